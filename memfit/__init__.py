@@ -1,0 +1,1 @@
+"""memfit fits a PyTorch training run into the memory there is."""

@@ -1,0 +1,58 @@
+"""The command line: ``memfit VERB``. One thin file for each verb, imported only when its verb is asked for."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import click
+
+from memfit.errors import Exit, InputError
+
+VERBS = {
+    "devices": "The catalogue of cards, and what is in this machine.",
+    "jobs": "Built-in jobs and their parameter counts, net by net.",
+    "predict": "Does it fit? The memory of training, validation and saving.",
+    "plan": "The best way to fit a global batch, and why.",
+    "run": "Train a plan inside its memory budget.",
+    "audit": "Count what a sampler, loader or loop really gives to each rank.",
+}
+
+
+class Verbs(click.Group):
+    """A group whose commands live in ``memfit.cli.VERB`` and are imported on first use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        module = importlib.import_module(f"memfit.cli.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="memfit")
+def root() -> None:
+    """memfit fits a PyTorch training run into the memory there is: it answers before the run, without the card."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs one verb and exits with one of ``memfit.errors.Exit``; a user's mistake is one line on standard error."""
+    try:
+        code = root.main(args=None if argv is None else list(argv), standalone_mode=False)
+    except click.ClickException as error:
+        click.echo(f"memfit: {' '.join(error.format_message().split())}", err=True)
+        sys.exit(Exit.BAD_INPUT)
+    except InputError as error:
+        click.echo(f"memfit: {error}", err=True)
+        sys.exit(Exit.BAD_INPUT)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("memfit: stopped", err=True)
+        sys.exit(Exit.STOPPED)
+    sys.exit(int(code) if isinstance(code, int) else Exit.DONE)

@@ -1,0 +1,57 @@
+"""Trace: one training step as a list of memory events and operators. Plain data that can be saved and read back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
+CATEGORIES = (
+    "parameters", "gradients", "optimizer", "activations", "temporaries", "inputs", "buffers", "communication", "ema", "frozen", "workspace",
+)  # fmt: skip
+"""What a storage holds. activations: made in a forward and alive at its end; temporaries: the rest of a step's."""
+
+ALLOCATE, FREE, EMPTY_CACHE = 1, -1, 0
+"""Kinds of event. EMPTY_CACHE: the allocator gives its free segments back (``torch.cuda.empty_cache``)."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trace:
+    """Memory events in the order they happened, with what each storage holds and who asked for it.
+
+    Columns of events (length E), of storages (length S; a storage is allocated once and freed at most once), of
+    operators (length O), and tables of names.
+    """
+
+    kind: np.ndarray
+    """int8 (E,): ALLOCATE, FREE or EMPTY_CACHE."""
+    storage: np.ndarray
+    """int32 (E,): the storage allocated or freed; -1 for EMPTY_CACHE."""
+    operator: np.ndarray
+    """int32 (E,): the operator during which it happened."""
+    nbytes: np.ndarray
+    """int64 (S,): bytes asked for."""
+    category: np.ndarray
+    """uint8 (S,): index into CATEGORIES."""
+    stream: np.ndarray
+    """uint8 (S,): the stream whose pool it comes from; 0 is the default one."""
+    made_by: np.ndarray
+    """int32 (S,): the operator that allocated the storage."""
+    operator_name: np.ndarray
+    """int32 (O,): index into names."""
+    operator_module: np.ndarray
+    """int32 (O,): index into modules."""
+    operator_part: np.ndarray
+    """int32 (O,): index into parts."""
+    operator_flops: np.ndarray
+    """int64 (O,): floating point operations; a multiply-add counts two."""
+    operator_bytes: np.ndarray
+    """int64 (O,): bytes of the tensors read and written."""
+    names: tuple[str, ...]
+    modules: tuple[str, ...]
+    parts: tuple[str, ...]
+    """Parts of a window as ``forward``, ``backward``, ``clip``, ``optimizer``, ``zero_grad`` …"""
+    phases: tuple[tuple[str, int, int], ...]
+    """(name, first event, past the last event), in order: ``setup``, ``train`` (each window), ``validate``, ``save``."""

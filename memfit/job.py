@@ -1,0 +1,174 @@
+"""Job: what is trained. A person subclasses ``Job`` and writes nets, optimizers, a batch and a loss."""
+
+from __future__ import annotations
+
+import contextlib
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from memfit.errors import InputError
+from memfit.settings import Settings
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+Nets = dict[str, "nn.Module"]
+Precision = Literal["fp32", "bf16", "fp16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What one micro-batch holds: ``items`` samples, each ``length`` long (None: samples have no length)."""
+
+    items: int
+    length: int | None = None
+
+    @property
+    def units(self) -> int:
+        """Padded units of the micro-batch: items x length, or items where samples have no length."""
+        return self.items * (self.length or 1)
+
+    def __str__(self) -> str:
+        return f"{self.items}x{self.length}" if self.length else str(self.items)
+
+
+class Loss(typing.NamedTuple):
+    """A loss before normalisation: the sum over the valid units of a micro-batch, and how many there are.
+
+    memfit divides the sums of all micro-batches (and ranks) of a window by the units of the whole window.
+    """
+
+    sum: Tensor
+    """Scalar: the sum of the loss over the valid units."""
+    units: int | Tensor
+    """Valid units (samples, frames or tokens) in the sum."""
+
+
+Losses = Loss | tuple["Tensor", "int | Tensor"] | Mapping[str, "Loss | tuple[Tensor, int | Tensor]"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """One part of a window: losses, then one step of the optimizers that it names.
+
+    A window runs its turns in order; each turn sees every micro-batch, then steps. ``loss(nets, batch, shared)``:
+    ``shared`` is a dict for what the turns of one micro-batch have in common (a generator's output, say). It is kept
+    from turn to turn while a window has a single micro-batch; otherwise it comes empty, with the random state of the
+    micro-batch's first turn, so that what is computed again comes out the same.
+    """
+
+    name: str
+    loss: Callable[[Nets, Any, dict[str, Any]], Losses]
+    optimizers: tuple[str, ...]
+
+
+class Job(Settings):
+    """What is trained. Annotated class attributes are settings, which ``--set name=value`` changes.
+
+    Needed: ``nets``, ``optimizers``, ``batch`` and ``loss`` (or ``turns``). The rest has defaults.
+    """
+
+    unit: ClassVar[str] = "samples"
+    """What --micro-batch and --global-batch count."""
+    longest: int | None = None
+    """Length of the longest item, in units; None where an item is one unit."""
+    precision: Precision = "fp32"
+    """The job's own default. bf16 and fp16 mean autocast around the loss (fp16 with a GradScaler)."""
+    autocasts_itself: ClassVar[bool] = False
+    """True where the job's loss opens ``self.autocast(...)`` around parts of itself."""
+    checkpoint: str = "none"
+    """The job's own default: none, or all (every module that ``checkpointable`` names)."""
+    clip: float | None = None
+    """Largest norm of the gradients of one turn's optimizers; None: not clipped."""
+    ema: float | None = None
+    """Decay of an exponential moving average of the trained nets, kept on rank 0; None: no average."""
+    windows: int = 20
+    """Optimizer steps of ``memfit run`` without --windows."""
+
+    def nets(self) -> Nets:
+        """The nets by name. Frozen nets have no parameter that requires a gradient. Built on the current device."""
+        raise InputError(type(self).__name__, "the job has no nets()", "write nets(self) -> {'name': module}")
+
+    def optimizers(self, nets: Nets) -> dict[str, Optimizer]:
+        """The optimizers by name, over parameters of the trained nets."""
+        raise InputError(type(self).__name__, "the job has no optimizers()", "write optimizers(self, nets) -> {'name': torch.optim...}")
+
+    def batch(self, shape: Shape) -> Any:
+        """A made-up micro-batch of this shape: tensors on the current device, in any nesting of dict, list, tuple."""
+        raise InputError(type(self).__name__, "the job has no batch()", "write batch(self, shape) -> tensors of shape.items samples")
+
+    def loss(self, nets: Nets, batch: Any) -> Losses:
+        """The loss of a micro-batch as (sum, valid units), or several of them by name."""
+        raise InputError(type(self).__name__, "the job has no loss", "write loss(self, nets, batch) -> (sum, units), or turns()")
+
+    def turns(self, optimizers: Sequence[str]) -> list[Turn]:
+        """The turns of a window; by default one, with ``loss`` and every optimizer."""
+        return [Turn(name="loss", loss=lambda nets, batch, shared: self.loss(nets, batch), optimizers=tuple(optimizers))]
+
+    def units(self, batch: Any) -> Mapping[str, int] | int | None:
+        """Valid units of a micro-batch, known before its forward; by name where ``loss`` gives several.
+
+        None (the default): memfit takes them from the loss. Needed only where a window has several micro-batches and
+        several losses that count different units.
+        """
+        return None
+
+    def dataset(self) -> Sequence[Any]:
+        """The samples, by index; what ``memfit run`` trains on."""
+        raise InputError(type(self).__name__, "the job has no dataset()", "write dataset(self) -> a sequence of samples, to run it")
+
+    def collate(self, samples: Sequence[Any]) -> Any:
+        """A micro-batch of these samples, as ``batch`` makes it; by default torch's own collation."""
+        from torch.utils.data import default_collate
+
+        return default_collate(list(samples))
+
+    def lengths(self) -> Sequence[int] | None:
+        """Length of every sample of the data set, in units; None where a sample is one unit."""
+        return None
+
+    def validation_batch(self, shape: Shape) -> Any:
+        """What ``validate`` is given; by default a batch of the training micro-batch's shape."""
+        return self.batch(shape)
+
+    validates: ClassVar[bool] = False
+    """True where ``validate`` is written."""
+
+    def validate(self, nets: Nets, batch: Any) -> Mapping[str, Any]:
+        """Metrics of one validation batch, run without gradients in evaluation mode."""
+        raise InputError(type(self).__name__, "the job has no validate()", "write validate(self, nets, batch) -> {'name': number}")
+
+    def saved(self, nets: Nets, optimizers: Mapping[str, Optimizer]) -> Mapping[str, Any]:
+        """What a checkpoint holds beside memfit's own state; by default the trained nets and the optimizers."""
+        trained = {name: net for name, net in nets.items() if any(p.requires_grad for p in net.parameters())}
+        return {
+            "nets": {name: net.state_dict() for name, net in trained.items()},
+            "optimizers": {name: optimizer.state_dict() for name, optimizer in optimizers.items()},
+        }
+
+    def checkpointable(self, nets: Nets) -> list[str]:
+        """Paths (``net.block.0``) of the modules that may be recomputed; by default the repeated blocks of every net."""
+        from memfit.apply.blocks import repeated_blocks
+
+        return repeated_blocks(nets)
+
+    def autocast(self, device: torch.device | str) -> contextlib.AbstractContextManager[Any]:
+        """The autocast context of the job's precision on this device; does nothing in fp32."""
+        import torch
+
+        kind = torch.device(device).type
+        if self.precision == "fp32":
+            return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else contextlib.nullcontext()
+        return torch.autocast(kind, dtype=torch.bfloat16 if self.precision == "bf16" else torch.float16)
+
+
+def trained_parameters(nets: Nets) -> Iterator[tuple[str, nn.Parameter]]:
+    """(``net.path``, parameter) of every parameter that requires a gradient."""
+    for name, net in nets.items():
+        for path, parameter in net.named_parameters():
+            if parameter.requires_grad:
+                yield f"{name}.{path}", parameter
