@@ -200,6 +200,12 @@ def _half_to_float(composite: Any) -> Kernel:
     return kernel
 
 
+HALF_TO_FLOAT: dict[Any, Kernel] = {
+    torch.ops.aten.softmax.int: _half_to_float(torch.ops.aten._softmax.default),
+    torch.ops.aten.log_softmax.int: _half_to_float(torch.ops.aten._log_softmax.default),
+}
+
+
 @contextlib.contextmanager
 def cuda_autocast() -> Iterator[None]:
     """``torch.autocast("vgpu")`` behaves as ``torch.autocast("cuda")`` does."""
@@ -209,7 +215,6 @@ def cuda_autocast() -> Iterator[None]:
         _cast_weights.clear()
         clear_others()
 
-    aten = torch.ops.aten
     with contextlib.ExitStack() as stack:
         rest = stack.enter_context(torch.library._scoped_library("_", "IMPL", _KEY))
         rest.fallback(torch.library.fallthrough_kernel, _KEY)
@@ -217,8 +222,8 @@ def cuda_autocast() -> Iterator[None]:
         for name, kernel in kernels().items():
             autocast.impl(name, kernel)
         softmax = stack.enter_context(torch.library._scoped_library("aten", "IMPL", "AutogradPrivateUse1"))
-        softmax.impl("softmax.int", _half_to_float(aten._softmax.default))
-        softmax.impl("log_softmax.int", _half_to_float(aten._log_softmax.default))
+        for op, kernel in HALF_TO_FLOAT.items():
+            softmax.impl(op, kernel)
         stack.enter_context(replaced(torch, clear_autocast_cache=clear_autocast_cache))
         stack.callback(_cast_weights.clear)
         yield

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,9 +20,14 @@ import torch._meta_registrations
 import torch.utils._foreach_utils
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim.optimizer import _foreach_supported_types
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from memfit.device import backend
+from memfit.device.answers import NOT_HANDLED, Assumptions, answer, asks_data
+from memfit.device.attention import attend, cuda_attention
+from memfit.device.autocast import HALF_TO_FLOAT, cuda_autocast
 from memfit.device.patching import appended, replaced
+from memfit.device.redirect import says_cuda
 from memfit.device.rules import CardRules
 from memfit.errors import InputError
 
@@ -50,8 +56,41 @@ class Virtual:
 
     device: torch.device
     mode: VirtualMode
-    rules: CardRules | None
+    rules: CardRules | None = None
     """None for the virtual CPU."""
+    assumptions: Assumptions = field(default_factory=Assumptions)
+    """What was assumed of data so far."""
+    on_empty_cache: list[Callable[[], None]] = field(default_factory=list)
+    """Called, in order, where code calls torch.cuda.empty_cache."""
+
+    def intercept(self, mode: TorchDispatchMode, func: Any, args: Any, kwargs: Any) -> Any:
+        """What a tracing dispatch mode must not simply call: the result, or NOT_HANDLED. Call it for every operator.
+
+        These are questions to data, and operators that inference mode hands over whole. Operators that they are
+        made of are dispatched through ``mode`` again.
+        """
+        if torch.is_inference_mode_enabled():
+            whole = self._inference_kernel(func)
+            if whole is not None:
+                with mode:
+                    result = whole(*args, **kwargs)
+                if result is not NotImplemented:
+                    return result
+        if asks_data(func):
+            with mode:
+                return answer(func, args, kwargs, self.assumptions)
+        return NOT_HANDLED
+
+    def _inference_kernel(self, func: Any) -> Callable[..., Any] | None:
+        if self.rules is not None:
+            if func is torch.ops.aten.scaled_dot_product_attention.default:
+                return partial(attend, self.rules)
+            if func in HALF_TO_FLOAT:
+                return HALF_TO_FLOAT[func]
+        composite = torch._C.DispatchKey.CompositeImplicitAutograd
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite):
+            return func.decompose  # type: ignore[no-any-return]
+        return None
 
 
 def check_torch_version() -> None:
@@ -91,7 +130,7 @@ def virtual_cpu() -> Iterator[Virtual]:
     """Fake tensors on the plain CPU, with CPU's own rules: the same step as a real one here, without its bytes."""
     check_torch_version()
     with _fakes_pass_for_tensors(), VirtualMode() as mode:
-        yield Virtual(device=torch.device("cpu"), mode=mode, rules=None)
+        yield Virtual(device=torch.device("cpu"), mode=mode)
 
 
 @contextlib.contextmanager
@@ -101,11 +140,18 @@ def virtual_gpu(card: CardRules) -> Iterator[Virtual]:
     Raises:
         InputError: a version of torch that was never tried.
     """
-    from memfit.device.attention import cuda_attention
-    from memfit.device.autocast import cuda_autocast
-    from memfit.device.redirect import says_cuda
-
     check_torch_version()
     backend.register()
-    with _fakes_pass_for_tensors(), cuda_autocast(), cuda_attention(card), VirtualMode() as mode, says_cuda(card):
-        yield Virtual(device=torch.device(backend.NAME), mode=mode, rules=card)
+    hooks: list[Callable[[], None]] = []
+
+    def emptied() -> None:
+        for hook in hooks:
+            hook()
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_fakes_pass_for_tensors())
+        stack.enter_context(cuda_autocast())
+        stack.enter_context(cuda_attention(card))
+        mode = stack.enter_context(VirtualMode())
+        stack.enter_context(says_cuda(card, emptied))
+        yield Virtual(device=torch.device(backend.NAME), mode=mode, rules=card, on_empty_cache=hooks)
