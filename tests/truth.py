@@ -5,11 +5,11 @@ import gc
 import torch
 
 from memfit.apply.rig import build
-from memfit.apply.window import MicroBatch, run_window
+from memfit.apply.window import run_window
 from memfit.device.measure import AllocatorEvents, MeasuredPeak
 from memfit.job import Job, Shape
-from memfit.trace.step import fetch_synthetic, trace_job, validate_once
-from memfit.trace.step import Trace
+from memfit.events import Trace
+from memfit.trace.step import fetch_synthetic, synthetic_micro_batch, trace_job, validate_once
 
 
 def traced_peaks(trace: Trace) -> dict[str, int]:
@@ -39,7 +39,7 @@ def measured_peaks(job: Job, shape: Shape, micro_batches: int, operators: set[st
         with AllocatorEvents() as events:
             with events.phase("setup"):
                 rig = build(job, device)
-            micro = MicroBatch(fetch=lambda: fetch_synthetic(job, shape, device), padded_units=shape.units)
+            micro = synthetic_micro_batch(job, shape, device)
             for _ in range(windows):
                 with events.phase("train"):
                     run_window(rig, [micro] * micro_batches)

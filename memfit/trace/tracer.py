@@ -17,11 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils.flop_counter import flop_registry
 
+from memfit.device.answers import NOT_HANDLED, Assumptions, answer, asks_data
 from memfit.events import ALLOCATE, EMPTY_CACHE, FREE
+from memfit.trace import cpu_rules, known
 
+_ITEM = torch.ops.aten._local_scalar_dense.default
 _PLAIN = {Tensor, nn.Parameter, FakeTensor}
 
 
@@ -40,6 +44,8 @@ class Tracer(TorchDispatchMode):
         self.op_rows: list[tuple[str, int, str, int, int]] = []
         self.phases: list[tuple[str, int, int]] = []
         self.part = "setup"
+        self.assumptions = Assumptions()
+        """What was assumed where the job asked for data."""
         self._ids: dict[int, int] = {}
         self._refs: dict[weakref.ref[Any], int] = {}
         self._module_paths: dict[int, str] = {}
@@ -83,24 +89,24 @@ class Tracer(TorchDispatchMode):
 
     # ---- entering and leaving
 
-    def __enter__(self) -> Tracer:
+    @contextmanager
+    def recording(self) -> Iterator[Tracer]:
+        """Inside, everything is recorded. Frees come when the last reference goes: the garbage collector rests."""
         gc.collect()
-        self._gc_was_on = gc.isenabled()
+        collects = gc.isenabled()
         gc.disable()
-        module = torch.nn.modules.module
-        self._hooks = [
-            module.register_module_forward_pre_hook(self._enter_module),
-            module.register_module_forward_hook(self._leave_module, always_call=True),
+        hooks = [
+            register_module_forward_pre_hook(self._enter_module),
+            register_module_forward_hook(self._leave_module, always_call=True),
         ]
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        for hook in self._hooks:
-            hook.remove()
-        if self._gc_was_on:
-            gc.enable()
+        try:
+            with self:
+                yield self
+        finally:
+            for hook in hooks:
+                hook.remove()
+            if collects:
+                gc.enable()
 
     def _enter_module(self, module: nn.Module, args: Any) -> None:
         path = self._module_paths.get(id(module))
@@ -133,7 +139,17 @@ class Tracer(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.prim.device.default:
             return func(*args, **kwargs)
+        if asks_data(func):
+            if func is _ITEM and (number := known.item(args[0])) is not None:
+                return number
+            with self:
+                found = answer(func, args, kwargs, self.assumptions)
+            if found is not NOT_HANDLED:
+                return found
         out = func(*args, **kwargs)
+        if self.device_type == "cpu":
+            out = cpu_rules.correct(func, args, out)
+        known.follow(func, args, kwargs, out)
         self._see_call(func, args, kwargs, out)
         return out
 
