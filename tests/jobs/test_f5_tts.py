@@ -6,6 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memfit.job import Shape
 from memfit.jobs.f5_tts import E2Base, E2Small, F5Base, F5Small, F5Tiny
+from tests.jobs.kept import kept
 
 COUNTS = [
     (F5Base, {}, 337_096_804, 363),
@@ -108,3 +109,21 @@ def test_the_schedule_warms_up_and_ends_at_nothing():
     assert max(rates) == pytest.approx(1e-3)
     assert rates.index(max(rates)) == 4
     assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-11)
+
+
+@pytest.mark.parametrize(
+    ("kind", "autocast", "checkpointed", "mib_a_frame"),
+    [
+        (F5Base, False, False, 1.848),
+        (F5Base, False, True, 0.202),
+        (F5Base, True, False, 1.130),
+        (F5Base, True, True, 0.108),
+        (F5Small, False, False, 1.174),
+        (F5Small, True, False, 0.686),
+    ],
+)
+@pytest.mark.parametrize("shape", [Shape(items=2, length=1600), Shape(items=32, length=100)])
+def test_kept_bytes_a_frame(kind, autocast, checkpointed, mib_a_frame, shape):
+    """Of the CPU's kernels: dropout keeps its factors in the activations' type, where CUDA keeps one byte each."""
+    nbytes = kept(kind(), shape, checkpointed, autocast)
+    assert nbytes / shape.units == pytest.approx(mib_a_frame * 2**20, rel=0.02)
