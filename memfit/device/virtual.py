@@ -26,6 +26,7 @@ from memfit.device import backend
 from memfit.device.answers import NOT_HANDLED, Assumptions, answer, asks_data
 from memfit.device.attention import attend, cuda_attention
 from memfit.device.autocast import HALF_TO_FLOAT, cuda_autocast
+from memfit.device.kernels import FUSED_ON_CUDA, cuda_kernels
 from memfit.device.patching import appended, replaced
 from memfit.device.redirect import says_cuda
 from memfit.device.rules import CardRules
@@ -88,6 +89,8 @@ class Virtual:
             if func in HALF_TO_FLOAT:
                 return HALF_TO_FLOAT[func]
         composite = torch._C.DispatchKey.CompositeImplicitAutograd
+        if self.rules is not None and func.name().removeprefix("aten::") in FUSED_ON_CUDA:
+            return None
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite):
             return func.decompose  # type: ignore[no-any-return]
         return None
@@ -151,6 +154,7 @@ def virtual_gpu(card: CardRules) -> Iterator[Virtual]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(_fakes_pass_for_tensors())
         stack.enter_context(cuda_autocast())
+        stack.enter_context(cuda_kernels())
         stack.enter_context(cuda_attention(card))
         mode = stack.enter_context(VirtualMode())
         stack.enter_context(says_cuda(card, emptied))
