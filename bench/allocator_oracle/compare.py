@@ -29,7 +29,8 @@ HERE = Path(__file__).parent
 MIB = 1 << 20
 SETTINGS = (
     "", "", "expandable_segments:True", "expandable_segments:True",
-    "max_split_size_mb:20", "max_split_size_mb:21", "max_split_size_mb:64", "max_split_size_mb:30,max_non_split_rounding_mb:50",
+    "max_split_size_mb:20", "max_split_size_mb:21", "max_split_size_mb:64",
+    "max_split_size_mb:30,max_non_split_rounding_mb:50",
     "garbage_collection_threshold:0.3", "garbage_collection_threshold:0.6", "garbage_collection_threshold:0.9",
     "roundup_power2_divisions:1", "roundup_power2_divisions:4", "roundup_power2_divisions:16",
     "roundup_power2_divisions:[1:2,4:4,16:8,>:1]", "large_segment_size_mb:11", "large_segment_size_mb:64",
@@ -135,9 +136,9 @@ def build(site: Path, into: Path) -> Path:
     subprocess.run(["g++", "-O1", "-fPIC", "-shared", "-std=c++17", f"-I{cuda}", HERE / "device.cpp", "-o", device,
                     "-Wl,-soname,libcudart.so.13", f"-Wl,--version-script={names}"], check=True)  # fmt: skip
     (into / "libnvidia-ml.so.1").symlink_to(device)
-    subprocess.run(["g++", "-O1", "-std=c++20", f"-I{include}", f"-I{cuda}", HERE / "driver.cpp", "-o", driver, f"-L{lib}",
-                    "-lc10", "-lc10_cuda", f"-L{into}", "-l:libcudart.so.13", "-Wl,--disable-new-dtags", f"-Wl,-rpath,{lib}",
-                    f"-Wl,-rpath,{into}", "-Wl,--allow-shlib-undefined"], check=True)  # fmt: skip
+    subprocess.run(["g++", "-O1", "-std=c++20", f"-I{include}", f"-I{cuda}", HERE / "driver.cpp", "-o", driver,
+                    f"-L{lib}", "-lc10", "-lc10_cuda", f"-L{into}", "-l:libcudart.so.13", "-Wl,--disable-new-dtags",
+                    f"-Wl,-rpath,{lib}", f"-Wl,-rpath,{into}", "-Wl,--allow-shlib-undefined"], check=True)  # fmt: skip
     os.environ["LD_LIBRARY_PATH"] = f"{into}:{lib}"
     return driver
 

@@ -14,7 +14,8 @@ from memfit.replay.caching import CachingAllocator
 from memfit.replay.config import AllocatorConfig
 from memfit.replay.errors import OutOfMemory
 
-RECORDED = [json.loads(line) for line in (Path(__file__).parent / "torch_2.13.0_allocator.jsonl").open()]
+FILE = Path(__file__).parent / "torch_2.13.0_allocator.jsonl"
+RECORDED = [json.loads(line) for line in FILE.read_text().splitlines()]
 
 
 @pytest.mark.parametrize("case", RECORDED, ids=lambda case: f"{case['settings'] or 'default'}-{case['sha256'][:6]}")
