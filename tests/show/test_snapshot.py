@@ -2,6 +2,7 @@
 
 import base64
 import pickle
+import pickletools
 import re
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,18 @@ def test_the_first_request_without_room_is_the_last_event(trace: Trace) -> None:
     last = entries[-1]
     assert (last["action"], last["size"], last["device_free"]) == ("oom", 30 * MIB, 18 * MIB)
     assert "OutOfMemoryError # 30.0MiB requested, 18.0MiB free" in _memory_viz.trace(snapshot(trace, 40 * MIB))
+
+
+def test_the_web_viewer_knows_every_opcode(trace: Trace, tmp_path: Path) -> None:
+    """pytorch.org/memory_viz unpickles with a reader of its own (torch/utils/viz/MemoryViz.js): protocols 2 to 4."""
+    write_snapshot(tmp_path / "predicted.pickle", trace)
+    used = [op.name for op, _, _ in pickletools.genops((tmp_path / "predicted.pickle").read_bytes())]
+    assert set(used) <= {
+        "PROTO", "FRAME", "STOP", "MARK", "MEMOIZE", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET", "NONE",
+        "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "SHORT_BINUNICODE", "BINUNICODE",
+        "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "LIST", "APPEND", "APPENDS", "EMPTY_DICT",
+        "DICT", "SETITEM", "SETITEMS",
+    }  # fmt: skip
 
 
 def test_the_settings_are_in_it(trace: Trace) -> None:
