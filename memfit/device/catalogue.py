@@ -13,8 +13,9 @@ from memfit.errors import InputError
 
 CUBLAS_WORKSPACE = 8_519_680
 CUBLAS_WORKSPACE_LARGE = 32 << 20
-"""Bytes of one cuBLAS workspace (aten/src/ATen/cuda/CublasHandlePool.cpp): LARGE for compute capability 9, 10 and 12.
-It comes out of the caching allocator, one for each thread and stream that multiplies."""
+"""Bytes of one cuBLAS workspace, as parseChosenWorkspaceSize in libtorch_cuda.so of torch 2.13.0 computes it: LARGE for
+compute capability 9, 10 and 12. It comes out of the caching allocator, one for each thread and stream that multiplies.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
