@@ -18,7 +18,7 @@ import torch
 import torch._dynamo  # before any torch.cuda function is replaced: it keeps a table of them
 import torch._meta_registrations
 import torch.utils._foreach_utils
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import _foreach_supported_types
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -27,6 +27,7 @@ from memfit.device.answers import NOT_HANDLED, Assumptions, answer, asks_data
 from memfit.device.attention import attend, cuda_attention
 from memfit.device.autocast import HALF_TO_FLOAT, cuda_autocast
 from memfit.device.kernels import FUSED_ON_CUDA, cuda_kernels
+from memfit.device.mode import VirtualMode
 from memfit.device.patching import appended, replaced
 from memfit.device.redirect import says_cuda
 from memfit.device.rules import CardRules
@@ -34,21 +35,6 @@ from memfit.errors import InputError
 
 TRIED_WITH = ("2.13",)
 """The torch versions whose internals this was tried with."""
-
-
-class VirtualMode(FakeTensorMode):
-    """FakeTensorMode for tensors that live as long as a training run."""
-
-    avoid_device_init = True  # type: ignore[assignment]
-    """There is no device behind PrivateUse1: ``torch.tensor(..., device=...)`` must not fill one."""
-
-    def __init__(self) -> None:
-        super().__init__(allow_non_fake_inputs=True)
-        # A memo of fake tensors is a weak reference to each, and torch swaps no tensor (Module.to) that has one.
-        self.fake_tensor_converter.set_tensor_memo = lambda tensor, fake: None  # type: ignore[method-assign]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> VirtualMode:
-        return self
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -18,12 +18,16 @@ class MinimalTracer(TorchDispatchMode):
         self.ops, self.events, self.sizes = [], [], weakref.WeakKeyDictionary()
         self.live = self.peak = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls):
+        return False
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(t not in _PLAIN and is_traceable_wrapper_subclass_type(t) for t in types):
             return NotImplemented
         kwargs = kwargs or {}
         if func is torch.ops.prim.device.default:
-            return func(*args, **kwargs)
+            return args[0].device
         out = self.virtual.intercept(self, func, args, kwargs)
         if out is NOT_HANDLED:
             out = func(*args, **kwargs)
