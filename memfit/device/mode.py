@@ -7,6 +7,7 @@ keeps to what a training step does often (plain strided tensors, no symbols) and
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -58,6 +59,17 @@ def _describe(args: Any, parts: list[Any], tensors: list[Tensor]) -> None:
             raise _NotPlain
 
 
+@cache
+def _is_foreach_in_place(func: Any) -> bool:
+    """These change no shape and return nothing, and their lists of scalars differ in every step of an optimizer."""
+    name = str(func)
+    return name.startswith("aten._foreach_") and name.split(".")[1].endswith("_") and not func._schema.returns
+
+
+def _all_unknown(tensors: list[Tensor]) -> bool:
+    return all(type(tensor) is FakeTensor and tensor.constant is None for tensor in tensors)
+
+
 class VirtualMode(FakeTensorMode):
     """FakeTensorMode for tensors that live as long as a training run."""
 
@@ -82,6 +94,8 @@ class VirtualMode(FakeTensorMode):
             return _META if self.in_kernel_invocation else args[0]._fake_device
         if func is _ITEM and type(args[0]) is FakeTensor and args[0].constant is not None:
             return args[0].constant.item()
+        if _is_foreach_in_place(func) and _all_unknown(args[0]):
+            return None
         kwargs = kwargs or {}
         parts: list[Any] = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
         tensors: list[Tensor] = []
