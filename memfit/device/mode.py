@@ -32,7 +32,7 @@ Make = Callable[["VirtualMode", list[Tensor]], Any]
 _makers: dict[tuple[Any, ...], Make] = {}
 
 
-class _NotPlain(Exception):
+class _NotPlainError(Exception):
     """An argument that the memory does not deal with."""
 
 
@@ -42,7 +42,7 @@ def _describe(args: Any, parts: list[Any], tensors: list[Tensor]) -> None:
         kind = type(arg)
         if kind is FakeTensor:
             if arg.constant is not None or arg.layout is not torch.strided:
-                raise _NotPlain
+                raise _NotPlainError
             parts.append(arg.dtype)
             parts.append(arg.shape)
             parts.append(arg.stride())
@@ -56,7 +56,7 @@ def _describe(args: Any, parts: list[Any], tensors: list[Tensor]) -> None:
             parts.append(len(arg))
             _describe(arg, parts, tensors)
         else:
-            raise _NotPlain
+            raise _NotPlainError
 
 
 @cache
@@ -73,13 +73,13 @@ def _all_unknown(tensors: list[Tensor]) -> bool:
 class VirtualMode(FakeTensorMode):
     """FakeTensorMode for tensors that live as long as a training run."""
 
-    avoid_device_init = True  # type: ignore[assignment]
+    avoid_device_init = True
     """There is no device behind PrivateUse1: ``torch.tensor(..., device=...)`` must not fill one."""
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
         # A memo of fake tensors is a weak reference to each, and torch swaps no tensor (Module.to) that has one.
-        self.fake_tensor_converter.set_tensor_memo = lambda tensor, fake: None  # type: ignore[method-assign]
+        self.fake_tensor_converter.set_tensor_memo = lambda t, v: None  # type: ignore[method-assign]
         self._attributes: dict[torch.device, dict[str, Any]] = {}
 
     @classmethod
@@ -104,7 +104,7 @@ class VirtualMode(FakeTensorMode):
             for name, value in kwargs.items():
                 parts.append(name)
                 _describe((value,), parts, tensors)
-        except _NotPlain:
+        except _NotPlainError:
             return super().__torch_dispatch__(func, types, args, kwargs)
         key = tuple(parts)
         make = _makers.get(key)
@@ -124,7 +124,7 @@ class VirtualMode(FakeTensorMode):
         tensor: FakeTensor = Tensor._make_subclass(
             FakeTensor, elem, False, dispatch_device=True, device_for_backend_keys=device
         )
-        torch._C._set_throw_on_mutable_data_ptr(tensor)
+        torch._C._set_warn_deprecated_on_mutable_data_ptr(tensor)
         tensor.__dict__.update(attributes)
         return tensor
 
@@ -161,14 +161,10 @@ class VirtualMode(FakeTensorMode):
         fresh = torch.empty_strided(shape, stride, dtype=dtype, device=_META)
         if offset or fresh.untyped_storage().nbytes() != storage.nbytes():
             return None
-        return lambda mode, given: mode.new(
-            torch.empty_strided(shape, stride, dtype=dtype, device=_META), device
-        )
+        return lambda mode, given: mode.new(torch.empty_strided(shape, stride, dtype=dtype, device=_META), device)
 
 
-def _view_maker(
-    place: int, shape: Any, stride: Any, offset: int, dtype: torch.dtype, device: torch.device
-) -> Make:
+def _view_maker(place: int, shape: Any, stride: Any, offset: Any, dtype: torch.dtype, device: torch.device) -> Make:
     def make(mode: VirtualMode, given: list[Tensor]) -> FakeTensor:
         elem = torch.empty_strided((0,), (1,), dtype=dtype, device=_META)
         elem.set_(given[place].untyped_storage(), offset, shape, stride)
