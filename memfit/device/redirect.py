@@ -93,23 +93,23 @@ def _autocast_init() -> Callable[..., None]:
     init, default_dtype = autocast.__init__, torch.get_autocast_dtype
 
     @wraps(init)
-    def __init__(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+    def initialize(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
         kind = redirected(device_type)
         if dtype is None and kind != device_type:
             dtype = default_dtype("cuda")
         init(self, kind, dtype, *args, **kwargs)
 
-    return __init__
+    return initialize
 
 
 def _scaler_init() -> Callable[..., None]:
     init = GradScaler.__init__
 
     @wraps(init)
-    def __init__(self: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
+    def initialize(self: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
         init(self, redirected(device), *args, **kwargs)
 
-    return __init__
+    return initialize
 
 
 def _step_without_looking(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
@@ -128,15 +128,18 @@ class _Generator(torch.Generator, metaclass=_AnyGenerator):
 
 
 @contextlib.contextmanager
-def _default_device_kept() -> Iterator[None]:
+def default_device_kept() -> Iterator[None]:
     """``torch.set_default_device`` inside does not last."""
-    set_default, before = torch.set_default_device, torch._GLOBAL_DEVICE_CONTEXT.__dict__.get("device_context")
+    set_default, before = torch.set_default_device, _default_device_context()
     try:
-        with replaced(torch, set_default_device=lambda device: set_default(redirected(device))):
-            yield
+        yield
     finally:
-        if torch._GLOBAL_DEVICE_CONTEXT.__dict__.get("device_context") is not before:
+        if _default_device_context() is not before:
             set_default(None if before is None else before.device)
+
+
+def _default_device_context() -> Any:
+    return getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
 
 
 @contextlib.contextmanager
@@ -151,9 +154,7 @@ def says_cuda(card: CardRules, emptied: Callable[[], None]) -> Iterator[None]:
         "is_autocast_enabled": _first_redirected(torch.is_autocast_enabled, ("cuda",)),
         "set_autocast_enabled": _set_autocast_enabled(torch.set_autocast_enabled),
     }
-    by_device = {
-        name: _first_redirected(getattr(torch, name)) for name in ("get_autocast_dtype", "set_autocast_dtype")
-    }
+    by_device = {name: _first_redirected(getattr(torch, name)) for name in ("get_autocast_dtype", "set_autocast_dtype")}
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(autocast, __init__=_autocast_init()))
         stack.enter_context(replaced(GradScaler, __init__=_scaler_init(), _maybe_opt_step=_step_without_looking))
@@ -162,7 +163,9 @@ def says_cuda(card: CardRules, emptied: Callable[[], None]) -> Iterator[None]:
         )
         for module, attributes in stubs(card, emptied):
             stack.enter_context(replaced(module, **attributes))
-        stack.enter_context(_default_device_kept())
+        set_default = torch.set_default_device
+        redirecting = {"set_default_device": lambda device: set_default(redirected(device))}
+        stack.enter_context(replaced(torch, **redirecting))
         stack.enter_context(SaysCuda())
         yield
 
