@@ -80,7 +80,7 @@ class F5TTS(Job):
     def optimizers(self, nets: Nets) -> dict[str, Optimizer]:
         parameters = list(nets[self.net_name].parameters())
         if self.optimizer == "8bit":
-            from memfit.jobs.nets.adam8bit import AdamW8bit
+            from memfit.jobs.optimizers.adam8bit import AdamW8bit
 
             return {"adamw": AdamW8bit(parameters, lr=self.learning_rate)}
         kind: dict[str, bool] = {self.optimizer: True}

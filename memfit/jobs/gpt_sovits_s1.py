@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 
 from memfit.job import Job, Loss, Nets, Precision, Shape
 from memfit.jobs.data.sovits_clips import SovitsClip, sovits_clips
-from memfit.jobs.nets.scaled_adam import ScaledAdam
 from memfit.jobs.nets.text2semantic import Text2Semantic
+from memfit.jobs.optimizers.scaled_adam import ScaledAdam
 
 SYMBOLS = {"v1": 512, "v2": 732}
 PHONEMES_PER_SECOND = 9
@@ -47,7 +47,7 @@ class S1(Job):
         "accumulation": "GPT_SoVITS/AR/models/t2s_lightning_module.py: `batch_idx % 4 == 0` in training_step",
         "precision": "GPT_SoVITS/configs/s1longer-v2.yaml: train.precision (16-mixed, bf16-mixed or 32)",
         "clip_seconds": "GPT_SoVITS/configs/s1longer-v2.yaml: data.max_sec",
-        "checkpointing": "GPT_SoVITS/AR/modules/transformer.py: torch.utils.checkpoint on each TransformerEncoder layer",
+        "checkpointing": "GPT_SoVITS/AR/modules/transformer.py: torch.utils.checkpoint for each layer",
         "engine": "GPT_SoVITS/s1_train.py: Trainer(devices=…, strategy=…), with use_distributed_sampler=False",
         "expandable_allocator": "environment: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     }

@@ -18,10 +18,10 @@ Judgement = tuple[Tensor, list[Tensor]]
 class ResidualBlock(nn.Module):
     """Three pairs of convolutions, the first of each dilated by 1, 3 and 5."""
 
-    def __init__(self, channels: int, kernel: int) -> None:
+    def __init__(self, channels: int, kernel: int, start: float) -> None:
         super().__init__()
-        self.dilated = nn.ModuleList(_conv(channels, kernel, dilation) for dilation in (1, 3, 5))
-        self.plain = nn.ModuleList(_conv(channels, kernel, 1) for _ in range(3))
+        self.dilated = nn.ModuleList(_conv(channels, kernel, dilation, start) for dilation in (1, 3, 5))
+        self.plain = nn.ModuleList(_conv(channels, kernel, 1, start) for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
         for dilated, plain in zip(self.dilated, self.plain, strict=True):
@@ -29,17 +29,20 @@ class ResidualBlock(nn.Module):
         return x
 
 
-def _conv(channels: int, kernel: int, dilation: int) -> nn.Conv1d:
+def _conv(channels: int, kernel: int, dilation: int, start: float) -> nn.Conv1d:
     layer = nn.Conv1d(channels, channels, kernel, dilation=dilation, padding=dilation * (kernel - 1) // 2)
-    nn.init.normal_(layer.weight, 0.0, 0.01)
+    nn.init.normal_(layer.weight, 0.0, start)
     return weight_norm(layer)
 
 
 class WaveGenerator(nn.Module):
-    """(b, c, t) frames to (b, 1, t x product of rates) samples in -1 to 1; each stage halves the channels."""
+    """(b, c, t) frames to (b, 1, t x product of rates) samples in -1 to 1; each stage halves the channels.
+
+    ``start``: standard deviation of the first weights.
+    """
 
     def __init__(
-        self, channels: int, initial: int, rates: Sequence[int], kernels: Sequence[int], condition: int
+        self, channels: int, initial: int, rates: Sequence[int], kernels: Sequence[int], condition: int, start: float
     ) -> None:
         super().__init__()
         self.pre = nn.Conv1d(channels, initial, 7, padding=3)
@@ -49,9 +52,9 @@ class WaveGenerator(nn.Module):
         for stage, (rate, kernel) in enumerate(zip(rates, kernels, strict=True)):
             wide, narrow = initial >> stage, initial >> (stage + 1)
             up = nn.ConvTranspose1d(wide, narrow, kernel, rate, padding=(kernel - rate) // 2)
-            nn.init.normal_(up.weight, 0.0, 0.01)
+            nn.init.normal_(up.weight, 0.0, start)
             self.ups.append(weight_norm(up))
-            self.resblocks.extend(ResidualBlock(narrow, kernel) for kernel in (3, 7, 11))
+            self.resblocks.extend(ResidualBlock(narrow, kernel, start) for kernel in (3, 7, 11))
         self.post = nn.Conv1d(initial >> len(rates), 1, 7, padding=3, bias=False)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:

@@ -44,6 +44,8 @@ class Widths:
     upsample: int = 512
     kernels: Sequence[int] = (16, 16, 8, 2, 2)
     rates: Sequence[int] = (10, 8, 2, 2, 2)
+    start: float = 0.01
+    """Standard deviation of the waveform generator's first weights."""
     posterior_depth: int = 16
     flow_depth: int = 4
     speaker: int = 0
@@ -147,7 +149,7 @@ class Sovits(nn.Module):
         self.encoder = TextSpeechEncoder(w)
         self.posterior = FrameEncoder(w.spectrum, w.hidden, 2 * w.hidden, w.posterior_depth, w.style)
         self.flow = nn.ModuleList(Coupling(w.hidden, w.hidden, 5, w.flow_depth, w.style) for _ in range(4))
-        self.generator = WaveGenerator(w.hidden, w.upsample, w.rates, w.kernels, w.style)
+        self.generator = WaveGenerator(w.hidden, w.upsample, w.rates, w.kernels, w.style, w.start)
         self.style = StyleEncoder(w.style_bins, w.style)
         if w.speaker:
             self.speaker = nn.Linear(w.speaker, w.style)
