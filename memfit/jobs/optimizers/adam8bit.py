@@ -39,23 +39,28 @@ class AdamW8bit(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._step_one(group, parameter, self.state[parameter])
+                    device = parameter.device
+                    if device not in tables:
+                        tables[device] = codes(True, device), codes(False, device)
+                    self._step_one(group, parameter, self.state[parameter], *tables[device])
         return loss
 
-    def _step_one(self, group: dict[str, Any], parameter: Tensor, state: dict[str, Any]) -> None:
+    def _step_one(
+        self, group: dict[str, Any], parameter: Tensor, state: dict[str, Any], signed: Tensor, unsigned: Tensor
+    ) -> None:
         (beta1, beta2), gradient = group["betas"], parameter.grad
         assert gradient is not None
         small = parameter.numel() < SMALL
         if not state:
             state["step"] = 0
-            for name in ("exp_avg", "exp_avg_sq"):
+            for name, table in (("exp_avg", signed), ("exp_avg_sq", unsigned)):
                 zero = torch.zeros_like(parameter)
-                state[name] = zero if small else encode(zero, codes(name == "exp_avg", zero.device))
+                state[name] = zero if small else encode(zero, table)
         state["step"] += 1
-        signed, unsigned = codes(True, parameter.device), codes(False, parameter.device)
         first = state["exp_avg"] if small else decode(state["exp_avg"], signed, parameter.shape)
         second = state["exp_avg_sq"] if small else decode(state["exp_avg_sq"], unsigned, parameter.shape)
         first.lerp_(gradient, 1 - beta1)
