@@ -64,6 +64,8 @@ class F5TTS(Job):
         "expandable_allocator": "environment: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     }
     """Lever -> what to change in F5-TTS for the same effect."""
+    find_unused_parameters: ClassVar[bool] = True
+    """Upstream wraps the net so in DDP; here every parameter gets a gradient."""
 
     def _net(self) -> nn.Module:
         raise NotImplementedError

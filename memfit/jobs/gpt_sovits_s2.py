@@ -54,6 +54,8 @@ class S2(Job):
         "expandable_allocator": "environment: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     }
     """Lever -> what to change in GPT-SoVITS for the same effect."""
+    find_unused_parameters: ClassVar[bool] = True
+    """Upstream wraps the net so in DDP; here the codebook's convolution never gets a gradient."""
 
     def widths(self) -> Widths:
         """The sizes of the generator."""

@@ -55,6 +55,8 @@ class S2V3(Job):
         "expandable_allocator": "environment: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     }
     """Lever -> what to change in GPT-SoVITS for the same effect."""
+    find_unused_parameters: ClassVar[bool] = True
+    """Upstream wraps the net so in DDP; here ``mel_head`` never gets a gradient."""
 
     def nets(self) -> Nets:
         net = SovitsV3(WIDTHS["v2"], dim=self.dim, depth=self.depth, num_heads=max(1, self.dim // 64))
