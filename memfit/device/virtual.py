@@ -46,12 +46,15 @@ class Virtual:
     mode: VirtualMode
     rules: CardRules | None = None
     """None for the virtual CPU."""
-    assumptions: Assumptions = field(default_factory=Assumptions)
-    """What was assumed of data so far."""
     on_empty_cache: list[Callable[[], None]] = field(default_factory=list)
     """Called, in order, where code calls torch.cuda.empty_cache."""
     on_resize: list[Callable[[torch.UntypedStorage, int], None]] = field(default_factory=list)
     """Called, in order, after a storage was given another number of bytes: no operator does that (FSDP2 does)."""
+
+    @property
+    def assumptions(self) -> Assumptions:
+        """What was assumed of data so far."""
+        return self.mode.assumptions
 
     def intercept(self, mode: TorchDispatchMode, func: Any, args: Any, kwargs: Any) -> Any:
         """What a tracing dispatch mode must not simply call: the result, or NOT_HANDLED. Call it for every operator.
