@@ -1,0 +1,1 @@
+"""Real input for the built-in jobs: speech, mel frames, spectrograms."""
