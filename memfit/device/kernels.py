@@ -16,6 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from memfit.device.backend import NAME
+from memfit.device.copies import convolution_layout
+from memfit.device.patching import replaced
 
 FUSED_ON_CUDA = ("silu_backward", "mish_backward", "_fused_rms_norm")
 
@@ -41,8 +46,17 @@ def _gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tu
 
 @contextlib.contextmanager
 def cuda_kernels() -> Iterator[None]:
-    """The operators above are one operator each on the virtual device, and GRU's cell has shapes."""
+    """The operators above are one operator each on the virtual device, GRU's cell has shapes, and convolutions have
+    cuDNN's layout (a backend without kernels has plain ones)."""
+    layout_elsewhere = torch._C._conv_determine_backend_memory_format
+
+    def layout(x: Tensor, weight: Tensor, backend: Any) -> torch.memory_format:
+        if isinstance(x, FakeTensor) and x.fake_device.type == NAME:
+            return convolution_layout(x, weight)
+        return layout_elsewhere(x, weight, backend)
+
     with (
+        replaced(torch._C, _conv_determine_backend_memory_format=layout),
         torch.library._scoped_library("aten", "IMPL", "PrivateUse1") as library,
         torch.library._scoped_library("aten", "IMPL", "Meta") as shapes,
     ):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memfit.device.copies import convolution_layout, copies
 from memfit.device.rules import CardRules
 
 _aten = torch.ops.aten
@@ -55,7 +56,7 @@ def convolution_backward_workspace(card: CardRules, args: Any) -> int:
     taken = all(size == 1 for size in weight.shape[2:])
     if taken or (groups > 1 and groups == x.shape[1]) or not _runs_on_tensor_cores(card, x.dtype):
         return 0
-    if x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last):
+    if convolution_layout(x, weight) is not torch.contiguous_format:
         return 0
     return sum(tensor.numel() * tensor.itemsize for tensor in (x, weight, grad_output))
 
@@ -123,22 +124,19 @@ def efficient_backward_scratch(card: CardRules, query: Tensor, key: Tensor, valu
 
 
 def scratch(card: CardRules, func: Any, args: Any) -> tuple[int, ...]:
-    """Blocks that an operator takes besides its outputs, one after another: each is freed before the next is taken.
+    """Bytes that an operator takes besides its outputs, one moment after another: each is freed before the next.
 
-    Empty for an operator that takes none, or of which none is known (cuDNN's attention).
+    Empty for an operator that takes nothing, or of which nothing is known (cuDNN's attention).
     """
     if func is _aten.convolution_backward.default:
-        nbytes = convolution_backward_workspace(card, args)
-        wanted = args[10][:2]
-        return (nbytes,) * sum(wanted) if nbytes else ()
+        nbytes = copies(func, args) + convolution_backward_workspace(card, args)
+        return (nbytes,) * max(1, sum(args[10][:2])) if nbytes else ()
     if func is _aten._scaled_dot_product_flash_attention.default:
-        return _unless_nothing(flash_forward_scratch(card, args[0], args[1], args[3] if len(args) > 3 else 0.0))
-    if func is _aten._scaled_dot_product_flash_attention_backward.default:
-        return (flash_backward_scratch(args[1], args[2]),)
-    if func is _aten._scaled_dot_product_efficient_attention_backward.default:
-        return (efficient_backward_scratch(card, args[1], args[2], args[3]),)
-    return ()
-
-
-def _unless_nothing(nbytes: int) -> tuple[int, ...]:
+        nbytes = flash_forward_scratch(card, args[0], args[1], args[3] if len(args) > 3 else 0.0)
+    elif func is _aten._scaled_dot_product_flash_attention_backward.default:
+        nbytes = flash_backward_scratch(args[1], args[2])
+    elif func is _aten._scaled_dot_product_efficient_attention_backward.default:
+        nbytes = efficient_backward_scratch(card, args[1], args[2], args[3])
+    else:
+        nbytes = copies(func, args)
     return (nbytes,) if nbytes else ()

@@ -17,6 +17,7 @@ from memfit.device.rules import CardRules
 from memfit.device.virtual import virtual_gpu
 from tests.device.minimal_tracer import MinimalTracer
 
+PLAIN_CONVOLUTIONS = torch._C._conv_determine_backend_memory_format
 WITHOUT_OUR_HINT = torch._meta_registrations.device_hint
 
 
@@ -174,3 +175,21 @@ def test_recurrent_nets_run(gpu, kind, bias):
     assert out.shape == (3, 5, 16)
     out.sum().backward()
     assert all(p.grad.shape == p.shape for p in net.parameters())
+
+
+@pytest.mark.parametrize("cured", [True, False])
+def test_convolutions_keep_channels_last(monkeypatch, no_memory, cured):
+    """cuDNN runs channels last where the input or the weight is; another layout's weight gets its gradient cloned."""
+    with virtual_gpu(CardRules()) as gpu:
+        if not cured:
+            monkeypatch.setattr(torch._C, "_conv_determine_backend_memory_format", PLAIN_CONVOLUTIONS)
+        net = nn.Conv2d(4, 8, 3, padding=1, device=gpu.device)
+        x = torch.ones(2, 4, 8, 8, device=gpu.device).to(memory_format=torch.channels_last)
+        y = net(x)
+        assert y.is_contiguous(memory_format=torch.channels_last) is cured
+        with MinimalTracer(gpu) as tracer:
+            y.sum().backward()
+        assert ("aten.new_empty_strided.default" in tracer.ops) is cured
+        assert net.weight.grad.is_contiguous()
+        if not cured:
+            monkeypatch.undo()

@@ -66,20 +66,22 @@ def test_convolutions_backward(gpu, change, card, blocks):
     if "memory_format" in change:
         net, x = net.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
     x.requires_grad_(change.get("leaf", True))
-    assert found(gpu, lambda: net(x).sum().backward(), card) == blocks
+    grad = torch.ones_like(net(x))
+    assert found(gpu, lambda: net(x).backward(grad), card) == blocks
 
 
 def test_convolution_without_tf32(gpu, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     x = torch.ones(2, 8, 16, 16, device="cuda")
     net = nn.Conv2d(8, 4, 3, padding=1).cuda()
-    assert found(gpu, lambda: net(x).sum().backward()) == []
+    grad = torch.ones_like(net(x))
+    assert found(gpu, lambda: net(x).backward(grad)) == []
 
 
 def attention(dtype, heads=8, kv_heads=8, lq=1000, d=64):
     q = torch.empty(2, heads, lq, d, device="cuda", dtype=dtype, requires_grad=True)
     k, v = (torch.empty(2, kv_heads, lq, d, device="cuda", dtype=dtype) for _ in range(2))
-    return lambda: F.scaled_dot_product_attention(q, k, v, enable_gqa=heads != kv_heads).sum().backward()
+    return lambda: F.scaled_dot_product_attention(q, k, v, enable_gqa=heads != kv_heads).backward(torch.ones_like(q))
 
 
 def test_flash_backward(gpu):
@@ -107,3 +109,27 @@ def test_efficient_backward(gpu):
     assert found(gpu, attention(torch.float32)) == [(2 * 8 * 1000 * 64 * 4 + per_row,)]
     half = (torch.empty(2, 8, 1000, 64, device="cuda", dtype=torch.float16),) * 3
     assert workspace.efficient_backward_scratch(T4, *half) == per_row + 2 * 8 * 16 * (64 * 64 * 4 + 16)
+
+
+def test_convolutions_copy_what_has_another_layout(gpu):
+    """Plain weights, channels-last input: the weight is copied; backward copies the gradient of another layout."""
+    net = nn.Conv2d(8, 4, 3, padding=1).cuda()
+    x = torch.ones(2, 8, 16, 16, device="cuda").to(memory_format=torch.channels_last)
+    plain = torch.ones(2, 4, 16, 16, device="cuda")
+    assert found(gpu, lambda: net(x).backward(plain)) == [(4 * WEIGHT,), (4 * (WEIGHT + OUT),)]
+    line = nn.Conv1d(8, 8, 7, padding=3, groups=8).cuda()
+    rows = torch.ones(2, 100, 8, device="cuda")
+    grad = torch.ones(2, 8, 100, device="cuda")
+    assert found(gpu, lambda: line(rows.transpose(1, 2)).backward(grad)) == [(4 * rows.numel(),)] * 2
+
+
+def test_copies_for_rows_and_matrices(gpu):
+    x = torch.ones(6, 8, 10, device="cuda")
+    columns = x.transpose(1, 2)
+    assert found(gpu, lambda: columns.softmax(-1)) == [(4 * 480,)]
+    assert found(gpu, lambda: x.softmax(-1)) == []
+    assert found(gpu, lambda: F.layer_norm(columns, (8,))) == [(4 * 480,)]
+    assert found(gpu, lambda: torch.bmm(columns, x)) == []
+    assert found(gpu, lambda: torch.bmm(x[:, :, ::2], x[:, :5])) == [(4 * 240,)]
+    assert found(gpu, lambda: torch.mm(x[0].t(), x[0])) == []
+    assert found(gpu, lambda: torch.mm(x[0, :, :5], x[0, :5])) == []
