@@ -22,6 +22,8 @@ from memfit.device.backend import NAME
 from memfit.device.copies import convolution_layout
 from memfit.device.patching import replaced
 
+_aten = torch.ops.aten
+
 FUSED_ON_CUDA = ("silu_backward", "mish_backward", "_fused_rms_norm")
 
 
@@ -42,6 +44,23 @@ def _gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tu
     gates = [grad_hy.new_empty(batch, 3 * hidden) for _ in range(2)]
     biases = [grad_hy.new_empty(3 * hidden) if has_bias else None for _ in range(2)]
     return (*gates, torch.empty_like(grad_hy), *biases)
+
+
+_PLAIN_BELOW_CHANNELS = {
+    _aten.upsample_nearest2d.default: 4,
+    _aten._upsample_nearest_exact2d.default: 4,
+    _aten.upsample_bilinear2d.default: 16,
+}
+"""Operators that give a plain output for a channels-last input with fewer channels (UpSampleNearest2d.cu)."""
+
+
+def cuda_outputs(func: Any, args: Any, out: Any) -> Any:
+    """An operator's outputs as CUDA's kernel makes them, where torch's shape functions ask for a device named cuda."""
+    if func is _aten.log_sigmoid_forward.default:
+        return out[0], out[0].new_empty(0)
+    if func in _PLAIN_BELOW_CHANNELS and args[0].shape[1] < _PLAIN_BELOW_CHANNELS[func] and not out.is_contiguous():
+        return out.new_empty(out.shape)
+    return out
 
 
 @contextlib.contextmanager

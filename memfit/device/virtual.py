@@ -179,7 +179,7 @@ def virtual_gpu(card: CardRules) -> Iterator[Virtual]:
     """
     check_torch_version()
     backend.register()
-    virtual = Virtual(device=torch.device(backend.NAME), mode=VirtualMode(), rules=card)
+    virtual = Virtual(device=torch.device(backend.NAME), mode=VirtualMode(on_gpu=True), rules=card)
 
     def emptied() -> None:
         for hook in virtual.on_empty_cache:

@@ -11,7 +11,7 @@ import torch.utils._foreach_utils
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from memfit.device import kernels
+from memfit.device import kernels, mode
 from memfit.device.mode import VirtualMode
 from memfit.device.rules import CardRules
 from memfit.device.virtual import virtual_gpu
@@ -193,3 +193,15 @@ def test_convolutions_keep_channels_last(monkeypatch, no_memory, cured):
         assert net.weight.grad.is_contiguous()
         if not cured:
             monkeypatch.undo()
+
+
+@pytest.mark.parametrize("cured", [True, False])
+def test_log_sigmoid_keeps_no_buffer(monkeypatch, no_memory, cured):
+    if not cured:
+        monkeypatch.setattr(mode, "cuda_outputs", lambda func, args, out: out)
+    with virtual_gpu(CardRules()) as gpu:
+        buffer = torch.ops.aten.log_sigmoid_forward(torch.ones(100, device=gpu.device))[1]
+        assert buffer.numel() == (0 if cured else 100)
+        few, many = (torch.ones(2, c, 4, 4, device=gpu.device).to(memory_format=torch.channels_last) for c in (3, 4))
+        larger = [nn.functional.interpolate(x, scale_factor=2) for x in (few, many)]
+        assert [x.is_contiguous() for x in larger] == [cured, False]
