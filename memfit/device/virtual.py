@@ -165,6 +165,7 @@ def _storages_tell(hooks: list[Callable[[torch.UntypedStorage, int], None]]) -> 
 def virtual_cpu() -> Iterator[Virtual]:
     """Fake tensors on the plain CPU, with CPU's own rules: the same step as a real one here, without its bytes."""
     check_torch_version()
+    backend.register()  # autograd's engine knows only the devices that were there at its first backward
     virtual = Virtual(device=torch.device("cpu"), mode=VirtualMode())
     with _fakes_pass_for_tensors(), _storages_tell(virtual.on_resize), virtual.mode:
         yield virtual
