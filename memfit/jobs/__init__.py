@@ -6,5 +6,9 @@ BUILTIN: dict[str, str] = {
     "f5_tts/base": "memfit.jobs.f5_tts:F5Base",
     "f5_tts/small": "memfit.jobs.f5_tts:F5Small",
     "f5_tts/tiny": "memfit.jobs.f5_tts:F5Tiny",
+    "gpt_sovits/s1": "memfit.jobs.gpt_sovits_s1:S1",
+    "gpt_sovits/s2": "memfit.jobs.gpt_sovits_s2:S2",
+    "gpt_sovits/s2_v3": "memfit.jobs.gpt_sovits_s2_v3:S2V3",
+    "gpt_sovits/tiny": "memfit.jobs.gpt_sovits_s2:Tiny",
 }
 """Name -> ``module:Class``."""
