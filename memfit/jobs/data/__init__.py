@@ -1,0 +1,1 @@
+"""Real data for the ``tiny`` variants, made on the spot."""
