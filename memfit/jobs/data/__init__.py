@@ -1,1 +1,1 @@
-"""Real data for the ``tiny`` variants, made on the spot."""
+"""Real input for the built-in jobs, made on the spot: speech, mel frames, spectrograms, talking faces."""

@@ -1,1 +1,1 @@
-"""The nets of the built-in jobs that no library ships, as plain torch modules."""
+"""The nets of the built-in jobs."""
