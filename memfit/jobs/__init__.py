@@ -6,5 +6,11 @@ BUILTIN: dict[str, str] = {
     "f5_tts/base": "memfit.jobs.f5_tts:F5Base",
     "f5_tts/small": "memfit.jobs.f5_tts:F5Small",
     "f5_tts/tiny": "memfit.jobs.f5_tts:F5Tiny",
+    "latentsync/stage1": "memfit.jobs.latentsync:Stage1",
+    "latentsync/stage1_512": "memfit.jobs.latentsync:Stage1At512",
+    "latentsync/stage2": "memfit.jobs.latentsync:Stage2",
+    "latentsync/stage2_512": "memfit.jobs.latentsync:Stage2At512",
+    "latentsync/stage2_efficient": "memfit.jobs.latentsync:Stage2Efficient",
+    "latentsync/tiny": "memfit.jobs.latentsync:Tiny",
 }
 """Name -> ``module:Class``."""

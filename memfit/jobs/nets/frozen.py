@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+import torch
 from diffusers import AutoencoderKL
 from torch import Tensor, nn
 from transformers import WhisperConfig, WhisperModel
@@ -16,9 +17,9 @@ SCALING = 0.18215
 """Latents are multiplied by it so that their deviation is about 1."""
 
 
-def frozen(net: Net) -> Net:
-    """The net without gradients, in evaluation mode."""
-    net.requires_grad_(False).eval()
+def frozen(net: Net, dtype: torch.dtype = torch.float32) -> Net:
+    """The net without gradients, in evaluation mode, its weights as ``dtype``."""
+    nn.Module.to(net, dtype).requires_grad_(False).eval()
     return net
 
 
@@ -59,14 +60,29 @@ def whisper(**shape: int) -> WhisperModel:
     return WhisperModel(whisper_config(**shape))
 
 
-def audio_embeddings(encoder: WhisperEncoder, mel: Tensor, positions: Tensor) -> Tensor:
-    """What the U-Net reads of the audio: for every video frame, all hidden states of the encoder around it.
+def hidden_states(encoder: WhisperEncoder, mel: Tensor) -> Tensor:
+    """Log-mel (b, 80, 3000) to the embedding and every layer's output, (b, 1500, layers + 1, dim)."""
+    return torch.stack(encoder(mel, output_hidden_states=True).hidden_states, dim=2)
 
-    mel (b, 80, 3000); positions (b, f, p): the encoder's positions (50 a second, 0 to 1499) that belong to each frame.
-    Gives (b, f, p x (layers + 1), dim): 10 positions of whisper-tiny's 5 states are 50 x 384.
+
+def audio_embeddings(states: Tensor, positions: Tensor) -> Tensor:
+    """What the U-Net reads of the sound: for every video frame, all hidden states of the encoder around it.
+
+    states (b, 1500, s, dim); positions (b, f, p), 50 a second. Gives (b, f, p·s, dim): 10 positions of whisper-tiny's
+    5 states are 50 x 384.
     """
-    from torch import arange, stack
-
-    states = stack(encoder(mel, output_hidden_states=True).hidden_states, dim=2)
-    rows = arange(mel.shape[0], device=mel.device)[:, None, None]
+    rows = torch.arange(states.shape[0], device=states.device)[:, None, None]
     return states[rows, positions].flatten(2, 3)
+
+
+def encode(vae: AutoencoderKL, images: Tensor, noise: Tensor | None = None) -> Tensor:
+    """Images (n, 3, h, w) to scaled latents (n, 4, h/8, w/8): drawn by this noise, or the distribution's mode."""
+    posterior = vae.encode(images).latent_dist
+    latents = posterior.mode() if noise is None else posterior.mean + posterior.std * noise
+    return latents * SCALING
+
+
+def decode(vae: AutoencoderKL, latents: Tensor) -> Tensor:
+    """Scaled latents (n, 4, h, w) to images (n, 3, 8h, 8w)."""
+    images: Tensor = vae.decode(latents / SCALING).sample
+    return images
