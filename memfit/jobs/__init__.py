@@ -12,5 +12,8 @@ BUILTIN: dict[str, str] = {
     "latentsync/stage2_512": "memfit.jobs.latentsync:Stage2At512",
     "latentsync/stage2_efficient": "memfit.jobs.latentsync:Stage2Efficient",
     "latentsync/tiny": "memfit.jobs.latentsync:Tiny",
+    "musetalk/stage1": "memfit.jobs.musetalk:Stage1",
+    "musetalk/stage2": "memfit.jobs.musetalk:Stage2",
+    "musetalk/tiny": "memfit.jobs.musetalk:Tiny",
 }
 """Name -> ``module:Class``."""
