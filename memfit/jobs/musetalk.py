@@ -303,6 +303,7 @@ class Tiny(Stage2):
     resolution: int = 64
     learning_rate: float = 2e-3
     critic_learning_rate: float = 5e-4
+    feature_weight: float = 0.1
     clips: int = 16
 
     judged_size: ClassVar[int] = 128
@@ -315,7 +316,7 @@ class Tiny(Stage2):
             "cross_attention_dim": 32,
             "norm_num_groups": 8,
         },
-        "vae": {"channels": (8, 16, 16, 16), "groups": 8},
+        "vae": {"channels": (8, 16, 16, 16), "groups": 1},
         "whisper": {"dim": 32, "heads": 2},
         "vgg": {"width": 0.125},
         "discriminator": {"width": 8},

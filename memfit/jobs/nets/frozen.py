@@ -19,7 +19,9 @@ SCALING = 0.18215
 
 def frozen(net: Net, dtype: torch.dtype = torch.float32) -> Net:
     """The net without gradients, in evaluation mode, its weights as ``dtype``."""
-    nn.Module.to(net, dtype).requires_grad_(False).eval()
+    if dtype is not torch.float32:
+        nn.Module.to(net, dtype)
+    net.requires_grad_(False).eval()
     return net
 
 
