@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from memfit.apply.rig import Rig, update_ema
 from memfit.errors import InputError
@@ -152,10 +153,10 @@ def _known_units(micro_batches: Sequence[MicroBatch], names: Iterable[str]) -> d
         if micro.units is None:
             return None
         for name in names:
-            count = micro.units if isinstance(micro.units, int) else micro.units.get(name)
-            if count is None:
-                raise InputError(f"loss {name!r}", "units(batch) does not name it", f"give {{{name!r}: valid units}} too")
-            known[name] = known.get(name, 0) + count
+            try:
+                known[name] = known.get(name, 0) + (micro.units if isinstance(micro.units, int) else micro.units[name])
+            except KeyError:
+                raise InputError(f"loss {name!r}", "units(batch) does not name it", f"give {{{name!r}: valid units}} too") from None
     return known
 
 
@@ -196,7 +197,8 @@ def _step(rig: Rig, turn: Turn) -> None:
 
 def _random_state(rig: Rig, state: Any, turn: int) -> Any:
     """Remembers the random state at a micro-batch's first turn; puts it back at the later ones."""
-    if turn == 0:
-        return torch.get_rng_state().numpy().copy()
-    torch.set_rng_state(torch.from_numpy(state))
-    return state
+    with _disable_current_modes():
+        if turn == 0:
+            return torch.get_rng_state().numpy().copy()
+        torch.set_rng_state(torch.from_numpy(state))
+        return state

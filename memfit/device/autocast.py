@@ -16,15 +16,20 @@ from torch import Tensor
 from memfit.device.backend import NAME
 from memfit.device.patching import replaced
 
-LOWER_PRECISION = """
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+LOWER_PRECISION = _names("""
 _convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input
 conv_transpose3d.input convolution cudnn_convolution cudnn_convolution_transpose prelu addmm addmv addr matmul einsum
 mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell
 lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention scaled_dot_product_attention
-""".split()
+""")
 """Run in autocast's own type."""
 
-FLOAT32 = """
+FLOAT32 = _names("""
 acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar pow.Tensor_Tensor
 pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm.dim nuclear_norm nuclear_norm.dim
 cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss
@@ -33,25 +38,25 @@ multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsu
 _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d
 upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d
 _upsample_bicubic2d_aa
-""".split()
+""")
 """Run on float32 copies of their arguments."""
 
-FLOAT32_OUTPUT = """
+FLOAT32_OUTPUT = _names("""
 prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
 linalg_matrix_norm.str_ord sum sum.dim_IntList
-""".split()
+""")
 """Given dtype=float32, where the caller gave none."""
 
 FLOAT32_APPENDED = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
 """Replaced by an overload that takes a dtype."""
 
-PROMOTED = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split()
+PROMOTED = _names("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add")
 """Run in float32 if any argument is float32, else in autocast's own type."""
 
 BANNED = ("binary_cross_entropy",)
 
 _KEY = "AutocastPrivateUse1"
-_EXCLUDED = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+_EXCLUDED = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
 _below_autocast = torch._C._ExcludeDispatchKeyGuard
 _cast_weights: dict[int, tuple[Tensor, Tensor]] = {}
 """id of a weight -> (the weight, its copy), emptied where the outermost autocast context ends."""
@@ -64,7 +69,7 @@ def _eligible(tensor: Tensor) -> bool:
 
 
 def _cast_tensor(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """The tensor in ``dtype``; a float32 leaf that requires a gradient comes from the cache (at::autocast::cached_cast)."""
+    """The tensor in ``dtype``; a float32 weight comes from the cache (at::autocast::cached_cast)."""
     if tensor.dtype is dtype or not _eligible(tensor):
         return tensor
     if not (
@@ -137,16 +142,11 @@ def _float32_output(op: Any) -> Kernel:
 
 
 def _float32_appended(op: Any) -> Kernel:
-    arguments = op._schema.arguments
-    names = [argument.name for argument in arguments if argument.name != "dtype"]
+    names = [argument.name for argument in op._schema.arguments if argument.name != "dtype"]
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         given = dict(zip(names, args, strict=False)) | kwargs
-        filled = [
-            given.get(argument.name, argument.default_value if argument.has_default_value() else _DEFAULTS.get(argument.name))
-            for argument in arguments
-            if argument.name != "dtype"
-        ]
+        filled = [given.get(name, _DEFAULTS.get(name)) for name in names]
         with _below_autocast(_EXCLUDED):
             return op(*filled, dtype=torch.float32 if _eligible(args[0]) else args[0].dtype)
 
@@ -200,6 +200,12 @@ def _half_to_float(composite: Any) -> Kernel:
     return kernel
 
 
+HALF_TO_FLOAT: dict[Any, Kernel] = {
+    torch.ops.aten.softmax.int: _half_to_float(torch.ops.aten._softmax.default),
+    torch.ops.aten.log_softmax.int: _half_to_float(torch.ops.aten._log_softmax.default),
+}
+
+
 @contextlib.contextmanager
 def cuda_autocast() -> Iterator[None]:
     """``torch.autocast("vgpu")`` behaves as ``torch.autocast("cuda")`` does."""
@@ -209,7 +215,6 @@ def cuda_autocast() -> Iterator[None]:
         _cast_weights.clear()
         clear_others()
 
-    aten = torch.ops.aten
     with contextlib.ExitStack() as stack:
         rest = stack.enter_context(torch.library._scoped_library("_", "IMPL", _KEY))
         rest.fallback(torch.library.fallthrough_kernel, _KEY)
@@ -217,8 +222,8 @@ def cuda_autocast() -> Iterator[None]:
         for name, kernel in kernels().items():
             autocast.impl(name, kernel)
         softmax = stack.enter_context(torch.library._scoped_library("aten", "IMPL", "AutogradPrivateUse1"))
-        softmax.impl("softmax.int", _half_to_float(aten._softmax.default))
-        softmax.impl("log_softmax.int", _half_to_float(aten._log_softmax.default))
+        for op, kernel in HALF_TO_FLOAT.items():
+            softmax.impl(op, kernel)
         stack.enter_context(replaced(torch, clear_autocast_cache=clear_autocast_cache))
         stack.callback(_cast_weights.clear)
         yield

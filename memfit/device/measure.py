@@ -6,12 +6,12 @@ allocate themselves is not seen, and blocks from before the start are not counte
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 _PHASE = "memfit::phase::"
@@ -78,35 +78,34 @@ class AllocatorEvents:
 
 
 def _peaks(records: list[tuple[int, int, int, int]], phases: list[tuple[int, int, str]], base: int) -> dict[str, MeasuredPeak]:
+    times = [record[0] for record in records]
     scratch = _scratch(records)
+    with_scratch = _live(records, set(), base)
+    without = _live(records, scratch, base)
     found: dict[str, MeasuredPeak] = {}
-    for counts_scratch in (True, False):
-        live, position, known = base, 0, set()
-        for start, end, name in phases:
-            peak = 0
-            while position < len(records) and records[position][0] <= end:
-                time, nbytes, ptr, _ = records[position]
-                if counts_scratch or position not in scratch:
-                    if nbytes > 0:
-                        known.add(ptr)
-                        live += nbytes
-                    elif ptr in known:
-                        known.discard(ptr)
-                        live += nbytes
-                    elif base:
-                        live += nbytes
-                    if time >= start:
-                        peak = max(peak, live)
-                position += 1
-                if position < len(records) and records[position][0] < start:
-                    peak = 0
-            before = found.get(name)
-            if counts_scratch:
-                found[name] = MeasuredPeak(allocated_bytes=max(peak, before.allocated_bytes if before else 0), without_scratch_bytes=0)
-            else:
-                assert before is not None
-                found[name] = MeasuredPeak(allocated_bytes=before.allocated_bytes, without_scratch_bytes=max(peak, before.without_scratch_bytes))
+    for start, end, name in phases:
+        first, last = bisect_left(times, start), bisect_right(times, end)
+        before = found.get(name, MeasuredPeak(allocated_bytes=0, without_scratch_bytes=0))
+        found[name] = MeasuredPeak(
+            allocated_bytes=max(before.allocated_bytes, *with_scratch[first : last + 1]),
+            without_scratch_bytes=max(before.without_scratch_bytes, *without[first : last + 1]),
+        )
     return found
+
+
+def _live(records: list[tuple[int, int, int, int]], left_out: set[int], base: int) -> list[int]:
+    """Live bytes before the first record and after each; frees of blocks from before the start count only with a base."""
+    live, known = [base], set()
+    for position, (_, nbytes, ptr, _) in enumerate(records):
+        change = 0
+        if position not in left_out and (nbytes > 0 or ptr in known or base):
+            change = nbytes
+        if nbytes > 0:
+            known.add(ptr)
+        else:
+            known.discard(ptr)
+        live.append(live[-1] + change)
+    return live
 
 
 def _scratch(records: list[tuple[int, int, int, int]]) -> set[int]:

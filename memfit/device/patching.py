@@ -25,10 +25,11 @@ def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
 
 @contextmanager
 def appended(items: list[Any], item: Any) -> Iterator[None]:
-    """Appends ``item`` to a list of someone else's; on leaving the list has its old content."""
-    before = list(items)
+    """Appends ``item`` to a list of someone else's; on leaving, that one is gone, whatever else was appended since."""
     items.append(item)
     try:
         yield
     finally:
-        items[:] = before
+        last = len(items) - 1 - items[::-1].index(item) if item in items else None
+        if last is not None:
+            del items[last]

@@ -156,6 +156,11 @@ class CachingAllocator:
         blocks.insert(at, block)
         block.born = pool.searches[0]
 
+    def address(self, storage: int) -> int:
+        """Where a live storage lies; 0 where it holds nothing."""
+        block = self._live[storage]
+        return 0 if block is None else block.addr
+
     def empty_cache(self) -> None:
         """Releases every free block that is a whole segment, and every whole free page of an expandable one."""
         for pools in (self._large, self._small):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from memfit.apply.rig import Rig, build, is_trained, tensors_in
 from memfit.apply.window import MicroBatch, run_window
+from memfit.device.libraries import as_in_a_real_run
 from memfit.device.virtual import virtual_cpu
 from memfit.events import CATEGORIES, Trace
 from memfit.job import Job, Shape
@@ -26,12 +28,12 @@ def trace_job(job: Job, shape: Shape, device: str = "cpu", *, micro_batches: int
         micro_batches: micro-batches in a window; above two the further ones repeat the second.
     """
     target = torch.device(device)
-    with virtual_cpu(), Tracer(target) as tracer:
+    with virtual_cpu(), as_in_a_real_run(), Tracer(target).recording() as tracer:
         with tracer.phase("setup"):
             rig = build(job, target)
             tracer.name_modules(rig.nets)
             _categorise_state(tracer, rig)
-        micro = MicroBatch(fetch=lambda: fetch_synthetic(job, shape, target, tracer), padded_units=shape.units)
+        micro = synthetic_micro_batch(job, shape, target, tracer)
         for _ in range(2):
             with tracer.phase("train"):
                 run_window(rig, [micro] * min(micro_batches, 2), lambda part: _mark(tracer, rig, part))
@@ -44,6 +46,16 @@ def trace_job(job: Job, shape: Shape, device: str = "cpu", *, micro_batches: int
                 tracer.mark("save")
                 job.saved(rig.nets, rig.optimizers)
         return as_trace(tracer)
+
+
+def synthetic_micro_batch(job: Job, shape: Shape, device: torch.device, tracer: Tracer | None = None) -> MicroBatch:
+    """A made-up micro-batch all of whose padded units are valid."""
+    counts_before = type(job).units is not Job.units
+    return MicroBatch(
+        fetch=lambda: fetch_synthetic(job, shape, device, tracer),
+        padded_units=shape.units,
+        units=defaultdict(lambda: shape.units) if counts_before else None,
+    )
 
 
 def fetch_synthetic(job: Job, shape: Shape, device: torch.device, tracer: Tracer | None = None, validation: bool = False) -> Any:

@@ -17,11 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils.flop_counter import flop_registry
 
+from memfit.device.answers import NOT_HANDLED, Assumptions, answer, asks_data
 from memfit.events import ALLOCATE, EMPTY_CACHE, FREE
+from memfit.trace import cpu_rules, known
+from memfit.trace.accumulate import made_in, sums_in_place
 
+_ITEM = torch.ops.aten._local_scalar_dense.default
+_SAVES_NUMBERS = {torch.ops.aten.mul.Tensor, torch.ops.aten.div.Tensor, torch.ops.aten.mul_.Tensor, torch.ops.aten.div_.Tensor}
 _PLAIN = {Tensor, nn.Parameter, FakeTensor}
 
 
@@ -40,8 +46,12 @@ class Tracer(TorchDispatchMode):
         self.op_rows: list[tuple[str, int, str, int, int]] = []
         self.phases: list[tuple[str, int, int]] = []
         self.part = "setup"
+        self.assumptions = Assumptions()
+        """What was assumed where the job asked for data."""
         self._ids: dict[int, int] = {}
         self._refs: dict[weakref.ref[Any], int] = {}
+        self._numbers: dict[int, int] = {}
+        self._number_node = -1
         self._module_paths: dict[int, str] = {}
         self._stack: list[int] = []
         self.modules: dict[str, int] = {"": 0}
@@ -52,6 +62,9 @@ class Tracer(TorchDispatchMode):
 
     def mark(self, part: str) -> None:
         """A part of the window begins. At ``backward``, what the forward left alive becomes activations."""
+        if part in ("fetch", "clip"):
+            for node in list(self._numbers):
+                self._forget_number(node)
         if part == "backward":
             for i in self._refs.values():
                 if self.category[i] is None and self.op_rows[self.made_by[i]][2] == "forward":
@@ -83,24 +96,24 @@ class Tracer(TorchDispatchMode):
 
     # ---- entering and leaving
 
-    def __enter__(self) -> Tracer:
+    @contextmanager
+    def recording(self) -> Iterator[Tracer]:
+        """Inside, everything is recorded. Frees come when the last reference goes: the garbage collector rests."""
         gc.collect()
-        self._gc_was_on = gc.isenabled()
+        collects = gc.isenabled()
         gc.disable()
-        module = torch.nn.modules.module
-        self._hooks = [
-            module.register_module_forward_pre_hook(self._enter_module),
-            module.register_module_forward_hook(self._leave_module, always_call=True),
+        hooks = [
+            register_module_forward_pre_hook(self._enter_module),
+            register_module_forward_hook(self._leave_module, always_call=True),
         ]
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        for hook in self._hooks:
-            hook.remove()
-        if self._gc_was_on:
-            gc.enable()
+        try:
+            with self:
+                yield self
+        finally:
+            for hook in hooks:
+                hook.remove()
+            if collects:
+                gc.enable()
 
     def _enter_module(self, module: nn.Module, args: Any) -> None:
         path = self._module_paths.get(id(module))
@@ -116,11 +129,10 @@ class Tracer(TorchDispatchMode):
         self._made_at.append(torch.autograd._get_sequence_nr())
         self._made_in.append(index)
 
-    def _current_module(self) -> int:
+    def _current_module(self, node: Any) -> int:
         """The module whose code runs; in a backward, the one whose forward made the node."""
         if self._stack:
             return self._stack[-1]
-        node = torch._C._current_autograd_node()
         if node is None:
             return 0
         return self._made_in[bisect.bisect_right(self._made_at, node._sequence_nr()) - 1]
@@ -133,11 +145,27 @@ class Tracer(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.prim.device.default:
             return func(*args, **kwargs)
-        out = func(*args, **kwargs)
-        self._see_call(func, args, kwargs, out)
+        if asks_data(func):
+            if func is _ITEM and (number := known.item(args[0])) is not None:
+                return number
+            with self:
+                found = answer(func, args, kwargs, self.assumptions)
+            if found is not NOT_HANDLED:
+                return found
+        node = torch._C._current_autograd_node()
+        if self.device_type == "cpu":
+            self._see_saved_number(func, args, node)
+        if sums_in_place(func, args, node):
+            out = args[0].add_(args[1])
+        else:
+            out = func(*args, **kwargs)
+        if self.device_type == "cpu":
+            out = cpu_rules.correct(func, args, out)
+        known.follow(func, args, kwargs, out)
+        self._see_call(func, args, kwargs, out, node)
         return out
 
-    def _see_call(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    def _see_call(self, func: Any, args: Any, kwargs: Any, out: Any, node: Any) -> None:
         flops = flop_registry.get(func._overloadpacket)
         moved = 0
         row = len(self.op_rows)
@@ -146,6 +174,8 @@ class Tracer(TorchDispatchMode):
         for one in outs:
             if isinstance(one, Tensor):
                 seen |= self._see(one, row)
+                if node is not None:
+                    made_in(node, one)
                 moved += one.numel() * one.itemsize
             elif isinstance(one, tuple | list):
                 for each in one:
@@ -160,14 +190,31 @@ class Tracer(TorchDispatchMode):
             elif isinstance(one, tuple | list):
                 moved += sum(each.numel() * each.itemsize for each in one if isinstance(each, Tensor))
         work = flops(*args, **kwargs, out_val=out) if flops else 0
-        self.op_rows.append((str(func), self._current_module(), self.part, work, moved))
+        self.op_rows.append((str(func), self._current_module(node), self.part, work, moved))
+
+    def _see_saved_number(self, func: Any, args: Any, node: Any) -> None:
+        """A Python number that autograd saves as an 8-byte tensor for the backward of a product or quotient."""
+        if node is not None and node._sequence_nr() != self._number_node:
+            self._forget_number(self._number_node)
+            self._number_node = node._sequence_nr()
+        if func in _SAVES_NUMBERS and len(args) == 2 and not isinstance(args[1], Tensor) and args[0].requires_grad:
+            if torch.is_grad_enabled() and torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+                i = len(self.nbytes)
+                self.nbytes.append(8)
+                self.category.append("activations")
+                self.made_by.append(max(len(self.op_rows) - 1, 0))
+                self._numbers[torch.autograd._get_sequence_nr() - 1] = i
+                self._event(ALLOCATE, i)
+
+    def _forget_number(self, node: int) -> None:
+        i = self._numbers.pop(node, None)
+        if i is not None:
+            self._event(FREE, i)
 
     def _see(self, tensor: Tensor, row: int) -> bool:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._ids or storage.device.type == "meta" and tensor.device.type != self.device_type:
-            return False
-        if tensor.device.type != self.device_type:
+        if key in self._ids or tensor.device.type != self.device_type:
             return False
         i = len(self.nbytes)
         self._ids[key] = i
