@@ -29,6 +29,7 @@ from memfit.jobs.nets.videomae import VideoMae, trepa_loss
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CONFIG = "configs/unet/<stage>.yaml"
 TRAIN = "scripts/train_unet.py"
+PIPELINE = "latentsync/pipelines/lipsync_pipeline.py"
 
 
 class Stage1(Job):
@@ -102,11 +103,11 @@ class Stage1(Job):
         "bucket_view": f"{TRAIN}: DDP(unet, ..., gradient_as_bucket_view=True)",
         "zero_grad": f"{TRAIN}: optimizer.zero_grad(set_to_none=True) right after optimizer.step()",
         "validation_free_gradients": f"{TRAIN}: optimizer.zero_grad(set_to_none=True) before pipeline(...)",
-        "validation_decode": "latentsync/pipelines/lipsync_pipeline.py: decode_latents over slices of the frames",
-        "validation_host": "latentsync/pipelines/lipsync_pipeline.py: synced_video_frames.append(decoded_latents.cpu()), faces stay on the CPU",
+        "validation_decode": f"{PIPELINE}: decode_latents over slices of the frames",
+        "validation_host": f"{PIPELINE}: synced_video_frames.append(decoded_latents.cpu()); faces stay on the CPU",
         "validation_frames": f"{CONFIG}: data.val_video_path, a shorter video",
         "offload_detector": f"{TRAIN}: syncnet_detector and syncnet_eval_model to the CPU outside of validation",
-        "accumulation": f"{TRAIN}: the training loop has none; step every k batches, on loss / k, under unet.no_sync() between",
+        "accumulation": f"{TRAIN}: there is none; step every k batches, on loss / k, under unet.no_sync() between",
         "expandable_allocator": "environment: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     }
     """Lever -> what to change in LatentSync for the same effect."""
@@ -151,27 +152,27 @@ class Stage1(Job):
         return {"adamw": torch.optim.AdamW(learning, lr=self.learning_rate, **kind)}  # type: ignore[arg-type]
 
     def checkpointable(self, nets: Nets) -> list[str]:
-        """What upstream recomputes: per resnet, attention and motion module; the VAE's decoder, SyncNet and TREPA by block."""
-        unet: Any = nets["unet"]
-        paths = [f"unet.{path}" for path in unet.recomputable()]
+        """What upstream recomputes: resnets, attentions, motion modules; blocks of the VAE's decoder, SyncNet, TREPA."""
+        named: dict[str, Any] = nets
+        paths = [f"unet.{path}" for path in named["unet"].recomputable()]
         if self.pixel_space_supervise:
-            paths += ["vae.decoder.mid_block", *_items("vae.decoder.up_blocks", nets["vae"].decoder.up_blocks)]
-        if "syncnet" in nets:
-            paths += [f"syncnet.{path}" for path in nets["syncnet"].recomputable()]  # type: ignore[operator]
-        if "trepa" in nets:
-            paths += _items("trepa.blocks", nets["trepa"].blocks)
+            paths += ["vae.decoder.mid_block", *_items("vae.decoder.up_blocks", named["vae"].decoder.up_blocks)]
+        if "syncnet" in named:
+            paths += [f"syncnet.{path}" for path in named["syncnet"].recomputable()]
+        if "trepa" in named:
+            paths += _items("trepa.blocks", named["trepa"].blocks)
         return paths
 
     def also_checkpointable(self, nets: Nets) -> list[str]:
         """What upstream keeps and could recompute: the U-Net's mid block, LPIPS."""
-        middle = ("resnets.0", "attentions.0", "resnets.1")
-        paths = [f"unet.mid_block.{path}" for path in middle]
-        return paths + (_items("lpips.net.slices", nets["lpips"].net.slices) if "lpips" in nets else [])
+        named: dict[str, Any] = nets
+        paths = [f"unet.mid_block.{path}" for path in ("resnets.0", "attentions.0", "resnets.1")]
+        return paths + (_items("lpips.net.slices", named["lpips"].net.slices) if "lpips" in named else [])
 
     # ---- a step
 
     def batch(self, shape: Shape) -> dict[str, Tensor]:
-        """Made-up clips: pixels (b, f, 3, r, r) and masks (b, f, 1, r, r), sound as Whisper and as the SyncNet hear it."""
+        """Made-up clips: pixels (b, f, 3, r, r), masks (b, f, 1, r, r), sound as Whisper and as the SyncNet hear it."""
         dtype, pixels = DTYPES[self.frozen_precision], (shape.items, self.frames, 3, self.resolution, self.resolution)
         made = {name: torch.rand(pixels, dtype=dtype) * 2 - 1 for name in ("gt", "masked", "reference")}
         made["masks"] = torch.ones(shape.items, self.frames, 1, self.resolution, self.resolution, dtype=dtype)
@@ -202,13 +203,22 @@ class Stage1(Job):
             noisy = scheduler.add_noise(clean, noise, timesteps)
             seen = torch.cat([noisy, _clips(masks, clips), masked, reference], dim=1)
         with self.autocast(gt.device):
-            plain = self.precision == "fp32"
-            predicted = nets["unet"](seen.float() if plain else seen, timesteps, audio.float() if plain else audio)
-        losses = {"recon": F.mse_loss(predicted.float(), noise.float()) * self.recon_weight} if self.recon_weight else {}
+            predicted = self.predict(nets, seen, timesteps, audio)
+        losses = {}
+        if self.recon_weight:
+            losses["recon"] = F.mse_loss(predicted.float(), noise.float()) * self.recon_weight
         if self.pixel_space_supervise:
-            made = decode(vae, one_step(scheduler, noisy, predicted, timesteps).to(gt.dtype).transpose(1, 2).flatten(0, 1))
+            latents = one_step(scheduler, noisy, predicted, timesteps).to(gt.dtype)
+            made = decode(vae, latents.transpose(1, 2).flatten(0, 1))
             losses |= self._pixel_losses(nets, made, gt, batch.get("mel"))
         return {name: Loss(value * clips, clips) for name, value in losses.items()}
+
+    def predict(self, nets: Nets, seen: Tensor, timesteps: Tensor, audio: Tensor) -> Tensor:
+        """The noise in latents (b, 13, f, h, w), at these timesteps (b,), for this sound (b, f, 50, 384)."""
+        if self.precision == "fp32":
+            seen, audio = seen.float(), audio.float()
+        noise: Tensor = nets["unet"](seen, timesteps, audio)
+        return noise
 
     def _pixel_losses(self, nets: Nets, made: Tensor, gt: Tensor, mel: Tensor | None) -> dict[str, Tensor]:
         """Of decoded frames (b·f, 3, r, r) against the true ones (b, f, 3, r, r)."""
@@ -252,8 +262,9 @@ class Stage1(Job):
     def validation_batch(self, shape: Shape) -> dict[str, Tensor]:
         """Made-up faces (v, 3, r, r) as bytes, and their sound as Whisper and as the evaluator hear it."""
         count, home = self.validation_frames, "cpu" if self.validation_keeps == "host" else None
+        pixels = (count, 3, self.resolution, self.resolution)
         return {
-            "faces": torch.randint(0, 256, (count, 3, self.resolution, self.resolution), dtype=torch.uint8, device=home),
+            "faces": torch.randint(0, 256, pixels, dtype=torch.uint8, device=home),
             "audio": torch.randn(-(-count // 750), 80, 3000),
             "positions": torch.randint(0, 1500, (count, video.POSITIONS), device="cpu"),
             "cepstra": torch.randn(count, 1, 13, 20, device="cpu"),
@@ -271,17 +282,17 @@ class Stage1(Job):
     def collate(self, samples: Sequence[video.TalkingClip]) -> dict[str, Tensor]:
         dtype = DTYPES[self.frozen_precision]
         mask = torch.from_numpy(video.mouth_mask(self.resolution))
-        gt = torch.stack([_pixels(torch.from_numpy(clip.frames)) for clip in samples])
+        gt = video.stacked(clip.frames for clip in samples) / 127.5 - 1
         batch = {
             "gt": gt.to(dtype),
             "masked": (gt * mask).to(dtype),
-            "reference": torch.stack([_pixels(torch.from_numpy(clip.reference)) for clip in samples]).to(dtype),
+            "reference": (video.stacked(clip.reference for clip in samples) / 127.5 - 1).to(dtype),
             "masks": mask.expand(len(samples), self.frames, -1, -1, -1).to(dtype).contiguous(),
-            "audio": torch.stack([torch.from_numpy(video.whisper_mel(clip.wave)) for clip in samples]),
-            "positions": torch.stack([torch.from_numpy(video.whisper_positions(clip.start, self.frames)) for clip in samples]),
+            "audio": video.stacked(video.whisper_mel(clip.wave) for clip in samples),
+            "positions": video.stacked(video.whisper_positions(clip.start, self.frames) for clip in samples),
         }
         if self.pixel_space_supervise and self.sync_weight:
-            batch["mel"] = torch.stack([torch.from_numpy(video.sync_mel(clip.wave, clip.start)) for clip in samples]).to(dtype)
+            batch["mel"] = video.stacked(video.sync_mel(clip.wave, clip.start) for clip in samples).to(dtype)
         if self.draws == "sample":
             own = [self._draw(1, batch["gt"], torch.Generator().manual_seed(clip.id)) for clip in samples]
             batch |= {name: torch.cat([one[name] for one in own]) for name in own[0]}
@@ -304,7 +315,8 @@ class Stage2(Stage1):
     perceptual_weight: float = 0.1
     trepa_weight: float = 10.0
 
-    upstream: ClassVar[Mapping[str, str]] = Stage1.upstream | {
+    upstream: ClassVar[Mapping[str, str]] = {
+        **Stage1.upstream,
         "pixel_space_supervise": f"{CONFIG}: run.pixel_space_supervise",
         "sync_weight": f"{CONFIG}: run.use_syncnet and run.sync_loss_weight",
         "perceptual_weight": f"{CONFIG}: run.perceptual_loss_weight",
@@ -372,7 +384,7 @@ class Tiny(Stage2):
         }
 
 
-def ddim() -> DDIMScheduler:
+def ddim() -> Any:
     """Stable Diffusion's noise schedule of 1000 steps."""
     return DDIMScheduler(
         beta_start=0.00085,
@@ -384,7 +396,7 @@ def ddim() -> DDIMScheduler:
     )
 
 
-def one_step(scheduler: DDIMScheduler, noisy: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
+def one_step(scheduler: Any, noisy: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
     """The clean latents that this noise in these noisy ones leaves: (x - sqrt(1 - a) e) / sqrt(a)."""
     kept = scheduler.alphas_cumprod.to(noisy.device)[timesteps].to(noise.dtype)[:, None, None, None, None]
     return (noisy - (1 - kept).sqrt() * noise) / kept.sqrt()
@@ -401,11 +413,6 @@ def _choose_trained(unet: nn.Module, trained: str) -> None:
 def _clips(frames: Tensor, clips: int) -> Tensor:
     """(b·f, c, h, w) to (b, c, f, h, w)."""
     return frames.unflatten(0, (clips, -1)).transpose(1, 2)
-
-
-def _pixels(images: Tensor) -> Tensor:
-    """Bytes to [-1, 1]."""
-    return images.float() / 127.5 - 1
 
 
 def _items(path: str, modules: Any) -> list[str]:

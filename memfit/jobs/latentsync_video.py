@@ -64,10 +64,9 @@ def _paint(job: Stage1, nets: Nets, faces: Tensor, audio: Tensor, latents: Tenso
     pixels = faces / 127.5 - 1
     masks = torch.from_numpy(mouth_mask(job.resolution)).to(faces.device).expand(len(faces), -1, -1, -1)
     small = F.interpolate(masks, size=latents.shape[-2:]).to(dtype)
-    known = [small] + [
-        encode(vae, image.to(dtype), torch.randn(len(faces), *latents.shape[1:2], *latents.shape[3:], device=faces.device, dtype=dtype))
-        for image in (pixels * masks, pixels)
-    ]
+    known = [small]
+    for image in (pixels * masks, pixels):
+        known.append(encode(vae, image.to(dtype), torch.randn_like(latents[0].transpose(0, 1))))
     conditions = [torch.cat([one.transpose(0, 1)[None]] * twice) for one in known]
     context = torch.stack([torch.zeros_like(audio), audio]) if twice == 2 else audio[None]
     scheduler = ddim()
@@ -77,7 +76,7 @@ def _paint(job: Stage1, nets: Nets, faces: Tensor, audio: Tensor, latents: Tenso
     for index in job.repeats(len(steps)):
         seen = torch.cat([torch.cat([latents] * twice), *conditions], dim=1)
         when = torch.full((twice,), steps[index], device=faces.device)
-        noise = nets["unet"](seen.float() if job.precision == "fp32" else seen, when, context.float() if job.precision == "fp32" else context)
+        noise = job.predict(nets, seen, when, context)
         if twice == 2:
             silent, heard = noise.chunk(2)
             noise = silent + job.guidance * (heard - silent)

@@ -71,13 +71,13 @@ class Stage1(Job):
         "frames": f"{CONFIG}: data.n_sample_frames",
         "resolution": f"{CONFIG}: data.image_size",
         "checkpointing": f"{CONFIG}: solver.gradient_checkpointing",
-        "checkpoint_vae_decoder": f"{MODELS}: model_dict['vae'].enable_gradient_checkpointing(), and vae.train() since diffusers 0.30 does it in no other mode",
+        "checkpoint_vae_decoder": f"{MODELS}: vae.enable_gradient_checkpointing() and vae.train() (diffusers 0.30 needs both)",
         "optimizer_fused": f"{MODELS}: optimizer_cls(..., fused=True)",
         "optimizer_8bit": f"{CONFIG}: solver.use_8bit_adam (changes what is learned)",
         "precision": f"{LAUNCH}: mixed_precision (the nets outside of the U-Net stay fp32)",
         "engine": f"{LAUNCH}: deepspeed_config.zero_stage, num_processes",
         "offload_optimizer": f"{LAUNCH}: deepspeed_config.offload_optimizer_device: cpu",
-        "accumulation": f"{CONFIG}: solver.gradient_accumulation_steps (train.py counts micro-batches as steps: give k times the steps)",
+        "accumulation": f"{CONFIG}: solver.gradient_accumulation_steps (it counts micro-batches: k times the steps)",
         "vgg_weight": f"{CONFIG}: loss_params.vgg_loss",
         "gan_weight": f"{CONFIG}: loss_params.gan_loss",
         "mouth_gan_weight": f"{CONFIG}: loss_params.mouth_gan_loss",
@@ -93,8 +93,9 @@ class Stage1(Job):
         if self.resolution < 64 or self.resolution % 64:
             why = "the VAE and the U-Net halve it six times"
             raise InputError(f"resolution={self.resolution}", why, "write a multiple of 64")
+        unet: Any = UNet2DConditionModel(**{**UNET, **self._shape("unet")})
         nets: Nets = {
-            "unet": UNet2DConditionModel(**UNET | dict(self._shape("unet"))),
+            "unet": unet,
             "vae": frozen(sd_vae(**self._shape("vae"))),
             "whisper": frozen(whisper(**self._shape("whisper"))),
         }
@@ -122,26 +123,25 @@ class Stage1(Job):
         kind: dict[str, bool] = {self.optimizer: True}
         rates = {"unet": self.learning_rate} | dict.fromkeys(CRITICS, self.critic_learning_rate)
         return {
-            name: torch.optim.AdamW(nets[name].parameters(), lr=rate, betas=(0.5, 0.999), **kind)  # type: ignore[arg-type]
+            name: torch.optim.AdamW(nets[name].parameters(), lr=rate, betas=(0.5, 0.999), **kind)
             for name, rate in rates.items()
             if name in nets
         }
 
     def checkpointable(self, nets: Nets) -> list[str]:
-        """What diffusers recomputes of a U-Net: per resnet and transformer block, but for the mid block's first resnet."""
+        """What diffusers recomputes of a U-Net: resnets and transformer blocks, but not the mid block's first."""
         blocks = _paths(nets["unet"], "unet", ("ResnetBlock2D", "BasicTransformerBlock"))
         return [path for path in blocks if path != "unet.mid_block.resnets.0"]
 
     def also_checkpointable(self, nets: Nets) -> list[str]:
         """What upstream keeps and could recompute: above all the VAE's decoder."""
-        decoder: Any = nets["vae"].decoder
-        paths = _paths(decoder, "vae.decoder", ("ResnetBlock2D", "Attention", "Upsample2D"))
+        named: dict[str, Any] = nets
+        paths = _paths(named["vae"].decoder, "vae.decoder", ("ResnetBlock2D", "Attention", "Upsample2D"))
         paths.append("unet.mid_block.resnets.0")
-        if "vgg" in nets:
-            slices: Any = nets["vgg"].net.slices
-            paths += [f"vgg.net.slices.{index}" for index in range(len(slices))]
-        if "syncnet" in nets:
-            paths += [f"syncnet.{path}" for path in nets["syncnet"].recomputable()]  # type: ignore[operator]
+        if "vgg" in named:
+            paths += [f"vgg.net.slices.{index}" for index in range(len(named["vgg"].net.slices))]
+        if "syncnet" in named:
+            paths += [f"syncnet.{path}" for path in named["syncnet"].recomputable()]
         return paths
 
     # ---- a step
@@ -155,29 +155,26 @@ class Stage1(Job):
             "audio": torch.randn(shape.items, 80, 3000),
             "positions": torch.randint(0, 1500, (shape.items, self.frames, video.POSITIONS)),
         }
-        return self._with_extras(batch, shape.items, torch.randn(shape.items, 1, 80, video.MEL_COLUMNS) if self.sync_weight else None)
-
-    def _with_extras(self, batch: dict[str, Any], clips: int, mel: Tensor | None) -> dict[str, Any]:
-        if mel is not None:
-            batch["mel"] = mel
+        if self.sync_weight:
+            batch["mel"] = torch.randn(shape.items, 1, 80, video.MEL_COLUMNS)
         if self.mouth_gan_weight:
-            batch["mouths"] = [mouth_box(self.resolution)] * (clips * self.frames)
+            batch["mouths"] = [mouth_box(side)] * (shape.items * self.frames)
         return batch
 
     def turns(self, optimizers: Sequence[str]) -> list[Turn]:
         """The U-Net's turn, then each discriminator's, which judges the images that the first turn painted."""
-        turns = [Turn(name="generator", loss=self._generator, optimizers=("unet",))]
-        if "discriminator" in optimizers:
-            turns.append(Turn(name="discriminator", loss=self._discriminator, optimizers=("discriminator",)))
-        if "mouth_discriminator" in optimizers:
-            turns.append(Turn(name="mouth_discriminator", loss=self._mouth_discriminator, optimizers=("mouth_discriminator",)))
-        return turns
+        losses: dict[str, Any] = {
+            "unet": self._generator,
+            "discriminator": self._discriminator,
+            "mouth_discriminator": self._mouths_loss,
+        }
+        return [Turn(name=TURNS.get(name, name), loss=losses[name], optimizers=(name,)) for name in optimizers]
 
     def units(self, batch: Any) -> int:
         return int(batch["pixels"].shape[0])
 
     def paint(self, nets: Nets, batch: Any, guide: Tensor | None = None) -> Tensor:
-        """Images (b·f, 3, r, r): their lower halves painted after the sound; ``guide`` gives the upper halves instead."""
+        """Images (b·f, 3, r, r), lower halves painted after the sound; ``guide`` gives other upper halves."""
         vae: Any = nets["vae"]
         with torch.no_grad():
             states = hidden_states(nets["whisper"].encoder, batch["audio"])  # type: ignore[arg-type]
@@ -222,7 +219,8 @@ class Stage1(Job):
 
     def _vgg(self, net: nn.Module, real: list[Tensor], made: list[Tensor]) -> Tensor:
         """The mean over the five slices of VGG of the features' mean distance, summed over the pyramid's levels."""
-        distances = [(a - b).abs().mean() for m, r in zip(made, real, strict=True) for a, b in zip(net(m), net(r), strict=True)]
+        levels = zip(made, real, strict=True)
+        distances = [(a - b).abs().mean() for m, r in levels for a, b in zip(net(m), net(r), strict=True)]
         return sum(distances[1:], start=distances[0]) / 5
 
     def _fool(self, net: nn.Module, prefix: str, real: list[Tensor], made: list[Tensor]) -> dict[str, Tensor]:
@@ -234,14 +232,15 @@ class Stage1(Job):
     def _mouths(self, images: Tensor, batch: Any) -> Tensor:
         """Every image's mouth, enlarged to the image's own size: (n, 3, r, r)."""
         size = (self.resolution, self.resolution)
-        crops = [image[None, :, top:bottom, left:right] for image, (top, bottom, left, right) in zip(images, batch["mouths"], strict=True)]
+        boxes = zip(images, batch["mouths"], strict=True)
+        crops = (image[None, :, top:bottom, left:right] for image, (top, bottom, left, right) in boxes)
         return torch.cat([F.interpolate(crop, size=size, mode="bilinear", align_corners=False) for crop in crops])
 
     def _discriminator(self, nets: Nets, batch: Any, shared: dict[str, Any]) -> Loss:
         self._repaint(nets, batch, shared)
         return self._judged(nets["discriminator"], batch, shared["real"], shared["made"])
 
-    def _mouth_discriminator(self, nets: Nets, batch: Any, shared: dict[str, Any]) -> Loss:
+    def _mouths_loss(self, nets: Nets, batch: Any, shared: dict[str, Any]) -> Loss:
         self._repaint(nets, batch, shared)
         return self._judged(nets["mouth_discriminator"], batch, shared["real_mouths"], shared["made_mouths"])
 
@@ -256,7 +255,8 @@ class Stage1(Job):
         with torch.no_grad():
             shared["real"], shared["made"] = batch["pixels"].flatten(0, 1), self.paint(nets, batch)
             if self.mouth_gan_weight:
-                shared["real_mouths"], shared["made_mouths"] = (self._mouths(shared[name], batch) for name in ("real", "made"))
+                for name in ("real", "made"):
+                    shared[f"{name}_mouths"] = self._mouths(shared[name], batch)
 
     # ---- validation
 
@@ -273,17 +273,17 @@ class Stage1(Job):
         return video.talking_clips(self.clips, self.frames, self.resolution)
 
     def collate(self, samples: Sequence[video.TalkingClip]) -> dict[str, Any]:
-        def stacked(arrays: Iterator[Any]) -> Tensor:
-            return torch.stack([torch.from_numpy(array) for array in arrays])
-
         batch: dict[str, Any] = {
-            "pixels": stacked(clip.frames for clip in samples) / 127.5 - 1,
-            "reference": stacked(clip.reference for clip in samples) / 127.5 - 1,
-            "audio": stacked(video.whisper_mel(clip.wave) for clip in samples),
-            "positions": stacked(video.whisper_positions(clip.start, self.frames) for clip in samples),
+            "pixels": video.stacked(clip.frames for clip in samples) / 127.5 - 1,
+            "reference": video.stacked(clip.reference for clip in samples) / 127.5 - 1,
+            "audio": video.stacked(video.whisper_mel(clip.wave) for clip in samples),
+            "positions": video.stacked(video.whisper_positions(clip.start, self.frames) for clip in samples),
         }
-        mel = stacked(video.sync_mel(clip.wave, clip.start) for clip in samples) if self.sync_weight else None
-        return self._with_extras(batch, len(samples), mel)
+        if self.sync_weight:
+            batch["mel"] = video.stacked(video.sync_mel(clip.wave, clip.start) for clip in samples)
+        if self.mouth_gan_weight:
+            batch["mouths"] = [mouth_box(self.resolution)] * (len(samples) * self.frames)
+        return batch
 
 
 class Stage2(Stage1):
@@ -329,9 +329,10 @@ class Tiny(Stage2):
     }
 
 
-UNET: Mapping[str, Any] = {"sample_size": 32, "in_channels": 8, "out_channels": 4, "cross_attention_dim": 384, "attention_head_dim": 8}
+UNET = {"sample_size": 32, "in_channels": 8, "out_channels": 4, "cross_attention_dim": 384, "attention_head_dim": 8}
 """diffusers calls the number of heads ``attention_head_dim`` here; the rest is its default, Stable Diffusion's."""
 CRITICS = ("discriminator", "mouth_discriminator")
+TURNS = {"unet": "generator"}
 
 
 def mouth_box(resolution: int) -> Box:

@@ -75,7 +75,8 @@ def test_precision_of_the_frozen_nets(nets_of):
     kinds = {name: {p.dtype for p in net.parameters()} for name, net in nets_of(latentsync.Stage2).items()}
     half, full = {torch.float16}, {torch.float32}
     assert {name for name, dtypes in kinds.items() if dtypes == half} == {"vae", "syncnet", "trepa"}
-    assert {name for name, dtypes in kinds.items() if dtypes == full} == {"unet", "whisper", "lpips", "detector", "evaluator"}
+    rest = {"unet", "whisper", "lpips", "detector", "evaluator"}
+    assert {name for name, dtypes in kinds.items() if dtypes == full} == rest
 
 
 def test_weight_0_loads_no_net(nets_of):

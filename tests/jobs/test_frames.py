@@ -19,7 +19,8 @@ def test_loudness_is_of_the_sound_under_a_frame():
 
 def test_shapes_of_a_clip():
     clip = video.talking_clips(2, 16, 64)[1]
-    assert clip.frames.shape == clip.reference.shape == (16, 3, 64, 64) and clip.frames.dtype == np.uint8
+    assert clip.frames.shape == clip.reference.shape == (16, 3, 64, 64)
+    assert clip.frames.dtype == np.uint8
     assert clip.frames.std(0).max() > 10, "the mouth moves"
     assert video.whisper_mel(clip.wave).shape == (80, 3000)
     assert video.sync_mel(clip.wave, clip.start).shape == (1, 80, 52)

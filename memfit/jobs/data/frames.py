@@ -1,4 +1,4 @@
-"""Videos of drawn faces that talk: the mouth opens with the loudness of real speech. 25 frames a second, sound at 16 kHz.
+"""Videos of drawn faces that talk: the mouth opens with the loudness of real speech. 25 frames a second, 16 kHz.
 
 Everything is kept in numpy, so that a cached clip is the same inside and outside a trace.
 """
@@ -6,12 +6,17 @@ Everything is kept in numpy, so that a cached clip is the same inside and outsid
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image, ImageDraw
 
 from memfit.jobs.data.speech import speak
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 RATE = 16000
 FPS = 25
@@ -49,10 +54,18 @@ def _clip(number: int, wave: np.ndarray, frames: int, resolution: int) -> Talkin
     chance = np.random.default_rng(number)
     start, elsewhere = chance.integers(0, len(opening) - frames + 1, 2)
     look = chance.uniform(size=8)
-    drawn = [
-        np.stack([draw_face(look, opening[first + k], resolution) for k in range(frames)]) for first in (start, elsewhere)
-    ]
-    return TalkingClip(id=number, frames=drawn[0], reference=drawn[1], wave=wave, start=int(start))
+    drawn, reference = (
+        np.stack([draw_face(look, opening[first + k], resolution) for k in range(frames)])
+        for first in (start, elsewhere)
+    )
+    return TalkingClip(id=number, frames=drawn, reference=reference, wave=wave, start=int(start))
+
+
+def stacked(arrays: Iterable[np.ndarray]) -> Tensor:
+    """Arrays of one shape as a tensor, one row each."""
+    import torch
+
+    return torch.from_numpy(np.stack(list(arrays)))
 
 
 def loudness(wave: np.ndarray) -> np.ndarray:
@@ -64,7 +77,7 @@ def loudness(wave: np.ndarray) -> np.ndarray:
 
 
 def draw_face(look: np.ndarray, opening: float, resolution: int) -> np.ndarray:
-    """uint8 (3, r, r): a face whose colours and features are ``look`` (8 numbers in 0 to 1), its mouth ``opening`` wide."""
+    """uint8 (3, r, r): a face of a ``look`` (8 numbers in 0 to 1) whose mouth is open by 0 to 1."""
     scale = 4
     size = scale * resolution
 
@@ -78,8 +91,10 @@ def draw_face(look: np.ndarray, opening: float, resolution: int) -> np.ndarray:
     for side in (-1, 1):
         draw.ellipse(box(0.5 + 0.14 * side, 0.4, 0.12, 0.07), fill=(250, 250, 250))
         draw.ellipse(box(0.5 + 0.14 * side, 0.4, 0.05, 0.06), fill=(30, 30, 60))
-        draw.line((*_point(0.5 + 0.08 * side, 0.33, size), *_point(0.5 + 0.21 * side, 0.32, size)), fill=(40, 30, 20), width=size // 60)
-    draw.polygon([_point(0.5, 0.44, size), _point(0.46, 0.56, size), _point(0.54, 0.56, size)], fill=tuple(int(c * 0.85) for c in skin))
+        brow = [_point(0.5 + 0.08 * side, 0.33, size), _point(0.5 + 0.21 * side, 0.32, size)]
+        draw.line(brow, fill=(40, 30, 20), width=size // 60)
+    nose = [_point(0.5, 0.44, size), _point(0.46, 0.56, size), _point(0.54, 0.56, size)]
+    draw.polygon(nose, fill=tuple(int(c * 0.85) for c in skin))
     width = 0.18 + 0.06 * look[7]
     draw.ellipse(box(0.5, 0.7, width + 0.03, 0.05 + 0.17 * opening), fill=(180, 60, 70))
     draw.ellipse(box(0.5, 0.7, width, 0.015 + 0.15 * opening), fill=(60, 10, 20))
@@ -112,7 +127,7 @@ def whisper_mel(wave: np.ndarray) -> np.ndarray:
 
 
 def whisper_positions(start: int, frames: int) -> np.ndarray:
-    """int64 (f, 10): Whisper's positions around each frame from ``start`` on, in the frame's own 30 s, held at its ends."""
+    """int64 (f, 10): Whisper's positions around each frame from ``start`` on, within the frame's own 30 s."""
     centre = 2 * ((start + np.arange(frames)) % (30 * FPS))
     return np.clip(centre[:, None] + np.arange(-4, POSITIONS - 4), 0, 1499)
 
@@ -138,7 +153,8 @@ def cepstra(wave: np.ndarray, frames: int) -> np.ndarray:
     needed = (frames + 5) * RATE // FPS + 400
     padded = np.pad(wave[:needed], (0, max(0, needed - len(wave))))
     bank = mel_filter_bank(257, 26, 0.0, RATE / 2, RATE)
-    levels = spectrogram(padded, window_function(400, "hann"), 400, 160, fft_length=512, power=2.0, mel_filters=bank, log_mel="log", mel_floor=1e-10)
+    window = window_function(400, "hann")
+    levels = spectrogram(padded, window, 400, 160, fft_length=512, power=2.0, mel_filters=bank, log_mel="log")
     coefficients = dct(levels, axis=0, norm="ortho")[:13]
     columns = 4 * np.arange(frames)[:, None] + np.arange(20)
     return coefficients[:, columns].transpose(1, 0, 2)[:, None].astype(np.float32)

@@ -59,7 +59,7 @@ class MultiScaleDiscriminator(nn.Module):
 def discriminator_loss(net: MultiScaleDiscriminator, real: list[Tensor], made: list[Tensor]) -> Tensor:
     """Least squares: real images should score 1, made ones 0; the mean over scores, summed over scales."""
     scores = zip(net(made), net(real), strict=True)
-    total: Tensor = sum(((1 - r) ** 2 + m**2).mean() for (_, m), (_, r) in scores)  # type: ignore[assignment]
+    total: Tensor = sum(((1 - r) ** 2 + m**2).mean() for (_, m), (_, r) in scores)
     return total
 
 

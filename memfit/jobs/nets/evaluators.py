@@ -26,7 +26,8 @@ class FaceDetector(nn.Module):
             nn.MaxPool2d(2), nn.Conv2d(c5, fc, 3, padding=3), nn.ReLU(True), nn.Conv2d(fc, fc, 1), nn.ReLU(True)
         )
         self.to_c6, self.to_c7 = _squeeze(fc, c6), _squeeze(c6, c7)
-        self.heads = nn.ModuleList(nn.Conv2d(c, 6 + 2 * (i == 0), 3, padding=1) for i, c in enumerate((c3, c4, c5, fc, c6, c7)))
+        widths = (c3, c4, c5, fc, c6, c7)
+        self.heads = nn.ModuleList(nn.Conv2d(c, 6 + 2 * (i == 0), 3, padding=1) for i, c in enumerate(widths))
         self.norms = nn.ParameterList(nn.Parameter(torch.ones(c)) for c in (c3, c4, c5))
 
     def forward(self, image: Tensor) -> list[Tensor]:
@@ -41,12 +42,15 @@ class FaceDetector(nn.Module):
 def _squeeze(channels: int, out_channels: int) -> nn.Sequential:
     inner = out_channels // 2
     return nn.Sequential(
-        nn.Conv2d(channels, inner, 1), nn.ReLU(True), nn.Conv2d(inner, out_channels, 3, stride=2, padding=1), nn.ReLU(True)
+        nn.Conv2d(channels, inner, 1),
+        nn.ReLU(True),
+        nn.Conv2d(inner, out_channels, 3, stride=2, padding=1),
+        nn.ReLU(True),
     )
 
 
 class SyncEvaluator(nn.Module):
-    """Vectors of five frames (n, 3, 5, 224, 224) and of their 20 mel-cepstral columns (n, 1, 13, 20): (n, 1024) each."""
+    """Vectors (n, 1024) of five frames (n, 3, 5, 224, 224) and of their 20 mel-cepstral columns (n, 1, 13, 20)."""
 
     def __init__(self, *, width: float = 1.0) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""Nets that are not trained, in their published shapes with random weights: the Stable Diffusion VAE and the Whisper encoder."""
+"""Nets that are not trained, in their published shapes with random weights: Stable Diffusion's VAE, and Whisper."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from diffusers import AutoencoderKL
@@ -25,7 +25,7 @@ def frozen(net: Net, dtype: torch.dtype = torch.float32) -> Net:
     return net
 
 
-def sd_vae(*, channels: Sequence[int] = (128, 256, 512, 512), groups: int = 32) -> AutoencoderKL:
+def sd_vae(*, channels: Sequence[int] = (128, 256, 512, 512), groups: int = 32) -> Any:
     """sd-vae-ft-mse: images (n, 3, h, w) to latents (n, 4, h/8, w/8) and back. https://arxiv.org/abs/2112.10752"""
     return AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * len(channels),
@@ -77,14 +77,15 @@ def audio_embeddings(states: Tensor, positions: Tensor) -> Tensor:
     return states[rows, positions].flatten(2, 3)
 
 
-def encode(vae: AutoencoderKL, images: Tensor, noise: Tensor | None = None) -> Tensor:
+def encode(vae: Any, images: Tensor, noise: Tensor | None = None) -> Tensor:
     """Images (n, 3, h, w) to scaled latents (n, 4, h/8, w/8): drawn by this noise, or the distribution's mode."""
     posterior = vae.encode(images).latent_dist
     latents = posterior.mode() if noise is None else posterior.mean + posterior.std * noise
-    return latents * SCALING
+    scaled: Tensor = latents * SCALING
+    return scaled
 
 
-def decode(vae: AutoencoderKL, latents: Tensor) -> Tensor:
+def decode(vae: Any, latents: Tensor) -> Tensor:
     """Scaled latents (n, 4, h, w) to images (n, 3, 8h, 8w)."""
     images: Tensor = vae.decode(latents / SCALING).sample
     return images

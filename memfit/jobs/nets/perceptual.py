@@ -1,4 +1,4 @@
-"""Distances between images as the layers of an image classifier see them. Weights are random here, the shapes are theirs.
+"""Distances between images as the layers of an image classifier see them, in their shapes, with random weights.
 
 LPIPS: Zhang et al., https://arxiv.org/abs/1801.03924. VGG: Simonyan and Zisserman, https://arxiv.org/abs/1409.1556.
 """
@@ -54,9 +54,10 @@ class LpipsVgg(nn.Module):
     def __init__(self, *, width: float = 1.0) -> None:
         super().__init__()
         self.net = _Slices(vgg(VGG16, width=width), (4, 9, 16, 23, 30))
-        self.lins = nn.ModuleList(nn.Conv2d(int(c * width), 1, 1, bias=False) for _, c in VGG16)
-        for lin in self.lins:
+        lins = [nn.Conv2d(int(c * width), 1, 1, bias=False) for _, c in VGG16]
+        for lin in lins:
             nn.init.uniform_(lin.weight)
+        self.lins = nn.ModuleList(lins)
         self.register_buffer("shift", torch.tensor([-0.030, -0.088, -0.188])[None, :, None, None])
         self.register_buffer("scale", torch.tensor([0.458, 0.448, 0.450])[None, :, None, None])
 

@@ -1,4 +1,4 @@
-"""The Stable Diffusion 1.5 U-Net inflated over frames: convolutions on every frame by itself, group norms over all frames.
+"""The Stable Diffusion 1.5 U-Net inflated over frames: convolutions see a frame, group norms all frames of a clip.
 
 Rombach et al., https://arxiv.org/abs/2112.10752; inflation as in https://arxiv.org/abs/2307.04725.
 """
@@ -119,7 +119,9 @@ class Middle(nn.Module):
     def __init__(self, channels: int, *, time_dim: int, context_dim: int, heads: int, groups: int) -> None:
         super().__init__()
         self.resnets = nn.ModuleList(Resnet3D(channels, channels, time_dim=time_dim, groups=groups) for _ in range(2))
-        self.attentions = nn.ModuleList([SpatialTransformer(channels, heads=heads, context_dim=context_dim, groups=groups)])
+        self.attentions = nn.ModuleList(
+            [SpatialTransformer(channels, heads=heads, context_dim=context_dim, groups=groups)]
+        )
 
     def forward(self, x: Tensor, time: Tensor, context: Tensor) -> Tensor:
         out: Tensor = self.resnets[1](self.attentions[0](self.resnets[0](x, time), context), time)
