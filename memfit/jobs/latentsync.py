@@ -152,7 +152,7 @@ class Stage1(Job):
         return {"adamw": torch.optim.AdamW(learning, lr=self.learning_rate, **kind)}  # type: ignore[arg-type]
 
     def checkpointable(self, nets: Nets) -> list[str]:
-        """What upstream recomputes: resnets, attentions, motion modules; blocks of the VAE's decoder, SyncNet, TREPA."""
+        """What upstream recomputes: resnets, attentions, motion modules; blocks of the decoder, SyncNet, TREPA."""
         named: dict[str, Any] = nets
         paths = [f"unet.{path}" for path in named["unet"].recomputable()]
         if self.pixel_space_supervise:
@@ -341,8 +341,9 @@ class Stage2Efficient(Stage2):
 
 
 class Tiny(Stage2):
-    """Stage 2's code at 64 px with narrow nets, all of the U-Net learning, on drawn faces that talk."""
+    """Stage 2's code at 64 px with narrow nets and clips of 8 frames, all of the U-Net learning, on drawn faces that talk."""
 
+    frames: int = 8
     resolution: int = 64
     precision: Precision = "fp32"
     frozen_precision: Precision = "fp32"

@@ -71,7 +71,7 @@ class Stage1(Job):
         "frames": f"{CONFIG}: data.n_sample_frames",
         "resolution": f"{CONFIG}: data.image_size",
         "checkpointing": f"{CONFIG}: solver.gradient_checkpointing",
-        "checkpoint_vae_decoder": f"{MODELS}: vae.enable_gradient_checkpointing() and vae.train() (diffusers 0.30 needs both)",
+        "checkpoint_vae_decoder": f"{MODELS}: vae.enable_gradient_checkpointing() and vae.train() (0.30 needs both)",
         "optimizer_fused": f"{MODELS}: optimizer_cls(..., fused=True)",
         "optimizer_8bit": f"{CONFIG}: solver.use_8bit_adam (changes what is learned)",
         "precision": f"{LAUNCH}: mixed_precision (the nets outside of the U-Net stay fp32)",
