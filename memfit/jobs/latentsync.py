@@ -341,7 +341,7 @@ class Stage2Efficient(Stage2):
 
 
 class Tiny(Stage2):
-    """Stage 2's code at 64 px with narrow nets and clips of 8 frames, all of the U-Net learning, on drawn faces that talk."""
+    """Stage 2's code at 64 px with narrow nets and 8 frames, all of the U-Net learning, on drawn talking faces."""
 
     frames: int = 8
     resolution: int = 64
