@@ -1,6 +1,7 @@
 """python -m pytest tests/jobs/test_frames.py"""
 
 import numpy as np
+from transformers import WhisperFeatureExtractor
 
 from memfit.jobs.data import frames as video
 
@@ -31,3 +32,9 @@ def test_positions_are_of_the_frames_own_30_seconds():
     np.testing.assert_array_equal(video.whisper_positions(100, 1)[0], np.arange(196, 206))
     np.testing.assert_array_equal(video.whisper_positions(0, 1)[0, :5], [0, 0, 0, 0, 0])
     np.testing.assert_array_equal(video.whisper_positions(751, 1)[0], [0, 0, 0, 1, 2, 3, 4, 5, 6, 7])
+
+
+def test_the_log_mel_is_whispers():
+    wave = video.talking_clips(2, 16, 64)[0].wave
+    whispers = WhisperFeatureExtractor()(wave, sampling_rate=video.RATE, return_tensors="np")["input_features"][0]
+    np.testing.assert_allclose(video.whisper_mel(wave), whispers, atol=1e-4)

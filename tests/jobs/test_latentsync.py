@@ -6,7 +6,8 @@ import torch
 from memfit.apply.blocks import find_module
 from memfit.apply.rig import build
 from memfit.apply.window import MicroBatch, run_window
-from memfit.device.virtual import virtual_cpu
+from memfit.device.rules import CardRules
+from memfit.device.virtual import virtual_cpu, virtual_gpu
 from memfit.errors import InputError
 from memfit.job import Shape
 from memfit.jobs import latentsync
@@ -108,16 +109,31 @@ def test_validation_paints_only_the_mouth():
 
 
 def test_validation_asks_for_1_gib_at_once():
-    """The group norm of the VAE decoder's last block in fp32: 16 x 256 x 256 x 256 x 4 bytes."""
-    largest = []
+    """The group norm of the VAE decoder's last block, which CUDA's autocast runs in fp32: 16 x 256 x 256 x 256 x 4."""
+    asked = []
     job = Stage1(validation_frames=16)
+    job.repeats = lambda count: [0]
+    with virtual_gpu(CardRules()) as virtual, torch.no_grad():
+        with virtual.device:
+            nets, batch = job.nets(), job.validation_batch(Shape(items=1))
+        for net in nets.values():
+            net.to(virtual.device).eval()
+        norm = nets["vae"].decoder.up_blocks[3].resnets[0].norm1
+        norm.register_forward_hook(lambda module, args, out: asked.append(out.nbytes))
+        job.validate(nets, batch)
+    assert asked == [2**30]
+
+
+def test_skipped_turns_leave_behind_what_run_ones_do():
+    """A trace that runs the first two windows and the last still joins all the video's frames."""
+    job = Tiny(clips=2, validation_frames=40)
+    whole, part = [], []
     with virtual_cpu(), torch.no_grad():
         nets = job.nets()
-        block = nets["vae"].eval().decoder.up_blocks[3].resnets[0].norm1
-        block.register_forward_hook(lambda _, args, out: largest.append(out.nbytes))
-        job.repeats = lambda count: [0]
-        job.validate(nets, job.validation_batch(Shape(items=1)))
-    assert max(largest) in (2**30, 2**29)
+        for seen in (whole, part):
+            seen += latentsync.lip_sync(job, nets, job.validation_batch(Shape(items=1))).shape
+            job.repeats = lambda count: sorted({0, min(1, count - 1), count - 1})
+    assert whole == part == [40, 3, 64, 64]
 
 
 @pytest.mark.parametrize(

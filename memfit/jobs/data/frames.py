@@ -114,11 +114,14 @@ def mouth_mask(resolution: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=256)
 def _whisper_mel(data: bytes) -> np.ndarray:
-    from transformers import WhisperFeatureExtractor
+    from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
 
-    wave = np.frombuffer(data, np.float32)
-    mel: np.ndarray = WhisperFeatureExtractor()(wave, sampling_rate=RATE, return_tensors="np")["input_features"][0]
-    return mel
+    wave = np.frombuffer(data, np.float32)[: 30 * RATE]
+    padded = np.pad(wave, (0, 30 * RATE - len(wave)))
+    bank = mel_filter_bank(201, 80, 0.0, RATE / 2, RATE, norm="slaney", mel_scale="slaney")
+    levels = spectrogram(padded, window_function(400, "hann"), 400, 160, power=2.0, mel_filters=bank, log_mel="log10")
+    held = np.maximum(levels[:, :3000], levels[:, :3000].max() - 8)
+    return ((held + 4) / 4).astype(np.float32)
 
 
 def whisper_mel(wave: np.ndarray) -> np.ndarray:
