@@ -16,6 +16,9 @@ from memfit.errors import InputError
 
 _DIGIT, _STEP_BITS = 64, 40
 
+Stretches = tuple[tuple[int, int], ...]
+"""(world, steps) of each part of an epoch that was given in one world, oldest first."""
+
 
 class LengthBatchSampler(DistributedSampler):
     """Yields lists of sample ids: one batch a step for this rank, within ``budget`` of padded cost.
@@ -70,27 +73,28 @@ class LengthBatchSampler(DistributedSampler):
         if len(self.dropped) and too_long == "error":
             raise self._too_long()
         self._classes = length_classes(self.lengths, noise)
-        self._stretches: tuple[tuple[int, int], ...] = ()
-        """(world, steps) of what the epoch has behind it, oldest first; the last one may be of this world."""
-        self._planned: tuple[Any, EpochPlan] | None = None
+        self._start: Stretches = ()
+        """What the next iteration has behind it."""
+        self._done: Stretches = ()
+        """What is behind now; the last stretch grows while this world iterates."""
+        self._planned: tuple[tuple[int, Stretches], EpochPlan] | None = None
 
     def __iter__(self) -> Iterator[list[int]]:  # type: ignore[override]
-        plan, first = self.plan(), self._steps_done()
-        behind = self._behind()
-        self._stretches = behind
-        return self._batches(plan, first, behind)
+        plan, behind, first = self.plan(), self._others(self._start), self._steps(self._start)
+        self._done, self._start = self._start, ()
+        return self._batches(plan, behind, first, self.epoch)
 
-    def _batches(self, plan: EpochPlan, first: int, behind: tuple[tuple[int, int], ...]) -> Iterator[list[int]]:
-        epoch = self.epoch
+    def _batches(self, plan: EpochPlan, behind: Stretches, first: int, epoch: int) -> Iterator[list[int]]:
+        ranks = range(self.num_replicas) if self.every_rank else (self.rank,)
         for step in range(first, plan.steps):
-            for rank in range(self.num_replicas) if self.every_rank else (self.rank,):
-                if self.epoch == epoch and (not self.every_rank or rank == self.num_replicas - 1):
-                    self._stretches = (*behind, (self.num_replicas, step + 1))
+            for rank in ranks:
+                if self.epoch == epoch and rank == ranks[-1]:
+                    self._done = (*behind, (self.num_replicas, step + 1))
                 yield plan.ids(step, rank).tolist()
 
     def __len__(self) -> int:
         """Batches that the next iteration yields."""
-        steps = self.plan().steps - self._steps_done()
+        steps = self.plan().steps - self._steps(self._start)
         return steps * self.num_replicas if self.every_rank else steps
 
     @property
@@ -101,14 +105,11 @@ class LengthBatchSampler(DistributedSampler):
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch; another one than the present starts at its beginning."""
         if epoch != self.epoch:
-            self.epoch, self._stretches = epoch, ()
+            self.epoch, self._start, self._done = epoch, (), ()
 
     def plan(self) -> EpochPlan:
-        """The batches of this epoch on all ranks: from the start, or of what a change of the world size left."""
-        key = (self.epoch, self._behind())
-        if self._planned is None or self._planned[0] != key:
-            self._planned = (key, self._plan(*key))
-        return self._planned[1]
+        """The batches of the next iteration on all ranks; of what is left, after a change of the world size."""
+        return self._plan_behind(self._others(self._start))
 
     def state_dict(self) -> dict[str, int]:
         """One integer that holds the epoch and the steps given so far; the same on every rank.
@@ -116,11 +117,12 @@ class LengthBatchSampler(DistributedSampler):
         A DataLoader with workers draws batches ahead of training: use StatefulDataLoader, which accounts for that, or
         ``state_at`` with the number of steps that were trained.
         """
-        return {"state": self._encode(self._stretches)}
+        return {"state": self._encode(self._done)}
 
     def state_at(self, step: int) -> dict[str, int]:
-        """The state after ``step`` steps of this epoch in this world."""
-        return {"state": self._encode((*self._behind(), (self.num_replicas, step)) if step else self._behind())}
+        """The state after ``step`` steps of this world in the present epoch."""
+        behind = self._others(self._done)
+        return {"state": self._encode((*behind, (self.num_replicas, step)) if step else behind)}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Takes up a state, also one of another world size: what is left is then dealt out anew."""
@@ -129,26 +131,32 @@ class LengthBatchSampler(DistributedSampler):
         while rest:
             rest, stretch = divmod(rest, 1 << _DIGIT)
             stretches.append(divmod(stretch, 1 << _STEP_BITS))
-        self._stretches = tuple(stretches)
+        self._start = self._done = tuple(stretches)
 
-    def _encode(self, stretches: tuple[tuple[int, int], ...]) -> int:
+    def _encode(self, done: Stretches) -> int:
         """Lowest 64 bits: the epoch; then for each stretch 64 bits: world · 2^40 + steps. A done epoch is the next."""
-        if stretches and stretches[-1][0] == self.num_replicas and stretches[-1][1] >= self.plan().steps:
+        if self._steps(done) and self._steps(done) >= self._plan_behind(self._others(done)).steps:
             return self.epoch + 1
         state = 0
-        for world, steps in reversed(stretches):
+        for world, steps in reversed(done):
             state = state << _DIGIT | world << _STEP_BITS | steps
         return state << _DIGIT | self.epoch
 
-    def _behind(self) -> tuple[tuple[int, int], ...]:
-        """Stretches in other worlds than this one, from which the present plan follows."""
-        last = self._stretches[-1:]
-        return self._stretches[:-1] if last and last[0][0] == self.num_replicas else self._stretches
+    def _others(self, done: Stretches) -> Stretches:
+        """Stretches before this world's own, from which its plan follows."""
+        return done[:-1] if done and done[-1][0] == self.num_replicas else done
 
-    def _steps_done(self) -> int:
-        return self._stretches[-1][1] if len(self._stretches) > len(self._behind()) else 0
+    def _steps(self, done: Stretches) -> int:
+        """Steps of this world's own stretch."""
+        return done[-1][1] if len(self._others(done)) < len(done) else 0
 
-    def _plan(self, epoch: int, behind: tuple[tuple[int, int], ...]) -> EpochPlan:
+    def _plan_behind(self, behind: Stretches) -> EpochPlan:
+        key = (self.epoch, behind)
+        if self._planned is None or self._planned[0] != key:
+            self._planned = (key, self._plan(*key))
+        return self._planned[1]
+
+    def _plan(self, epoch: int, behind: Stretches) -> EpochPlan:
         left = None
         if len(self.dropped):
             left = np.delete(np.arange(len(self.lengths)), self.dropped)
