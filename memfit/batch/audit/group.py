@@ -117,7 +117,9 @@ class _Done:
 
 
 def _collectives(rank: int, world: int, exchange: Exchange) -> dict[str, Any]:
-    def broadcast(tensor: Any, src: int | None = None, *args: Any, group_src: int | None = None, **options: Any) -> _Done:
+    def broadcast(
+        tensor: Any, src: int | None = None, *args: Any, group_src: int | None = None, **options: Any
+    ) -> _Done:
         tensor.copy_(exchange.swap(tensor)[src if src is not None else group_src or 0].reshape(tensor.shape))
         return _Done()
 
@@ -158,5 +160,6 @@ def _collectives(rank: int, world: int, exchange: Exchange) -> dict[str, Any]:
     return {
         "init_process_group": nothing, "barrier": nothing, "monitored_barrier": nothing, "new_group": same_group,
         "broadcast": broadcast, "broadcast_object_list": broadcast_object_list, "all_gather": all_gather,
-        "all_gather_into_tensor": all_gather_into_tensor, "all_gather_object": all_gather_object, "all_reduce": all_reduce,
+        "all_gather_into_tensor": all_gather_into_tensor, "all_gather_object": all_gather_object,
+        "all_reduce": all_reduce,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What can be read off a loader or sampler without running it: its parts, data set size, lengths, and what it declares."""
+"""What can be read off a loader or sampler without running it: its parts, its data set, and what it declares."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SubsetRandomSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SubsetRandomSampler
 
 _INNER = (
-    "sampler", "batch_sampler", "base_dataloader", "dataloader", "_dataloader", "loader", "_loader", "_sampler", "base_sampler",
+    "sampler", "batch_sampler", "base_dataloader", "dataloader", "_dataloader", "loader", "_loader", "_sampler",
+    "base_sampler",
 )  # fmt: skip
 _DATA = ("dataset", "data_source", "_dataset", "data")
 _LENGTHS = (
-    "lengths", "lens", "length", "durations", "duration", "frames", "num_frames", "n_frames", "frame_lens", "frame_lengths",
-    "num_tokens", "token_counts", "sizes", "seq_lens", "sample_lengths",
+    "lengths", "lens", "length", "durations", "duration", "frames", "num_frames", "n_frames", "frame_lens",
+    "frame_lengths", "num_tokens", "token_counts", "sizes", "seq_lens", "sample_lengths",
 )  # fmt: skip
 _LENGTH_CALLS = ("get_frame_len", "get_length", "get_len", "num_tokens", "size", "get_duration")
 
@@ -57,7 +58,7 @@ def declared_by(given: Any) -> Declared:
         with_replacement=any(getattr(part, "replacement", None) is True for part in samplers),
         some_only=bool(subset) or any(isinstance(part, RandomSampler) for part in counted),
         dropped=tuple(int(index) for ids in dropped for index in ids),
-        batch_size=next((part.batch_size for part in parts if isinstance(getattr(part, "batch_size", None), int)), None),
+        batch_size=next((size for part in parts if isinstance(size := getattr(part, "batch_size", None), int)), None),
         steps=_len(given),
     )
 
@@ -103,7 +104,7 @@ def _size(parts: list[Any]) -> int | None:
     for part in parts:
         if isinstance(part, DataLoader):
             sizes.append(None if isinstance(part.dataset, IterableDataset) else _len(part.dataset))
-        elif not isinstance(part, BatchSampler):
+        else:
             held = (_attribute(part, name) for name in (*_DATA, *_LENGTHS))
             sizes += [_len(value) for value in held if not isinstance(value, (str, bytes, Sampler))]
     return max((size for size in sizes if size), default=None)
