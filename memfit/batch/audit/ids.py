@@ -17,8 +17,8 @@ import torch
 
 ID_NAMES = (
     "id", "ids", "idx", "idxs", "index", "indices", "indexes", "sample_id", "sample_ids", "uid", "uids", "utt_id",
-    "utt_ids", "utt", "utts", "key", "keys", "__key__", "path", "paths", "file", "files", "filename", "filenames", "name", "names",
-    "audio_path", "video_path", "wav_path", "image_path",
+    "utt_ids", "utt", "utts", "key", "keys", "__key__", "path", "paths", "file", "files", "filename", "filenames",
+    "name", "names", "audio_path", "video_path", "wav_path", "image_path",
 )  # fmt: skip
 """Names of fields that say which sample it is, the surest first."""
 

@@ -58,7 +58,7 @@ def declared_by(given: Any) -> Declared:
         with_replacement=any(getattr(part, "replacement", None) is True for part in samplers),
         some_only=bool(subset) or any(isinstance(part, RandomSampler) for part in counted),
         dropped=tuple(int(index) for ids in dropped for index in ids),
-        batch_size=next((size for part in parts if isinstance(size := getattr(part, "batch_size", None), int)), None),
+        batch_size=next((part.batch_size for part in parts if type(_attribute(part, "batch_size")) is int), None),
         steps=_len(given),
     )
 

@@ -83,15 +83,10 @@ def streams_of(worlds: Mapping[int, Sequence[Drawn]]) -> dict[int, World]:
 
 
 def _repeats(worlds: Mapping[int, Sequence[Drawn]]) -> int:
-    """Epochs of a loop that does not mark them: how often it draws each sample in the smallest world."""
-    drawn = [batch.ids for rank in worlds[min(worlds)] for batch in rank.batches]
-    total = sum(map(len, drawn))
+    """Epochs of a loop that does not mark them: how often it draws each sample on a single rank."""
+    drawn = [batch.ids for rank in worlds.get(1, ()) for batch in rank.batches]
     distinct = len({index for ids in drawn for index in ids})
-    return max(1, round(total / distinct / (min(worlds) if _all_alike(worlds[min(worlds)]) else 1))) if distinct else 1
-
-
-def _all_alike(ranks: Sequence[Drawn]) -> bool:
-    return len(ranks) > 1 and all({i for b in r.batches for i in b.ids} == {i for b in ranks[0].batches for i in b.ids} for r in ranks[1:])
+    return max(1, round(sum(map(len, drawn)) / distinct)) if distinct else 1
 
 
 def _starts(drawn: Drawn, repeats: int) -> list[int]:
