@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -67,28 +67,36 @@ def _show(found: Audit, console: Console) -> None:
     for finding in found.findings:
         console.print(Text(f"\n{finding.code}, {finding.world} rank{'s' if finding.world > 1 else ''}", style="bold"))
         console.print(finding.text, markup=False)
+    rows = found.to_json()["worlds"]
+    columns = [*_COLUMNS, *(name for name in _KNOWN if rows[0][_KNOWN[name]] is not None)]
     table = Table(title=f"\n{found.dataset_size:,} samples; one epoch", title_justify="left", box=None, pad_edge=False)
-    for name in ("ranks", "batches", "distinct", "repeats", "missing", "steps", "padding", "imbalance", "new order"):
-        table.add_column(name, justify="right")
-    for row in found.to_json()["worlds"]:
-        batches = sorted(set(row["batches_per_rank"]))
-        table.add_row(
-            str(row["world"]),
-            "–".join(f"{number}" for number in dict.fromkeys((batches[0], batches[-1]))),
-            f"{row['distinct']:,}",
-            f"{row['duplicates']:,}",
-            f"{row['missing']:,}",
-            _known(row["optimizer_steps"], "{}"),
-            _known(row["padding_fraction"], "{:.1%}"),
-            _known(row["imbalance"], "{:.1%}"),
-            {True: "yes", False: "no", None: "unknown"}[row["order_changes_each_epoch"]],
-        )
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(_cell(name, row) for name in columns))
     console.print(table)
+    unknown = [name for name in _KNOWN if name not in columns]
+    if unknown:
+        console.print(Text(f"unknown: {', '.join(unknown)}", style="dim"))
     for world in found.counts:
         console.print()
         for line in strips(found.picture(world, COLUMNS)):
             console.print(line, no_wrap=True, overflow="crop")
 
 
-def _known(value: float | None, form: str) -> str:
-    return "unknown" if value is None else form.format(value)
+_COLUMNS = ("ranks", "batches", "distinct", "repeats", "missing", "new order")
+_KNOWN = {"steps": "optimizer_steps", "padding": "padding_fraction", "imbalance": "imbalance"}
+
+
+def _cell(name: str, row: dict[str, Any]) -> str:
+    batches = sorted(set(row["batches_per_rank"]))
+    changes = {True: "yes", False: "no", None: "unknown"}[row["order_changes_each_epoch"]]
+    plain = {
+        "ranks": row["world"], "batches": "–".join(map(str, dict.fromkeys((batches[0], batches[-1])))),
+        "distinct": f"{row['distinct']:,}", "repeats": f"{row['duplicates']:,}", "missing": f"{row['missing']:,}",
+        "new order": changes,
+    }  # fmt: skip
+    if name in plain:
+        return str(plain[name])
+    value = row[_KNOWN[name]]
+    return "unknown" if value is None else str(value) if name == "steps" else f"{value:.1%}"

@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.worker import WorkerInfo
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from memfit.batch.audit.ids import _scalar, sample_of
 
@@ -33,17 +34,34 @@ def indices_only() -> Iterator[None]:
         yield
 
 
+class Watch:
+    """Which loader a loop took its last batch from, and when loaders began."""
+
+    def __init__(self) -> None:
+        self.current: Any = None
+        self.begun: list[tuple[Any, int]] = []
+        self.now: Callable[[], int] = int
+
+
 @contextlib.contextmanager
-def watched(seen: Callable[[Any], None]) -> Iterator[None]:
-    """Calls ``seen`` with a loader whenever it begins to give data."""
-    begin = DataLoader.__iter__
+def watched() -> Iterator[Watch]:
+    """Keeps watch over every DataLoader that is iterated."""
+    watch, loader_of = Watch(), {}
+    begin, go_on = DataLoader.__iter__, _BaseDataLoaderIter.__next__
 
-    def watched_iter(loader: Any) -> Any:
-        seen(loader)
-        return begin(loader)
+    def begin_watched(loader: Any) -> Any:
+        watch.begun.append((loader, watch.now()))
+        iterator = begin(loader)
+        loader_of[id(iterator)] = iterator, loader
+        return iterator
 
-    with mock.patch.object(DataLoader, "__iter__", watched_iter):
-        yield
+    def go_on_watched(iterator: Any) -> Any:
+        watch.current = loader_of.get(id(iterator), (None, None))[1]
+        return go_on(iterator)
+
+    with mock.patch.object(DataLoader, "__iter__", begin_watched):
+        with mock.patch.object(_BaseDataLoaderIter, "__next__", go_on_watched):
+            yield watch
 
 
 def _get_iterator(loader: Any) -> Any:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from memfit.batch.audit.ids import Batch, batch_of
-from memfit.batch.audit.loaders import indices_only, watched
+from memfit.batch.audit.loaders import Watch, indices_only, watched
 from memfit.batch.audit.parts import Declared, declared_by, set_epoch
 from memfit.batch.audit.target import HOW, is_loop
 from memfit.errors import InputError
@@ -38,16 +39,20 @@ class Drawn:
 class Observer:
     """What a loop reports to: every micro-batch it trains on and every optimizer step it takes."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Watch) -> None:
         self.batches: list[Batch] = []
         self.steps: list[int] = []
         self.epochs: list[int] = []
+        self.loaders: list[Any] = []
+        """The loader that each batch came from; None where none was iterated."""
+        self._watch = watch
 
     def batch(self, ids: Any, lengths: Iterable[float] | None = None) -> None:
         """A micro-batch: its sample ids (list, array, tensor, or a batch with a field of ids), and their lengths."""
         if len(self.batches) >= MOST_BATCHES:
             raise InputError("the loop", f"it has reported {MOST_BATCHES} batches", "let it end after two epochs")
         self.batches.append(batch_of(ids, lengths))
+        self.loaders.append(self._watch.current)
 
     def step(self) -> None:
         """The optimizer has stepped."""
@@ -76,73 +81,62 @@ def _run_given(given: Any, rank: int, world: int) -> Drawn:
     declared = declared_by(given)
     batches: list[Batch] = []
     epochs: list[int] = []
-    endless = once = False
+    once = False
     for epoch in range(EPOCHS):
         set_epoch(given, epoch)
         iterator = iter(given)
-        drawn, endless = _run_epoch(iterator, declared, world)
+        drawn, ended = _run_epoch(iterator, declared)
+        if not ended:
+            return _endless(drawn, declared, rank, world)
         once = iterator is given and not drawn and epoch > 0
         if not once:
             epochs.append(len(batches))
             batches += drawn
-    options = {"rank": rank, "declared": declared, "endless": endless, "once": once}
-    return Drawn(batches=tuple(batches), epochs=tuple(epochs), **options)
+    return Drawn(rank=rank, batches=tuple(batches), epochs=tuple(epochs), declared=declared, once=once)
 
 
-def _run_epoch(iterator: Any, declared: Declared, world: int) -> tuple[list[Batch], bool]:
-    """Batches of an epoch, and whether it had to be cut: after ``len`` batches or its share of the samples."""
+def _run_epoch(iterator: Any, declared: Declared) -> tuple[list[Batch], bool]:
+    """Batches of an epoch, and whether it ended by itself."""
     batches: list[Batch] = []
-    samples, size = 0, declared.size or 0
-    most = 3 * size + 1024 if size else MOST_UNKNOWN
+    samples = 0
+    most = 3 * declared.size + 1024 if declared.size else MOST_UNKNOWN
     for element in iterator:
         batches.append(batch_of(element))
         samples += len(batches[-1].ids)
         if samples > most or len(batches) > 2 * most:
-            break
-    else:
-        return batches, False
-    if declared.steps and declared.steps < len(batches):
-        return batches[: declared.steps], True
-    if not size:
-        raise InputError(
-            "the target", f"it gave {samples} samples without an end", "give it a __len__, or let it end after an epoch"
-        )
-    share, held = -(-size // world), 0
-    for number, batch in enumerate(batches):
-        held += len(batch.ids)
-        if held >= share:
-            return batches[: number + 1], True
+            return batches, False
     return batches, True
 
 
+def _endless(batches: list[Batch], declared: Declared, rank: int, world: int) -> Drawn:
+    """A stream without an end, cut after ``len`` batches or the rank's share of the samples, and once more after that."""
+    if not declared.size:
+        raise InputError(
+            f"the target as rank {rank} of {world}", f"it gave {len(batches)} batches without an end",
+            "give it a __len__, or let it end after an epoch",
+        )  # fmt: skip
+    held = list(itertools.accumulate(len(batch.ids) for batch in batches))
+    share = -(-declared.size // world)
+    steps = declared.steps or 0
+    if not 0 < steps <= len(batches) // 2:
+        steps = next(number for number, samples in enumerate(held, 1) if samples >= share)
+    cut = tuple(batches[: 2 * steps])
+    return Drawn(rank=rank, batches=cut, epochs=(0, steps), declared=declared, endless=True)
+
+
 def _run_loop(function: Callable[..., Any], rank: int, world: int) -> Drawn:
-    observer, begun = Observer(), []
-
-    def seen(loader: Any) -> None:
-        begun.append((loader, len(observer.batches)))
-
-    with watched(seen):
+    with watched() as watch:
+        observer = Observer(watch)
+        watch.now = lambda: len(observer.batches)
         function(rank, world, observer)
-    loader, starts = _training_loader(begun, len(observer.batches))
+    used = [loader for loader in observer.loaders if loader is not None]
+    loader = max(used, key=lambda one: sum(one is other for other in used[:1000]), default=None)
+    starts = [at for begun, at in watch.begun if begun is loader]
     epochs = [at for at in dict.fromkeys(observer.epochs or starts) if at < len(observer.batches)]
     return Drawn(
         rank=rank,
         batches=tuple(observer.batches),
-        epochs=tuple(epochs),
+        epochs=tuple(epochs) if len(epochs) > 1 or observer.epochs else (),
         steps=tuple(observer.steps),
         declared=declared_by(loader) if loader is not None else Declared(),
     )
-
-
-def _training_loader(begun: list[tuple[Any, int]], total: int) -> tuple[Any, list[int]]:
-    """Of the loaders that a loop iterated, the one under most of the reported batches, and where it began each time."""
-    share: dict[int, int] = {}
-    ends = [at for _, at in begun[1:]] + [total]
-    for (loader, at), end in zip(begun, ends, strict=True):
-        share[id(loader)] = share.get(id(loader), 0) + end - at
-    if not any(share.values()):
-        return None, []
-    most = max(share, key=share.__getitem__)
-    own = [(loader, at) for loader, at in begun if id(loader) == most]
-    starts = [at for _, at in own]
-    return own[0][0], starts if len(starts) > 1 else []

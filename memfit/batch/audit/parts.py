@@ -81,10 +81,11 @@ def parts_of(given: Any) -> Iterator[Any]:
 
 
 def set_epoch(given: Any, epoch: int) -> None:
-    """Calls ``set_epoch`` on what was given, on its sampler and on its batch sampler, once each, where it is defined."""
+    """Calls ``set_epoch`` on what was given, its sampler, batch sampler and iterable data set, where it is defined."""
     called: list[Any] = []
-    batch_sampler = _attribute(given, "batch_sampler")
-    for part in (given, _attribute(given, "sampler"), batch_sampler, _attribute(batch_sampler, "sampler")):
+    batch_sampler, dataset = _attribute(given, "batch_sampler"), _attribute(given, "dataset")
+    iterable = dataset if isinstance(dataset, IterableDataset) else None
+    for part in (given, _attribute(given, "sampler"), batch_sampler, _attribute(batch_sampler, "sampler"), iterable):
         if any(part is other for other in called) or not callable(getattr(part, "set_epoch", None)):
             continue
         called.append(part)

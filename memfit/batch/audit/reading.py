@@ -25,7 +25,7 @@ def replaced_samples(target: str | Callable[..., Any]) -> str | None:
         if is_loop(function):
             return None
         dataset = data_set_of(function(0, 1))
-        if dataset is None or not len(dataset):
+        if dataset is None or not hasattr(dataset, "__len__"):
             return None
         named = _names(dataset)
     if not named:

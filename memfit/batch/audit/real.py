@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from memfit.batch.audit.observe import Drawn, run_rank
+from memfit.batch.audit.observe import Drawn
 from memfit.errors import InputError
 
 SECONDS = 300
@@ -42,7 +42,7 @@ def _start(target: str, rank: int, world: int, folder: str) -> subprocess.Popen[
         "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1",
         "ACCELERATE_USE_CPU": "true",
     }  # fmt: skip
-    arguments = [sys.executable, "-m", "memfit.batch.audit.real", target, str(rank), str(world), folder]
+    arguments = [sys.executable, "-m", "memfit.batch.audit.rank", target, str(rank), str(world), folder]
     return subprocess.Popen(arguments, env=environment, stdout=sys.stderr.fileno(), start_new_session=True)
 
 
@@ -69,27 +69,3 @@ def _failed(target: str, rank: int, world: int, folder: str) -> InputError:
     said = Path(folder, f"{rank}.failed")
     text = said.read_text(encoding="utf-8") if said.exists() else "its process ended"
     return InputError(f"target {target!r} as rank {rank} of {world}", text, "run that rank by itself to see more")
-
-
-def _run(target: str, rank: int, world: int, folder: str) -> None:
-    import torch.distributed as dist
-
-    from memfit.batch.audit.target import load_target
-
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
-    dist.init_process_group = lambda *args, **options: None
-    function = load_target(target)
-    drawn = run_rank(function, rank, world)
-    Path(folder, f"{rank}.drawn").write_bytes(pickle.dumps(drawn))
-    dist.barrier()
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    name, number, ranks, out = sys.argv[1:]
-    try:
-        _run(name, int(number), int(ranks), out)
-    except Exception as failure:
-        Path(out, f"{number}.failed").write_text(f"{type(failure).__name__}: {failure}", encoding="utf-8")
-        raise
