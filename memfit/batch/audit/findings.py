@@ -90,8 +90,9 @@ def _sharing(world: World, counts: Counts, alone: Counts, replaced: str | None) 
 
 
 def _replaces(alone: Counts) -> bool:
-    repeats, missing = alone.duplicates - alone.late_repeats, alone.missing
-    return repeats > 0.02 * alone.size and missing > 0.02 * alone.size and abs(repeats - missing) <= 0.2 * missing + alone.slack
+    """As many samples as there are, but some again in place of others."""
+    enough = min(alone.duplicates - alone.late_repeats, alone.missing) > 0.02 * alone.size
+    return enough and abs(alone.draws - alone.size) < alone.slack
 
 
 def _wrong_sharing(world: World, counts: Counts, alone: Counts) -> tuple[str, str] | None:
@@ -150,6 +151,8 @@ def is_declared(world: World, counts: Counts) -> bool:
     rest = [index for index in counts.missing_ids.tolist() if index not in named] if named else None
     if said.some_only or drawn.endless or rest == []:
         return True
+    if counts.missing > 1 and "length" in why_missing(world, counts):
+        return False
     return said.drops_last and (counts.missing if rest is None else len(rest)) < counts.slack
 
 
@@ -162,27 +165,28 @@ def why_missing(world: World, counts: Counts) -> str:
         return f"{len(said.dropped)} samples are named as dropped"
     if said.some_only:
         return "the sampler draws a number of samples, or a subset, that it was told"
-    if said.drops_last and counts.missing < counts.slack:
-        return "drop_last leaves out what does not fill the last step"
     missing = counts.missing_ids
     if said.lengths is not None and len(missing) and len(said.lengths) >= counts.size:
         kept = np.delete(said.lengths[: counts.size], missing)
         gone = said.lengths[missing]
         if len(kept) and gone.min() > kept.max():
-            return f"all of them are longer than {kept.max():g}, the longest that is given"
+            return f"all are of greater length than {kept.max():g}, the longest that is given"
         if len(kept) and gone.max() < kept.min():
-            return f"all of them are shorter than {kept.min():g}, the shortest that is given"
+            return f"all are of smaller length than {kept.min():g}, the shortest that is given"
         if len(kept) and np.all((gone > kept.max()) | (gone < kept.min())):
             return f"their lengths lie outside {kept.min():g} to {kept.max():g}"
+    if said.drops_last and counts.missing < counts.slack:
+        return "drop_last leaves out what does not fill the last step"
     return "what does not fill the last step" if counts.missing < counts.slack else ""
 
 
 def _over_samples(world: World, counts: Counts) -> bool:
-    """Repeats beyond what pads the last step of an epoch."""
-    early = counts.duplicates - counts.late_repeats
+    """Repeats beyond what pads the last step of an epoch, or makes the ranks' samples even."""
     if world.drawn[0].endless:
         return counts.duplicates > 2 * counts.slack
-    return early > 0 or counts.late_repeats >= counts.slack
+    early = counts.duplicates - counts.late_repeats
+    uneven = counts.duplicates >= counts.world and early > 0.05 * counts.draws
+    return uneven or counts.duplicates >= counts.slack
 
 
 def _same_order(world: World, counts: Counts) -> Iterator[tuple[str, str]]:

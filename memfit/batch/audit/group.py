@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
 import os
 import random
 import sys
@@ -86,6 +87,13 @@ def as_rank(rank: int, world: int, exchange: Exchange) -> Iterator[None]:
             random.setstate(states[0])
             np.random.set_state(states[1])
             torch.random.set_rng_state(states[2])
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """What targets print goes to standard error: standard output is the audit's own."""
+    with contextlib.redirect_stdout(sys.stderr or io.StringIO()):
+        yield
 
 
 _init_process_group = dist.init_process_group

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
+SURE_NAMES = ("id", "idx", "index", "sample_id", "uid", "utt_id", "key", "__key__")
+"""Names of fields that are different for every sample."""
 ID_NAMES = (
     "id", "ids", "idx", "idxs", "index", "indices", "indexes", "sample_id", "sample_ids", "uid", "uids", "utt_id",
     "utt_ids", "utt", "utts", "key", "keys", "__key__", "path", "paths", "file", "files", "filename", "filenames",
@@ -92,7 +94,9 @@ def _ids_of_list(element: list[Any] | tuple[Any, ...]) -> Iterable[Hashable]:
     scalars = [_scalar(item) for item in element]
     if all(scalar is not None for scalar in scalars):
         return scalars  # type: ignore[return-value]
-    if all(isinstance(item, (tuple, list)) and item and _scalar(item[0]) is not None for item in element):
+    if all(isinstance(item, list) and all(_scalar(one) is not None for one in item) for item in element):
+        return [_scalar(one) for item in element for one in item]  # type: ignore[misc]
+    if all(isinstance(item, tuple) and item and _scalar(item[0]) is not None for item in element):
         return [_scalar(item[0]) for item in element]  # type: ignore[misc]
     if all(isinstance(item, Mapping) for item in element) and len(element) > 1:
         return [sample_of(item) for item in element]

@@ -63,17 +63,20 @@ class Observer:
         self.epochs.append(len(self.batches))
 
 
-def run_rank(function: Callable[..., Any], rank: int, world: int) -> Drawn:
-    """What the target gives to one rank in two epochs; the surroundings (ranks, process group) are the caller's."""
+def run_rank(function: Callable[..., Any], rank: int, world: int, size: int | None = None) -> Drawn:
+    """What the target gives to one rank in two epochs; the surroundings (ranks, process group) are the caller's.
+
+    ``size`` is the number of samples, for a stream without an end that does not say it.
+    """
     if is_loop(function):
         return _run_loop(function, rank, world)
     with indices_only():
         given = function(rank, world)
         with indices_only():
-            return _run_given(given, rank, world)
+            return _run_given(given, rank, world, size)
 
 
-def _run_given(given: Any, rank: int, world: int) -> Drawn:
+def _run_given(given: Any, rank: int, world: int, size: int | None) -> Drawn:
     if not isinstance(given, Iterable) and not hasattr(given, "__getitem__"):
         raise InputError(
             f"the target gave {type(given).__name__} for rank {rank} of {world}", "no loader and no sampler", HOW
@@ -87,7 +90,7 @@ def _run_given(given: Any, rank: int, world: int) -> Drawn:
         iterator = iter(given)
         drawn, ended = _run_epoch(iterator, declared)
         if not ended:
-            return _endless(drawn, declared, rank, world)
+            return _endless(drawn, declared, rank, world, declared.size or size)
         once = iterator is given and not drawn and epoch > 0
         if not once:
             epochs.append(len(batches))
@@ -98,28 +101,26 @@ def _run_given(given: Any, rank: int, world: int) -> Drawn:
 def _run_epoch(iterator: Any, declared: Declared) -> tuple[list[Batch], bool]:
     """Batches of an epoch, and whether it ended by itself."""
     batches: list[Batch] = []
-    samples = 0
+    samples, seen = 0, set[Any]()
     most = 3 * declared.size + 1024 if declared.size else MOST_UNKNOWN
     for element in iterator:
         batches.append(batch_of(element))
         samples += len(batches[-1].ids)
-        if samples > most or len(batches) > 2 * most:
+        seen.update(batches[-1].ids)
+        again = not declared.size and samples > 1024 and samples > 6 * len(seen)
+        if again or samples > most or len(batches) > 2 * most:
             return batches, False
     return batches, True
 
 
-def _endless(batches: list[Batch], declared: Declared, rank: int, world: int) -> Drawn:
-    """A stream without an end, cut after ``len`` batches or the rank's share of the samples, and once more after that."""
-    if not declared.size:
-        raise InputError(
-            f"the target as rank {rank} of {world}", f"it gave {len(batches)} batches without an end",
-            "give it a __len__, or let it end after an epoch",
-        )  # fmt: skip
+def _endless(batches: list[Batch], declared: Declared, rank: int, world: int, size: int | None) -> Drawn:
+    """A stream without an end, cut after ``len`` batches or the rank's share of the samples, and again after that."""
+    size = size or len({index for batch in batches for index in batch.ids})
     held = list(itertools.accumulate(len(batch.ids) for batch in batches))
-    share = -(-declared.size // world)
+    share = -(-size // world)
     steps = declared.steps or 0
     if not 0 < steps <= len(batches) // 2:
-        steps = next(number for number, samples in enumerate(held, 1) if samples >= share)
+        steps = next((number for number, samples in enumerate(held, 1) if samples >= share), len(batches) // 2)
     cut = tuple(batches[: 2 * steps])
     return Drawn(rank=rank, batches=cut, epochs=(0, steps), declared=declared, endless=True)
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler
 
 _INNER = (
     "sampler", "batch_sampler", "base_dataloader", "dataloader", "_dataloader", "loader", "_loader", "_sampler",
-    "base_sampler",
+    "base_sampler", "data_sampler",
 )  # fmt: skip
 _DATA = ("dataset", "data_source", "_dataset", "data")
 _LENGTHS = (
@@ -45,6 +45,7 @@ def declared_by(given: Any) -> Declared:
     """What can be known of a loader or sampler from its attributes."""
     parts = list(parts_of(given))
     samplers = [part for part in parts if not isinstance(part, DataLoader)]
+    shuffles = [_attribute(part, "shuffle") for part in samplers if not _wraps_sampler(part)]
     subset = [part for part in samplers if isinstance(part, SubsetRandomSampler)]
     counted = [part for part in samplers if getattr(part, "_num_samples", None) is not None]
     size = max((len(set(part.indices)) for part in subset), default=None) or _size(parts)
@@ -53,8 +54,7 @@ def declared_by(given: Any) -> Declared:
         size=size,
         lengths=_lengths(parts, size),
         drops_last=any(getattr(part, name, None) is True for part in parts for name in ("drop_last", "_drop_last")),
-        unshuffled=any(getattr(part, "shuffle", None) is False for part in samplers)
-        and not any(getattr(part, "shuffle", None) is True for part in samplers),
+        unshuffled=any(given is False for given in shuffles) and not any(given is True for given in shuffles),
         with_replacement=any(getattr(part, "replacement", None) is True for part in samplers),
         some_only=bool(subset) or any(isinstance(part, RandomSampler) for part in counted),
         dropped=tuple(int(index) for ids in dropped for index in ids),
@@ -84,8 +84,9 @@ def set_epoch(given: Any, epoch: int) -> None:
     """Calls ``set_epoch`` on what was given, its sampler, batch sampler and iterable data set, where it is defined."""
     called: list[Any] = []
     batch_sampler, dataset = _attribute(given, "batch_sampler"), _attribute(given, "dataset")
+    samplers = (_attribute(given, "sampler"), _attribute(given, "data_sampler"), _attribute(batch_sampler, "sampler"))
     iterable = dataset if isinstance(dataset, IterableDataset) else None
-    for part in (given, _attribute(given, "sampler"), batch_sampler, _attribute(batch_sampler, "sampler"), iterable):
+    for part in (given, *samplers, batch_sampler, iterable):
         if any(part is other for other in called) or not callable(getattr(part, "set_epoch", None)):
             continue
         called.append(part)
@@ -100,12 +101,17 @@ def data_set_of(given: Any) -> Any:
     return None
 
 
+def _wraps_sampler(part: Any) -> bool:
+    """A sampler over what another sampler draws, as Lightning makes them."""
+    return _attribute(_attribute(part, "dataset"), "_sampler") is not None
+
+
 def _size(parts: list[Any]) -> int | None:
     sizes = []
     for part in parts:
         if isinstance(part, DataLoader):
             sizes.append(None if isinstance(part.dataset, IterableDataset) else _len(part.dataset))
-        else:
+        elif not _wraps_sampler(part):
             held = (_attribute(part, name) for name in (*_DATA, *_LENGTHS))
             sizes += [_len(value) for value in held if not isinstance(value, (str, bytes, Sampler))]
     return max((size for size in sizes if size), default=None)

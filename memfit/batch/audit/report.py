@@ -72,11 +72,12 @@ def audit(
     if real and not isinstance(target, str):
         raise InputError("real=True", "processes cannot be given a function", "give path/file.py:function")
     drawn = {1: simulate(target, 1)}
+    size = len({index for batch in drawn[1][0].batches for index in batch.ids})
     for world in wanted:
         if real:
             drawn[world] = run_world(str(target), world)
         elif world > 1:
-            drawn[world] = simulate(target, world)
+            drawn[world] = simulate(target, world, size)
     worlds = streams_of(drawn)
     size = size_of(worlds)
     counts = {world: count(streams, size) for world, streams in worlds.items()}

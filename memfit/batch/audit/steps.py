@@ -32,9 +32,9 @@ def step_findings(world: World) -> Iterator[tuple[str, str]]:
 
 
 def regular_window(world: World) -> int:
-    """Micro-batches of most windows."""
+    """Micro-batches of most windows; of as many, the larger number."""
     windows = Counter(size for epoch in world.epochs for size in epoch[0].windows or ())
-    return max(windows, key=lambda size: (windows[size], -size), default=0)
+    return max(windows, key=lambda size: (windows[size], size), default=0)
 
 
 def irregular(stream: Stream, regular: int) -> list[int]:

@@ -69,7 +69,7 @@ def streams_of(worlds: Mapping[int, Sequence[Drawn]]) -> dict[int, World]:
     names = list(numbers)
     found = {}
     for world, ranks in worlds.items():
-        starts = [_starts(drawn, repeats) for drawn in ranks]
+        starts = _starts_of(ranks, repeats)
         shared = min(map(len, starts))
         epochs = tuple(
             tuple(
@@ -89,16 +89,24 @@ def _repeats(worlds: Mapping[int, Sequence[Drawn]]) -> int:
     return max(1, round(sum(map(len, drawn)) / distinct)) if distinct else 1
 
 
-def _starts(drawn: Drawn, repeats: int) -> list[int]:
-    if drawn.epochs or not drawn.batches:
-        return list(drawn.epochs) or [0]
-    if len(drawn.batches) % repeats:
-        return [0]
-    return list(range(0, len(drawn.batches), len(drawn.batches) // repeats))
+def _starts_of(ranks: Sequence[Drawn], repeats: int) -> list[list[int]]:
+    """Where epochs start on each rank: as marked, else equally long, else where ids begin to come again."""
+    if any(drawn.epochs for drawn in ranks):
+        return [list(drawn.epochs) or [0] for drawn in ranks]
+    totals = [len(drawn.batches) for drawn in ranks]
+    if all(total % repeats == 0 for total in totals):
+        return [list(range(0, total, total // repeats)) if total else [0] for total in totals]
+    seen: set[Hashable] = set()
+    for step in range(min(totals)):
+        ids = [index for drawn in ranks for index in drawn.batches[step].ids]
+        if step > 0.75 * min(totals) / repeats and not seen.isdisjoint(ids):
+            return [[0, step]] * len(ranks)
+        seen.update(ids)
+    return [[0]] * len(ranks)
 
 
 def _stream(drawn: Drawn, starts: Sequence[int], epoch: int, numbers: Mapping[Hashable, int] | None) -> Stream:
-    begin, end = starts[epoch], (*starts, len(drawn.batches))[epoch + 1]
+    begin, end = (*starts, len(drawn.batches))[epoch : epoch + 2]
     batches = drawn.batches[begin:end]
     windows, left_over = _windows(drawn.steps, begin, end)
     return Stream(
