@@ -20,6 +20,7 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 TORCH_SEED = torch.random.default_generator.initial_seed()
 """The seed that every process starts with unless it is set: torch's own, the same on all ranks."""
@@ -73,6 +74,7 @@ def as_rank(rank: int, world: int, exchange: Exchange) -> Iterator[None]:
             for module in (dist, dist.distributed_c10d):
                 if hasattr(module, name):
                     stack.enter_context(mock.patch.object(module, name, replaced))
+        stack.enter_context(mock.patch.object(DistributedDataParallel, "__init__", _ddp_alone))
         random.seed(f"rank {rank}")
         np.random.seed(1000 + rank)
         torch.manual_seed(TORCH_SEED)
@@ -94,6 +96,21 @@ def quiet() -> Iterator[None]:
     """What targets print goes to standard error: standard output is the audit's own."""
     with contextlib.redirect_stdout(sys.stderr or io.StringIO()):
         yield
+
+
+_ddp_init = DistributedDataParallel.__init__
+
+
+def _ddp_alone(ddp: Any, *args: Any, **options: Any) -> None:
+    """DDP whose gradients stay as they are: the fake group's own all-reduce gives its reducer nothing."""
+    _ddp_init(ddp, *args, **options)
+    ddp.register_comm_hook(None, lambda state, bucket: _as_future(bucket.buffer()))
+
+
+def _as_future(value: Any) -> Any:
+    done: Any = torch.futures.Future()
+    done.set_result(value)
+    return done
 
 
 _init_process_group = dist.init_process_group

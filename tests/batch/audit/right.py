@@ -1,5 +1,6 @@
 """Targets that are right: the audit must find nothing in them."""
 
+import itertools
 import math
 import random
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     SubsetRandomSampler,
     TensorDataset,
@@ -405,3 +407,87 @@ def loop_of_dicts(rank, world, observe):
         for start in range(0, len(own), 4):
             observe.batch({"id": [f"clip{i}" for i in own[start : start + 4]], "x": torch.ones(1)})
             observe.step()
+
+
+class Detectron(Sampler):
+    """Endless, and knows its size by another name than most."""
+
+    def __init__(self, size, rank, world):
+        self._size, self._rank, self._world = size, rank, world
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(1)
+
+        def permutations():
+            while True:
+                yield from torch.randperm(self._size, generator=generator).tolist()
+
+        return itertools.islice(permutations(), self._rank, None, self._world)
+
+
+def endless_of_unknown_size(rank, world):
+    return Detectron(SIZE, rank, world)
+
+
+def transformers_trainer(rank, world):
+    from transformers import Trainer, TrainingArguments
+
+    arguments = TrainingArguments(output_dir="unused", use_cpu=True, per_device_train_batch_size=4, report_to=[])
+    return Trainer(torch.nn.Linear(2, 2), arguments, train_dataset=Unread()).get_train_dataloader()
+
+
+def loop_of_ddp(rank, world, observe):
+    data = TensorDataset(torch.arange(SIZE))
+    sampler = DistributedSampler(data, world, rank)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for (ids,) in DataLoader(data, batch_size=4, sampler=sampler):
+            model(ids[:, None].float()).mean().backward()
+            observe.batch(ids)
+            optimizer.step()
+            observe.step()
+
+
+def loop_of_accelerate(rank, world, observe):
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
+    data = TensorDataset(torch.arange(SIZE))
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data, batch_size=4, shuffle=True))
+    for _ in range(2):
+        for (ids,) in loader:
+            with accelerator.accumulate(model):
+                observe.batch(ids)
+                accelerator.backward(model(ids[:, None].float()).mean())
+                optimizer.step()
+                optimizer.zero_grad()
+            if accelerator.sync_gradients:
+                observe.step()
+
+
+def loop_of_lightning(rank, world, observe):
+    from lightning.pytorch import LightningModule, Trainer
+
+    class Module(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch, number):
+            observe.batch(batch[0])
+            return self.net(batch[0][:, None].float()).mean()
+
+        def on_before_optimizer_step(self, optimizer):
+            observe.step()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=1e-6)
+
+    data = TensorDataset(torch.arange(SIZE))
+    loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, world, rank))
+    Trainer(accelerator="cpu", devices=1, max_epochs=2, accumulate_grad_batches=3, logger=False,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False).fit(Module(), loader)  # fmt: skip
