@@ -146,7 +146,7 @@ def _called(call: Callable[[int], Any], size: int) -> np.ndarray | None:
 
 
 def _attribute(part: Any, name: str) -> Any:
-    if part is None or isinstance(part, (str, bytes, int, float, list, tuple, dict, np.ndarray)):
+    if type(part) in (type(None), str, bytes, int, float, list, tuple, dict, np.ndarray):
         return None
     try:
         return getattr(part, name, None)

@@ -46,30 +46,24 @@ def unit_findings(world: World, counts: Counts, alone: Counts, meant: Meant) -> 
     before = _largest(alone.step_samples if meant.in_samples else alone.step_units)
     if given is None or before is None:
         return
-    counted = counts.steps_per_rank is not None
-    micro = _whole(wanted / before, not meant.in_samples)
-    if counted and micro > 1 and set(counts.windows) == {1}:
+    micro = round(wanted / before)
+    if micro > 1 and set(counts.windows) == {1} and _close(before * micro, wanted, meant) and given < 0.75 * wanted:
         yield (
             "step-counts-micro-batches",
-            f"Every micro-batch is a step: one learns from {given:g} {meant.unit} over all ranks where {wanted} were meant, and "
-            f"{micro} micro-batches would make the window. Training is {micro} times as short as it says.",
+            f"Every micro-batch is a step: one learns from {given:g} {meant.unit} over all ranks where {wanted} were "
+            f"meant, which takes {micro} micro-batches on one rank. Training is that much shorter than it says.",
         )
-        return
-    if counted or micro < 1:
-        micro = 1
-    if ranks == 1 or given * micro > 1.3 * wanted * ranks:
-        return
-    if _close(given * micro, wanted * ranks, meant):
+    elif ranks > 1 and given > (wanted if meant.in_samples else 1.3 * wanted):
         yield (
             "global-given-as-per-gpu",
-            f"{ranks} ranks take {given * micro:g} {meant.unit} a step where {wanted} were meant: each rank takes the whole "
-            "global batch.",
+            f"{ranks} ranks take {given:g} {meant.unit} a step where {wanted} were meant: each rank takes "
+            f"{given / ranks:g}, and no accumulation makes that less.",
         )
-    elif _close(given * micro, wanted / ranks, meant):
+    elif ranks > 1 and _close(given * ranks, before, meant):
         yield (
             "per-gpu-given-as-global",
-            f"{ranks} ranks take {given * micro:g} {meant.unit} a step where {wanted} were meant: the batch is divided by the "
-            "number of ranks once too often.",
+            f"{ranks} ranks take {given:g} {meant.unit} a step, one rank alone takes {before:g}, and {wanted} were meant: "
+            "the batch is divided by the number of ranks once too often.",
         )
 
 
@@ -100,12 +94,6 @@ def _starts(sizes: np.ndarray) -> np.ndarray:
 
 def _largest(steps: np.ndarray | None) -> float | None:
     return None if steps is None or not len(steps) else float(steps.max())
-
-
-def _whole(ratio: float, loosely: bool) -> int:
-    """The ratio where it is a whole number; 0 where it is none."""
-    near = round(ratio)
-    return near if near >= 1 and abs(ratio - near) <= (0.25 * near if loosely else 1e-9) else 0
 
 
 def _close(given: float, target: float, meant: Meant) -> bool:

@@ -283,7 +283,7 @@ def s1_steps(rank, world, observe):
     for epoch in range(2):
         sampler.set_epoch(epoch)
         ids = list(sampler)
-        for number in range(0, len(ids) // 8):
+        for number in range(len(ids) // 8):
             observe.batch(ids[number * 8 : number * 8 + 8])
             if number > 0 and number % 4 == 0:
                 observe.step()
@@ -294,7 +294,7 @@ def s1_steps_cured(rank, world, observe):
     for epoch in range(2):
         sampler.set_epoch(epoch)
         ids = list(sampler)
-        for number in range(0, len(ids) // 8):
+        for number in range(len(ids) // 8):
             observe.batch(ids[number * 8 : number * 8 + 8])
             if (number + 1) % 4 == 0 or number + 1 == len(ids) // 8:
                 observe.step()

@@ -202,8 +202,8 @@ def accelerate_iterable(rank, world):
 
 
 def _cuts():
-    from lhotse.testing.dummies import DummyManifest
     from lhotse import CutSet
+    from lhotse.testing.dummies import DummyManifest
 
     cuts = DummyManifest(CutSet, begin_id=0, end_id=SIZE)
     for number, cut in enumerate(cuts):
