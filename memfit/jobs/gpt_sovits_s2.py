@@ -19,7 +19,6 @@ from torch.optim import AdamW, Optimizer
 from memfit.job import Job, Loss, Nets, Precision, Shape, Turn
 from memfit.jobs.data.mel import compress, spectrogram
 from memfit.jobs.data.sovits_clips import FRAMES_PER_SECOND, HOP, SovitsClip, sovits_clips
-from memfit.jobs.gpt_sovits_s1 import PHONEMES_PER_SECOND
 from memfit.jobs.nets.hifigan import Discriminator, Judgement
 from memfit.jobs.nets.sovits import PERIODS, WIDTHS, Made, Sovits, Widths, cut
 
@@ -36,6 +35,8 @@ class S2(Job):
     version: Literal["v1", "v2", "v2pro", "v2proplus"] = "v2"
     clip_seconds: float = 10.0
     """Length of a made-up clip, and the longest of the data set (upstream: 0.64 to 38)."""
+    phonemes_per_second: float = 9.0
+    """Of a made-up clip."""
     learning_rate: float = 1e-4
     text_rate: float = 0.4
     """Learning rate of the text modules, times ``learning_rate``."""
@@ -94,7 +95,7 @@ class S2(Job):
     def batch(self, shape: Shape) -> Batch:
         """features (b, 768, t), spectrum (b, 1025, t), wave (b, 1, 640 t), phonemes (b, p), their lengths (b,)."""
         b, w = shape.items, self.widths()
-        t, p = int(FRAMES_PER_SECOND * self.clip_seconds) // 2 * 2, round(PHONEMES_PER_SECOND * self.clip_seconds)
+        t, p = int(FRAMES_PER_SECOND * self.clip_seconds) // 2 * 2, round(self.phonemes_per_second * self.clip_seconds)
         batch = {
             "features": torch.randn(b, w.features, t),
             "spectrum": torch.rand(b, w.spectrum, t),
@@ -193,6 +194,7 @@ class Tiny(S2):
 
     precision: Precision = "fp32"
     clip_seconds: float = 1.6
+    phonemes_per_second: float = 20.0
     learning_rate: float = 1e-3
     clips: int = 32
 
