@@ -201,7 +201,8 @@ class Tiny(S2):
     def widths(self) -> Widths:
         return dataclasses.replace(
             WIDTHS["v2"], features=64, codes=64, hidden=48, inner=96, depth=2, dropout=0.0, cross=64, style=64,
-            upsample=32, start=0.15, posterior_depth=3, flow_depth=2,
+            upsample=32, rates=(10, 8, 8),
+            kernels=(16, 16, 16), start=0.1, posterior_depth=3, flow_depth=2,
         )  # fmt: skip
 
     def nets(self) -> Nets:
