@@ -7,6 +7,7 @@ allocations that the step makes on CUDA; what a kernel allocates inside of itsel
 from __future__ import annotations
 
 import contextlib
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from memfit.device.autocast import HALF_TO_FLOAT, cuda_autocast
 from memfit.device.kernels import FUSED_ON_CUDA, cuda_kernels
 from memfit.device.mode import VirtualMode
 from memfit.device.patching import appended, replaced
+from memfit.device.pretrained import without_weights
 from memfit.device.redirect import default_device_kept, says_cuda
 from memfit.device.rules import CardRules
 from memfit.errors import InputError
@@ -143,7 +145,11 @@ def _fakes_pass_for_tensors() -> Iterator[None]:
         appended(torch.utils._foreach_utils._foreach_supported_types, FakeTensor),
         replaced(torch._meta_registrations, device_hint=_device_hint),
         default_device_kept(),
+        without_weights(),
+        warnings.catch_warnings(),
     ):
+        # copy.deepcopy asks a tensor of another class than Tensor for its address.
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
         yield
 
 

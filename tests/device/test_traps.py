@@ -56,7 +56,6 @@ def test_mode_keeps_no_weak_reference(gpu):
     assert weakref.getweakrefs(nn.Linear(5, 7, device=gpu.device).weight) == []
 
 
-@pytest.mark.filterwarnings("ignore:Accessing the data pointer:UserWarning")
 @pytest.mark.parametrize("cured", [True, False])
 def test_deep_copy_stays_in_its_mode(gpu, monkeypatch, cured):
     if not cured:
