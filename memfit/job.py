@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -147,6 +147,14 @@ class Job(Settings):
     def validate(self, nets: Nets, batch: Any) -> Mapping[str, Any]:
         """Metrics of one validation batch, run without gradients in evaluation mode."""
         raise InputError(type(self).__name__, "the job has no validate()", "write validate(self, nets, batch) -> {'name': number}")
+
+    def repeats(self, count: int) -> Iterable[int]:
+        """Turns 0 to count - 1 of a loop of ``validate`` whose turns do the same with memory.
+
+        A trace may replace it to run the first two and the last alone. What the other turns would leave behind, the
+        loop must allocate itself.
+        """
+        return range(count)
 
     def saved(self, nets: Nets, optimizers: Mapping[str, Optimizer]) -> Mapping[str, Any]:
         """What a checkpoint holds beside memfit's own state; by default the trained nets and the optimizers."""

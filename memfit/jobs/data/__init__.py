@@ -1,1 +1,1 @@
-"""Real input for the built-in jobs: speech, mel frames, spectrograms."""
+"""Real input for the built-in jobs, made on the spot: speech, mel frames, spectrograms, talking faces."""
