@@ -193,6 +193,7 @@ def virtual_gpu(card: CardRules) -> Iterator[Virtual]:
             hook()
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(backend.entered())
         stack.enter_context(_fakes_pass_for_tensors())
         stack.enter_context(_storages_tell(virtual.on_resize))
         stack.enter_context(cuda_autocast())
