@@ -28,7 +28,7 @@ from memfit.device import backend
 from memfit.device.answers import NOT_HANDLED, Assumptions, answer, asks_data
 from memfit.device.attention import attend, cuda_attention
 from memfit.device.autocast import HALF_TO_FLOAT, cuda_autocast
-from memfit.device.kernels import FUSED_ON_CUDA, cuda_kernels
+from memfit.device.kernels import COMPOSITES, FUSED_ON_CUDA, cuda_kernels
 from memfit.device.mode import VirtualMode
 from memfit.device.patching import appended, replaced
 from memfit.device.pretrained import without_weights
@@ -106,8 +106,9 @@ class Virtual:
         if self.rules is not None:
             if func is torch.ops.aten.scaled_dot_product_attention.default:
                 return partial(attend, self.rules)
-            if func in HALF_TO_FLOAT:
-                return HALF_TO_FLOAT[func]
+            steps = HALF_TO_FLOAT.get(func) or COMPOSITES.get(func)
+            if steps is not None:
+                return steps
         composite = torch._C.DispatchKey.CompositeImplicitAutograd
         if self.rules is not None and func.name().removeprefix("aten::") in FUSED_ON_CUDA:
             return None
