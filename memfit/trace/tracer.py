@@ -28,6 +28,7 @@ from memfit.events import ALLOCATE, EMPTY_CACHE, FREE
 from memfit.trace import cpu_rules, known, scratch
 from memfit.trace.accumulate import made_in, sums_in_place
 
+_DEVICE = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _SAVES_NUMBERS = {torch.ops.aten.mul.Tensor, torch.ops.aten.div.Tensor, torch.ops.aten.mul_.Tensor, torch.ops.aten.div_.Tensor}
 _PLAIN = {Tensor, nn.Parameter, FakeTensor}
@@ -156,12 +157,17 @@ class Tracer(TorchDispatchMode):
 
     # ---- what happens
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled in a trace; torch would wrap every dispatch to say so."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE and type(args[0]) is FakeTensor:
+            return args[0].device
         if any(t not in _PLAIN and is_traceable_wrapper_subclass_type(t) for t in types):
             return NotImplemented
         kwargs = kwargs or {}
-        if func is torch.ops.prim.device.default:
-            return func(*args, **kwargs)
         if func is _ITEM and (number := known.item(args[0])) is not None:
             return number
         found = self.virtual.intercept(self, func, args, kwargs)
