@@ -33,7 +33,7 @@ class Tracing:
         device: the card whose rules hold, or the catalogue's ``cpu``.
         micro_batches: micro-batches in a window; above two the further ones repeat the second.
         checkpointing: mode by module path, see ``memfit.apply.recompute``.
-        scratch: whether a CPU trace of one shape has what operators allocate inside of themselves.
+        scratch: whether a trace of one shape has what operators allocate inside of themselves.
     """
 
     device: Device
@@ -45,10 +45,10 @@ class Tracing:
 def trace_job(job: Job, shape: Shape, how: Tracing) -> Trace:
     """One job's memory events: setup, two windows (the first makes the optimizers' state), validation and saving.
 
-    On a CPU, with what operators allocate inside of themselves, unless ``how.scratch`` is off.
+    With what operators allocate inside of themselves, unless ``how.scratch`` is off; a family is without it.
     """
     trace, _, _, calls = _record(job, [shape], how)
-    return with_scratch(trace, calls) if how.scratch and not how.device.is_cuda else trace
+    return with_scratch(trace, calls) if how.scratch else trace
 
 
 def trace_family(job: Job, how: Tracing, like: Shape) -> TraceFamily:
