@@ -158,8 +158,8 @@ def _summed(loads: list[np.ndarray]) -> np.ndarray:
 def _padding(streams: tuple[Stream, ...]) -> float | None:
     if any(stream.lengths is None for stream in streams):
         return None
-    padded = sum(float(stream.padded().sum()) for stream in streams)  # type: ignore[union-attr]
-    filled = sum(float(stream.lengths.sum()) for stream in streams)  # type: ignore[union-attr]
+    padded = sum(float(load.sum()) for stream in streams if (load := stream.padded()) is not None)
+    filled = sum(float(stream.lengths.sum()) for stream in streams if stream.lengths is not None)
     return 1 - filled / padded if padded else 0.0
 
 

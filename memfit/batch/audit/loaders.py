@@ -59,9 +59,11 @@ def watched() -> Iterator[Watch]:
         watch.current = loader_of.get(id(iterator), (None, None))[1]
         return go_on(iterator)
 
-    with mock.patch.object(DataLoader, "__iter__", begin_watched):
-        with mock.patch.object(_BaseDataLoaderIter, "__next__", go_on_watched):
-            yield watch
+    with (
+        mock.patch.object(DataLoader, "__iter__", begin_watched),
+        mock.patch.object(_BaseDataLoaderIter, "__next__", go_on_watched),
+    ):
+        yield watch
 
 
 def _get_iterator(loader: Any) -> Any:

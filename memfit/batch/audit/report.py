@@ -40,9 +40,7 @@ class Audit:
         return {
             "dataset_size": self.dataset_size,
             "worlds": [_world_json(self.worlds[world], counts) for world, counts in self.counts.items()],
-            "findings": [
-                {"code": f.code, "world": f.world, "text": f.text, "cure": f.cure} for f in self.findings
-            ],
+            "findings": [{"code": f.code, "world": f.world, "text": f.text, "cure": f.cure} for f in self.findings],
             "ok": self.ok,
             "pictures": [self.picture(world, 64).to_json() for world in self.counts],
         }

@@ -1,5 +1,6 @@
 """Targets with one fault each, as the training projects have them, and their cures (``…_cured``)."""
 
+import itertools
 import math
 import random
 
@@ -140,7 +141,8 @@ class PaddedBuckets(DistributedSampler):
     def __init__(self, size, lengths, batch_size, bounds, rank, world, pad=True):
         super().__init__(range(size), num_replicas=world, rank=rank, shuffle=True)
         self.lengths, self.batch_size, self.pad = lengths, batch_size, pad
-        self.buckets = [np.flatnonzero((lengths > low) & (lengths <= high)) for low, high in zip(bounds, bounds[1:])]
+        edges = itertools.pairwise(bounds)
+        self.buckets = [np.flatnonzero((lengths > low) & (lengths <= high)) for low, high in edges]
 
     def __iter__(self):
         generator, batches = np.random.default_rng(self.epoch), []

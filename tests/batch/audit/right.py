@@ -125,7 +125,10 @@ def iterable_of_tensors_with_workers(rank, world):
 
 
 def own_loader_of_collated_dicts(rank, world):
-    return ShardedLoader(Sharded(rank, world, lambda i: {"id": torch.tensor([2 * i, 2 * i + 1]), "x": torch.ones(2)}), batch_size=None)
+    def make(index):
+        return {"id": torch.tensor([2 * index, 2 * index + 1]), "x": torch.ones(2)}
+
+    return ShardedLoader(Sharded(rank, world, make), batch_size=None)
 
 
 def lightning_prepared(rank, world):
@@ -489,5 +492,6 @@ def loop_of_lightning(rank, world, observe):
 
     data = TensorDataset(torch.arange(SIZE))
     loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, world, rank))
-    Trainer(accelerator="cpu", devices=1, max_epochs=2, accumulate_grad_batches=3, logger=False,
-            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False).fit(Module(), loader)  # fmt: skip
+    trainer = Trainer(accelerator="cpu", devices=1, max_epochs=2, accumulate_grad_batches=3, logger=False,
+                      enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
+    trainer.fit(Module(), loader)
