@@ -18,7 +18,7 @@ _LENGTHS = (
     "lengths", "lens", "length", "durations", "duration", "frames", "num_frames", "n_frames", "frame_lens",
     "frame_lengths", "num_tokens", "token_counts", "sizes", "seq_lens", "sample_lengths",
 )  # fmt: skip
-_LENGTH_CALLS = ("get_frame_len", "get_length", "get_len", "num_tokens", "size", "get_duration")
+_LENGTH_CALLS = ("get_frame_len", "get_sample_length", "get_length", "get_len", "num_tokens", "size", "get_duration")
 
 
 @dataclass(frozen=True, kw_only=True)
