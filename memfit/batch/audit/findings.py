@@ -11,7 +11,7 @@ import numpy as np
 from memfit.batch.audit.counts import Counts, declared
 from memfit.batch.audit.cures import CURES
 from memfit.batch.audit.steps import step_findings
-from memfit.batch.audit.streams import World
+from memfit.batch.audit.streams import World, distinct_ids
 from memfit.batch.audit.units import Meant, unit_findings
 
 
@@ -80,7 +80,7 @@ def _wrong_sharing(world: World, counts: Counts, alone: Counts) -> tuple[str, st
     least = min(counts.distinct_per_rank)
     if ranks == 1 or whole < 2 * ranks or not seen:
         return None
-    whose = {tuple(np.unique(stream.ids).tolist()) for stream in world.epochs[0]}
+    whose = {tuple(distinct_ids(stream.ids).tolist()) for stream in world.epochs[0]}
     if least >= 0.75 * seen and seen >= 0.75 * whole:
         return (
             "no-sharding",

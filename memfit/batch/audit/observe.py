@@ -34,6 +34,7 @@ class Drawn:
     """How many batches came before each optimizer step; None where there is no loop."""
     declared: Declared = field(default_factory=Declared)
     endless: bool = False
+    """A stream that was cut: one without an end, or a loop that stops within its first epoch."""
     once: bool = False
     """An iterator that can be run through only once, so that there is no second epoch."""
 
@@ -147,10 +148,12 @@ def _run_loop(function: Callable[..., Any], rank: int, world: int) -> Drawn:
     loader = max(used, key=lambda one: sum(one is other for other in used[:1000]), default=None)
     starts = [at for begun, at in watch.begun if begun is loader]
     epochs = [at for at in dict.fromkeys(observer.epochs or starts) if at < len(observer.batches)]
+    declared = declared_by(loader) if loader is not None else Declared()
     return Drawn(
         rank=rank,
         batches=tuple(observer.batches),
         epochs=tuple(epochs) if len(epochs) > 1 or observer.epochs else (),
         steps=tuple(observer.steps),
-        declared=declared_by(loader) if loader is not None else Declared(),
+        declared=declared,
+        endless=len(epochs) < 2 and len(observer.batches) < (declared.steps or 0),
     )
