@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -84,6 +84,8 @@ class Job(Settings):
     """The job's own default: none, or all (every module that ``checkpointable`` names)."""
     clip: float | None = None
     """Largest norm of the gradients of one turn's optimizers; None: not clipped."""
+    zero_grad: Literal["after_step", "after_forward"] = "after_step"
+    """When gradients are freed: right after the optimizer step, or only after the next forward."""
     ema: float | None = None
     """Decay of an exponential moving average of the trained nets, kept on rank 0; None: no average."""
     windows: int = 20
@@ -96,6 +98,10 @@ class Job(Settings):
     def optimizers(self, nets: Nets) -> dict[str, Optimizer]:
         """The optimizers by name, over parameters of the trained nets."""
         raise InputError(type(self).__name__, "the job has no optimizers()", "write optimizers(self, nets) -> {'name': torch.optim...}")
+
+    def schedules(self, optimizers: Mapping[str, Optimizer], windows: int) -> Mapping[str, Any]:
+        """Learning-rate schedulers by name, each stepped once a window, for a run of so many windows; by default none."""
+        return {}
 
     def batch(self, shape: Shape) -> Any:
         """A made-up micro-batch of this shape: tensors on the current device, in any nesting of dict, list, tuple."""
@@ -142,6 +148,14 @@ class Job(Settings):
         """Metrics of one validation batch, run without gradients in evaluation mode."""
         raise InputError(type(self).__name__, "the job has no validate()", "write validate(self, nets, batch) -> {'name': number}")
 
+    def repeats(self, count: int) -> Iterable[int]:
+        """Turns 0 to count - 1 of a loop of ``validate`` whose turns do the same with memory.
+
+        A trace may replace it to run the first two and the last alone. What the other turns would leave behind, the
+        loop must allocate itself.
+        """
+        return range(count)
+
     def saved(self, nets: Nets, optimizers: Mapping[str, Optimizer]) -> Mapping[str, Any]:
         """What a checkpoint holds beside memfit's own state; by default the trained nets and the optimizers."""
         trained = {name: net for name, net in nets.items() if any(p.requires_grad for p in net.parameters())}
@@ -150,11 +164,9 @@ class Job(Settings):
             "optimizers": {name: optimizer.state_dict() for name, optimizer in optimizers.items()},
         }
 
-    def checkpointable(self, nets: Nets) -> list[str]:
-        """Paths (``net.block.0``) of the modules that may be recomputed; by default the repeated blocks of every net."""
-        from memfit.apply.blocks import repeated_blocks
-
-        return repeated_blocks(nets)
+    def checkpointable(self, nets: Nets) -> list[str] | None:
+        """Paths (``net.block.0``) of the modules that may be recomputed; None: the repeated blocks of every net."""
+        return None
 
     def autocast(self, device: torch.device | str) -> contextlib.AbstractContextManager[Any]:
         """The autocast context of the job's precision on this device; does nothing in fp32."""

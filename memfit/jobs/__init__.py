@@ -1,0 +1,23 @@
+"""The built-in jobs, by name. Nothing is imported until a job is asked for."""
+
+BUILTIN: dict[str, str] = {
+    "e2_tts/base": "memfit.jobs.f5_tts:E2Base",
+    "e2_tts/small": "memfit.jobs.f5_tts:E2Small",
+    "f5_tts/base": "memfit.jobs.f5_tts:F5Base",
+    "f5_tts/small": "memfit.jobs.f5_tts:F5Small",
+    "f5_tts/tiny": "memfit.jobs.f5_tts:F5Tiny",
+    "gpt_sovits/s1": "memfit.jobs.gpt_sovits_s1:S1",
+    "gpt_sovits/s2": "memfit.jobs.gpt_sovits_s2:S2",
+    "gpt_sovits/s2_v3": "memfit.jobs.gpt_sovits_s2_v3:S2V3",
+    "gpt_sovits/tiny": "memfit.jobs.gpt_sovits_s2:Tiny",
+    "latentsync/stage1": "memfit.jobs.latentsync:Stage1",
+    "latentsync/stage1_512": "memfit.jobs.latentsync:Stage1At512",
+    "latentsync/stage2": "memfit.jobs.latentsync:Stage2",
+    "latentsync/stage2_512": "memfit.jobs.latentsync:Stage2At512",
+    "latentsync/stage2_efficient": "memfit.jobs.latentsync:Stage2Efficient",
+    "latentsync/tiny": "memfit.jobs.latentsync:Tiny",
+    "musetalk/stage1": "memfit.jobs.musetalk:Stage1",
+    "musetalk/stage2": "memfit.jobs.musetalk:Stage2",
+    "musetalk/tiny": "memfit.jobs.musetalk:Tiny",
+}
+"""Name -> ``module:Class``."""

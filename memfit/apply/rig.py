@@ -1,0 +1,128 @@
+"""Rig: a job's nets, optimizers and helpers, built and put on a device. Trace and train both build it here."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from memfit.errors import InputError
+from memfit.job import Job, Nets
+
+
+@dataclass(kw_only=True)
+class Rig:
+    """What is trained, in place on one device."""
+
+    job: Job
+    device: torch.device
+    nets: Nets
+    optimizers: dict[str, Optimizer]
+    schedules: dict[str, Any] = field(default_factory=dict)
+    scaler: torch.amp.GradScaler | None = None
+    ema: Nets = field(default_factory=dict)
+    """Averaged copies of the trained nets; empty where the job has no average."""
+
+    def parameters_of(self, optimizers: tuple[str, ...]) -> list[nn.Parameter]:
+        """The parameters that these optimizers step."""
+        return [p for name in optimizers for group in self.optimizers[name].param_groups for p in group["params"]]
+
+
+def build(job: Job, device: torch.device | str) -> Rig:
+    """Builds a job on a device.
+
+    Raises:
+        InputError: nets or optimizers are missing or not what they should be, naming which.
+    """
+    device = torch.device(device)
+    with device:
+        nets = job.nets()
+    _check_nets(job, nets)
+    for net in nets.values():
+        net.to(device)
+    optimizers = job.optimizers(nets)
+    _check_optimizers(job, nets, optimizers)
+    rig = Rig(job=job, device=device, nets=nets, optimizers=optimizers)
+    rig.schedules = dict(job.schedules(optimizers, job.windows))
+    if job.precision == "fp16":
+        rig.scaler = torch.amp.GradScaler(device.type)
+    if job.ema is not None:
+        rig.ema = {name: copy.deepcopy(net).requires_grad_(False) for name, net in nets.items() if is_trained(net)}
+    return rig
+
+
+def is_trained(net: nn.Module) -> bool:
+    """Whether any parameter of the net requires a gradient."""
+    return any(p.requires_grad for p in net.parameters())
+
+
+def update_ema(rig: Rig) -> None:
+    """Moves the averaged nets toward the trained ones: ema = decay x ema + (1 - decay) x net."""
+    for name, average in rig.ema.items():
+        decay = rig.job.ema
+        assert decay is not None
+        old, new = list(average.parameters()), list(rig.nets[name].parameters())
+        with torch.no_grad():
+            torch._foreach_lerp_(old, new, 1 - decay)
+            for mine, theirs in zip(average.buffers(), rig.nets[name].buffers(), strict=True):
+                mine.copy_(theirs)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor in a nesting of dict, list and tuple."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same nesting of dict, list and tuple with every tensor changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return type(value)((key, map_tensors(item, change)) for key, item in value.items())
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(item, change) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(map_tensors(item, change) for item in value)
+    return value
+
+
+def _check_nets(job: Job, nets: Any) -> None:
+    write = "write nets(self) -> {'name': module}"
+    if not isinstance(nets, dict) or not nets:
+        raise InputError(f"{type(job).__name__}.nets()", f"gave {type(nets).__name__}, not a dict of modules", write)
+    for name, net in nets.items():
+        if not isinstance(net, nn.Module):
+            raise InputError(f"net {name!r}", f"a {type(net).__name__}, not a torch.nn.Module", write)
+    if not any(is_trained(net) for net in nets.values()):
+        raise InputError(f"{type(job).__name__}.nets()", "no parameter requires a gradient", "leave the trained net's parameters unfrozen")
+
+
+def _check_optimizers(job: Job, nets: Nets, optimizers: Any) -> None:
+    write = "write optimizers(self, nets) -> {'name': torch.optim.AdamW(nets['name'].parameters())}"
+    if not isinstance(optimizers, dict) or not optimizers:
+        raise InputError(f"{type(job).__name__}.optimizers()", f"gave {type(optimizers).__name__}, not a dict of optimizers", write)
+    owned: dict[int, str] = {}
+    for name, optimizer in optimizers.items():
+        if not isinstance(optimizer, Optimizer):
+            raise InputError(f"optimizer {name!r}", f"a {type(optimizer).__name__}, not a torch.optim.Optimizer", write)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) in owned:
+                    seen = f"optimizers {owned[id(parameter)]!r} and {name!r}"
+                    raise InputError(seen, "both step the same parameter", "give each parameter to one optimizer")
+                owned[id(parameter)] = name
+    known = {id(p) for net in nets.values() for p in net.parameters()}
+    if not known & set(owned):
+        raise InputError(f"{type(job).__name__}.optimizers()", "they step no parameter of the nets", write)

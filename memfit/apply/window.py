@@ -1,0 +1,207 @@
+"""A window: what one optimizer step learns from. Its losses are normalised by the window's own valid units.
+
+    N = sum over micro-batches (and ranks) of valid units;  L = sum over units of the loss / N
+
+With one micro-batch, N is its own count. With several, N is either known before the first backward (``Job.units``) or
+comes from the losses: then the backwards run on ``sum / P`` with P the padded units, and the gradients are multiplied
+by P / N before they are clipped, which is the same to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from memfit.apply.rig import Rig, update_ema
+from memfit.errors import InputError
+from memfit.job import Turn
+
+Mark = Callable[[str], None]
+"""Told which part of the window begins: fetch, forward, backward, clip, optimizer, zero_grad, ema."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """One micro-batch of a window: how to fetch it onto the device, and its padded units."""
+
+    fetch: Callable[[], Any]
+    padded_units: int
+    units: Mapping[str, int] | int | None = None
+    """Valid units, by loss, where they are known before the forward."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowResult:
+    """What a window gave: each loss per valid unit, its units, and each turn's gradient norm (None: not clipped)."""
+
+    losses: dict[str, Tensor]
+    units: dict[str, int | Tensor]
+    norms: dict[str, Tensor | None]
+    skipped: tuple[str, ...]
+    """Turns that took no step because the window held no valid unit."""
+
+
+def _ignore(part: str) -> None:
+    pass
+
+
+def run_window(rig: Rig, micro_batches: Sequence[MicroBatch], mark: Mark = _ignore, *, step: bool = True) -> WindowResult:
+    """Forward and backward of every micro-batch, clip and step, turn by turn.
+
+    Args:
+        step: False leaves the weights as they are: gradients are made and freed.
+
+    Raises:
+        InputError: a loss that is not a scalar tensor, has no units, or several losses whose units are not known before.
+    """
+    turns = rig.job.turns(list(rig.optimizers))
+    shared: dict[str, Any] = {}
+    random_states: list[Any] = [None] * len(micro_batches)
+    kept_batch: list[Any] = []
+    sums: dict[str, Tensor] = {}
+    units: dict[str, int | Tensor] = {}
+    norms: dict[str, Tensor | None] = {}
+    skipped: list[str] = []
+    for number, turn in enumerate(turns):
+        found: dict[str, int | Tensor] = {}
+        known: dict[str, int] | None = None
+        for index, micro in enumerate(micro_batches):
+            mark("fetch")
+            if len(micro_batches) > 1 and len(turns) > 1:
+                shared = {}
+                random_states[index] = _random_state(rig, random_states[index], number)
+            batch = kept_batch[0] if kept_batch else micro.fetch()
+            if len(turns) > 1 and len(micro_batches) == 1 and not kept_batch:
+                kept_batch.append(batch)
+            mark("forward")
+            losses = _losses(rig, turn, batch, shared)
+            if index == 0:
+                known = _known_units(micro_batches, losses)
+            if not known and len(losses) > 1 and len(micro_batches) > 1:
+                names = ", ".join(losses)
+                raise InputError(f"losses {names}", "several losses in a window of several micro-batches, with units that are known too late",
+                                 "write units(self, batch) -> {'name': valid units}")  # fmt: skip
+            total = _normalised(losses, known, micro_batches)
+            for name, (value, count) in losses.items():
+                sums[name] = sums[name] + value.detach() if name in sums else value.detach()
+                found[name] = found[name] + count if name in found else count
+            del losses, batch, value
+            if index == 0 and rig.job.zero_grad == "after_forward":
+                mark("zero_grad")
+                for name in turn.optimizers:
+                    rig.optimizers[name].zero_grad(set_to_none=True)
+            mark("backward")
+            (rig.scaler.scale(total) if rig.scaler else total).backward()
+            del total
+        if number == len(turns) - 1:
+            shared = {}
+            kept_batch.clear()
+        if any(bool(count == 0) for count in found.values()):
+            skipped.append(turn.name)
+        elif step:
+            mark("clip")
+            norms[turn.name] = _finish_gradients(rig, turn, found, known, micro_batches)
+            mark("optimizer")
+            _step(rig, turn)
+        if rig.job.zero_grad == "after_step" or not step:
+            mark("zero_grad")
+            for optimizer in rig.optimizers.values():
+                optimizer.zero_grad(set_to_none=True)
+        units.update(found)
+    if rig.scaler and step:
+        rig.scaler.update()
+    for schedule in rig.schedules.values() if step else ():
+        schedule.step()
+    if rig.ema and step:
+        mark("ema")
+        update_ema(rig)
+    return WindowResult(losses={name: value / units[name] for name, value in sums.items()}, units=units, norms=norms, skipped=tuple(skipped))
+
+
+def _losses(rig: Rig, turn: Turn, batch: Any, shared: dict[str, Any]) -> dict[str, tuple[Tensor, int | Tensor]]:
+    """The turn's losses by name, checked."""
+    if rig.job.autocasts_itself or rig.job.precision == "fp32":
+        given = turn.loss(rig.nets, batch, shared)
+    else:
+        with rig.job.autocast(rig.device):
+            given = turn.loss(rig.nets, batch, shared)
+    named = dict(given) if isinstance(given, Mapping) else {turn.name: given}
+    write = "write loss(self, nets, batch) -> (sum over the valid units, number of valid units)"
+    if not named:
+        raise InputError(f"turn {turn.name!r}", "gave no loss", write)
+    losses: dict[str, tuple[Tensor, int | Tensor]] = {}
+    for name, pair in named.items():
+        if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], Tensor):
+            raise InputError(f"loss {name!r}", f"gave {type(pair).__name__}, not (sum, units)", write)
+        value, count = pair
+        if value.dim() != 0:
+            raise InputError(f"loss {name!r}", f"a tensor of shape {tuple(value.shape)}, not a scalar", write)
+        if not value.requires_grad:
+            raise InputError(f"loss {name!r}", "it does not depend on any trained parameter", "compute it from the trained nets' outputs")
+        if not isinstance(count, Tensor) and not (isinstance(count, int | float) and count > 0):
+            raise InputError(f"loss {name!r}", f"{count!r} valid units", "give the number of samples, frames or tokens in the sum, 1 or more")
+        losses[name] = (value, count)
+    return losses
+
+
+def _known_units(micro_batches: Sequence[MicroBatch], names: Iterable[str]) -> dict[str, int] | None:
+    """The window's units by loss, where every micro-batch told its own before the forward."""
+    known: dict[str, int] = {}
+    for micro in micro_batches:
+        if micro.units is None:
+            return None
+        for name in names:
+            try:
+                known[name] = known.get(name, 0) + (micro.units if isinstance(micro.units, int) else micro.units[name])
+            except KeyError:
+                raise InputError(f"loss {name!r}", "units(batch) does not name it", f"give {{{name!r}: valid units}} too") from None
+    return known
+
+
+def _normalised(losses: dict[str, tuple[Tensor, int | Tensor]], known: Mapping[str, int] | None, micro_batches: Sequence[MicroBatch]) -> Tensor:
+    """The sum of the losses, each over the window's units (or the padded units, where those come later)."""
+    padded = sum(micro.padded_units for micro in micro_batches)
+    total: Tensor | None = None
+    for name, (value, count) in losses.items():
+        part = value / (known[name] if known else count if len(micro_batches) == 1 else padded)
+        total = part if total is None else total + part
+    assert total is not None
+    return total
+
+
+def _finish_gradients(rig: Rig, turn: Turn, found: Mapping[str, int | Tensor], known: Mapping[str, int] | None, micro_batches: Sequence[MicroBatch]) -> Tensor | None:
+    """Unscales, normalises by the units that were really there, and clips; gives the norm where it clips."""
+    parameters = rig.parameters_of(turn.optimizers)
+    if rig.scaler:
+        for name in turn.optimizers:
+            rig.scaler.unscale_(rig.optimizers[name])
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if not known and len(micro_batches) > 1 and gradients:
+        (count,) = found.values()
+        padded = sum(micro.padded_units for micro in micro_batches)
+        torch._foreach_mul_(gradients, padded / count)
+    if rig.job.clip is None:
+        return None
+    return torch.nn.utils.clip_grad_norm_(parameters, rig.job.clip)
+
+
+def _step(rig: Rig, turn: Turn) -> None:
+    for name in turn.optimizers:
+        if rig.scaler:
+            rig.scaler.step(rig.optimizers[name])
+        else:
+            rig.optimizers[name].step()
+
+
+def _random_state(rig: Rig, state: Any, turn: int) -> Any:
+    """Remembers the random state at a micro-batch's first turn; puts it back at the later ones."""
+    with _disable_current_modes():
+        if turn == 0:
+            return torch.get_rng_state().numpy().copy()
+        torch.set_rng_state(torch.from_numpy(state))
+        return state

@@ -1,0 +1,124 @@
+"""What a CPU really allocated: the profiler's allocator events of the code inside, phase by phase.
+
+The profiler sees every allocation of its own thread (a CPU backward runs in the caller's thread). What other threads
+allocate themselves is not seen, and blocks from before the start are not counted: pass their bytes as ``base``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile, record_function
+
+_PHASE = "memfit::phase::"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredPeak:
+    """Peaks of one phase in bytes, with and without blocks that live only inside one operator call."""
+
+    allocated_bytes: int
+    without_scratch_bytes: int
+
+
+class AllocatorEvents:
+    """Use as a context around real work on the CPU; ``phase(name)`` inside; then ``peaks()``.
+
+    Args:
+        base: bytes of tensors that were there before.
+    """
+
+    def __init__(self, base: int = 0) -> None:
+        self.base = base
+        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
+
+    def __enter__(self) -> AllocatorEvents:
+        self._profile.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._profile.__exit__(*error)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """What happens in here is this phase; one name may be used several times."""
+        with record_function(_PHASE + name):
+            yield
+
+    def peaks(self, operators: Collection[str] = ()) -> dict[str, MeasuredPeak]:
+        """Peaks by phase.
+
+        Args:
+            operators: names (``aten::addmm``) of the calls whose inner blocks are scratch; the outermost one counts.
+        """
+        profiler = self._profile.profiler
+        assert profiler is not None and profiler.kineto_results is not None
+        records: list[tuple[int, int, int, int]] = []
+        phases: list[tuple[int, int, str]] = []
+        stack = [(event, 0) for event in profiler.kineto_results.experimental_event_tree()]
+        calls = 0
+        while stack:
+            event, call = stack.pop()
+            if event.name.startswith(_PHASE):
+                phases.append((event.start_time_ns, event.end_time_ns, event.name.removeprefix(_PHASE)))
+            elif event.name == "[memory]":
+                fields = event.extra_fields
+                if fields.device.type == "cpu":
+                    records.append((event.start_time_ns, fields.alloc_size, fields.ptr, call))
+            elif not call and event.name in operators:
+                calls += 1
+                call = calls
+            stack.extend((child, call) for child in event.children)
+        records.sort()
+        return _peaks(records, sorted(phases), self.base)
+
+
+def _peaks(records: list[tuple[int, int, int, int]], phases: list[tuple[int, int, str]], base: int) -> dict[str, MeasuredPeak]:
+    times = [record[0] for record in records]
+    scratch = _scratch(records)
+    with_scratch = _live(records, set(), base)
+    without = _live(records, scratch, base)
+    found: dict[str, MeasuredPeak] = {}
+    for start, end, name in phases:
+        first, last = bisect_left(times, start), bisect_right(times, end)
+        before = found.get(name, MeasuredPeak(allocated_bytes=0, without_scratch_bytes=0))
+        found[name] = MeasuredPeak(
+            allocated_bytes=max(before.allocated_bytes, *with_scratch[first : last + 1]),
+            without_scratch_bytes=max(before.without_scratch_bytes, *without[first : last + 1]),
+        )
+    return found
+
+
+def _live(records: list[tuple[int, int, int, int]], left_out: set[int], base: int) -> list[int]:
+    """Live bytes before the first record and after each; frees of blocks from before the start count only with a base."""
+    live, known = [base], set()
+    for position, (_, nbytes, ptr, _) in enumerate(records):
+        change = 0
+        if position not in left_out and (nbytes > 0 or ptr in known or base):
+            change = nbytes
+        if nbytes > 0:
+            known.add(ptr)
+        else:
+            known.discard(ptr)
+        live.append(live[-1] + change)
+    return live
+
+
+def _scratch(records: list[tuple[int, int, int, int]]) -> set[int]:
+    """Positions of blocks allocated and freed inside the same operator call."""
+    opened: dict[int, tuple[int, int]] = {}
+    inside: set[int] = set()
+    for position, (_, nbytes, ptr, call) in enumerate(records):
+        if nbytes > 0:
+            opened[ptr] = (position, call)
+        elif ptr in opened:
+            start, opener = opened.pop(ptr)
+            if call and opener == call:
+                inside |= {start, position}
+    return inside
+
+

@@ -1,0 +1,180 @@
+"""Code that says cuda runs on the virtual GPU.
+
+What still differs from a card: ``x.device`` answers ``vgpu:0``, so ``x.device.type == "cuda"`` is False.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp.autocast_mode import autocast
+from torch.amp.grad_scaler import GradScaler
+from torch.overrides import TorchFunctionMode
+
+from memfit.device.backend import NAME
+from memfit.device.cuda_module import stubs
+from memfit.device.patching import replaced
+from memfit.device.rules import CardRules
+
+_CUDA = re.compile(r"cuda(:\d+)?")
+
+
+def redirected(value: Any) -> Any:
+    """``"cuda"``, ``"cuda:1"`` and ``torch.device("cuda")`` become the virtual device; anything else stays."""
+    if isinstance(value, str):
+        return NAME if _CUDA.fullmatch(value) else value
+    if isinstance(value, torch.device):
+        return torch.device(NAME) if value.type == "cuda" else value
+    return value
+
+
+def _to_gpu(tensor: Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Tensor:
+    return tensor.to(NAME, non_blocking=non_blocking, memory_format=memory_format or torch.preserve_format)
+
+
+def _formatted(tensor: Tensor, spec: str) -> str:
+    return tensor.item().__format__(spec) if tensor.dim() == 0 else object.__format__(tensor, spec)
+
+
+def _as_numpy(tensor: Tensor, *, force: bool = False) -> Any:
+    import numpy
+
+    return numpy.zeros(tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
+
+
+_INSTEAD: dict[Any, Callable[..., Any]] = {
+    Tensor.cuda: _to_gpu,
+    Tensor.is_cuda.__get__: lambda tensor, *owner: tensor.device.type == NAME,  # type: ignore[attr-defined]
+    Tensor.pin_memory: lambda tensor, device=None: tensor,
+    Tensor.is_pinned: lambda tensor, device=None: False,
+    Tensor.__format__: _formatted,
+    Tensor.numpy: _as_numpy,
+}
+
+
+class SaysCuda(TorchFunctionMode):
+    """Rewrites the devices that any torch function is given."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.device:
+            return func(*args, **kwargs)
+        instead = _INSTEAD.get(func)
+        if instead is not None:
+            return instead(*args, **kwargs)
+        if "device" in kwargs:
+            kwargs = kwargs | {"device": redirected(kwargs["device"])}
+        for value in args:
+            if type(value) is str or type(value) is torch.device:
+                args = tuple(map(redirected, args))
+                break
+        return func(*args, **kwargs)
+
+
+def _first_redirected(function: Callable[..., Any], when_absent: tuple[Any, ...] = ()) -> Callable[..., Any]:
+    """``function`` with its device type redirected."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if "device_type" in kwargs:
+            kwargs["device_type"] = redirected(kwargs["device_type"])
+        return function(*map(redirected, args or (() if kwargs else when_absent)), **kwargs)
+
+    return call
+
+
+def _autocast_init() -> Callable[..., None]:
+    init, default_dtype = autocast.__init__, torch.get_autocast_dtype
+
+    @wraps(init)
+    def initialize(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        kind = redirected(device_type)
+        if dtype is None and kind != device_type:
+            dtype = default_dtype("cuda")
+        init(self, kind, dtype, *args, **kwargs)
+
+    return initialize
+
+
+def _scaler_init() -> Callable[..., None]:
+    init = GradScaler.__init__
+
+    @wraps(init)
+    def initialize(self: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
+        init(self, redirected(device), *args, **kwargs)
+
+    return initialize
+
+
+def _step_without_looking(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+    """GradScaler steps unless it found an infinity, which a trace has no way to see."""
+    return optimizer.step(*args, **kwargs)
+
+
+class _AnyGenerator(type(torch.Generator)):  # type: ignore[misc]
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, torch._C.Generator)
+
+
+class _Generator(torch.Generator, metaclass=_AnyGenerator):
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return torch._C.Generator("cpu")
+
+
+@contextlib.contextmanager
+def default_device_kept() -> Iterator[None]:
+    """``torch.set_default_device`` inside does not last."""
+    set_default, before = torch.set_default_device, _default_device_context()
+    try:
+        yield
+    finally:
+        if _default_device_context() is not before:
+            set_default(None if before is None else before.device)
+
+
+def _default_device_context() -> Any:
+    return getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+
+
+@contextlib.contextmanager
+def says_cuda(card: CardRules, emptied: Callable[[], None]) -> Iterator[None]:
+    """Devices, autocast, GradScaler, generators and the queries of ``torch.cuda`` go to the virtual GPU.
+
+    ``torch.save`` writes nothing. ``emptied`` is called for ``torch.cuda.empty_cache``.
+    """
+    legacy = {
+        "get_autocast_gpu_dtype": lambda: torch.get_autocast_dtype(NAME),
+        "set_autocast_gpu_dtype": lambda dtype: torch.set_autocast_dtype(NAME, dtype),
+        "is_autocast_enabled": _first_redirected(torch.is_autocast_enabled, ("cuda",)),
+        "set_autocast_enabled": _set_autocast_enabled(torch.set_autocast_enabled),
+    }
+    by_device = {name: _first_redirected(getattr(torch, name)) for name in ("get_autocast_dtype", "set_autocast_dtype")}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(autocast, __init__=_autocast_init()))
+        stack.enter_context(replaced(GradScaler, __init__=_scaler_init(), _maybe_opt_step=_step_without_looking))
+        stack.enter_context(
+            replaced(torch, Generator=_Generator, save=lambda *args, **kwargs: None, **legacy, **by_device)
+        )
+        for module, attributes in stubs(card, emptied):
+            stack.enter_context(replaced(module, **attributes))
+        set_default = torch.set_default_device
+        redirecting = {"set_default_device": lambda device: set_default(redirected(device))}
+        stack.enter_context(replaced(torch, **redirecting))
+        stack.enter_context(SaysCuda())
+        yield
+
+
+def _set_autocast_enabled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``set_autocast_enabled(True)`` means cuda."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(NAME, *args) if len(args) == 1 and not kwargs else function(*map(redirected, args), **kwargs)
+
+    return call

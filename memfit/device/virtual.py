@@ -1,0 +1,197 @@
+"""The virtual GPU: a context in which tensors on its device have shapes, types and storages, but no bytes.
+
+Everything here that reaches into torch's internals is undone on leaving. A trace of a step on this device makes the
+allocations that the step makes on CUDA; what a kernel allocates inside of itself is in ``memfit.device.workspace``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch._dynamo  # before any torch.cuda function is replaced: it keeps a table of them
+import torch._meta_registrations
+import torch.utils._foreach_utils
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim.optimizer import _foreach_supported_types
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memfit.device import backend
+from memfit.device.answers import NOT_HANDLED, Assumptions, answer, asks_data
+from memfit.device.attention import attend, cuda_attention
+from memfit.device.autocast import HALF_TO_FLOAT, cuda_autocast
+from memfit.device.kernels import FUSED_ON_CUDA, cuda_kernels
+from memfit.device.mode import VirtualMode
+from memfit.device.patching import appended, replaced
+from memfit.device.redirect import default_device_kept, says_cuda
+from memfit.device.rules import CardRules
+from memfit.errors import InputError
+
+TRIED_WITH = ("2.13",)
+"""The torch versions whose internals this was tried with."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Virtual:
+    """A virtual device that was entered."""
+
+    device: torch.device
+    mode: VirtualMode
+    rules: CardRules | None = None
+    """None for the virtual CPU."""
+    on_empty_cache: list[Callable[[], None]] = field(default_factory=list)
+    """Called, in order, where code calls torch.cuda.empty_cache."""
+    on_resize: list[Callable[[torch.UntypedStorage, int], None]] = field(default_factory=list)
+    """Called, in order, after a storage was given another number of bytes: no operator does that (FSDP2 does)."""
+
+    @property
+    def assumptions(self) -> Assumptions:
+        """What was assumed of data so far."""
+        return self.mode.assumptions
+
+    def intercept(self, mode: TorchDispatchMode, func: Any, args: Any, kwargs: Any) -> Any:
+        """What a tracing dispatch mode must not simply call: the result, or NOT_HANDLED. Call it for every operator.
+
+        These are questions to data, and operators that inference mode hands over whole. Operators that they are
+        made of are dispatched through ``mode`` again.
+        """
+        if torch.is_inference_mode_enabled():
+            whole = self._inference_kernel(func)
+            if whole is not None:
+                with mode:
+                    result = whole(*args, **kwargs)
+                if result is not NotImplemented:
+                    return result
+        if asks_data(func):
+            with mode:
+                return answer(func, args, kwargs, self.assumptions)
+        return NOT_HANDLED
+
+    def adopt(self, module: nn.Module) -> None:
+        """Makes a module's real parameters and buffers fake, on their own devices, and tied ones stay tied.
+
+        A real parameter that the mode meets is left as it is, and ``module.to(device)`` makes two of a tied one.
+        """
+        fakes: dict[int, Tensor] = {}
+
+        def fake(tensor: Tensor) -> Tensor:
+            if isinstance(tensor, FakeTensor):
+                return tensor
+            if id(tensor) not in fakes:
+                made: Tensor = torch.empty_strided(
+                    tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+                )
+                fakes[id(tensor)] = (
+                    nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+                )
+            return fakes[id(tensor)]
+
+        with self.mode:
+            for part in module.modules():
+                for held in (part._parameters, part._buffers):
+                    for name, tensor in held.items():
+                        if tensor is not None:
+                            held[name] = fake(tensor)  # type: ignore[assignment]
+
+    def _inference_kernel(self, func: Any) -> Callable[..., Any] | None:
+        if self.rules is not None:
+            if func is torch.ops.aten.scaled_dot_product_attention.default:
+                return partial(attend, self.rules)
+            if func in HALF_TO_FLOAT:
+                return HALF_TO_FLOAT[func]
+        composite = torch._C.DispatchKey.CompositeImplicitAutograd
+        if self.rules is not None and func.name().removeprefix("aten::") in FUSED_ON_CUDA:
+            return None
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite):
+            return func.decompose
+        return None
+
+
+def check_torch_version() -> None:
+    """Raises:
+    InputError: this torch was never tried.
+    """
+    if not torch.__version__.startswith(tuple(f"{tried}." for tried in TRIED_WITH)):
+        raise InputError(
+            f"torch {torch.__version__}",
+            "memfit reaches into torch's internals, and has not been tried with this version",
+            f"install torch {' or '.join(TRIED_WITH)}",
+        )
+
+
+def _device_hint(tensor: Any) -> str:
+    """What the meta kernels take a tensor's device for; they know CUDA's rules under the name of cuda."""
+    if not isinstance(tensor, FakeTensor):
+        return "cuda"
+    kind = tensor.fake_device.type
+    return "cuda" if kind == backend.NAME else kind
+
+
+@contextlib.contextmanager
+def _fakes_pass_for_tensors() -> Iterator[None]:
+    """What torch asks of a tensor's Python type or its weak references, answered as for a plain tensor."""
+    with (
+        replaced(torch.utils, weakref=SimpleNamespace(**vars(weakref) | {"getweakrefs": lambda tensor: []})),
+        appended(_foreach_supported_types, FakeTensor),
+        appended(torch.utils._foreach_utils._foreach_supported_types, FakeTensor),
+        replaced(torch._meta_registrations, device_hint=_device_hint),
+        default_device_kept(),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _storages_tell(hooks: list[Callable[[torch.UntypedStorage, int], None]]) -> Iterator[None]:
+    resize = torch.UntypedStorage.resize_
+
+    def resize_(self: torch.UntypedStorage, size: int) -> Any:
+        result = resize(self, size)
+        for hook in hooks:
+            hook(self, size)
+        return result
+
+    with replaced(torch.UntypedStorage, resize_=resize_):
+        yield
+
+
+@contextlib.contextmanager
+def virtual_cpu() -> Iterator[Virtual]:
+    """Fake tensors on the plain CPU, with CPU's own rules: the same step as a real one here, without its bytes."""
+    check_torch_version()
+    backend.register()  # autograd's engine knows only the devices that were there at its first backward
+    virtual = Virtual(device=torch.device("cpu"), mode=VirtualMode())
+    with _fakes_pass_for_tensors(), _storages_tell(virtual.on_resize), virtual.mode:
+        yield virtual
+
+
+@contextlib.contextmanager
+def virtual_gpu(card: CardRules) -> Iterator[Virtual]:
+    """The card's device: what is built and run in this context behaves as on CUDA, and code that says cuda runs on it.
+
+    Raises:
+        InputError: a version of torch that was never tried.
+    """
+    check_torch_version()
+    backend.register()
+    virtual = Virtual(device=torch.device(backend.NAME), mode=VirtualMode(on_gpu=True), rules=card)
+
+    def emptied() -> None:
+        for hook in virtual.on_empty_cache:
+            hook()
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_fakes_pass_for_tensors())
+        stack.enter_context(_storages_tell(virtual.on_resize))
+        stack.enter_context(cuda_autocast())
+        stack.enter_context(cuda_kernels())
+        stack.enter_context(cuda_attention(card))
+        stack.enter_context(virtual.mode)
+        stack.enter_context(says_cuda(card, emptied))
+        yield virtual

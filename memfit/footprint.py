@@ -1,0 +1,50 @@
+"""Footprint: a trace replayed through a device's allocator: peak bytes of each phase, where, and by what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where in the job something happened: module path and operator."""
+
+    module: str
+    operator: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One allocation: bytes asked for, and by whom."""
+
+    bytes: int
+    module: str
+    operator: str
+    phase: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseFootprint:
+    """Peaks of one phase, in bytes. They need not fall at the same moment; ``at`` and ``categories`` are allocated's."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+    process_bytes: int
+    process_bytes_low: int
+    process_bytes_high: int
+    at: Place
+    largest_request: Request
+    categories: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """The phases of a job on a device, and whether they fit."""
+
+    phases: dict[str, PhaseFootprint]
+    fits: bool
+    verdict: str
+    """yes, no, or close (the limit lies inside the interval)."""
+    limiting_phase: str
+    headroom_bytes: int
+    failed_request: Request | None

@@ -1,0 +1,102 @@
+"""Geometry: how a global batch splits into micro-batches, accumulation and devices.
+
+    global batch = the sum of the micro-batches of one window over all data-parallel ranks
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memfit.errors import InputError
+from memfit.job import Job, Shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Geometry:
+    """One window: the micro-batches of each data-parallel rank, in the job's unit."""
+
+    unit: str
+    global_batch: int
+    micro_batch: int
+    """The largest micro-batch, in units."""
+    micro_batches: tuple[tuple[int, ...], ...]
+    """For each rank, the sizes of its micro-batches, in units."""
+
+    def __post_init__(self) -> None:
+        total = sum(map(sum, self.micro_batches))
+        if total != self.global_batch:
+            raise InputError(f"geometry of {total} {self.unit}", f"the micro-batches do not add up to {self.global_batch}", "make them sum to it")
+
+    @property
+    def data_parallel(self) -> int:
+        """Ranks that share the window."""
+        return len(self.micro_batches)
+
+    def arithmetic(self) -> str:
+        """The split as a sum: ``64 = 13 x 5 - 1``-like, written as ``64 = 12 x 5 + 4 on 1 device``."""
+        first = self.micro_batches[0]
+        full, rest = first.count(self.micro_batch), sum(first) - first.count(self.micro_batch) * self.micro_batch
+        own = f"{full} x {self.micro_batch}" + (f" + {rest}" if rest else "")
+        if self.data_parallel == 1:
+            return f"{self.global_batch} = {own} on 1 device"
+        if len(set(self.micro_batches)) == 1:
+            return f"{self.global_batch} = {self.data_parallel} devices x ({own})"
+        return f"{self.global_batch} = {' + '.join(str(sum(rank)) for rank in self.micro_batches)} on {self.data_parallel} devices, at most {self.micro_batch} at once"
+
+
+def split(global_batch: int, micro_batch: int, unit: str, ranks: int = 1) -> Geometry:
+    """Splits a global batch evenly over ranks, and each rank's part into micro-batches, the last one short.
+
+    Every rank has the same number of micro-batches; where parts differ, by one unit at most.
+    """
+    check_count("--global-batch", global_batch)
+    check_count("--micro-batch", micro_batch)
+    check_count("--devices", ranks)
+    if global_batch < ranks:
+        raise InputError(f"--global-batch {global_batch}", f"fewer than one of the {unit} for each of {ranks} devices", f"write {ranks} or more")
+    low, more = divmod(global_batch, ranks)
+    parts = [low + (rank < more) for rank in range(ranks)]
+    count = -(-max(parts) // micro_batch)
+    return Geometry(
+        unit=unit,
+        global_batch=global_batch,
+        micro_batch=min(micro_batch, max(parts)),
+        micro_batches=tuple(_chop(part, micro_batch, count) for part in parts),
+    )
+
+
+def _chop(part: int, micro_batch: int, count: int) -> tuple[int, ...]:
+    """``count`` sizes that sum to ``part``: full ones first, then what is left."""
+    sizes = [micro_batch] * min(part // micro_batch, count)
+    if part - sum(sizes):
+        sizes.append(part - sum(sizes))
+    return tuple(sizes + [0] * (count - len(sizes)))
+
+
+def shape_of(job: Job, units: int) -> Shape:
+    """The shape of a micro-batch of so many units: samples, or the fewest equal items of at most the longest length."""
+    check_count("--micro-batch", units)
+    if job.longest is None:
+        return Shape(items=units)
+    items = -(-units // job.longest)
+    return Shape(items=items, length=-(-units // items))
+
+
+def parse_shape(text: str, job: Job) -> Shape:
+    """``8x400``: items x length; for a job whose samples have no length, ``8``."""
+    try:
+        numbers = [int(part) for part in text.lower().split("x")]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in (1, 2) or min(numbers) < 1:
+        raise InputError(f"--shape {text}", "not items x length", "write a shape such as 8x400")
+    if (len(numbers) == 2) != (job.longest is not None):
+        wants = "items x length, such as 8x400" if job.longest else "items alone, such as 8"
+        raise InputError(f"--shape {text}", f"this job's batches are counted in {job.unit}", f"write {wants}")
+    return Shape(items=numbers[0], length=numbers[1] if len(numbers) == 2 else None)
+
+
+def check_count(option: str, value: int) -> None:
+    """Raises InputError where a count is below 1."""
+    if value < 1:
+        raise InputError(f"{option} {value}", "a count starts at 1", f"write {option} 1 or more")

@@ -1,0 +1,82 @@
+"""Real speech, made on the spot by the espeak-ng speech engine (the package ``espeakng-loader`` ships it).
+
+Nothing is downloaded, and nothing is written to disk. The same arguments give the same samples on every machine that
+has the same espeak-ng.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import io
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memfit.errors import InputError
+from memfit.jobs.data.mel import log_mel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clip:
+    """A spoken text: mono samples in -1 to 1, float32, at ``rate`` samples a second."""
+
+    id: int
+    text: str
+    voice: str
+    wave: np.ndarray = field(repr=False)
+    rate: int
+
+    @property
+    def seconds(self) -> float:
+        return len(self.wave) / self.rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Utterance:
+    """A clip as a text-to-speech model sees it: the text, and its mel frames (n, 100)."""
+
+    id: int
+    text: str
+    mel: Tensor = field(repr=False)
+
+    def characters(self, vocabulary: int) -> list[int]:
+        """The text's characters as ids below ``vocabulary``."""
+        return [ord(character) % vocabulary for character in self.text]
+
+
+@functools.cache
+def speak(count: int, seconds: float, rate: int) -> tuple[Clip, ...]:
+    """``count`` clips of 0.2 to 1 times ``seconds``, by several voices and speeds, at ``rate`` samples a second.
+
+    Raises:
+        InputError: the package ``espeakng-loader`` is missing, or its engine does not speak.
+    """
+    if importlib.util.find_spec("espeakng_loader") is None:
+        raise InputError("no espeakng_loader", "its espeak-ng makes the speech", "pip install 'memfit[jobs]'")
+    command = [sys.executable, "-m", "memfit.jobs.data.espeak", str(count), str(seconds), str(rate)]
+    done = subprocess.run(command, capture_output=True)
+    if done.returncode:
+        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        cure = "pip install --force-reinstall espeakng-loader"
+        raise InputError(f"espeak-ng: {chr(32).join(last)}", "it does not speak", cure)
+    with np.load(io.BytesIO(done.stdout)) as said:
+        texts, voices = said["text"].tolist(), said["voice"].tolist()
+        return tuple(
+            Clip(id=k, text=texts[k], voice=voices[k], wave=said[f"wave_{k}"], rate=rate) for k in range(count)
+        )
+
+
+@functools.cache
+def synthesize(count: int, seconds: float) -> Sequence[Utterance]:
+    """``count`` utterances of at most ``seconds``: mel frames of 24 kHz, hop 256."""
+    longest = int(seconds * 24000 / 256)
+    return tuple(
+        Utterance(id=clip.id, text=clip.text, mel=log_mel(torch.from_numpy(clip.wave))[:longest])
+        for clip in speak(count, seconds, 24000)
+    )

@@ -1,0 +1,150 @@
+"""Replays a trace's events through an allocator and reads the peaks of each phase."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
+from memfit.footprint import Footprint, PhaseFootprint, Place, Request
+from memfit.replay.errors import OutOfMemory
+
+
+class Allocator(Protocol):
+    """What a replay needs of an allocator; see ``memfit.replay.caching`` and ``memfit.replay.exact``."""
+
+    @property
+    def allocated(self) -> int: ...
+    @property
+    def reserved(self) -> int: ...
+    def malloc(self, storage: int, nbytes: int, stream: int = 0) -> None: ...
+    def free(self, storage: int) -> None: ...
+    def empty_cache(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outside:
+    """Bytes of the process outside the allocator (context, libraries, communication), with an interval."""
+
+    bytes: int = 0
+    low: int = 0
+    high: int = 0
+
+
+@dataclass(kw_only=True)
+class _Peak:
+    allocated: int = 0
+    reserved: int = 0
+    event: int = -1
+    largest: tuple[int, int] = (0, 0)
+
+
+def footprint(
+    trace: Trace, allocator: Callable[[int | None], Allocator], capacity: int | None, usable_bytes: int, outside: Outside | None = None
+) -> Footprint:
+    """Peaks by phase, and whether every phase stays within the device.
+
+    Where nothing fits, the peaks shown are those of a device without a limit.
+
+    Args:
+        allocator: makes a fresh allocator of a capacity in bytes (None: without a limit).
+        capacity: what the allocator may reserve; a replay within it decides ``fits``.
+        usable_bytes: what the process may take; ``headroom_bytes`` is against it.
+        outside: the process's bytes outside the allocator.
+    """
+    outside = outside or Outside()
+    peaks = _run(trace, allocator(None))
+    failed = None
+    if capacity is not None and max(peak.reserved for peak in peaks.values()) > capacity:
+        try:
+            peaks = _run(trace, allocator(capacity))
+        except _FailedError as failure:
+            failed = failure.request
+    phases: dict[str, PhaseFootprint] = {}
+    for name, peak in peaks.items():
+        phases[name] = PhaseFootprint(
+            allocated_bytes=peak.allocated,
+            reserved_bytes=peak.reserved,
+            process_bytes=peak.reserved + outside.bytes,
+            process_bytes_low=peak.reserved + outside.low,
+            process_bytes_high=peak.reserved + outside.high,
+            at=_place(trace, peak.event),
+            largest_request=_request(trace, name, *peak.largest),
+            categories=_live_by_category(trace, peak.event),
+        )
+    limiting = max(phases, key=lambda name: phases[name].process_bytes)
+    worst = phases[limiting]
+    verdict = "close"
+    if failed is None and worst.process_bytes_high <= usable_bytes:
+        verdict = "yes"
+    elif failed is not None and worst.process_bytes_low > usable_bytes:
+        verdict = "no"
+    return Footprint(
+        phases=phases,
+        fits=failed is None,
+        verdict=verdict,
+        limiting_phase=failed.phase if failed else limiting,
+        headroom_bytes=usable_bytes - worst.process_bytes,
+        failed_request=failed,
+    )
+
+
+class _FailedError(Exception):
+    def __init__(self, request: Request) -> None:
+        self.request = request
+
+
+def _run(trace: Trace, allocator: Allocator) -> dict[str, _Peak]:
+    kinds, storages, nbytes = trace.kind.tolist(), trace.storage.tolist(), trace.nbytes.tolist()
+    streams = trace.stream.tolist()
+    malloc, free = allocator.malloc, allocator.free
+    peaks: dict[str, _Peak] = {}
+    for label, start, end in trace.phases:
+        name = "train" if label == "setup" else label
+        peak = peaks.setdefault(name, _Peak())
+        if allocator.allocated > peak.allocated:
+            peak.allocated, peak.event = allocator.allocated, start - 1
+        peak.reserved = max(peak.reserved, allocator.reserved)
+        for event in range(start, end):
+            storage = storages[event]
+            if kinds[event] == ALLOCATE:
+                try:
+                    malloc(storage, nbytes[storage], streams[storage])
+                except OutOfMemory as error:
+                    raise _FailedError(_request(trace, name, nbytes[storage], event)) from error
+                if allocator.allocated > peak.allocated:
+                    peak.allocated, peak.event = allocator.allocated, event
+                if allocator.reserved > peak.reserved:
+                    peak.reserved = allocator.reserved
+                if nbytes[storage] > peak.largest[0]:
+                    peak.largest = (nbytes[storage], event)
+            elif kinds[event] == FREE:
+                free(storage)
+            else:
+                allocator.empty_cache()
+    return peaks
+
+
+def _place(trace: Trace, event: int) -> Place:
+    if event < 0:
+        return Place(module="", operator="")
+    row = trace.operator[event]
+    return Place(module=trace.modules[trace.operator_module[row]], operator=trace.names[trace.operator_name[row]])
+
+
+def _request(trace: Trace, phase: str, nbytes: int, event: int) -> Request:
+    place = _place(trace, event)
+    return Request(bytes=nbytes, module=place.module, operator=place.operator, phase=phase)
+
+
+def _live_by_category(trace: Trace, event: int) -> dict[str, int]:
+    """Bytes asked for and alive just after an event, by category."""
+    kind, storage = trace.kind[: event + 1], trace.storage[: event + 1]
+    alive = np.zeros(len(trace.nbytes), bool)
+    alive[storage[kind == ALLOCATE]] = True
+    alive[storage[kind == FREE]] = False
+    sums = np.bincount(trace.category[alive], weights=trace.nbytes[alive], minlength=len(CATEGORIES))
+    return {name: int(value) for name, value in zip(CATEGORIES, sums, strict=True)}

@@ -1,0 +1,65 @@
+"""Autograd's sums of gradients, in place where a real run sums in place.
+
+Where a tensor was used twice, autograd's engine adds the second gradient into the buffer of the first, if nobody else
+holds that buffer (torch/csrc/autograd/input_buffer.cpp, ``accumulate`` and ``can_accumulate_inplace``). Under a
+dispatch mode it never does, since it takes no subclass for plain: a trace shows an addition into new memory for every
+residual connection. Here the engine's own conditions are put to the tensors that it would have had.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._prims_common import is_non_overlapping_and_dense_or_false
+
+_ADD = torch.ops.aten.add.Tensor
+_HELD_BY_CALL = 4
+"""use_count of a tensor that only the engine holds, seen from inside ``__torch_dispatch__`` of a fake tensor."""
+_STORAGE_HELD_BY_CALL = 2
+"""The same for its storage: the tensor, and the Python object that is asked."""
+_REFERENCES_OF_CALL = 3
+"""The same for its Python object, as sys.getrefcount counts: C++, the tuple of arguments, and the question itself."""
+
+
+def made_in(node: Any, tensor: Tensor) -> None:
+    """Notes the autograd node in whose backward an operator returned this tensor. Call it for every one."""
+    tensor._memfit_node = node._sequence_nr()  # type: ignore[attr-defined]
+
+
+def sums_in_place(func: Any, args: Any, node: Any) -> bool:
+    """Whether this call is the engine's sum of two gradients and a real run adds into the first of them.
+
+    Args:
+        func, args: what a dispatch mode was called with; its frame must hold no further reference to ``args[0]``.
+        node: ``torch._C._current_autograd_node()``.
+    """
+    if func is not _ADD or node is None or torch.is_grad_enabled() or len(args) != 2:
+        return False
+    return (
+        isinstance(args[1], Tensor)
+        and args[0].shape == args[1].shape
+        and args[0].dtype is args[1].dtype
+        and _only_the_engine_holds(args)
+        and _is_a_sum_of_the_engine(args[0], node)
+        and is_non_overlapping_and_dense_or_false(args[0])
+    )
+
+
+def _only_the_engine_holds(args: Any) -> bool:
+    return (
+        sys.getrefcount(args[0]) <= _REFERENCES_OF_CALL
+        and args[0]._use_count() <= _HELD_BY_CALL
+        and torch._C._storage_Use_Count(args[0].untyped_storage()._cdata) <= _STORAGE_HELD_BY_CALL
+    )
+
+
+def _is_a_sum_of_the_engine(first: Tensor, node: Any) -> bool:
+    """A node's own formula adds what it made itself; the engine adds what an earlier node made, or two of its outputs
+    that belong to the same input."""
+    if getattr(first, "_memfit_node", None) != node._sequence_nr():
+        return True
+    edges = [edge for edge in node.next_functions if edge[0] is not None]
+    return len(set(edges)) < len(edges)

@@ -1,0 +1,102 @@
+"""Known values: small tensors whose content follows from the code alone, such as positions, lengths and step counts.
+
+A fake tensor has no data, but what is made from ``arange``, ``full`` or a constant, and from nothing else, has values
+that do not depend on the batch. They are computed beside the trace, so that code which branches on them branches as it
+does in a real run. Left out: anything that draws random numbers, reads the batch or a parameter, or is large.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+MOST_ELEMENTS = 1 << 16
+"""Integers and booleans of at most so many elements are followed; of floating point numbers, single ones."""
+
+_aten = torch.ops.aten
+_MAKERS = frozenset(
+    {
+        _aten.arange.default, _aten.arange.start, _aten.arange.start_step, _aten.zeros.default, _aten.ones.default,
+        _aten.full.default, _aten.scalar_tensor.default, _aten.lift_fresh.default, _aten.eye.default,
+    }
+)  # fmt: skip
+_UNKNOWN_EFFECT = torch.Tag.nondeterministic_seeded
+
+
+def small(tensor: Any) -> bool:
+    """Whether a tensor is of the kind that is followed."""
+    if not isinstance(tensor, Tensor):
+        return False
+    return tensor.numel() <= (1 if tensor.is_floating_point() or tensor.is_complex() else MOST_ELEMENTS)
+
+
+def value_of(tensor: Any) -> Tensor | None:
+    """The tensor's real content, on the CPU, where it is known."""
+    if isinstance(tensor, FakeTensor):
+        return tensor.__dict__.get("_memfit_value")
+    return tensor if isinstance(tensor, Tensor) and small(tensor) else None
+
+
+def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    """Computes the content of an operator's outputs where that of all its inputs is known; forgets what it overwrote."""
+    changed = [tensor for i in _written(func) if i < len(args) for tensor in (args[i] if isinstance(args[i], list) else [args[i]])]
+    if not changed and not small(out):
+        return
+    values = _real_arguments(func, args, kwargs)
+    if values is None or _UNKNOWN_EFFECT in func.tags:
+        for tensor in changed:
+            if isinstance(tensor, FakeTensor):
+                tensor.__dict__.pop("_memfit_value", None)
+        return
+    with _disable_current_modes():
+        result = func(*values[0], **values[1])
+    if isinstance(out, FakeTensor) and isinstance(result, Tensor):
+        out._memfit_value = result  # type: ignore[attr-defined]
+
+
+def item(tensor: Any) -> Any:
+    """The number that a known one-element tensor holds; None where it is not known."""
+    value = value_of(tensor)
+    if value is None:
+        return None
+    with _disable_current_modes():
+        return value.item()
+
+
+_positions: dict[Any, tuple[int, ...]] = {}
+
+
+def _written(func: Any) -> tuple[int, ...]:
+    """Positions of the arguments that an operator writes to."""
+    if func not in _positions:
+        found = enumerate(func._schema.arguments) if func._schema.is_mutable else ()
+        _positions[func] = tuple(i for i, argument in found if argument.alias_info is not None and argument.alias_info.is_write)
+    return _positions[func]
+
+
+def _real_arguments(func: Any, args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]] | None:
+    tensors = 0
+    real: list[Any] = []
+    for argument in args:
+        if isinstance(argument, Tensor):
+            value = value_of(argument)
+            if value is None:
+                return None
+            tensors += 1
+            real.append(value)
+        elif isinstance(argument, list | tuple) and any(isinstance(part, Tensor) for part in argument):
+            values = [value_of(part) if isinstance(part, Tensor) else part for part in argument]
+            if any(isinstance(part, Tensor) and value is None for part, value in zip(argument, values, strict=True)):
+                return None
+            tensors += 1
+            real.append(values)
+        else:
+            real.append(argument)
+    if any(isinstance(value, Tensor) for value in kwargs.values()) or not tensors and func not in _MAKERS:
+        return None
+    named = {name: torch.device("cpu") if name == "device" and value is not None else value for name, value in kwargs.items()}
+    return real, named

@@ -1,0 +1,252 @@
+"""Tracer: a dispatch mode that writes down every allocation, free and operator of the fake tensors of one device.
+
+A storage is seen when an operator first returns it and is gone when its last reference goes: fake tensors live in the
+same autograd graph, Python frames and optimizers as real ones would. What an operator allocates and frees within one
+call is not visible here.
+"""
+
+from __future__ import annotations
+
+import bisect
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+from torch.utils.flop_counter import flop_registry
+
+from memfit.device.answers import NOT_HANDLED
+from memfit.device.virtual import Virtual
+from memfit.events import ALLOCATE, EMPTY_CACHE, FREE
+from memfit.trace import cpu_rules, known
+from memfit.trace.accumulate import made_in, sums_in_place
+
+_ITEM = torch.ops.aten._local_scalar_dense.default
+_SAVES_NUMBERS = {torch.ops.aten.mul.Tensor, torch.ops.aten.div.Tensor, torch.ops.aten.mul_.Tensor, torch.ops.aten.div_.Tensor}
+_PLAIN = {Tensor, nn.Parameter, FakeTensor}
+
+
+class Tracer(TorchDispatchMode):
+    """Records events while entered. ``mark`` and ``phase`` say where in the window the code is."""
+
+    def __init__(self, virtual: Virtual) -> None:
+        super().__init__()
+        self.virtual = virtual
+        self.device_type = virtual.device.type
+        self.kind: list[int] = []
+        self.storage: list[int] = []
+        self.operator: list[int] = []
+        self.nbytes: list[int] = []
+        self.category: list[str | None] = []
+        self.made_by: list[int] = []
+        self.op_rows: list[tuple[str, int, str, int, int]] = []
+        self.phases: list[tuple[str, int, int]] = []
+        self.marks: list[tuple[int, str]] = []
+        self.part = "setup"
+        self._ids: dict[int, int] = {}
+        self._refs: dict[weakref.ref[Any], int] = {}
+        self._numbers: dict[int, int] = {}
+        self._number_node = -1
+        self._module_paths: dict[int, str] = {}
+        self._stack: list[int] = []
+        self.modules: dict[str, int] = {"": 0}
+        self._made_at: list[int] = [0]
+        self._made_in: list[int] = [0]
+
+    # ---- where the code is
+
+    def mark(self, part: str) -> None:
+        """A part of the window begins. At ``backward``, what the forward left alive becomes activations."""
+        if part in ("fetch", "clip"):
+            for node in list(self._numbers):
+                self._forget_number(node)
+        if part == "backward":
+            for i in self._refs.values():
+                if self.category[i] is None and self.op_rows[self.made_by[i]][2] == "forward":
+                    self.category[i] = "activations"
+        self.marks.append((len(self.kind), part))
+        self.part = part
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Events in here belong to this phase."""
+        start = len(self.kind)
+        yield
+        self.phases.append((name, start, len(self.kind)))
+
+    def name_modules(self, nets: dict[str, nn.Module]) -> None:
+        """Tells the modules' paths, ``net.block.0``."""
+        for name, net in nets.items():
+            for path, module in net.named_modules():
+                self._module_paths[id(module)] = f"{name}.{path}".rstrip(".")
+
+    def categorise(self, tensor: Tensor, category: str) -> None:
+        """Says what the storage of a tensor holds."""
+        i = self._ids.get(tensor.untyped_storage()._cdata)
+        if i is not None:
+            self.category[i] = category
+
+    # ---- entering and leaving
+
+    @contextmanager
+    def recording(self) -> Iterator[Tracer]:
+        """Inside, everything is recorded. Frees come when the last reference goes: the garbage collector rests."""
+        gc.collect()
+        collects = gc.isenabled()
+        gc.disable()
+        hooks = [
+            register_module_forward_pre_hook(self._enter_module),
+            register_module_forward_hook(self._leave_module, always_call=True),
+        ]
+        self.virtual.on_empty_cache.append(lambda: self._event(EMPTY_CACHE, -1))
+        self.virtual.on_resize.append(self._resized)
+        try:
+            with self:
+                yield self
+        finally:
+            for hook in hooks:
+                hook.remove()
+            if collects:
+                gc.enable()
+
+    def _enter_module(self, module: nn.Module, args: Any) -> None:
+        path = self._module_paths.get(id(module))
+        index = self.modules.setdefault(path, len(self.modules)) if path is not None else (self._stack[-1] if self._stack else 0)
+        self._stack.append(index)
+        self._note_module(index)
+
+    def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._stack.pop()
+        self._note_module(self._stack[-1] if self._stack else 0)
+
+    def _note_module(self, index: int) -> None:
+        self._made_at.append(torch.autograd._get_sequence_nr())
+        self._made_in.append(index)
+
+    def _current_module(self, node: Any) -> int:
+        """The module whose code runs; in a backward, the one whose forward made the node."""
+        if self._stack:
+            return self._stack[-1]
+        if node is None:
+            return 0
+        return self._made_in[bisect.bisect_right(self._made_at, node._sequence_nr()) - 1]
+
+    # ---- what happens
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(t not in _PLAIN and is_traceable_wrapper_subclass_type(t) for t in types):
+            return NotImplemented
+        kwargs = kwargs or {}
+        if func is torch.ops.prim.device.default:
+            return func(*args, **kwargs)
+        if func is _ITEM and (number := known.item(args[0])) is not None:
+            return number
+        found = self.virtual.intercept(self, func, args, kwargs)
+        if found is not NOT_HANDLED:
+            return found
+        node = torch._C._current_autograd_node()
+        if self.device_type == "cpu":
+            self._see_saved_number(func, args, node)
+        if sums_in_place(func, args, node):
+            out = args[0].add_(args[1])
+        else:
+            out = func(*args, **kwargs)
+        if self.device_type == "cpu":
+            out = cpu_rules.correct(func, args, out)
+        known.follow(func, args, kwargs, out)
+        self._see_call(func, args, kwargs, out, node)
+        return out
+
+    def _see_call(self, func: Any, args: Any, kwargs: Any, out: Any, node: Any) -> None:
+        flops = flop_registry.get(func._overloadpacket)
+        moved = 0
+        row = len(self.op_rows)
+        outs = out if isinstance(out, tuple | list) else (out,)
+        seen = False
+        for one in outs:
+            if isinstance(one, Tensor):
+                seen |= self._see(one, row)
+                if node is not None:
+                    made_in(node, one)
+                moved += one.numel() * one.itemsize
+            elif isinstance(one, tuple | list):
+                for each in one:
+                    if isinstance(each, Tensor):
+                        seen |= self._see(each, row)
+                        moved += each.numel() * each.itemsize
+        if not (seen or flops or func._schema.is_mutable):
+            return
+        for one in args:
+            if isinstance(one, Tensor):
+                moved += one.numel() * one.itemsize
+            elif isinstance(one, tuple | list):
+                moved += sum(each.numel() * each.itemsize for each in one if isinstance(each, Tensor))
+        work = flops(*args, **kwargs, out_val=out) if flops else 0
+        self.op_rows.append((str(func), self._current_module(node), self.part, work, moved))
+
+    def _see_saved_number(self, func: Any, args: Any, node: Any) -> None:
+        """A Python number that autograd saves as an 8-byte tensor for the backward of a product or quotient."""
+        if node is not None and node._sequence_nr() != self._number_node:
+            self._forget_number(self._number_node)
+            self._number_node = node._sequence_nr()
+        if func in _SAVES_NUMBERS and len(args) == 2 and not isinstance(args[1], Tensor) and args[0].requires_grad:
+            if torch.is_grad_enabled() and torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+                i = len(self.nbytes)
+                self.nbytes.append(8)
+                self.category.append("activations")
+                self.made_by.append(max(len(self.op_rows) - 1, 0))
+                self._numbers[torch.autograd._get_sequence_nr() - 1] = i
+                self._event(ALLOCATE, i)
+
+    def _forget_number(self, node: int) -> None:
+        i = self._numbers.pop(node, None)
+        if i is not None:
+            self._event(FREE, i)
+
+    def _see(self, tensor: Tensor, row: int) -> bool:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._ids or tensor.device.type != self.device_type:
+            return False
+        i = len(self.nbytes)
+        self._ids[key] = i
+        self.nbytes.append(storage.nbytes())
+        self.category.append(None)
+        self.made_by.append(row)
+        self._refs[weakref.ref(storage, lambda ref, key=key: self._gone(ref, key))] = i
+        self.kind.append(ALLOCATE)
+        self.storage.append(i)
+        self.operator.append(row)
+        return True
+
+    def _gone(self, ref: weakref.ref[Any], key: int) -> None:
+        i = self._refs.pop(ref)
+        del self._ids[key]
+        self._event(FREE, i)
+
+    def _resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        """A storage with other bytes is another storage: the old one is freed, and what it held is allocated anew."""
+        old = self._ids.get(storage._cdata)
+        if old is None or self.nbytes[old] == nbytes:
+            return
+        new = len(self.nbytes)
+        self.nbytes.append(nbytes)
+        self.category.append(self.category[old])
+        self.made_by.append(max(len(self.op_rows) - 1, 0))
+        self._event(FREE, old)
+        self._event(ALLOCATE, new)
+        self._ids[storage._cdata] = new
+        for ref, i in self._refs.items():
+            if i == old:
+                self._refs[ref] = new
+
+    def _event(self, kind: int, storage: int) -> None:
+        self.kind.append(kind)
+        self.storage.append(storage)
+        self.operator.append(max(len(self.op_rows) - 1, 0))
