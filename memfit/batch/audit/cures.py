@@ -6,8 +6,7 @@ CURES = {
         "Trainer(use_distributed_sampler=False); Accelerate: prepare a loader whose sampler does not shard)."
     ),
     "no-sharding": (
-        "Give each rank its part: a DistributedSampler, or a sampler that takes every world-th batch from its rank "
-        "on."
+        "Give each rank its part: a DistributedSampler, or a sampler that takes every world-th batch from its rank on."
     ),
     "same-shard": "Pass each process its own rank, not a constant.",
     "ranks-disagree": "Shuffle with a generator seeded alike on every rank (seed + epoch), then take the rank's part.",
@@ -25,8 +24,7 @@ CURES = {
     ),
     "step-never-comes": "Step when (batch_idx + 1) % accumulation == 0, and at the end of the epoch.",
     "uneven-windows": (
-        "Count (batch_idx + 1) % accumulation, and step at the end of the epoch, so that nothing leaks into the "
-        "next."
+        "Count (batch_idx + 1) % accumulation, and step at the end of the epoch, so that nothing leaks into the next."
     ),
     "step-counts-micro-batches": (
         "Step, and count steps, only when gradients are synchronised: enter accelerator.accumulate(), or test the "
