@@ -61,7 +61,7 @@ def _show(found: Audit, console: Console) -> None:
     if faults:
         console.print(Text(f"Faults: {', '.join(faults)}", style="bold red"))
     else:
-        console.print(Text("No fault: every sample is given once, every rank gets its share.", style="bold green"))
+        console.print(Text("No fault found. What is repeated or missing is counted below.", style="bold green"))
     for finding in found.findings:
         console.print(Text(f"\n{finding.code}, {finding.world} rank{'s' if finding.world > 1 else ''}", style="bold"))
         console.print(finding.text, markup=False)
