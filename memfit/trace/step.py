@@ -16,6 +16,7 @@ from memfit.apply.rig import Rig, build, is_trained, tensors_in
 from memfit.apply.window import MicroBatch, run_window
 from memfit.device.libraries import as_in_a_real_run
 from memfit.device.catalogue import Device
+from memfit.device.patching import replaced
 from memfit.device.rules import card_rules
 from memfit.device.virtual import Virtual, virtual_cpu, virtual_gpu
 from memfit.events import CATEGORIES, Trace
@@ -118,6 +119,12 @@ def _split(tracer: Tracer, phases: list[tuple[str, int, int]], shapes: int) -> t
 
 
 def _validate(rig: Rig, shape: Shape, tracer: Tracer) -> None:
+    """Loops of the validation whose turns do the same run their first two turns and their last."""
+    with replaced(rig.job, repeats=lambda count: range(count) if count < 4 else (0, 1, count - 1)):
+        _validate_whole(rig, shape, tracer)
+
+
+def _validate_whole(rig: Rig, shape: Shape, tracer: Tracer) -> None:
     validate_once(rig, lambda: fetch_synthetic(rig.job, shape, rig.device, tracer, validation=True), tracer.mark)
 
 
