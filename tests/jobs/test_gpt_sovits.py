@@ -1,5 +1,7 @@
 """python -m pytest tests/jobs/test_gpt_sovits.py"""
 
+import itertools
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -91,6 +93,7 @@ def test_the_generator_and_the_discriminator_learn_from_speech():
     batch = job.collate(job.dataset())
     seen = []
     for _ in range(6):
+        torch.manual_seed(1)
         shared = {}
         for turn in job.turns(list(optimizers)):
             losses = turn.loss(nets, batch, shared)
@@ -103,7 +106,8 @@ def test_the_generator_and_the_discriminator_learn_from_speech():
             if turn.name == "generator":
                 seen.append((named["generator"].sum / named["generator"].units).item())
         assert {"discriminator": 8, "generator": 8, "kl": int(batch["lengths"].sum())} == job.units(batch)
-    assert seen[-1] < 0.9 * seen[0]
+    assert all(later < earlier for earlier, later in itertools.pairwise(seen))
+    assert seen[-1] < 0.95 * seen[0]
 
 
 @pytest.mark.parametrize(
