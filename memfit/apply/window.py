@@ -50,8 +50,11 @@ def _ignore(part: str) -> None:
     pass
 
 
-def run_window(rig: Rig, micro_batches: Sequence[MicroBatch], mark: Mark = _ignore) -> WindowResult:
+def run_window(rig: Rig, micro_batches: Sequence[MicroBatch], mark: Mark = _ignore, *, step: bool = True) -> WindowResult:
     """Forward and backward of every micro-batch, clip and step, turn by turn.
+
+    Args:
+        step: False leaves the weights as they are: gradients are made and freed.
 
     Raises:
         InputError: a loss that is not a scalar tensor, has no units, or several losses whose units are not known before.
@@ -100,21 +103,21 @@ def run_window(rig: Rig, micro_batches: Sequence[MicroBatch], mark: Mark = _igno
             kept_batch.clear()
         if any(bool(count == 0) for count in found.values()):
             skipped.append(turn.name)
-        else:
+        elif step:
             mark("clip")
             norms[turn.name] = _finish_gradients(rig, turn, found, known, micro_batches)
             mark("optimizer")
             _step(rig, turn)
-        if rig.job.zero_grad == "after_step":
+        if rig.job.zero_grad == "after_step" or not step:
             mark("zero_grad")
             for optimizer in rig.optimizers.values():
                 optimizer.zero_grad(set_to_none=True)
         units.update(found)
-    if rig.scaler:
+    if rig.scaler and step:
         rig.scaler.update()
-    for schedule in rig.schedules.values():
+    for schedule in rig.schedules.values() if step else ():
         schedule.step()
-    if rig.ema:
+    if rig.ema and step:
         mark("ema")
         update_ema(rig)
     return WindowResult(losses={name: value / units[name] for name, value in sums.items()}, units=units, norms=norms, skipped=tuple(skipped))

@@ -1,8 +1,11 @@
-"""Operators that have one kernel on CUDA, where a backend without kernels is given their mathematics in steps.
+"""Operators that have a kernel on CUDA and lack one, or its shapes, on a backend without kernels.
 
 Autograd takes the steps of an operator with a CompositeImplicitAutograd kernel (math_silu_backward: six temporaries)
 for any device without a kernel of its own. native_functions.yaml of torch 2.13 names three of these with a CUDA
 kernel. The kernels registered here are never run: a fake tensor mode answers before.
+
+Recurrent nets take PyTorch's own cells, one step of time after another. On a card cuDNN would run them whole, with a
+reserve of its own, whose size is not public: for these a trace is an estimate.
 """
 
 from __future__ import annotations
@@ -12,6 +15,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from memfit.device.backend import NAME
+from memfit.device.copies import convolution_layout
+from memfit.device.patching import replaced
+
+_aten = torch.ops.aten
 
 FUSED_ON_CUDA = ("silu_backward", "mish_backward", "_fused_rms_norm")
 
@@ -20,10 +31,56 @@ def _never_run(*args: Any, **kwargs: Any) -> Any:
     raise AssertionError("a kernel of the virtual GPU was run on a tensor that is not fake")
 
 
+def _gru_cell(
+    input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(B, 3H), (B, 3H), (B, H) -> the next state (B, H) and what backward needs (B, 5H); RNN.cu."""
+    return torch.empty_like(hx), hx.new_empty(hx.shape[0], 5 * hx.shape[1])
+
+
+def _gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
+    batch, hidden = grad_hy.shape
+    gates = [grad_hy.new_empty(batch, 3 * hidden) for _ in range(2)]
+    biases = [grad_hy.new_empty(3 * hidden) if has_bias else None for _ in range(2)]
+    return (*gates, torch.empty_like(grad_hy), *biases)
+
+
+_PLAIN_BELOW_CHANNELS = {
+    _aten.upsample_nearest2d.default: 4,
+    _aten._upsample_nearest_exact2d.default: 4,
+    _aten.upsample_bilinear2d.default: 16,
+}
+"""Operators that give a plain output for a channels-last input with fewer channels (UpSampleNearest2d.cu)."""
+
+
+def cuda_outputs(func: Any, args: Any, out: Any) -> Any:
+    """An operator's outputs as CUDA's kernel makes them, where torch's shape functions ask for a device named cuda."""
+    if func is _aten.log_sigmoid_forward.default:
+        return out[0], out[0].new_empty(0)
+    if func in _PLAIN_BELOW_CHANNELS and args[0].shape[1] < _PLAIN_BELOW_CHANNELS[func] and not out.is_contiguous():
+        return out.new_empty(out.shape)
+    return out
+
+
 @contextlib.contextmanager
 def cuda_kernels() -> Iterator[None]:
-    """The operators above are one operator each on the virtual device."""
-    with torch.library._scoped_library("aten", "IMPL", "PrivateUse1") as library:
+    """The operators above are one operator each on the virtual device, GRU's cell has shapes, and convolutions have
+    cuDNN's layout (a backend without kernels has plain ones)."""
+    layout_elsewhere = torch._C._conv_determine_backend_memory_format
+
+    def layout(x: Tensor, weight: Tensor, backend: Any) -> torch.memory_format:
+        if isinstance(x, FakeTensor) and x.fake_device.type == NAME:
+            return convolution_layout(x, weight)
+        return layout_elsewhere(x, weight, backend)
+
+    with (
+        replaced(torch._C, _conv_determine_backend_memory_format=layout),
+        torch.library._scoped_library("aten", "IMPL", "PrivateUse1") as library,
+        torch.library._scoped_library("aten", "IMPL", "Meta") as shapes,
+    ):
         for name in FUSED_ON_CUDA:
             library.impl(name, _never_run)
+        shapes.impl("_thnn_fused_gru_cell", _gru_cell)
+        shapes.impl("_thnn_fused_gru_cell_backward", _gru_cell_backward)
         yield

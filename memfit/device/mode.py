@@ -14,6 +14,10 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from memfit.device.answers import NOT_HANDLED, Assumptions, answer, asks_data
+from memfit.device.backend import NAME
+from memfit.device.kernels import cuda_outputs
+
 _aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
 _ITEM = _aten._local_scalar_dense.default
@@ -76,10 +80,13 @@ class VirtualMode(FakeTensorMode):
     avoid_device_init = True
     """There is no device behind PrivateUse1: ``torch.tensor(..., device=...)`` must not fill one."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_gpu: bool = False) -> None:
         super().__init__(allow_non_fake_inputs=True)
+        self.on_gpu = on_gpu
         # A memo of fake tensors is a weak reference to each, and torch swaps no tensor (Module.to) that has one.
         self.fake_tensor_converter.set_tensor_memo = lambda t, v: None  # type: ignore[method-assign]
+        self.assumptions = Assumptions()
+        """What was assumed of data so far."""
         self._attributes: dict[torch.device, dict[str, Any]] = {}
 
     @classmethod
@@ -94,6 +101,11 @@ class VirtualMode(FakeTensorMode):
             return _META if self.in_kernel_invocation else args[0]._fake_device
         if func is _ITEM and type(args[0]) is FakeTensor and args[0].constant is not None:
             return args[0].constant.item()
+        if asks_data(func):
+            with self:
+                answered = answer(func, args, kwargs or {}, self.assumptions)
+            if answered is not NOT_HANDLED:
+                return answered
         if _is_foreach_in_place(func) and _all_unknown(args[0]):
             return None
         kwargs = kwargs or {}
@@ -111,6 +123,8 @@ class VirtualMode(FakeTensorMode):
         if make is not None:
             return make(self, tensors)
         out = self._dispatch_impl(func, types, args, kwargs)
+        if self.on_gpu and any(tensor._fake_device.type == NAME for tensor in tensors):  # type: ignore[attr-defined]
+            out = cuda_outputs(func, args, out)
         make = self._learn(func, tensors, out)
         if make is not None:
             _makers[key] = make

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from memfit.device.catalogue import Device
 
 @dataclass(frozen=True, kw_only=True)
 class CardRules:
@@ -25,3 +26,14 @@ class CardRules:
         if self.cudnn_attention_first is not None:
             return self.cudnn_attention_first
         return self.compute_capability[0] in (9, 10)
+
+
+def card_rules(device: Device) -> CardRules:
+    """The rules of a card of the catalogue."""
+    assert device.compute_capability is not None and device.memory_bytes is not None
+    return CardRules(
+        compute_capability=device.compute_capability,
+        name=device.name,
+        memory_bytes=device.memory_bytes,
+        multiprocessors=device.multiprocessors or CardRules.multiprocessors,
+    )

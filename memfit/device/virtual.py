@@ -46,12 +46,15 @@ class Virtual:
     mode: VirtualMode
     rules: CardRules | None = None
     """None for the virtual CPU."""
-    assumptions: Assumptions = field(default_factory=Assumptions)
-    """What was assumed of data so far."""
     on_empty_cache: list[Callable[[], None]] = field(default_factory=list)
     """Called, in order, where code calls torch.cuda.empty_cache."""
     on_resize: list[Callable[[torch.UntypedStorage, int], None]] = field(default_factory=list)
     """Called, in order, after a storage was given another number of bytes: no operator does that (FSDP2 does)."""
+
+    @property
+    def assumptions(self) -> Assumptions:
+        """What was assumed of data so far."""
+        return self.mode.assumptions
 
     def intercept(self, mode: TorchDispatchMode, func: Any, args: Any, kwargs: Any) -> Any:
         """What a tracing dispatch mode must not simply call: the result, or NOT_HANDLED. Call it for every operator.
@@ -162,6 +165,7 @@ def _storages_tell(hooks: list[Callable[[torch.UntypedStorage, int], None]]) -> 
 def virtual_cpu() -> Iterator[Virtual]:
     """Fake tensors on the plain CPU, with CPU's own rules: the same step as a real one here, without its bytes."""
     check_torch_version()
+    backend.register()  # autograd's engine knows only the devices that were there at its first backward
     virtual = Virtual(device=torch.device("cpu"), mode=VirtualMode())
     with _fakes_pass_for_tensors(), _storages_tell(virtual.on_resize), virtual.mode:
         yield virtual
@@ -176,7 +180,7 @@ def virtual_gpu(card: CardRules) -> Iterator[Virtual]:
     """
     check_torch_version()
     backend.register()
-    virtual = Virtual(device=torch.device(backend.NAME), mode=VirtualMode(), rules=card)
+    virtual = Virtual(device=torch.device(backend.NAME), mode=VirtualMode(on_gpu=True), rules=card)
 
     def emptied() -> None:
         for hook in virtual.on_empty_cache:

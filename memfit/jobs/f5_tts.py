@@ -64,6 +64,8 @@ class F5TTS(Job):
         "expandable_allocator": "environment: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     }
     """Lever -> what to change in F5-TTS for the same effect."""
+    find_unused_parameters: ClassVar[bool] = True
+    """Upstream wraps the net so in DDP; here every parameter gets a gradient."""
 
     def _net(self) -> nn.Module:
         raise NotImplementedError
@@ -80,7 +82,7 @@ class F5TTS(Job):
     def optimizers(self, nets: Nets) -> dict[str, Optimizer]:
         parameters = list(nets[self.net_name].parameters())
         if self.optimizer == "8bit":
-            from memfit.jobs.nets.adam8bit import AdamW8bit
+            from memfit.jobs.optimizers.adam8bit import AdamW8bit
 
             return {"adamw": AdamW8bit(parameters, lr=self.learning_rate)}
         kind: dict[str, bool] = {self.optimizer: True}

@@ -102,7 +102,8 @@ def _run(trace: Trace, allocator: Allocator) -> dict[str, _Peak]:
     streams = trace.stream.tolist()
     malloc, free = allocator.malloc, allocator.free
     peaks: dict[str, _Peak] = {}
-    for name, start, end in trace.phases:
+    for label, start, end in trace.phases:
+        name = "train" if label == "setup" else label
         peak = peaks.setdefault(name, _Peak())
         if allocator.allocated > peak.allocated:
             peak.allocated, peak.event = allocator.allocated, start - 1

@@ -3,49 +3,120 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
+from memfit.apply.recompute import recompute
 from memfit.apply.rig import Rig, build, is_trained, tensors_in
 from memfit.apply.window import MicroBatch, run_window
 from memfit.device.libraries import as_in_a_real_run
-from memfit.device.virtual import virtual_cpu
+from memfit.device.catalogue import Device
+from memfit.device.rules import card_rules
+from memfit.device.virtual import Virtual, virtual_cpu, virtual_gpu
 from memfit.events import CATEGORIES, Trace
 from memfit.job import Job, Shape
+from memfit.trace.family import TraceFamily, cut, fit, sample_shapes, storages_in, varying
 from memfit.trace.tracer import Tracer
 
 
-def trace_job(job: Job, shape: Shape, device: str = "cpu", *, micro_batches: int = 1, validate: bool = True, save: bool = True) -> Trace:
-    """One job's memory events: setup, two windows (the first makes the optimizers' state), validation and saving.
+@dataclass(frozen=True, kw_only=True)
+class Tracing:
+    """How a job is traced.
+
+    Attributes:
+        device: the card whose rules hold, or the catalogue's ``cpu``.
+        micro_batches: micro-batches in a window; above two the further ones repeat the second.
+        checkpointing: mode by module path, see ``memfit.apply.recompute``.
+    """
+
+    device: Device
+    micro_batches: int = 1
+    checkpointing: Mapping[str, str] = field(default_factory=dict)
+
+
+def trace_job(job: Job, shape: Shape, how: Tracing) -> Trace:
+    """One job's memory events: setup, two windows (the first makes the optimizers' state), validation and saving."""
+    return _record(job, [shape], how)[0]
+
+
+def trace_family(job: Job, how: Tracing, like: Shape) -> TraceFamily:
+    """The job traced at a few shapes, from which the others follow.
 
     Args:
-        shape: the micro-batch.
-        device: ``cpu``.
-        micro_batches: micro-batches in a window; above two the further ones repeat the second.
+        like: any shape of the kind that will be asked for, with or without a length.
     """
-    target = torch.device(device)
-    with virtual_cpu(), as_in_a_real_run(), Tracer(target).recording() as tracer:
+    shapes = sample_shapes(like)
+    trace, sizes, made = _record(job, shapes, how)
+    return TraceFamily(lambda shape: trace_job(job, shape, how), shapes[0], trace, fit(shapes, sizes, made))
+
+
+def _record(job: Job, shapes: list[Shape], how: Tracing) -> tuple[Trace, np.ndarray | None, np.ndarray]:
+    """(the first shape's trace; bytes of the varying storages at every shape, where the events are the same; which these are)."""
+    with _virtual(how.device) as virtual, as_in_a_real_run(), Tracer(virtual).recording() as tracer:
+        micro_batches = min(how.micro_batches, 2)
         with tracer.phase("setup"):
-            rig = build(job, target)
+            rig = build(job, virtual.device)
             tracer.name_modules(rig.nets)
             _categorise_state(tracer, rig)
-        micro = synthetic_micro_batch(job, shape, target, tracer)
-        for _ in range(2):
-            with tracer.phase("train"):
-                run_window(rig, [micro] * min(micro_batches, 2), lambda part: _mark(tracer, rig, part))
-                _categorise_state(tracer, rig)
-        if validate and job.validates:
+        with recompute(rig.nets, how.checkpointing):
+            for _ in range(2):
+                with tracer.phase("train"):
+                    micro = synthetic_micro_batch(job, shapes[0], virtual.device, tracer)
+                    run_window(rig, [micro] * micro_batches, lambda part: _mark(tracer, rig, part))
+                    _categorise_state(tracer, rig)
+        if job.validates:
             with tracer.phase("validate"):
-                validate_once(rig, lambda: fetch_synthetic(job, shape, target, tracer, validation=True), tracer.mark)
-        if save:
-            with tracer.phase("save"):
-                tracer.mark("save")
-                job.saved(rig.nets, rig.optimizers)
-        return as_trace(tracer)
+                _validate(rig, shapes[0], tracer)
+        with tracer.phase("save"):
+            tracer.mark("save")
+            job.saved(rig.nets, rig.optimizers)
+        phases = list(tracer.phases)
+        with recompute(rig.nets, how.checkpointing):
+            for shape in shapes[1:]:
+                with tracer.phase("train"):
+                    micro = synthetic_micro_batch(job, shape, virtual.device, tracer)
+                    run_window(rig, [micro] * micro_batches, lambda part: _mark(tracer, rig, part), step=False)
+                if job.validates:
+                    with tracer.phase("validate"):
+                        _validate(rig, shape, tracer)
+        return _split(tracer, phases, len(shapes))
+
+
+def _split(tracer: Tracer, phases: list[tuple[str, int, int]], shapes: int) -> tuple[Trace, np.ndarray | None, np.ndarray]:
+    """The first shape's trace, and the sizes of the same storages at the other shapes."""
+    whole = as_trace(tracer)
+    end = phases[-1][2]
+    first = cut(whole, end, tuple(phases))
+    windows = [varying(tracer.marks, start, stop) for name, start, stop in phases if name == "train"]
+    validation = [part for name, start, stop in phases if name == "validate" for part in varying(tracer.marks, start, stop)]
+    base, structure = storages_in(whole, windows[-1] + validation)
+    earlier, same_as_first = storages_in(whole, windows[0] + validation)
+    others = tracer.phases[len(phases) :]
+    each = len(others) // max(shapes - 1, 1)
+    sizes = [whole.nbytes[base]]
+    for i in range(shapes - 1):
+        made, found = storages_in(whole, [part for _, start, stop in others[i * each : (i + 1) * each] for part in varying(tracer.marks, start, stop)])
+        if found.shape != structure.shape or not np.array_equal(found, structure):
+            return first, None, base
+        sizes.append(whole.nbytes[made])
+    if not np.array_equal(same_as_first, structure):
+        return first, None, base
+    return first, np.stack([np.concatenate([row, row]) for row in sizes]), np.concatenate([base, earlier])
+
+
+def _validate(rig: Rig, shape: Shape, tracer: Tracer) -> None:
+    validate_once(rig, lambda: fetch_synthetic(rig.job, shape, rig.device, tracer, validation=True), tracer.mark)
+
+
+@contextmanager
+def _virtual(device: Device) -> Iterator[Virtual]:
+    with virtual_gpu(card_rules(device)) if device.is_cuda else virtual_cpu() as virtual:
+        yield virtual
 
 
 def synthetic_micro_batch(job: Job, shape: Shape, device: torch.device, tracer: Tracer | None = None) -> MicroBatch:
@@ -120,6 +191,7 @@ def as_trace(tracer: Tracer) -> Trace:
     names: dict[str, int] = {}
     parts: dict[str, int] = {}
     rows = tracer.op_rows or [("", 0, "setup", 0, 0)]
+    modules = list(tracer.modules)
     code = {name: index for index, name in enumerate(CATEGORIES)}
     return Trace(
         kind=np.array(tracer.kind, np.int8),
@@ -135,7 +207,7 @@ def as_trace(tracer: Tracer) -> Trace:
         operator_flops=np.array([row[3] for row in rows], np.int64),
         operator_bytes=np.array([row[4] for row in rows], np.int64),
         names=tuple(names),
-        modules=tuple(tracer.modules),
+        modules=tuple(modules),
         parts=tuple(parts),
         phases=tuple(tracer.phases),
     )

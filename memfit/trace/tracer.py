@@ -21,7 +21,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils.flop_counter import flop_registry
 
-from memfit.device.answers import NOT_HANDLED, Assumptions, answer, asks_data
+from memfit.device.answers import NOT_HANDLED
+from memfit.device.virtual import Virtual
 from memfit.events import ALLOCATE, EMPTY_CACHE, FREE
 from memfit.trace import cpu_rules, known
 from memfit.trace.accumulate import made_in, sums_in_place
@@ -34,9 +35,10 @@ _PLAIN = {Tensor, nn.Parameter, FakeTensor}
 class Tracer(TorchDispatchMode):
     """Records events while entered. ``mark`` and ``phase`` say where in the window the code is."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, virtual: Virtual) -> None:
         super().__init__()
-        self.device_type = device.type
+        self.virtual = virtual
+        self.device_type = virtual.device.type
         self.kind: list[int] = []
         self.storage: list[int] = []
         self.operator: list[int] = []
@@ -45,9 +47,8 @@ class Tracer(TorchDispatchMode):
         self.made_by: list[int] = []
         self.op_rows: list[tuple[str, int, str, int, int]] = []
         self.phases: list[tuple[str, int, int]] = []
+        self.marks: list[tuple[int, str]] = []
         self.part = "setup"
-        self.assumptions = Assumptions()
-        """What was assumed where the job asked for data."""
         self._ids: dict[int, int] = {}
         self._refs: dict[weakref.ref[Any], int] = {}
         self._numbers: dict[int, int] = {}
@@ -69,6 +70,7 @@ class Tracer(TorchDispatchMode):
             for i in self._refs.values():
                 if self.category[i] is None and self.op_rows[self.made_by[i]][2] == "forward":
                     self.category[i] = "activations"
+        self.marks.append((len(self.kind), part))
         self.part = part
 
     @contextmanager
@@ -90,10 +92,6 @@ class Tracer(TorchDispatchMode):
         if i is not None:
             self.category[i] = category
 
-    def empty_cache(self) -> None:
-        """The allocator gives its free segments back here."""
-        self._event(EMPTY_CACHE, -1)
-
     # ---- entering and leaving
 
     @contextmanager
@@ -106,6 +104,8 @@ class Tracer(TorchDispatchMode):
             register_module_forward_pre_hook(self._enter_module),
             register_module_forward_hook(self._leave_module, always_call=True),
         ]
+        self.virtual.on_empty_cache.append(lambda: self._event(EMPTY_CACHE, -1))
+        self.virtual.on_resize.append(self._resized)
         try:
             with self:
                 yield self
@@ -145,13 +145,11 @@ class Tracer(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.prim.device.default:
             return func(*args, **kwargs)
-        if asks_data(func):
-            if func is _ITEM and (number := known.item(args[0])) is not None:
-                return number
-            with self:
-                found = answer(func, args, kwargs, self.assumptions)
-            if found is not NOT_HANDLED:
-                return found
+        if func is _ITEM and (number := known.item(args[0])) is not None:
+            return number
+        found = self.virtual.intercept(self, func, args, kwargs)
+        if found is not NOT_HANDLED:
+            return found
         node = torch._C._current_autograd_node()
         if self.device_type == "cpu":
             self._see_saved_number(func, args, node)
@@ -231,6 +229,22 @@ class Tracer(TorchDispatchMode):
         i = self._refs.pop(ref)
         del self._ids[key]
         self._event(FREE, i)
+
+    def _resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        """A storage with other bytes is another storage: the old one is freed, and what it held is allocated anew."""
+        old = self._ids.get(storage._cdata)
+        if old is None or self.nbytes[old] == nbytes:
+            return
+        new = len(self.nbytes)
+        self.nbytes.append(nbytes)
+        self.category.append(self.category[old])
+        self.made_by.append(max(len(self.op_rows) - 1, 0))
+        self._event(FREE, old)
+        self._event(ALLOCATE, new)
+        self._ids[storage._cdata] = new
+        for ref, i in self._refs.items():
+            if i == old:
+                self._refs[ref] = new
 
     def _event(self, kind: int, storage: int) -> None:
         self.kind.append(kind)

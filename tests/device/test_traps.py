@@ -11,12 +11,13 @@ import torch.utils._foreach_utils
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from memfit.device import kernels
+from memfit.device import kernels, mode
 from memfit.device.mode import VirtualMode
 from memfit.device.rules import CardRules
 from memfit.device.virtual import virtual_gpu
 from tests.device.minimal_tracer import MinimalTracer
 
+PLAIN_CONVOLUTIONS = torch._C._conv_determine_backend_memory_format
 WITHOUT_OUR_HINT = torch._meta_registrations.device_hint
 
 
@@ -55,6 +56,7 @@ def test_mode_keeps_no_weak_reference(gpu):
     assert weakref.getweakrefs(nn.Linear(5, 7, device=gpu.device).weight) == []
 
 
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer:UserWarning")
 @pytest.mark.parametrize("cured", [True, False])
 def test_deep_copy_stays_in_its_mode(gpu, monkeypatch, cured):
     if not cured:
@@ -164,3 +166,42 @@ def test_rms_norm_keeps_its_input_and_a_number_per_row(monkeypatch, cured):
     assert y.shape == (4, 256)
     kept = sum(saved.values())
     assert kept == 4 * 256 + 256 + 4 if cured else kept > 2 * 4 * 256
+
+
+@pytest.mark.parametrize(("kind", "bias"), [(nn.LSTM, True), (nn.GRU, True), (nn.GRU, False), (nn.RNN, True)])
+def test_recurrent_nets_run(gpu, kind, bias):
+    net = kind(6, 8, num_layers=2, bias=bias, batch_first=True, bidirectional=True).to(gpu.device)
+    out, _ = net(torch.ones(3, 5, 6, device=gpu.device))
+    assert out.shape == (3, 5, 16)
+    out.sum().backward()
+    assert all(p.grad.shape == p.shape for p in net.parameters())
+
+
+@pytest.mark.parametrize("cured", [True, False])
+def test_convolutions_keep_channels_last(monkeypatch, no_memory, cured):
+    """cuDNN runs channels last where the input or the weight is; another layout's weight gets its gradient cloned."""
+    with virtual_gpu(CardRules()) as gpu:
+        if not cured:
+            monkeypatch.setattr(torch._C, "_conv_determine_backend_memory_format", PLAIN_CONVOLUTIONS)
+        net = nn.Conv2d(4, 8, 3, padding=1, device=gpu.device)
+        x = torch.ones(2, 4, 8, 8, device=gpu.device).to(memory_format=torch.channels_last)
+        y = net(x)
+        assert y.is_contiguous(memory_format=torch.channels_last) is cured
+        with MinimalTracer(gpu) as tracer:
+            y.sum().backward()
+        assert ("aten.new_empty_strided.default" in tracer.ops) is cured
+        assert net.weight.grad.is_contiguous()
+        if not cured:
+            monkeypatch.undo()
+
+
+@pytest.mark.parametrize("cured", [True, False])
+def test_log_sigmoid_keeps_no_buffer(monkeypatch, no_memory, cured):
+    if not cured:
+        monkeypatch.setattr(mode, "cuda_outputs", lambda func, args, out: out)
+    with virtual_gpu(CardRules()) as gpu:
+        buffer = torch.ops.aten.log_sigmoid_forward(torch.ones(100, device=gpu.device))[1]
+        assert buffer.numel() == (0 if cured else 100)
+        few, many = (torch.ones(2, c, 4, 4, device=gpu.device).to(memory_format=torch.channels_last) for c in (3, 4))
+        larger = [nn.functional.interpolate(x, scale_factor=2) for x in (few, many)]
+        assert [x.is_contiguous() for x in larger] == [cured, False]

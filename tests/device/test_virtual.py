@@ -17,7 +17,8 @@ from memfit.errors import InputError
 
 CARD = CardRules()
 OWNERS = [
-    torch, torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.nvtx, torch.utils, torch._meta_registrations,
+    torch, torch._C, torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.nvtx, torch.utils,
+    torch._meta_registrations,
     torch.UntypedStorage, torch.Tensor, torch.nn.Module, autocast, GradScaler, torch.optim.Optimizer,
     torch.utils._foreach_utils, sys.modules["torch.optim.optimizer"], torch.amp, torch.random, torch.overrides,
 ]  # fmt: skip

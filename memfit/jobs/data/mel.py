@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -14,25 +15,31 @@ from torch.nn import functional as F
 
 def log_mel(wave: Tensor, rate: int = 24000, n_fft: int = 1024, hop: int = 256, bands: int = 100) -> Tensor:
     """(samples,) to (1 + samples // hop, bands): log of the magnitude mel spectrum, at least log(1e-5)."""
-    magnitude = _stft(F.pad(wave[None], (n_fft // 2, n_fft // 2), mode="reflect")[0], n_fft, hop).abs()
-    return (magnitude.T @ filters(rate, n_fft, bands, "htk")).clamp(min=1e-5).log()
+    magnitude = _stft(wave[None], n_fft, hop, n_fft // 2)[0].abs()
+    return (magnitude.T @ torch.from_numpy(filters(rate, n_fft, bands, "htk"))).clamp(min=1e-5).log()
 
 
 def spectrogram(wave: Tensor, n_fft: int = 2048, hop: int = 640) -> Tensor:
-    """(samples,) to (samples // hop, n_fft // 2 + 1): magnitudes, the frames centred on their hop."""
-    margin = (n_fft - hop) // 2
-    spectrum = _stft(F.pad(wave[None], (margin, margin), mode="reflect")[0], n_fft, hop)
-    return (spectrum.real.square() + spectrum.imag.square() + 1e-6).sqrt().T
+    """(b, samples) to (b, n_fft // 2 + 1, samples // hop): magnitudes, the frames centred on their hop."""
+    spectrum = _stft(wave, n_fft, hop, (n_fft - hop) // 2)
+    return (spectrum.real.square() + spectrum.imag.square() + 1e-6).sqrt()
 
 
-def _stft(wave: Tensor, n_fft: int, hop: int) -> Tensor:
+def compress(spectrum: Tensor, rate: int = 32000, n_fft: int = 2048, bands: int = 128) -> Tensor:
+    """A spectrogram (b, n_fft // 2 + 1, t) as log-mel (b, bands, t)."""
+    bank = torch.tensor(filters(rate, n_fft, bands, "slaney").T, device=spectrum.device)
+    return (bank @ spectrum).clamp(min=1e-5).log()
+
+
+def _stft(wave: Tensor, n_fft: int, hop: int, margin: int) -> Tensor:
     window = torch.hann_window(n_fft, device=wave.device, dtype=wave.dtype)
+    wave = F.pad(wave, (margin, margin), mode="reflect")
     return torch.stft(wave, n_fft, hop, window=window, center=False, return_complex=True)
 
 
 @functools.cache
-def filters(rate: int, n_fft: int, bands: int, scale: str) -> Tensor:
-    """(n_fft // 2 + 1, bands) triangular mel filters on the CPU; scale "htk", or "slaney" with its area norm."""
+def filters(rate: int, n_fft: int, bands: int, scale: str) -> np.ndarray:
+    """(n_fft // 2 + 1, bands) triangular mel filters, float32; scale "htk", or "slaney" with its area norm."""
     from transformers.audio_utils import mel_filter_bank
 
     bank = mel_filter_bank(
@@ -44,4 +51,4 @@ def filters(rate: int, n_fft: int, bands: int, scale: str) -> Tensor:
         norm="slaney" if scale == "slaney" else None,
         mel_scale=scale,
     )
-    return torch.from_numpy(bank).to(torch.float32)
+    return bank.astype(np.float32)

@@ -1,0 +1,105 @@
+"""Windows: which samples each optimizer step learns from. A function of (seed, epoch, position) alone.
+
+Nothing is dropped and nothing repeated: the last window of an epoch is short, and its loss is normalised by what it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from memfit.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """One window: its number over the whole run, its epoch, and the sample ids of each micro-batch."""
+
+    number: int
+    epoch: int
+    micro_batches: tuple[tuple[int, ...], ...]
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Every sample of the window."""
+        return tuple(i for micro in self.micro_batches for i in micro)
+
+
+class Windows:
+    """The windows of a run over a data set.
+
+    Where samples have lengths, a window takes samples as long as their padded units stay within the global batch, and
+    a micro-batch holds samples of similar length whose padded units stay within the micro-batch.
+
+    Args:
+        size: samples in the data set.
+        lengths: units of each sample; None where a sample is one unit.
+        global_batch, micro_batch: in units.
+        seed: of the order.
+
+    Raises:
+        InputError: an empty data set, or a sample longer than a micro-batch.
+    """
+
+    def __init__(self, *, size: int, lengths: Sequence[int] | None, global_batch: int, micro_batch: int, seed: int = 0) -> None:
+        if size < 1:
+            raise InputError("data set of 0 samples", "there is nothing to train on", "give dataset() at least one sample")
+        self._lengths = None if lengths is None else np.asarray(lengths, np.int64)
+        if self._lengths is not None and int(self._lengths.max()) > micro_batch:
+            longest = int(self._lengths.argmax())
+            raise InputError(
+                f"sample {longest} of length {int(self._lengths[longest])}",
+                f"longer than a micro-batch of {micro_batch}",
+                "plan a larger --micro-batch, or leave the sample out of the data set",
+            )
+        self._size, self._global, self._micro, self._seed = size, global_batch, micro_batch, seed
+        self._epochs: dict[int, list[tuple[tuple[int, ...], ...]]] = {}
+        self._starts = [0]
+
+    def window(self, number: int) -> Window:
+        """The window of this number, counted over all epochs from 0."""
+        while self._starts[-1] <= number:
+            self._starts.append(self._starts[-1] + len(self._epoch(len(self._starts) - 1)))
+        epoch = int(np.searchsorted(self._starts, number, side="right")) - 1
+        return Window(number=number, epoch=epoch, micro_batches=self._epoch(epoch)[number - self._starts[epoch]])
+
+    def per_epoch(self, epoch: int) -> int:
+        """Windows in an epoch."""
+        return len(self._epoch(epoch))
+
+    def _epoch(self, epoch: int) -> list[tuple[tuple[int, ...], ...]]:
+        if epoch not in self._epochs:
+            order = np.random.default_rng([self._seed, epoch]).permutation(self._size)
+            self._epochs = {epoch: self._pack(order) if self._lengths is not None else self._slice(order)}
+        return self._epochs[epoch]
+
+    def _slice(self, order: np.ndarray) -> list[tuple[tuple[int, ...], ...]]:
+        ids = order.tolist()
+        windows = [ids[i : i + self._global] for i in range(0, len(ids), self._global)]
+        return [tuple(tuple(window[i : i + self._micro]) for i in range(0, len(window), self._micro)) for window in windows]
+
+    def _pack(self, order: np.ndarray) -> list[tuple[tuple[int, ...], ...]]:
+        windows, taken = [], []
+        for sample in order.tolist():
+            if taken and self._padded(self._chunks([*taken, sample])) > self._global:
+                windows.append(self._chunks(taken))
+                taken = []
+            taken.append(sample)
+        return [*windows, self._chunks(taken)]
+
+    def _chunks(self, ids: list[int]) -> tuple[tuple[int, ...], ...]:
+        """Samples of similar length together, longest first, each chunk within a micro-batch."""
+        assert self._lengths is not None
+        chunks: list[list[int]] = []
+        for sample in sorted(ids, key=lambda i: (-int(self._lengths[i]), i)):  # type: ignore[index]
+            if chunks and int(self._lengths[chunks[-1][0]]) * (len(chunks[-1]) + 1) <= self._micro:
+                chunks[-1].append(sample)
+            else:
+                chunks.append([sample])
+        return tuple(map(tuple, chunks))
+
+    def _padded(self, chunks: tuple[tuple[int, ...], ...]) -> int:
+        assert self._lengths is not None
+        return sum(int(self._lengths[chunk[0]]) * len(chunk) for chunk in chunks)

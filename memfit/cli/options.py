@@ -1,0 +1,57 @@
+"""Options and output that several verbs share."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from memfit.errors import InputError
+from memfit.sizes import parse_size
+
+if TYPE_CHECKING:
+    from memfit.device.catalogue import Device
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output, and nothing else there.")
+set_option = click.option("--set", "pairs", multiple=True, metavar="NAME=VALUE", help="A setting of the job; may be repeated.")
+device_option = click.option("--device", "device_name", metavar="NAME", help="A card of the catalogue (memfit devices), or cpu. Default: this machine's own.")
+memory_option = click.option("--memory", metavar="SIZE", help="Replaces the device's memory, as 24GiB, 24GB or 512MiB.")
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on standard output."""
+    click.echo(json.dumps(value, indent=None if os.environ.get("MEMFIT_JSON_COMPACT") else 2, default=str, allow_nan=False))
+
+
+def choose_device(name: str | None, memory: str | None) -> Device:
+    """The device that --device and --memory mean: a card of the catalogue, or this machine's own, with a budget."""
+    from memfit.device.catalogue import find_device, with_memory
+    from memfit.device.here import cpu_here, devices_here
+
+    if name is None:
+        device = devices_here()[0]
+    else:
+        device = cpu_here() if name == "cpu" else find_device(name)
+    return with_memory(device, parse_size(memory)) if memory else device
+
+
+def whole_number(option: str, text: str | None) -> int | None:
+    """A count that was written as text.
+
+    Raises:
+        InputError: not a whole number of 1 or more.
+    """
+    if text is None:
+        return None
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise InputError(f"{option} {text}", "not a whole number of 1 or more", f"write {option} 1 or more")
+    return value

@@ -1,0 +1,49 @@
+"""memfit plan: the best way to fit a global batch into a device, and why."""
+
+from __future__ import annotations
+
+import click
+
+from memfit.cli.options import choose_device, device_option, json_option, memory_option, print_json, set_option, whole_number
+from memfit.errors import Exit, InputError
+
+
+@click.command("plan")
+@click.argument("job")
+@set_option
+@click.option("--global-batch", metavar="N", required=True, help="Units that one optimizer step learns from, over all devices.")
+@click.option("--micro-batch", metavar="N", help="Fixes the micro-batch, in units. Default: the largest that fits.")
+@click.option("--devices", metavar="N", default="1", show_default=True, help="Data-parallel devices.")
+@device_option
+@memory_option
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the data's order and of every random number.")
+@click.option("--out", metavar="F", type=click.Path(dir_okay=False), help="Writes the plan file that memfit run takes.")
+@json_option
+def command(
+    job: str, pairs: tuple[str, ...], global_batch: str, micro_batch: str | None, devices: str, device_name: str | None,
+    memory: str | None, seed: int, out: str | None, as_json: bool,
+) -> int:  # fmt: skip
+    """How JOB's global batch fits into the device: micro-batch, accumulation, recompute, with reasons."""
+    from memfit.cli.quiet import progress
+    from memfit.loading import load_job, read_settings
+
+    if device_name is None and memory is None:
+        raise InputError("memfit plan without --device or --memory", "there is nothing to fit into", "write --device NAME or --memory SIZE")
+    device = choose_device(device_name, memory)
+    asked = whole_number("--global-batch", global_batch)
+    fixed, ranks = whole_number("--micro-batch", micro_batch), whole_number("--devices", devices)
+    assert asked is not None and ranks is not None
+    with progress(f"planning {job}", quiet=as_json):
+        from memfit.plan import write_plan
+        from memfit.planner.search import find_plan, plan_json
+
+        answer = find_plan(load_job(job, read_settings(pairs)), job, asked, device, micro_batch=fixed, devices=ranks, seed=seed)
+    if out is not None and answer.plan is not None:
+        write_plan(answer.plan, out)
+    if as_json:
+        print_json(plan_json(answer))
+    else:
+        from memfit.show.plan import show_answer
+
+        show_answer(answer, device, out)
+    return Exit.DONE if answer.plan is not None else Exit.NOTHING_FITS

@@ -1,0 +1,19 @@
+"""Progress on standard error, and only where a person looks at it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def progress(text: str, *, quiet: bool = False) -> Iterator[None]:
+    """A spinner while something takes its time; nothing where standard error is no terminal or ``quiet`` is set."""
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(text):
+        yield

@@ -1,0 +1,78 @@
+"""memfit run: train a plan inside its memory budget."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import click
+
+from memfit.cli.options import json_option, print_json, whole_number
+from memfit.errors import Exit, InputError
+
+
+@click.command("run")
+@click.argument("plan")
+@click.option("--out", required=True, metavar="RUN", type=click.Path(file_okay=False), help="The run's folder.")
+@click.option("--windows", metavar="N", help="Optimizer steps. Default: the job's own number.")
+@click.option("--resume", is_flag=True, help="Goes on with a run; with no checkpoint in it, from window 0.")
+@json_option
+def command(plan: str, out: str, windows: str | None, resume: bool, as_json: bool) -> int:
+    """Trains PLAN, a file that memfit plan wrote, in a process that cannot take more than the plan's budget."""
+    from memfit.plan import read_plan, write_plan
+    from memfit.train.folder import RunFolder
+    from memfit.train.limit import ENVIRONMENT
+
+    count = whole_number("--windows", windows)
+    read = read_plan(plan)
+    folder = RunFolder(out)
+    folder.open(resume=resume)
+    if resume and folder.plan.exists() and read_plan(folder.plan) != read:
+        raise InputError(f"--resume with {plan}", "the run was started with another plan", f"write {folder.plan}")
+    write_plan(read, folder.plan)
+    arguments = [sys.executable, "-m", "memfit.train.child", str(folder.path), str(count or 0), "resume" if resume else "start"]
+    with subprocess.Popen(arguments, env={**os.environ, **ENVIRONMENT}, stdout=sys.stderr) as child:
+        while True:
+            try:
+                code = child.wait()
+                break
+            except KeyboardInterrupt:
+                continue
+    if code < 0:
+        click.echo(f"memfit: the training process was killed by signal {-code}; go on with --resume", err=True)
+        return Exit.STOPPED
+    if code == Exit.DONE:
+        _show(folder, read.budget_bytes, as_json)
+    return code
+
+
+def _show(folder: object, budget: int, as_json: bool) -> None:
+    from rich.console import Console
+
+    from memfit.sizes import format_size
+    from memfit.train.folder import RunFolder
+
+    assert isinstance(folder, RunFolder)
+    lines = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
+    first, last = lines[0], lines[-1]
+    measured = max(line["measured_process_bytes"] for line in lines)
+    summary = {
+        "windows": len(lines),
+        "loss_first": first["loss"],
+        "loss_last": last["loss"],
+        "global_batch_asked": last["global_batch_asked"],
+        "global_batch_done": max(line["global_batch_done"] for line in lines),
+        "predicted_process_bytes": last["predicted_process_bytes"],
+        "measured_process_bytes": measured,
+        "budget_bytes": budget,
+        "seconds": sum(line["seconds"] for line in lines),
+    }
+    if as_json:
+        print_json(summary)
+        return
+    console = Console(highlight=False)
+    console.print(f"[bold green]Done[/]: {len(lines)} windows in {summary['seconds']:.1f} s, loss {first['loss']:.4f} to {last['loss']:.4f}.")
+    console.print(f"Peak {format_size(measured)} measured, {format_size(summary['predicted_process_bytes'])} predicted, {format_size(budget)} allowed.")
+    console.print(f"Global batch {summary['global_batch_asked']} asked, at most {summary['global_batch_done']} done in a window. Written to {folder.path}")

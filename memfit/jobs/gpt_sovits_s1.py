@@ -1,0 +1,102 @@
+"""GPT-SoVITS, first stage: phonemes to semantic tokens. A unit is a clip; the loss counts tokens.
+
+Upstream's loss also counts each padded token as an end token; here padding counts nowhere, so that a window learns the
+same however it is split. Upstream's top-3 accuracy, a metric of every step, is not computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+from torch.optim import Optimizer
+
+from memfit.job import Job, Loss, Nets, Precision, Shape
+from memfit.jobs.data.sovits_clips import SovitsClip, sovits_clips
+from memfit.jobs.nets.text2semantic import Text2Semantic
+from memfit.jobs.optimizers.scaled_adam import ScaledAdam
+
+SYMBOLS = {"v1": 512, "v2": 732}
+PHONEMES_PER_SECOND = 9
+TOKENS_PER_SECOND = 25
+TEXT_FEATURES = 1024
+
+
+class S1(Job):
+    """The first stage of v1 and v2: 24 layers of 512."""
+
+    precision: Precision = "fp16"
+    version: Literal["v1", "v2"] = "v2"
+    clip_seconds: float = 10.0
+    """Length of a made-up clip, and the longest of the data set; memory grows with its square (upstream: up to 54)."""
+    learning_rate: float = 0.002
+    """Constant: upstream's code overrides the schedule of its configuration."""
+    dim: int = 512
+    """Width of the transformer."""
+    depth: int = 24
+    """Layers."""
+    clips: int = 64
+    """Clips of synthesized speech in the data set."""
+
+    upstream: ClassVar[Mapping[str, str]] = {
+        "micro_batch": "GPT_SoVITS/configs/s1longer-v2.yaml: train.batch_size (clips)",
+        "accumulation": "GPT_SoVITS/AR/models/t2s_lightning_module.py: `batch_idx % 4 == 0` in training_step",
+        "precision": "GPT_SoVITS/configs/s1longer-v2.yaml: train.precision (16-mixed, bf16-mixed or 32)",
+        "clip_seconds": "GPT_SoVITS/configs/s1longer-v2.yaml: data.max_sec",
+        "checkpointing": "GPT_SoVITS/AR/modules/transformer.py: torch.utils.checkpoint for each layer",
+        "engine": "GPT_SoVITS/s1_train.py: Trainer(devices=…, strategy=…), with use_distributed_sampler=False",
+        "expandable_allocator": "environment: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    }
+    """Lever -> what to change in GPT-SoVITS for the same effect."""
+
+    def nets(self) -> Nets:
+        net = Text2Semantic(
+            phonemes=SYMBOLS[self.version], dim=self.dim, depth=self.depth, num_heads=max(1, self.dim // 32)
+        )
+        return {"gpt": net}
+
+    def checkpointable(self, nets: Nets) -> list[str]:
+        return [f"gpt.layers.{k}" for k in range(self.depth)]
+
+    def optimizers(self, nets: Nets) -> dict[str, Optimizer]:
+        parameters = nets["gpt"].parameters()
+        return {"scaled_adam": ScaledAdam(parameters, self.learning_rate, (0.9, 0.95), clipping_period=1000)}
+
+    def batch(self, shape: Shape) -> dict[str, Tensor]:
+        """phonemes (b, p), tokens (b, t), their lengths (b,), text features (b, 1024, p)."""
+        p, t = round(PHONEMES_PER_SECOND * self.clip_seconds), round(TOKENS_PER_SECOND * self.clip_seconds)
+        return {
+            "phonemes": torch.randint(0, SYMBOLS[self.version], (shape.items, p)),
+            "phoneme_lengths": torch.full((shape.items,), p),
+            "tokens": torch.randint(0, 1024, (shape.items, t)),
+            "token_lengths": torch.full((shape.items,), t),
+            "text_features": torch.zeros(shape.items, TEXT_FEATURES, p),
+        }
+
+    def loss(self, nets: Nets, batch: dict[str, Tensor]) -> Loss:
+        """Cross-entropy of each next token, summed."""
+        logits, targets = nets["gpt"](**batch)
+        return Loss(F.cross_entropy(logits, targets, reduction="sum"), (targets >= 0).sum())
+
+    def units(self, batch: dict[str, Tensor]) -> int:
+        return int(batch["token_lengths"].sum())
+
+    def dataset(self) -> Sequence[SovitsClip]:
+        return sovits_clips(self.clips, self.clip_seconds)
+
+    def collate(self, samples: Sequence[SovitsClip]) -> dict[str, Tensor]:
+        """Text features are zeros, as upstream gives them for any language but Chinese."""
+        phonemes = [clip.phonemes(SYMBOLS[self.version]) for clip in samples]
+        tokens = [clip.tokens(1024) for clip in samples]
+        padded = pad_sequence(phonemes, batch_first=True)
+        return {
+            "phonemes": padded,
+            "phoneme_lengths": torch.tensor([len(ids) for ids in phonemes]),
+            "tokens": pad_sequence(tokens, batch_first=True),
+            "token_lengths": torch.tensor([len(ids) for ids in tokens]),
+            "text_features": torch.zeros(len(samples), TEXT_FEATURES, padded.shape[1]),
+        }

@@ -1,0 +1,1 @@
+"""Optimizers of the built-in jobs that torch does not have."""

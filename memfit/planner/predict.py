@@ -1,0 +1,140 @@
+"""Prediction: a job's Footprint on a device, made without the device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from memfit.apply.blocks import candidates
+from memfit.device.catalogue import Device
+from memfit.errors import InputError
+from memfit.events import Trace
+from memfit.footprint import Footprint
+from memfit.job import Job, Nets, Shape
+from memfit.replay import footprint
+from memfit.replay.caching import CachingAllocator
+from memfit.replay.exact import ExactAllocator
+from memfit.replay.replay import Outside
+from memfit.trace.step import Tracing, trace_job
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetSize:
+    """Counts of one net: parameters and parameter tensors, and how many of them are trained."""
+
+    name: str
+    parameters: int
+    trainable: int
+    tensors: int
+    trainable_tensors: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What ``memfit predict`` answers."""
+
+    job: str
+    settings: dict[str, Any]
+    shape: Shape
+    micro_batch: int
+    unit: str
+    device: Device
+    nets: tuple[NetSize, ...]
+    footprint: Footprint
+    trace: Trace
+    checkpointing: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    """Time that the prediction took."""
+
+
+def predict(job: Job, name: str, shape: Shape, device: Device, *, micro_batches: int = 1, checkpointing: Mapping[str, str] | None = None) -> Prediction:
+    """Predicts one micro-batch shape of a job on a device.
+
+    Args:
+        name: what to call the job.
+        micro_batches: micro-batches in a window; from two on, gradients are resident in the second forward.
+        checkpointing: mode by module path; None: the job's own default.
+    """
+    begin = time.perf_counter()
+    nets = plain_nets(job)
+    modes = default_checkpointing(job, nets) if checkpointing is None else dict(checkpointing)
+    trace = trace_job(job, shape, Tracing(device=device, micro_batches=micro_batches, checkpointing=modes))
+    return Prediction(
+        job=name,
+        settings=job.settings(),
+        shape=shape,
+        micro_batch=shape.units,
+        unit=job.unit,
+        device=device,
+        nets=net_sizes(nets),
+        footprint=footprint_on(trace, device),
+        trace=trace,
+        checkpointing=modes,
+        seconds=time.perf_counter() - begin,
+    )
+
+
+def footprint_on(trace: Trace, device: Device) -> Footprint:
+    """A trace replayed through the device's allocator, under its memory.
+
+    Raises:
+        InputError: the device's memory is not known.
+    """
+    if device.usable_bytes is None:
+        raise InputError(f"device {device.key}", "its memory is not known", "give --memory SIZE")
+    if not device.is_cuda:
+        return footprint(trace, ExactAllocator, device.usable_bytes, device.usable_bytes)
+    outside = Outside(bytes=device.context_bytes or 0, low=device.context_low or 0, high=device.context_high or 0)
+    return footprint(trace, CachingAllocator, device.usable_bytes - outside.bytes, device.usable_bytes, outside)
+
+
+def plain_nets(job: Job) -> Nets:
+    """The job's nets without their bytes, for counting and for finding modules."""
+    from memfit.device.libraries import as_in_a_real_run
+    from memfit.device.virtual import virtual_cpu
+
+    with virtual_cpu(), as_in_a_real_run(), torch.device("cpu"):
+        nets = job.nets()
+    return nets
+
+
+def net_sizes(nets: Nets) -> tuple[NetSize, ...]:
+    """Counts by net; a tensor that two modules share counts once."""
+    sizes = []
+    for name, net in nets.items():
+        tensors = list(net.parameters())
+        trained = [p for p in tensors if p.requires_grad]
+        count = [sum(p.numel() for p in some) for some in (tensors, trained)]
+        sizes.append(NetSize(name=name, parameters=count[0], trainable=count[1], tensors=len(tensors), trainable_tensors=len(trained)))
+    return tuple(sizes)
+
+
+def checkpoint_all(job: Job, nets: Nets) -> dict[str, str]:
+    """Every module that may be recomputed, recomputed in full."""
+    return dict.fromkeys(candidates(job, nets), "full")
+
+
+def default_checkpointing(job: Job, nets: Nets) -> dict[str, str]:
+    """The job's own default: ``checkpoint`` none or all.
+
+    Raises:
+        InputError: another word.
+    """
+    if job.checkpoint == "none":
+        return {}
+    if job.checkpoint == "all":
+        return checkpoint_all(job, nets)
+    raise InputError(f"checkpoint={job.checkpoint}", "neither none nor all", "write checkpoint=none or checkpoint=all")
+
+
+def with_precision(job: Job, precision: str | None) -> Job:
+    """The same job in another precision; None: its own."""
+    if precision is None:
+        return job
+    return type(job)(**{**job.settings(), "precision": precision})
+
+

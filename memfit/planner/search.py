@@ -1,0 +1,174 @@
+"""The search for a plan: the largest micro-batch that fits, accumulation to the exact global batch, recompute last.
+
+Policies are tried in the order of what they cost: the job's own checkpointing, then everything that can be recomputed.
+Within one, a smaller micro-batch with accumulation comes before the next policy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from memfit.device.catalogue import Device
+from memfit.footprint import Footprint
+from memfit.geometry import Geometry, shape_of, split
+from memfit.job import Job
+from memfit.plan import Lever, Plan
+from memfit.planner.predict import checkpoint_all, default_checkpointing, footprint_on, plain_nets
+from memfit.planner.timing import window_seconds
+from memfit.sizes import format_size
+from memfit.trace.step import Tracing, trace_family, trace_job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One way to run the global batch, replayed."""
+
+    policy: str
+    checkpointing: Mapping[str, str]
+    geometry: Geometry
+    footprint: Footprint
+    seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The plan (None where nothing fits), the floor that was reached, and the ways beside it."""
+
+    plan: Plan | None
+    floor: Candidate
+    alternatives: tuple[Candidate, ...]
+    seconds: float
+
+
+def find_plan(job: Job, name: str, global_batch: int, device: Device, *, micro_batch: int | None = None, devices: int = 1, seed: int = 0) -> Answer:
+    """The first policy under which the global batch fits, with its largest micro-batch.
+
+    Args:
+        micro_batch: fixes that choice, in units.
+        devices: data-parallel ranks.
+    """
+    begin = time.perf_counter()
+    nets = plain_nets(job)
+    own, everything = default_checkpointing(job, nets), checkpoint_all(job, nets)
+    policies = {"the job's own checkpointing": own}
+    if everything != own:
+        policies["every block recomputed"] = everything
+    tried: list[Candidate] = []
+    for policy, modes in policies.items():
+        tried.append(_largest(job, policy, modes, global_batch, device, micro_batch, devices))
+    fitting = [candidate for candidate in tried if candidate.footprint.fits]
+    floor = min(tried, key=lambda candidate: candidate.footprint.phases[candidate.footprint.limiting_phase].process_bytes)
+    plan = None
+    if fitting:
+        plan = _plan(job, name, device, fitting[0], tried, own, seed)
+    return Answer(plan=plan, floor=floor, alternatives=tuple(fitting[1:]), seconds=time.perf_counter() - begin)
+
+
+def _largest(job: Job, policy: str, modes: Mapping[str, str], global_batch: int, device: Device, fixed: int | None, devices: int) -> Candidate:
+    """The largest micro-batch that fits under one policy; where none does, the smallest, which does not."""
+    share = -(-global_batch // devices)
+    smallest = min(job.longest or 1, share)
+
+    def at(micro: int) -> Candidate:
+        geometry = split(global_batch, micro, job.unit, devices)
+        count = len(geometry.micro_batches[0])
+        how = Tracing(device=device, micro_batches=count, checkpointing=modes)
+        trace = trace_job(job, shape_of(job, micro), how)
+        return Candidate(policy=policy, checkpointing=modes, geometry=geometry, footprint=footprint_on(trace, device), seconds=window_seconds(trace, device, count))
+
+    if fixed is not None:
+        return at(min(fixed, share))
+    whole = at(share)
+    if whole.footprint.fits or share == smallest:
+        return whole
+    family = trace_family(job, Tracing(device=device, micro_batches=2, checkpointing=modes), shape_of(job, smallest))
+
+    def fits(micro: int) -> bool:
+        return footprint_on(family.at(shape_of(job, micro)), device).fits
+
+    best = _last_true(fits, smallest, share - 1)
+    candidate = at(best)
+    while not candidate.footprint.fits and best > smallest:
+        best = max(best - max(best // 50, 1), smallest)
+        candidate = at(best)
+    return candidate
+
+
+def _last_true(test: Callable[[int], bool], low: int, high: int) -> int:
+    """The largest number in [low, high] that passes, taking the test as monotone; ``low`` where none does."""
+    if high <= low or test(high):
+        return max(high, low)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if test(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _plan(job: Job, name: str, device: Device, chosen: Candidate, tried: list[Candidate], own: Mapping[str, str], seed: int) -> Plan:
+    geometry, found = chosen.geometry, chosen.footprint
+    budget = device.usable_bytes or 0
+    accumulates = len(geometry.micro_batches[0]) > 1
+    micro_reason = "the whole global batch fits at once" if not accumulates else f"the largest that fits {format_size(budget)}; the rest is accumulated"
+    reasons = {
+        "micro_batch": micro_reason,
+        "checkpointing": "the job's own fits" if dict(chosen.checkpointing) == dict(own) else "nothing fits without recomputing, even at the smallest micro-batch",
+        "precision": "the job's own; another would change what is learned",
+        "engine": "one device" if geometry.data_parallel == 1 else f"{geometry.data_parallel} devices with the same weights",
+    }
+    return Plan(
+        job=name, settings=job.settings(), device=device.key, budget_bytes=budget, unit=job.unit, global_batch=geometry.global_batch,
+        micro_batch=geometry.micro_batch, micro_batches=[list(rank) for rank in geometry.micro_batches], arithmetic=geometry.arithmetic(),
+        engine="single" if geometry.data_parallel == 1 else "ddp", precision=job.precision, seed=seed, checkpointing=dict(chosen.checkpointing), reasons=reasons,
+        levers=_levers(chosen, tried, accumulates), phases={phase: asdict(value) for phase, value in found.phases.items()}, step_seconds=chosen.seconds,
+    )  # fmt: skip
+
+
+def _levers(chosen: Candidate, tried: list[Candidate], accumulates: bool) -> list[Lever]:
+    def peak(candidate: Candidate) -> int:
+        return candidate.footprint.phases["train"].allocated_bytes
+
+    levers = [
+        Lever(
+            name="accumulation", taken=accumulates, saves_bytes=0, costs="none to learning; smaller kernels",
+            reason="the global batch does not fit at once" if accumulates else "the global batch fits at once",
+        )
+    ]  # fmt: skip
+    for candidate in tried:
+        if candidate.policy == "every block recomputed":
+            taken = candidate is chosen
+            reason = "nothing else fits" if taken else "what comes before it fits"
+            levers.append(Lever(name="recompute every block", taken=taken, saves_bytes=max(peak(tried[0]) - peak(candidate), 0), costs="about one more forward", reason=reason))
+    return levers
+
+
+def plan_json(answer: Answer) -> dict[str, Any]:
+    """The JSON of DESIGN.md."""
+    shown = answer.floor if answer.plan is None else None
+    found: dict[str, Any] = {"fits": answer.plan is not None}
+    if answer.plan is not None:
+        plan = answer.plan
+        found |= {"verdict": "yes", **asdict(plan), "data_parallel": len(plan.micro_batches), "micro_batches": plan.micro_batches[0]}
+    else:
+        assert shown is not None
+        geometry = shown.geometry
+        found |= {
+            "verdict": shown.footprint.verdict, "global_batch": geometry.global_batch, "micro_batch": geometry.micro_batch,
+            "micro_batches": list(geometry.micro_batches[0]), "data_parallel": geometry.data_parallel, "checkpointing": dict(shown.checkpointing),
+            "phases": {phase: asdict(value) for phase, value in shown.footprint.phases.items()}, "step_seconds": shown.seconds,
+            "failed_request": asdict(shown.footprint.failed_request) if shown.footprint.failed_request else None,
+            "shortfall_bytes": -shown.footprint.headroom_bytes,
+        }  # fmt: skip
+    found["alternatives"] = [
+        {"policy": c.policy, "micro_batch": c.geometry.micro_batch, "arithmetic": c.geometry.arithmetic(), "step_seconds": c.seconds,
+         "allocated_bytes": c.footprint.phases["train"].allocated_bytes}
+        for c in answer.alternatives
+    ]  # fmt: skip
+    found["learning_rate"] = {"rule": "none", "factor": 1.0, "reason": "the global batch is the one that was asked for; the rate stays as the job sets it"}
+    found["seconds"] = answer.seconds
+    return found

@@ -1,0 +1,75 @@
+"""Tables for the terminal: the verdict first, then why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from memfit.sizes import format_size
+
+if TYPE_CHECKING:
+    from memfit.footprint import Footprint
+    from memfit.planner.predict import Prediction
+
+_VERDICTS = {
+    "yes": ("Fits", "green"),
+    "close": ("Close to the limit", "yellow"),
+    "no": ("Does not fit", "red"),
+}
+_BAR = 24
+
+
+def show_prediction(prediction: Prediction, console: Console | None = None) -> None:
+    """Verdict, peaks by phase, and what is alive at the highest of them."""
+    console = console or Console(highlight=False)
+    found = prediction.footprint
+    device = prediction.device
+    console.print(_headline(prediction))
+    console.print(f"{prediction.job}, {prediction.micro_batch} {prediction.unit} ({prediction.shape}) on {device.name}, {format_size(device.usable_bytes or 0)} usable", style="dim")
+    console.print()
+    console.print(_phases(found, cuda=device.is_cuda))
+    console.print(_categories(found))
+    worst = found.phases[found.limiting_phase]
+    console.print(f"Peak in {worst.at.module or 'the step'} ({worst.at.operator}); largest request {format_size(worst.largest_request.bytes)} in {worst.largest_request.module or 'the step'}.", soft_wrap=False)
+
+
+def _headline(prediction: Prediction) -> Text:
+    found = prediction.footprint
+    word, colour = _VERDICTS[found.verdict]
+    text = Text(word, style=f"bold {colour}")
+    if found.failed_request:
+        request = found.failed_request
+        text.append(f": {request.phase} asks for {format_size(request.bytes)} in {request.module or 'the step'} that are not there.", style="default")
+    else:
+        text.append(f": {format_size(found.headroom_bytes)} to spare in {found.limiting_phase}, which needs most.", style="default")
+    return text
+
+
+def _phases(found: Footprint, *, cuda: bool) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("phase")
+    for name in ("allocated", "reserved", "process", "interval") if cuda else ("allocated",):
+        table.add_column(name, justify="right")
+    for name, phase in found.phases.items():
+        cells = [format_size(phase.allocated_bytes)]
+        if cuda:
+            low, high = format_size(phase.process_bytes_low), format_size(phase.process_bytes_high)
+            cells += [format_size(phase.reserved_bytes), format_size(phase.process_bytes), f"{low} to {high}"]
+        table.add_row(name, *cells)
+    return table
+
+
+def _categories(found: Footprint) -> Table:
+    worst = found.phases[found.limiting_phase]
+    total = max(sum(worst.categories.values()), 1)
+    table = Table(box=None, pad_edge=False, title=f"\nAlive at the peak of {found.limiting_phase}", title_justify="left", title_style="default")
+    table.add_column("what")
+    table.add_column("bytes", justify="right")
+    table.add_column("share")
+    for name, nbytes in sorted(worst.categories.items(), key=lambda pair: -pair[1]):
+        if nbytes:
+            table.add_row(name, format_size(nbytes), "█" * max(round(nbytes / total * _BAR), 1) + f" {nbytes / total:.0%}")
+    return table

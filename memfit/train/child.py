@@ -1,0 +1,99 @@
+"""The process that trains: started by ``memfit run`` with a fixed mmap threshold, limited to the plan's budget."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import numpy as np
+import torch
+from torch import nn
+
+from memfit.apply.rig import build
+from memfit.batch.windows import Windows
+from memfit.device import backend
+from memfit.errors import Exit, InputError
+from memfit.loading import load_job
+from memfit.plan import Plan, read_plan
+from memfit.planner.predict import plain_nets
+from memfit.sizes import format_size
+from memfit.train import limit
+from memfit.train.folder import RunFolder
+from memfit.train.loop import Course, train
+from memfit.train.progress import Progress
+from memfit.train.state import load_state
+
+
+def main(arguments: list[str]) -> int:
+    """Trains ``RUN/plan.toml``: RUN, windows (0: the job's own), and whether to resume."""
+    path, windows, resume = arguments
+    folder = RunFolder(path)
+    try:
+        return run(folder, int(windows), resume == "resume")
+    except InputError as error:
+        print(f"memfit: {error}", file=sys.stderr)
+        return Exit.BAD_INPUT
+
+
+def run(folder: RunFolder, windows: int, resume: bool) -> Exit:
+    """Trains a run's plan within its budget."""
+    backend.register()
+    plan = read_plan(folder.plan)
+    job = load_job(plan.job, {name: value for name, value in plan.settings.items()})
+    samples, lengths = job.dataset(), job.lengths()
+    course_windows = Windows(size=len(samples), lengths=lengths, global_batch=plan.global_batch, micro_batch=plan.micro_batch, seed=plan.seed)
+    plain_nets(job)
+    job.collate([samples[0]])
+    _warm_up()
+    _seed(plan)
+    device = _device(plan)
+    before = limit.limit(plan.budget_bytes) if device.type == "cpu" else 0
+    resident = limit.resident_bytes()
+    try:
+        rig = build(job, device)
+        first = load_state(rig, folder.checkpoint) if resume and folder.checkpoint.exists() else 0
+        folder.keep_lines_before(first)
+        last = windows or job.windows
+        with Progress(first, last, plan) as shown:
+            course = Course(
+                plan=plan, folder=folder, samples=samples, lengths=lengths, windows=course_windows, first=first, last=last,
+                resident_before=resident, show=shown.line,
+            )  # fmt: skip
+            return train(rig, course)
+    except Exception as error:
+        if not limit.is_memory_failure(error):
+            raise
+        limit.lift()
+        message = str(error).splitlines()[0] if str(error) else type(error).__name__
+        print(f"memfit: out of memory: {message[-160:]}; the budget is {format_size(plan.budget_bytes)} over the {format_size(before)} held before; "
+              "plan again with a smaller --micro-batch or a larger --memory, and go on with --resume", file=sys.stderr)  # fmt: skip
+        return Exit.STOPPED
+
+
+def _device(plan: Plan) -> torch.device:
+    if plan.device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise InputError(f"plan for {plan.device}", "this machine has no CUDA device", "plan again with --device cpu or --memory SIZE")
+    torch.cuda.set_per_process_memory_fraction(min(plan.budget_bytes / torch.cuda.get_device_properties(0).total_memory, 1.0))
+    return torch.device("cuda")
+
+
+def _seed(plan: Plan) -> None:
+    random.seed(plan.seed)
+    np.random.seed(plan.seed % 2**32)
+    torch.manual_seed(plan.seed)
+
+
+def _warm_up() -> None:
+    """What libraries and thread pools take once, they take before the limit."""
+    net = nn.Sequential(nn.Conv1d(4, 64, 3, padding=1), nn.GELU(), nn.Conv1d(64, 4, 3, padding=1), nn.Linear(512, 512))
+    optimizer = torch.optim.AdamW(net.parameters())
+    for _ in range(2):
+        net(torch.randn(64, 4, 512)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

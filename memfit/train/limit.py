@@ -1,0 +1,66 @@
+"""A real budget for this process on a CPU: RLIMIT_DATA, over which an allocation fails with an ordinary error.
+
+Freed blocks go back to the system only under a fixed mmap threshold, which glibc reads at the start of a process:
+``ENVIRONMENT`` must be set by whoever starts it. Not counted by the limit: shared mappings.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import resource
+from pathlib import Path
+
+ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
+"""For the child that is limited: with glibc's moving threshold, freed blocks stay in the heap."""
+
+
+def data_bytes() -> int:
+    """This process's private writable memory (VmData), which RLIMIT_DATA limits."""
+    return _status("VmData")
+
+
+def resident_bytes() -> int:
+    """Bytes of this process in memory."""
+    return _status("VmRSS")
+
+
+def peak_resident_bytes() -> int:
+    """The most bytes of this process in memory since the start, or since ``reset_peak``."""
+    return _status("VmHWM")
+
+
+def reset_peak() -> None:
+    """Starts ``peak_resident_bytes`` anew."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def limit(budget: int) -> int:
+    """Lets this process grow by ``budget`` bytes and no more; gives what it held before."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    before = data_bytes()
+    resource.setrlimit(resource.RLIMIT_DATA, (before + budget, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    return before
+
+
+def lift() -> None:
+    """Takes the limit away."""
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+def is_memory_failure(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out: Python's, the CPU allocator's or CUDA's."""
+    import torch
+
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "could not create a memory" in str(error))
+
+
+def _status(name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {name}")

@@ -1,0 +1,129 @@
+"""One rank of many, on a fake process group (no real collective runs here).
+
+Six blocks of 32.02 MiB. What a rank holds follows from FSDP2's and DDP's rules: parameters / world after wrapping;
+three gathered blocks at the peak of a forward; gradients and a reduced block on top in backward.
+"""
+
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from memfit.device.fake_group import fake_world, wrapped_by_ddp
+from memfit.device.rules import CardRules
+from memfit.device.virtual import virtual_gpu
+from tests.device import minimal_tracer
+from tests.device.minimal_tracer import MinimalTracer
+
+BLOCK = 4 * (1024 * 4096 + 4096 + 4096 * 1024 + 1024)
+PARAMETERS = 6 * BLOCK
+
+
+def blocks():
+    return nn.Sequential(*(nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)) for _ in range(6)))
+
+
+def sharded(world, **options):
+    net = blocks()
+    mesh = init_device_mesh("vgpu", (world,))
+    for part in (*net, net):
+        fully_shard(part, mesh=mesh, **options)
+    return net
+
+
+def window(world, wrap, quiet=True, windows=2):
+    """Live bytes after wrapping, at the last window's start, and its peaks: forward, backward, optimizer."""
+    with virtual_gpu(CardRules()) as gpu:
+        tracer = MinimalTracer(gpu)
+
+        @contextlib.contextmanager
+        def muted():
+            before, tracer.muted = tracer.muted, True
+            yield
+            tracer.muted = before
+
+        with fake_world(world, quiet=muted if quiet else contextlib.nullcontext), tracer:
+            with torch.device(gpu.device):
+                net = wrap()
+            live = tracer.live
+            optimizer = torch.optim.AdamW(net.parameters())
+            for _ in range(windows):
+                peaks = [live]
+                x = torch.randn(16, 1024, device="cuda")
+                peaks.append(tracer.live)
+                tracer.peak = 0
+                loss = net(x).sum()
+                peaks.append(tracer.peak)
+                tracer.peak = 0
+                loss.backward()
+                peaks.append(tracer.peak)
+                tracer.peak = 0
+                optimizer.step()
+                peaks.append(tracer.peak)
+                optimizer.zero_grad()
+            return peaks
+
+
+def mib(nbytes):
+    return [round(value / 2**20, 1) for value in nbytes]
+
+
+@pytest.mark.parametrize(
+    ("world", "expected"),
+    [(2, [96.1, 288.2, 387.1, 481.2, 480.4]), (8, [24.0, 72.1, 171.0, 217.1, 120.1])],
+)
+def test_fsdp2(no_gc, world, expected):
+    peaks = window(world, lambda: sharded(world))
+    assert peaks[0] == PARAMETERS // world
+    assert mib(peaks) == expected
+
+
+def test_fsdp2_in_bf16(no_gc):
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    peaks = window(8, lambda: sharded(8, mp_policy=policy))
+    assert peaks[0] == PARAMETERS // 8
+    assert mib(peaks)[2:4] == [121.6, 168.6]
+
+
+@pytest.mark.filterwarnings("ignore:.*Time stats:UserWarning")
+def test_ddp_has_buckets_of_all_gradients(no_gc):
+    """Parameters, buckets, two states of AdamW; then gradients apart from the buckets, or views of them."""
+    apart = window(8, lambda: wrapped_by_ddp(blocks()))
+    assert apart[0] == 2 * PARAMETERS
+    assert mib(apart)[1:3] == [768.5, 771.9]
+    assert mib(apart)[4] == 1152.8
+    views = window(8, lambda: wrapped_by_ddp(blocks(), gradient_as_bucket_view=True))
+    assert views[0] == 2 * PARAMETERS
+    assert mib(views)[4] == 960.6
+
+
+def test_a_tracer_that_takes_dtensors_sees_the_whole_state(no_gc, monkeypatch):
+    """Trap: the first mode is shown DTensors of the global shape, and must leave them to their own dispatch."""
+    monkeypatch.setattr(minimal_tracer, "is_traceable_wrapper_subclass_type", lambda kind: False)
+    peaks = window(8, lambda: sharded(8))
+    assert peaks[1] > 72.2 * 2**20
+
+
+@pytest.mark.parametrize(("quiet", "peak"), [(True, 120.1), (False, 696.5)])
+def test_shape_propagation_is_not_recorded(quiet, peak):
+    """Trap: at the first use of an operator in a process DTensor computes shapes on tensors of the global shape."""
+    code = (
+        "import gc; gc.disable(); from tests.device.test_fake_group import *; "
+        f"print(mib(window(8, lambda: sharded(8), quiet={quiet}, windows=1))[4])"
+    )
+    root = Path(__file__).parents[2]
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True)
+    assert float(run.stdout.split()[-1]) == peak
+
+
+def test_the_group_is_gone_afterwards():
+    with virtual_gpu(CardRules()), fake_world(4, rank=3):
+        assert torch.distributed.get_world_size() == 4
+        assert torch.distributed.get_rank() == 3
+    assert not torch.distributed.is_initialized()

@@ -1,0 +1,161 @@
+"""Code written for cuda, run unchanged."""
+
+import pytest
+import torch
+from torch import nn
+
+from memfit.device.rules import CardRules
+from memfit.device.virtual import virtual_gpu
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.cuda.amp:FutureWarning")
+def test_a_training_script(gpu, tmp_path):
+    """As a person writes it: nothing here knows of the virtual GPU."""
+    assert torch.cuda.is_available()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.cuda.set_device(0)
+    torch.cuda.manual_seed_all(0)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 30 * 30, 10))
+    net = net.to(device, memory_format=torch.channels_last)
+    net.cuda()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True)
+    scaler = torch.amp.GradScaler("cuda")
+    old_scaler = torch.cuda.amp.GradScaler()
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=10)
+    generator = torch.Generator("cuda").manual_seed(1)
+    assert isinstance(generator, torch.Generator)
+    lines = []
+    for _ in range(2):
+        x = torch.randn(4, 3, 32, 32, device="cuda", generator=generator).to(memory_format=torch.channels_last)
+        y = torch.randint(10, (4,)).pin_memory().cuda(non_blocking=True)
+        with torch.autocast("cuda"):
+            assert torch.is_autocast_enabled()
+            assert torch.is_autocast_enabled("cuda")
+            out = net(x)
+            loss = nn.functional.cross_entropy(out, y)
+        assert (out.dtype, loss.dtype) == (torch.float16, torch.float32)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        schedule.step()
+        optimizer.zero_grad()
+        lines.append(f"{loss.item():.3f} {loss:.2f} {torch.cuda.memory_allocated() / 2**20:.1f}")
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    torch.save(net.state_dict(), tmp_path / "net.pt")
+    assert not (tmp_path / "net.pt").exists()
+    assert lines == ["0.500 0.50 0.0"] * 2
+    assert old_scaler.is_enabled()
+    assert x.is_cuda
+    assert next(net.parameters()).is_cuda
+    assert not torch.zeros(1).is_cuda
+    assert all(p.device.type == "vgpu" for p in net.parameters())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.zeros(3, device="cuda"),
+        lambda: torch.zeros(3, device="cuda:1"),
+        lambda: torch.zeros(3, device=torch.device("cuda", 0)),
+        lambda: torch.tensor([1, 2], device="cuda"),
+        lambda: torch.as_tensor([1, 2], device="cuda"),
+        lambda: torch.arange(3, device="cuda"),
+        lambda: torch.zeros(3).to("cuda"),
+        lambda: torch.zeros(3).to("cuda", torch.float16),
+        lambda: torch.zeros(3).to(device="cuda", non_blocking=True),
+        lambda: torch.zeros(3).cuda(),
+        lambda: torch.zeros(3).cuda(0, non_blocking=True),
+        lambda: torch.zeros(3).new_zeros(3, device="cuda"),
+        lambda: torch.empty_like(torch.zeros(3), device="cuda"),
+        lambda: torch.cuda.FloatTensor(2, 3),
+        lambda: torch.cuda.LongTensor([1, 2]),
+        lambda: nn.Linear(3, 3, device="cuda").weight,
+        lambda: nn.Linear(3, 3).cuda().weight,
+        lambda: nn.Linear(3, 3).to("cuda").bias,
+    ],
+)
+def test_makes_tensors_on_the_virtual_gpu(gpu, make):
+    assert make().device == torch.device("vgpu:0")
+
+
+def test_default_devices(gpu):
+    with torch.device("cuda"):
+        assert torch.zeros(3).is_cuda
+    torch.set_default_device("cuda")
+    assert torch.zeros(3).is_cuda
+    torch.set_default_device("cpu")
+    assert not torch.zeros(3).is_cuda
+    assert torch.device("cuda").type == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("context", "dtype"),
+    [
+        (lambda: torch.autocast("cuda"), torch.float16),
+        (lambda: torch.autocast(device_type="cuda", dtype=torch.bfloat16), torch.bfloat16),
+        (lambda: torch.amp.autocast("cuda", torch.bfloat16), torch.bfloat16),
+        (lambda: torch.cuda.amp.autocast(), torch.float16),
+        (lambda: torch.cuda.amp.autocast(dtype=torch.bfloat16), torch.bfloat16),
+        (lambda: torch.autocast("cuda", enabled=False), torch.float32),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*torch.cuda.amp:FutureWarning")
+def test_autocast_of_cuda(gpu, context, dtype):
+    x = torch.ones(4, 4, device="cuda")
+    with context():
+        assert (x @ x).dtype is dtype
+        assert torch.is_autocast_enabled() is (dtype is not torch.float32)
+        if dtype is not torch.float32:
+            assert torch.get_autocast_dtype("cuda") is torch.get_autocast_gpu_dtype() is dtype
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.cuda.amp:FutureWarning")
+def test_autocast_decorates(gpu):
+    @torch.autocast("cuda", dtype=torch.bfloat16)
+    def product(x):
+        return x @ x
+
+    assert product(torch.ones(2, 2, device="cuda")).dtype is torch.bfloat16
+
+
+def test_the_card_is_asked():
+    card = CardRules(compute_capability=(7, 5), name="Tesla T4", memory_bytes=15 * 2**30, multiprocessors=40)
+    with virtual_gpu(card):
+        assert torch.cuda.get_device_name(0) == torch.cuda.get_device_properties("cuda").name == "Tesla T4"
+        assert torch.cuda.get_device_capability() == (7, 5)
+        assert torch.cuda.mem_get_info() == (15 * 2**30, 15 * 2**30)
+        assert torch.cuda.device_count() == 1
+        assert not torch.cuda.is_bf16_supported(including_emulation=False)
+        with torch.cuda.stream(torch.cuda.Stream()), torch.cuda.device(0):
+            assert torch.cuda.current_device() == 0
+        assert torch.cuda.Event(enable_timing=True).query()
+    assert not torch.cuda.is_available()
+
+
+def test_empty_cache_is_told(gpu):
+    calls = []
+    gpu.on_empty_cache.append(lambda: calls.append(1))
+    torch.cuda.empty_cache()
+    torch.cuda.memory.empty_cache()
+    assert calls == [1, 1]
+
+
+def test_numpy_has_the_shape(gpu):
+    assert torch.ones(2, 3, device="cuda").cpu().numpy().shape == (2, 3)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing(gpu, reentrant):
+    from torch.utils.checkpoint import checkpoint
+
+    net = nn.Linear(8, 8).cuda()
+    x = torch.ones(2, 8, device="cuda", requires_grad=True)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        y = checkpoint(net, x, use_reentrant=reentrant)
+    assert y.dtype is torch.bfloat16
+    y.float().sum().backward()
+    assert net.weight.grad.shape == (8, 8)
