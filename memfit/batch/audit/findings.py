@@ -1,0 +1,222 @@
+"""Faults that counting shows, each with a code that stays, what was counted, and the usual cure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from memfit.batch.audit.counts import Counts, declared
+from memfit.batch.audit.steps import step_findings
+from memfit.batch.audit.streams import World
+from memfit.batch.audit.units import Meant, unit_findings
+
+CURES = {
+    "double-sharding": "The sampler shards by rank and the framework shards it again: tell one of them not to "
+    "(Lightning: Trainer(use_distributed_sampler=False); Accelerate: give it an unsharded sampler).",
+    "no-sharding": "Give each rank its part: a DistributedSampler, or a sampler that takes every world-th batch from its rank on.",
+    "same-shard": "Pass each process its own rank, not a constant.",
+    "ranks-disagree": "Shuffle with a generator seeded alike on every rank (seed + epoch), then take the rank's part.",
+    "same-order": "Call set_epoch(epoch) on the sampler that shuffles before each epoch, also through what wraps it, and seed "
+    "the shuffle with seed + epoch.",
+    "unequal-counts": "Give every rank the same number of batches: split, pad or drop the last ones alike on all ranks.",
+    "silent-drops": "Raise an error that names the samples, widen the limit, or leave them out by name before training.",
+    "over-sampling": "Pad only the last step, not every bucket, or weight the loss by how often a sample is given.",
+    "replaced-samples": "Raise on a sample that cannot be read, or leave it out of the data set by name; draw without replacement.",
+    "step-never-comes": "Step when (batch_idx + 1) % accumulation == 0, and at the end of the epoch.",
+    "uneven-windows": "Count (batch_idx + 1) % accumulation, and step at the end of the epoch so that nothing leaks into the next.",
+    "step-counts-micro-batches": "Step (and count steps) only when gradients are synchronised: enter accelerator.accumulate(), "
+    "or test the micro-batch number.",
+    "global-given-as-per-gpu": "Divide the global batch by the number of ranks (and micro-batches) for each rank's loader.",
+    "per-gpu-given-as-global": "Multiply: the global batch is the per-GPU batch times ranks, and is divided once.",
+    "frames-taken-for-samples": "Give the unit with the number: a loader's batch_size counts samples; frames need a sampler that "
+    "packs by length.",
+}  # fmt: skip
+"""Every code, and its usual cure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A fault in one world."""
+
+    code: str
+    world: int
+    text: str
+    """What was counted and what it means, and the cure."""
+
+    @property
+    def cure(self) -> str:
+        return CURES[self.code]
+
+
+def findings_of(world: World, counts: Counts, alone: Counts, replaced: str | None, meant: Meant | None) -> list[Finding]:
+    """Faults of one world; ``alone`` are the counts on a single rank, where nothing is sharded."""
+    said = [
+        *_sharing(world, counts, alone, replaced),
+        *_same_order(world, counts),
+        *_unequal(counts),
+        *step_findings(world),
+        *(unit_findings(world, counts, alone, meant) if meant else ()),
+    ]
+    return [Finding(code=code, world=counts.world, text=f"{text} {CURES[code]}") for code, text in said]
+
+
+def _sharing(world: World, counts: Counts, alone: Counts, replaced: str | None) -> Iterator[tuple[str, str]]:
+    """Who gets what: at most one of the ways to share wrongly, else what is dropped and what is repeated."""
+    if replaced:
+        yield "replaced-samples", replaced
+    elif not declared(world).with_replacement and _replaces(alone):
+        yield (
+            "replaced-samples",
+            f"One rank alone draws {alone.draws} samples, of which {alone.duplicates} are repeats while {alone.missing} never "
+            "come: samples take the place of others.",
+        )
+        return
+    if declared(world).with_replacement:
+        return
+    wrong = _wrong_sharing(world, counts, alone)
+    if wrong:
+        yield wrong
+        return
+    yield from _drops(world, counts)
+    if _over_samples(world, counts):
+        yield (
+            "over-sampling",
+            f"{counts.draws} samples are given of which {counts.duplicates} are repeats inside an epoch: some samples count more "
+            "than others.",
+        )
+
+
+def _replaces(alone: Counts) -> bool:
+    """As many samples as there are, but some again in place of others."""
+    enough = min(alone.duplicates - alone.late_repeats, alone.missing) > 0.02 * alone.size
+    return enough and abs(alone.draws - alone.size) < alone.slack
+
+
+def _wrong_sharing(world: World, counts: Counts, alone: Counts) -> tuple[str, str] | None:
+    ranks, whole, seen = counts.world, alone.distinct, counts.distinct
+    least = min(counts.distinct_per_rank)
+    if ranks == 1 or whole < 2 * ranks or not seen:
+        return None
+    whose = {tuple(np.unique(stream.ids).tolist()) for stream in world.epochs[0]}
+    if least >= 0.75 * seen and seen >= 0.75 * whole:
+        return (
+            "no-sharding",
+            f"Every one of {ranks} ranks is given {least} of {whole} samples: all do the same work, and an epoch is {ranks} "
+            "times as long as it should be.",
+        )
+    if len(whose) == 1 and least <= 0.75 * whole:
+        return "same-shard", f"All {ranks} ranks are given the same {least} of {whole} samples; the others are never seen."
+    power = math.log(whole / seen) / math.log(ranks)
+    shards = round(power)
+    tail = declared(world).drops_last and whole - seen < counts.slack
+    if shards >= 1 and abs(power - shards) < 0.25 and counts.draws <= 1.3 * seen + ranks and not tail:
+        share = "batches" if alone.batches_per_rank[0] < alone.draws else "samples"
+        return (
+            "double-sharding",
+            f"{ranks} ranks together see {seen} of {whole} samples, 1/{ranks**shards} of the data, in {counts.batches_per_rank[0]} "
+            f"{share} a rank against {alone.batches_per_rank[0]} on one: the data is divided by the number of ranks "
+            f"{shards + 1} times.",
+        )
+    overlap = counts.duplicates - counts.late_repeats
+    if overlap > 0.1 * counts.draws and whole - seen > 0.05 * whole and 0.7 < counts.draws / whole < 1.3:
+        return (
+            "ranks-disagree",
+            f"{ranks} ranks draw {counts.draws} samples, but {counts.duplicates} of them overlap and {whole - seen} of {whole} are "
+            "never seen: each rank shuffles its own way.",
+        )
+    return None
+
+
+def _drops(world: World, counts: Counts) -> Iterator[tuple[str, str]]:
+    why = why_missing(world, counts)
+    later = [sum(len(stream.sizes) for stream in epoch) for epoch in world.epochs]
+    if min(later) == 0:
+        number = later.index(0)
+        yield "silent-drops", f"Epoch {number} gives no batch at all{f': {why}' if why else ''}."
+    elif counts.missing and not is_declared(world, counts):
+        yield (
+            "silent-drops",
+            f"{counts.missing} of {counts.size} samples are given to no rank and nothing says so"
+            f"{_named(counts.missing_ids)}{f': {why}' if why else ''}.",
+        )
+
+
+def is_declared(world: World, counts: Counts) -> bool:
+    """Whether what is missing was asked for: ``drop_last``, a number of samples, samples that are named as dropped."""
+    said, drawn = declared(world), world.drawn[0]
+    named = set(said.dropped)
+    rest = [index for index in counts.missing_ids.tolist() if index not in named] if named else None
+    if said.some_only or drawn.endless or rest == []:
+        return True
+    if counts.missing > 1 and "length" in why_missing(world, counts):
+        return False
+    return said.drops_last and (counts.missing if rest is None else len(rest)) < counts.slack
+
+
+def why_missing(world: World, counts: Counts) -> str:
+    """Why samples are missing, as far as it can be told; empty where it cannot."""
+    said = declared(world)
+    if not counts.missing:
+        return ""
+    if said.dropped:
+        return f"{len(said.dropped)} samples are named as dropped"
+    if said.some_only:
+        return "the sampler draws a number of samples, or a subset, that it was told"
+    missing = counts.missing_ids
+    if said.lengths is not None and len(missing) and len(said.lengths) >= counts.size:
+        kept = np.delete(said.lengths[: counts.size], missing)
+        gone = said.lengths[missing]
+        if len(kept) and gone.min() > kept.max():
+            return f"all are of greater length than {kept.max():g}, the longest that is given"
+        if len(kept) and gone.max() < kept.min():
+            return f"all are of smaller length than {kept.min():g}, the shortest that is given"
+        if len(kept) and np.all((gone > kept.max()) | (gone < kept.min())):
+            return f"their lengths lie outside {kept.min():g} to {kept.max():g}"
+    if said.drops_last and counts.missing < counts.slack:
+        return "drop_last leaves out what does not fill the last step"
+    return "what does not fill the last step" if counts.missing < counts.slack else ""
+
+
+def _over_samples(world: World, counts: Counts) -> bool:
+    """Repeats beyond what pads the last step of an epoch, or makes the ranks' samples even."""
+    if world.drawn[0].endless:
+        return counts.duplicates > 2 * counts.slack
+    early = counts.duplicates - counts.late_repeats
+    uneven = counts.duplicates >= counts.world and early > 0.05 * counts.draws
+    return uneven or counts.duplicates >= counts.slack
+
+
+def _same_order(world: World, counts: Counts) -> Iterator[tuple[str, str]]:
+    if counts.order_changes is not False or counts.draws < 4 * counts.world or counts.in_order:
+        return
+    if declared(world).unshuffled:
+        return
+    yield (
+        "same-order",
+        f"Epoch 1 gives the same {counts.draws} samples in the same order as epoch 0: the epoch does not reach what shuffles.",
+    )
+
+
+def _unequal(counts: Counts) -> Iterator[tuple[str, str]]:
+    for what, numbers in (
+        ("batches", counts.batches_per_rank),
+        ("optimizer steps", [sum(steps) for steps in counts.steps_per_rank or []]),
+    ):
+        if numbers and min(numbers) != max(numbers):
+            yield (
+                "unequal-counts",
+                f"Ranks get {min(numbers)} to {max(numbers)} {what} an epoch ({_short(numbers)}): the ones with more wait for ever "
+                "in the next collective, a hang.",
+            )
+            return
+
+
+def _short(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:8])) + (" …" if len(numbers) > 8 else "")
+
+
+def _named(ids: np.ndarray) -> str:
+    return f" (ids {_short(ids.tolist())})" if len(ids) else ""

@@ -1,0 +1,79 @@
+"""What is audited: ``path/file.py:function``, run anew for every rank as a fresh process would run it."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from memfit.errors import InputError
+
+HOW = "write path/file.py:function, called as function(rank, world) or as loop(rank, world, observe)"
+
+
+def load_target(target: str) -> Callable[..., Any]:
+    """The function of ``path/file.py:function``, from a fresh run of the file.
+
+    Raises:
+        InputError: no such file or function, or a file that fails when it is run.
+    """
+    path, colon, name = target.rpartition(":")
+    if not colon or not name.isidentifier() or not path.endswith(".py"):
+        raise InputError(f"target {target!r}", "not a file and a function", HOW)
+    file = Path(path)
+    if not file.is_file():
+        raise InputError(f"target {target!r}", f"no file {path}", HOW)
+    function = getattr(_run(file.resolve(), target), name, None)
+    if not callable(function):
+        raise InputError(f"target {target!r}", f"{path} has no function {name!r}", HOW)
+    is_loop(function)
+    checked: Callable[..., Any] = function
+    return checked
+
+
+def is_loop(function: Callable[..., Any]) -> bool:
+    """Whether it takes (rank, world, observe), and not (rank, world).
+
+    Raises:
+        InputError: it can be called with neither.
+    """
+    name = getattr(function, "__name__", repr(function))
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    placed = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = sum(p.default is p.empty for p in placed)
+    named = len(placed) >= 3 and (placed[2].name == "observe" or name == "loop")
+    if named or needed == 3:
+        return True
+    rest = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if needed > 2 or (len(placed) < 2 and not rest):
+        seen = ", ".join(p.name for p in placed)
+        raise InputError(f"function {name}({seen})", "it cannot be called with a rank and a world size", HOW)
+    return False
+
+
+def _run(file: Path, target: str) -> ModuleType:
+    name = f"memfit_target_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    folder = str(file.parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise InputError(
+            f"target {target!r}", f"running its file raises {type(error).__name__}: {error}", "make the file importable"
+        ) from error
+    return module

@@ -1,0 +1,102 @@
+"""``memfit audit``: counts what a sampler, loader or loop really gives to each rank."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from memfit.errors import Exit, InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from memfit.batch.audit import Audit
+
+
+@click.command()
+@click.argument("target")
+@click.option("--world-sizes", default="1,2,3,8", show_default=True, help="Numbers of ranks to count, with commas.")
+@click.option("--global-batch", type=int, help="What one optimizer step is meant to take, over all ranks, in --unit.")
+@click.option("--unit", default="samples", show_default=True, help="What --global-batch counts: samples, frames, tokens …")
+@click.option("--real", is_flag=True, help="Run every world in processes of a gloo group, and count those.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object to standard output.")
+def command(
+    target: str, world_sizes: str, global_batch: int | None, unit: str, real: bool, as_json: bool
+) -> int:
+    """Counts what TARGET gives to each rank in two epochs, and names the faults.
+
+    TARGET is path/file.py:function, called as function(rank, world), which returns a loader, sampler or batch sampler;
+    or a function loop(rank, world, observe), which calls observe.batch(ids) and observe.step(). Exit code 4: a fault.
+    """
+    from memfit.batch.audit import Meant, audit
+
+    meant = Meant(global_batch=global_batch, unit=unit) if global_batch is not None else None
+    found = audit(target, _world_sizes(world_sizes), meant=meant, real=real)
+    if as_json:
+        click.echo(json.dumps(found.to_json()))
+    else:
+        from rich.console import Console
+
+        _show(found, Console(width=min(80, Console().width), highlight=False))
+    return Exit.DONE if found.ok else Exit.CHECK_FAILED
+
+
+def _world_sizes(text: str) -> list[int]:
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        sizes = [0]
+    if min(sizes) < 1:
+        raise InputError(f"--world-sizes {text}", "not numbers of ranks", "write 1,2,3,8, say")
+    return sizes
+
+
+def _show(found: Audit, console: Console) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from memfit.show.strips import COLUMNS, strips
+
+    faults = sorted({finding.code for finding in found.findings})
+    if faults:
+        console.print(Text(f"Faults: {', '.join(faults)}", style="bold red"))
+    else:
+        console.print(Text("No fault: every sample is given once, every rank gets its share.", style="bold green"))
+    for finding in found.findings:
+        console.print(Text(f"\n{finding.code}, {finding.world} rank{'s' if finding.world > 1 else ''}", style="bold"))
+        console.print(finding.text, markup=False)
+    rows = found.to_json()["worlds"]
+    columns = [*_COLUMNS, *(name for name in _KNOWN if rows[0][_KNOWN[name]] is not None)]
+    table = Table(title=f"\n{found.dataset_size:,} samples; one epoch", title_justify="left", box=None, pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(_cell(name, row) for name in columns))
+    console.print(table)
+    unknown = [name for name in _KNOWN if name not in columns]
+    if unknown:
+        console.print(Text(f"unknown: {', '.join(unknown)}", style="dim"))
+    for world in found.counts:
+        console.print()
+        for line in strips(found.picture(world, COLUMNS)):
+            console.print(line, no_wrap=True, overflow="crop")
+
+
+_COLUMNS = ("ranks", "batches", "distinct", "repeats", "missing", "new order")
+_KNOWN = {"steps": "optimizer_steps", "padding": "padding_fraction", "imbalance": "imbalance"}
+
+
+def _cell(name: str, row: dict[str, Any]) -> str:
+    batches = sorted(set(row["batches_per_rank"]))
+    changes = {True: "yes", False: "no", None: "unknown"}[row["order_changes_each_epoch"]]
+    plain = {
+        "ranks": row["world"], "batches": "–".join(map(str, dict.fromkeys((batches[0], batches[-1])))),
+        "distinct": f"{row['distinct']:,}", "repeats": f"{row['duplicates']:,}", "missing": f"{row['missing']:,}",
+        "new order": changes,
+    }  # fmt: skip
+    if name in plain:
+        return str(plain[name])
+    value = row[_KNOWN[name]]
+    return "unknown" if value is None else str(value) if name == "steps" else f"{value:.1%}"
