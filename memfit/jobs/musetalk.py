@@ -27,8 +27,6 @@ from memfit.jobs.nets.syncnet import SyncNet, sync_loss
 CONFIG = "configs/training/<stage>.yaml"
 MODELS = "musetalk/utils/training_utils.py"
 LAUNCH = "configs/training/gpu.yaml"
-Box = tuple[int, int, int, int]
-"""Top, bottom, left, right, in pixels."""
 
 
 class Stage1(Job):
@@ -147,7 +145,7 @@ class Stage1(Job):
     # ---- a step
 
     def batch(self, shape: Shape) -> dict[str, Any]:
-        """Made-up clips: pixels (b, f, 3, r, r) and their sound; the boxes around the mouths are numbers."""
+        """Made-up clips: pixels (b, f, 3, r, r) their sound, boxes (b, f, 4) around the mouths."""
         side = self.resolution
         batch: dict[str, Any] = {
             "pixels": torch.rand(shape.items, self.frames, 3, side, side) * 2 - 1,
@@ -158,7 +156,7 @@ class Stage1(Job):
         if self.sync_weight:
             batch["mel"] = torch.randn(shape.items, 1, 80, video.MEL_COLUMNS)
         if self.mouth_gan_weight:
-            batch["mouths"] = [mouth_box(side)] * (shape.items * self.frames)
+            batch["mouths"] = torch.tensor(MOUTH).expand(shape.items, self.frames, 4).contiguous()
         return batch
 
     def turns(self, optimizers: Sequence[str]) -> list[Turn]:
@@ -231,10 +229,12 @@ class Stage1(Job):
 
     def _mouths(self, images: Tensor, batch: Any) -> Tensor:
         """Every image's mouth, enlarged to the image's own size: (n, 3, r, r)."""
-        size = (self.resolution, self.resolution)
-        boxes = zip(images, batch["mouths"], strict=True)
-        crops = (image[None, :, top:bottom, left:right] for image, (top, bottom, left, right) in boxes)
-        return torch.cat([F.interpolate(crop, size=size, mode="bilinear", align_corners=False) for crop in crops])
+        top, bottom, left, right = batch["mouths"].flatten(0, 1).T
+        zero = torch.zeros_like(top)
+        across, down = [right - left, zero, left + right - 1], [zero, bottom - top, top + bottom - 1]
+        zoom = torch.stack([torch.stack(across, 1), torch.stack(down, 1)], 1)
+        where = F.affine_grid(zoom, list(images.shape), align_corners=False)
+        return F.grid_sample(images, where, padding_mode="border", align_corners=False)
 
     def _discriminator(self, nets: Nets, batch: Any, shared: dict[str, Any]) -> Loss:
         self._repaint(nets, batch, shared)
@@ -282,7 +282,7 @@ class Stage1(Job):
         if self.sync_weight:
             batch["mel"] = video.stacked(video.sync_mel(clip.wave, clip.start) for clip in samples)
         if self.mouth_gan_weight:
-            batch["mouths"] = [mouth_box(self.resolution)] * (len(samples) * self.frames)
+            batch["mouths"] = torch.tensor(MOUTH).expand(len(samples), self.frames, 4).contiguous()
         return batch
 
 
@@ -333,11 +333,8 @@ UNET = {"sample_size": 32, "in_channels": 8, "out_channels": 4, "cross_attention
 """diffusers calls the number of heads ``attention_head_dim`` here; the rest is its default, Stable Diffusion's."""
 CRITICS = ("discriminator", "mouth_discriminator")
 TURNS = {"unet": "generator"}
-
-
-def mouth_box(resolution: int) -> Box:
-    """The mouth of a centred face."""
-    return resolution * 9 // 16, resolution * 15 // 16, resolution // 4, resolution * 3 // 4
+MOUTH = (0.5625, 0.9375, 0.25, 0.75)
+"""Top, bottom, left and right of the mouth of a centred face, of the image's height and width."""
 
 
 def _paths(net: nn.Module, name: str, kinds: Sequence[str]) -> list[str]:

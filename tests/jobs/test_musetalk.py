@@ -72,6 +72,17 @@ def test_the_loss_falls_on_talking_faces():
     assert sum(windows[-1].values()) < 0.9 * sum(windows[0].values())
 
 
+def test_mouths_are_cut_out_and_enlarged():
+    """A box that halves the image shows, at every second pixel pair, what the image has there."""
+    job = Tiny()
+    rows = torch.arange(64.0)[:, None].expand(64, 64)
+    box = torch.tensor([0.5, 1.0, 0.25, 0.75]).expand(1, 1, 4)
+    mouth = job._mouths(rows.expand(1, 3, 64, 64), {"mouths": box})
+    torch.testing.assert_close(mouth[0, 0, 1:-1, 0], torch.arange(32.25, 63.25, 0.5)[:62])
+    columns = job._mouths(rows.T.expand(1, 3, 64, 64), {"mouths": box})
+    torch.testing.assert_close(columns[0, 0, 0, 1:-1], torch.arange(16.25, 47.25, 0.5)[:62])
+
+
 def test_validation_paints_twice():
     job = Tiny(clips=2)
     nets, batch = job.nets(), job.collate(job.dataset())
