@@ -33,6 +33,8 @@ class Stage1(Job):
     """Stage 1: single images at 256². A sample is a clip of ``frames`` images, here one."""
 
     precision: Precision = "fp32"
+    autocasts_itself: ClassVar[bool] = True
+    """Where there is autocast, it is around the U-Net alone, as Accelerate puts it around the net it prepares."""
     checkpoint: str = "all"
     clip: float | None = 1.0
     validates: ClassVar[bool] = True
@@ -182,8 +184,9 @@ class Stage1(Job):
             masked[..., self.resolution // 2 :, :] = -1
             seen = torch.cat([encode(vae, images.flatten(0, 1)) for images in (masked, batch["reference"])], dim=1)
             del masked
-        latents = nets["unet"](seen, torch.zeros(1, dtype=torch.long, device=seen.device), audio).sample
-        return decode(vae, latents).float()
+        with self.autocast(seen.device):
+            latents = nets["unet"](seen, torch.zeros(1, dtype=torch.long, device=seen.device), audio).sample
+        return decode(vae, latents.float())
 
     def _generator(self, nets: Nets, batch: Any, shared: dict[str, Any]) -> dict[str, Loss]:
         clips = batch["pixels"].shape[0]

@@ -72,6 +72,15 @@ def test_the_loss_falls_on_talking_faces():
     assert sum(windows[-1].values()) < 0.9 * sum(windows[0].values())
 
 
+def test_autocast_is_around_the_unet_alone():
+    job = Tiny(precision="bf16")
+    nets, seen = job.nets(), {}
+    nets["unet"].register_forward_hook(lambda module, args, out: seen.update(unet=out.sample.dtype))
+    nets["vae"].decoder.register_forward_hook(lambda module, args, out: seen.update(vae=out.dtype))
+    assert job.paint(nets, job.batch(Shape(items=1))).dtype is torch.float32
+    assert seen == {"unet": torch.bfloat16, "vae": torch.float32}
+
+
 def test_mouths_are_cut_out_and_enlarged():
     """A box that halves the image shows, at every second pixel pair, what the image has there."""
     job = Tiny()
