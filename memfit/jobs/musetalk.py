@@ -300,9 +300,9 @@ class Stage2(Stage1):
 
 
 class Tiny(Stage2):
-    """Stage 2's code at 64 px with narrow nets and clips of 4 frames, on drawn faces that talk."""
+    """Stage 2's code at 64 px with narrow nets and clips of 2 frames, on drawn faces that talk."""
 
-    frames: int = 4
+    frames: int = 2
     resolution: int = 64
     learning_rate: float = 2e-3
     critic_learning_rate: float = 5e-4
