@@ -304,9 +304,9 @@ class Tiny(Stage2):
 
     frames: int = 2
     resolution: int = 64
-    learning_rate: float = 2e-3
+    learning_rate: float = 1e-3
     critic_learning_rate: float = 5e-4
-    feature_weight: float = 0.1
+    feature_weight: float = 0.03
     clips: int = 16
 
     judged_size: ClassVar[int] = 128
