@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,12 +21,15 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils.flop_counter import flop_registry
 
+from memfit.device import workspace
 from memfit.device.answers import NOT_HANDLED
+from memfit.device.patching import replaced
 from memfit.device.virtual import Virtual
 from memfit.events import ALLOCATE, EMPTY_CACHE, FREE
-from memfit.trace import cpu_rules, known
+from memfit.trace import cpu_rules, known, scratch
 from memfit.trace.accumulate import made_in, sums_in_place
 
+_DEVICE = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _SAVES_NUMBERS = {torch.ops.aten.mul.Tensor, torch.ops.aten.div.Tensor, torch.ops.aten.mul_.Tensor, torch.ops.aten.div_.Tensor}
 _PLAIN = {Tensor, nn.Parameter, FakeTensor}
@@ -47,12 +50,15 @@ class Tracer(TorchDispatchMode):
         self.made_by: list[int] = []
         self.op_rows: list[tuple[str, int, str, int, int]] = []
         self.phases: list[tuple[str, int, int]] = []
+        self.calls: list[scratch.Call] = []
+        """Calls that take memory inside of themselves."""
         self.marks: list[tuple[int, str]] = []
         self.part = "setup"
         self._ids: dict[int, int] = {}
         self._refs: dict[weakref.ref[Any], int] = {}
         self._numbers: dict[int, int] = {}
         self._number_node = -1
+        self._cublas_threads: set[bool] = set()
         self._module_paths: dict[int, str] = {}
         self._stack: list[int] = []
         self.modules: dict[str, int] = {"": 0}
@@ -107,13 +113,27 @@ class Tracer(TorchDispatchMode):
         self.virtual.on_empty_cache.append(lambda: self._event(EMPTY_CACHE, -1))
         self.virtual.on_resize.append(self._resized)
         try:
-            with self:
+            with (
+                replaced(torch, get_rng_state=self._random_state(torch.get_rng_state)),
+                replaced(torch.random, get_rng_state=self._random_state(torch.random.get_rng_state)),
+                self,
+            ):
                 yield self
         finally:
             for hook in hooks:
                 hook.remove()
             if collects:
                 gc.enable()
+
+    def _random_state(self, get: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """A random state (checkpointing keeps one for each module) is memory of the CPU that no operator makes."""
+
+        def seen() -> Tensor:
+            state = get()
+            self._see(state, max(len(self.op_rows) - 1, 0))
+            return state
+
+        return seen
 
     def _enter_module(self, module: nn.Module, args: Any) -> None:
         path = self._module_paths.get(id(module))
@@ -139,12 +159,17 @@ class Tracer(TorchDispatchMode):
 
     # ---- what happens
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled in a trace; torch would wrap every dispatch to say so."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE and type(args[0]) is FakeTensor:
+            return args[0].device
         if any(t not in _PLAIN and is_traceable_wrapper_subclass_type(t) for t in types):
             return NotImplemented
         kwargs = kwargs or {}
-        if func is torch.ops.prim.device.default:
-            return func(*args, **kwargs)
         if func is _ITEM and (number := known.item(args[0])) is not None:
             return number
         found = self.virtual.intercept(self, func, args, kwargs)
@@ -161,6 +186,7 @@ class Tracer(TorchDispatchMode):
             out = cpu_rules.correct(func, args, out)
         known.follow(func, args, kwargs, out)
         self._see_call(func, args, kwargs, out, node)
+        self._note_scratch(func, args, kwargs, node)
         return out
 
     def _see_call(self, func: Any, args: Any, kwargs: Any, out: Any, node: Any) -> None:
@@ -189,6 +215,24 @@ class Tracer(TorchDispatchMode):
                 moved += sum(each.numel() * each.itemsize for each in one if isinstance(each, Tensor))
         work = flops(*args, **kwargs, out_val=out) if flops else 0
         self.op_rows.append((str(func), self._current_module(node), self.part, work, moved))
+
+    def _note_scratch(self, func: Any, args: Any, kwargs: Any, node: Any) -> None:
+        """What the operator took inside of itself: on a CPU to be measured, on CUDA as its libraries' code has it."""
+        row = max(len(self.op_rows) - 1, 0)
+        rules = self.virtual.rules
+        if rules is None:
+            if scratch.may_have(func, args):
+                key = scratch.describe(func, args, kwargs)
+                if key is not None:
+                    self.calls.append((len(self.kind), row, key))
+            return
+        if func in workspace.CUBLAS_OPERATORS and (thread := node is not None) not in self._cublas_threads:
+            self._cublas_threads.add(thread)
+            self.nbytes.append(workspace.cublas_workspace(rules))
+            self.category.append("workspace")
+            self.made_by.append(row)
+            self._event(ALLOCATE, len(self.nbytes) - 1)
+        self.calls += [(len(self.kind), row, taken) for taken in workspace.scratch(rules, func, args)]
 
     def _see_saved_number(self, func: Any, args: Any, node: Any) -> None:
         """A Python number that autograd saves as an 8-byte tensor for the backward of a product or quotient."""
