@@ -32,6 +32,8 @@ class S1(Job):
     version: Literal["v1", "v2"] = "v2"
     clip_seconds: float = 10.0
     """Length of a made-up clip, and the longest of the data set; memory grows with its square (upstream: up to 54)."""
+    attention: Literal["fused", "unfused"] = "fused"
+    """fused, as upstream: the kernel that torch chooses. unfused: every layer keeps its scores, of (b x 16, S, S)."""
     phonemes_per_second: float = 9.0
     """Of a made-up clip."""
     learning_rate: float = 0.002
@@ -56,7 +58,11 @@ class S1(Job):
 
     def nets(self) -> Nets:
         net = Text2Semantic(
-            phonemes=SYMBOLS[self.version], dim=self.dim, depth=self.depth, num_heads=max(1, self.dim // 32)
+            phonemes=SYMBOLS[self.version],
+            dim=self.dim,
+            depth=self.depth,
+            num_heads=max(1, self.dim // 32),
+            fused=self.attention == "fused",
         )
         return {"gpt": net}
 
