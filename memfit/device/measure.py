@@ -6,6 +6,7 @@ allocate themselves is not seen, and blocks from before the start are not counte
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ Record = tuple[int, int, int, int]
 Phase = tuple[int, int, str]
 """Start, end, name."""
 
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler writes to standard error otherwise
 _PHASE = "memfit::phase::"
 
 

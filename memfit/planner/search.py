@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from memfit.device.catalogue import Device
@@ -20,6 +20,10 @@ from memfit.planner.predict import checkpoint_all, default_checkpointing, footpr
 from memfit.planner.timing import window_seconds
 from memfit.sizes import format_size
 from memfit.trace.step import Tracing, trace_family, trace_job
+
+
+HOST_MARGIN_BYTES, HOST_MARGIN = 8 << 20, 0.02
+"""Of a CPU's budget, left for what is no tensor: f5_tts/tiny took 7 MiB in a run of 120 MiB (bench/host_margin.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +55,7 @@ def find_plan(job: Job, name: str, global_batch: int, device: Device, *, micro_b
         devices: data-parallel ranks.
     """
     begin = time.perf_counter()
+    card, device = device, _less_host_margin(device)
     nets = plain_nets(job)
     own, everything = default_checkpointing(job, nets), checkpoint_all(job, nets)
     policies = {"the job's own checkpointing": own}
@@ -63,8 +68,15 @@ def find_plan(job: Job, name: str, global_batch: int, device: Device, *, micro_b
     floor = min(tried, key=lambda candidate: candidate.footprint.phases[candidate.footprint.limiting_phase].process_bytes)
     plan = None
     if fitting:
-        plan = _plan(job, name, device, fitting[0], tried, own, seed)
+        plan = _plan(job, name, card, fitting[0], tried, own, seed)
     return Answer(plan=plan, floor=floor, alternatives=tuple(fitting[1:]), seconds=time.perf_counter() - begin)
+
+
+def _less_host_margin(device: Device) -> Device:
+    """On a CPU the budget also holds what is no tensor: Python's objects, autograd's graph, the heap's gaps."""
+    if device.is_cuda or device.usable_bytes is None:
+        return device
+    return replace(device, usable_bytes=max(device.usable_bytes - HOST_MARGIN_BYTES - int(device.usable_bytes * HOST_MARGIN), 1))
 
 
 def _largest(job: Job, policy: str, modes: Mapping[str, str], global_batch: int, device: Device, fixed: int | None, devices: int) -> Candidate:
@@ -87,7 +99,7 @@ def _largest(job: Job, policy: str, modes: Mapping[str, str], global_batch: int,
     family = trace_family(job, Tracing(device=device, micro_batches=2, checkpointing=modes), shape_of(job, smallest))
 
     def derived(micro: int) -> int:
-        found = footprint_on(family.at(shape_of(job, micro)), device)
+        found = footprint_on(family.bound(shape_of(job, micro)), device)
         return found.phases[found.limiting_phase].process_bytes
 
     scratch, best = 0, share

@@ -44,7 +44,7 @@ def run(folder: RunFolder, windows: int, resume: bool) -> Exit:
     course_windows = Windows(size=len(samples), lengths=lengths, global_batch=plan.global_batch, micro_batch=plan.micro_batch, seed=plan.seed)
     plain_nets(job)
     job.collate([samples[0]])
-    _warm_up()
+    warm_up()
     _seed(plan)
     device = _device(plan)
     before = limit.limit(plan.budget_bytes) if device.type == "cpu" else 0
@@ -85,7 +85,7 @@ def _seed(plan: Plan) -> None:
     torch.manual_seed(plan.seed)
 
 
-def _warm_up() -> None:
+def warm_up() -> None:
     """What libraries and thread pools take once, they take before the limit."""
     net = nn.Sequential(nn.Conv1d(4, 64, 3, padding=1), nn.GELU(), nn.Conv1d(64, 4, 3, padding=1), nn.Linear(512, 512))
     optimizer = torch.optim.AdamW(net.parameters())
