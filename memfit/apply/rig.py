@@ -98,10 +98,14 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return value
 
 
+def _kind(value: Any) -> str:
+    return type(value).__name__ if value else f"an empty {type(value).__name__}"
+
+
 def _check_nets(job: Job, nets: Any) -> None:
     write = "write nets(self) -> {'name': module}"
     if not isinstance(nets, dict) or not nets:
-        raise InputError(f"{type(job).__name__}.nets()", f"gave {type(nets).__name__}, not a dict of modules", write)
+        raise InputError(f"{type(job).__name__}.nets()", f"gave {_kind(nets)}, not a dict of modules", write)
     for name, net in nets.items():
         if not isinstance(net, nn.Module):
             raise InputError(f"net {name!r}", f"a {type(net).__name__}, not a torch.nn.Module", write)
@@ -112,7 +116,7 @@ def _check_nets(job: Job, nets: Any) -> None:
 def _check_optimizers(job: Job, nets: Nets, optimizers: Any) -> None:
     write = "write optimizers(self, nets) -> {'name': torch.optim.AdamW(nets['name'].parameters())}"
     if not isinstance(optimizers, dict) or not optimizers:
-        raise InputError(f"{type(job).__name__}.optimizers()", f"gave {type(optimizers).__name__}, not a dict of optimizers", write)
+        raise InputError(f"{type(job).__name__}.optimizers()", f"gave {_kind(optimizers)}, not a dict of optimizers", write)
     owned: dict[int, str] = {}
     for name, optimizer in optimizers.items():
         if not isinstance(optimizer, Optimizer):

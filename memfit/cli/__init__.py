@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from memfit.errors import Exit, InputError
+from memfit.errors import Exit, InputError, mistake_in_job
 
 VERBS = {
     "devices": "The catalogue of cards, and what is in this machine.",
@@ -51,6 +51,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(Exit.BAD_INPUT)
     except InputError as error:
         click.echo(f"memfit: {error}", err=True)
+        sys.exit(Exit.BAD_INPUT)
+    except Exception as error:
+        mistake = mistake_in_job(error)
+        if mistake is None:
+            raise
+        click.echo(f"memfit: {mistake}", err=True)
         sys.exit(Exit.BAD_INPUT)
     except (click.Abort, KeyboardInterrupt):
         click.echo("memfit: stopped", err=True)

@@ -12,7 +12,7 @@ from torch import nn
 from memfit.apply.rig import build
 from memfit.batch.windows import Windows
 from memfit.device import backend
-from memfit.errors import Exit, InputError
+from memfit.errors import Exit, InputError, mistake_in_job
 from memfit.loading import load_job
 from memfit.plan import Plan, read_plan
 from memfit.planner.predict import plain_nets
@@ -32,6 +32,12 @@ def main(arguments: list[str]) -> int:
         return run(folder, int(windows), resume == "resume")
     except InputError as error:
         print(f"memfit: {error}", file=sys.stderr)
+        return Exit.BAD_INPUT
+    except Exception as error:
+        mistake = mistake_in_job(error)
+        if mistake is None:
+            raise
+        print(f"memfit: {mistake}", file=sys.stderr)
         return Exit.BAD_INPUT
 
 
