@@ -5,10 +5,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from memfit.errors import InputError
 from memfit.job import Job, Shape
+
+
+MOST = 2**31 - 1
+"""Units of a batch: PyTorch's kernels index with 32 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +98,8 @@ def parse_shape(text: str, job: Job) -> Shape:
     if (len(numbers) == 2) != (job.longest is not None):
         wants = "items x length, such as 8x400" if job.longest else "items alone, such as 8"
         raise InputError(f"--shape {text}", f"this job's batches are counted in {job.unit}", f"write {wants}")
+    if math.prod(numbers) > MOST:
+        raise InputError(f"--shape {text}", f"more than {MOST} {job.unit}", "write a smaller shape")
     return Shape(items=numbers[0], length=numbers[1] if len(numbers) == 2 else None)
 
 

@@ -91,6 +91,17 @@ class Job(Settings):
     windows: int = 20
     """Optimizer steps of ``memfit run`` without --windows."""
 
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        for name, fine, wants in (
+            ("longest", self.longest is None or self.longest >= 1, "1 or more"),
+            ("clip", self.clip is None or self.clip > 0, "more than 0, or none"),
+            ("ema", self.ema is None or 0 <= self.ema < 1, "at least 0 and less than 1, or none"),
+            ("windows", self.windows >= 1, "1 or more"),
+        ):
+            if not fine:
+                raise InputError(f"{name}={getattr(self, name)}", f"out of its range: {wants}", f"write {name}={'none' if 'none' in wants else 1}, say")
+
     def nets(self) -> Nets:
         """The nets by name. Frozen nets have no parameter that requires a gradient. Built on the current device."""
         raise InputError(type(self).__name__, "the job has no nets()", "write nets(self) -> {'name': module}")

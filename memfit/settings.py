@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from memfit.errors import InputError
 
+_WANTS = {int: ("a whole number", "4"), float: ("a number", "0.5"), bool: ("true or false", "true"), str: ("a text", "word")}
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
@@ -69,4 +70,5 @@ def _coerce(name: str, value: Any, kind: Any) -> Any:
             read = math.nan
         if kind is str or math.isfinite(read) and (kind is float or float(value) == read):
             return read
-    raise InputError(f"{name}={value}", f"not a {getattr(kind, '__name__', kind)}", f"write {name}=… as a {getattr(kind, '__name__', kind)}")
+    wants, such = _WANTS.get(kind, (str(kind), "…"))
+    raise InputError(f"{name}={value}", f"not {wants}", f"write {name}={such}, say")

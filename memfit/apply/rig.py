@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,7 +53,9 @@ def build(job: Job, device: torch.device | str) -> Rig:
     if job.precision == "fp16":
         rig.scaler = torch.amp.GradScaler(device.type)
     if job.ema is not None:
-        rig.ema = {name: copy.deepcopy(net).requires_grad_(False) for name, net in nets.items() if is_trained(net)}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+            rig.ema = {name: copy.deepcopy(net).requires_grad_(False) for name, net in nets.items() if is_trained(net)}
     return rig
 
 
@@ -99,7 +102,7 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _kind(value: Any) -> str:
-    return type(value).__name__ if value else f"an empty {type(value).__name__}"
+    return "an empty dict" if isinstance(value, dict) else type(value).__name__
 
 
 def _check_nets(job: Job, nets: Any) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import click
 
 from memfit.errors import InputError
+from memfit.geometry import MOST
 from memfit.sizes import parse_size
 
 if TYPE_CHECKING:
@@ -37,21 +38,27 @@ def choose_device(name: str | None, memory: str | None) -> Device:
         device = devices_here()[0]
     else:
         device = cpu_here() if name == "cpu" else find_device(name)
-    return with_memory(device, parse_size(memory)) if memory else device
+    return with_memory(device, parse_size(memory)) if memory is not None else device
 
 
-def whole_number(option: str, text: str | None) -> int | None:
+@overload
+def whole_number(option: str, text: str, least: int = 1) -> int: ...
+@overload
+def whole_number(option: str, text: None, least: int = 1) -> None: ...
+def whole_number(option: str, text: str | None, least: int = 1) -> int | None:
     """A count that was written as text.
 
     Raises:
-        InputError: not a whole number of 1 or more.
+        InputError: not a whole number of ``least`` or more, or more than 2^31 - 1, which PyTorch's kernels count to.
     """
     if text is None:
         return None
     try:
         value = int(text)
     except ValueError:
-        value = 0
-    if value < 1:
-        raise InputError(f"{option} {text}", "not a whole number of 1 or more", f"write {option} 1 or more")
+        value = least - 1
+    if value < least:
+        raise InputError(f"{option} {text!r}", f"not a whole number of {least} or more", f"write {option} {least} or more")
+    if value > MOST:
+        raise InputError(f"{option} {text}", f"more than {MOST}", "write a smaller number")
     return value
