@@ -54,7 +54,7 @@ def mistake_in_job(error: Exception) -> InputError | None:
     jobs = {kind.__module__ for kind in _job_classes()}
     for frame, line in reversed(frames):
         code = frame.f_code
-        if frame.f_globals.get("__name__") in jobs or not (_is_ours(frame) or code.co_filename.startswith(_libraries())):
+        if frame.f_globals.get("__name__") in jobs or not (_is_ours(frame) or _is_library(code.co_filename)):
             seen = f"{_near(code.co_filename)}:{line} in {code.co_name}()"
             return InputError(seen, describe(error), "mend the job at that line")
     return None
@@ -73,9 +73,10 @@ def _is_ours(frame: FrameType) -> bool:
     return name.partition(".")[0] == "memfit" and not name.startswith("memfit.job")
 
 
-def _libraries() -> tuple[str, ...]:
-    """Folders of the standard library and of what is installed."""
-    return tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {str(Path(__file__).parent)})
+def _is_library(file: str) -> bool:
+    """Whether a file is of the standard library, installed, or compiled (then its source is not there)."""
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return file.startswith(tuple(folders)) or not Path(file).is_file()
 
 
 def _job_classes() -> Iterator[type]:

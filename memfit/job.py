@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from memfit.errors import InputError
+from memfit.errors import InputError, describe
 from memfit.settings import Settings
 
 if TYPE_CHECKING:
@@ -142,7 +142,13 @@ class Job(Settings):
         """A micro-batch of these samples, as ``batch`` makes it; by default torch's own collation."""
         from torch.utils.data import default_collate
 
-        return default_collate(list(samples))
+        try:
+            return default_collate(list(samples))
+        except (TypeError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "equal size" not in str(error):
+                raise
+            write = "write collate(self, samples) -> a micro-batch, as batch() makes it"
+            raise InputError(f"{type(self).__name__}.collate()", describe(error), write) from error
 
     def lengths(self) -> Sequence[int] | None:
         """Length of every sample of the data set, in units; None where a sample is one unit."""

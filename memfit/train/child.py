@@ -46,13 +46,16 @@ def run(folder: RunFolder, windows: int, resume: bool) -> Exit:
     backend.register()
     plan = read_plan(folder.plan)
     job = load_job(plan.job, {name: value for name, value in plan.settings.items()})
+    device = _device(plan)
     samples, lengths = job.dataset(), job.lengths()
+    if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
+        write = "write dataset(self) -> a sequence of samples, with a length"
+        raise InputError(f"{type(job).__name__}.dataset()", f"gave {type(samples).__name__}, not a sequence", write)
     course_windows = Windows(size=len(samples), lengths=lengths, global_batch=plan.global_batch, micro_batch=plan.micro_batch, seed=plan.seed)
     plain_nets(job)
     job.collate([samples[0]])
     _warm_up()
     _seed(plan)
-    device = _device(plan)
     before = limit.limit(plan.budget_bytes) if device.type == "cpu" else 0
     resident = limit.resident_bytes()
     try:
@@ -77,6 +80,8 @@ def run(folder: RunFolder, windows: int, resume: bool) -> Exit:
 
 
 def _device(plan: Plan) -> torch.device:
+    if len(plan.micro_batches) > 1:
+        raise InputError(f"plan for {len(plan.micro_batches)} devices", "memfit run trains on one device", "plan again with --devices 1")
     if plan.device == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():

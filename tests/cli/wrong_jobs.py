@@ -51,8 +51,8 @@ class NoLoss(NoBatch):
     batch = Right.batch
 
 
-class NoDataset(NoLoss):
-    loss = Right.loss
+class NoDataset(Right):
+    dataset = memfit.Job.dataset
 
 
 class NetsNotADict(Right):
@@ -246,7 +246,7 @@ class DatasetANumber(Right):
 
 
 class LengthsOfFewer(Right):
-    longest: int | None = 8
+    longest: int | None = 3
 
     def lengths(self):
         return [4] * 5
