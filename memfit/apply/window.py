@@ -142,7 +142,7 @@ _BACKWARD_MISTAKES = ("modified by an inplace operation", "is not implemented", 
 
 def _backward(total: Tensor, turn: Turn) -> None:
     try:
-        total.backward()  # type: ignore[no-untyped-call]
+        total.backward()
     except RuntimeError as error:
         if any(words in str(error) for words in _BACKWARD_MISTAKES):
             raise InputError(f"turn {turn.name!r}", f"its loss has no backward: {describe(error)}", "mend the forward of the job's nets or its loss") from error
