@@ -1,15 +1,19 @@
 """The same job traced and really run on the CPU: peaks by phase, without and with what lives inside operator calls."""
 
 import gc
+from dataclasses import replace
 
 import torch
 
+from memfit.apply.recompute import recompute
 from memfit.apply.rig import build
 from memfit.apply.window import run_window
+from memfit.device.catalogue import find_device
 from memfit.device.measure import AllocatorEvents, MeasuredPeak
 from memfit.job import Job, Shape
 from memfit.events import Trace
-from memfit.trace.step import fetch_synthetic, synthetic_micro_batch, trace_job, validate_once
+from memfit.planner.predict import default_checkpointing, plain_nets
+from memfit.trace.step import Tracing, fetch_synthetic, synthetic_micro_batch, trace_job, validate_once
 
 
 def traced_peaks(trace: Trace) -> dict[str, int]:
@@ -29,7 +33,7 @@ def operator_names(trace: Trace) -> set[str]:
     return {name.replace(".", "::").split("::")[0] + "::" + name.split(".")[1] for name in trace.names if "." in name}
 
 
-def measured_peaks(job: Job, shape: Shape, micro_batches: int, operators: set[str], windows: int = 2) -> dict[str, MeasuredPeak]:
+def measured_peaks(job: Job, shape: Shape, micro_batches: int, operators: set[str], modes: dict) -> dict[str, MeasuredPeak]:
     """Really runs what ``trace_job`` traces."""
     device = torch.device("cpu")
     torch.manual_seed(0)
@@ -40,9 +44,10 @@ def measured_peaks(job: Job, shape: Shape, micro_batches: int, operators: set[st
             with events.phase("setup"):
                 rig = build(job, device)
             micro = synthetic_micro_batch(job, shape, device)
-            for _ in range(windows):
-                with events.phase("train"):
-                    run_window(rig, [micro] * micro_batches)
+            with recompute(rig.nets, modes):
+                for _ in range(2):
+                    with events.phase("train"):
+                        run_window(rig, [micro] * micro_batches)
             if job.validates:
                 with events.phase("validate"):
                     validate_once(rig, lambda: fetch_synthetic(job, shape, device, validation=True), lambda part: None)
@@ -53,8 +58,12 @@ def measured_peaks(job: Job, shape: Shape, micro_batches: int, operators: set[st
     return events.peaks(operators)
 
 
-def compare(make: type[Job], settings: dict, shape: Shape, micro_batches: int) -> tuple[dict[str, int], dict[str, MeasuredPeak]]:
-    """(traced peaks, measured peaks) of one job."""
-    trace = trace_job(make(**settings), shape, micro_batches=micro_batches)
-    measured = measured_peaks(make(**settings), shape, min(micro_batches, 2), operator_names(trace))
-    return traced_peaks(trace), measured
+def compare(make, settings, shape, micro_batches):
+    """(traced peaks without scratch, with it, measured peaks) of one job."""
+    job = make(**settings)
+    modes = default_checkpointing(job, plain_nets(job))
+    how = Tracing(device=find_device("cpu"), micro_batches=micro_batches, checkpointing=modes, scratch=False)
+    trace = trace_job(job, shape, how)
+    with_scratch = trace_job(make(**settings), shape, replace(how, scratch=True))
+    measured = measured_peaks(make(**settings), shape, min(micro_batches, 2), operator_names(trace), modes)
+    return traced_peaks(trace), traced_peaks(with_scratch), measured

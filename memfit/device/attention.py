@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from memfit.device.backend import NAME
 from memfit.device.rules import CardRules
 
 CUDNN, FLASH, EFFICIENT, MATH = "cudnn", "flash", "efficient", "math"
@@ -204,8 +203,3 @@ def cuda_attention(card: CardRules) -> Iterator[None]:
     with torch.library._scoped_library("aten", "IMPL", "AutogradPrivateUse1") as library:
         library.impl("scaled_dot_product_attention", kernel)
         yield
-
-
-def is_virtual(tensor: Any) -> bool:
-    """Whether this is a tensor of the virtual GPU."""
-    return isinstance(tensor, Tensor) and tensor.device.type == NAME

@@ -1,11 +1,14 @@
 """The device type "vgpu": PyTorch's PrivateUse1 backend under a name of ours, registered once per process.
 
-Registering cannot be undone, and harms nothing: no tensor has this device outside of ``virtual_gpu``.
+Registering cannot be undone. Outside of ``entered`` the device says that it is not available, so that real training in
+the same process goes on as before: pinning memory, say. With a CUDA build of torch PrivateUse1 takes CUDA's place as
+the process's accelerator for good: there, trace in a process of its own (never tried).
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +53,25 @@ class Event:
         return 0.0
 
 
+_inside = 0
+"""Contexts of the virtual GPU that are entered now."""
+
+
+def _is_inside() -> bool:
+    return _inside > 0
+
+
+@contextlib.contextmanager
+def entered() -> Iterator[None]:
+    """Inside, the device is available."""
+    global _inside
+    _inside += 1
+    try:
+        yield
+    finally:
+        _inside -= 1
+
+
 def _nothing(*args: Any, **kwargs: Any) -> None: ...
 
 
@@ -58,9 +80,9 @@ def _module() -> SimpleNamespace:
     stream = Stream()
     return SimpleNamespace(
         is_initialized=lambda: True,
-        is_available=lambda: True,
+        is_available=_is_inside,
         current_device=lambda: 0,
-        device_count=lambda: 1,
+        device_count=lambda: int(_is_inside()),
         _is_in_bad_fork=lambda: False,
         manual_seed=_nothing,
         manual_seed_all=_nothing,
@@ -83,6 +105,10 @@ def _module() -> SimpleNamespace:
 @cache
 def register() -> None:
     """Names PrivateUse1 ``vgpu``; the second call does nothing."""
-    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+    from torch.utils.backend_registration import _DummyPrivateUse1Hook, _setup_privateuseone_for_python_backend
 
-    _setup_privateuseone_for_python_backend(NAME, backend_module=_module())
+    class Hook(_DummyPrivateUse1Hook):
+        def is_available(self) -> bool:
+            return _is_inside()
+
+    _setup_privateuseone_for_python_backend(NAME, backend_module=_module(), hook=Hook())

@@ -11,6 +11,7 @@ reserve of its own, whose size is not public: for these a trace is an estimate.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,20 +47,30 @@ def _gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tu
     return (*gates, torch.empty_like(grad_hy), *biases)
 
 
-_PLAIN_BELOW_CHANNELS = {
-    _aten.upsample_nearest2d.default: 4,
-    _aten._upsample_nearest_exact2d.default: 4,
-    _aten.upsample_bilinear2d.default: 16,
-}
-"""Operators that give a plain output for a channels-last input with fewer channels (UpSampleNearest2d.cu)."""
+def _group_norm(
+    x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:  # fmt: skip
+    """CUDA's group norm reads plain tensors, and copies others first (group_norm.cpp); a backend of ours would not."""
+    batch, channels = x.shape[:2]
+    weight, bias = (None if one is None else one.contiguous() for one in (weight, bias))
+    out: Tensor = _aten.native_group_norm(
+        x.contiguous(), weight, bias, batch, channels, math.prod(x.shape[2:]), groups, eps
+    )[0]
+    return out
+
+
+COMPOSITES: dict[Any, Any] = {_aten.group_norm.default: _group_norm}
+"""Operators whose steps on CUDA are not those on another backend, and their steps on CUDA."""
 
 
 def cuda_outputs(func: Any, args: Any, out: Any) -> Any:
-    """An operator's outputs as CUDA's kernel makes them, where torch's shape functions ask for a device named cuda."""
+    """An operator's outputs as CUDA's kernel makes them, where torch's shape functions ask for a device named cuda.
+
+    log_sigmoid's buffer is the CPU's alone (Activation.cpp).
+    """
     if func is _aten.log_sigmoid_forward.default:
         return out[0], out[0].new_empty(0)
-    if func in _PLAIN_BELOW_CHANNELS and args[0].shape[1] < _PLAIN_BELOW_CHANNELS[func] and not out.is_contiguous():
-        return out.new_empty(out.shape)
     return out
 
 
@@ -77,10 +88,13 @@ def cuda_kernels() -> Iterator[None]:
     with (
         replaced(torch._C, _conv_determine_backend_memory_format=layout),
         torch.library._scoped_library("aten", "IMPL", "PrivateUse1") as library,
+        torch.library._scoped_library("aten", "IMPL", "AutogradPrivateUse1") as composites,
         torch.library._scoped_library("aten", "IMPL", "Meta") as shapes,
     ):
         for name in FUSED_ON_CUDA:
             library.impl(name, _never_run)
+        for op, steps in COMPOSITES.items():
+            composites.impl(op, steps)
         shapes.impl("_thnn_fused_gru_cell", _gru_cell)
         shapes.impl("_thnn_fused_gru_cell_backward", _gru_cell_backward)
         yield

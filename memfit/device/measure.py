@@ -14,6 +14,11 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
+Record = tuple[int, int, int, int]
+"""Time, bytes (freed: negative), address, number of the operator call it lies in (0: none)."""
+Phase = tuple[int, int, str]
+"""Start, end, name."""
+
 _PHASE = "memfit::phase::"
 
 
@@ -34,6 +39,7 @@ class AllocatorEvents:
 
     def __init__(self, base: int = 0) -> None:
         self.base = base
+        self._cached: tuple[Collection[str], list[Record], list[Phase]] | None = None
         self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
 
     def __enter__(self) -> AllocatorEvents:
@@ -49,16 +55,32 @@ class AllocatorEvents:
         with record_function(_PHASE + name):
             yield
 
+    def scratch(self) -> dict[str, int]:
+        """By phase, bytes at its peak beyond what was there before it or is there after it."""
+        records, phases = self._read(())
+        live, times = _live(records, set(), self.base), [record[0] for record in records]
+        found = {}
+        for start, end, name in phases:
+            inside = live[bisect_left(times, start) : bisect_right(times, end) + 1]
+            found[name] = max(inside) - max(inside[-1], inside[0])
+        return found
+
     def peaks(self, operators: Collection[str] = ()) -> dict[str, MeasuredPeak]:
         """Peaks by phase.
 
         Args:
             operators: names (``aten::addmm``) of the calls whose inner blocks are scratch; the outermost one counts.
         """
+        records, phases = self._read(operators)
+        return _peaks(records, phases, self.base)
+
+    def _read(self, operators: Collection[str]) -> tuple[list[Record], list[Phase]]:
+        if self._cached and self._cached[0] == operators:
+            return self._cached[1], self._cached[2]
         profiler = self._profile.profiler
         assert profiler is not None and profiler.kineto_results is not None
-        records: list[tuple[int, int, int, int]] = []
-        phases: list[tuple[int, int, str]] = []
+        records: list[Record] = []
+        phases: list[Phase] = []
         stack = [(event, 0) for event in profiler.kineto_results.experimental_event_tree()]
         calls = 0
         while stack:
@@ -74,10 +96,12 @@ class AllocatorEvents:
                 call = calls
             stack.extend((child, call) for child in event.children)
         records.sort()
-        return _peaks(records, sorted(phases), self.base)
+        phases.sort()
+        self._cached = (operators, records, phases)
+        return records, phases
 
 
-def _peaks(records: list[tuple[int, int, int, int]], phases: list[tuple[int, int, str]], base: int) -> dict[str, MeasuredPeak]:
+def _peaks(records: list[Record], phases: list[Phase], base: int) -> dict[str, MeasuredPeak]:
     times = [record[0] for record in records]
     scratch = _scratch(records)
     with_scratch = _live(records, set(), base)
@@ -93,7 +117,7 @@ def _peaks(records: list[tuple[int, int, int, int]], phases: list[tuple[int, int
     return found
 
 
-def _live(records: list[tuple[int, int, int, int]], left_out: set[int], base: int) -> list[int]:
+def _live(records: list[Record], left_out: set[int], base: int) -> list[int]:
     """Live bytes before the first record and after each; frees of blocks from before the start count only with a base."""
     live, known = [base], set()
     for position, (_, nbytes, ptr, _) in enumerate(records):
@@ -108,7 +132,7 @@ def _live(records: list[tuple[int, int, int, int]], left_out: set[int], base: in
     return live
 
 
-def _scratch(records: list[tuple[int, int, int, int]]) -> set[int]:
+def _scratch(records: list[Record]) -> set[int]:
     """Positions of blocks allocated and freed inside the same operator call."""
     opened: dict[int, tuple[int, int]] = {}
     inside: set[int] = set()

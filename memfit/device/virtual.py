@@ -7,6 +7,7 @@ allocations that the step makes on CUDA; what a kernel allocates inside of itsel
 from __future__ import annotations
 
 import contextlib
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -27,9 +28,10 @@ from memfit.device import backend
 from memfit.device.answers import NOT_HANDLED, Assumptions, answer, asks_data
 from memfit.device.attention import attend, cuda_attention
 from memfit.device.autocast import HALF_TO_FLOAT, cuda_autocast
-from memfit.device.kernels import FUSED_ON_CUDA, cuda_kernels
+from memfit.device.kernels import COMPOSITES, FUSED_ON_CUDA, cuda_kernels
 from memfit.device.mode import VirtualMode
 from memfit.device.patching import appended, replaced
+from memfit.device.pretrained import without_weights
 from memfit.device.redirect import default_device_kept, says_cuda
 from memfit.device.rules import CardRules
 from memfit.errors import InputError
@@ -104,8 +106,9 @@ class Virtual:
         if self.rules is not None:
             if func is torch.ops.aten.scaled_dot_product_attention.default:
                 return partial(attend, self.rules)
-            if func in HALF_TO_FLOAT:
-                return HALF_TO_FLOAT[func]
+            steps = HALF_TO_FLOAT.get(func) or COMPOSITES.get(func)
+            if steps is not None:
+                return steps
         composite = torch._C.DispatchKey.CompositeImplicitAutograd
         if self.rules is not None and func.name().removeprefix("aten::") in FUSED_ON_CUDA:
             return None
@@ -143,7 +146,11 @@ def _fakes_pass_for_tensors() -> Iterator[None]:
         appended(torch.utils._foreach_utils._foreach_supported_types, FakeTensor),
         replaced(torch._meta_registrations, device_hint=_device_hint),
         default_device_kept(),
+        without_weights(),
+        warnings.catch_warnings(),
     ):
+        # copy.deepcopy asks a tensor of another class than Tensor for its address.
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
         yield
 
 
@@ -187,6 +194,7 @@ def virtual_gpu(card: CardRules) -> Iterator[Virtual]:
             hook()
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(backend.entered())
         stack.enter_context(_fakes_pass_for_tensors())
         stack.enter_context(_storages_tell(virtual.on_resize))
         stack.enter_context(cuda_autocast())

@@ -21,6 +21,7 @@ from memfit.device.virtual import Virtual, virtual_cpu, virtual_gpu
 from memfit.events import CATEGORIES, Trace
 from memfit.job import Job, Shape
 from memfit.trace.family import TraceFamily, cut, fit, sample_shapes, storages_in, varying
+from memfit.trace.scratch import Call, with_scratch
 from memfit.trace.tracer import Tracer
 
 
@@ -32,16 +33,22 @@ class Tracing:
         device: the card whose rules hold, or the catalogue's ``cpu``.
         micro_batches: micro-batches in a window; above two the further ones repeat the second.
         checkpointing: mode by module path, see ``memfit.apply.recompute``.
+        scratch: whether a CPU trace of one shape has what operators allocate inside of themselves.
     """
 
     device: Device
     micro_batches: int = 1
     checkpointing: Mapping[str, str] = field(default_factory=dict)
+    scratch: bool = True
 
 
 def trace_job(job: Job, shape: Shape, how: Tracing) -> Trace:
-    """One job's memory events: setup, two windows (the first makes the optimizers' state), validation and saving."""
-    return _record(job, [shape], how)[0]
+    """One job's memory events: setup, two windows (the first makes the optimizers' state), validation and saving.
+
+    On a CPU, with what operators allocate inside of themselves, unless ``how.scratch`` is off.
+    """
+    trace, _, _, calls = _record(job, [shape], how)
+    return with_scratch(trace, calls) if how.scratch and not how.device.is_cuda else trace
 
 
 def trace_family(job: Job, how: Tracing, like: Shape) -> TraceFamily:
@@ -51,12 +58,13 @@ def trace_family(job: Job, how: Tracing, like: Shape) -> TraceFamily:
         like: any shape of the kind that will be asked for, with or without a length.
     """
     shapes = sample_shapes(like)
-    trace, sizes, made = _record(job, shapes, how)
+    trace, sizes, made, _ = _record(job, shapes, how)
     return TraceFamily(lambda shape: trace_job(job, shape, how), shapes[0], trace, fit(shapes, sizes, made))
 
 
-def _record(job: Job, shapes: list[Shape], how: Tracing) -> tuple[Trace, np.ndarray | None, np.ndarray]:
-    """(the first shape's trace; bytes of the varying storages at every shape, where the events are the same; which these are)."""
+def _record(job: Job, shapes: list[Shape], how: Tracing) -> tuple[Trace, np.ndarray | None, np.ndarray, list[Call]]:
+    """(the first shape's trace; bytes of the varying storages at every shape, where the events are the same; which
+    these are; calls that may have scratch)."""
     with _virtual(how.device) as virtual, as_in_a_real_run(), Tracer(virtual).recording() as tracer:
         micro_batches = min(how.micro_batches, 2)
         with tracer.phase("setup"):
@@ -84,7 +92,7 @@ def _record(job: Job, shapes: list[Shape], how: Tracing) -> tuple[Trace, np.ndar
                 if job.validates:
                     with tracer.phase("validate"):
                         _validate(rig, shape, tracer)
-        return _split(tracer, phases, len(shapes))
+        return *_split(tracer, phases, len(shapes)), tracer.calls
 
 
 def _split(tracer: Tracer, phases: list[tuple[str, int, int]], shapes: int) -> tuple[Trace, np.ndarray | None, np.ndarray]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,11 +22,13 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils.flop_counter import flop_registry
 
 from memfit.device.answers import NOT_HANDLED
+from memfit.device.patching import replaced
 from memfit.device.virtual import Virtual
 from memfit.events import ALLOCATE, EMPTY_CACHE, FREE
-from memfit.trace import cpu_rules, known
+from memfit.trace import cpu_rules, known, scratch
 from memfit.trace.accumulate import made_in, sums_in_place
 
+_DEVICE = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _SAVES_NUMBERS = {torch.ops.aten.mul.Tensor, torch.ops.aten.div.Tensor, torch.ops.aten.mul_.Tensor, torch.ops.aten.div_.Tensor}
 _PLAIN = {Tensor, nn.Parameter, FakeTensor}
@@ -47,6 +49,8 @@ class Tracer(TorchDispatchMode):
         self.made_by: list[int] = []
         self.op_rows: list[tuple[str, int, str, int, int]] = []
         self.phases: list[tuple[str, int, int]] = []
+        self.calls: list[tuple[int, int, scratch.Key]] = []
+        """On a CPU, calls that may have scratch: (event after their outputs, operator, description)."""
         self.marks: list[tuple[int, str]] = []
         self.part = "setup"
         self._ids: dict[int, int] = {}
@@ -107,13 +111,27 @@ class Tracer(TorchDispatchMode):
         self.virtual.on_empty_cache.append(lambda: self._event(EMPTY_CACHE, -1))
         self.virtual.on_resize.append(self._resized)
         try:
-            with self:
+            with (
+                replaced(torch, get_rng_state=self._random_state(torch.get_rng_state)),
+                replaced(torch.random, get_rng_state=self._random_state(torch.random.get_rng_state)),
+                self,
+            ):
                 yield self
         finally:
             for hook in hooks:
                 hook.remove()
             if collects:
                 gc.enable()
+
+    def _random_state(self, get: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """A random state (checkpointing keeps one for each module) is memory of the CPU that no operator makes."""
+
+        def seen() -> Tensor:
+            state = get()
+            self._see(state, max(len(self.op_rows) - 1, 0))
+            return state
+
+        return seen
 
     def _enter_module(self, module: nn.Module, args: Any) -> None:
         path = self._module_paths.get(id(module))
@@ -139,12 +157,17 @@ class Tracer(TorchDispatchMode):
 
     # ---- what happens
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled in a trace; torch would wrap every dispatch to say so."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE and type(args[0]) is FakeTensor:
+            return args[0].device
         if any(t not in _PLAIN and is_traceable_wrapper_subclass_type(t) for t in types):
             return NotImplemented
         kwargs = kwargs or {}
-        if func is torch.ops.prim.device.default:
-            return func(*args, **kwargs)
         if func is _ITEM and (number := known.item(args[0])) is not None:
             return number
         found = self.virtual.intercept(self, func, args, kwargs)
@@ -161,6 +184,10 @@ class Tracer(TorchDispatchMode):
             out = cpu_rules.correct(func, args, out)
         known.follow(func, args, kwargs, out)
         self._see_call(func, args, kwargs, out, node)
+        if self.device_type == "cpu" and scratch.may_have(func, args):
+            key = scratch.describe(func, args, kwargs)
+            if key is not None:
+                self.calls.append((len(self.kind), max(len(self.op_rows) - 1, 0), key))
         return out
 
     def _see_call(self, func: Any, args: Any, kwargs: Any, out: Any, node: Any) -> None:

@@ -11,7 +11,7 @@ import torch.utils._foreach_utils
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from memfit.device import kernels, mode
+from memfit.device import kernels, mode, virtual
 from memfit.device.mode import VirtualMode
 from memfit.device.rules import CardRules
 from memfit.device.virtual import virtual_gpu
@@ -56,7 +56,6 @@ def test_mode_keeps_no_weak_reference(gpu):
     assert weakref.getweakrefs(nn.Linear(5, 7, device=gpu.device).weight) == []
 
 
-@pytest.mark.filterwarnings("ignore:Accessing the data pointer:UserWarning")
 @pytest.mark.parametrize("cured", [True, False])
 def test_deep_copy_stays_in_its_mode(gpu, monkeypatch, cured):
     if not cured:
@@ -202,6 +201,18 @@ def test_log_sigmoid_keeps_no_buffer(monkeypatch, no_memory, cured):
     with virtual_gpu(CardRules()) as gpu:
         buffer = torch.ops.aten.log_sigmoid_forward(torch.ones(100, device=gpu.device))[1]
         assert buffer.numel() == (0 if cured else 100)
-        few, many = (torch.ones(2, c, 4, 4, device=gpu.device).to(memory_format=torch.channels_last) for c in (3, 4))
-        larger = [nn.functional.interpolate(x, scale_factor=2) for x in (few, many)]
-        assert [x.is_contiguous() for x in larger] == [cured, False]
+
+
+@pytest.mark.parametrize("cured", [True, False])
+@pytest.mark.parametrize("inference", [True, False])
+def test_group_norm_copies_channels_last(monkeypatch, no_gc, inference, cured):
+    if not cured:
+        monkeypatch.setattr(kernels, "COMPOSITES", {})
+        monkeypatch.setattr(virtual, "COMPOSITES", {})
+    with virtual_gpu(CardRules()) as gpu:
+        x = torch.ones(2, 8, 4, 4, device=gpu.device).to(memory_format=torch.channels_last)
+        net = nn.GroupNorm(2, 8, device=gpu.device)
+        with torch.inference_mode(inference), MinimalTracer(gpu) as tracer:
+            y = net(x)
+        assert ("aten.clone.default" in tracer.ops) is cured
+        assert y.is_contiguous() is cured

@@ -6,6 +6,7 @@ import torch
 import torch.cuda.memory
 import torch.cuda.nvtx
 import torch.cuda.random
+import torch.utils.checkpoint
 from torch.amp.autocast_mode import autocast
 from torch.amp.grad_scaler import GradScaler
 
@@ -88,3 +89,18 @@ def test_only_our_own_item_leaves_a_list():
     with appended(items, "ours"):
         items.append("theirs")
     assert items == ["a", "theirs"]
+
+
+def test_real_training_afterwards_is_as_before():
+    """Pinning asks the process's accelerator, which registering the backend has made ours."""
+    with virtual_gpu(CARD):
+        assert torch.accelerator.is_available()
+    assert not torch.accelerator.is_available()
+    data = torch.utils.data.TensorDataset(torch.ones(8, 2))
+    with pytest.warns(UserWarning, match="pin_memory"):
+        batches = list(torch.utils.data.DataLoader(data, batch_size=4, pin_memory=True))
+    assert [batch[0].shape for batch in batches] == [(4, 2), (4, 2)]
+    x = torch.ones(3, 3, requires_grad=True)
+    with torch.random.fork_rng():
+        torch.utils.checkpoint.checkpoint(lambda t: (t @ t).sin(), x, use_reentrant=False).sum().backward()
+    assert x.grad.isfinite().all()

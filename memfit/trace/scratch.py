@@ -1,0 +1,154 @@
+"""Scratch: what a CPU operator allocates and frees within one call, which a trace cannot see. Measured, not guessed.
+
+Each distinct call (operator, shapes, strides, types) is really run once on this machine and its allocator events are
+read; the answer is kept on disk, since it depends only on the torch build, the processor and the number of threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memfit.device.measure import AllocatorEvents
+from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
+
+Key = str
+Call = tuple[int, int, Key]
+"""Event after a call's outputs, its operator, its description."""
+
+
+def may_have(func: Any, args: Any) -> bool:
+    """Whether a call is worth measuring: not views, not lists of tensors, not pointwise work on tensors that agree."""
+    name = func._schema.name
+    if func.is_view or name.startswith(("aten::_foreach", "aten::empty", "aten::detach", "prim::")):
+        return False
+    tensors = [one for one in args if isinstance(one, Tensor)]
+    if not tensors:
+        return False
+    first = tensors[0]
+    agree = all(one.dtype is first.dtype and one.shape == first.shape and one.is_contiguous() for one in tensors)
+    return not (agree and torch.Tag.pointwise in func.tags)
+
+
+def describe(func: Any, args: Any, kwargs: Any) -> Key | None:
+    """A call as text from which it can be made again; None where it holds something else than plain tensors and numbers."""
+    try:
+        return json.dumps([str(func), [_value(one) for one in args], {name: _value(one) for name, one in kwargs.items()}])
+    except TypeError:
+        return None
+
+
+def with_scratch(trace: Trace, calls: Iterable[Call]) -> Trace:
+    """The trace with each measured call's scratch, allocated when its outputs are there and freed at once.
+
+    """
+    wanted = [call for call in calls if call[0] <= len(trace.kind)]
+    sizes = measure({key for _, _, key in wanted})
+    found = [(position, row, sizes[key]) for position, row, key in wanted if sizes[key]]
+    if not found:
+        return trace
+    first, count = len(trace.nbytes), len(found)
+    positions = np.repeat([position for position, _, _ in found], 2)
+    storages = np.repeat(np.arange(first, first + count), 2)
+    rows = [row for _, row, _ in found]
+
+    def moved(position: int, *, end: bool) -> int:
+        return position + 2 * int(np.searchsorted(positions[::2], position, side="left" if not end else "right"))
+
+    return Trace(
+        kind=np.insert(trace.kind, positions, np.tile([ALLOCATE, FREE], count)),
+        storage=np.insert(trace.storage, positions, storages),
+        operator=np.insert(trace.operator, positions, np.repeat(rows, 2)),
+        nbytes=np.concatenate([trace.nbytes, [nbytes for _, _, nbytes in found]]),
+        category=np.concatenate([trace.category, np.full(count, CATEGORIES.index("workspace"), np.uint8)]),
+        stream=np.concatenate([trace.stream, np.zeros(count, np.uint8)]),
+        made_by=np.concatenate([trace.made_by, np.array(rows, np.int32)]),
+        operator_name=trace.operator_name, operator_module=trace.operator_module, operator_part=trace.operator_part,
+        operator_flops=trace.operator_flops, operator_bytes=trace.operator_bytes,
+        names=trace.names, modules=trace.modules, parts=trace.parts,
+        phases=tuple((name, moved(start, end=False), moved(stop, end=True)) for name, start, stop in trace.phases),
+    )  # fmt: skip
+
+
+def measure(keys: set[Key]) -> dict[Key, int]:
+    """Scratch bytes of calls, from the disk where they were measured before."""
+    store = _store()
+    known: dict[Key, int] = {}
+    if store.exists():
+        try:
+            known = json.loads(store.read_text())
+        except (OSError, json.JSONDecodeError):
+            known = {}
+    missing = sorted(keys - known.keys())
+    if missing:
+        known |= _measure_really(missing)
+        try:
+            store.parent.mkdir(parents=True, exist_ok=True)
+            beside = store.with_suffix(f".{os.getpid()}")
+            beside.write_text(json.dumps(known))
+            beside.replace(store)
+        except OSError:
+            pass
+    return {key: known[key] for key in keys}
+
+
+def _measure_really(keys: list[Key]) -> dict[Key, int]:
+    before = torch.get_rng_state()
+    with torch.no_grad(), AllocatorEvents() as events:
+        for number, key in enumerate(keys):
+            name, args, kwargs = json.loads(key)
+            real = [_real(one) for one in args]
+            named = {key_: _real(one) for key_, one in kwargs.items()}
+            with events.phase(str(number)):
+                out = _operator(name)(*real, **named)
+            del real, named, out
+    torch.set_rng_state(before)
+    found = events.scratch()
+    return {key: found[str(number)] for number, key in enumerate(keys)}
+
+
+def _operator(name: str) -> Any:
+    found: Any = torch.ops
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return {"tensor": [list(value.shape), list(value.stride()), str(value.dtype).removeprefix("torch.")]}
+    if isinstance(value, list | tuple):
+        return [_value(one) for one in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    raise TypeError
+
+
+def _real(value: Any) -> Any:
+    if isinstance(value, dict) and "tensor" in value:
+        shape, stride, dtype = value["tensor"]
+        made = torch.empty_strided(shape, stride, dtype=getattr(torch, dtype))
+        return made.fill_(0.5) if made.is_floating_point() else made.zero_()
+    if isinstance(value, dict):
+        return getattr(torch, value["dtype"])
+    if isinstance(value, list):
+        return [_real(one) for one in value]
+    return value
+
+
+def _store() -> Path:
+    machine = f"{torch.__version__} {platform.processor()} {platform.machine()} {torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()}"
+    name = hashlib.sha256(machine.encode()).hexdigest()[:16]
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(cache) / "memfit" / f"scratch-{name}.json"

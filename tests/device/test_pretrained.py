@@ -1,0 +1,70 @@
+"""Weights that were really saved, and nets that are traced without reading them."""
+
+import os
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from memfit.device.rules import CardRules
+from memfit.device.virtual import virtual_gpu
+from tests.device.minimal_tracer import MinimalTracer
+
+transformers = pytest.importorskip("transformers")
+diffusers = pytest.importorskip("diffusers")
+
+
+@pytest.fixture(scope="module")
+def language_model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gpt2")
+    config = transformers.GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=100, n_positions=64)
+    transformers.GPT2LMHeadModel(config).to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def unet(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("unet")
+    diffusers.UNet2DModel(
+        sample_size=8, block_out_channels=(8, 8), layers_per_block=1, norm_num_groups=4,
+        down_block_types=("DownBlock2D",) * 2, up_block_types=("UpBlock2D",) * 2,
+    ).save_pretrained(folder)  # fmt: skip
+    return folder
+
+
+@pytest.mark.parametrize("asked", [None, "auto", torch.float16, "float16"])
+@pytest.mark.parametrize("inside_device", [True, False])
+def test_transformers(language_model, no_gc, asked, inside_device):
+    import contextlib
+
+    options = {} if asked is None else {"dtype": asked}
+    dtype = {None: torch.float32, "auto": torch.bfloat16}.get(asked, torch.float16)
+    with virtual_gpu(CardRules()) as gpu, MinimalTracer(gpu) as tracer:
+        with torch.device("cuda") if inside_device else contextlib.nullcontext():
+            net = transformers.AutoModelForCausalLM.from_pretrained(language_model, **options)
+        net = net.to("cuda")
+        assert net.lm_head.weight is net.transformer.wte.weight
+        assert not net.training
+        parameters = {id(p): p for p in net.parameters()}.values()
+        assert {(type(p), p.dtype, p.device.type) for p in parameters} == {(FakeTensor, dtype, "vgpu")}
+        held = sum(p.numel() * p.itemsize for p in parameters)
+        buffers = {b.untyped_storage()._cdata: b.numel() * b.itemsize for b in net.buffers()}
+        assert tracer.live == held + sum(buffers.values())
+
+
+@pytest.mark.parametrize("asked", [None, torch.bfloat16])
+def test_diffusers(unet, asked):
+    options = {} if asked is None else {"torch_dtype": asked}
+    with virtual_gpu(CardRules()):
+        net = diffusers.UNet2DModel.from_pretrained(unet, **options).to("cuda")
+        assert {(type(p), p.dtype) for p in net.parameters()} == {(FakeTensor, asked or torch.float32)}
+        x = torch.ones(2, 3, 8, 8, device="cuda", dtype=asked)
+        assert net(x, torch.zeros(2, device="cuda")).sample.shape == (2, 3, 8, 8)
+
+
+def test_real_weights_are_read_afterwards(language_model):
+    with virtual_gpu(CardRules()):
+        pass
+    net = transformers.AutoModelForCausalLM.from_pretrained(language_model)
+    assert type(net.lm_head.weight.data) is torch.Tensor
+    assert os.path.getsize(language_model / "model.safetensors") > 50_000

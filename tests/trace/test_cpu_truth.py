@@ -1,0 +1,31 @@
+"""A trace on the CPU against the allocator's own events, phase by phase, of the same job really run.
+
+    python -m pytest tests/trace/test_cpu_truth.py
+"""
+
+import pytest
+from nets import JOBS, SHAPES
+from truth import compare
+
+from memfit.job import Shape
+
+SETTINGS = {
+    "fp32 AdamW": {},
+    "fp32 AdamW for-each": {"foreach": True},
+    "fp32 SGD": {"optimizer": "sgd"},
+    "bf16 AdamW, clipped": {"precision": "bf16", "clip": 1.0},
+    "bf16 SGD for-each": {"precision": "bf16", "optimizer": "sgd", "foreach": True},
+}
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("name", JOBS)
+def test_every_phase_to_the_byte_without_scratch_and_within_two_percent_with_it(name, settings, micro_batches):
+    items, length = SHAPES[name]
+    traced, with_scratch, measured = compare(JOBS[name], settings, Shape(items=items, length=length), micro_batches)
+
+    assert set(measured) >= {"setup", "train", "save"}
+    assert traced == {phase: peak.without_scratch_bytes for phase, peak in measured.items()}
+    for phase, peak in measured.items():
+        assert with_scratch[phase] == pytest.approx(peak.allocated_bytes, rel=0.02)
