@@ -1,9 +1,11 @@
 """A GAN on drawn waves: two nets, two optimizers, and two turns in each step.
+
 memfit predict examples/gan.py:Waves --device rtx4090 --micro-batch 256
 """
 
 import torch
-from torch.nn import Linear, ReLU, Sequential, functional
+from torch.nn import Linear, ReLU, Sequential
+from torch.nn.functional import softplus
 
 import memfit
 
@@ -22,16 +24,14 @@ class Waves(memfit.Job):
         return [memfit.Turn(name=name, loss=getattr(self, name), optimizers=(name,)) for name in optimizers]
 
     def discriminator(self, nets, real, shared):
-        judge, drawn = nets["discriminator"], self.draw(nets, real, shared).detach()
-        return memfit.Loss(functional.softplus(torch.cat([-judge(real), judge(drawn)])).sum(), len(real))
+        judge, drawn = nets["discriminator"], self.draw(nets, real).detach()
+        return softplus(torch.cat([-judge(real), judge(drawn)])).sum(), len(real)
 
     def generator(self, nets, real, shared):
-        return memfit.Loss(functional.softplus(-nets["discriminator"](self.draw(nets, real, shared))).sum(), len(real))
+        return softplus(-nets["discriminator"](self.draw(nets, real))).sum(), len(real)
 
-    def draw(self, nets, real, shared):  # once for both turns, where the window is one micro-batch
-        if "drawn" not in shared:
-            shared["drawn"] = nets["generator"](torch.randn_like(real[:, :64]))
-        return shared["drawn"]
+    def draw(self, nets, real):
+        return nets["generator"](torch.randn_like(real[:, :64]))
 
     def batch(self, shape):
         return torch.randn(shape.items, self.samples)

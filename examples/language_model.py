@@ -1,8 +1,8 @@
-"""A Hugging Face language model, trained from scratch on the bytes of Python's standard library.
+"""A Hugging Face language model, trained from scratch on the bytes of PyTorch's own sources.
+
 memfit predict examples/language_model.py:LanguageModel --device rtx4090 --micro-batch 16384
 """
 
-import sysconfig
 from pathlib import Path
 
 import torch
@@ -19,8 +19,7 @@ class LanguageModel(memfit.Job):
 
     def nets(self):
         sizes = {"num_hidden_layers": self.layers, "hidden_size": self.width, "num_attention_heads": self.width // 64}
-        config = LlamaConfig(vocab_size=256, intermediate_size=4 * self.width, use_cache=False, **sizes)
-        return {"llama": LlamaForCausalLM(config)}
+        return {"llama": LlamaForCausalLM(LlamaConfig(vocab_size=256, intermediate_size=4 * self.width, **sizes))}
 
     def optimizers(self, nets):
         return {"adamw": torch.optim.AdamW([p for p in nets["llama"].parameters() if p.requires_grad], lr=3e-4)}
@@ -29,11 +28,11 @@ class LanguageModel(memfit.Job):
         return torch.randint(256, (shape.items, shape.length))
 
     def loss(self, nets, tokens):
-        logits, wanted = nets["llama"](tokens).logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
+        logits, wanted = nets["llama"](tokens, use_cache=False).logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
         return memfit.Loss(cross_entropy(logits.float(), wanted, reduction="sum"), len(wanted))
 
     def dataset(self):
-        text = b"".join(path.read_bytes() for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")))
+        text = b"".join(path.read_bytes() for path in sorted(Path(torch.__file__).parent.glob("*.py")))
         return torch.frombuffer(bytearray(text), dtype=torch.uint8).long().unfold(0, self.longest, self.longest)
 
     def lengths(self):

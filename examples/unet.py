@@ -16,9 +16,9 @@ class Discs(memfit.Job):
     ema = 0.999
 
     def nets(self):
-        blocks = {"down_block_types": ("DownBlock2D", "AttnDownBlock2D"), "up_block_types": ("AttnUpBlock2D", "UpBlock2D")}
-        widths = (self.width, 2 * self.width)
-        return {"unet": UNet2DModel(sample_size=self.size, block_out_channels=widths, norm_num_groups=8, **blocks)}
+        down, up = ("DownBlock2D", "AttnDownBlock2D"), ("AttnUpBlock2D", "UpBlock2D")
+        sizes = {"sample_size": self.size, "block_out_channels": (self.width, 2 * self.width), "norm_num_groups": 8}
+        return {"unet": UNet2DModel(down_block_types=down, up_block_types=up, **sizes)}
 
     def optimizers(self, nets):
         return {"adamw": torch.optim.AdamW(nets["unet"].parameters(), lr=1e-4)}

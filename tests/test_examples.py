@@ -71,7 +71,9 @@ def test_trained_really(capfd: pytest.CaptureFixture[str], tmp_path: Path, name:
     planned = ask(capfd, "plan", name, *sizes)
     assert planned["micro_batches"] == [2 * unit, 2 * unit, unit]
     run = [sys.executable, "-m", "memfit", "run", str(plan), "--out", str(tmp_path / "run"), "--windows", "3", "--json"]
-    done = subprocess.run(run, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
+    done = subprocess.run(
+        run, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
+    )
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["window"] for line in lines] == [0, 1, 2]
