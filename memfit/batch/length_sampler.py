@@ -79,7 +79,7 @@ class LengthBatchSampler(DistributedSampler):
         """What is behind now; the last stretch grows while this world iterates."""
         self._planned: tuple[tuple[int, Stretches], EpochPlan] | None = None
 
-    def __iter__(self) -> Iterator[list[int]]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[list[int]]:
         plan, behind, first = self.plan(), self._others(self._start), self._steps(self._start)
         self._done, self._start = self._start, ()
         return self._batches(plan, behind, first, self.epoch)

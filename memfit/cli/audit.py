@@ -19,12 +19,10 @@ if TYPE_CHECKING:
 @click.argument("target")
 @click.option("--world-sizes", default="1,2,3,8", show_default=True, help="Numbers of ranks to count, with commas.")
 @click.option("--global-batch", type=int, help="What one optimizer step is meant to take, over all ranks, in --unit.")
-@click.option("--unit", default="samples", show_default=True, help="What --global-batch counts: samples, frames, tokens …")
+@click.option("--unit", default="samples", show_default=True, help="What --global-batch counts: samples, frames …")
 @click.option("--real", is_flag=True, help="Run every world in processes of a gloo group, and count those.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object to standard output.")
-def command(
-    target: str, world_sizes: str, global_batch: int | None, unit: str, real: bool, as_json: bool
-) -> int:
+def command(target: str, world_sizes: str, global_batch: int | None, unit: str, real: bool, as_json: bool) -> int:
     """Counts what TARGET gives to each rank in two epochs, and names the faults.
 
     TARGET is path/file.py:function, called as function(rank, world), which returns a loader, sampler or batch sampler;
@@ -63,7 +61,7 @@ def _show(found: Audit, console: Console) -> None:
     if faults:
         console.print(Text(f"Faults: {', '.join(faults)}", style="bold red"))
     else:
-        console.print(Text("No fault: every sample is given once, every rank gets its share.", style="bold green"))
+        console.print(Text("No fault found. What is repeated or missing is counted below.", style="bold green"))
     for finding in found.findings:
         console.print(Text(f"\n{finding.code}, {finding.world} rank{'s' if finding.world > 1 else ''}", style="bold"))
         console.print(finding.text, markup=False)

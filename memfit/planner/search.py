@@ -69,7 +69,7 @@ def find_plan(job: Job, name: str, global_batch: int, device: Device, *, micro_b
 
 def _largest(job: Job, policy: str, modes: Mapping[str, str], global_batch: int, device: Device, fixed: int | None, devices: int) -> Candidate:
     """The largest micro-batch that fits under one policy; where none does, the smallest, which does not."""
-    share = -(-global_batch // devices)
+    share, budget = -(-global_batch // devices), device.usable_bytes or 0
     smallest = min(job.longest or 1, share)
 
     def at(micro: int) -> Candidate:
@@ -86,15 +86,18 @@ def _largest(job: Job, policy: str, modes: Mapping[str, str], global_batch: int,
         return whole
     family = trace_family(job, Tracing(device=device, micro_batches=2, checkpointing=modes), shape_of(job, smallest))
 
-    def fits(micro: int) -> bool:
-        return footprint_on(family.at(shape_of(job, micro)), device).fits
+    def derived(micro: int) -> int:
+        found = footprint_on(family.at(shape_of(job, micro)), device)
+        return found.phases[found.limiting_phase].process_bytes
 
-    best = _last_true(fits, smallest, share - 1)
-    candidate = at(best)
-    while not candidate.footprint.fits and best > smallest:
-        best = max(best - max(best // 50, 1), smallest)
+    scratch, best = 0, share
+    while True:
+        best = _last_true(lambda micro: derived(micro) + scratch <= budget, smallest, best - 1)
         candidate = at(best)
-    return candidate
+        if candidate.footprint.fits or best == smallest:
+            return candidate
+        limiting = candidate.footprint.phases[candidate.footprint.limiting_phase]
+        scratch = max(limiting.process_bytes - derived(best), 0)
 
 
 def _last_true(test: Callable[[int], bool], low: int, high: int) -> int:

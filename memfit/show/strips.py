@@ -27,7 +27,8 @@ def strips(picture: Picture) -> list[Text]:
     lines.append(_strip("all", picture.together, "green" if whole else "red"))
     if picture.length is not None and picture.padding is not None:
         longest = float(np.nanmax(picture.length)) if picture.length.size else 0.0
-        lines.append(Text(f"steps 0 to {picture.steps - 1}: mean length (full: {longest:,.4g}), then padding (full: all)"))
+        legend = f"mean length (full: {longest:,.4g}), then padding (full: all)"
+        lines.append(Text(f"steps 0 to {picture.steps - 1}: {legend}"))
         for rank in ranks[:3]:
             lines.append(_strip(f"len {rank}", picture.length[rank] / (longest or 1), "cyan"))
             lines.append(_strip(f"pad {rank}", picture.padding[rank], "yellow"))

@@ -15,7 +15,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from memfit.events import ALLOCATE, Trace
+from memfit.events import ALLOCATE, CATEGORIES, Trace
 from memfit.job import Shape
 
 _VARYING = ("fetch", "forward", "backward", "validate")
@@ -123,8 +123,12 @@ def varying(marks: list[tuple[int, str]], start: int, end: int) -> Slices:
 
 
 def storages_in(trace: Trace, slices: Slices) -> tuple[np.ndarray, np.ndarray]:
-    """(storages allocated in these ranges, in order; the ranges' structure, which is equal where the events are)."""
+    """(storages allocated in these ranges, in order; the ranges' structure, which is equal where the events are).
+
+    Without cuBLAS's workspaces, which only the first window makes.
+    """
     events = np.concatenate([np.arange(start, end) for start, end in slices]) if slices else np.zeros(0, int)
+    events = events[trace.category[trace.storage[events]] != CATEGORIES.index("workspace")]
     kind, storage = trace.kind[events], trace.storage[events]
     made = storage[kind == ALLOCATE]
     local = np.full(len(trace.nbytes) + 1, -1)

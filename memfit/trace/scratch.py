@@ -1,4 +1,4 @@
-"""Scratch: what a CPU operator allocates and frees within one call, which a trace cannot see. Measured, not guessed.
+"""Scratch: what an operator allocates and frees within one call, which a trace cannot see. On a CPU it is measured.
 
 Each distinct call (operator, shapes, strides, types) is really run once on this machine and its allocator events are
 read; the answer is kept on disk, since it depends only on the torch build, the processor and the number of threads.
@@ -22,8 +22,8 @@ from memfit.device.measure import AllocatorEvents
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 
 Key = str
-Call = tuple[int, int, Key]
-"""Event after a call's outputs, its operator, its description."""
+Call = tuple[int, int, Key | int]
+"""Event after a call's outputs, its operator, and its scratch in bytes, or its description where that is measured."""
 
 
 def may_have(func: Any, args: Any) -> bool:
@@ -52,8 +52,9 @@ def with_scratch(trace: Trace, calls: Iterable[Call]) -> Trace:
 
     """
     wanted = [call for call in calls if call[0] <= len(trace.kind)]
-    sizes = measure({key for _, _, key in wanted})
-    found = [(position, row, sizes[key]) for position, row, key in wanted if sizes[key]]
+    sizes = measure({key for _, _, key in wanted if isinstance(key, str)})
+    found = [(position, row, sizes[key] if isinstance(key, str) else key) for position, row, key in wanted]
+    found = [call for call in found if call[2]]
     if not found:
         return trace
     first, count = len(trace.nbytes), len(found)

@@ -16,6 +16,7 @@ from memfit.apply.rig import Rig, build, is_trained, tensors_in
 from memfit.apply.window import MicroBatch, run_window
 from memfit.device.libraries import as_in_a_real_run
 from memfit.device.catalogue import Device
+from memfit.device.patching import replaced
 from memfit.device.rules import card_rules
 from memfit.device.virtual import Virtual, virtual_cpu, virtual_gpu
 from memfit.events import CATEGORIES, Trace
@@ -33,7 +34,7 @@ class Tracing:
         device: the card whose rules hold, or the catalogue's ``cpu``.
         micro_batches: micro-batches in a window; above two the further ones repeat the second.
         checkpointing: mode by module path, see ``memfit.apply.recompute``.
-        scratch: whether a CPU trace of one shape has what operators allocate inside of themselves.
+        scratch: whether a trace of one shape has what operators allocate inside of themselves.
     """
 
     device: Device
@@ -45,10 +46,10 @@ class Tracing:
 def trace_job(job: Job, shape: Shape, how: Tracing) -> Trace:
     """One job's memory events: setup, two windows (the first makes the optimizers' state), validation and saving.
 
-    On a CPU, with what operators allocate inside of themselves, unless ``how.scratch`` is off.
+    With what operators allocate inside of themselves, unless ``how.scratch`` is off; a family is without it.
     """
     trace, _, _, calls = _record(job, [shape], how)
-    return with_scratch(trace, calls) if how.scratch and not how.device.is_cuda else trace
+    return with_scratch(trace, calls) if how.scratch else trace
 
 
 def trace_family(job: Job, how: Tracing, like: Shape) -> TraceFamily:
@@ -118,6 +119,12 @@ def _split(tracer: Tracer, phases: list[tuple[str, int, int]], shapes: int) -> t
 
 
 def _validate(rig: Rig, shape: Shape, tracer: Tracer) -> None:
+    """Loops of the validation whose turns do the same run their first two turns and their last."""
+    with replaced(rig.job, repeats=lambda count: range(count) if count < 4 else (0, 1, count - 1)):
+        _validate_whole(rig, shape, tracer)
+
+
+def _validate_whole(rig: Rig, shape: Shape, tracer: Tracer) -> None:
     validate_once(rig, lambda: fetch_synthetic(rig.job, shape, rig.device, tracer, validation=True), tracer.mark)
 
 

@@ -21,6 +21,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils.flop_counter import flop_registry
 
+from memfit.device import workspace
 from memfit.device.answers import NOT_HANDLED
 from memfit.device.patching import replaced
 from memfit.device.virtual import Virtual
@@ -49,14 +50,15 @@ class Tracer(TorchDispatchMode):
         self.made_by: list[int] = []
         self.op_rows: list[tuple[str, int, str, int, int]] = []
         self.phases: list[tuple[str, int, int]] = []
-        self.calls: list[tuple[int, int, scratch.Key]] = []
-        """On a CPU, calls that may have scratch: (event after their outputs, operator, description)."""
+        self.calls: list[scratch.Call] = []
+        """Calls that take memory inside of themselves."""
         self.marks: list[tuple[int, str]] = []
         self.part = "setup"
         self._ids: dict[int, int] = {}
         self._refs: dict[weakref.ref[Any], int] = {}
         self._numbers: dict[int, int] = {}
         self._number_node = -1
+        self._cublas_threads: set[bool] = set()
         self._module_paths: dict[int, str] = {}
         self._stack: list[int] = []
         self.modules: dict[str, int] = {"": 0}
@@ -184,10 +186,7 @@ class Tracer(TorchDispatchMode):
             out = cpu_rules.correct(func, args, out)
         known.follow(func, args, kwargs, out)
         self._see_call(func, args, kwargs, out, node)
-        if self.device_type == "cpu" and scratch.may_have(func, args):
-            key = scratch.describe(func, args, kwargs)
-            if key is not None:
-                self.calls.append((len(self.kind), max(len(self.op_rows) - 1, 0), key))
+        self._note_scratch(func, args, kwargs, node)
         return out
 
     def _see_call(self, func: Any, args: Any, kwargs: Any, out: Any, node: Any) -> None:
@@ -216,6 +215,24 @@ class Tracer(TorchDispatchMode):
                 moved += sum(each.numel() * each.itemsize for each in one if isinstance(each, Tensor))
         work = flops(*args, **kwargs, out_val=out) if flops else 0
         self.op_rows.append((str(func), self._current_module(node), self.part, work, moved))
+
+    def _note_scratch(self, func: Any, args: Any, kwargs: Any, node: Any) -> None:
+        """What the operator took inside of itself: on a CPU to be measured, on CUDA as its libraries' code has it."""
+        row = max(len(self.op_rows) - 1, 0)
+        rules = self.virtual.rules
+        if rules is None:
+            if scratch.may_have(func, args):
+                key = scratch.describe(func, args, kwargs)
+                if key is not None:
+                    self.calls.append((len(self.kind), row, key))
+            return
+        if func in workspace.CUBLAS_OPERATORS and (thread := node is not None) not in self._cublas_threads:
+            self._cublas_threads.add(thread)
+            self.nbytes.append(workspace.cublas_workspace(rules))
+            self.category.append("workspace")
+            self.made_by.append(row)
+            self._event(ALLOCATE, len(self.nbytes) - 1)
+        self.calls += [(len(self.kind), row, taken) for taken in workspace.scratch(rules, func, args)]
 
     def _see_saved_number(self, func: Any, args: Any, node: Any) -> None:
         """A Python number that autograd saves as an 8-byte tensor for the backward of a product or quotient."""

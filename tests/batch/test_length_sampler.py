@@ -102,7 +102,7 @@ def test_the_state_of_a_done_epoch_is_the_next_epochs_start() -> None:
 
 
 def test_a_sample_over_the_budget_is_named_with_its_length_and_need() -> None:
-    with pytest.raises(InputError, match=r"sample 2, the longest of 2 .*length 900 needs 900 .* budget of a batch is 800"):
+    with pytest.raises(InputError, match=r"sample 2, the longest of 2 .*length 900 needs 900 .* a batch is 800"):
         LengthBatchSampler([10, 850, 900, 20], 800)
     with pytest.raises(InputError, match=r"length 50 needs 7550 "):
         LengthBatchSampler([50], 800, cost=PaddedCost(linear=1, quadratic=3))
@@ -112,7 +112,8 @@ def test_a_sample_over_the_budget_is_named_with_its_length_and_need() -> None:
 
 
 @pytest.mark.parametrize("options", [
-    {"rank": 2, "world": 2}, {"max_items": 0}, {"noise": 1.0}, {"seed": -1}, {"too_long": "skip"}, {"remainder": "wrap"},
+    {"rank": 2, "world": 2}, {"max_items": 0}, {"noise": 1.0}, {"seed": -1}, {"too_long": "skip"},
+    {"remainder": "wrap"},
 ])  # fmt: skip
 def test_wrong_settings_are_one_teaching_line(options) -> None:
     with pytest.raises(InputError):

@@ -98,7 +98,7 @@ def test_the_number_of_steps_is_the_same_in_every_epoch() -> None:
 
 
 def test_lognormal_speech_meets_the_bounds_of_padding_imbalance_and_threshold() -> None:
-    """0.3 to 30 s at 93.75 frames a second, 8 ranks, threshold 38,400: at most 0.5 % of each; also within 1 % classes."""
+    """0.3 to 30 s at 93.75 frames a second, 8 ranks, threshold 38,400: at most 0.5 % of each."""
     rng = np.random.default_rng(1)
     lengths = (np.clip(rng.lognormal(1.6, 0.7, 1_000_000), 0.3, 30) * 93.75).astype(np.int64)
     for noise in (0.0, 0.01):

@@ -1,6 +1,7 @@
 """The audit: what a sampler, loader or loop really gives to each rank, found by counting."""
 
-from memfit.batch.audit.findings import CURES, Finding
+from memfit.batch.audit.cures import CURES
+from memfit.batch.audit.findings import Finding
 from memfit.batch.audit.report import Audit, audit
 from memfit.batch.audit.units import Meant
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from memfit.batch.audit.parts import Declared
-from memfit.batch.audit.streams import Stream, World
+from memfit.batch.audit.streams import Stream, World, distinct_ids
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,7 +29,7 @@ class Counts:
     late_repeats: int
     """Repeats given in the last step of the epoch: what pads it."""
     missing_ids: np.ndarray
-    """Ids that no rank was given; empty where ids are names."""
+    """Ids that no rank was given; empty where ids are names, or indices into a part of the data set."""
     order_changes: bool | None
     """None: there is no second epoch."""
     in_order: bool
@@ -73,8 +73,8 @@ def size_of(worlds: Mapping[int, World]) -> int:
     as long as there are less than a tenth of them.
     """
     said = [drawn.declared.size for world in worlds.values() for drawn in world.drawn]
-    seen = [np.unique(np.concatenate([s.ids for s in epoch])) for world in worlds.values() for epoch in world.epochs]
-    distinct = len(np.unique(np.concatenate(seen))) if seen else 0
+    seen = [distinct_ids(np.concatenate([s.ids for s in epoch])) for world in worlds.values() for epoch in world.epochs]
+    distinct = len(distinct_ids(np.concatenate(seen))) if seen else 0
     most = max((int(ids[-1]) + 1 for ids in seen if len(ids)), default=0)
     if any(drawn.declared.some_only for world in worlds.values() for drawn in world.drawn):
         return distinct
@@ -88,8 +88,9 @@ def count(world: World, size: int) -> Counts:
     """Counts of one world over a data set of ``size`` samples."""
     first = world.epochs[0]
     ids = np.concatenate([stream.ids for stream in first])
-    seen = np.unique(ids)
+    seen = distinct_ids(ids)
     sequences = [np.concatenate([stream.ids for stream in epoch]).tolist() for epoch in world.epochs]
+    missing = np.delete(np.arange(size), seen[seen < size]) if world.numbered else seen[:0]
     windows = [stream.windows for stream in first]
     samples, units = _steps(first)
     return Counts(
@@ -97,11 +98,11 @@ def count(world: World, size: int) -> Counts:
         size=size,
         batches_per_rank=[len(stream.sizes) for stream in first],
         samples_per_rank=[len(stream.ids) for stream in first],
-        distinct_per_rank=[len(np.unique(stream.ids)) for stream in first],
+        distinct_per_rank=[len(distinct_ids(stream.ids)) for stream in first],
         distinct=len(seen),
         draws=len(ids),
         late_repeats=_late_repeats(first),
-        missing_ids=np.setdiff1d(np.arange(size), seen) if world.numbered else seen[:0],
+        missing_ids=missing if len(missing) == size - len(seen) else missing[:0],
         order_changes=sequences[0] != sequences[1] if len(sequences) > 1 else None,
         in_order=world.numbered and all(bool(np.all(np.diff(stream.ids) > 0)) for stream in first),
         steps_per_rank=None if windows[0] is None else _steps_taken(world),
@@ -127,8 +128,8 @@ def _late_repeats(streams: tuple[Stream, ...]) -> int:
         at = int(stream.sizes[:last].sum()) if last >= 0 else 0
         early.append(stream.ids[:at])
         late.append(stream.ids[at:])
-    before, after = np.unique(np.concatenate(early)), np.concatenate(late)
-    return len(after) - len(np.setdiff1d(after, before))
+    before, after = distinct_ids(np.concatenate(early)), np.concatenate(late)
+    return len(after) - int((~np.isin(distinct_ids(after), before)).sum())
 
 
 def _steps(streams: tuple[Stream, ...]) -> tuple[np.ndarray, np.ndarray | None]:
@@ -158,8 +159,8 @@ def _summed(loads: list[np.ndarray]) -> np.ndarray:
 def _padding(streams: tuple[Stream, ...]) -> float | None:
     if any(stream.lengths is None for stream in streams):
         return None
-    padded = sum(float(stream.padded().sum()) for stream in streams)  # type: ignore[union-attr]
-    filled = sum(float(stream.lengths.sum()) for stream in streams)  # type: ignore[union-attr]
+    padded = sum(float(load.sum()) for stream in streams if (load := stream.padded()) is not None)
+    filled = sum(float(stream.lengths.sum()) for stream in streams if stream.lengths is not None)
     return 1 - filled / padded if padded else 0.0
 
 

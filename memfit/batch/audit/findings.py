@@ -9,32 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from memfit.batch.audit.counts import Counts, declared
+from memfit.batch.audit.cures import CURES
 from memfit.batch.audit.steps import step_findings
-from memfit.batch.audit.streams import World
+from memfit.batch.audit.streams import World, distinct_ids
 from memfit.batch.audit.units import Meant, unit_findings
-
-CURES = {
-    "double-sharding": "The sampler shards by rank and the framework shards it again: tell one of them not to "
-    "(Lightning: Trainer(use_distributed_sampler=False); Accelerate: give it an unsharded sampler).",
-    "no-sharding": "Give each rank its part: a DistributedSampler, or a sampler that takes every world-th batch from its rank on.",
-    "same-shard": "Pass each process its own rank, not a constant.",
-    "ranks-disagree": "Shuffle with a generator seeded alike on every rank (seed + epoch), then take the rank's part.",
-    "same-order": "Call set_epoch(epoch) on the sampler that shuffles before each epoch, also through what wraps it, and seed "
-    "the shuffle with seed + epoch.",
-    "unequal-counts": "Give every rank the same number of batches: split, pad or drop the last ones alike on all ranks.",
-    "silent-drops": "Raise an error that names the samples, widen the limit, or leave them out by name before training.",
-    "over-sampling": "Pad only the last step, not every bucket, or weight the loss by how often a sample is given.",
-    "replaced-samples": "Raise on a sample that cannot be read, or leave it out of the data set by name; draw without replacement.",
-    "step-never-comes": "Step when (batch_idx + 1) % accumulation == 0, and at the end of the epoch.",
-    "uneven-windows": "Count (batch_idx + 1) % accumulation, and step at the end of the epoch so that nothing leaks into the next.",
-    "step-counts-micro-batches": "Step (and count steps) only when gradients are synchronised: enter accelerator.accumulate(), "
-    "or test the micro-batch number.",
-    "global-given-as-per-gpu": "Divide the global batch by the number of ranks (and micro-batches) for each rank's loader.",
-    "per-gpu-given-as-global": "Multiply: the global batch is the per-GPU batch times ranks, and is divided once.",
-    "frames-taken-for-samples": "Give the unit with the number: a loader's batch_size counts samples; frames need a sampler that "
-    "packs by length.",
-}  # fmt: skip
-"""Every code, and its usual cure."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +29,9 @@ class Finding:
         return CURES[self.code]
 
 
-def findings_of(world: World, counts: Counts, alone: Counts, replaced: str | None, meant: Meant | None) -> list[Finding]:
+def findings_of(
+    world: World, counts: Counts, alone: Counts, replaced: str | None, meant: Meant | None
+) -> list[Finding]:
     """Faults of one world; ``alone`` are the counts on a single rank, where nothing is sharded."""
     said = [
         *_sharing(world, counts, alone, replaced),
@@ -70,8 +50,8 @@ def _sharing(world: World, counts: Counts, alone: Counts, replaced: str | None) 
     elif not declared(world).with_replacement and _replaces(alone):
         yield (
             "replaced-samples",
-            f"One rank alone draws {alone.draws} samples, of which {alone.duplicates} are repeats while {alone.missing} never "
-            "come: samples take the place of others.",
+            f"One rank alone draws {alone.draws} samples, of which {alone.duplicates} are repeats while "
+            f"{alone.missing} never come: samples take the place of others.",
         )
         return
     if declared(world).with_replacement:
@@ -84,8 +64,8 @@ def _sharing(world: World, counts: Counts, alone: Counts, replaced: str | None) 
     if _over_samples(world, counts):
         yield (
             "over-sampling",
-            f"{counts.draws} samples are given of which {counts.duplicates} are repeats inside an epoch: some samples count more "
-            "than others.",
+            f"{counts.draws} samples are given of which {counts.duplicates} are repeats inside an epoch: some samples "
+            "count more than others.",
         )
 
 
@@ -100,15 +80,18 @@ def _wrong_sharing(world: World, counts: Counts, alone: Counts) -> tuple[str, st
     least = min(counts.distinct_per_rank)
     if ranks == 1 or whole < 2 * ranks or not seen:
         return None
-    whose = {tuple(np.unique(stream.ids).tolist()) for stream in world.epochs[0]}
+    whose = {tuple(distinct_ids(stream.ids).tolist()) for stream in world.epochs[0]}
     if least >= 0.75 * seen and seen >= 0.75 * whole:
         return (
             "no-sharding",
-            f"Every one of {ranks} ranks is given {least} of {whole} samples: all do the same work, and an epoch is {ranks} "
-            "times as long as it should be.",
+            f"Every one of {ranks} ranks is given {least} of {whole} samples: all do the same work, and an epoch is "
+            f"{ranks} times as long as it should be.",
         )
     if len(whose) == 1 and least <= 0.75 * whole:
-        return "same-shard", f"All {ranks} ranks are given the same {least} of {whole} samples; the others are never seen."
+        return (
+            "same-shard",
+            f"All {ranks} ranks are given the same {least} of {whole} samples; the others are never seen.",
+        )
     power = math.log(whole / seen) / math.log(ranks)
     shards = round(power)
     tail = declared(world).drops_last and whole - seen < counts.slack
@@ -116,16 +99,16 @@ def _wrong_sharing(world: World, counts: Counts, alone: Counts) -> tuple[str, st
         share = "batches" if alone.batches_per_rank[0] < alone.draws else "samples"
         return (
             "double-sharding",
-            f"{ranks} ranks together see {seen} of {whole} samples, 1/{ranks**shards} of the data, in {counts.batches_per_rank[0]} "
-            f"{share} a rank against {alone.batches_per_rank[0]} on one: the data is divided by the number of ranks "
-            f"{shards + 1} times.",
+            f"{ranks} ranks together see {seen} of {whole} samples, 1/{ranks**shards} of the data, in "
+            f"{counts.batches_per_rank[0]} {share} a rank against {alone.batches_per_rank[0]} on one: the data is "
+            f"divided by the number of ranks {shards + 1} times.",
         )
     overlap = counts.duplicates - counts.late_repeats
     if overlap > 0.1 * counts.draws and whole - seen > 0.05 * whole and 0.7 < counts.draws / whole < 1.3:
         return (
             "ranks-disagree",
-            f"{ranks} ranks draw {counts.draws} samples, but {counts.duplicates} of them overlap and {whole - seen} of {whole} are "
-            "never seen: each rank shuffles its own way.",
+            f"{ranks} ranks draw {counts.draws} samples, but {counts.duplicates} of them overlap and {whole - seen} of "
+            f"{whole} are never seen: each rank shuffles its own way.",
         )
     return None
 
@@ -196,7 +179,8 @@ def _same_order(world: World, counts: Counts) -> Iterator[tuple[str, str]]:
         return
     yield (
         "same-order",
-        f"Epoch 1 gives the same {counts.draws} samples in the same order as epoch 0: the epoch does not reach what shuffles.",
+        f"Epoch 1 gives the same {counts.draws} samples in the same order as epoch 0: the epoch does not reach what "
+        "shuffles.",
     )
 
 
@@ -208,8 +192,8 @@ def _unequal(counts: Counts) -> Iterator[tuple[str, str]]:
         if numbers and min(numbers) != max(numbers):
             yield (
                 "unequal-counts",
-                f"Ranks get {min(numbers)} to {max(numbers)} {what} an epoch ({_short(numbers)}): the ones with more wait for ever "
-                "in the next collective, a hang.",
+                f"Ranks get {min(numbers)} to {max(numbers)} {what} an epoch ({_short(numbers)}): the ones with more "
+                "wait for ever in the next collective, a hang.",
             )
             return
 

@@ -93,11 +93,11 @@ def _ids(element: Any) -> Iterable[Hashable]:
 def _ids_of_list(element: list[Any] | tuple[Any, ...]) -> Iterable[Hashable]:
     scalars = [_scalar(item) for item in element]
     if all(scalar is not None for scalar in scalars):
-        return scalars  # type: ignore[return-value]
+        return scalars
     if all(isinstance(item, list) and all(_scalar(one) is not None for one in item) for item in element):
-        return [_scalar(one) for item in element for one in item]  # type: ignore[misc]
+        return [_scalar(one) for item in element for one in item]
     if all(isinstance(item, tuple) and item and _scalar(item[0]) is not None for item in element):
-        return [_scalar(item[0]) for item in element]  # type: ignore[misc]
+        return [_scalar(item[0]) for item in element]
     if all(isinstance(item, Mapping) for item in element) and len(element) > 1:
         return [sample_of(item) for item in element]
     if any(isinstance(item, (torch.Tensor, np.ndarray)) and item.ndim for item in element):
@@ -109,7 +109,7 @@ def _ids_of_list(element: list[Any] | tuple[Any, ...]) -> Iterable[Hashable]:
 
 def _rows(fields: list[Any]) -> list[Hashable]:
     """Ids of the rows of collated fields: the one field of names, or each row's content."""
-    sized = [field for field in fields if hasattr(field, "__len__") and getattr(field, "ndim", 1)]
+    sized = [field for field in fields if hasattr(field, "__len__") and getattr(field, "ndim", None) != 0]
     size = max((len(field) for field in sized), default=0)
     whole = [field for field in sized if len(field) == size and not isinstance(field, str)]
     if len(whole) == 1 and len(found := list(_ids(whole[0]))) == size:

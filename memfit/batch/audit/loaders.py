@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils import worker as torch_worker
@@ -59,9 +60,11 @@ def watched() -> Iterator[Watch]:
         watch.current = loader_of.get(id(iterator), (None, None))[1]
         return go_on(iterator)
 
-    with mock.patch.object(DataLoader, "__iter__", begin_watched):
-        with mock.patch.object(_BaseDataLoaderIter, "__next__", go_on_watched):
-            yield watch
+    with (
+        mock.patch.object(DataLoader, "__iter__", begin_watched),
+        mock.patch.object(_BaseDataLoaderIter, "__next__", go_on_watched),
+    ):
+        yield watch
 
 
 def _get_iterator(loader: Any) -> Any:
@@ -94,10 +97,10 @@ class _Given:
 
 def _as_tensor(index: Any) -> Any:
     """Whole numbers as a tensor, which libraries move and slice as they do data; anything else as it is."""
-    if isinstance(index, list):
-        scalars = [_scalar(item) for item in index]
-        if all(isinstance(scalar, int) for scalar in scalars):
-            return torch.tensor(scalars, dtype=torch.int64)
+    if isinstance(index, list) and index and _scalar(index[0]) is not None:
+        numbers = np.asarray(index)
+        if numbers.ndim == 1 and numbers.dtype.kind in "iu":
+            return torch.from_numpy(numbers.astype(np.int64, copy=False))
     return index
 
 

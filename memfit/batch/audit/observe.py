@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from torch.utils.data import DataLoader, Sampler
 
 from memfit.batch.audit.ids import Batch, batch_of
 from memfit.batch.audit.loaders import Watch, indices_only, watched
@@ -32,6 +34,7 @@ class Drawn:
     """How many batches came before each optimizer step; None where there is no loop."""
     declared: Declared = field(default_factory=Declared)
     endless: bool = False
+    """A stream that was cut: one without an end, or a loop that stops within its first epoch."""
     once: bool = False
     """An iterator that can be run through only once, so that there is no second epoch."""
 
@@ -77,7 +80,8 @@ def run_rank(function: Callable[..., Any], rank: int, world: int, size: int | No
 
 
 def _run_given(given: Any, rank: int, world: int, size: int | None) -> Drawn:
-    if not isinstance(given, Iterable) and not hasattr(given, "__getitem__"):
+    given = _chosen(given)
+    if isinstance(given, Mapping) or not (isinstance(given, Iterable) or hasattr(given, "__getitem__")):
         raise InputError(
             f"the target gave {type(given).__name__} for rank {rank} of {world}", "no loader and no sampler", HOW
         )
@@ -91,11 +95,21 @@ def _run_given(given: Any, rank: int, world: int, size: int | None) -> Drawn:
         drawn, ended = _run_epoch(iterator, declared)
         if not ended:
             return _endless(drawn, declared, rank, world, declared.size or size)
-        once = iterator is given and not drawn and epoch > 0
+        once = epoch > 0 and (isinstance(given, (list, tuple)) or (iterator is given and not drawn))
         if not once:
             epochs.append(len(batches))
             batches += drawn
     return Drawn(rank=rank, batches=tuple(batches), epochs=tuple(epochs), declared=declared, once=once)
+
+
+def _chosen(given: Any) -> Any:
+    """Of several things returned together, the loader, else the sampler."""
+    if isinstance(given, (list, tuple)):
+        for kind in (DataLoader, Sampler):
+            for one in given:
+                if isinstance(one, kind):
+                    return one
+    return given
 
 
 def _run_epoch(iterator: Any, declared: Declared) -> tuple[list[Batch], bool]:
@@ -134,10 +148,12 @@ def _run_loop(function: Callable[..., Any], rank: int, world: int) -> Drawn:
     loader = max(used, key=lambda one: sum(one is other for other in used[:1000]), default=None)
     starts = [at for begun, at in watch.begun if begun is loader]
     epochs = [at for at in dict.fromkeys(observer.epochs or starts) if at < len(observer.batches)]
+    declared = declared_by(loader) if loader is not None else Declared()
     return Drawn(
         rank=rank,
         batches=tuple(observer.batches),
         epochs=tuple(epochs) if len(epochs) > 1 or observer.epochs else (),
         steps=tuple(observer.steps),
-        declared=declared_by(loader) if loader is not None else Declared(),
+        declared=declared,
+        endless=len(epochs) < 2 and len(observer.batches) < (declared.steps or 0),
     )

@@ -18,7 +18,7 @@ _LENGTHS = (
     "lengths", "lens", "length", "durations", "duration", "frames", "num_frames", "n_frames", "frame_lens",
     "frame_lengths", "num_tokens", "token_counts", "sizes", "seq_lens", "sample_lengths",
 )  # fmt: skip
-_LENGTH_CALLS = ("get_frame_len", "get_length", "get_len", "num_tokens", "size", "get_duration")
+_LENGTH_CALLS = ("get_frame_len", "get_sample_length", "get_length", "get_len", "num_tokens", "size", "get_duration")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +83,7 @@ def parts_of(given: Any) -> Iterator[Any]:
 def set_epoch(given: Any, epoch: int) -> None:
     """Calls ``set_epoch`` on what was given, its sampler, batch sampler and iterable data set, where it is defined."""
     called: list[Any] = []
+    part: Any
     batch_sampler, dataset = _attribute(given, "batch_sampler"), _attribute(given, "dataset")
     samplers = (_attribute(given, "sampler"), _attribute(given, "data_sampler"), _attribute(batch_sampler, "sampler"))
     iterable = dataset if isinstance(dataset, IterableDataset) else None
@@ -124,11 +125,11 @@ def _lengths(parts: list[Any], size: int | None) -> np.ndarray | None:
             values = _attribute(holder, name)
             if values is not None and size and _len(values) == size:
                 try:
-                    lengths = np.asarray(values, dtype=np.float64)
+                    found = np.asarray(values, dtype=np.float64)
                 except (TypeError, ValueError):
                     continue
-                if lengths.ndim == 1:
-                    return lengths
+                if found.ndim == 1:
+                    return found
     for name in _LENGTH_CALLS:
         for holder in holders:
             call = _attribute(holder, name)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from memfit.batch.audit.counts import Counts
-from memfit.batch.audit.streams import World
+from memfit.batch.audit.streams import World, distinct_ids
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,9 +49,9 @@ def picture_of(world: World, counts: Counts, columns: int) -> Picture:
     size = max(counts.size, top, 1)
     columns = min(columns, size)
     held = np.bincount(np.arange(size) * columns // size, minlength=columns)
-    seen = [np.unique(stream.ids) for stream in streams]
+    seen = [distinct_ids(stream.ids) for stream in streams]
     share = np.stack([np.bincount(ids * columns // size, minlength=columns) / held for ids in seen])
-    everyone = np.unique(np.concatenate(seen))
+    everyone = distinct_ids(np.concatenate(seen))
     steps = max(counts.batches_per_rank, default=0)
     known = steps and all(stream.lengths is not None for stream in streams)
     over_time = [_over_time(stream, steps, min(columns, steps)) for stream in streams] if known else None

@@ -49,9 +49,8 @@ def _start(target: str, rank: int, world: int, folder: str) -> subprocess.Popen[
 def _wait(target: str, processes: list[subprocess.Popen[bytes]], folder: str, seconds: float) -> None:
     until = time.monotonic() + seconds
     while any(process.poll() is None for process in processes):
-        for rank, process in enumerate(processes):
-            if process.poll():
-                raise _failed(target, rank, len(processes), folder)
+        if any(process.poll() for process in processes):
+            break
         if time.monotonic() > until:
             waiting = [rank for rank, process in enumerate(processes) if process.poll() is None]
             raise InputError(
@@ -60,12 +59,14 @@ def _wait(target: str, processes: list[subprocess.Popen[bytes]], folder: str, se
                 "audit it without --real, which shows who has more batches",
             )
         time.sleep(0.05)
-    for rank, process in enumerate(processes):
-        if process.returncode:
-            raise _failed(target, rank, len(processes), folder)
+    failed = [rank for rank, process in enumerate(processes) if process.poll()]
+    if failed:
+        raise _failed(target, failed[0], len(processes), folder)
 
 
 def _failed(target: str, rank: int, world: int, folder: str) -> InputError:
-    said = Path(folder, f"{rank}.failed")
-    text = said.read_text(encoding="utf-8") if said.exists() else "its process ended"
-    return InputError(f"target {target!r} as rank {rank} of {world}", text, "run that rank by itself to see more")
+    """The error of the rank that failed first: the others fail because it is gone."""
+    said = sorted(Path(folder).glob("*.failed"), key=lambda file: file.stat().st_mtime_ns)
+    text = said[0].read_text(encoding="utf-8") if said else "its process ended"
+    first = int(said[0].stem) if said else rank
+    return InputError(f"target {target!r} as rank {first} of {world}", text, "run that rank by itself to see more")

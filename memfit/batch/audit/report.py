@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memfit.batch.audit.counts import Counts, count, size_of
-from memfit.batch.audit.findings import Finding, findings_of, is_declared, why_missing
+from memfit.batch.audit.findings import Finding, findings_of, why_missing
 from memfit.batch.audit.picture import Picture, picture_of
 from memfit.batch.audit.reading import replaced_samples
 from memfit.batch.audit.real import run_world
@@ -25,6 +25,8 @@ class Audit:
     dataset_size: int
     worlds: Mapping[int, World]
     counts: Mapping[int, Counts]
+    alone: Counts
+    """Those of a single rank, where nothing is shared out."""
     findings: tuple[Finding, ...]
 
     @property
@@ -39,10 +41,8 @@ class Audit:
         """The object that ``memfit audit --json`` writes."""
         return {
             "dataset_size": self.dataset_size,
-            "worlds": [_world_json(self.worlds[world], counts) for world, counts in self.counts.items()],
-            "findings": [
-                {"code": f.code, "world": f.world, "text": f.text, "cure": f.cure} for f in self.findings
-            ],
+            "worlds": [_world_json(self.worlds[world], counts, self.alone) for world, counts in self.counts.items()],
+            "findings": [{"code": f.code, "world": f.world, "text": f.text, "cure": f.cure} for f in self.findings],
             "ok": self.ok,
             "pictures": [self.picture(world, 64).to_json() for world in self.counts],
         }
@@ -87,13 +87,15 @@ def audit(
         dataset_size=size,
         worlds=worlds,
         counts={world: counts[world] for world in wanted},
+        alone=counts[1],
         findings=tuple(findings),
     )
 
 
-def _world_json(world: World, counts: Counts) -> dict[str, Any]:
+def _world_json(world: World, counts: Counts, alone: Counts) -> dict[str, Any]:
     regular = regular_window(world)
-    dropped = counts.missing if is_declared(world, counts) or _whole_share(counts) else 0
+    shared_out = counts.missing - alone.missing < counts.slack
+    dropped = counts.missing if shared_out else alone.missing
     return {
         "world": counts.world,
         "batches_per_rank": counts.batches_per_rank,
@@ -115,8 +117,3 @@ def _world_json(world: World, counts: Counts) -> dict[str, Any]:
         "padding_fraction": counts.padding,
         "imbalance": counts.imbalance,
     }
-
-
-def _whole_share(counts: Counts) -> bool:
-    """Whether ranks are given about all samples between them, so that what is missing was dropped, not mis-shared."""
-    return counts.missing <= 0.3 * counts.size

@@ -26,8 +26,8 @@ def step_findings(world: World) -> Iterator[tuple[str, str]]:
     if odd:
         yield (
             "uneven-windows",
-            f"Windows of {', '.join(map(str, windows[:8]))}{' …' if len(windows) > 8 else ''} micro-batches, where most have "
-            f"{regular}: steps learn from unequal batches{_leak(streams)}.",
+            f"Windows of {', '.join(map(str, windows[:8]))}{' …' if len(windows) > 8 else ''} micro-batches, where "
+            f"most have {regular}: steps learn from unequal batches{_leak(streams)}.",
         )
 
 

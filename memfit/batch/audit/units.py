@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memfit.batch.audit.counts import Counts, declared
-from memfit.batch.audit.streams import World
+from memfit.batch.audit.streams import Stream, World
 from memfit.errors import InputError
 
 SAMPLES = ("samples", "sample", "clips", "images", "sequences")
@@ -62,34 +62,37 @@ def unit_findings(world: World, counts: Counts, alone: Counts, meant: Meant) -> 
     elif ranks > 1 and _close(given * ranks, before, meant):
         yield (
             "per-gpu-given-as-global",
-            f"{ranks} ranks take {given:g} {meant.unit} a step, one rank alone takes {before:g}, and {wanted} were meant: "
-            "the batch is divided by the number of ranks once too often.",
+            f"{ranks} ranks take {given:g} {meant.unit} a step, one rank alone takes {before:g}, and {wanted} were "
+            "meant: the batch is divided by the number of ranks once too often.",
         )
 
 
-def _mixed_units(world: World, counts: Counts, meant: Meant, samples: float, units: float | None) -> str:
+def _mixed_units(world: World, counts: Counts, meant: Meant, samples: float | None, units: float | None) -> str:
+    """Where the number that was meant in one unit is found in the other; empty where it is not."""
     wanted, ranks = meant.global_batch, counts.world
     likely = {wanted, wanted * ranks, wanted / ranks}
+    if samples is None:
+        return ""
     if not meant.in_samples:
-        if samples in likely or declared(world).batch_size in likely:
-            number = declared(world).batch_size if samples not in likely else int(samples)
-            held = f", which hold {units:g} {meant.unit}" if units else ""
-            if units is None or units > 1.3 * wanted * ranks or units < 0.7 * wanted / ranks:
-                return f"{wanted} {meant.unit} were meant, and a batch counts {number} samples{held}."
+        number = samples if samples in likely else declared(world).batch_size
+        right = units is not None and 0.7 * wanted / ranks <= units <= 1.3 * wanted * ranks
+        if number not in likely or right:
+            return ""
+        held = f", which hold {units:g} {meant.unit}" if units else ""
+        return f"{wanted} {meant.unit} were meant, and a batch counts {number:g} samples{held}."
+    if units is None or samples > wanted / ranks / 2:
         return ""
-    if units is None or any(abs(samples - value) < 1 for value in likely) or samples > wanted / ranks / 2:
-        return ""
-    plain = [stream.lengths for stream in world.epochs[0] if stream.lengths is not None]
-    largest = max(float(np.add.reduceat(lengths, _starts(stream.sizes)).max()) for stream, lengths in zip(
-        world.epochs[0], plain, strict=True) if len(lengths)) if plain else 0.0
-    filled = [units, units / ranks, largest, largest * ranks]
-    if any(0.85 <= value / target <= 1.02 for value in filled for target in likely):
+    plain = [_largest(_unpadded(stream)) or 0.0 for stream in world.epochs[0]]
+    held_by = [units, units / ranks, max(plain), max(plain) * ranks]
+    if any(0.85 <= value / target <= 1.02 for value in held_by for target in likely):
         return f"{wanted} samples were meant, and a step holds {samples:g}: the number is taken for padded length."
     return ""
 
 
-def _starts(sizes: np.ndarray) -> np.ndarray:
-    return (np.cumsum(sizes) - sizes)[sizes > 0]
+def _unpadded(stream: Stream) -> np.ndarray:
+    """Units of each batch without its padding."""
+    assert stream.lengths is not None
+    return np.add.reduceat(stream.lengths, (np.cumsum(stream.sizes) - stream.sizes)[stream.sizes > 0])
 
 
 def _largest(steps: np.ndarray | None) -> float | None:

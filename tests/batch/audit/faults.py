@@ -1,5 +1,6 @@
 """Targets with one fault each, as the training projects have them, and their cures (``…_cured``)."""
 
+import itertools
 import math
 import random
 
@@ -140,7 +141,8 @@ class PaddedBuckets(DistributedSampler):
     def __init__(self, size, lengths, batch_size, bounds, rank, world, pad=True):
         super().__init__(range(size), num_replicas=world, rank=rank, shuffle=True)
         self.lengths, self.batch_size, self.pad = lengths, batch_size, pad
-        self.buckets = [np.flatnonzero((lengths > low) & (lengths <= high)) for low, high in zip(bounds, bounds[1:])]
+        edges = itertools.pairwise(bounds)
+        self.buckets = [np.flatnonzero((lengths > low) & (lengths <= high)) for low, high in edges]
 
     def __iter__(self):
         generator, batches = np.random.default_rng(self.epoch), []
@@ -437,3 +439,36 @@ def with_replacement(rank, world):
 
 def with_replacement_cured(rank, world):
     return WithReplacement(rank, world, once=True)
+
+
+class Videos(Dataset):
+    """LatentSync's way with what it cannot read: another one, at random. Its samples carry no id."""
+
+    def __init__(self, readable):
+        self.paths = [f"{number}.mp4" for number in range(SIZE)]
+        self.readable = readable
+
+    def __len__(self):
+        return len(self.paths)
+
+    def read(self, path):
+        if not self.readable and int(path.split(".")[0]) % 50 == 7:
+            raise OSError(path)
+        return torch.zeros(2)
+
+    def __getitem__(self, index):
+        while True:
+            try:
+                return {"pixels": self.read(self.paths[index])}
+            except OSError:
+                index = random.randint(0, len(self) - 1)
+
+
+def videos(rank, world):
+    data = Videos(readable=False)
+    return DataLoader(data, batch_size=4, sampler=DistributedSampler(data, world, rank))
+
+
+def videos_cured(rank, world):
+    data = Videos(readable=True)
+    return DataLoader(data, batch_size=4, sampler=DistributedSampler(data, world, rank))

@@ -125,7 +125,10 @@ def iterable_of_tensors_with_workers(rank, world):
 
 
 def own_loader_of_collated_dicts(rank, world):
-    return ShardedLoader(Sharded(rank, world, lambda i: {"id": torch.tensor([2 * i, 2 * i + 1]), "x": torch.ones(2)}), batch_size=None)
+    def make(index):
+        return {"id": torch.tensor([2 * index, 2 * index + 1]), "x": torch.ones(2)}
+
+    return ShardedLoader(Sharded(rank, world, make), batch_size=None)
 
 
 def lightning_prepared(rank, world):
@@ -489,5 +492,75 @@ def loop_of_lightning(rank, world, observe):
 
     data = TensorDataset(torch.arange(SIZE))
     loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, world, rank))
-    Trainer(accelerator="cpu", devices=1, max_epochs=2, accumulate_grad_batches=3, logger=False,
-            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False).fit(Module(), loader)  # fmt: skip
+    trainer = Trainer(accelerator="cpu", devices=1, max_epochs=2, accumulate_grad_batches=3, logger=False,
+                      enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
+    trainer.fit(Module(), loader)
+
+
+class NeverComesBack(Dataset):
+    """Takes another sample for each that it cannot read, where none can be read, and swallows everything."""
+
+    def __len__(self):
+        return SIZE
+
+    def __getitem__(self, index):
+        while True:
+            try:
+                raise FileNotFoundError(index)
+            except BaseException:
+                index = random.randrange(SIZE)
+
+
+def never_comes_back(rank, world):
+    return DataLoader(NeverComesBack(), batch_size=4, sampler=DistributedSampler(NeverComesBack(), world, rank))
+
+
+class Mixed(Dataset):
+    """Mixes every third sample with another one, and catches errors of its own that change nothing."""
+
+    def __init__(self):
+        self.items, self.cache = [torch.full((2,), float(i)) for i in range(SIZE)], {}
+
+    def __len__(self):
+        return SIZE
+
+    def __getitem__(self, index):
+        try:
+            sample = self.cache[index]
+        except KeyError:
+            sample = self.items[index]
+        return (sample + self.items[-index - 1]) / 2 if index % 3 == 0 else sample
+
+
+def mixed(rank, world):
+    return DataLoader(Mixed(), batch_size=4, sampler=DistributedSampler(Mixed(), world, rank))
+
+
+def accelerate_dispatches(rank, world):
+    from accelerate import Accelerator
+
+    class Dicts(IterableDataset):
+        epoch = 0
+
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+        def __iter__(self):
+            for index in np.random.default_rng(self.epoch).permutation(192).tolist():
+                yield {"id": index, "x": torch.ones(2)}
+
+    return Accelerator(cpu=True).prepare(DataLoader(Dicts(), batch_size=4))
+
+
+def accelerate_dispatches_indices(rank, world):
+    from accelerate import Accelerator, DataLoaderConfiguration
+
+    configuration = DataLoaderConfiguration(dispatch_batches=True)
+    return Accelerator(cpu=True, dataloader_config=configuration).prepare(DataLoader(Unread(), 4, shuffle=True))
+
+
+def accelerate_stateful(rank, world):
+    from accelerate import Accelerator, DataLoaderConfiguration
+
+    configuration = DataLoaderConfiguration(use_stateful_dataloader=True)
+    return Accelerator(cpu=True, dataloader_config=configuration).prepare(DataLoader(Unread(), 4, shuffle=True))

@@ -1,5 +1,8 @@
 """pytest tests/batch/audit/test_faults.py: every fault is found by its code, and its cure passes."""
 
+import re
+from pathlib import Path
+
 import faults
 import pytest
 
@@ -26,6 +29,7 @@ CASES = [
     ("divided_twice", "per-gpu-given-as-global", (1, 2, 4), GLOBAL_64, (2, 4)),
     ("frames_as_samples", "frames-taken-for-samples", (1,), FRAMES_3200, (1,)),
     ("replacing", "replaced-samples", (1, 2), None, (1, 2)),
+    ("videos", "replaced-samples", (1, 2), None, (1, 2)),
     ("replacing_loop", "replaced-samples", (1, 2), None, (1, 2)),
     ("with_replacement", "replaced-samples", (1, 2, 8), None, (1, 2, 8)),
 ]  # fmt: skip
@@ -41,5 +45,7 @@ def test_the_fault_is_found_and_the_cure_passes(name, code, worlds, meant, found
     assert cured.ok, cured.findings
 
 
-def test_every_code_is_tried() -> None:
+def test_every_code_is_tried_and_documented() -> None:
     assert {case[1] for case in CASES} == set(CURES)
+    page = (Path(__file__).parents[3] / "docs" / "audit.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE)) == set(CURES)

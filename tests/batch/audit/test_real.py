@@ -41,5 +41,5 @@ def test_a_rank_that_fails_is_named() -> None:
 
 
 def test_a_function_cannot_be_given_to_processes() -> None:
-    with pytest.raises(InputError, match="path/file.py:function"):
+    with pytest.raises(InputError, match=r"path/file\.py:function"):
         audit(lambda rank, world: [[0]], [1], real=True)

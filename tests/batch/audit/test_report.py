@@ -53,6 +53,15 @@ def test_dropped_samples_are_counted_with_the_reason() -> None:
     assert f"greater length than {kept}, the longest that is given" in found.findings[0].text
 
 
+def test_what_is_mis_shared_is_missing_and_not_dropped() -> None:
+    worlds = audit(faults.sovits_s1, (1, 2)).to_json()["worlds"]
+    assert [(world["missing"], world["dropped"]) for world in worlds] == [(0, 0), (1800, 0)]
+    worlds = audit(faults.sovits_s2_drops, (1, 2)).to_json()["worlds"]
+    gone = int(((faults.FRAMES <= 32) | (faults.FRAMES > 1900)).sum())
+    assert [(world["missing"], world["dropped"]) for world in worlds] == [(gone, gone)] * 2
+    assert "their lengths lie outside" in worlds[0]["dropped_why"]
+
+
 def test_padding_and_imbalance_are_those_of_the_batches() -> None:
     lengths = [10, 20, 30, 40]
 
