@@ -4,8 +4,7 @@ memfit predict examples/gan.py:Waves --device rtx4090 --micro-batch 256
 """
 
 import torch
-from torch.nn import Linear, ReLU, Sequential
-from torch.nn.functional import softplus
+from torch import nn
 
 import memfit
 
@@ -15,7 +14,7 @@ class Waves(memfit.Job):
 
     def nets(self):
         sizes = {"discriminator": (self.samples, 1), "generator": (64, self.samples)}
-        return {name: Sequential(Linear(a, 512), ReLU(), Linear(512, b)) for name, (a, b) in sizes.items()}
+        return {name: nn.Sequential(nn.Linear(a, 512), nn.ReLU(), nn.Linear(512, b)) for name, (a, b) in sizes.items()}
 
     def optimizers(self, nets):
         return {name: torch.optim.Adam(net.parameters(), lr=2e-4, betas=(0.5, 0.99)) for name, net in nets.items()}
@@ -25,10 +24,10 @@ class Waves(memfit.Job):
 
     def discriminator(self, nets, real, shared):
         judge, drawn = nets["discriminator"], self.draw(nets, real).detach()
-        return softplus(torch.cat([-judge(real), judge(drawn)])).sum(), len(real)
+        return nn.functional.softplus(torch.cat([-judge(real), judge(drawn)])).sum(), len(real)
 
     def generator(self, nets, real, shared):
-        return softplus(-nets["discriminator"](self.draw(nets, real))).sum(), len(real)
+        return nn.functional.softplus(-nets["discriminator"](self.draw(nets, real))).sum(), len(real)
 
     def draw(self, nets, real):
         return nets["generator"](torch.randn_like(real[:, :64]))

@@ -6,6 +6,7 @@ allocate themselves is not seen, and blocks from before the start are not counte
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+"""Kineto, below the profiler, else tells of its stages on standard error. Read when the first profile begins."""
 
 Record = tuple[int, int, int, int]
 """Time, bytes (freed: negative), address, number of the operator call it lies in (0: none)."""

@@ -128,7 +128,12 @@ TRAINED = {
 @pytest.mark.skipif(torch.cuda.is_available(), reason="its plan for a T4 would be tried")
 @pytest.mark.parametrize(("changes", "words"), TRAINED.values(), ids=TRAINED)
 def test_trained(
-    run: Run, capfd: pytest.CaptureFixture[str], tmp_path: Path, plan: str, changes: list[tuple[str, str]], words: list[str]
+    run: Run,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    plan: str,
+    changes: list[tuple[str, str]],
+    words: list[str],
 ) -> None:
     """The training process's own main, in this process: it finds these before it limits its memory."""
     from memfit.train.child import main as child
