@@ -1,7 +1,7 @@
 """memfit fits a PyTorch training run into the memory there is.
 
-The names that a job needs (``memfit.Job``, ``memfit.Loss``, …) and the ways to ask from Python. Nothing is imported before it
-is used, so that ``import memfit`` costs nothing.
+The names that a job needs (``memfit.Job``, ``memfit.Loss``, …) and the ways to ask from Python. Nothing is imported
+before it is used, so that ``import memfit`` costs nothing.
 """
 
 from importlib import import_module
@@ -36,8 +36,9 @@ _WHERE = {
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
 
 __all__ = [
-    "Answer", "Device", "Footprint", "Geometry", "InputError", "Job", "Loss", "Losses", "Nets", "Plan", "Prediction", "Shape", "Trace", "Tracing",
-    "Turn", "find_device", "find_plan", "load_job", "predict", "read_plan", "split", "trace_job", "write_plan",
+    "Answer", "Device", "Footprint", "Geometry", "InputError", "Job", "Loss", "Losses", "Nets", "Plan", "Prediction",
+    "Shape", "Trace", "Tracing", "Turn", "find_device", "find_plan", "load_job", "predict", "read_plan", "split",
+    "trace_job", "write_plan",
 ]  # fmt: skip
 
 

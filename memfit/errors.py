@@ -48,7 +48,11 @@ def mistake_in_job(error: Exception) -> InputError | None:
     memfit's tracing runs between a job and torch without a part in it. A job's code is what is not installed beside
     the libraries, and any module that defines a Job.
     """
-    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if not frame.f_code.co_filename.startswith("<")]
+    frames = [
+        (frame, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not frame.f_code.co_filename.startswith("<")
+    ]
     if not frames or _is_ours(frames[-1][0]):
         return None
     jobs = {kind.__module__ for kind in _job_classes()}

@@ -50,8 +50,14 @@ def load_job(spec: str, settings: dict[str, Any] | None = None) -> Job:
     if not (colon and name and module_name.strip(".")):
         near = difflib.get_close_matches(spec, built_in_jobs(), n=1)
         if spec.rstrip(":").endswith(".py"):
-            raise InputError(f"job {spec!r}", "a file without the name of a job in it", f"write {spec.rstrip(':')}:Name")
-        hint = f"write {near[0]}" if near else "write a built-in name (memfit jobs), package.module:Name or path/file.py:Name"
+            raise InputError(
+                f"job {spec!r}", "a file without the name of a job in it", f"write {spec.rstrip(':')}:Name"
+            )
+        hint = (
+            f"write {near[0]}"
+            if near
+            else "write a built-in name (memfit jobs), package.module:Name or path/file.py:Name"
+        )
         raise InputError(f"job {spec!r}", "no built-in job of that name", hint)
     module = _load_file(Path(module_name)) if module_name.endswith(".py") else _import(module_name)
     if not hasattr(module, name):
@@ -62,13 +68,21 @@ def load_job(spec: str, settings: dict[str, Any] | None = None) -> Job:
     if isinstance(found, Job):
         found = type(found)
     if not (isinstance(found, type) and issubclass(found, Job)) or found is Job:
-        raise InputError(f"job {spec!r}", f"{name} is no class that derives from memfit.Job", f"write {module_name}:{_jobs_of(module)}")
+        raise InputError(
+            f"job {spec!r}",
+            f"{name} is no class that derives from memfit.Job",
+            f"write {module_name}:{_jobs_of(module)}",
+        )
     return found(**(settings or {}))
 
 
 def _jobs_of(module: ModuleType) -> str:
     """The jobs that a module defines, for a hint."""
-    names = [name for name, value in vars(module).items() if isinstance(value, type) and issubclass(value, Job) and value is not Job]
+    names = [
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, Job) and value is not Job
+    ]
     return "|".join(names[:8]) or "Name, with class Name(memfit.Job) in it"
 
 
@@ -86,10 +100,14 @@ def _load_file(path: Path) -> ModuleType:
     except InputError:
         raise
     except (Exception, SystemExit) as error:
-        lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]
+        lines = [
+            line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)
+        ]
         line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
         where = f"job {path}:{line}" if line else f"job {path}"
-        raise InputError(where, f"it does not import: {describe(error)}", f"mend it until python {path} runs") from error
+        raise InputError(
+            where, f"it does not import: {describe(error)}", f"mend it until python {path} runs"
+        ) from error
     finally:
         sys.path[:] = before
     return module

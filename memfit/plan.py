@@ -79,7 +79,9 @@ def write_plan(plan: Plan, path: str | Path) -> None:
         beside.write_text(text)
         beside.replace(target)
     except OSError as error:
-        raise InputError(f"plan file {path}", f"cannot be written: {error.strerror}", "write --out to a folder that can be written") from error
+        raise InputError(
+            f"plan file {path}", f"cannot be written: {error.strerror}", "write --out to a folder that can be written"
+        ) from error
 
 
 def read_plan(path: str | Path) -> Plan:
@@ -91,16 +93,30 @@ def read_plan(path: str | Path) -> Plan:
     try:
         text = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"plan file {path}", f"cannot be read: {getattr(error, 'strerror', None) or 'not text'}", "write the path of a file that memfit plan --out wrote") from error
+        raise InputError(
+            f"plan file {path}",
+            f"cannot be read: {getattr(error, 'strerror', None) or 'not text'}",
+            "write the path of a file that memfit plan --out wrote",
+        ) from error
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"plan file {path}", f"not valid TOML: {error}", "make it again with memfit plan --out") from error
+        raise InputError(
+            f"plan file {path}", f"not valid TOML: {error}", "make it again with memfit plan --out"
+        ) from error
     version = values.pop("memfit_plan", None)
     if version is None:
-        raise InputError(f"plan file {path}", "it has no memfit_plan version, so it is no plan", "write the path of a file that memfit plan --out wrote")
+        raise InputError(
+            f"plan file {path}",
+            "it has no memfit_plan version, so it is no plan",
+            "write the path of a file that memfit plan --out wrote",
+        )
     if version != VERSION:
-        raise InputError(f"plan file {path}", f"it is of version {version}, and this memfit reads version {VERSION}", "make it again with memfit plan --out")
+        raise InputError(
+            f"plan file {path}",
+            f"it is of version {version}, and this memfit reads version {VERSION}",
+            "make it again with memfit plan --out",
+        )
     return _checked(values, str(path))
 
 
@@ -127,11 +143,19 @@ def _checked(values: dict[str, Any], path: str) -> Plan:
         _check_word(f"plan file {path}: checkpointing.{module}", mode, MODES)
     own = values["settings"].get("precision", values["precision"])
     if own != values["precision"]:
-        raise InputError(f"plan file {path}: precision = {values['precision']!r}", f"settings.precision is {own!r}", "make them agree")
+        raise InputError(
+            f"plan file {path}: precision = {values['precision']!r}",
+            f"settings.precision is {own!r}",
+            "make them agree",
+        )
     _check_sizes(values, path)
     for name, phase in values.get("phases", {}).items():
-        if not isinstance(phase, dict) or not all(isinstance(phase.get(key), int) for key in ("allocated_bytes", "process_bytes")):
-            raise InputError(f"plan file {path}: phases.{name}", "not a table with allocated_bytes and process_bytes", _AGAIN)
+        if not isinstance(phase, dict) or not all(
+            isinstance(phase.get(key), int) for key in ("allocated_bytes", "process_bytes")
+        ):
+            raise InputError(
+                f"plan file {path}: phases.{name}", "not a table with allocated_bytes and process_bytes", _AGAIN
+            )
     for lever in values.get("levers", []):
         if not isinstance(lever, dict):
             raise InputError(f"plan file {path}: levers", f"{lever!r} is not a table", _AGAIN)
@@ -169,4 +193,8 @@ def _check_sizes(values: dict[str, Any], path: str) -> None:
         seen = f"plan file {path}: micro_batches sum to {total}"
         raise InputError(seen, f"the global batch is {values['global_batch']}", "make them agree")
     if largest > values["micro_batch"]:
-        raise InputError(f"plan file {path}: a micro-batch of {largest}", f"the largest is micro_batch = {values['micro_batch']}", "make them agree")
+        raise InputError(
+            f"plan file {path}: a micro-batch of {largest}",
+            f"the largest is micro_batch = {values['micro_batch']}",
+            "make them agree",
+        )

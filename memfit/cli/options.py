@@ -18,15 +18,26 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output, and nothing else there.")
-set_option = click.option("--set", "pairs", multiple=True, metavar="NAME=VALUE", help="A setting of the job; may be repeated.")
-device_option = click.option("--device", "device_name", metavar="NAME", help="A card of the catalogue (memfit devices), or cpu. Default: this machine's own.")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object on standard output, and nothing else there."
+)
+set_option = click.option(
+    "--set", "pairs", multiple=True, metavar="NAME=VALUE", help="A setting of the job; may be repeated."
+)
+device_option = click.option(
+    "--device",
+    "device_name",
+    metavar="NAME",
+    help="A card of the catalogue (memfit devices), or cpu. Default: this machine's own.",
+)
 memory_option = click.option("--memory", metavar="SIZE", help="Replaces the device's memory, as 24GiB, 24GB or 512MiB.")
 
 
 def print_json(value: Any) -> None:
     """One JSON object on standard output."""
-    click.echo(json.dumps(value, indent=None if os.environ.get("MEMFIT_JSON_COMPACT") else 2, default=str, allow_nan=False))
+    click.echo(
+        json.dumps(value, indent=None if os.environ.get("MEMFIT_JSON_COMPACT") else 2, default=str, allow_nan=False)
+    )
 
 
 def choose_device(name: str | None, memory: str | None) -> Device:
@@ -58,7 +69,9 @@ def whole_number(option: str, text: str | None, least: int = 1) -> int | None:
     except ValueError:
         value = least - 1
     if value < least:
-        raise InputError(f"{option} {text!r}", f"not a whole number of {least} or more", f"write {option} {least} or more")
+        raise InputError(
+            f"{option} {text!r}", f"not a whole number of {least} or more", f"write {option} {least} or more"
+        )
     if value > MOST:
         raise InputError(f"{option} {text}", f"more than {MOST}", "write a smaller number")
     return value

@@ -15,7 +15,9 @@ def unknown_verb(name: str, verbs: Iterable[str]) -> InputError:
     """No verb of this name; names the nearest."""
     verbs = list(verbs)
     near = difflib.get_close_matches(name, verbs, n=1, cutoff=0.5)
-    return InputError(f"verb {name!r}", f"not one of {', '.join(verbs)}", f"write memfit {near[0]}" if near else "see memfit --help")
+    return InputError(
+        f"verb {name!r}", f"not one of {', '.join(verbs)}", f"write memfit {near[0]}" if near else "see memfit --help"
+    )
 
 
 def mistake(error: click.ClickException) -> InputError:
@@ -26,10 +28,14 @@ def mistake(error: click.ClickException) -> InputError:
     if isinstance(error, NoSuchOption):
         options = [name for one in context.command.params for name in one.opts] if context else []
         near = difflib.get_close_matches(error.option_name, options, n=1)
-        return InputError(f"option {error.option_name}", f"{verb} has no such option", f"write {near[0]}" if near else help_of)
+        return InputError(
+            f"option {error.option_name}", f"{verb} has no such option", f"write {near[0]}" if near else help_of
+        )
     if isinstance(error, MissingParameter) and error.param is not None:
         if isinstance(error.param, click.Argument):
-            return InputError(verb, f"{error.param.human_readable_name} is missing", f"write {verb} {error.param.human_readable_name}")
+            return InputError(
+                verb, f"{error.param.human_readable_name} is missing", f"write {verb} {error.param.human_readable_name}"
+            )
         name = max(error.param.opts, key=len)
         return InputError(verb, f"the option {name} is missing", f"write {name} {error.param.metavar or ''}")
     if isinstance(error, click.BadParameter) and error.param is not None:
