@@ -40,13 +40,16 @@ class InputError(Exception):
         super().__init__(" ".join(f"{seen}: {why}; {write}".split()))
 
 
-def mistake_in_job(error: Exception) -> InputError | None:
+def mistake_in_job(error: Exception, *, changed: bool = False) -> InputError | None:
     """An exception as a mistake in a job's code, naming the line; None where it is a fault of memfit.
 
     It is a fault where memfit's own code raises it, or where no code of a job is on the way. Otherwise it is the job's,
     and the innermost frame of the job's code is named: torch and other libraries raise on what they are given, and
     memfit's tracing runs between a job and torch without a part in it. A job's code is what is not installed beside
     the libraries, and any module that defines a Job.
+
+    Args:
+        changed: whether settings were given: an exception in a built-in job comes of them, else it is memfit's fault.
     """
     frames = [
         (frame, line)
@@ -60,7 +63,9 @@ def mistake_in_job(error: Exception) -> InputError | None:
         code = frame.f_code
         if frame.f_globals.get("__name__") in jobs or not (_is_ours(frame) or _is_library(code.co_filename)):
             seen = f"{_near(code.co_filename)}:{line} in {code.co_name}()"
-            return InputError(seen, describe(error), "mend the job at that line")
+            if not (frame.f_globals.get("__name__") or "").startswith("memfit.jobs"):
+                return InputError(seen, describe(error), "mend the job at that line")
+            return InputError(seen, describe(error), "take back what --set changed") if changed else None
     return None
 
 

@@ -52,8 +52,9 @@ def root() -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs one verb and exits with one of ``memfit.errors.Exit``; a user's mistake is one line on standard error."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = root.main(args=None if argv is None else list(argv), prog_name="memfit", standalone_mode=False)
+        code = root.main(args=arguments, prog_name="memfit", standalone_mode=False)
     except click.ClickException as error:
         click.echo(f"memfit: {mistake(error)}", err=True)
         sys.exit(Exit.BAD_INPUT)
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         click.echo(f"memfit: {error}", err=True)
         sys.exit(Exit.BAD_INPUT)
     except Exception as error:
-        found = mistake_in_job(error)
+        found = mistake_in_job(error, changed=any(one.startswith("--set") for one in arguments))
         if found is None:
             raise
         click.echo(f"memfit: {found}", err=True)

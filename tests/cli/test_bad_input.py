@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from memfit.cli import main
 from memfit.errors import mistake_in_job
 from tests.cli.asking import AT, JOBS, RIGHT, Run, is_one_line, really
 
@@ -221,6 +222,19 @@ def test_an_exception_of_memfits_own_is_a_fault_and_no_mistake() -> None:
     with pytest.raises(AttributeError) as caught:
         mistake_in_job("not an exception")  # type: ignore[arg-type]
     assert mistake_in_job(caught.value) is None
+
+
+def test_an_exception_in_a_built_in_job_comes_of_its_settings(run: Run) -> None:
+    found = run("predict", "f5_tts/tiny", "--device", "cpu", "--set", "vocabulary=-5")
+    is_one_line(found, "memfit/jobs/", "negative dimension -4", "take back what --set changed")
+
+
+def test_without_settings_it_is_a_fault_of_memfit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memfit.jobs.f5_tts import F5Tiny
+
+    monkeypatch.setattr(F5Tiny, "vocabulary", -5)
+    with pytest.raises(RuntimeError, match="negative dimension"):
+        main(["predict", "f5_tts/tiny", "--device", "cpu"])
 
 
 def test_a_mistake_for_real() -> None:
