@@ -40,7 +40,8 @@ def test_readme_shows_a_prediction_a_plan_a_mistake_and_a_job() -> None:
 
 
 def test_every_file_that_readme_links_or_quotes_is_there() -> None:
-    paths = set(re.findall(r"\]\(([\w/.-]+)\)", TEXT)) | set(re.findall(r"`((?:tests|examples|docs|bench)/[^`]+)`", TEXT))
+    quoted = re.findall(r"`((?:tests|examples|docs|bench)/[^`]+)`", TEXT)
+    paths = {*quoted, *re.findall(r"\]\(([\w/.-]+)\)", TEXT)}
     assert {"CHANGELOG.md", "examples/lora.py", "tests/trace/test_cpu_truth.py"} <= paths
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
 
