@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from memfit.errors import InputError
+from memfit.errors import InputError, describe
 from memfit.settings import Settings
 
 if TYPE_CHECKING:
@@ -91,6 +91,17 @@ class Job(Settings):
     windows: int = 20
     """Optimizer steps of ``memfit run`` without --windows."""
 
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        for name, fine, wants in (
+            ("longest", self.longest is None or self.longest >= 1, "1 or more"),
+            ("clip", self.clip is None or self.clip > 0, "more than 0, or none"),
+            ("ema", self.ema is None or 0 <= self.ema < 1, "at least 0 and less than 1, or none"),
+            ("windows", self.windows >= 1, "1 or more"),
+        ):
+            if not fine:
+                raise InputError(f"{name}={getattr(self, name)}", f"out of its range: {wants}", f"write {name}={'none' if 'none' in wants else 1}, say")
+
     def nets(self) -> Nets:
         """The nets by name. Frozen nets have no parameter that requires a gradient. Built on the current device."""
         raise InputError(type(self).__name__, "the job has no nets()", "write nets(self) -> {'name': module}")
@@ -131,7 +142,13 @@ class Job(Settings):
         """A micro-batch of these samples, as ``batch`` makes it; by default torch's own collation."""
         from torch.utils.data import default_collate
 
-        return default_collate(list(samples))
+        try:
+            return default_collate(list(samples))
+        except (TypeError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "equal size" not in str(error):
+                raise
+            write = "write collate(self, samples) -> a micro-batch, as batch() makes it"
+            raise InputError(f"{type(self).__name__}.collate()", describe(error), write) from error
 
     def lengths(self) -> Sequence[int] | None:
         """Length of every sample of the data set, in units; None where a sample is one unit."""

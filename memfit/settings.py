@@ -10,6 +10,12 @@ from typing import Any, ClassVar
 
 from memfit.errors import InputError
 
+_WANTS = {
+    int: ("a whole number", "4"),
+    float: ("a number", "0.5"),
+    bool: ("true or false", "true"),
+    str: ("a text", "word"),
+}
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
@@ -50,7 +56,7 @@ def _coerce(name: str, value: Any, kind: Any) -> Any:
     """The value as ``kind`` (int, float, bool, str, Literal, ``X | None``); text is read as people write it."""
     origin, options = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        if value is None or value == "none" and str not in options:
+        if value is None or (value == "none" and str not in options):
             return None
         return _coerce(name, value, next(option for option in options if option is not type(None)))
     if origin is typing.Literal:
@@ -67,6 +73,7 @@ def _coerce(name: str, value: Any, kind: Any) -> Any:
             read = kind(value)
         except (TypeError, ValueError):
             read = math.nan
-        if kind is str or math.isfinite(read) and (kind is float or float(value) == read):
+        if kind is str or (math.isfinite(read) and (kind is float or float(value) == read)):
             return read
-    raise InputError(f"{name}={value}", f"not a {getattr(kind, '__name__', kind)}", f"write {name}=… as a {getattr(kind, '__name__', kind)}")
+    wants, such = _WANTS.get(kind, (str(kind), "…"))
+    raise InputError(f"{name}={value}", f"not {wants}", f"write {name}={such}, say")

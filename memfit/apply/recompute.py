@@ -20,8 +20,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from memfit.apply.blocks import find_module
 from memfit.errors import InputError
 from memfit.job import Nets
-
-MODES = ("keep", "selective", "full", "offload")
+from memfit.plan import MODES
 
 _aten = torch.ops.aten
 COSTLY = frozenset(

@@ -46,6 +46,8 @@ class Windows:
     def __init__(self, *, size: int, lengths: Sequence[int] | None, global_batch: int, micro_batch: int, seed: int = 0) -> None:
         if size < 1:
             raise InputError("data set of 0 samples", "there is nothing to train on", "give dataset() at least one sample")
+        if lengths is not None and len(lengths) != size:
+            raise InputError(f"{len(lengths)} lengths", f"the data set has {size} samples", "give lengths() one number for each sample")
         self._lengths = None if lengths is None else np.asarray(lengths, np.int64)
         if self._lengths is not None and int(self._lengths.max()) > micro_batch:
             longest = int(self._lengths.argmax())

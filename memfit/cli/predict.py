@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -35,7 +36,7 @@ def command(
     from memfit.loading import load_job, read_settings
 
     device = choose_device(device_name, memory)
-    accumulated = whole_number("--accumulate", accumulate) or 1
+    accumulated = whole_number("--accumulate", accumulate)
     count = whole_number("--micro-batch", micro_batch)
     with progress(f"tracing {job}", quiet=as_json):
         from memfit.planner.predict import checkpoint_all, plain_nets, predict, with_precision
@@ -52,12 +53,17 @@ def command(
         elif checkpoint is not None:
             from memfit.plan import read_plan
 
+            if not Path(checkpoint).exists():
+                raise InputError(f"--checkpoint {checkpoint}", "neither none, all nor a plan file", "write none, all, or a file that memfit plan --out wrote")
             modes = dict(read_plan(checkpoint).checkpointing)
         prediction = predict(loaded, job, wanted, device, micro_batches=accumulated, checkpointing=modes)
     if snapshot is not None:
         from memfit.show.snapshot import write_snapshot
 
-        write_snapshot(snapshot, prediction.trace)
+        try:
+            write_snapshot(Path(snapshot), prediction.trace)
+        except OSError as error:
+            raise InputError(f"--snapshot {snapshot}", f"cannot be written: {error.strerror}", "write a file in a folder that can be written") from error
     if as_json:
         print_json(prediction_json(prediction))
     else:

@@ -15,6 +15,9 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+"""Kineto, below the profiler, else tells of its stages on standard error. Read when the first profile begins."""
+
 Record = tuple[int, int, int, int]
 """Time, bytes (freed: negative), address, number of the operator call it lies in (0: none)."""
 Phase = tuple[int, int, str]

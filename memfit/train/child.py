@@ -12,7 +12,7 @@ from torch import nn
 from memfit.apply.rig import build
 from memfit.batch.windows import Windows
 from memfit.device import backend
-from memfit.errors import Exit, InputError
+from memfit.errors import Exit, InputError, mistake_in_job
 from memfit.loading import load_job
 from memfit.plan import Plan, read_plan
 from memfit.planner.predict import plain_nets
@@ -33,6 +33,12 @@ def main(arguments: list[str]) -> int:
     except InputError as error:
         print(f"memfit: {error}", file=sys.stderr)
         return Exit.BAD_INPUT
+    except Exception as error:
+        mistake = mistake_in_job(error)
+        if mistake is None:
+            raise
+        print(f"memfit: {mistake}", file=sys.stderr)
+        return Exit.BAD_INPUT
 
 
 def run(folder: RunFolder, windows: int, resume: bool) -> Exit:
@@ -40,13 +46,16 @@ def run(folder: RunFolder, windows: int, resume: bool) -> Exit:
     backend.register()
     plan = read_plan(folder.plan)
     job = load_job(plan.job, {name: value for name, value in plan.settings.items()})
+    device = _device(plan)
     samples, lengths = job.dataset(), job.lengths()
+    if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
+        write = "write dataset(self) -> a sequence of samples, with a length"
+        raise InputError(f"{type(job).__name__}.dataset()", f"gave {type(samples).__name__}, not a sequence", write)
     course_windows = Windows(size=len(samples), lengths=lengths, global_batch=plan.global_batch, micro_batch=plan.micro_batch, seed=plan.seed)
     plain_nets(job)
     job.collate([samples[0]])
     warm_up()
     _seed(plan)
-    device = _device(plan)
     before = limit.limit(plan.budget_bytes) if device.type == "cpu" else 0
     resident = limit.resident_bytes()
     try:
@@ -71,6 +80,8 @@ def run(folder: RunFolder, windows: int, resume: bool) -> Exit:
 
 
 def _device(plan: Plan) -> torch.device:
+    if len(plan.micro_batches) > 1:
+        raise InputError(f"plan for {len(plan.micro_batches)} devices", "memfit run trains on one device", "plan again with --devices 1")
     if plan.device == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
