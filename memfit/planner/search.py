@@ -98,18 +98,50 @@ def _largest(job: Job, policy: str, modes: Mapping[str, str], global_batch: int,
         return whole
     family = trace_family(job, Tracing(device=device, micro_batches=2, checkpointing=modes), shape_of(job, smallest))
 
-    def derived(micro: int) -> int:
-        found = footprint_on(family.bound(shape_of(job, micro)), device)
-        return found.phases[found.limiting_phase].process_bytes
+    def derived(micro: int, on: Device) -> Footprint:
+        return footprint_on(family.bound(shape_of(job, micro)), on)
 
-    scratch, best = 0, share
-    while True:
-        best = _last_true(lambda micro: derived(micro) + scratch <= budget, smallest, best - 1)
-        candidate = at(best)
-        if candidate.footprint.fits or best == smallest:
-            return candidate
-        limiting = candidate.footprint.phases[candidate.footprint.limiting_phase]
-        scratch = max(limiting.process_bytes - derived(best), 0)
+    highest = _last_true(lambda micro: derived(micro, device).fits, smallest, share - 1)
+    found = {highest: at(highest)}
+
+    def fits(micro: int) -> bool:
+        if micro not in found:
+            found[micro] = at(micro)
+        return found[micro].footprint.fits
+
+    if not fits(highest) and highest > smallest:
+        unlimited = replace(device, usable_bytes=1 << 60)
+        scratch = _process_bytes(found[highest].footprint) - _process_bytes(derived(highest, unlimited))
+        expected = _last_true(
+            lambda micro: _process_bytes(derived(micro, unlimited)) + scratch * micro / highest <= budget, smallest, highest - 1
+        )
+        _close_in(fits, smallest, expected, highest)
+    fitting = [micro for micro, candidate in found.items() if candidate.footprint.fits]
+    return found[max(fitting)] if fitting else at(smallest)
+
+
+def _process_bytes(found: Footprint) -> int:
+    return found.phases[found.limiting_phase].process_bytes
+
+
+def _close_in(fits: Callable[[int], bool], smallest: int, start: int, high: int) -> None:
+    """Tries numbers below ``high``, which fails, until the largest that passes is known to a hundredth."""
+    low, step = None, 1
+    tolerance = max(high // 128, 1)
+    while low is None:
+        if fits(start):
+            low = start
+        elif start == smallest:
+            return
+        else:
+            high, start, step = start, max(start - step, smallest), step * 2
+    step = 1
+    while high - low > tolerance:
+        middle = min(low + step, (low + high) // 2)
+        if fits(middle):
+            low, step = middle, step * 2
+        else:
+            high, step = middle, 1
 
 
 def _last_true(test: Callable[[int], bool], low: int, high: int) -> int:
