@@ -49,7 +49,8 @@ class Geometry:
             return f"{self.global_batch} = {own} on 1 device"
         if len(set(self.micro_batches)) == 1:
             return f"{self.global_batch} = {self.data_parallel} devices x ({own})"
-        return f"{self.global_batch} = {' + '.join(str(sum(rank)) for rank in self.micro_batches)} on {self.data_parallel} devices, at most {self.micro_batch} at once"
+        parts = " + ".join(str(sum(rank)) for rank in self.micro_batches)
+        return f"{self.global_batch} = {parts} on {self.data_parallel} devices, at most {self.micro_batch} at once"
 
 
 def split(global_batch: int, micro_batch: int, unit: str, ranks: int = 1) -> Geometry:

@@ -100,7 +100,11 @@ class Job(Settings):
             ("windows", self.windows >= 1, "1 or more"),
         ):
             if not fine:
-                raise InputError(f"{name}={getattr(self, name)}", f"out of its range: {wants}", f"write {name}={'none' if 'none' in wants else 1}, say")
+                raise InputError(
+                    f"{name}={getattr(self, name)}",
+                    f"out of its range: {wants}",
+                    f"write {name}={'none' if 'none' in wants else 1}, say",
+                )
 
     def nets(self) -> Nets:
         """The nets by name. Frozen nets have no parameter that requires a gradient. Built on the current device."""
@@ -108,23 +112,33 @@ class Job(Settings):
 
     def optimizers(self, nets: Nets) -> dict[str, Optimizer]:
         """The optimizers by name, over parameters of the trained nets."""
-        raise InputError(type(self).__name__, "the job has no optimizers()", "write optimizers(self, nets) -> {'name': torch.optim...}")
+        raise InputError(
+            type(self).__name__,
+            "the job has no optimizers()",
+            "write optimizers(self, nets) -> {'name': torch.optim...}",
+        )
 
     def schedules(self, optimizers: Mapping[str, Optimizer], windows: int) -> Mapping[str, Any]:
-        """Learning-rate schedulers by name, each stepped once a window, for a run of so many windows; by default none."""
+        """Learning-rate schedulers by name for a run of so many windows, each stepped once a window; default none."""
         return {}
 
     def batch(self, shape: Shape) -> Any:
         """A made-up micro-batch of this shape: tensors on the current device, in any nesting of dict, list, tuple."""
-        raise InputError(type(self).__name__, "the job has no batch()", "write batch(self, shape) -> tensors of shape.items samples")
+        raise InputError(
+            type(self).__name__, "the job has no batch()", "write batch(self, shape) -> tensors of shape.items samples"
+        )
 
     def loss(self, nets: Nets, batch: Any) -> Losses:
         """The loss of a micro-batch as (sum, valid units), or several of them by name."""
-        raise InputError(type(self).__name__, "the job has no loss", "write loss(self, nets, batch) -> (sum, units), or turns()")
+        raise InputError(
+            type(self).__name__, "the job has no loss", "write loss(self, nets, batch) -> (sum, units), or turns()"
+        )
 
     def turns(self, optimizers: Sequence[str]) -> list[Turn]:
         """The turns of a window; by default one, with ``loss`` and every optimizer."""
-        return [Turn(name="loss", loss=lambda nets, batch, shared: self.loss(nets, batch), optimizers=tuple(optimizers))]
+        return [
+            Turn(name="loss", loss=lambda nets, batch, shared: self.loss(nets, batch), optimizers=tuple(optimizers))
+        ]
 
     def units(self, batch: Any) -> Mapping[str, int] | int | None:
         """Valid units of a micro-batch, known before its forward; by name where ``loss`` gives several.
@@ -136,7 +150,9 @@ class Job(Settings):
 
     def dataset(self) -> Sequence[Any]:
         """The samples, by index; what ``memfit run`` trains on."""
-        raise InputError(type(self).__name__, "the job has no dataset()", "write dataset(self) -> a sequence of samples, to run it")
+        raise InputError(
+            type(self).__name__, "the job has no dataset()", "write dataset(self) -> a sequence of samples, to run it"
+        )
 
     def collate(self, samples: Sequence[Any]) -> Any:
         """A micro-batch of these samples, as ``batch`` makes it; by default torch's own collation."""
@@ -163,7 +179,9 @@ class Job(Settings):
 
     def validate(self, nets: Nets, batch: Any) -> Mapping[str, Any]:
         """Metrics of one validation batch, run without gradients in evaluation mode."""
-        raise InputError(type(self).__name__, "the job has no validate()", "write validate(self, nets, batch) -> {'name': number}")
+        raise InputError(
+            type(self).__name__, "the job has no validate()", "write validate(self, nets, batch) -> {'name': number}"
+        )
 
     def repeats(self, count: int) -> Iterable[int]:
         """Turns 0 to count - 1 of a loop of ``validate`` whose turns do the same with memory.
@@ -191,7 +209,11 @@ class Job(Settings):
 
         kind = torch.device(device).type
         if self.precision == "fp32":
-            return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else contextlib.nullcontext()
+            return (
+                torch.autocast(kind, enabled=False)
+                if torch.amp.is_autocast_available(kind)
+                else contextlib.nullcontext()
+            )
         return torch.autocast(kind, dtype=torch.bfloat16 if self.precision == "bf16" else torch.float16)
 
 

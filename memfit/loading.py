@@ -90,7 +90,8 @@ def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise InputError(f"job {path}", "no such file", "write the path of a Python file, as path/file.py:Name")
     spec = importlib.util.spec_from_file_location(f"memfit_file_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module.__name__] = module
     before = list(sys.path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 import types
 import typing
@@ -40,7 +41,7 @@ class Settings:
         """Settings and their types, by name, those of the base classes first."""
         found: dict[str, Any] = {}
         for base in reversed(cls.__mro__):
-            own = base.__dict__.get("__annotations__", {})
+            own = inspect.get_annotations(base)
             hints = typing.get_type_hints(base) if own else {}
             for name in own:
                 if not name.startswith("_") and typing.get_origin(hints[name]) is not ClassVar:

@@ -69,7 +69,8 @@ def update_ema(rig: Rig) -> None:
     for name, average in rig.ema.items():
         decay = rig.job.ema
         assert decay is not None
-        old, new = list(average.parameters()), list(rig.nets[name].parameters())
+        old: list[Tensor] = list(average.parameters())
+        new: list[Tensor] = list(rig.nets[name].parameters())
         with torch.no_grad():
             torch._foreach_lerp_(old, new, 1 - decay)
             for mine, theirs in zip(average.buffers(), rig.nets[name].buffers(), strict=True):
@@ -113,13 +114,19 @@ def _check_nets(job: Job, nets: Any) -> None:
         if not isinstance(net, nn.Module):
             raise InputError(f"net {name!r}", f"a {type(net).__name__}, not a torch.nn.Module", write)
     if not any(is_trained(net) for net in nets.values()):
-        raise InputError(f"{type(job).__name__}.nets()", "no parameter requires a gradient", "leave the trained net's parameters unfrozen")
+        raise InputError(
+            f"{type(job).__name__}.nets()",
+            "no parameter requires a gradient",
+            "leave the trained net's parameters unfrozen",
+        )
 
 
 def _check_optimizers(job: Job, nets: Nets, optimizers: Any) -> None:
     write = "write optimizers(self, nets) -> {'name': torch.optim.AdamW(nets['name'].parameters())}"
     if not isinstance(optimizers, dict) or not optimizers:
-        raise InputError(f"{type(job).__name__}.optimizers()", f"gave {_kind(optimizers)}, not a dict of optimizers", write)
+        raise InputError(
+            f"{type(job).__name__}.optimizers()", f"gave {_kind(optimizers)}, not a dict of optimizers", write
+        )
     owned: dict[int, str] = {}
     for name, optimizer in optimizers.items():
         if not isinstance(optimizer, Optimizer):

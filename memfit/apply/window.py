@@ -51,7 +51,9 @@ def _ignore(part: str) -> None:
     pass
 
 
-def run_window(rig: Rig, micro_batches: Sequence[MicroBatch], mark: Mark = _ignore, *, step: bool = True) -> WindowResult:
+def run_window(
+    rig: Rig, micro_batches: Sequence[MicroBatch], mark: Mark = _ignore, *, step: bool = True
+) -> WindowResult:
     """Forward and backward of every micro-batch, clip and step, turn by turn.
 
     Args:
@@ -121,22 +123,39 @@ def run_window(rig: Rig, micro_batches: Sequence[MicroBatch], mark: Mark = _igno
     if rig.ema and step:
         mark("ema")
         update_ema(rig)
-    return WindowResult(losses={name: value / units[name] for name, value in sums.items()}, units=units, norms=norms, skipped=tuple(skipped))
+    return WindowResult(
+        losses={name: value / units[name] for name, value in sums.items()},
+        units=units,
+        norms=norms,
+        skipped=tuple(skipped),
+    )
 
 
 def _turns(rig: Rig) -> list[Turn]:
     """The job's turns, checked."""
     turns = rig.job.turns(list(rig.optimizers))
     if not turns:
-        raise InputError(f"{type(rig.job).__name__}.turns()", "gave no turn", "write turns(self, optimizers) -> [memfit.Turn(...), ...]")
+        raise InputError(
+            f"{type(rig.job).__name__}.turns()",
+            "gave no turn",
+            "write turns(self, optimizers) -> [memfit.Turn(...), ...]",
+        )
     for turn in turns:
         for name in turn.optimizers:
             if name not in rig.optimizers:
-                raise InputError(f"turn {turn.name!r}", f"the job has no optimizer {name!r}", f"write one of {', '.join(map(repr, rig.optimizers))}")
+                raise InputError(
+                    f"turn {turn.name!r}",
+                    f"the job has no optimizer {name!r}",
+                    f"write one of {', '.join(map(repr, rig.optimizers))}",
+                )
     return turns
 
 
-_BACKWARD_MISTAKES = ("modified by an inplace operation", "is not implemented", "backward through the graph a second time")
+_BACKWARD_MISTAKES = (
+    "modified by an inplace operation",
+    "is not implemented",
+    "backward through the graph a second time",
+)
 """What autograd's engine says, in C++ and far from the line, of a forward that cannot be differentiated."""
 
 
@@ -145,7 +164,11 @@ def _backward(total: Tensor, turn: Turn) -> None:
         total.backward()
     except RuntimeError as error:
         if any(words in str(error) for words in _BACKWARD_MISTAKES):
-            raise InputError(f"turn {turn.name!r}", f"its loss has no backward: {describe(error)}", "mend the forward of the job's nets or its loss") from error
+            raise InputError(
+                f"turn {turn.name!r}",
+                f"its loss has no backward: {describe(error)}",
+                "mend the forward of the job's nets or its loss",
+            ) from error
         raise
 
 
@@ -170,12 +193,22 @@ def _losses(rig: Rig, turn: Turn, batch: Any, shared: dict[str, Any]) -> dict[st
         if value.dim() != 0:
             raise InputError(f"loss {name!r}", f"a tensor of shape {tuple(value.shape)}, not a scalar", write)
         if not value.requires_grad:
-            raise InputError(f"loss {name!r}", "it does not depend on any trained parameter", "compute it from the trained nets' outputs")
+            raise InputError(
+                f"loss {name!r}",
+                "it does not depend on any trained parameter",
+                "compute it from the trained nets' outputs",
+            )
         if isinstance(count, Tensor):
             if count.dim() != 0:
-                raise InputError(f"loss {name!r}", f"its units are a tensor of shape {tuple(count.shape)}, not one number", write)
+                raise InputError(
+                    f"loss {name!r}", f"its units are a tensor of shape {tuple(count.shape)}, not one number", write
+                )
         elif not (isinstance(count, int | float) and 0 < count < math.inf):
-            raise InputError(f"loss {name!r}", f"{count!r} valid units", "give the number of samples, frames or tokens in the sum, 1 or more")
+            raise InputError(
+                f"loss {name!r}",
+                f"{count!r} valid units",
+                "give the number of samples, frames or tokens in the sum, 1 or more",
+            )
         losses[name] = (value, count)
     return losses
 
@@ -194,11 +227,15 @@ def _known_units(micro_batches: Sequence[MicroBatch], names: Iterable[str]) -> d
             try:
                 known[name] = known.get(name, 0) + (micro.units if isinstance(micro.units, int) else micro.units[name])
             except KeyError:
-                raise InputError(f"loss {name!r}", "units(batch) does not name it", f"give {{{name!r}: valid units}} too") from None
+                raise InputError(
+                    f"loss {name!r}", "units(batch) does not name it", f"give {{{name!r}: valid units}} too"
+                ) from None
     return known
 
 
-def _normalised(losses: dict[str, tuple[Tensor, int | Tensor]], known: Mapping[str, int] | None, micro_batches: Sequence[MicroBatch]) -> Tensor:
+def _normalised(
+    losses: dict[str, tuple[Tensor, int | Tensor]], known: Mapping[str, int] | None, micro_batches: Sequence[MicroBatch]
+) -> Tensor:
     """The sum of the losses, each over the window's units (or the padded units, where those come later)."""
     padded = sum(micro.padded_units for micro in micro_batches)
     total: Tensor | None = None
@@ -209,7 +246,13 @@ def _normalised(losses: dict[str, tuple[Tensor, int | Tensor]], known: Mapping[s
     return total
 
 
-def _finish_gradients(rig: Rig, turn: Turn, found: Mapping[str, int | Tensor], known: Mapping[str, int] | None, micro_batches: Sequence[MicroBatch]) -> Tensor | None:
+def _finish_gradients(
+    rig: Rig,
+    turn: Turn,
+    found: Mapping[str, int | Tensor],
+    known: Mapping[str, int] | None,
+    micro_batches: Sequence[MicroBatch],
+) -> Tensor | None:
     """Unscales, normalises by the units that were really there, and clips; gives the norm where it clips."""
     parameters = rig.parameters_of(turn.optimizers)
     if rig.scaler:

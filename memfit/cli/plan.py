@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import click
 
-from memfit.cli.options import choose_device, device_option, json_option, memory_option, print_json, set_option, whole_number
+from memfit.cli.options import (
+    choose_device,
+    device_option,
+    json_option,
+    memory_option,
+    print_json,
+    set_option,
+    whole_number,
+)
 from memfit.errors import Exit, InputError
 
 

@@ -7,7 +7,15 @@ from typing import Any
 
 import click
 
-from memfit.cli.options import choose_device, device_option, json_option, memory_option, print_json, set_option, whole_number
+from memfit.cli.options import (
+    choose_device,
+    device_option,
+    json_option,
+    memory_option,
+    print_json,
+    set_option,
+    whole_number,
+)
 from memfit.errors import Exit, InputError
 
 

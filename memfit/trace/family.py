@@ -119,7 +119,9 @@ def fit(shapes: list[Shape], sizes: np.ndarray | None, storages: np.ndarray) -> 
 
 def cut(trace: Trace, end: int, phases: tuple[tuple[str, int, int], ...]) -> Trace:
     """The events before ``end``; storages and operators keep their numbers."""
-    return dataclasses.replace(trace, kind=trace.kind[:end], storage=trace.storage[:end], operator=trace.operator[:end], phases=phases)
+    return dataclasses.replace(
+        trace, kind=trace.kind[:end], storage=trace.storage[:end], operator=trace.operator[:end], phases=phases
+    )
 
 
 def varying(marks: list[tuple[int, str]], start: int, end: int) -> Slices:

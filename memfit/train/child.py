@@ -45,13 +45,15 @@ def run(folder: RunFolder, windows: int, resume: bool) -> Exit:
     """Trains a run's plan within its budget."""
     backend.register()
     plan = read_plan(folder.plan)
-    job = load_job(plan.job, {name: value for name, value in plan.settings.items()})
+    job = load_job(plan.job, dict(plan.settings))
     device = _device(plan)
     samples, lengths = job.dataset(), job.lengths()
     if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
         write = "write dataset(self) -> a sequence of samples, with a length"
         raise InputError(f"{type(job).__name__}.dataset()", f"gave {type(samples).__name__}, not a sequence", write)
-    course_windows = Windows(size=len(samples), lengths=lengths, global_batch=plan.global_batch, micro_batch=plan.micro_batch, seed=plan.seed)
+    course_windows = Windows(
+        size=len(samples), lengths=lengths, global_batch=plan.global_batch, micro_batch=plan.micro_batch, seed=plan.seed
+    )
     plain_nets(job)
     job.collate([samples[0]])
     warm_up()
@@ -65,28 +67,49 @@ def run(folder: RunFolder, windows: int, resume: bool) -> Exit:
         last = windows or job.windows
         with Progress(first, last, plan) as shown:
             course = Course(
-                plan=plan, folder=folder, samples=samples, lengths=lengths, windows=course_windows, first=first, last=last,
-                resident_before=resident, show=shown.line,
-            )  # fmt: skip
+                plan=plan,
+                folder=folder,
+                samples=samples,
+                lengths=lengths,
+                windows=course_windows,
+                first=first,
+                last=last,
+                resident_before=resident,
+                show=shown.line,
+            )
             return train(rig, course)
     except Exception as error:
         if not limit.is_memory_failure(error):
             raise
         limit.lift()
         message = str(error).splitlines()[0] if str(error) else type(error).__name__
-        print(f"memfit: out of memory: {message[-160:]}; the budget is {format_size(plan.budget_bytes)} over the {format_size(before)} held before; "
-              "plan again with a smaller --micro-batch or a larger --memory, and go on with --resume", file=sys.stderr)  # fmt: skip
+        print(
+            f"memfit: out of memory: {message[-160:]}; the budget is {format_size(plan.budget_bytes)} "
+            f"over the {format_size(before)} held before; "
+            "plan again with a smaller --micro-batch or a larger --memory, and go on with --resume",
+            file=sys.stderr,
+        )
         return Exit.STOPPED
 
 
 def _device(plan: Plan) -> torch.device:
     if len(plan.micro_batches) > 1:
-        raise InputError(f"plan for {len(plan.micro_batches)} devices", "memfit run trains on one device", "plan again with --devices 1")
+        raise InputError(
+            f"plan for {len(plan.micro_batches)} devices",
+            "memfit run trains on one device",
+            "plan again with --devices 1",
+        )
     if plan.device == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise InputError(f"plan for {plan.device}", "this machine has no CUDA device", "plan again with --device cpu or --memory SIZE")
-    torch.cuda.set_per_process_memory_fraction(min(plan.budget_bytes / torch.cuda.get_device_properties(0).total_memory, 1.0))
+        raise InputError(
+            f"plan for {plan.device}",
+            "this machine has no CUDA device",
+            "plan again with --device cpu or --memory SIZE",
+        )
+    torch.cuda.set_per_process_memory_fraction(
+        min(plan.budget_bytes / torch.cuda.get_device_properties(0).total_memory, 1.0)
+    )
     return torch.device("cuda")
 
 

@@ -31,7 +31,7 @@ def resident_bytes() -> int:
 
 
 def peak_resident_bytes() -> int:
-    """The most of ``resident_bytes`` since the start, or since ``reset_peak``; pages of files counted as they are now."""
+    """The most of ``resident_bytes`` since the start or ``reset_peak``; pages of files counted as they are now."""
     return _status("VmHWM") - _status("RssFile")
 
 
@@ -61,7 +61,9 @@ def is_memory_failure(error: BaseException) -> bool:
 
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "could not create a memory" in str(error))
+    return isinstance(error, RuntimeError) and (
+        "can't allocate memory" in str(error) or "could not create a memory" in str(error)
+    )
 
 
 def _status(name: str) -> int:

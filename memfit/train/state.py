@@ -29,7 +29,10 @@ def save_state(rig: Rig, next_window: int, path: Path) -> None:
         "scaler": rig.scaler.state_dict() if rig.scaler else None,
         "ema": {name: net.state_dict() for name, net in rig.ema.items()},
         "buffers": {name: dict(net.named_buffers()) for name, net in rig.nets.items() if is_trained(net)},
-        "random": {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []},
+        "random": {
+            "cpu": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        },
     }
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -55,7 +58,16 @@ def load_state(rig: Rig, path: Path) -> int:
         if spoiled is not None:
             raise zipfile.BadZipFile(f"the checksum of {spoiled} is another")
         state: dict[str, Any] = torch.load(path, map_location=rig.device, weights_only=True)
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError, zipfile.BadZipFile, zlib.error) as error:
+    except (
+        RuntimeError,
+        EOFError,
+        OSError,
+        ValueError,
+        KeyError,
+        pickle.UnpicklingError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
         raise InputError(f"checkpoint {path}", f"it is torn or no checkpoint: {describe(error)}", again) from error
     if not isinstance(state, dict) or state.get("memfit_checkpoint") != FORMAT:
         raise InputError(f"checkpoint {path}", f"it was not written by this version of memfit (format {FORMAT})", again)
