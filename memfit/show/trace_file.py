@@ -28,7 +28,7 @@ def write_trace(path: Path, prediction: Prediction) -> None:
         InputError: the file cannot be written.
     """
     trace = prediction.trace
-    columns = {field.name: getattr(trace, field.name) for field in fields(Trace) if field.name not in _TABLES}
+    columns: dict[str, Any] = {field.name: getattr(trace, field.name) for field in fields(Trace) if field.name not in _TABLES}
     told = {
         "memfit_trace": VERSION, "job": prediction.job, "settings": prediction.settings, "shape": asdict(prediction.shape),
         "micro_batch": prediction.micro_batch, "unit": prediction.unit, "device": asdict(prediction.device),
@@ -62,9 +62,10 @@ def read_trace(path: Path) -> Prediction:
         raise InputError(f"trace {path}", f"not a trace of memfit ({type(error).__name__})", again) from error
 
 
-def _prediction(told: dict[str, Any], columns: dict[str, np.ndarray]) -> Prediction:
+def _prediction(told: dict[str, Any], columns: dict[str, Any]) -> Prediction:
     phases = tuple((name, start, end) for name, start, end in told.pop("phases"))
-    trace = Trace(**columns, **{name: tuple(told.pop(name)) for name in ("names", "modules", "parts")}, phases=phases)
+    columns |= {name: tuple(told.pop(name)) for name in ("names", "modules", "parts")}
+    trace = Trace(**columns, phases=phases)
     capability = told["device"]["compute_capability"]
     told["device"]["compute_capability"] = capability and tuple(capability)
     return Prediction(
