@@ -10,6 +10,8 @@ import numpy as np
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 
 ELSEWHERE = "outside of any module"
+WIDE, NARROW = 0.15, 0.005
+"""Parts of all bytes: above the first a module is opened, below the second it is counted with the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,10 +24,10 @@ class ModuleRow:
     """Only those that are there."""
 
 
-def by_module(trace: Trace, event: int, state: Mapping[str, Mapping[str, int]] | None = None, most: int = 24) -> list[ModuleRow]:
+def by_module(trace: Trace, event: int, state: Mapping[str, Mapping[str, int]] | None = None, most: int = 20) -> list[ModuleRow]:
     """The largest modules just after an event, and one row for the rest; the rows sum to all that is alive.
 
-    The tree of modules is opened where it is heaviest, until ``most`` rows are there.
+    The tree of modules is opened at every branch that holds more than ``WIDE`` of all, where the rows stay ``most``.
 
     Args:
         state: bytes of parameters, frozen and buffers by module path and category: a trace does not say whose those
@@ -35,7 +37,20 @@ def by_module(trace: Trace, event: int, state: Mapping[str, Mapping[str, int]] |
     _spread_state(leaves, state or {})
     rows = _open_up(leaves, most)
     named = [ModuleRow(module=name, total=sum(sums.values()), categories=sums) for name, sums in rows.items()]
-    return sorted((row for row in named if row.total), key=lambda row: (-row.total, row.module))
+    return _rest_as_one(sorted((row for row in named if row.total), key=lambda row: (-row.total, row.module)))
+
+
+def _rest_as_one(rows: list[ModuleRow]) -> list[ModuleRow]:
+    whole = sum(row.total for row in rows)
+    small = [row for row in rows if row.total < NARROW * whole]
+    if len(small) < 2:
+        return rows
+    sums: dict[str, int] = {}
+    for row in small:
+        for category, nbytes in row.categories.items():
+            sums[category] = sums.get(category, 0) + nbytes
+    rest = ModuleRow(module=f"{len(small)} smaller rows", total=sum(sums.values()), categories=sums)
+    return [*rows[: len(rows) - len(small)], rest]
 
 
 def _alive(trace: Trace, event: int) -> dict[str, dict[str, int]]:
@@ -69,8 +84,9 @@ def _open_up(leaves: dict[str, dict[str, int]], most: int) -> dict[str, dict[str
     """Rows by module path: what lies outside of any module, then the heaviest branches, each opened as far as it fits."""
     rows = {ELSEWHERE: dict(leaves.get("", {}))}
     branches = _children(leaves, "")
+    whole = sum(sum(entry.values()) for entry in leaves.values())
     while True:
-        openable = [path for path in branches if len(_children(leaves, path)) + (path in leaves) > 1]
+        openable = [path for path in branches if _weight(leaves, path) > WIDE * whole and _children(leaves, path)]
         if not openable:
             break
         widest = max(openable, key=lambda path: _weight(leaves, path))

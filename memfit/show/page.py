@@ -97,7 +97,16 @@ def _environment() -> Any:
         jinja2 = import_module("jinja2")
     except ImportError:
         raise InputError("memfit report", "jinja2 is not installed", "pip install 'memfit[report]'") from None
-    return jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    environment.filters["path"] = _path
+    return environment
+
+
+def _path(text: str) -> Any:
+    """A module path that a narrow column breaks after its dots and underscores."""
+    from markupsafe import Markup, escape
+
+    return escape(text).replace(".", Markup(".<wbr>")).replace("_", Markup("_<wbr>"))
 
 
 def _plotly() -> str:

@@ -52,7 +52,7 @@
       }));
       if (d.held) bands.push({ x: d.x, y: d.held.map((v) => v / scale), mode: "lines", name: "reserved", hoverinfo: "skip", line: { color: colour("ink"), width: 1.5, dash: "dot", shape: "hv" } });
       bands.push({
-        x: d.x, y: d.total.map((v) => v / scale), mode: "lines", name: "", line: { width: 1, color: colour("ink"), shape: "hv" },
+        x: d.x, y: d.total.map((v) => v / scale), mode: "lines", name: "", line: { width: 0.75, color: colour("quiet"), shape: "hv" },
         text: d.x.map((_, i) => `<b>${size(d.total[i])}</b><br>${escape(place(d, i)[0] || "outside of any module")}<br>${escape(place(d, i)[1])}`.split("<br>").map(cut).join("<br>")),
         hovertemplate: "%{text}<extra></extra>",
       });
@@ -138,6 +138,8 @@
     const slider = figure.querySelector("input");
     const [unit, scale] = scaleOf(d.highest || 1);
     const shown = (panel, v) => (v === null ? "unknown" : panel.bytes ? size(v) : Number(v.toPrecision(4)).toLocaleString("en", { maximumSignificantDigits: 4 }));
+    const glyph = (line) => ({ dash: "╍", dot: "┅" })[line.dash] || "●";
+    const title = (panel) => `<b>${escape(panel.name)}</b>${panel.lines.length > 1 ? panel.lines.map((line) => `   <span style="color:${colour(line.colour)}">${glyph(line)} ${escape(line.name)}</span>`).reverse().join("") : ""}`;
     const traces = () => d.panels.flatMap((panel, p) => panel.lines.map((line) => ({
       x: d.x, y: line.y.map((v) => (v === null ? null : panel.bytes ? v / scale : v)), yaxis: p ? `y${p + 1}` : "y", name: escape(line.name),
       mode: d.x.length < 60 && !line.dash ? "lines+markers" : "lines", marker: { size: 6, symbol: line.symbol }, line: { color: colour(line.colour), dash: line.dash || "solid", width: 2 },
@@ -148,8 +150,8 @@
       const n = d.panels.length, annotations = [], axes = {};
       d.panels.forEach((panel, p) => {
         const high = 1 - p / n, low = 1 - (p + 1) / n + 0.055;
-        axes[p ? `yaxis${p + 1}` : "yaxis"] = { ...axis, domain: [low, high - 0.035], nticks: 5, rangemode: panel.zero ? "tozero" : "normal", ticksuffix: panel.bytes ? ` ${unit}` : "" };
-        annotations.push({ xref: "paper", yref: "paper", x: 0, xanchor: "left", y: high - 0.03, yanchor: "bottom", showarrow: false, text: `<b>${escape(panel.name)}</b>`, font: { size: 13 } });
+        axes[p ? `yaxis${p + 1}` : "yaxis"] = { ...axis, domain: [low, high - 0.035], nticks: 5, rangemode: panel.zero ? "tozero" : "normal", ...(panel.whole ? { dtick: Math.max(1, Math.ceil(Math.max(...panel.lines[0].y) / 4)) } : {}), ticksuffix: panel.bytes ? ` ${unit}` : "" };
+        annotations.push({ xref: "paper", yref: "paper", x: 0, xanchor: "left", y: high - 0.03, yanchor: "bottom", showarrow: false, text: title(panel), font: { size: 13 } });
       });
       return {
         ...layout, annotations, margin: { l: 78, r: 14, t: 8, b: 42 }, hoversubplots: "axis", ...axes,

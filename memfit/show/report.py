@@ -45,7 +45,7 @@ def prediction_report(prediction: Prediction) -> Page:
     job, problem = _job(prediction.job, prediction.settings)
     return Page(
         title=f"prediction of {prediction.job}",
-        verdict=headline(prediction).plain,
+        verdict=headline(prediction).plain.rstrip("."),
         tone=TONES[prediction.footprint.verdict],
         about=_about(prediction),
         sections=memory_sections(prediction, _state(job)),

@@ -14,7 +14,7 @@ def audit_report(audit: Audit, target: str) -> Page:
     codes = sorted({finding.code for finding in audit.findings})
     worlds = ", ".join(map(str, audit.counts))
     verdict = f"Faults: {', '.join(codes)}" if codes else "No fault found; what is repeated or missing is counted below"
-    findings = [{"title": f"{f.code}, {_ranks(f.world)}", "text": f.text, "cure": f.cure} for f in audit.findings]
+    findings = [{"title": f"{f.code}, {_ranks(f.world)}", "text": f.text.replace(f.cure, "").strip(), "cure": f.cure} for f in audit.findings]
     strips = [strips_of(audit.picture(world, COLUMNS), _ranks(world)) for world in audit.counts]
     text = "One epoch. A bar's height is the part of the ids there that the rank is given: full bars of “all” mean that every sample is seen."
     sections = [

@@ -131,7 +131,8 @@ def _phases(prediction: Prediction) -> Section:
         more = (format_size(phase.reserved_bytes), format_size(phase.process_bytes), interval) if cuda else ()
         part = f"{phase.process_bytes / budget:.0%}" if budget else "unknown"
         largest = phase.largest_request
-        rows.append((name, format_size(phase.allocated_bytes), *more, part, format_size(largest.bytes), largest.module or "–", largest.operator or "–"))
+        asked = (format_size(largest.bytes), largest.module or "–", largest.operator or "–") if largest.bytes else ("none", "–", "–")
+        rows.append((name, format_size(phase.allocated_bytes), *more, part, *asked))
     text = "Process is what nvidia-smi shows: reserved, with the CUDA context and what libraries hold." if cuda else ""
     table = Table(caption=f"Peaks by phase; the limit is {format_size(budget)}", columns=columns, rows=rows, numeric=columns[1:-2], code=("module", "operator"))
     return Section(title="Phases", text=text, tables=[table])

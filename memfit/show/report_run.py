@@ -64,7 +64,7 @@ def _windows(plan: Plan, lines: list[dict[str, Any]]) -> Section:
         ]},
         {"name": "loss", "bytes": False, "zero": False, "lines": [{"name": "loss", "y": column("loss"), "colour": "activations", "dash": "", "symbol": "circle"}]},
         {"name": f"{plan.unit} a second", "bytes": False, "zero": True, "lines": [{"name": f"{plan.unit} a second", "y": column("units_per_second"), "colour": "optimizer", "dash": "", "symbol": "circle"}]},
-        {"name": "micro-batches", "bytes": False, "zero": True, "lines": [{"name": "micro-batches", "y": column("micro_batches"), "colour": "ema", "dash": "", "symbol": "circle"}]},
+        {"name": "micro-batches", "bytes": False, "zero": True, "whole": True, "lines": [{"name": "micro-batches", "y": column("micro_batches"), "colour": "ema", "dash": "", "symbol": "circle"}]},
     ]  # fmt: skip
     figure = {"kind": "windows", "id": "windows", "x": [line["window"] for line in shown], "panels": panels, "highest": max(known)}
     return Section(title="The run, window by window", text=_compared(lines), figure=figure, folded=[_window_table(plan, lines)])
@@ -109,7 +109,7 @@ def strips_of(picture: Picture, title: str, table: Table | None = None) -> dict[
     if picture.length is not None and picture.padding is not None:
         longest = float(np.nanmax(picture.length)) if np.isfinite(picture.length).any() else 1.0
         axis = ("step 0", f"step {picture.steps - 1:,}")
-        lengths = [_strip(f"len {rank}", picture.length[rank] / (longest or 1), note=f"to {np.nanmax(picture.length[rank]):,.4g}") for rank in range(min(ranks, 4))]
+        lengths = [_strip(f"len {rank}", picture.length[rank] / (longest or 1), note=f"max {np.nanmax(picture.length[rank]):,.4g}") for rank in range(min(ranks, 4))]
         padding = [_strip(f"pad {rank}", picture.padding[rank]) for rank in range(min(ranks, 4))]
         groups += [{"axis": (f"mean length, {axis[0]}", axis[1]), "rows": lengths}, {"axis": (f"padding, {axis[0]}", axis[1]), "rows": padding}]
     return {"title": title, "groups": groups, "table": table}
