@@ -139,8 +139,8 @@
     const [unit, scale] = scaleOf(d.highest || 1);
     const shown = (panel, v) => (v === null ? "unknown" : panel.bytes ? size(v) : Number(v.toPrecision(4)).toLocaleString("en", { maximumSignificantDigits: 4 }));
     const glyph = (line) => ({ dash: "╍", dot: "┅" })[line.dash] || "●";
-    const title = (panel) => `<b>${escape(panel.name)}</b>${panel.lines.length > 1 ? panel.lines.map((line) => `   <span style="color:${colour(line.colour)}">${glyph(line)} ${escape(line.name)}</span>`).reverse().join("") : ""}`;
-    const traces = () => d.panels.flatMap((panel, p) => panel.lines.map((line) => ({
+    const title = (panel) => `<b>${escape(panel.name)}</b>${panel.lines.length > 1 ? panel.lines.map((line) => `   <span style="color:${colour(line.colour)}">${line.far ? "↑" : glyph(line)} ${escape(line.name)}${line.far ? ` ${size(line.y[0])}` : ""}</span>`).reverse().join("") : ""}`;
+    const traces = () => d.panels.flatMap((panel, p) => panel.lines.filter((line) => !line.far).map((line) => ({
       x: d.x, y: line.y.map((v) => (v === null ? null : panel.bytes ? v / scale : v)), yaxis: p ? `y${p + 1}` : "y", name: escape(line.name),
       mode: d.x.length < 60 && !line.dash ? "lines+markers" : "lines", marker: { size: 6, symbol: line.symbol }, line: { color: colour(line.colour), dash: line.dash || "solid", width: 2 },
       text: line.y.map((v) => `${escape(line.name)}: ${shown(panel, v)}`), hovertemplate: "%{text}<extra></extra>",

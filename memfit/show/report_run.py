@@ -15,6 +15,8 @@ from memfit.sizes import format_size
 
 TABLE_ROWS = 24
 MOST_RANKS = 16
+FAR = 4
+"""A budget that is so many times what was taken is told and not drawn."""
 
 
 def run_verdict(path: Path, plan: Plan, lines: list[dict[str, Any]]) -> tuple[str, str]:
@@ -55,10 +57,11 @@ def _windows(plan: Plan, lines: list[dict[str, Any]]) -> Section:
         return [number(line.get(name)) for line in shown]
 
     measured, predicted = column("measured_process_bytes"), column("predicted_process_bytes")
-    known = [value for value in (*measured, *predicted, plan.budget_bytes) if value is not None]
+    known = max((value for value in (*measured, *predicted) if value is not None), default=plan.budget_bytes)
+    near = plan.budget_bytes < FAR * known
     panels = [
         {"name": "memory", "bytes": True, "zero": True, "lines": [
-            {"name": "budget", "y": [plan.budget_bytes] * len(shown), "colour": "limit", "dash": "dash", "symbol": "line-ew"},
+            {"name": "budget", "y": [plan.budget_bytes] * len(shown), "colour": "limit", "dash": "dash", "symbol": "line-ew", "far": not near},
             {"name": "predicted", "y": predicted, "colour": "quiet", "dash": "dot", "symbol": "square"},
             {"name": "measured", "y": measured, "colour": "accent", "dash": "", "symbol": "circle"},
         ]},
@@ -66,7 +69,7 @@ def _windows(plan: Plan, lines: list[dict[str, Any]]) -> Section:
         {"name": f"{plan.unit} a second", "bytes": False, "zero": True, "lines": [{"name": f"{plan.unit} a second", "y": column("units_per_second"), "colour": "optimizer", "dash": "", "symbol": "circle"}]},
         {"name": "micro-batches", "bytes": False, "zero": True, "whole": True, "lines": [{"name": "micro-batches", "y": column("micro_batches"), "colour": "ema", "dash": "", "symbol": "circle"}]},
     ]  # fmt: skip
-    figure = {"kind": "windows", "id": "windows", "x": [line["window"] for line in shown], "panels": panels, "highest": max(known)}
+    figure = {"kind": "windows", "id": "windows", "x": [line["window"] for line in shown], "panels": panels, "highest": max(known, plan.budget_bytes) if near else known}
     return Section(title="The run, window by window", text=_compared(lines), figure=figure, folded=[_window_table(plan, lines)])
 
 

@@ -50,7 +50,7 @@ def read_trace(path: Path) -> Prediction:
     """
     again = "make it again with memfit predict --trace F.npz"
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             told = json.loads(str(file["told"]))
             columns = {name: file[name] for name in file.files if name != "told"}
         if told.pop("memfit_trace") != VERSION:
@@ -58,7 +58,7 @@ def read_trace(path: Path) -> Prediction:
         return _prediction(told, columns)
     except OSError as error:
         raise InputError(f"trace {path}", f"cannot be read: {error.strerror or error}", "write the path of a file that memfit predict --trace wrote") from error
-    except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+    except (EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
         raise InputError(f"trace {path}", f"not a trace of memfit ({type(error).__name__})", again) from error
 
 

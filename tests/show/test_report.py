@@ -207,8 +207,12 @@ def test_a_run_shows_what_was_measured_against_what_was_predicted(driver, plan, 
     opened(driver, tmp_path / "report.html")
     assert driver.find_element("css selector", "h1").text == "≈ Not finished: stopped after 9000 windows, loss 2 to 1; peak 1.2 KiB of 1.00 GiB"
     assert "23.4% more" in driver.find_element("css selector", "section p").text
-    highest = "return Math.max(...document.querySelector('#windows .plot').data[2].y) * 1024 ** 0"
-    assert driver.execute_script(highest) in (1234, 1234 / 1024), "the highest of 9000 windows is kept"
+    memory = driver.execute_script("return JSON.parse(document.querySelector('#data').textContent)[0].panels[0].lines")
+    assert [(line["name"], max(line["y"])) for line in memory] == [("budget", 1 << 30), ("predicted", 1000), ("measured", 1234)]
+    assert len(memory[0]["y"]) <= 1500, "few windows are drawn, and the highest is among them"
+    drawn = driver.execute_script("return document.querySelector('#windows .plot').data.map(line => line.y.length)")
+    assert len(drawn) == 5, "the budget lies far above, and is told in the title"
+    assert "budget 1.00 GiB" in text(driver, "#windows .infolayer")
     cells = [row.text.split() for row in driver.find_elements("css selector", "section:nth-of-type(2) tbody tr")]
     assert cells == [["rank", "0", "9,000", "9,000", "16", "563", "×"], ["rank", "1", "9,000", "9,000", "16", "563", "×"]]
 
