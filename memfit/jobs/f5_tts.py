@@ -45,7 +45,7 @@ class F5TTS(Job):
     """Chance that a micro-batch loses its conditioning mel alone."""
     ignore_padding: bool = False
     """True: a clip's loss does not depend on the clips beside it. False, as upstream: attention and response norms see
-    padding."""
+    padding. True costs memory that grows with the square of the length."""
     draws: Literal["step", "sample"] = "step"
     """Where noise, flow time, span and drops come from: the step (upstream), or each sample's own seed, so that a
     window learns the same however it is split."""

@@ -21,7 +21,6 @@ from memfit.jobs.nets.text2semantic import Text2Semantic
 from memfit.jobs.optimizers.scaled_adam import ScaledAdam
 
 SYMBOLS = {"v1": 512, "v2": 732}
-PHONEMES_PER_SECOND = 9
 TOKENS_PER_SECOND = 25
 TEXT_FEATURES = 1024
 
@@ -33,6 +32,10 @@ class S1(Job):
     version: Literal["v1", "v2"] = "v2"
     clip_seconds: float = 10.0
     """Length of a made-up clip, and the longest of the data set; memory grows with its square (upstream: up to 54)."""
+    attention: Literal["fused", "unfused"] = "fused"
+    """fused, as upstream: the kernel that torch chooses. unfused: every layer keeps its scores, of (b x 16, S, S)."""
+    phonemes_per_second: float = 9.0
+    """Of a made-up clip."""
     learning_rate: float = 0.002
     """Constant: upstream's code overrides the schedule of its configuration."""
     dim: int = 512
@@ -55,7 +58,11 @@ class S1(Job):
 
     def nets(self) -> Nets:
         net = Text2Semantic(
-            phonemes=SYMBOLS[self.version], dim=self.dim, depth=self.depth, num_heads=max(1, self.dim // 32)
+            phonemes=SYMBOLS[self.version],
+            dim=self.dim,
+            depth=self.depth,
+            num_heads=max(1, self.dim // 32),
+            fused=self.attention == "fused",
         )
         return {"gpt": net}
 
@@ -68,7 +75,7 @@ class S1(Job):
 
     def batch(self, shape: Shape) -> dict[str, Tensor]:
         """phonemes (b, p), tokens (b, t), their lengths (b,), text features (b, 1024, p)."""
-        p, t = round(PHONEMES_PER_SECOND * self.clip_seconds), round(TOKENS_PER_SECOND * self.clip_seconds)
+        p, t = round(self.phonemes_per_second * self.clip_seconds), round(TOKENS_PER_SECOND * self.clip_seconds)
         return {
             "phonemes": torch.randint(0, SYMBOLS[self.version], (shape.items, p)),
             "phoneme_lengths": torch.full((shape.items,), p),

@@ -19,12 +19,9 @@ from torch.optim import AdamW, Optimizer
 from memfit.job import Job, Loss, Nets, Precision, Shape, Turn
 from memfit.jobs.data.mel import compress, spectrogram
 from memfit.jobs.data.sovits_clips import FRAMES_PER_SECOND, HOP, SovitsClip, sovits_clips
-from memfit.jobs.gpt_sovits_s1 import PHONEMES_PER_SECOND
 from memfit.jobs.nets.hifigan import Discriminator, Judgement
 from memfit.jobs.nets.sovits import PERIODS, WIDTHS, Made, Sovits, Widths, cut
 
-SEGMENT = 32
-"""Frames that the generator turns into a waveform: 20480 samples."""
 Batch = dict[str, Tensor]
 
 
@@ -36,6 +33,10 @@ class S2(Job):
     version: Literal["v1", "v2", "v2pro", "v2proplus"] = "v2"
     clip_seconds: float = 10.0
     """Length of a made-up clip, and the longest of the data set (upstream: 0.64 to 38)."""
+    phonemes_per_second: float = 9.0
+    """Of a made-up clip."""
+    segment_frames: int = 32
+    """Frames of each clip that become a waveform: 20480 samples."""
     learning_rate: float = 1e-4
     text_rate: float = 0.4
     """Learning rate of the text modules, times ``learning_rate``."""
@@ -48,6 +49,7 @@ class S2(Job):
         "micro_batch": "GPT_SoVITS/configs/s2.json: train.batch_size (clips)",
         "precision": "GPT_SoVITS/configs/s2.json: train.fp16_run",
         "clip_seconds": "GPT_SoVITS/s2_train.py: the bucket sampler's boundaries, 32 to 1900 frames",
+        "segment_frames": "GPT_SoVITS/configs/s2.json: train.segment_size (640 samples a frame)",
         "accumulation": "GPT_SoVITS/s2_train.py: no key; step optim_d and optim_g every k batches",
         "fused": "GPT_SoVITS/s2_train.py: AdamW(…, fused=True) for optim_g and optim_d",
         "engine": "GPT_SoVITS/configs/s2.json: train.gpu_numbers (DDP, find_unused_parameters=True)",
@@ -94,7 +96,7 @@ class S2(Job):
     def batch(self, shape: Shape) -> Batch:
         """features (b, 768, t), spectrum (b, 1025, t), wave (b, 1, 640 t), phonemes (b, p), their lengths (b,)."""
         b, w = shape.items, self.widths()
-        t, p = int(FRAMES_PER_SECOND * self.clip_seconds) // 2 * 2, round(PHONEMES_PER_SECOND * self.clip_seconds)
+        t, p = int(FRAMES_PER_SECOND * self.clip_seconds) // 2 * 2, round(self.phonemes_per_second * self.clip_seconds)
         batch = {
             "features": torch.randn(b, w.features, t),
             "spectrum": torch.rand(b, w.spectrum, t),
@@ -134,12 +136,13 @@ class S2(Job):
 
     def _generate(self, nets: Nets, batch: Batch, shared: dict[str, Any]) -> None:
         """The forward that both turns share: made and real segments, as waveforms and as mel."""
+        segment = self.segment_frames
         inputs = {key: value for key, value in batch.items() if key != "wave"}
-        made: Made = nets["generator"](**inputs, segment=SEGMENT)
+        made: Made = nets["generator"](**inputs, segment=segment)
         shared["made"] = made
-        shared["mel_real"] = cut(compress(batch["spectrum"]), made.start, SEGMENT)
+        shared["mel_real"] = cut(compress(batch["spectrum"]), made.start, segment)
         shared["mel_made"] = compress(spectrogram(made.wave[:, 0].float()))
-        shared["real"] = cut(batch["wave"], made.start * HOP, SEGMENT * HOP)
+        shared["real"] = cut(batch["wave"], made.start * HOP, segment * HOP)
 
     def units(self, batch: Batch) -> dict[str, int]:
         b = len(batch["lengths"])
@@ -193,13 +196,16 @@ class Tiny(S2):
 
     precision: Precision = "fp32"
     clip_seconds: float = 1.6
+    phonemes_per_second: float = 20.0
+    segment_frames: int = 16
     learning_rate: float = 1e-3
     clips: int = 32
 
     def widths(self) -> Widths:
         return dataclasses.replace(
             WIDTHS["v2"], features=64, codes=64, hidden=48, inner=96, depth=2, dropout=0.0, cross=64, style=64,
-            upsample=32, start=0.15, posterior_depth=3, flow_depth=2,
+            upsample=32, rates=(10, 8, 8),
+            kernels=(16, 16, 16), start=0.1, posterior_depth=3, flow_depth=2,
         )  # fmt: skip
 
     def nets(self) -> Nets:

@@ -17,7 +17,6 @@ from torch.optim import AdamW, Optimizer
 
 from memfit.job import Job, Loss, Nets, Precision, Shape
 from memfit.jobs.data.sovits_clips import FRAMES_PER_SECOND, SovitsClip, sovits_clips
-from memfit.jobs.gpt_sovits_s1 import PHONEMES_PER_SECOND
 from memfit.jobs.gpt_sovits_s2 import collate
 from memfit.jobs.nets.lora import adapt
 from memfit.jobs.nets.sovits import WIDTHS, SovitsV3
@@ -37,6 +36,8 @@ class S2V3(Job):
     """Length of a made-up clip, and the longest of the data set (upstream: 0.64 to 38)."""
     shortcut: float = 0.3
     """Chance of the two extra forwards in a micro-batch of the data set; a made-up micro-batch always has them."""
+    phonemes_per_second: float = 9.0
+    """Of a made-up clip."""
     learning_rate: float = 1e-4
     dim: int = 1024
     """Width of the DiT."""
@@ -77,7 +78,7 @@ class S2V3(Job):
         ``halvings`` (b,): the step of the extra forwards is 2^-halvings; (0,): there are none.
         """
         b, w = shape.items, WIDTHS["v2"]
-        t, p = int(FRAMES_PER_SECOND * self.clip_seconds) // 2 * 2, round(PHONEMES_PER_SECOND * self.clip_seconds)
+        t, p = int(FRAMES_PER_SECOND * self.clip_seconds) // 2 * 2, round(self.phonemes_per_second * self.clip_seconds)
         n = int(MEL_PER_FRAME * t)
         return {
             "features": torch.randn(b, w.features, t),

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from diffusers import DDIMScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -19,6 +18,7 @@ from memfit.errors import InputError
 from memfit.job import Job, Loss, Nets, Precision, Shape
 from memfit.jobs.data import frames as video
 from memfit.jobs.latentsync_video import judge, lip_sync
+from memfit.jobs.nets.diffusion import ddim, one_step
 from memfit.jobs.nets.evaluators import FaceDetector, SyncEvaluator
 from memfit.jobs.nets.frozen import audio_embeddings, decode, encode, frozen, hidden_states, sd_vae, whisper_encoder
 from memfit.jobs.nets.perceptual import LpipsVgg
@@ -257,8 +257,6 @@ class Stage1(Job):
             "posterior": torch.randn(clips, 3, self.frames, 4, side, side, **kind),
         }
 
-    # ---- validation
-
     def validation_batch(self, shape: Shape) -> dict[str, Tensor]:
         """Made-up faces (v, 3, r, r) as bytes, and their sound as Whisper and as the evaluator hear it."""
         count, home = self.validation_frames, "cpu" if self.validation_keeps == "host" else None
@@ -273,8 +271,6 @@ class Stage1(Job):
     def validate(self, nets: Nets, batch: Any) -> Mapping[str, Tensor]:
         """Upstream's inference on a whole video, then how well lips and sound agree in it."""
         return judge(self, nets, lip_sync(self, nets, batch), batch["cepstra"])
-
-    # ---- data
 
     def dataset(self) -> Sequence[video.TalkingClip]:
         return video.talking_clips(self.clips, self.frames, self.resolution)
@@ -383,24 +379,6 @@ class Tiny(Stage2):
             "positions": torch.from_numpy(video.whisper_positions(clip.start, count)),
             "cepstra": torch.from_numpy(video.cepstra(clip.wave[clip.start * video.RATE // video.FPS :], count)),
         }
-
-
-def ddim() -> Any:
-    """Stable Diffusion's noise schedule of 1000 steps."""
-    return DDIMScheduler(
-        beta_start=0.00085,
-        beta_end=0.012,
-        beta_schedule="scaled_linear",
-        clip_sample=False,
-        set_alpha_to_one=False,
-        steps_offset=1,
-    )
-
-
-def one_step(scheduler: Any, noisy: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-    """The clean latents that this noise in these noisy ones leaves: (x - sqrt(1 - a) e) / sqrt(a)."""
-    kept = scheduler.alphas_cumprod.to(noisy.device)[timesteps].to(noise.dtype)[:, None, None, None, None]
-    return (noisy - (1 - kept).sqrt() * noise) / kept.sqrt()
 
 
 def _choose_trained(unet: nn.Module, trained: str) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from memfit.job import Nets
 from memfit.jobs.data.frames import mouth_mask
+from memfit.jobs.nets.diffusion import ddim
 from memfit.jobs.nets.frozen import audio_embeddings, decode, encode, hidden_states
 
 if TYPE_CHECKING:
@@ -57,8 +58,6 @@ def _audio(nets: Nets, mel: Tensor, positions: Tensor) -> Tensor:
 
 def _paint(job: Stage1, nets: Nets, faces: Tensor, audio: Tensor, latents: Tensor) -> Tensor:
     """At most ``job.frames`` faces (f, 3, r, r) as bytes to painted ones in [-1, 1], at the VAE's precision."""
-    from memfit.jobs.latentsync import ddim
-
     vae: Any = nets["vae"]
     dtype, twice = latents.dtype, 2 if job.guidance > 1 else 1
     pixels = faces / 127.5 - 1

@@ -27,14 +27,14 @@ from memfit.jobs.nets.syncnet import SyncNet, sync_loss
 CONFIG = "configs/training/<stage>.yaml"
 MODELS = "musetalk/utils/training_utils.py"
 LAUNCH = "configs/training/gpu.yaml"
-Box = tuple[int, int, int, int]
-"""Top, bottom, left, right, in pixels."""
 
 
 class Stage1(Job):
     """Stage 1: single images at 256². A sample is a clip of ``frames`` images, here one."""
 
     precision: Precision = "fp32"
+    autocasts_itself: ClassVar[bool] = True
+    """Where there is autocast, it is around the U-Net alone, as Accelerate puts it around the net it prepares."""
     checkpoint: str = "all"
     clip: float | None = 1.0
     validates: ClassVar[bool] = True
@@ -147,7 +147,7 @@ class Stage1(Job):
     # ---- a step
 
     def batch(self, shape: Shape) -> dict[str, Any]:
-        """Made-up clips: pixels (b, f, 3, r, r) and their sound; the boxes around the mouths are numbers."""
+        """Made-up clips: pixels (b, f, 3, r, r) their sound, boxes (b, f, 4) around the mouths."""
         side = self.resolution
         batch: dict[str, Any] = {
             "pixels": torch.rand(shape.items, self.frames, 3, side, side) * 2 - 1,
@@ -158,7 +158,7 @@ class Stage1(Job):
         if self.sync_weight:
             batch["mel"] = torch.randn(shape.items, 1, 80, video.MEL_COLUMNS)
         if self.mouth_gan_weight:
-            batch["mouths"] = [mouth_box(side)] * (shape.items * self.frames)
+            batch["mouths"] = torch.tensor(MOUTH).expand(shape.items, self.frames, 4).contiguous()
         return batch
 
     def turns(self, optimizers: Sequence[str]) -> list[Turn]:
@@ -184,8 +184,9 @@ class Stage1(Job):
             masked[..., self.resolution // 2 :, :] = -1
             seen = torch.cat([encode(vae, images.flatten(0, 1)) for images in (masked, batch["reference"])], dim=1)
             del masked
-        latents = nets["unet"](seen, torch.zeros(1, dtype=torch.long, device=seen.device), audio).sample
-        return decode(vae, latents).float()
+        with self.autocast(seen.device):
+            latents = nets["unet"](seen, torch.zeros(1, dtype=torch.long, device=seen.device), audio).sample
+        return decode(vae, latents.float())
 
     def _generator(self, nets: Nets, batch: Any, shared: dict[str, Any]) -> dict[str, Loss]:
         clips = batch["pixels"].shape[0]
@@ -231,10 +232,12 @@ class Stage1(Job):
 
     def _mouths(self, images: Tensor, batch: Any) -> Tensor:
         """Every image's mouth, enlarged to the image's own size: (n, 3, r, r)."""
-        size = (self.resolution, self.resolution)
-        boxes = zip(images, batch["mouths"], strict=True)
-        crops = (image[None, :, top:bottom, left:right] for image, (top, bottom, left, right) in boxes)
-        return torch.cat([F.interpolate(crop, size=size, mode="bilinear", align_corners=False) for crop in crops])
+        top, bottom, left, right = batch["mouths"].flatten(0, 1).T
+        zero = torch.zeros_like(top)
+        across, down = [right - left, zero, left + right - 1], [zero, bottom - top, top + bottom - 1]
+        zoom = torch.stack([torch.stack(across, 1), torch.stack(down, 1)], 1)
+        where = F.affine_grid(zoom, list(images.shape), align_corners=False)
+        return F.grid_sample(images, where, padding_mode="border", align_corners=False)
 
     def _discriminator(self, nets: Nets, batch: Any, shared: dict[str, Any]) -> Loss:
         self._repaint(nets, batch, shared)
@@ -282,7 +285,7 @@ class Stage1(Job):
         if self.sync_weight:
             batch["mel"] = video.stacked(video.sync_mel(clip.wave, clip.start) for clip in samples)
         if self.mouth_gan_weight:
-            batch["mouths"] = [mouth_box(self.resolution)] * (len(samples) * self.frames)
+            batch["mouths"] = torch.tensor(MOUTH).expand(len(samples), self.frames, 4).contiguous()
         return batch
 
 
@@ -297,13 +300,13 @@ class Stage2(Stage1):
 
 
 class Tiny(Stage2):
-    """Stage 2's code at 64 px with narrow nets and clips of 4 frames, on drawn faces that talk."""
+    """Stage 2's code at 64 px with narrow nets and clips of 2 frames, on drawn faces that talk."""
 
-    frames: int = 4
+    frames: int = 2
     resolution: int = 64
-    learning_rate: float = 2e-3
+    learning_rate: float = 1e-3
     critic_learning_rate: float = 5e-4
-    feature_weight: float = 0.1
+    feature_weight: float = 0.03
     clips: int = 16
 
     judged_size: ClassVar[int] = 128
@@ -333,11 +336,8 @@ UNET = {"sample_size": 32, "in_channels": 8, "out_channels": 4, "cross_attention
 """diffusers calls the number of heads ``attention_head_dim`` here; the rest is its default, Stable Diffusion's."""
 CRITICS = ("discriminator", "mouth_discriminator")
 TURNS = {"unet": "generator"}
-
-
-def mouth_box(resolution: int) -> Box:
-    """The mouth of a centred face."""
-    return resolution * 9 // 16, resolution * 15 // 16, resolution // 4, resolution * 3 // 4
+MOUTH = (0.5625, 0.9375, 0.25, 0.75)
+"""Top, bottom, left and right of the mouth of a centred face, of the image's height and width."""
 
 
 def _paths(net: nn.Module, name: str, kinds: Sequence[str]) -> list[str]:

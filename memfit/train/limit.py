@@ -11,8 +11,13 @@ import gc
 import resource
 from pathlib import Path
 
-ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
-"""For the child that is limited: with glibc's moving threshold, freed blocks stay in the heap."""
+ENVIRONMENT = {
+    "MALLOC_MMAP_THRESHOLD_": "131072",
+    "MALLOC_TRIM_THRESHOLD_": "131072",
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "0",
+}
+"""For the child that is limited. With glibc's moving threshold, freed blocks stay in the heap; with oneDNN's cache of
+compiled kernels, a net of many different convolutions holds memory that is no tensor (gpt_sovits/tiny: 140 MiB)."""
 
 
 def data_bytes() -> int:

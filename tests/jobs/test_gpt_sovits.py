@@ -1,5 +1,7 @@
 """python -m pytest tests/jobs/test_gpt_sovits.py"""
 
+import itertools
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -53,35 +55,33 @@ def test_counts_of_s2_v3(rank):
 
 
 @pytest.mark.parametrize(
-    ("job", "seconds"),
-    [(S1(), 10), (S2(), 2), (S2(version="v2proplus"), 2), (S2V3(), 2), (S2V3(lora=32), 2)],
-    ids=["s1", "s2", "s2 v2proplus", "s2_v3", "s2_v3 lora"],
-)
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_step_takes_no_decision_on_values(job, seconds, precision):
+    "job",
+    [S1(), S1(precision="fp32"), S2(clip_seconds=2), S2(version="v2proplus", precision="fp32", clip_seconds=2),
+     S2V3(clip_seconds=2), S2V3(lora=32, precision="fp32", clip_seconds=2)],
+    ids=["s1", "s1 fp32", "s2", "s2 v2proplus fp32", "s2_v3", "s2_v3 lora fp32"],
+)  # fmt: skip
+def test_a_step_takes_no_decision_on_values(job):
     """A step under FakeTensorMode stops at the first Python decision that needs a tensor's value."""
-    job.clip_seconds, job.precision = seconds, precision
     with FakeTensorMode():
         nets = job.nets()
         optimizers = job.optimizers(nets)
         batch = job.batch(Shape(items=2))
-        for _ in range(2):
-            shared = {}
-            for turn in job.turns(list(optimizers)):
-                with job.autocast("cpu"):
-                    losses = turn.loss(nets, batch, shared)
-                named = losses if isinstance(losses, dict) else {turn.name: losses}
-                sum(loss.sum / loss.units for loss in named.values()).backward()
-                for name in turn.optimizers:
-                    optimizers[name].step()
-                    optimizers[name].zero_grad()
+        shared = {}
+        for turn in job.turns(list(optimizers)):
+            with job.autocast("cpu"):
+                losses = turn.loss(nets, batch, shared)
+            named = losses if isinstance(losses, dict) else {turn.name: losses}
+            sum(loss.sum / loss.units for loss in named.values()).backward()
+            for name in turn.optimizers:
+                optimizers[name].step()
+                optimizers[name].zero_grad()
         paths = {f"{name}.{path}" for name, net in nets.items() for path, _ in net.named_modules()}
         assert set(job.checkpointable(nets)) <= paths
 
 
 @pytest.mark.parametrize(("seconds", "gib"), [(10, 0.9), (20, 2.7), (38, 8.6)])
 def test_s1_grows_with_the_square_of_the_clip(seconds, gib):
-    nbytes = kept(S1(clip_seconds=seconds, version="v1"), Shape(items=1))
+    nbytes = kept(S1(clip_seconds=seconds, version="v1", attention="unfused"), Shape(items=1))
     assert round(nbytes / 2**30, 1) == gib
 
 
@@ -93,6 +93,7 @@ def test_the_generator_and_the_discriminator_learn_from_speech():
     batch = job.collate(job.dataset())
     seen = []
     for _ in range(6):
+        torch.manual_seed(1)
         shared = {}
         for turn in job.turns(list(optimizers)):
             losses = turn.loss(nets, batch, shared)
@@ -105,7 +106,8 @@ def test_the_generator_and_the_discriminator_learn_from_speech():
             if turn.name == "generator":
                 seen.append((named["generator"].sum / named["generator"].units).item())
         assert {"discriminator": 8, "generator": 8, "kl": int(batch["lengths"].sum())} == job.units(batch)
-    assert seen[-1] < 0.9 * seen[0]
+    assert all(later < earlier for earlier, later in itertools.pairwise(seen))
+    assert seen[-1] < 0.95 * seen[0]
 
 
 @pytest.mark.parametrize(

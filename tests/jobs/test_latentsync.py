@@ -11,7 +11,8 @@ from memfit.device.virtual import virtual_cpu, virtual_gpu
 from memfit.errors import InputError
 from memfit.job import Shape
 from memfit.jobs import latentsync
-from memfit.jobs.latentsync import Stage1, Stage1At512, Stage2, Stage2Efficient, Tiny, ddim, one_step
+from memfit.jobs.latentsync import Stage1, Stage1At512, Stage2, Stage2Efficient, Tiny
+from memfit.jobs.nets.diffusion import ddim, one_step
 from tests.jobs.kept import kept
 
 GIB = 2**30

@@ -67,9 +67,29 @@ def test_the_loss_falls_on_talking_faces():
     rig = build(Tiny(clips=4), "cpu")
     batch = rig.job.collate(rig.job.dataset())
     micro = MicroBatch(fetch=lambda: batch, padded_units=4, units=rig.job.units(batch))
-    windows = [run_window(rig, [micro]).losses for _ in range(6)]
+    windows = [run_window(rig, [micro]).losses for _ in range(8)]
     assert windows[-1]["l1"] < 0.95 * windows[0]["l1"]
     assert sum(windows[-1].values()) < 0.9 * sum(windows[0].values())
+
+
+def test_autocast_is_around_the_unet_alone():
+    job = Tiny(precision="bf16")
+    nets, seen = job.nets(), {}
+    nets["unet"].register_forward_hook(lambda module, args, out: seen.update(unet=out.sample.dtype))
+    nets["vae"].decoder.register_forward_hook(lambda module, args, out: seen.update(vae=out.dtype))
+    assert job.paint(nets, job.batch(Shape(items=1))).dtype is torch.float32
+    assert seen == {"unet": torch.bfloat16, "vae": torch.float32}
+
+
+def test_mouths_are_cut_out_and_enlarged():
+    """A box that halves the image shows, at every second pixel pair, what the image has there."""
+    job = Tiny()
+    rows = torch.arange(64.0)[:, None].expand(64, 64)
+    box = torch.tensor([0.5, 1.0, 0.25, 0.75]).expand(1, 1, 4)
+    mouth = job._mouths(rows.expand(1, 3, 64, 64), {"mouths": box})
+    torch.testing.assert_close(mouth[0, 0, 1:-1, 0], torch.arange(32.25, 63.25, 0.5)[:62])
+    columns = job._mouths(rows.T.expand(1, 3, 64, 64), {"mouths": box})
+    torch.testing.assert_close(columns[0, 0, 0, 1:-1], torch.arange(16.25, 47.25, 0.5)[:62])
 
 
 def test_validation_paints_twice():

@@ -142,7 +142,11 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Self-attention with rotary positions, through the fused kernels."""
+    """Self-attention with rotary positions, through the fused kernels.
+
+    With ``ignore_padding`` the mask is given expanded to (b, heads, n, n), as upstream gives it: torch makes numbers of
+    it at that size, in every block, and keeps them for backward.
+    """
 
     def __init__(self, dim: int, num_heads: int, head_dim: int, dropout: float) -> None:
         super().__init__()
@@ -154,7 +158,9 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None, angles: Tensor, ignore_padding: bool) -> Tensor:
         heads = (self.num_heads, -1)
         q, k, v = (layer(x).unflatten(-1, heads).transpose(1, 2) for layer in (self.to_q, self.to_k, self.to_v))
-        keys = mask[:, None, None, :] if ignore_padding and mask is not None else None
+        keys = None
+        if ignore_padding and mask is not None:
+            keys = mask[:, None, None, :].expand(-1, q.shape[1], q.shape[2], -1)
         out = F.scaled_dot_product_attention(rotate(q, angles), rotate(k, angles), v, attn_mask=keys)
         return blank(self.dropout(self.to_out(out.transpose(1, 2).flatten(-2))), mask)
 

@@ -6,9 +6,12 @@ Phonemes see each other, tokens see the phonemes and the tokens before them. The
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from memfit.jobs.nets.speech_parts import sinusoids
 
@@ -28,9 +31,9 @@ class Positions(nn.Module):
 class Layer(nn.Module):
     """A post-norm transformer layer with ReLU."""
 
-    def __init__(self, dim: int, num_heads: int, inner: int, dropout: float) -> None:
+    def __init__(self, dim: int, num_heads: int, inner: int, dropout: float, fused: bool) -> None:
         super().__init__()
-        self.num_heads, self.p = num_heads, dropout
+        self.num_heads, self.p, self.fused = num_heads, dropout, fused
         self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
         self.attention_norm, self.feed_forward_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.widen, self.narrow = nn.Linear(dim, inner), nn.Linear(inner, dim)
@@ -40,7 +43,8 @@ class Layer(nn.Module):
         """mask (b, heads, S, S), added to the scores."""
         q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
         p = self.p if self.training else 0.0
-        h = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p)
+        with contextlib.nullcontext() if self.fused else sdpa_kernel(SDPBackend.MATH):
+            h = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p)
         x = self.attention_norm(x + self.dropout(self.out(h.transpose(1, 2).flatten(2))))
         h = self.narrow(self.dropout(self.widen(x).relu()))
         return self.feed_forward_norm(x + self.dropout(h))
@@ -51,14 +55,14 @@ class Text2Semantic(nn.Module):
 
     def __init__(
         self, *, phonemes: int, tokens: int = 1025, dim: int = 512, depth: int = 24, num_heads: int = 16,
-        text_features: int = 1024, dropout: float = 0.1,
+        text_features: int = 1024, dropout: float = 0.1, fused: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
         self.num_heads, self.end = num_heads, tokens - 1
         self.phoneme_embedding, self.token_embedding = nn.Embedding(phonemes, dim), nn.Embedding(tokens, dim)
         self.project = nn.Linear(text_features, dim)
         self.phoneme_positions, self.token_positions = Positions(dim, 0.1), Positions(dim, 0.1)
-        self.layers = nn.ModuleList(Layer(dim, num_heads, 4 * dim, dropout) for _ in range(depth))
+        self.layers = nn.ModuleList(Layer(dim, num_heads, 4 * dim, dropout, fused) for _ in range(depth))
         self.predict = nn.Linear(dim, tokens, bias=False)
 
     def forward(
