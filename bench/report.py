@@ -56,7 +56,9 @@ def main(events: int) -> int:
                 begin = time.perf_counter()
                 load(driver, path)
                 opened.append(time.perf_counter() - begin)
-    print(f"{len(prediction.trace.kind):,} events: {megabytes:.2f} MB, written in {written:.2f} s, drawn in {', '.join(f'{s:.2f}' for s in opened)} s")
+    print(
+        f"{len(prediction.trace.kind):,} events: {megabytes:.2f} MB, written in {written:.2f} s, drawn in {', '.join(f'{s:.2f}' for s in opened)} s"
+    )
     return int(megabytes > MEGABYTES or max(opened) > SECONDS)
 
 

@@ -11,7 +11,12 @@ from memfit.cli.options import json_option, print_json
 
 @click.command("report")
 @click.argument("what", metavar="RUN|PLAN|TRACE")
-@click.option("--out", metavar="F.html", type=click.Path(dir_okay=False), help="Default: RUN/report.html, or the plan's or trace's name with .html.")
+@click.option(
+    "--out",
+    metavar="F.html",
+    type=click.Path(dir_okay=False),
+    help="Default: RUN/report.html, or the plan's or trace's name with .html.",
+)
 @json_option
 def command(what: str, out: str | None, as_json: bool) -> None:
     """Writes the report of a run's folder, of a plan.toml or of a trace (memfit predict --trace F.npz)."""

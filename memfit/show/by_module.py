@@ -24,7 +24,9 @@ class ModuleRow:
     """Only those that are there."""
 
 
-def by_module(trace: Trace, event: int, state: Mapping[str, Mapping[str, int]] | None = None, most: int = 20) -> list[ModuleRow]:
+def by_module(
+    trace: Trace, event: int, state: Mapping[str, Mapping[str, int]] | None = None, most: int = 20
+) -> list[ModuleRow]:
     """The largest modules just after an event, and one row for the rest; the rows sum to all that is alive.
 
     The tree of modules is opened at every branch that holds more than ``WIDE`` of all, where the rows stay ``most``.

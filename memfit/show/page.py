@@ -89,7 +89,9 @@ def write_page(page: Page, path: str | Path) -> None:
     try:
         Path(path).write_text(render(page), encoding="utf-8")
     except OSError as error:
-        raise InputError(f"report {path}", f"cannot be written: {error.strerror}", "write --out as a file in a folder that is there") from error
+        raise InputError(
+            f"report {path}", f"cannot be written: {error.strerror}", "write --out as a file in a folder that is there"
+        ) from error
 
 
 def _environment() -> Any:

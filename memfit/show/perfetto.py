@@ -33,7 +33,9 @@ def write_perfetto(path: Path, trace: Trace, name: str) -> None:
             file.write(",\n".join(json.dumps(entry, separators=(",", ":")) for entry in entries(trace, name)))
             file.write("\n]}\n")
     except OSError as error:
-        raise InputError(f"--trace {path}", f"cannot be written: {error.strerror}", "write a path in a folder that is there") from error
+        raise InputError(
+            f"--trace {path}", f"cannot be written: {error.strerror}", "write a path in a folder that is there"
+        ) from error
 
 
 def entries(trace: Trace, name: str) -> Iterator[dict[str, Any]]:

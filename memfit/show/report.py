@@ -57,7 +57,14 @@ def plan_report(plan: Plan) -> Page:
     """A plan: its arithmetic and levers, and its step, traced again."""
     verdict, tone = plan_verdict(plan)
     memory, notes = _memory(plan)
-    return Page(title=f"plan for {plan.job}", verdict=verdict, tone=tone, about=_plan_facts(plan), sections=[plan_section(plan), *memory], notes=notes)
+    return Page(
+        title=f"plan for {plan.job}",
+        verdict=verdict,
+        tone=tone,
+        about=_plan_facts(plan),
+        sections=[plan_section(plan), *memory],
+        notes=notes,
+    )
 
 
 def run_report(path: Path) -> Page:
@@ -68,13 +75,19 @@ def run_report(path: Path) -> Page:
     """
     folder = RunFolder(path)
     if not folder.plan.exists():
-        raise InputError(f"run folder {path}", "it has no plan.toml, so it is no run", "write the folder that memfit run --out made, a plan.toml or a trace F.npz")
+        raise InputError(
+            f"run folder {path}",
+            "it has no plan.toml, so it is no run",
+            "write the folder that memfit run --out made, a plan.toml or a trace F.npz",
+        )
     plan = read_plan(folder.plan)
     lines, ids = read_lines(path / "metrics.jsonl"), read_lines(path / "samples.jsonl")
     verdict, tone = run_verdict(path, plan, lines)
     memory, notes = _memory(plan)
     sections = [*run_sections(plan, lines, ids), plan_section(plan), *memory]
-    return Page(title=f"run of {plan.job}", verdict=verdict, tone=tone, about=_plan_facts(plan), sections=sections, notes=notes)
+    return Page(
+        title=f"run of {plan.job}", verdict=verdict, tone=tone, about=_plan_facts(plan), sections=sections, notes=notes
+    )
 
 
 def plan_verdict(plan: Plan) -> tuple[str, str]:
@@ -86,8 +99,13 @@ def plan_verdict(plan: Plan) -> tuple[str, str]:
     spare = plan.budget_bytes - worst["process_bytes"]
     if spare < 0:
         return f"Does not fit: {phase} needs {format_size(-spare)} more than {format_size(plan.budget_bytes)}", "bad"
-    word, tone = ("Fits", "good") if worst.get("process_bytes_high", 0) <= plan.budget_bytes else ("Close to the limit", "close")
-    return f"{word}: {plan.global_batch} {plan.unit} a window with {format_size(spare)} to spare in {phase}, which needs most", tone
+    word, tone = (
+        ("Fits", "good") if worst.get("process_bytes_high", 0) <= plan.budget_bytes else ("Close to the limit", "close")
+    )
+    return (
+        f"{word}: {plan.global_batch} {plan.unit} a window with {format_size(spare)} to spare in {phase}, which needs most",
+        tone,
+    )
 
 
 def plan_section(plan: Plan) -> Section:
@@ -107,7 +125,14 @@ def plan_section(plan: Plan) -> Section:
 
 def _plan_facts(plan: Plan) -> list[str]:
     time = f"about {plan.step_seconds:.3g} s a window" if plan.step_seconds is not None else "time of a window unknown"
-    return [f"{plan.job} on {plan.device}", f"{format_size(plan.budget_bytes)} may be taken", plan.arithmetic, plan.precision, plan.engine, time]
+    return [
+        f"{plan.job} on {plan.device}",
+        f"{format_size(plan.budget_bytes)} may be taken",
+        plan.arithmetic,
+        plan.precision,
+        plan.engine,
+        time,
+    ]
 
 
 def _about(prediction: Prediction) -> list[str]:
@@ -122,15 +147,28 @@ def _about(prediction: Prediction) -> list[str]:
 
 
 def _memory(plan: Plan) -> tuple[list[Section], list[str]]:
-    """The sections of the plan's step, traced again; where it cannot be, why."""
+    """The sections of the plan's step, traced again, and what is to be said about that; where it cannot be, why."""
     job, problem = _job(plan.job, plan.settings)
     if job is not None:
+        count = len(plan.micro_batches[0])
+        shape, modes = shape_of(job, plan.micro_batch), plan.checkpointing
         try:
-            prediction = predict(job, plan.job, shape_of(job, plan.micro_batch), _device(plan), micro_batches=len(plan.micro_batches[0]), checkpointing=plan.checkpointing)
-            return memory_sections(prediction, _state(job)), []
+            found = predict(job, plan.job, shape, _device(plan), micro_batches=count, checkpointing=modes)
+            return memory_sections(found, _state(job)), _changes(plan, found)
         except Exception as error:  # the job's code is the user's: a report says what it raised
             problem = _first_line(error)
     return [], [f"Memory over the step is not here, since the job could not be traced: {problem}"]
+
+
+def _changes(plan: Plan, found: Prediction) -> list[str]:
+    """Phases whose peak is no longer the plan's."""
+    notes = []
+    for name, phase in found.footprint.phases.items():
+        planned = plan.phases.get(name, {}).get("allocated_bytes")
+        if planned is not None and abs(phase.allocated_bytes - planned) > 0.01 * planned:
+            sizes = f"{format_size(phase.allocated_bytes)}, where the plan says {format_size(planned)}"
+            notes.append(f"Traced again, the peak of {name} is {sizes}: the job or memfit has changed since. Plan again.")
+    return notes
 
 
 def _device(plan: Plan) -> Device:

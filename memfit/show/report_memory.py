@@ -18,7 +18,15 @@ LAYERS = (
     "parameters", "frozen", "buffers", "ema", "optimizer", "gradients", "inputs", "activations", "communication", "workspace", "temporaries",
 )  # fmt: skip
 """From the ground up: what stays longest is lowest."""
-HATCHES = {"frozen": "up", "buffers": "tall", "ema": "dots", "gradients": "flat", "inputs": "tall", "temporaries": "down", "communication": "dots"}
+HATCHES = {
+    "frozen": "up",
+    "buffers": "tall",
+    "ema": "dots",
+    "gradients": "flat",
+    "inputs": "tall",
+    "temporaries": "down",
+    "communication": "dots",
+}
 """Layers that are told from their neighbours by more than colour."""
 
 
@@ -40,11 +48,24 @@ def _over_the_step(prediction: Prediction, line: Timeline) -> Section:
     if device.is_cuda:
         limit = allocator_limit(device)
         text += "; dotted: what the allocator holds for them, free blocks included. "
-        text += f"The limit is what the allocator may hold: {format_size(device.usable_bytes or 0)} usable less {format_size(device.context_bytes or 0)} of CUDA context" if limit is not None else ""
+        text += (
+            f"The limit is what the allocator may hold: {format_size(device.usable_bytes or 0)} usable less {format_size(device.context_bytes or 0)} of CUDA context"
+            if limit is not None
+            else ""
+        )
     rows = []
     for span in line.spans:
         module, operator = place_of(prediction.trace, span.peak_event)
-        rows.append((span.phase, span.part, format_size(span.peak), f"{span.end - span.start:,}", module or "–", operator or "–"))
+        rows.append(
+            (
+                span.phase,
+                span.part,
+                format_size(span.peak),
+                f"{span.end - span.start:,}",
+                module or "–",
+                operator or "–",
+            )
+        )
     parts = Table(
         caption="Every part of the step: its peak, and where that is", columns=("phase", "part", "peak", "events", "module", "operator"),
         rows=rows, numeric=("peak", "events"), code=("module", "operator"),
@@ -55,7 +76,9 @@ def _over_the_step(prediction: Prediction, line: Timeline) -> Section:
 def _figure(prediction: Prediction, line: Timeline) -> dict[str, Any]:
     trace = prediction.trace
     rows = trace.operator[line.events]
-    pairs = [(trace.modules[trace.operator_module[row]], trace.names[trace.operator_name[row]]) for row in rows.tolist()]
+    pairs = [
+        (trace.modules[trace.operator_module[row]], trace.names[trace.operator_name[row]]) for row in rows.tolist()
+    ]
     places = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
     alive = dict(zip(CATEGORIES, line.alive, strict=True))
     phases: dict[str, dict[str, Any]] = {}
@@ -106,7 +129,15 @@ def _modules(prediction: Prediction, line: Timeline, state: Mapping[str, Mapping
     cells = []
     for row in rows:
         recomputed = _recomputed(row.module, modes)
-        cells.append((row.module, format_size(row.total), row.total / whole, *(format_size(row.categories[name]) if row.categories.get(name) else "–" for name in columns), *([recomputed] if modes else [])))
+        cells.append(
+            (
+                row.module,
+                format_size(row.total),
+                row.total / whole,
+                *(format_size(row.categories[name]) if row.categories.get(name) else "–" for name in columns),
+                *([recomputed] if modes else []),
+            )
+        )
     table = Table(
         caption=f"{format_size(whole)} alive at the peak", columns=("module", "alive", "share", *columns, *(["recomputed"] if modes else [])),
         rows=cells, numeric=("alive", *columns), code=("module",),
@@ -117,22 +148,44 @@ def _modules(prediction: Prediction, line: Timeline, state: Mapping[str, Mapping
 
 
 def _recomputed(module: str, modes: Mapping[str, str]) -> str:
-    inside = [mode for path, mode in modes.items() if path == module or path.startswith(module + ".") or module.startswith(path + ".")]
+    inside = [
+        mode
+        for path, mode in modes.items()
+        if path == module or path.startswith(module + ".") or module.startswith(path + ".")
+    ]
     return f"{len(inside)} × {inside[0]}" if inside and len(set(inside)) == 1 else "mixed" if inside else "–"
 
 
 def _phases(prediction: Prediction) -> Section:
     found, device = prediction.footprint, prediction.device
     cuda, budget = device.is_cuda, device.usable_bytes or 0
-    columns = ("phase", "allocated", *(("reserved", "process", "interval") if cuda else ()), "of the limit", "largest request", "module", "operator")
+    columns = (
+        "phase",
+        "allocated",
+        *(("reserved", "process", "interval") if cuda else ()),
+        "of the limit",
+        "largest request",
+        "module",
+        "operator",
+    )
     rows = []
     for name, phase in found.phases.items():
         interval = f"{format_size(phase.process_bytes_low)} to {format_size(phase.process_bytes_high)}"
         more = (format_size(phase.reserved_bytes), format_size(phase.process_bytes), interval) if cuda else ()
         part = f"{phase.process_bytes / budget:.0%}" if budget else "unknown"
         largest = phase.largest_request
-        asked = (format_size(largest.bytes), largest.module or "–", largest.operator or "–") if largest.bytes else ("none", "–", "–")
+        asked = (
+            (format_size(largest.bytes), largest.module or "–", largest.operator or "–")
+            if largest.bytes
+            else ("none", "–", "–")
+        )
         rows.append((name, format_size(phase.allocated_bytes), *more, part, *asked))
     text = "Process is what nvidia-smi shows: reserved, with the CUDA context and what libraries hold." if cuda else ""
-    table = Table(caption=f"Peaks by phase; the limit is {format_size(budget)}", columns=columns, rows=rows, numeric=columns[1:-2], code=("module", "operator"))
+    table = Table(
+        caption=f"Peaks by phase; the limit is {format_size(budget)}",
+        columns=columns,
+        rows=rows,
+        numeric=columns[1:-2],
+        code=("module", "operator"),
+    )
     return Section(title="Phases", text=text, tables=[table])

@@ -26,7 +26,11 @@ def run_verdict(path: Path, plan: Plan, lines: list[dict[str, Any]]) -> tuple[st
     done = (path / "final").is_dir() and any((path / "final").iterdir())
     losses = [number(lines[i].get("loss")) for i in (0, -1)]
     peak = _peak(lines)
-    memory = f"; peak {format_size(peak)} of {format_size(plan.budget_bytes)}" if peak is not None else "; its memory is unknown"
+    memory = (
+        f"; peak {format_size(peak)} of {format_size(plan.budget_bytes)}"
+        if peak is not None
+        else "; its memory is unknown"
+    )
     loss = f", loss {losses[0]:.4g} to {losses[1]:.4g}" if None not in losses else ", loss unknown"
     count = f"{len(lines)} window{'s' if len(lines) > 1 else ''}"
     within = peak is None or peak <= plan.budget_bytes
@@ -42,12 +46,20 @@ def run_sections(plan: Plan, lines: list[dict[str, Any]], ids: list[dict[str, An
     if given is not None:
         picture, ranks = given
         text = "From the ids that each window really applied. A bar's height is the part of the ids there that the rank was given."
-        found.append(Section(title="What each rank saw", text=text, strips=[strips_of(picture, f"Ids 0 to {picture.size - 1}, the whole run", _ranks(ranks))]))
+        found.append(
+            Section(
+                title="What each rank saw",
+                text=text,
+                strips=[strips_of(picture, f"Ids 0 to {picture.size - 1}, the whole run", _ranks(ranks))],
+            )
+        )
     return found
 
 
 def _peak(lines: list[dict[str, Any]]) -> float | None:
-    return max((value for line in lines if (value := number(line.get("measured_process_bytes"))) is not None), default=None)
+    return max(
+        (value for line in lines if (value := number(line.get("measured_process_bytes"))) is not None), default=None
+    )
 
 
 def _windows(plan: Plan, lines: list[dict[str, Any]]) -> Section:
@@ -69,13 +81,23 @@ def _windows(plan: Plan, lines: list[dict[str, Any]]) -> Section:
         {"name": f"{plan.unit} a second", "bytes": False, "zero": True, "lines": [{"name": f"{plan.unit} a second", "y": column("units_per_second"), "colour": "optimizer", "dash": "", "symbol": "circle"}]},
         {"name": "micro-batches", "bytes": False, "zero": True, "whole": True, "lines": [{"name": "micro-batches", "y": column("micro_batches"), "colour": "ema", "dash": "", "symbol": "circle"}]},
     ]  # fmt: skip
-    figure = {"kind": "windows", "id": "windows", "x": [line["window"] for line in shown], "panels": panels, "highest": max(known, plan.budget_bytes) if near else known}
-    return Section(title="The run, window by window", text=_compared(lines), figure=figure, folded=[_window_table(plan, lines)])
+    figure = {
+        "kind": "windows",
+        "id": "windows",
+        "x": [line["window"] for line in shown],
+        "panels": panels,
+        "highest": max(known, plan.budget_bytes) if near else known,
+    }
+    return Section(
+        title="The run, window by window", text=_compared(lines), figure=figure, folded=[_window_table(plan, lines)]
+    )
 
 
 def _compared(lines: list[dict[str, Any]]) -> str:
     peak = _peak(lines)
-    predicted = max((value for line in lines if (value := number(line.get("predicted_process_bytes"))) is not None), default=None)
+    predicted = max(
+        (value for line in lines if (value := number(line.get("predicted_process_bytes"))) is not None), default=None
+    )
     if peak is None or not predicted:
         return "Predicted or measured memory is unknown."
     return f"The highest window took {format_size(peak)}, where {format_size(predicted)} was predicted: {abs(peak / predicted - 1):.1%} {'more' if peak > predicted else 'less'}."
@@ -88,10 +110,29 @@ def _window_table(plan: Plan, lines: list[dict[str, Any]]) -> Table:
         value = number(line.get(name))
         return "unknown" if value is None else format_size(value) if form == "size" else format(value, form)
 
-    forms = {"measured_process_bytes": "size", "predicted_process_bytes": "size", "loss": ".4g", "units_per_second": ",.4g", "micro_batches": "g", "global_batch_done": ",g", "seconds": ".3g"}
+    forms = {
+        "measured_process_bytes": "size",
+        "predicted_process_bytes": "size",
+        "loss": ".4g",
+        "units_per_second": ",.4g",
+        "micro_batches": "g",
+        "global_batch_done": ",g",
+        "seconds": ".3g",
+    }
     rows = [(str(lines[i]["window"]), *(text(lines[i], name, form) for name, form in forms.items())) for i in chosen]
-    columns = ("window", "measured", "predicted", "loss", f"{plan.unit} a second", "micro-batches", f"{plan.unit} done", "seconds")
-    caption = "Every window in figures" if len(chosen) == len(lines) else f"{len(chosen)} of {len(lines)} windows in figures"
+    columns = (
+        "window",
+        "measured",
+        "predicted",
+        "loss",
+        f"{plan.unit} a second",
+        "micro-batches",
+        f"{plan.unit} done",
+        "seconds",
+    )
+    caption = (
+        "Every window in figures" if len(chosen) == len(lines) else f"{len(chosen)} of {len(lines)} windows in figures"
+    )
     return Table(caption=caption, columns=columns, rows=rows, numeric=columns[1:])
 
 
@@ -112,9 +153,17 @@ def strips_of(picture: Picture, title: str, table: Table | None = None) -> dict[
     if picture.length is not None and picture.padding is not None:
         longest = float(np.nanmax(picture.length)) if np.isfinite(picture.length).any() else 1.0
         axis = ("step 0", f"step {picture.steps - 1:,}")
-        lengths = [_strip(f"len {rank}", picture.length[rank] / (longest or 1), note=f"max {np.nanmax(picture.length[rank]):,.4g}") for rank in range(min(ranks, 4))]
+        lengths = [
+            _strip(
+                f"len {rank}", picture.length[rank] / (longest or 1), note=f"max {np.nanmax(picture.length[rank]):,.4g}"
+            )
+            for rank in range(min(ranks, 4))
+        ]
         padding = [_strip(f"pad {rank}", picture.padding[rank]) for rank in range(min(ranks, 4))]
-        groups += [{"axis": (f"mean length, {axis[0]}", axis[1]), "rows": lengths}, {"axis": (f"padding, {axis[0]}", axis[1]), "rows": padding}]
+        groups += [
+            {"axis": (f"mean length, {axis[0]}", axis[1]), "rows": lengths},
+            {"axis": (f"padding, {axis[0]}", axis[1]), "rows": padding},
+        ]
     return {"title": title, "groups": groups, "table": table}
 
 
@@ -122,4 +171,9 @@ def _strip(label: str, parts: np.ndarray, kind: str = "", note: str = "") -> dic
     """One strip as an SVG path: a bar for each column, as high as its part."""
     parts = np.clip(np.nan_to_num(parts), 0, 1)
     bars = [f"M{i} 1V{1 - part:.3f}H{i + 1}V1Z" for i, part in enumerate(parts.tolist()) if part > 0]
-    return {"label": label, "kind": kind, "note": note or f"{parts.mean():.0%}", "path": {"d": "".join(bars), "columns": len(parts)}}
+    return {
+        "label": label,
+        "kind": kind,
+        "note": note or f"{parts.mean():.0%}",
+        "path": {"d": "".join(bars), "columns": len(parts)},
+    }

@@ -72,7 +72,9 @@ def timeline(trace: Trace, device: Device, most: int = MOST) -> Timeline:
 def alive_by_category(trace: Trace) -> np.ndarray:
     """(categories, E) bytes asked for and alive just after every event."""
     real = trace.storage >= 0
-    signed = np.where(trace.kind == ALLOCATE, 1, np.where(trace.kind == FREE, -1, 0)) * np.where(real, trace.nbytes[trace.storage], 0)
+    signed = np.where(trace.kind == ALLOCATE, 1, np.where(trace.kind == FREE, -1, 0)) * np.where(
+        real, trace.nbytes[trace.storage], 0
+    )
     category = np.where(real, trace.category[trace.storage], 0)
     return np.stack([np.cumsum(np.where(category == code, signed, 0)) for code in range(len(CATEGORIES))])
 

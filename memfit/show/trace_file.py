@@ -28,7 +28,9 @@ def write_trace(path: Path, prediction: Prediction) -> None:
         InputError: the file cannot be written.
     """
     trace = prediction.trace
-    columns: dict[str, Any] = {field.name: getattr(trace, field.name) for field in fields(Trace) if field.name not in _TABLES}
+    columns: dict[str, Any] = {
+        field.name: getattr(trace, field.name) for field in fields(Trace) if field.name not in _TABLES
+    }
     told = {
         "memfit_trace": VERSION, "job": prediction.job, "settings": prediction.settings, "shape": asdict(prediction.shape),
         "micro_batch": prediction.micro_batch, "unit": prediction.unit, "device": asdict(prediction.device),
@@ -39,7 +41,9 @@ def write_trace(path: Path, prediction: Prediction) -> None:
         with path.open("wb") as file:
             np.savez_compressed(file, told=np.array(json.dumps(told, default=str)), **columns)
     except OSError as error:
-        raise InputError(f"--trace {path}", f"cannot be written: {error.strerror}", "write a path in a folder that is there") from error
+        raise InputError(
+            f"--trace {path}", f"cannot be written: {error.strerror}", "write a path in a folder that is there"
+        ) from error
 
 
 def read_trace(path: Path) -> Prediction:
@@ -57,7 +61,11 @@ def read_trace(path: Path) -> Prediction:
             raise InputError(f"trace {path}", "it is of another version", again)
         return _prediction(told, columns)
     except OSError as error:
-        raise InputError(f"trace {path}", f"cannot be read: {error.strerror or error}", "write the path of a file that memfit predict --trace wrote") from error
+        raise InputError(
+            f"trace {path}",
+            f"cannot be read: {error.strerror or error}",
+            "write the path of a file that memfit predict --trace wrote",
+        ) from error
     except (EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
         raise InputError(f"trace {path}", f"not a trace of memfit ({type(error).__name__})", again) from error
 
@@ -78,7 +86,9 @@ def _prediction(told: dict[str, Any], columns: dict[str, Any]) -> Prediction:
 
 def _footprint(told: dict[str, Any]) -> Footprint:
     phases = {
-        name: PhaseFootprint(**phase | {"at": Place(**phase["at"]), "largest_request": Request(**phase["largest_request"])})
+        name: PhaseFootprint(
+            **phase | {"at": Place(**phase["at"]), "largest_request": Request(**phase["largest_request"])}
+        )
         for name, phase in told["phases"].items()
     }
     failed = told["failed_request"]

@@ -22,7 +22,7 @@ from memfit.sizes import format_size
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 HOSTILE = "</script><script>window.broken=1</script><img src=x onerror=window.broken=1>\"'&{{7*7}}"
-JOB = f'''
+JOB = f"""
 import torch
 from torch import nn
 from memfit.job import Job, Loss
@@ -40,7 +40,7 @@ class Hostile(Job):
         return torch.zeros(shape.items, 64)
     def loss(self, nets, batch):
         return Loss(nets["net"](batch).square().sum(), len(batch))
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,9 @@ def opened(driver, path: Path) -> None:
     load(driver, path)
     assert console(driver) == []
     assert requests(driver) == []
-    assert driver.execute_script("return document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+    assert (
+        driver.execute_script("return document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+    )
     assert driver.execute_script("return window.broken") is None
     assert driver.execute_script("return performance.getEntriesByType('resource').length") == 0
 
@@ -131,7 +133,9 @@ def test_hover_shows_module_and_operator(driver, page, prediction) -> None:
     for across in range(-400, 500, 150):
         ActionChains(driver).move_to_element_with_offset(area, across, 40).pause(0.2).perform()
         label = driver.execute_script("return document.querySelector('.hoverlayer').textContent")
-        event = driver.execute_script("return JSON.parse(document.querySelector('#data').textContent)[0].x[document.querySelector('#timeline input').value]")
+        event = driver.execute_script(
+            "return JSON.parse(document.querySelector('#data').textContent)[0].x[document.querySelector('#timeline input').value]"
+        )
         module, operator = place_of(prediction.trace, event)
         assert text(driver, "[data-out=module]") == (module or "outside of any module")
         assert text(driver, "[data-out=operator]") == operator
@@ -174,7 +178,9 @@ def test_every_control_is_reached_and_worked_by_keyboard(driver, page) -> None:
             assert driver.execute_script("return document.querySelector('.hoverlayer').textContent") != ""
         if active[1] == "window 2":
             ActionChains(driver).send_keys(Keys.SPACE).perform()
-            shown = driver.execute_script("return document.querySelector('.plot')._fullLayout.xaxis.range.map(Math.round)")
+            shown = driver.execute_script(
+                "return document.querySelector('.plot')._fullLayout.xaxis.range.map(Math.round)"
+            )
             assert shown[0] > 0
         if active[0] == "SUMMARY":
             ActionChains(driver).send_keys(Keys.ENTER).perform()
@@ -182,7 +188,17 @@ def test_every_control_is_reached_and_worked_by_keyboard(driver, page) -> None:
     tags = [one[0] for one in reached]
     assert {"A", "BUTTON", "INPUT", "SUMMARY", "DIV"} <= set(tags)
     names = [one[1] for one in reached if one[0] == "BUTTON"]
-    assert names == ["all", "setup", "window 1", "window 2", "validate", "peak of setup", "peak of window 1", "peak of window 2", "peak of validate"]
+    assert names == [
+        "all",
+        "setup",
+        "window 1",
+        "window 2",
+        "validate",
+        "peak of setup",
+        "peak of window 1",
+        "peak of window 2",
+        "peak of validate",
+    ]
 
 
 @pytest.mark.parametrize("width", [1200, 400])
@@ -205,20 +221,34 @@ def test_a_run_shows_what_was_measured_against_what_was_predicted(driver, plan, 
     main_exit(["report", str(tmp_path)])
     show_as(driver, 1200, 900, dark=False)
     opened(driver, tmp_path / "report.html")
-    assert driver.find_element("css selector", "h1").text == "≈ Not finished: stopped after 9000 windows, loss 2 to 1; peak 1.2 KiB of 1.00 GiB"
+    assert (
+        driver.find_element("css selector", "h1").text
+        == "≈ Not finished: stopped after 9000 windows, loss 2 to 1; peak 1.2 KiB of 1.00 GiB"
+    )
     assert "23.4% more" in driver.find_element("css selector", "section p").text
     memory = driver.execute_script("return JSON.parse(document.querySelector('#data').textContent)[0].panels[0].lines")
-    assert [(line["name"], max(line["y"])) for line in memory] == [("budget", 1 << 30), ("predicted", 1000), ("measured", 1234)]
+    assert [(line["name"], max(line["y"])) for line in memory] == [
+        ("budget", 1 << 30),
+        ("predicted", 1000),
+        ("measured", 1234),
+    ]
     assert len(memory[0]["y"]) <= 1500, "few windows are drawn, and the highest is among them"
     drawn = driver.execute_script("return document.querySelector('#windows .plot').data.map(line => line.y.length)")
     assert len(drawn) == 5, "the budget lies far above, and is told in the title"
     assert "budget 1.00 GiB" in text(driver, "#windows .infolayer")
     cells = [row.text.split() for row in driver.find_elements("css selector", "section:nth-of-type(2) tbody tr")]
-    assert cells == [["rank", "0", "9,000", "9,000", "16", "563", "×"], ["rank", "1", "9,000", "9,000", "16", "563", "×"]]
+    assert cells == [
+        ["rank", "0", "9,000", "9,000", "16", "563", "×"],
+        ["rank", "1", "9,000", "9,000", "16", "563", "×"],
+    ]
 
 
 def test_an_audit_has_its_findings_counts_and_strips(driver, tmp_path) -> None:
-    found = audit(lambda rank, world: [[i] for i in range(rank, 64, world * world)], [1, 2], meant=Meant(global_batch=1, unit="samples"))
+    found = audit(
+        lambda rank, world: [[i] for i in range(rank, 64, world * world)],
+        [1, 2],
+        meant=Meant(global_batch=1, unit="samples"),
+    )
     write_page(audit_report(found, HOSTILE), tmp_path / "a.html")
     show_as(driver, 400, 900, dark=True)
     opened(driver, tmp_path / "a.html")
@@ -244,5 +274,3 @@ def test_a_page_states_that_nothing_may_be_fetched(prediction) -> None:
     assert "unsafe-eval" not in policy
     assert "unsafe-inline" not in policy.split("script-src")[1]
     assert len(page) < 8_000_000
-
-

@@ -13,9 +13,10 @@ from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 from memfit.geometry import shape_of
 from memfit.loading import load_job
 from memfit.planner.predict import footprint_on, predict
+from memfit.planner.search import find_plan
 from memfit.show.by_module import ELSEWHERE, by_module
 from memfit.show.perfetto import write_perfetto
-from memfit.show.report import prediction_report
+from memfit.show.report import plan_report, prediction_report
 from memfit.show.rows import read_lines, seen, shown_windows
 from memfit.show.timeline import MOST, alive_by_category, place_of, timeline
 from memfit.show.trace_file import read_trace, write_trace
@@ -59,7 +60,9 @@ def random_trace(events: int, seed: int = 0) -> Trace:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("device", [find_device("a100-80gb"), with_memory(find_device("cpu"), 1 << 40)], ids=["cuda", "cpu"])
+@pytest.mark.parametrize(
+    "device", [find_device("a100-80gb"), with_memory(find_device("cpu"), 1 << 40)], ids=["cuda", "cpu"]
+)
 def test_few_moments_keep_every_maximum_exactly(device) -> None:
     trace = random_trace(20_000)
     line = timeline(trace, device)
@@ -107,9 +110,14 @@ def test_parameters_go_to_their_modules_where_they_add_up(prediction) -> None:
     trace, event = prediction.trace, int(alive_by_category(prediction.trace).sum(0).argmax())
     held = int(alive_by_category(trace)[CATEGORIES.index("parameters"), event])
     right = by_module(trace, event, {"dit.into": {"parameters": held - 100}, "dit.out": {"parameters": 100}})
-    assert {row.module: row.categories["parameters"] for row in right if "parameters" in row.categories} == {"dit.into": held - 100, "dit.out": 100}
+    assert {row.module: row.categories["parameters"] for row in right if "parameters" in row.categories} == {
+        "dit.into": held - 100,
+        "dit.out": 100,
+    }
     wrong = by_module(trace, event, {"dit.into": {"parameters": held - 1}})
-    assert {row.module: row.categories["parameters"] for row in wrong if "parameters" in row.categories} == {ELSEWHERE: held}
+    assert {row.module: row.categories["parameters"] for row in wrong if "parameters" in row.categories} == {
+        ELSEWHERE: held
+    }
     page = prediction_report(prediction)
     table = next(section for section in page.sections if section.title.startswith("By module")).tables[0]
     column = table.columns.index("parameters")
@@ -152,11 +160,15 @@ def test_perfetto_counts_the_same_bytes(prediction, tmp_path) -> None:
     operators = [entry for entry in slices if entry["tid"] == 3]
     assert sum(entry["dur"] for entry in operators) == len(prediction.trace.kind)
     event = operators[len(operators) // 2]["ts"]
-    assert (operators[len(operators) // 2]["args"]["module"], operators[len(operators) // 2]["name"]) == place_of(prediction.trace, event)
+    assert (operators[len(operators) // 2]["args"]["module"], operators[len(operators) // 2]["name"]) == place_of(
+        prediction.trace, event
+    )
 
 
 def test_lines_that_were_cut_off_and_ids_of_ranks(tmp_path) -> None:
-    (tmp_path / "s.jsonl").write_text('{"window": 0, "rank": 0, "ids": [0, 1]}\n{"window": 0, "rank": 1, "ids": [2, 2]}\n{"window": 1, "ra')
+    (tmp_path / "s.jsonl").write_text(
+        '{"window": 0, "rank": 0, "ids": [0, 1]}\n{"window": 0, "rank": 1, "ids": [2, 2]}\n{"window": 1, "ra'
+    )
     lines = read_lines(tmp_path / "s.jsonl")
     assert len(lines) == 2
     picture, ranks = seen(lines)
@@ -173,3 +185,13 @@ def test_the_extremes_of_many_windows_are_shown() -> None:
     assert len(shown) <= 102
     assert max(line["a"] for line in shown) == 996
     assert (shown[0]["window"], shown[-1]["window"]) == (0, 9999)
+
+
+def test_a_plan_that_is_out_of_date_says_so(tmp_path) -> None:
+    spec = f"{Path(__file__).parents[1]}/nets.py:Transformer"
+    plan = find_plan(load_job(spec), spec, 256, with_memory(find_device("cpu"), 1 << 30)).plan
+    assert plan is not None
+    assert plan_report(plan).notes == []
+    plan.phases["train"]["allocated_bytes"] *= 2
+    (note,) = plan_report(plan).notes
+    assert note.startswith("Traced again, the peak of train is ")
