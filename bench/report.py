@@ -1,7 +1,7 @@
 """python bench/report.py [EVENTS]: size of the report of a long step, and the time until Chromium has drawn it.
 
-The trace is that of a DiT with as many blocks as give it EVENTS events (60,000). Bounds of the project: under 8 MB, drawn
-in under 3 s.
+The trace is that of a DiT with as many blocks as give it EVENTS events (60,000). Bounds of the project: under 8 MB,
+drawn in under 3 s.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def main(events: int) -> int:
                 begin = time.perf_counter()
                 load(driver, path)
                 opened.append(time.perf_counter() - begin)
-    print(
-        f"{len(prediction.trace.kind):,} events: {megabytes:.2f} MB, written in {written:.2f} s, drawn in {', '.join(f'{s:.2f}' for s in opened)} s"
-    )
+    times = ", ".join(f"{seconds:.2f}" for seconds in opened)
+    events = f"{len(prediction.trace.kind):,} events"
+    print(f"{events}: {megabytes:.2f} MB, written in {written:.2f} s, drawn in {times} s")
     return int(megabytes > MEGABYTES or max(opened) > SECONDS)
 
 

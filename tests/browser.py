@@ -68,3 +68,26 @@ def screenshot(driver: Any, path: Path) -> None:
     clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
     taken = driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
     path.write_bytes(base64.b64decode(taken["data"]))
+
+
+def console(driver: Any) -> list[str]:
+    """What the console has said since the last call."""
+    return [f"{entry['level']}: {entry['message']}" for entry in driver.get_log("browser")]
+
+
+def text(driver: Any, selector: str) -> Any:
+    """Its content, seen or not."""
+    return driver.execute_script("return document.querySelector(arguments[0]).textContent", selector)
+
+
+def opened(driver: Any, path: Path) -> None:
+    """Loads a page, which must be quiet, alone, and as wide as the window."""
+    console(driver), requests(driver)
+    load(driver, path)
+    assert console(driver) == []
+    assert requests(driver) == []
+    assert (
+        driver.execute_script("return document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+    )
+    assert driver.execute_script("return window.broken") is None
+    assert driver.execute_script("return performance.getEntriesByType('resource').length") == 0

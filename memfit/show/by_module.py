@@ -83,7 +83,7 @@ def _spread_state(leaves: dict[str, dict[str, int]], state: Mapping[str, Mapping
 
 
 def _open_up(leaves: dict[str, dict[str, int]], most: int) -> dict[str, dict[str, int]]:
-    """Rows by module path: what lies outside of any module, then the heaviest branches, each opened as far as it fits."""
+    """Rows by module path: what lies outside of any module, then the heaviest branches, opened as far as it fits."""
     rows = {ELSEWHERE: dict(leaves.get("", {}))}
     branches = _children(leaves, "")
     whole = sum(sum(entry.values()) for entry in leaves.values())

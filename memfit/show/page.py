@@ -48,7 +48,7 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """A report. ``tone`` is good, close or bad; ``notes`` say what is not in it, and why."""
+    """A report. ``tone`` is good, close, bad or plain; ``notes`` say what is not in it, and why."""
 
     title: str
     verdict: str
@@ -69,7 +69,9 @@ def render(page: Page) -> str:
     figures = [section.figure for section in page.sections if section.figure is not None]
     scripts = [_plotly(), _own("report.js")] if figures else []
     return str(
-        _environment().from_string(_own("report.html")).render(
+        _environment()
+        .from_string(_own("report.html"))
+        .render(
             page=page,
             css=Markup(_own("report.css")),
             figures=Markup(_json(figures)),
@@ -77,7 +79,7 @@ def render(page: Page) -> str:
             js=Markup(scripts[1] if scripts else ""),
             script_hashes=" ".join(map(_hash, scripts)) or "'none'",
         )
-    )  # fmt: skip
+    )
 
 
 def write_page(page: Page, path: str | Path) -> None:

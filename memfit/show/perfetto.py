@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +64,13 @@ def _operators(trace: Trace) -> Iterator[dict[str, Any]]:
     if not len(rows):
         return
     edges = np.concatenate([[0], 1 + np.flatnonzero(np.diff(rows)), [len(rows)]]).tolist()
-    for start, end in zip(edges[:-1], edges[1:], strict=True):
+    for start, end in pairwise(edges):
         row = int(rows[start])
         args = {
             "module": trace.modules[trace.operator_module[row]],
-            "flops": int(trace.operator_flops[row]), "bytes": int(trace.operator_bytes[row]),
-        }  # fmt: skip
+            "flops": int(trace.operator_flops[row]),
+            "bytes": int(trace.operator_bytes[row]),
+        }
         yield _slice(OPERATORS, trace.names[trace.operator_name[row]], start, end) | {"args": args}
 
 

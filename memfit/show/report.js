@@ -139,10 +139,10 @@
     const [unit, scale] = scaleOf(d.highest || 1);
     const shown = (panel, v) => (v === null ? "unknown" : panel.bytes ? size(v) : Number(v.toPrecision(4)).toLocaleString("en", { maximumSignificantDigits: 4 }));
     const glyph = (line) => ({ dash: "╍", dot: "┅" })[line.dash] || "●";
-    const title = (panel) => `<b>${escape(panel.name)}</b>${panel.lines.length > 1 ? panel.lines.map((line) => `   <span style="color:${colour(line.colour)}">${line.far ? "↑" : glyph(line)} ${escape(line.name)}${line.far ? ` ${size(line.y[0])}` : ""}</span>`).reverse().join("") : ""}`;
+    const title = (panel) => `<b>${escape(panel.name)}</b>${panel.lines.length > 1 ? panel.lines.map((line) => `   <span style="color:${colour(line.colour)}">${line.far ? "↑" : glyph(line)} ${escape(line.name)}${line.far ? ` ${size(line.y[0])}` : ""}</span>`).join("") : ""}`;
     const traces = () => d.panels.flatMap((panel, p) => panel.lines.filter((line) => !line.far).map((line) => ({
       x: d.x, y: line.y.map((v) => (v === null ? null : panel.bytes ? v / scale : v)), yaxis: p ? `y${p + 1}` : "y", name: escape(line.name),
-      mode: d.x.length < 60 && !line.dash ? "lines+markers" : "lines", marker: { size: 6, symbol: line.symbol }, line: { color: colour(line.colour), dash: line.dash || "solid", width: 2 },
+      mode: d.x.length < 60 && (line.symbol !== "line-ew" || d.x.length === 1) ? "lines+markers" : "lines", marker: { size: 6, symbol: line.symbol, line: { width: line.symbol === "line-ew" ? 2 : 0, color: colour(line.colour) } }, line: { color: colour(line.colour), dash: line.dash || "solid", width: 2 },
       text: line.y.map((v) => `${escape(line.name)}: ${shown(panel, v)}`), hovertemplate: "%{text}<extra></extra>",
     })));
     const layout = () => {
@@ -155,7 +155,7 @@
       });
       return {
         ...layout, annotations, margin: { l: 78, r: 14, t: 8, b: 42 }, hoversubplots: "axis", ...axes,
-        xaxis: { ...axis, anchor: n > 1 ? `y${n}` : "y", fixedrange: false, tickformat: ",d", nticks: narrow() ? 5 : 10, title: { text: "window", font: { size: 12, color: colour("quiet") }, standoff: 6 }, ...spike() },
+        xaxis: { ...axis, anchor: n > 1 ? `y${n}` : "y", fixedrange: false, ...(d.x.length < 10 ? { dtick: 1, range: [d.x[0] - 0.5, d.x[d.x.length - 1] + 0.5] } : {}), tickformat: ",d", nticks: narrow() ? 5 : 10, title: { text: "window", font: { size: 12, color: colour("quiet") }, standoff: 6 }, ...spike() },
       };
     };
     function read(i) {

@@ -99,28 +99,38 @@ def plan_verdict(plan: Plan) -> tuple[str, str]:
     spare = plan.budget_bytes - worst["process_bytes"]
     if spare < 0:
         return f"Does not fit: {phase} needs {format_size(-spare)} more than {format_size(plan.budget_bytes)}", "bad"
-    word, tone = (
-        ("Fits", "good") if worst.get("process_bytes_high", 0) <= plan.budget_bytes else ("Close to the limit", "close")
-    )
-    return (
-        f"{word}: {plan.global_batch} {plan.unit} a window with {format_size(spare)} to spare in {phase}, which needs most",
-        tone,
-    )
+    within = worst.get("process_bytes_high", 0) <= plan.budget_bytes
+    word, tone = ("Fits", "good") if within else ("Close to the limit", "close")
+    what = f"{plan.global_batch} {plan.unit} a window"
+    return f"{word}: {what} with {format_size(spare)} to spare in {phase}, which needs most", tone
 
 
 def plan_section(plan: Plan) -> Section:
     """The arithmetic, the reasons, the levers."""
+    rows = []
+    for lever in plan.levers:
+        saves = format_size(lever.saves_bytes) if lever.saves_bytes else "–"
+        rows.append((lever.name, "✓ yes" if lever.taken else "– no", saves, lever.costs, lever.reason))
     levers = Table(
-        caption="Levers: what could be done, what it saves and costs", columns=("lever", "taken", "saves", "costs", "reason"), text=("costs", "reason"), numeric=("saves",),
-        rows=[(lever.name, "✓ yes" if lever.taken else "– no", format_size(lever.saves_bytes) if lever.saves_bytes else "–", lever.costs, lever.reason) for lever in plan.levers],
-    )  # fmt: skip
+        caption="Levers: what could be done, what it saves and costs",
+        columns=("lever", "taken", "saves", "costs", "reason"),
+        text=("costs", "reason"),
+        numeric=("saves",),
+        rows=rows,
+    )
     modes = Table(
-        caption=f"What is recomputed: {len(plan.checkpointing)} modules", columns=("module", "mode"), code=("module",), rows=sorted(plan.checkpointing.items()),
-    )  # fmt: skip
+        caption=f"What is recomputed: {len(plan.checkpointing)} modules",
+        columns=("module", "mode"),
+        code=("module",),
+        rows=sorted(plan.checkpointing.items()),
+    )
     return Section(
-        title="The plan, and why", arithmetic=f"{plan.arithmetic} ({plan.unit})", reasons=plan.reasons,
-        tables=[levers] if plan.levers else [], folded=[modes] if plan.checkpointing else [],
-    )  # fmt: skip
+        title="The plan, and why",
+        arithmetic=f"{plan.arithmetic} ({plan.unit})",
+        reasons=plan.reasons,
+        tables=[levers] if plan.levers else [],
+        folded=[modes] if plan.checkpointing else [],
+    )
 
 
 def _plan_facts(plan: Plan) -> list[str]:
@@ -140,10 +150,11 @@ def _about(prediction: Prediction) -> list[str]:
     trained = sum(net.trainable for net in prediction.nets)
     whole = sum(net.parameters for net in prediction.nets)
     return [
-        f"{prediction.job} on {device.name}", f"{format_size(device.usable_bytes or 0)} may be taken",
+        f"{prediction.job} on {device.name}",
+        f"{format_size(device.usable_bytes or 0)} may be taken",
         f"micro-batch of {prediction.micro_batch} {prediction.unit} ({prediction.shape})",
         f"{whole / 1e6:,.1f} M parameters, {trained / 1e6:,.1f} M of them trained",
-    ]  # fmt: skip
+    ]
 
 
 def _memory(plan: Plan) -> tuple[list[Section], list[str]]:
@@ -167,7 +178,9 @@ def _changes(plan: Plan, found: Prediction) -> list[str]:
         planned = plan.phases.get(name, {}).get("allocated_bytes")
         if planned is not None and abs(phase.allocated_bytes - planned) > 0.01 * planned:
             sizes = f"{format_size(phase.allocated_bytes)}, where the plan says {format_size(planned)}"
-            notes.append(f"Traced again, the peak of {name} is {sizes}: the job or memfit has changed since. Plan again.")
+            notes.append(
+                f"Traced again, the peak of {name} is {sizes}: the job or memfit has changed since. Plan again."
+            )
     return notes
 
 

@@ -19,16 +19,22 @@ def audit_report(audit: Audit, target: str) -> Page:
         for f in audit.findings
     ]
     strips = [strips_of(audit.picture(world, COLUMNS), _ranks(world)) for world in audit.counts]
-    text = "One epoch. A bar's height is the part of the ids there that the rank is given: full bars of “all” mean that every sample is seen."
+    text = (
+        "One epoch. A bar's height is the part of the ids there that the rank is given: "
+        "full bars of “all” mean that every sample is seen."
+    )
     sections = [
         *([Section(title="What is wrong", findings=findings)] if findings else []),
         Section(title="Counts of one epoch", tables=[_counts(audit)]),
         Section(title="What each rank is given", text=text, strips=strips),
     ]
     return Page(
-        title=f"audit of {target}", verdict=verdict, tone="bad" if codes else "good", sections=sections,
+        title=f"audit of {target}",
+        verdict=verdict,
+        tone="bad" if codes else "good",
+        sections=sections,
         about=[f"{audit.dataset_size:,} samples", f"worlds of {worlds} ranks"],
-    )  # fmt: skip
+    )
 
 
 def _counts(audit: Audit) -> Table:
@@ -50,11 +56,20 @@ def _counts(audit: Audit) -> Table:
             "unknown" if row[name] is None else f"{row[name]:.1%}" for name in ("padding_fraction", "imbalance")
         )
         steps = row["optimizer_steps"]
+        given = "–".join(f"{n:,}" for n in dict.fromkeys((batches[0], batches[-1])))
         order = {True: "yes", False: "no", None: "unknown"}[row["order_changes_each_epoch"]]
-        rows.append((
-            str(row["world"]), "–".join(f"{n:,}" for n in dict.fromkeys((batches[0], batches[-1]))), f"{row['distinct']:,}", f"{row['duplicates']:,}",
-            f"{row['missing']:,}", order, "unknown" if steps is None else f"{steps:,}", *fractions,
-        ))  # fmt: skip
+        rows.append(
+            (
+                str(row["world"]),
+                given,
+                f"{row['distinct']:,}",
+                f"{row['duplicates']:,}",
+                f"{row['missing']:,}",
+                order,
+                "unknown" if steps is None else f"{steps:,}",
+                *fractions,
+            )
+        )
     return Table(
         caption="What all ranks of a world are given together", columns=columns, rows=rows, numeric=columns[1:]
     )

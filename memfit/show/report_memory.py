@@ -15,8 +15,18 @@ from memfit.show.timeline import Timeline, allocator_limit, place_of, timeline
 from memfit.sizes import format_size
 
 LAYERS = (
-    "parameters", "frozen", "buffers", "ema", "optimizer", "gradients", "inputs", "activations", "communication", "workspace", "temporaries",
-)  # fmt: skip
+    "parameters",
+    "frozen",
+    "buffers",
+    "ema",
+    "optimizer",
+    "gradients",
+    "inputs",
+    "activations",
+    "communication",
+    "workspace",
+    "temporaries",
+)
 """From the ground up: what stays longest is lowest."""
 HATCHES = {
     "frozen": "up",
@@ -46,13 +56,9 @@ def _over_the_step(prediction: Prediction, line: Timeline) -> Section:
     device = prediction.device
     text = "Bytes that tensors ask for and that are alive, after every event of the step"
     if device.is_cuda:
-        limit = allocator_limit(device)
+        usable, context = format_size(device.usable_bytes or 0), format_size(device.context_bytes or 0)
         text += "; dotted: what the allocator holds for them, free blocks included. "
-        text += (
-            f"The limit is what the allocator may hold: {format_size(device.usable_bytes or 0)} usable less {format_size(device.context_bytes or 0)} of CUDA context"
-            if limit is not None
-            else ""
-        )
+        text += f"The limit is what the allocator may hold: {usable} usable less {context} of CUDA context"
     rows = []
     for span in line.spans:
         module, operator = place_of(prediction.trace, span.peak_event)
@@ -67,9 +73,12 @@ def _over_the_step(prediction: Prediction, line: Timeline) -> Section:
             )
         )
     parts = Table(
-        caption="Every part of the step: its peak, and where that is", columns=("phase", "part", "peak", "events", "module", "operator"),
-        rows=rows, numeric=("peak", "events"), code=("module", "operator"),
-    )  # fmt: skip
+        caption="Every part of the step: its peak, and where that is",
+        columns=("phase", "part", "peak", "events", "module", "operator"),
+        rows=rows,
+        numeric=("peak", "events"),
+        code=("module", "operator"),
+    )
     return Section(title="Memory over the step", text=f"{text}.", figure=_figure(prediction, line), folded=[parts])
 
 
@@ -85,12 +94,18 @@ def _figure(prediction: Prediction, line: Timeline) -> dict[str, Any]:
     for span in line.spans:
         phases.setdefault(span.phase, {"name": span.phase, "start": span.start})["end"] = span.end
     return {
-        "kind": "timeline", "id": "timeline",
+        "kind": "timeline",
+        "id": "timeline",
         "x": line.events.tolist(),
-        "bands": [{"name": name, "y": alive[name].tolist(), "hatch": HATCHES.get(name, "")} for name in LAYERS if alive[name].any()],
+        "bands": [
+            {"name": name, "y": alive[name].tolist(), "hatch": HATCHES.get(name, "")}
+            for name in LAYERS
+            if alive[name].any()
+        ],
         "total": line.total.tolist(),
         "held": None if line.held is None else line.held.tolist(),
-        "places": list(places), "place": [places[pair] for pair in pairs],
+        "places": list(places),
+        "place": [places[pair] for pair in pairs],
         "spans": [{"phase": s.phase, "part": s.part, "start": s.start, "end": s.end} for s in line.spans],
         "phases": list(phases.values()),
         "limit": allocator_limit(prediction.device),
@@ -98,7 +113,7 @@ def _figure(prediction: Prediction, line: Timeline) -> dict[str, Any]:
         "count": line.count,
         "start": _index(line, _highest(line)),
         "goto": _goto(line),
-    }  # fmt: skip
+    }
 
 
 def _goto(line: Timeline) -> list[dict[str, Any]]:
@@ -126,6 +141,7 @@ def _modules(prediction: Prediction, line: Timeline, state: Mapping[str, Mapping
     columns = [name for name in LAYERS if any(row.categories.get(name) for row in rows)]
     whole = sum(row.total for row in rows)
     modes = prediction.checkpointing
+    more = ["recomputed"] if modes else []
     cells = []
     for row in rows:
         recomputed = _recomputed(row.module, modes)
@@ -139,11 +155,17 @@ def _modules(prediction: Prediction, line: Timeline, state: Mapping[str, Mapping
             )
         )
     table = Table(
-        caption=f"{format_size(whole)} alive at the peak", columns=("module", "alive", "share", *columns, *(["recomputed"] if modes else [])),
-        rows=cells, numeric=("alive", *columns), code=("module",),
-    )  # fmt: skip
+        caption=f"{format_size(whole)} alive at the peak",
+        columns=("module", "alive", "share", *columns, *more),
+        rows=cells,
+        numeric=("alive", *columns),
+        code=("module",),
+    )
     module, operator = place_of(prediction.trace, event)
-    text = f"The peak is in {module or 'no module'} ({operator or 'unknown'}). A module's row has all that is inside of it, and what it asked for itself."
+    text = (
+        f"The peak is in {module or 'no module'} ({operator or 'unknown'}). "
+        "A module's row has all that is inside of it, and what it asked for itself."
+    )
     return Section(title="By module, at the peak", text=text, tables=[table])
 
 

@@ -31,12 +31,15 @@ def run_verdict(path: Path, plan: Plan, lines: list[dict[str, Any]]) -> tuple[st
         if peak is not None
         else "; its memory is unknown"
     )
-    loss = f", loss {losses[0]:.4g} to {losses[1]:.4g}" if None not in losses else ", loss unknown"
+    first, last = losses
+    loss = (
+        "unknown" if first is None or last is None else f"{first:.4g}" + (f" to {last:.4g}" if len(lines) > 1 else "")
+    )
     count = f"{len(lines)} window{'s' if len(lines) > 1 else ''}"
     within = peak is None or peak <= plan.budget_bytes
     if done:
-        return f"Done: {count}{loss}{memory}", "good" if within else "close"
-    return f"Not finished: stopped after {count}{loss}{memory}", "close" if within else "bad"
+        return f"Done: {count}, loss {loss}{memory}", "good" if within else "close"
+    return f"Not finished: stopped after {count}, loss {loss}{memory}", "close" if within else "bad"
 
 
 def run_sections(plan: Plan, lines: list[dict[str, Any]], ids: list[dict[str, Any]]) -> list[Section]:
@@ -45,7 +48,10 @@ def run_sections(plan: Plan, lines: list[dict[str, Any]], ids: list[dict[str, An
     given = seen(ids)
     if given is not None:
         picture, ranks = given
-        text = "From the ids that each window really applied. A bar's height is the part of the ids there that the rank was given."
+        text = (
+            "From the ids that each window really applied. "
+            "A bar's height is the part of the ids there that the rank was given."
+        )
         found.append(
             Section(
                 title="What each rank saw",
@@ -71,26 +77,40 @@ def _windows(plan: Plan, lines: list[dict[str, Any]]) -> Section:
     measured, predicted = column("measured_process_bytes"), column("predicted_process_bytes")
     known = max((value for value in (*measured, *predicted) if value is not None), default=plan.budget_bytes)
     near = plan.budget_bytes < FAR * known
+    budget: list[float | None] = [plan.budget_bytes] * len(shown)
+    memory = [
+        curve("measured", measured, "accent"),
+        curve("predicted", predicted, "quiet", dash="dot", symbol="square"),
+        curve("budget", budget, "limit", dash="dash", symbol="line-ew") | {"far": not near},
+    ]
+    speed = f"{plan.unit} a second"
     panels = [
-        {"name": "memory", "bytes": True, "zero": True, "lines": [
-            {"name": "budget", "y": [plan.budget_bytes] * len(shown), "colour": "limit", "dash": "dash", "symbol": "line-ew", "far": not near},
-            {"name": "predicted", "y": predicted, "colour": "quiet", "dash": "dot", "symbol": "square"},
-            {"name": "measured", "y": measured, "colour": "accent", "dash": "", "symbol": "circle"},
-        ]},
-        {"name": "loss", "bytes": False, "zero": False, "lines": [{"name": "loss", "y": column("loss"), "colour": "activations", "dash": "", "symbol": "circle"}]},
-        {"name": f"{plan.unit} a second", "bytes": False, "zero": True, "lines": [{"name": f"{plan.unit} a second", "y": column("units_per_second"), "colour": "optimizer", "dash": "", "symbol": "circle"}]},
-        {"name": "micro-batches", "bytes": False, "zero": True, "whole": True, "lines": [{"name": "micro-batches", "y": column("micro_batches"), "colour": "ema", "dash": "", "symbol": "circle"}]},
-    ]  # fmt: skip
-    figure = {
-        "kind": "windows",
-        "id": "windows",
-        "x": [line["window"] for line in shown],
-        "panels": panels,
-        "highest": max(known, plan.budget_bytes) if near else known,
-    }
-    return Section(
-        title="The run, window by window", text=_compared(lines), figure=figure, folded=[_window_table(plan, lines)]
-    )
+        panel("memory", memory, holds="bytes"),
+        panel("loss", [curve("loss", column("loss"), "activations")], zero=False),
+        panel(speed, [curve(speed, column("units_per_second"), "optimizer")]),
+        panel("micro-batches", [curve("micro-batches", column("micro_batches"), "ema")], holds="counts"),
+    ]
+    highest = max(known, plan.budget_bytes) if near else known
+    figure = windows_figure([line["window"] for line in shown], panels, highest) | {"own_names": True}
+    table = _window_table(plan, lines)
+    return Section(title="The run, window by window", text=_compared(lines), figure=figure, folded=[table])
+
+
+def windows_figure(windows: list[int], panels: list[dict[str, Any]], highest: float) -> dict[str, Any]:
+    """Panels over one axis of windows; ``highest`` bytes decide the unit of those that hold bytes."""
+    return {"kind": "windows", "id": "windows", "own_names": False, "x": windows, "panels": panels, "highest": highest}
+
+
+def panel(name: str, curves: list[dict[str, Any]], *, holds: str = "", zero: bool = True) -> dict[str, Any]:
+    """One panel of a figure, of ``bytes``, ``counts`` or other numbers."""
+    return {"name": name, "bytes": holds == "bytes", "whole": holds == "counts", "zero": zero, "lines": curves}
+
+
+def curve(
+    name: str, values: list[float | None], colour: str, *, dash: str = "", symbol: str = "circle"
+) -> dict[str, Any]:
+    """One line of a panel; ``colour`` is a name of report.css."""
+    return {"name": name, "y": values, "colour": colour, "dash": dash, "symbol": symbol}
 
 
 def _compared(lines: list[dict[str, Any]]) -> str:
@@ -100,7 +120,8 @@ def _compared(lines: list[dict[str, Any]]) -> str:
     )
     if peak is None or not predicted:
         return "Predicted or measured memory is unknown."
-    return f"The highest window took {format_size(peak)}, where {format_size(predicted)} was predicted: {abs(peak / predicted - 1):.1%} {'more' if peak > predicted else 'less'}."
+    off = f"{abs(peak / predicted - 1):.1%} {'more' if peak > predicted else 'less'}"
+    return f"The highest window took {format_size(peak)}, where {format_size(predicted)} was predicted: {off}."
 
 
 def _window_table(plan: Plan, lines: list[dict[str, Any]]) -> Table:

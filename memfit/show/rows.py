@@ -76,11 +76,14 @@ def seen(lines: list[dict[str, Any]], columns: int = 64) -> tuple[Picture, list[
     picture = Picture(world=len(counted), size=size, share=share, together=together, steps=0, length=None, padding=None)
     ranks = [
         Rank(
-            rank=rank, windows=sum(line.get("rank") == rank for line in lines), samples=int(times.sum()),
-            distinct=int((times > 0).sum()), most=int(times.max()),
+            rank=rank,
+            windows=sum(line.get("rank") == rank for line in lines),
+            samples=int(times.sum()),
+            distinct=int((times > 0).sum()),
+            most=int(times.max()),
         )
         for rank, times in counted.items()
-    ]  # fmt: skip
+    ]
     return picture, ranks
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -64,9 +65,13 @@ def timeline(trace: Trace, device: Device, most: int = MOST) -> Timeline:
         kept.append(failed)
     moments = np.union1d(kept, extremes(total, phases, max(most - len(set(kept)), 2)))
     return Timeline(
-        events=moments, alive=alive[:, moments], held=None if held is None else held[moments],
-        spans=spans, failed=failed, count=len(trace.kind),
-    )  # fmt: skip
+        events=moments,
+        alive=alive[:, moments],
+        held=None if held is None else held[moments],
+        spans=spans,
+        failed=failed,
+        count=len(trace.kind),
+    )
 
 
 def alive_by_category(trace: Trace) -> np.ndarray:
@@ -87,7 +92,7 @@ def extremes(values: np.ndarray, phases: list[tuple[int, int]], most: int) -> np
     for start, end in phases:
         stretches = min(max(most * (end - start) // size // 2, 1), end - start)
         edges = start + np.arange(stretches + 1) * (end - start) // stretches
-        for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        for low, high in pairwise(edges.tolist()):
             found += [low + int(values[low:high].argmax()), low + int(values[low:high].argmin())]
     return np.unique(np.array(found, np.int64))
 
@@ -146,7 +151,7 @@ def spans_of(trace: Trace, total: np.ndarray) -> tuple[Span, ...]:
         if end == start:
             continue
         edges = [start, *(start + 1 + np.flatnonzero(np.diff(part_of[start:end]))).tolist(), end]
-        for low, high in zip(edges[:-1], edges[1:], strict=True):
+        for low, high in pairwise(edges):
             event = low + int(total[low:high].argmax())
             part = trace.parts[part_of[low]]
             found.append(Span(phase=label, part=part, start=low, end=high, peak=int(total[event]), peak_event=event))

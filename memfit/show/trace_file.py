@@ -32,11 +32,19 @@ def write_trace(path: Path, prediction: Prediction) -> None:
         field.name: getattr(trace, field.name) for field in fields(Trace) if field.name not in _TABLES
     }
     told = {
-        "memfit_trace": VERSION, "job": prediction.job, "settings": prediction.settings, "shape": asdict(prediction.shape),
-        "micro_batch": prediction.micro_batch, "unit": prediction.unit, "device": asdict(prediction.device),
-        "nets": [asdict(net) for net in prediction.nets], "footprint": asdict(prediction.footprint),
-        "checkpointing": dict(prediction.checkpointing), "seconds": prediction.seconds, **{name: getattr(trace, name) for name in _TABLES},
-    }  # fmt: skip
+        "memfit_trace": VERSION,
+        "job": prediction.job,
+        "settings": prediction.settings,
+        "shape": asdict(prediction.shape),
+        "micro_batch": prediction.micro_batch,
+        "unit": prediction.unit,
+        "device": asdict(prediction.device),
+        "nets": [asdict(net) for net in prediction.nets],
+        "footprint": asdict(prediction.footprint),
+        "checkpointing": dict(prediction.checkpointing),
+        "seconds": prediction.seconds,
+        **{name: getattr(trace, name) for name in _TABLES},
+    }
     try:
         with path.open("wb") as file:
             np.savez_compressed(file, told=np.array(json.dumps(told, default=str)), **columns)
@@ -77,11 +85,15 @@ def _prediction(told: dict[str, Any], columns: dict[str, Any]) -> Prediction:
     capability = told["device"]["compute_capability"]
     told["device"]["compute_capability"] = capability and tuple(capability)
     return Prediction(
-        **told | {
-            "trace": trace, "shape": Shape(**told["shape"]), "device": Device(**told["device"]),
-            "nets": tuple(NetSize(**net) for net in told["nets"]), "footprint": _footprint(told["footprint"]),
+        **told
+        | {
+            "trace": trace,
+            "shape": Shape(**told["shape"]),
+            "device": Device(**told["device"]),
+            "nets": tuple(NetSize(**net) for net in told["nets"]),
+            "footprint": _footprint(told["footprint"]),
         }
-    )  # fmt: skip
+    )
 
 
 def _footprint(told: dict[str, Any]) -> Footprint:

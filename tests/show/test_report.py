@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from browser import browser, load, missing, requests, show_as
+from browser import browser, missing, opened, show_as, text
 
 from memfit.batch.audit import Meant, audit
 from memfit.cli import main
@@ -71,10 +71,22 @@ def plan(tmp_path):
     hostile = Lever(name=HOSTILE, taken=True, saves_bytes=1 << 20, costs=HOSTILE, reason=HOSTILE)
     phases = {"train": {"allocated_bytes": 1000, "process_bytes": 1000, "process_bytes_high": 1000}}
     return Plan(
-        job=f"{tmp_path}/job.py:Hostile", settings={}, device="cpu", budget_bytes=1 << 30, unit=HOSTILE, global_batch=8, micro_batch=8,
-        micro_batches=[[8]], arithmetic=f"8 = 1 x 8 {HOSTILE}", engine="single", precision="fp32", seed=0, reasons={HOSTILE: HOSTILE},
-        levers=[hostile], phases=phases,
-    )  # fmt: skip
+        job=f"{tmp_path}/job.py:Hostile",
+        settings={},
+        device="cpu",
+        budget_bytes=1 << 30,
+        unit=HOSTILE,
+        global_batch=8,
+        micro_batch=8,
+        micro_batches=[[8]],
+        arithmetic=f"8 = 1 x 8 {HOSTILE}",
+        engine="single",
+        precision="fp32",
+        seed=0,
+        reasons={HOSTILE: HOSTILE},
+        levers=[hostile],
+        phases=phases,
+    )
 
 
 def write_run(folder: Path, plan: Plan, windows: int) -> None:
@@ -83,33 +95,20 @@ def write_run(folder: Path, plan: Plan, windows: int) -> None:
     with open(folder / "metrics.jsonl", "w") as metrics, open(folder / "samples.jsonl", "w") as samples:
         for i in range(windows):
             loss = float("nan") if i == 3 else 2.0 - i / windows
-            line = {"window": i, "loss": loss, "units_per_second": 10.0, "micro_batches": 1, "seconds": 0.1,
-                    "measured_process_bytes": 900 if i != 4321 else 1234, "predicted_process_bytes": 1000, HOSTILE: HOSTILE}  # fmt: skip
+            line = {
+                "window": i,
+                "loss": loss,
+                "units_per_second": 10.0,
+                "micro_batches": 1,
+                "seconds": 0.1,
+                "measured_process_bytes": 900 if i != 4321 else 1234,
+                "predicted_process_bytes": 1000,
+                HOSTILE: HOSTILE,
+            }
             metrics.write(json.dumps(line) + "\n")
             for rank in (0, 1):
                 samples.write(json.dumps({"window": i, "rank": rank, "ids": [(i % 16) * 4 + rank * 2]}) + "\n")
         metrics.write('{"window": 99999, "lo')
-
-
-def console(driver) -> list[str]:
-    return [f"{entry['level']}: {entry['message']}" for entry in driver.get_log("browser")]
-
-
-def text(driver, selector: str) -> str:
-    return driver.execute_script("return document.querySelector(arguments[0]).textContent", selector)
-
-
-def opened(driver, path: Path) -> None:
-    """Loads a page, which must be quiet, alone, and as wide as the window."""
-    console(driver), requests(driver)
-    load(driver, path)
-    assert console(driver) == []
-    assert requests(driver) == []
-    assert (
-        driver.execute_script("return document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
-    )
-    assert driver.execute_script("return window.broken") is None
-    assert driver.execute_script("return performance.getEntriesByType('resource').length") == 0
 
 
 @pytest.mark.parametrize("width", [1200, 400])
@@ -134,7 +133,8 @@ def test_hover_shows_module_and_operator(driver, page, prediction) -> None:
         ActionChains(driver).move_to_element_with_offset(area, across, 40).pause(0.2).perform()
         label = driver.execute_script("return document.querySelector('.hoverlayer').textContent")
         event = driver.execute_script(
-            "return JSON.parse(document.querySelector('#data').textContent)[0].x[document.querySelector('#timeline input').value]"
+            "return JSON.parse(document.querySelector('#data').textContent)[0]"
+            ".x[document.querySelector('#timeline input').value]"
         )
         module, operator = place_of(prediction.trace, event)
         assert text(driver, "[data-out=module]") == (module or "outside of any module")
@@ -165,7 +165,8 @@ def test_every_control_is_reached_and_worked_by_keyboard(driver, page) -> None:
     for _ in range(40):
         ActionChains(driver).send_keys(Keys.TAB).perform()
         active = driver.execute_script(
-            "const a = document.activeElement; return [a.tagName, a.textContent.trim().slice(0, 20), getComputedStyle(a).outlineStyle, a.type || '']"
+            "const a = document.activeElement;"
+            "return [a.tagName, a.textContent.trim().slice(0, 20), getComputedStyle(a).outlineStyle, a.type || '']"
         )
         if active[0] == "BODY":
             break
@@ -227,11 +228,8 @@ def test_a_run_shows_what_was_measured_against_what_was_predicted(driver, plan, 
     )
     assert "23.4% more" in driver.find_element("css selector", "section p").text
     memory = driver.execute_script("return JSON.parse(document.querySelector('#data').textContent)[0].panels[0].lines")
-    assert [(line["name"], max(line["y"])) for line in memory] == [
-        ("budget", 1 << 30),
-        ("predicted", 1000),
-        ("measured", 1234),
-    ]
+    told = [(line["name"], max(line["y"])) for line in memory]
+    assert told == [("measured", 1234), ("predicted", 1000), ("budget", 1 << 30)]
     assert len(memory[0]["y"]) <= 1500, "few windows are drawn, and the highest is among them"
     drawn = driver.execute_script("return document.querySelector('#windows .plot').data.map(line => line.y.length)")
     assert len(drawn) == 5, "the budget lies far above, and is told in the title"
@@ -274,3 +272,17 @@ def test_a_page_states_that_nothing_may_be_fetched(prediction) -> None:
     assert "unsafe-eval" not in policy
     assert "unsafe-inline" not in policy.split("script-src")[1]
     assert len(page) < 8_000_000
+
+
+def test_two_runs_side_by_side(driver, plan, tmp_path) -> None:
+    for name, windows in (("a", 20), ("b", 10)):
+        (tmp_path / name).mkdir()
+        write_run(tmp_path / name, plan, windows)
+    main_exit(["report", "--compare", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "c.html")])
+    show_as(driver, 400, 900, dark=True)
+    opened(driver, tmp_path / "c.html")
+    assert driver.find_element("css selector", "h1").text == "B took the same memory, and the same time a window"
+    rows = [row.text.split() for row in driver.find_elements("css selector", "section:first-of-type tbody tr")]
+    assert rows[0] == ["windows", "20", "10", "B:", "50.0%", "less"]
+    memory = driver.execute_script("return document.querySelector('#windows .plot').data.map(line => line.y.length)")
+    assert memory == [20] * 8

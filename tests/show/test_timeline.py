@@ -50,14 +50,23 @@ def random_trace(events: int, seed: int = 0) -> Trace:
     phases = tuple((name, low, high) for name, low, high in zip(names, cuts[:-1], cuts[1:], strict=True))
     operators = events // 3 + 1
     return Trace(
-        kind=np.array(kind, np.int8), storage=np.array(storage, np.int32), operator=(np.arange(events) // 3).astype(np.int32),
-        nbytes=random.integers(1, 8 * MIB, made), category=random.integers(0, len(CATEGORIES), made).astype(np.uint8),
-        stream=np.zeros(made, np.uint8), made_by=random.integers(0, operators, made).astype(np.int32),
-        operator_name=random.integers(0, 9, operators).astype(np.int32), operator_module=random.integers(0, 40, operators).astype(np.int32),
-        operator_part=(np.arange(operators) * 9 // operators).astype(np.int32), operator_flops=np.zeros(operators, np.int64),
-        operator_bytes=np.zeros(operators, np.int64), names=tuple(f"aten.op{i}" for i in range(9)),
-        modules=("", *(f"net.{i // 8}.{i}" for i in range(39))), parts=tuple(f"part{i}" for i in range(9)), phases=phases,
-    )  # fmt: skip
+        kind=np.array(kind, np.int8),
+        storage=np.array(storage, np.int32),
+        operator=(np.arange(events) // 3).astype(np.int32),
+        nbytes=random.integers(1, 8 * MIB, made),
+        category=random.integers(0, len(CATEGORIES), made).astype(np.uint8),
+        stream=np.zeros(made, np.uint8),
+        made_by=random.integers(0, operators, made).astype(np.int32),
+        operator_name=random.integers(0, 9, operators).astype(np.int32),
+        operator_module=random.integers(0, 40, operators).astype(np.int32),
+        operator_part=(np.arange(operators) * 9 // operators).astype(np.int32),
+        operator_flops=np.zeros(operators, np.int64),
+        operator_bytes=np.zeros(operators, np.int64),
+        names=tuple(f"aten.op{i}" for i in range(9)),
+        modules=("", *(f"net.{i // 8}.{i}" for i in range(39))),
+        parts=tuple(f"part{i}" for i in range(9)),
+        phases=phases,
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,7 +83,7 @@ def test_few_moments_keep_every_maximum_exactly(device) -> None:
         inside = (line.events >= start) & (line.events < end)
         assert line.total[inside].max() == alive[:, start:end].sum(0).max()
         assert np.array_equal(line.alive[:, inside].max(1), alive[:, start:end].max(1))
-    assert [(span.start, span.end) for span in line.spans][0][0] == 0
+    assert line.spans[0].start == 0
     assert all(one.end == two.start for one, two in zip(line.spans[:-1], line.spans[1:], strict=True))
     assert {span.peak_event for span in line.spans} <= set(line.events.tolist())
 
