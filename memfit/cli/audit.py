@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 @click.option("--global-batch", type=int, help="What one optimizer step is meant to take, over all ranks, in --unit.")
 @click.option("--unit", default="samples", show_default=True, help="What --global-batch counts: samples, frames …")
 @click.option("--real", is_flag=True, help="Run every world in processes of a gloo group, and count those.")
-@click.option("--report", metavar="F.html", type=click.Path(dir_okay=False), help="Also writes what was found as one HTML file.")
+@click.option("--report", metavar="F.html", type=click.Path(dir_okay=False), help="Also writes one HTML file.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object to standard output.")
-def command(target: str, world_sizes: str, global_batch: int | None, unit: str, real: bool, report: str | None, as_json: bool) -> int:
+def command(
+    target: str, world_sizes: str, global_batch: int | None, unit: str, real: bool, report: str | None, as_json: bool
+) -> int:
     """Counts what TARGET gives to each rank in two epochs, and names the faults.
 
     TARGET is path/file.py:function, called as function(rank, world), which returns a loader, sampler or batch sampler;

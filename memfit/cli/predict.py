@@ -30,7 +30,12 @@ from memfit.errors import Exit, InputError
 @click.option("--checkpoint", metavar="none|all|PLAN", help="What is recomputed: nothing, all that can be, or as a plan file says. Default: the job's own.")
 @click.option("--accumulate", metavar="N", default="1", show_default=True, help="Micro-batches in a window; 1: no accumulation.")
 @click.option("--snapshot", metavar="F", type=click.Path(dir_okay=False), help="Writes the predicted timeline for PyTorch's memory_viz.")
-@click.option("--trace", metavar="F", type=click.Path(dir_okay=False), help="Writes the events: F.json for ui.perfetto.dev, F.npz for memfit report.")
+@click.option(
+    "--trace",
+    metavar="F",
+    type=click.Path(dir_okay=False),
+    help="Writes the events: F.json for ui.perfetto.dev, F.npz for memfit report.",
+)
 @json_option
 def command(
     job: str, pairs: tuple[str, ...], micro_batch: str | None, shape: str | None, device_name: str | None, memory: str | None,
@@ -46,7 +51,8 @@ def command(
 
     device = choose_device(device_name, memory)
     if trace is not None and Path(trace).suffix not in (".json", ".npz"):
-        raise InputError(f"--trace {trace}", "neither .json nor .npz", "write F.json for ui.perfetto.dev, or F.npz for memfit report")
+        write = "write F.json for ui.perfetto.dev, or F.npz for memfit report"
+        raise InputError(f"--trace {trace}", "neither .json nor .npz", write)
     accumulated = whole_number("--accumulate", accumulate) or 1
     count = whole_number("--micro-batch", micro_batch)
     with progress(f"tracing {job}", quiet=as_json):
@@ -70,7 +76,7 @@ def command(
         from memfit.show.snapshot import write_snapshot
         from memfit.show.timeline import allocator_limit
 
-        write_snapshot(Path(snapshot), prediction.trace, allocator_limit(device) if device.is_cuda else device.usable_bytes)
+        write_snapshot(Path(snapshot), prediction.trace, allocator_limit(device))
     if trace is not None:
         _write_trace(Path(trace), prediction)
     if as_json:

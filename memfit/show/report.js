@@ -124,8 +124,8 @@
     draw().then(() => {
       plot.on("plotly_hover", (event) => { const i = event.points[0].pointNumber; slider.value = i; read(i); });
       plot.on("plotly_relayout", (change) => {
-        if ("xaxis.range[0]" in change) show([change["xaxis.range[0]"], change["xaxis.range[1]"]]);
-        else if (change["xaxis.autorange"] || change["xaxis.showspikes"] !== undefined) show(ends);
+        const next = change["xaxis.range"] || ("xaxis.range[0]" in change ? [change["xaxis.range[0]"], change["xaxis.range[1]"]] : null);
+        if (next && (next[0] !== range[0] || next[1] !== range[1])) show([...next]);
       });
       read(Number(slider.value));
       figure.dataset.drawn = "yes";

@@ -149,10 +149,11 @@ def _about(prediction: Prediction) -> list[str]:
     device = prediction.device
     trained = sum(net.trainable for net in prediction.nets)
     whole = sum(net.parameters for net in prediction.nets)
+    shape = f" ({prediction.shape})" if prediction.shape.length else ""
     return [
         f"{prediction.job} on {device.name}",
         f"{format_size(device.usable_bytes or 0)} may be taken",
-        f"micro-batch of {prediction.micro_batch} {prediction.unit} ({prediction.shape})",
+        f"micro-batch of {prediction.micro_batch} {prediction.unit}{shape}",
         f"{whole / 1e6:,.1f} M parameters, {trained / 1e6:,.1f} M of them trained",
     ]
 

@@ -20,6 +20,10 @@ from memfit.show.timeline import place_of
 from memfit.show.trace_file import write_trace
 from memfit.sizes import format_size
 
+pytest.importorskip("selenium")
+from selenium.webdriver import ActionChains, Keys
+from selenium.webdriver.support.ui import WebDriverWait
+
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 HOSTILE = "</script><script>window.broken=1</script><img src=x onerror=window.broken=1>\"'&{{7*7}}"
 JOB = f"""
@@ -122,8 +126,6 @@ def test_a_prediction_opens_quietly_alone_and_within_its_width(driver, page, wid
 
 
 def test_hover_shows_module_and_operator(driver, page, prediction) -> None:
-    from selenium.webdriver import ActionChains
-
     show_as(driver, 1200, 900, dark=False)
     opened(driver, page)
     area = driver.find_element("css selector", "#timeline .plot .nsewdrag")
@@ -145,6 +147,19 @@ def test_hover_shows_module_and_operator(driver, page, prediction) -> None:
     assert inside
 
 
+def test_a_drag_zooms_and_a_double_click_shows_all_again(driver, page) -> None:
+    show_as(driver, 1200, 900, dark=False)
+    opened(driver, page)
+    area = driver.find_element("css selector", "#timeline .plot .nsewdrag")
+    driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", area)
+    pressed = "return [...document.querySelectorAll('button[aria-pressed=true]')].map(button => button.textContent)"
+    assert driver.execute_script(pressed) == ["all"]
+    ActionChains(driver).move_to_element(area).click_and_hold().move_by_offset(150, 2).pause(0.2).release().perform()
+    WebDriverWait(driver, 5).until(lambda one: one.execute_script(pressed) == [])
+    ActionChains(driver).pause(0.5).move_to_element(area).double_click().perform()
+    WebDriverWait(driver, 5).until(lambda one: one.execute_script(pressed) == ["all"])
+
+
 def test_the_peak_that_is_read_out_is_the_traces(driver, page, prediction) -> None:
     from memfit.show.timeline import alive_by_category
 
@@ -157,8 +172,6 @@ def test_the_peak_that_is_read_out_is_the_traces(driver, page, prediction) -> No
 
 
 def test_every_control_is_reached_and_worked_by_keyboard(driver, page) -> None:
-    from selenium.webdriver import ActionChains, Keys
-
     show_as(driver, 1200, 900, dark=False)
     opened(driver, page)
     reached = []
@@ -234,6 +247,9 @@ def test_a_run_shows_what_was_measured_against_what_was_predicted(driver, plan, 
     drawn = driver.execute_script("return document.querySelector('#windows .plot').data.map(line => line.y.length)")
     assert len(drawn) == 5, "the budget lies far above, and is told in the title"
     assert "budget 1.00 GiB" in text(driver, "#windows .infolayer")
+    driver.find_element("css selector", "#windows input").send_keys(Keys.ARROW_LEFT)
+    label = driver.execute_script("return document.querySelector('#windows .hoverlayer').textContent")
+    assert all(f"{name}:" in label for name in ("measured", "predicted", "loss", "micro-batches"))
     cells = [row.text.split() for row in driver.find_elements("css selector", "section:nth-of-type(2) tbody tr")]
     assert cells == [
         ["rank", "0", "9,000", "9,000", "16", "563", "×"],
