@@ -17,7 +17,7 @@ from memfit.planner.predict import Prediction, plain_nets, predict
 from memfit.show.page import Page, Section, Table
 from memfit.show.report_memory import memory_sections
 from memfit.show.report_run import run_sections, run_verdict
-from memfit.show.rows import read_lines
+from memfit.show.rows import number, process_peaks, read_lines
 from memfit.show.terminal import headline
 from memfit.show.trace_file import read_trace
 from memfit.sizes import format_size
@@ -92,14 +92,14 @@ def run_report(path: Path) -> Page:
 
 def plan_verdict(plan: Plan) -> tuple[str, str]:
     """One line, and its tone."""
-    if not plan.phases:
+    peaks = process_peaks(plan)
+    if not peaks:
         return f"{plan.arithmetic} ({plan.unit}); the plan has no predicted memory", "close"
-    phase = max(plan.phases, key=lambda name: plan.phases[name]["process_bytes"])
-    worst = plan.phases[phase]
-    spare = plan.budget_bytes - worst["process_bytes"]
+    phase = max(peaks, key=lambda name: peaks[name])
+    spare = plan.budget_bytes - peaks[phase]
     if spare < 0:
         return f"Does not fit: {phase} needs {format_size(-spare)} more than {format_size(plan.budget_bytes)}", "bad"
-    within = worst.get("process_bytes_high", 0) <= plan.budget_bytes
+    within = (number(plan.phases[phase].get("process_bytes_high")) or 0) <= plan.budget_bytes
     word, tone = ("Fits", "good") if within else ("Close to the limit", "close")
     what = f"{plan.global_batch} {plan.unit} a window"
     return f"{word}: {what} with {format_size(spare)} to spare in {phase}, which needs most", tone
@@ -176,7 +176,7 @@ def _changes(plan: Plan, found: Prediction) -> list[str]:
     """Phases whose peak is no longer the plan's."""
     notes = []
     for name, phase in found.footprint.phases.items():
-        planned = plan.phases.get(name, {}).get("allocated_bytes")
+        planned = number(plan.phases.get(name, {}).get("allocated_bytes"))
         if planned is not None and abs(phase.allocated_bytes - planned) > 0.01 * planned:
             sizes = f"{format_size(phase.allocated_bytes)}, where the plan says {format_size(planned)}"
             notes.append(

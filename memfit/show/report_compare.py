@@ -11,7 +11,7 @@ from memfit.errors import InputError
 from memfit.plan import Plan, read_plan
 from memfit.show.page import Page, Section, Table
 from memfit.show.report_run import curve, panel, windows_figure
-from memfit.show.rows import number, read_lines, shown_windows
+from memfit.show.rows import number, process_peaks, read_lines, shown_windows
 from memfit.sizes import format_size
 from memfit.train.folder import RunFolder
 
@@ -106,7 +106,7 @@ def _plans(plans: list[Plan]) -> Table:
 def _memory(plans: list[Plan]) -> Table:
     rows = []
     for name in dict.fromkeys(name for plan in plans for name in plan.phases):
-        values = [plan.phases.get(name, {}).get("process_bytes") for plan in plans]
+        values = [process_peaks(plan).get(name) for plan in plans]
         known = None not in values
         rows.append((name, *map(_size, values), f"B: {_more(*values, size=True)}" if known else "unknown"))
     columns = ("phase", *NAMES, "difference")
@@ -147,7 +147,7 @@ def _figure(lines: list[list[dict[str, Any]]]) -> dict[str, Any]:
 
 
 def _peak(plan: Plan) -> float | None:
-    return max((phase["process_bytes"] for phase in plan.phases.values()), default=None)
+    return max(process_peaks(plan).values(), default=None)
 
 
 def _values(lines: list[dict[str, Any]], name: str) -> list[float]:

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from memfit.batch.audit.picture import Picture
+from memfit.plan import Plan
 from memfit.show.timeline import extremes
 
+LARGEST_ID = 1 << 40
 MOST = 1500
 """Windows that a plot shows at most."""
 
@@ -64,29 +66,42 @@ def seen(lines: list[dict[str, Any]], columns: int = 64) -> tuple[Picture, list[
     for line in lines:
         given = line.get("ids")
         if isinstance(given, list) and isinstance(line.get("rank"), int):
-            ids.setdefault(line["rank"], []).extend(i for i in given if isinstance(i, int) and i >= 0)
+            ids.setdefault(line["rank"], []).extend(i for i in given if isinstance(i, int) and 0 <= i < LARGEST_ID)
     size = max((max(given) + 1 for given in ids.values() if given), default=0)
     if not size:
         return None
     columns = min(columns, size)
-    held = np.bincount(np.arange(size) * columns // size, minlength=columns)
-    counted = {rank: np.bincount(ids[rank], minlength=size) for rank in sorted(ids)}
-    share = np.stack([_share(times, columns, held) for times in counted.values()])
-    together = _share(sum(counted.values(), np.zeros(size, np.int64)), columns, held)
-    picture = Picture(world=len(counted), size=size, share=share, together=together, steps=0, length=None, padding=None)
+    counted = {rank: np.unique(np.array(ids[rank], np.int64), return_counts=True) for rank in sorted(ids)}
+    everyone = np.unique(np.concatenate([distinct for distinct, _ in counted.values()]))
+    picture = Picture(
+        world=len(counted),
+        size=size,
+        share=np.stack([_share(distinct, size, columns) for distinct, _ in counted.values()]),
+        together=_share(everyone, size, columns),
+        steps=0,
+        length=None,
+        padding=None,
+    )
     ranks = [
         Rank(
             rank=rank,
             windows=sum(line.get("rank") == rank for line in lines),
             samples=int(times.sum()),
-            distinct=int((times > 0).sum()),
-            most=int(times.max()),
+            distinct=len(distinct),
+            most=int(times.max(initial=0)),
         )
-        for rank, times in counted.items()
+        for rank, (distinct, times) in counted.items()
     ]
     return picture, ranks
 
 
-def _share(times: np.ndarray, columns: int, held: np.ndarray) -> np.ndarray:
-    given = np.flatnonzero(times)
-    return np.bincount(given * columns // len(times), minlength=columns) / held
+def _share(distinct: np.ndarray, size: int, columns: int) -> np.ndarray:
+    """Part of the ids of each column that is there; column c begins at id ceil(c x size / columns)."""
+    edges = -(-np.arange(columns + 1, dtype=np.int64) * size // columns)
+    return np.diff(np.searchsorted(distinct, edges)) / np.diff(edges)
+
+
+def process_peaks(plan: Plan) -> dict[str, float]:
+    """Predicted bytes of the process by phase, where the plan has them."""
+    peaks = {name: number(phase.get("process_bytes")) for name, phase in plan.phases.items() if isinstance(phase, dict)}
+    return {name: peak for name, peak in peaks.items() if peak is not None}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from browser import browser, missing, opened, show_as, text
+from hostile import HOSTILE, JOB
 
 from memfit.batch.audit import Meant, audit
 from memfit.cli import main
@@ -25,26 +26,6 @@ from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
-HOSTILE = "</script><script>window.broken=1</script><img src=x onerror=window.broken=1>\"'&{{7*7}}"
-JOB = f"""
-import torch
-from torch import nn
-from memfit.job import Job, Loss
-
-NAME = {HOSTILE.replace(".", "_")!r}
-
-class Hostile(Job):
-    def nets(self):
-        net = nn.Sequential()
-        net.add_module(NAME, nn.Linear(64, 64))
-        return {{"net": net}}
-    def optimizers(self, nets):
-        return {{"net": torch.optim.AdamW(nets["net"].parameters())}}
-    def batch(self, shape):
-        return torch.zeros(shape.items, 64)
-    def loss(self, nets, batch):
-        return Loss(nets["net"](batch).square().sum(), len(batch))
-"""
 
 
 @pytest.fixture(scope="module")

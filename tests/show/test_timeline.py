@@ -185,6 +185,8 @@ def test_lines_that_were_cut_off_and_ids_of_ranks(tmp_path) -> None:
     assert picture.together.tolist() == [1, 1, 1]
     assert [(rank.samples, rank.distinct, rank.most) for rank in ranks] == [(2, 2, 1), (2, 1, 2)]
     assert seen([]) is None
+    far, (one,) = seen([{"window": 0, "rank": 0, "ids": [5, (1 << 39) + 1]}])
+    assert (far.size, one.distinct) == ((1 << 39) + 2, 2), "ids that lie far apart take no memory for those between"
     assert read_lines(tmp_path / "none.jsonl") == []
 
 
