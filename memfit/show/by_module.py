@@ -10,6 +10,8 @@ import numpy as np
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 
 ELSEWHERE = "outside of any module"
+ITSELF = " itself"
+"""Ends the row of what a module that is opened asked for outside of its children."""
 WIDE, NARROW = 0.15, 0.005
 """Parts of all bytes: above the first a module is opened, below the second it is counted with the others."""
 
@@ -97,7 +99,7 @@ def _open_up(leaves: dict[str, dict[str, int]], most: int) -> dict[str, dict[str
             break
         branches = [path for path in branches if path != widest] + inner
         if widest in leaves:
-            rows[f"{widest} itself"] = leaves[widest]
+            rows[f"{widest}{ITSELF}"] = leaves[widest]
     for path in branches:
         rows[path] = _sum(leaves, path)
     return rows

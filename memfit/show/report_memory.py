@@ -9,7 +9,7 @@ import numpy as np
 
 from memfit.events import CATEGORIES
 from memfit.planner.predict import Prediction
-from memfit.show.by_module import by_module
+from memfit.show.by_module import ITSELF, by_module
 from memfit.show.page import Section, Table
 from memfit.show.timeline import Timeline, allocator_limit, place_of, timeline
 from memfit.sizes import format_size
@@ -144,7 +144,7 @@ def _modules(prediction: Prediction, line: Timeline, state: Mapping[str, Mapping
     more = ["recomputed"] if modes else []
     cells = []
     for row in rows:
-        recomputed = _recomputed(row.module, modes)
+        recomputed = _recomputed(row.module.removesuffix(ITSELF), modes)
         cells.append(
             (
                 row.module,
