@@ -1,1 +1,53 @@
-"""memfit fits a PyTorch training run into the memory there is."""
+"""memfit fits a PyTorch training run into the memory there is.
+
+The names that a job needs (``memfit.Job``, ``memfit.Loss``, …) and the ways to ask from Python. Nothing is imported
+before it is used, so that ``import memfit`` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memfit.device.catalogue import Device, find_device
+    from memfit.errors import InputError
+    from memfit.events import Trace
+    from memfit.footprint import Footprint
+    from memfit.geometry import Geometry, split
+    from memfit.job import Job, Loss, Losses, Nets, Shape, Turn
+    from memfit.loading import load_job
+    from memfit.plan import Plan, read_plan, write_plan
+    from memfit.planner.predict import Prediction, predict
+    from memfit.planner.search import Answer, find_plan
+    from memfit.trace.step import Tracing, trace_job
+
+_WHERE = {
+    "memfit.device.catalogue": ("Device", "find_device"),
+    "memfit.errors": ("InputError",),
+    "memfit.events": ("Trace",),
+    "memfit.footprint": ("Footprint",),
+    "memfit.geometry": ("Geometry", "split"),
+    "memfit.job": ("Job", "Loss", "Losses", "Nets", "Shape", "Turn"),
+    "memfit.loading": ("load_job",),
+    "memfit.plan": ("Plan", "read_plan", "write_plan"),
+    "memfit.planner.predict": ("Prediction", "predict"),
+    "memfit.planner.search": ("Answer", "find_plan"),
+    "memfit.trace.step": ("Tracing", "trace_job"),
+}
+_MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
+
+__all__ = [
+    "Answer", "Device", "Footprint", "Geometry", "InputError", "Job", "Loss", "Losses", "Nets", "Plan", "Prediction",
+    "Shape", "Trace", "Tracing", "Turn", "find_device", "find_plan", "load_job", "predict", "read_plan", "split",
+    "trace_job", "write_plan",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'memfit' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

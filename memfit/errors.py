@@ -1,6 +1,14 @@
 """What memfit says when something is wrong, and the exit code that goes with it."""
 
+from __future__ import annotations
+
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
 from enum import IntEnum
+from pathlib import Path
+from types import FrameType
 
 
 class Exit(IntEnum):
@@ -30,3 +38,69 @@ class InputError(Exception):
     def __init__(self, seen: str, why: str, write: str) -> None:
         self.seen, self.why, self.write = seen, why, write
         super().__init__(" ".join(f"{seen}: {why}; {write}".split()))
+
+
+def mistake_in_job(error: Exception, *, changed: bool = False) -> InputError | None:
+    """An exception as a mistake in a job's code, naming the line; None where it is a fault of memfit.
+
+    It is a fault where memfit's own code raises it, or where no code of a job is on the way. Otherwise it is the job's,
+    and the innermost frame of the job's code is named: torch and other libraries raise on what they are given, and
+    memfit's tracing runs between a job and torch without a part in it. A job's code is what is not installed beside
+    the libraries, and any module that defines a Job.
+
+    Args:
+        changed: whether settings were given: an exception in a built-in job comes of them, else it is memfit's fault.
+    """
+    frames = [
+        (frame, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not frame.f_code.co_filename.startswith("<")
+    ]
+    if not frames or _is_ours(frames[-1][0]):
+        return None
+    jobs = {kind.__module__ for kind in _job_classes()}
+    for frame, line in reversed(frames):
+        code = frame.f_code
+        if frame.f_globals.get("__name__") in jobs or not (_is_ours(frame) or _is_library(code.co_filename)):
+            seen = f"{_near(code.co_filename)}:{line} in {code.co_name}()"
+            if not (frame.f_globals.get("__name__") or "").startswith("memfit.jobs"):
+                return InputError(seen, describe(error), "mend the job at that line")
+            return InputError(seen, describe(error), "take back what --set changed") if changed else None
+    return None
+
+
+def describe(error: BaseException) -> str:
+    """``ValueError: what it says``, in one line of at most 240 characters."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return text if len(text) <= 240 else text[:239] + "…"
+
+
+def _is_ours(frame: FrameType) -> bool:
+    """Whether a frame is memfit's machinery: not one of its jobs, nor the base class that jobs inherit from."""
+    name = frame.f_globals.get("__name__") or ""
+    return name.partition(".")[0] == "memfit" and not name.startswith("memfit.job")
+
+
+def _is_library(file: str) -> bool:
+    """Whether a file is of the standard library, installed, or compiled (then its source is not there)."""
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return file.startswith(tuple(folders)) or not Path(file).is_file()
+
+
+def _job_classes() -> Iterator[type]:
+    """Every class of a job that was loaded; this module lies below theirs, and looks it up."""
+    loaded = sys.modules.get("memfit.job")
+    classes = [loaded.Job] if loaded else []
+    while classes:
+        found = classes.pop().__subclasses__()
+        yield from found
+        classes += found
+
+
+def _near(path: str) -> str:
+    """A path as a person would write it from here."""
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except ValueError:
+        return path

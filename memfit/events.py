@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 CATEGORIES = (
-    "parameters", "gradients", "optimizer", "activations", "temporaries", "inputs", "buffers", "communication", "ema", "frozen", "workspace",
+    "parameters", "gradients", "optimizer", "activations", "temporaries", "inputs", "buffers", "communication", "ema",
+    "frozen", "workspace",
 )  # fmt: skip
 """What a storage holds. activations: made in a forward and alive at its end; temporaries: the rest of a step's."""
 
@@ -54,4 +55,4 @@ class Trace:
     parts: tuple[str, ...]
     """Parts of a window as ``forward``, ``backward``, ``clip``, ``optimizer``, ``zero_grad`` …"""
     phases: tuple[tuple[str, int, int], ...]
-    """(name, first event, past the last event), in order: ``setup``, ``train`` (each window), ``validate``, ``save``."""
+    """(name, first event, past the last event), in order: ``setup``, ``train`` a window, ``validate``, ``save``."""

@@ -25,7 +25,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseFootprint:
-    """Peaks of one phase, in bytes. They need not fall at the same moment; ``at`` and ``categories`` are allocated's."""
+    """Peaks of one phase, in bytes. They may fall at different moments; ``at`` and ``categories`` are allocated's."""
 
     allocated_bytes: int
     reserved_bytes: int

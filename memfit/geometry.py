@@ -1,14 +1,18 @@
 """Geometry: how a global batch splits into micro-batches, accumulation and devices.
 
-    global batch = the sum of the micro-batches of one window over all data-parallel ranks
+global batch = the sum of the micro-batches of one window over all data-parallel ranks
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from memfit.errors import InputError
 from memfit.job import Job, Shape
+
+MOST = 2**31 - 1
+"""Units of a batch: PyTorch's kernels index with 32 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +29,11 @@ class Geometry:
     def __post_init__(self) -> None:
         total = sum(map(sum, self.micro_batches))
         if total != self.global_batch:
-            raise InputError(f"geometry of {total} {self.unit}", f"the micro-batches do not add up to {self.global_batch}", "make them sum to it")
+            raise InputError(
+                f"geometry of {total} {self.unit}",
+                f"the micro-batches do not add up to {self.global_batch}",
+                "make them sum to it",
+            )
 
     @property
     def data_parallel(self) -> int:
@@ -41,7 +49,8 @@ class Geometry:
             return f"{self.global_batch} = {own} on 1 device"
         if len(set(self.micro_batches)) == 1:
             return f"{self.global_batch} = {self.data_parallel} devices x ({own})"
-        return f"{self.global_batch} = {' + '.join(str(sum(rank)) for rank in self.micro_batches)} on {self.data_parallel} devices, at most {self.micro_batch} at once"
+        parts = " + ".join(str(sum(rank)) for rank in self.micro_batches)
+        return f"{self.global_batch} = {parts} on {self.data_parallel} devices, at most {self.micro_batch} at once"
 
 
 def split(global_batch: int, micro_batch: int, unit: str, ranks: int = 1) -> Geometry:
@@ -53,7 +62,11 @@ def split(global_batch: int, micro_batch: int, unit: str, ranks: int = 1) -> Geo
     check_count("--micro-batch", micro_batch)
     check_count("--devices", ranks)
     if global_batch < ranks:
-        raise InputError(f"--global-batch {global_batch}", f"fewer than one of the {unit} for each of {ranks} devices", f"write {ranks} or more")
+        raise InputError(
+            f"--global-batch {global_batch}",
+            f"fewer than one of the {unit} for each of {ranks} devices",
+            f"write {ranks} or more",
+        )
     low, more = divmod(global_batch, ranks)
     parts = [low + (rank < more) for rank in range(ranks)]
     count = -(-max(parts) // micro_batch)
@@ -93,6 +106,8 @@ def parse_shape(text: str, job: Job) -> Shape:
     if (len(numbers) == 2) != (job.longest is not None):
         wants = "items x length, such as 8x400" if job.longest else "items alone, such as 8"
         raise InputError(f"--shape {text}", f"this job's batches are counted in {job.unit}", f"write {wants}")
+    if math.prod(numbers) > MOST:
+        raise InputError(f"--shape {text}", f"more than {MOST} {job.unit}", "write a smaller shape")
     return Shape(items=numbers[0], length=numbers[1] if len(numbers) == 2 else None)
 
 

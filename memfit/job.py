@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from memfit.errors import InputError
+from memfit.errors import InputError, describe
 from memfit.settings import Settings
 
 if TYPE_CHECKING:
@@ -91,29 +91,54 @@ class Job(Settings):
     windows: int = 20
     """Optimizer steps of ``memfit run`` without --windows."""
 
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        for name, fine, wants in (
+            ("longest", self.longest is None or self.longest >= 1, "1 or more"),
+            ("clip", self.clip is None or self.clip > 0, "more than 0, or none"),
+            ("ema", self.ema is None or 0 <= self.ema < 1, "at least 0 and less than 1, or none"),
+            ("windows", self.windows >= 1, "1 or more"),
+        ):
+            if not fine:
+                raise InputError(
+                    f"{name}={getattr(self, name)}",
+                    f"out of its range: {wants}",
+                    f"write {name}={'none' if 'none' in wants else 1}, say",
+                )
+
     def nets(self) -> Nets:
         """The nets by name. Frozen nets have no parameter that requires a gradient. Built on the current device."""
         raise InputError(type(self).__name__, "the job has no nets()", "write nets(self) -> {'name': module}")
 
     def optimizers(self, nets: Nets) -> dict[str, Optimizer]:
         """The optimizers by name, over parameters of the trained nets."""
-        raise InputError(type(self).__name__, "the job has no optimizers()", "write optimizers(self, nets) -> {'name': torch.optim...}")
+        raise InputError(
+            type(self).__name__,
+            "the job has no optimizers()",
+            "write optimizers(self, nets) -> {'name': torch.optim...}",
+        )
 
     def schedules(self, optimizers: Mapping[str, Optimizer], windows: int) -> Mapping[str, Any]:
-        """Learning-rate schedulers by name, each stepped once a window, for a run of so many windows; by default none."""
+        """Learning-rate schedulers by name for a run of so many windows, each stepped once a window; default none."""
         return {}
 
     def batch(self, shape: Shape) -> Any:
         """A made-up micro-batch of this shape: tensors on the current device, in any nesting of dict, list, tuple."""
-        raise InputError(type(self).__name__, "the job has no batch()", "write batch(self, shape) -> tensors of shape.items samples")
+        raise InputError(
+            type(self).__name__, "the job has no batch()", "write batch(self, shape) -> tensors of shape.items samples"
+        )
 
     def loss(self, nets: Nets, batch: Any) -> Losses:
         """The loss of a micro-batch as (sum, valid units), or several of them by name."""
-        raise InputError(type(self).__name__, "the job has no loss", "write loss(self, nets, batch) -> (sum, units), or turns()")
+        raise InputError(
+            type(self).__name__, "the job has no loss", "write loss(self, nets, batch) -> (sum, units), or turns()"
+        )
 
     def turns(self, optimizers: Sequence[str]) -> list[Turn]:
         """The turns of a window; by default one, with ``loss`` and every optimizer."""
-        return [Turn(name="loss", loss=lambda nets, batch, shared: self.loss(nets, batch), optimizers=tuple(optimizers))]
+        return [
+            Turn(name="loss", loss=lambda nets, batch, shared: self.loss(nets, batch), optimizers=tuple(optimizers))
+        ]
 
     def units(self, batch: Any) -> Mapping[str, int] | int | None:
         """Valid units of a micro-batch, known before its forward; by name where ``loss`` gives several.
@@ -125,13 +150,21 @@ class Job(Settings):
 
     def dataset(self) -> Sequence[Any]:
         """The samples, by index; what ``memfit run`` trains on."""
-        raise InputError(type(self).__name__, "the job has no dataset()", "write dataset(self) -> a sequence of samples, to run it")
+        raise InputError(
+            type(self).__name__, "the job has no dataset()", "write dataset(self) -> a sequence of samples, to run it"
+        )
 
     def collate(self, samples: Sequence[Any]) -> Any:
         """A micro-batch of these samples, as ``batch`` makes it; by default torch's own collation."""
         from torch.utils.data import default_collate
 
-        return default_collate(list(samples))
+        try:
+            return default_collate(list(samples))
+        except (TypeError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "equal size" not in str(error):
+                raise
+            write = "write collate(self, samples) -> a micro-batch, as batch() makes it"
+            raise InputError(f"{type(self).__name__}.collate()", describe(error), write) from error
 
     def lengths(self) -> Sequence[int] | None:
         """Length of every sample of the data set, in units; None where a sample is one unit."""
@@ -146,7 +179,9 @@ class Job(Settings):
 
     def validate(self, nets: Nets, batch: Any) -> Mapping[str, Any]:
         """Metrics of one validation batch, run without gradients in evaluation mode."""
-        raise InputError(type(self).__name__, "the job has no validate()", "write validate(self, nets, batch) -> {'name': number}")
+        raise InputError(
+            type(self).__name__, "the job has no validate()", "write validate(self, nets, batch) -> {'name': number}"
+        )
 
     def repeats(self, count: int) -> Iterable[int]:
         """Turns 0 to count - 1 of a loop of ``validate`` whose turns do the same with memory.
@@ -174,7 +209,11 @@ class Job(Settings):
 
         kind = torch.device(device).type
         if self.precision == "fp32":
-            return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else contextlib.nullcontext()
+            return (
+                torch.autocast(kind, enabled=False)
+                if torch.amp.is_autocast_available(kind)
+                else contextlib.nullcontext()
+            )
         return torch.autocast(kind, dtype=torch.bfloat16 if self.precision == "bf16" else torch.float16)
 
 

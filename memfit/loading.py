@@ -6,12 +6,13 @@ import difflib
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from memfit.errors import InputError
+from memfit.errors import InputError, describe
 from memfit.job import Job
 
 
@@ -46,47 +47,78 @@ def load_job(spec: str, settings: dict[str, Any] | None = None) -> Job:
     """
     where = built_in_jobs().get(spec, spec)
     module_name, colon, name = where.rpartition(":")
-    if not colon:
+    if not (colon and name and module_name.strip(".")):
         near = difflib.get_close_matches(spec, built_in_jobs(), n=1)
-        hint = f"write {near[0]}" if near else "write a built-in name (memfit jobs), package.module:Name or path/file.py:Name"
+        if spec.rstrip(":").endswith(".py"):
+            raise InputError(
+                f"job {spec!r}", "a file without the name of a job in it", f"write {spec.rstrip(':')}:Name"
+            )
+        hint = (
+            f"write {near[0]}"
+            if near
+            else "write a built-in name (memfit jobs), package.module:Name or path/file.py:Name"
+        )
         raise InputError(f"job {spec!r}", "no built-in job of that name", hint)
-    found = load_object(module_name, name, "job")
+    module = _load_file(Path(module_name)) if module_name.endswith(".py") else _import(module_name)
+    if not hasattr(module, name):
+        near = difflib.get_close_matches(name, [key for key in vars(module) if not key.startswith("_")], n=1)
+        hint = f"write {module_name}:{near[0]}" if near else f"write {module_name}:{_jobs_of(module)}"
+        raise InputError(f"job {spec!r}", f"{module_name} has no {name}", hint)
+    found = getattr(module, name)
     if isinstance(found, Job):
         found = type(found)
-    if not (isinstance(found, type) and issubclass(found, Job)):
-        raise InputError(f"job {spec!r}", f"{name} is not a memfit.Job", f"write class {name}(memfit.Job)")
+    if not (isinstance(found, type) and issubclass(found, Job)) or found is Job:
+        raise InputError(
+            f"job {spec!r}",
+            f"{name} is no class that derives from memfit.Job",
+            f"write {module_name}:{_jobs_of(module)}",
+        )
     return found(**(settings or {}))
 
 
-def load_object(module: str, name: str, what: str) -> Any:
-    """An attribute of a module, given as ``package.module`` or ``path/file.py``."""
-    loaded = _load_file(Path(module), what) if module.endswith(".py") else _import(module, what)
-    if not hasattr(loaded, name):
-        names = [key for key in vars(loaded) if not key.startswith("_")]
-        near = difflib.get_close_matches(name, names, n=1)
-        raise InputError(f"{what} {module}:{name}", f"{module} has no {name}", f"write {module}:{near[0]}" if near else "name something it defines")
-    return getattr(loaded, name)
+def _jobs_of(module: ModuleType) -> str:
+    """The jobs that a module defines, for a hint."""
+    names = [
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, Job) and value is not Job
+    ]
+    return "|".join(names[:8]) or "Name, with class Name(memfit.Job) in it"
 
 
-def _load_file(path: Path, what: str) -> ModuleType:
+def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise InputError(f"{what} {path}", "no such file", "write the path of a Python file, as path/file.py:Name")
+        raise InputError(f"job {path}", "no such file", "write the path of a Python file, as path/file.py:Name")
     spec = importlib.util.spec_from_file_location(f"memfit_file_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module.__name__] = module
+    before = list(sys.path)
     sys.path.insert(0, str(path.parent.resolve()))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise InputError(f"{what} {path}", f"it does not import: {type(error).__name__}: {error}", "mend the file; python " + str(path)) from error
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        lines = [
+            line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)
+        ]
+        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+        where = f"job {path}:{line}" if line else f"job {path}"
+        raise InputError(
+            where, f"it does not import: {describe(error)}", f"mend it until python {path} runs"
+        ) from error
     finally:
-        sys.path.remove(str(path.parent.resolve()))
+        sys.path[:] = before
     return module
 
 
-def _import(module: str, what: str) -> ModuleType:
+def _import(module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
-    except Exception as error:
-        raise InputError(f"{what} {module}", f"it does not import: {type(error).__name__}: {error}", "write package.module:Name of an installed module, or path/file.py:Name") from error
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        write = "write package.module:Name of an installed module, or path/file.py:Name"
+        raise InputError(f"job {module}", f"it does not import: {describe(error)}", write) from error

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from memfit.errors import InputError
+from memfit.job import Precision
 
 VERSION = 1
+MODES = ("keep", "selective", "full", "offload")
+"""What a plan may do with what a module's forward saves for its backward."""
+ENGINES = ("single", "ddp", "fsdp2", "zero1", "zero2", "zero3")
+PRECISIONS = typing.get_args(Precision)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +79,9 @@ def write_plan(plan: Plan, path: str | Path) -> None:
         beside.write_text(text)
         beside.replace(target)
     except OSError as error:
-        raise InputError(f"plan file {path}", f"cannot be written: {error.strerror}", "write --out to a folder that can be written") from error
+        raise InputError(
+            f"plan file {path}", f"cannot be written: {error.strerror}", "write --out to a folder that can be written"
+        ) from error
 
 
 def read_plan(path: str | Path) -> Plan:
@@ -85,50 +93,108 @@ def read_plan(path: str | Path) -> Plan:
     try:
         text = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"plan file {path}", f"cannot be read: {getattr(error, 'strerror', None) or 'not text'}", "write the path of a file that memfit plan --out wrote") from error
+        raise InputError(
+            f"plan file {path}",
+            f"cannot be read: {getattr(error, 'strerror', None) or 'not text'}",
+            "write the path of a file that memfit plan --out wrote",
+        ) from error
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"plan file {path}", f"not valid TOML: {error}", "make it again with memfit plan --out") from error
+        raise InputError(
+            f"plan file {path}", f"not valid TOML: {error}", "make it again with memfit plan --out"
+        ) from error
     version = values.pop("memfit_plan", None)
     if version is None:
-        raise InputError(f"plan file {path}", "it has no memfit_plan version, so it is no plan", "write the path of a file that memfit plan --out wrote")
+        raise InputError(
+            f"plan file {path}",
+            "it has no memfit_plan version, so it is no plan",
+            "write the path of a file that memfit plan --out wrote",
+        )
     if version != VERSION:
-        raise InputError(f"plan file {path}", f"it is of version {version}, and this memfit reads version {VERSION}", "make it again with memfit plan --out")
+        raise InputError(
+            f"plan file {path}",
+            f"it is of version {version}, and this memfit reads version {VERSION}",
+            "make it again with memfit plan --out",
+        )
     return _checked(values, str(path))
 
 
+_AGAIN = "make it again with memfit plan --out"
+_KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "str": (str, "a text"),
+    "int": (int, "a whole number"),
+    "float": ((int, float), "a number"),
+    "bool": (bool, "true or false"),
+    "dict": (dict, "a table"),
+    "list": (list, "a list"),
+}
+
+
 def _checked(values: dict[str, Any], path: str) -> Plan:
-    known = {field.name: field for field in fields(Plan)}
-    for key in values:
+    """The plan that these values make, checked one by one and against each other."""
+    _check_keys(values, Plan, f"plan file {path}")
+    for name, least in {"budget_bytes": 1, "global_batch": 1, "micro_batch": 1, "seed": 0}.items():
+        if values[name] < least:
+            raise InputError(f"plan file {path}: {name} = {values[name]}", f"less than {least}", _AGAIN)
+    _check_word(f"plan file {path}: precision", values["precision"], PRECISIONS)
+    _check_word(f"plan file {path}: engine", values["engine"], ENGINES)
+    for module, mode in values.get("checkpointing", {}).items():
+        _check_word(f"plan file {path}: checkpointing.{module}", mode, MODES)
+    own = values["settings"].get("precision", values["precision"])
+    if own != values["precision"]:
+        raise InputError(
+            f"plan file {path}: precision = {values['precision']!r}",
+            f"settings.precision is {own!r}",
+            "make them agree",
+        )
+    _check_sizes(values, path)
+    for name, phase in values.get("phases", {}).items():
+        if not isinstance(phase, dict) or not all(
+            isinstance(phase.get(key), int) for key in ("allocated_bytes", "process_bytes")
+        ):
+            raise InputError(
+                f"plan file {path}: phases.{name}", "not a table with allocated_bytes and process_bytes", _AGAIN
+            )
+    for lever in values.get("levers", []):
+        if not isinstance(lever, dict):
+            raise InputError(f"plan file {path}: levers", f"{lever!r} is not a table", _AGAIN)
+        _check_keys(lever, Lever, f"plan file {path}: levers")
+    return Plan(**{**values, "levers": [Lever(**lever) for lever in values.get("levers", [])]})
+
+
+def _check_keys(values: Mapping[str, Any], kind: type[Plan] | type[Lever], where: str) -> None:
+    """No key unknown, none missing, each of its type."""
+    known = {one.name: one for one in fields(kind)}
+    for key, value in values.items():
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
-            raise InputError(f"plan file {path}: {key}", "a plan has no such key", f"write {near[0]}" if near else "take the key out")
-    kinds = {"str": str, "int": int, "dict": dict, "list": list, "float": (int, float)}
-    for name, one in known.items():
-        required = name in ("job", "settings", "device", "budget_bytes", "unit", "global_batch", "micro_batch", "micro_batches", "arithmetic", "engine", "precision", "seed")
-        if name not in values:
-            if required:
-                raise InputError(f"plan file {path}", f"the key {name} is missing", "make it again with memfit plan --out")
-            continue
-        kind = kinds[str(one.type).split("[")[0].split(" ")[0]]
-        if not isinstance(values[name], kind) or isinstance(values[name], bool):  # type: ignore[arg-type]
-            raise InputError(f"plan file {path}: {name} = {values[name]!r}", f"not a {str(one.type)}", "make it again with memfit plan --out")
-    for name in ("budget_bytes", "global_batch", "micro_batch"):
-        if values[name] < 1:
-            raise InputError(f"plan file {path}: {name} = {values[name]}", "less than 1", "make it again with memfit plan --out")
+            raise InputError(f"{where}: {key}", "no such key", f"write {near[0]}" if near else "take the key out")
+        wants, words = _KINDS[str(known[key].type).split("[")[0].split(" ")[0]]
+        if not isinstance(value, wants) or isinstance(value, bool) != (wants is bool):
+            raise InputError(f"{where}: {key} = {value!r}", f"not {words}", _AGAIN)
+    for key, one in known.items():
+        if key not in values and one.default is MISSING and one.default_factory is MISSING:
+            raise InputError(where, f"the key {key} is missing", _AGAIN)
+
+
+def _check_word(where: str, word: Any, words: Sequence[str]) -> None:
+    if word not in words:
+        near = difflib.get_close_matches(str(word), words, n=1, cutoff=0)
+        raise InputError(f"{where} = {word!r}", f"not one of {', '.join(words)}", f"write {near[0]}")
+
+
+def _check_sizes(values: dict[str, Any], path: str) -> None:
     sizes = values["micro_batches"]
-    if not all(isinstance(rank, list) and all(isinstance(size, int) and size >= 0 for size in rank) for rank in sizes):
-        raise InputError(f"plan file {path}: micro_batches", "not a list of whole numbers for each rank", "make it again with memfit plan --out")
-    if sum(map(sum, sizes)) != values["global_batch"]:
-        seen = f"plan file {path}: micro_batches sum to {sum(map(sum, sizes))}"
+    if not all(isinstance(rank, list) and all(type(size) is int and size >= 0 for size in rank) for rank in sizes):
+        raise InputError(f"plan file {path}: micro_batches", "not a list of whole numbers for each rank", _AGAIN)
+    total, largest = sum(map(sum, sizes)), max((size for rank in sizes for size in rank), default=0)
+    if total != values["global_batch"]:
+        seen = f"plan file {path}: micro_batches sum to {total}"
         raise InputError(seen, f"the global batch is {values['global_batch']}", "make them agree")
-    values["levers"] = [_lever(lever, path) for lever in values.get("levers", [])]
-    return Plan(**values)
-
-
-def _lever(value: Mapping[str, Any], path: str) -> Lever:
-    try:
-        return Lever(**value)
-    except TypeError:
-        raise InputError(f"plan file {path}: levers", "an entry is not a lever", "make it again with memfit plan --out") from None
+    if largest > values["micro_batch"]:
+        raise InputError(
+            f"plan file {path}: a micro-batch of {largest}",
+            f"the largest is micro_batch = {values['micro_batch']}",
+            "make them agree",
+        )

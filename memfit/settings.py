@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 import types
 import typing
@@ -10,6 +11,12 @@ from typing import Any, ClassVar
 
 from memfit.errors import InputError
 
+_WANTS = {
+    int: ("a whole number", "4"),
+    float: ("a number", "0.5"),
+    bool: ("true or false", "true"),
+    str: ("a text", "word"),
+}
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
@@ -34,7 +41,7 @@ class Settings:
         """Settings and their types, by name, those of the base classes first."""
         found: dict[str, Any] = {}
         for base in reversed(cls.__mro__):
-            own = base.__dict__.get("__annotations__", {})
+            own = inspect.get_annotations(base)
             hints = typing.get_type_hints(base) if own else {}
             for name in own:
                 if not name.startswith("_") and typing.get_origin(hints[name]) is not ClassVar:
@@ -50,7 +57,7 @@ def _coerce(name: str, value: Any, kind: Any) -> Any:
     """The value as ``kind`` (int, float, bool, str, Literal, ``X | None``); text is read as people write it."""
     origin, options = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        if value is None or value == "none" and str not in options:
+        if value is None or (value == "none" and str not in options):
             return None
         return _coerce(name, value, next(option for option in options if option is not type(None)))
     if origin is typing.Literal:
@@ -67,6 +74,7 @@ def _coerce(name: str, value: Any, kind: Any) -> Any:
             read = kind(value)
         except (TypeError, ValueError):
             read = math.nan
-        if kind is str or math.isfinite(read) and (kind is float or float(value) == read):
+        if kind is str or (math.isfinite(read) and (kind is float or float(value) == read)):
             return read
-    raise InputError(f"{name}={value}", f"not a {getattr(kind, '__name__', kind)}", f"write {name}=… as a {getattr(kind, '__name__', kind)}")
+    wants, such = _WANTS.get(kind, (str(kind), "…"))
+    raise InputError(f"{name}={value}", f"not {wants}", f"write {name}={such}, say")

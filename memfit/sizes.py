@@ -22,6 +22,8 @@ def parse_size(text: str) -> int:
     if not match or not unit:
         raise InputError(f"size {text!r}", "not a number and a unit", "write a size such as 24GiB, 24GB or 512MiB")
     nbytes = int(float(match[1]) * unit)
+    if nbytes >= 2**63:
+        raise InputError(f"size {text!r}", "more than a machine can address", "write a size such as 24GiB or 512MiB")
     if nbytes < 1:
         raise InputError(f"size {text!r}", "a size is more than nothing", "write a size such as 24GiB or 512MiB")
     return nbytes

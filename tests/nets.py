@@ -31,9 +31,21 @@ class Small(Job):
 
 class Convolution(Small):
     def nets(self):
-        layers = [nn.Conv2d(3, 24, 3, padding=1), nn.BatchNorm2d(24), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(24, 48, 3, padding=1, stride=2),
-                  nn.BatchNorm2d(48), nn.SiLU(), nn.Conv2d(48, 48, 3, padding=1, groups=48), nn.Conv2d(48, 32, 1), nn.AdaptiveAvgPool2d(1),
-                  nn.Flatten(), nn.Dropout(0.1), nn.Linear(32, 10)]  # fmt: skip
+        layers = [
+            nn.Conv2d(3, 24, 3, padding=1),
+            nn.BatchNorm2d(24),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(24, 48, 3, padding=1, stride=2),
+            nn.BatchNorm2d(48),
+            nn.SiLU(),
+            nn.Conv2d(48, 48, 3, padding=1, groups=48),
+            nn.Conv2d(48, 32, 1),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Dropout(0.1),
+            nn.Linear(32, 10),
+        ]
         return {"net": nn.Sequential(*layers)}
 
     def batch(self, shape):
@@ -47,10 +59,20 @@ class UNet(Small):
     def nets(self):
         from diffusers import UNet2DConditionModel
 
-        return {"unet": UNet2DConditionModel(
-            sample_size=16, in_channels=4, out_channels=4, layers_per_block=1, block_out_channels=(32, 64), cross_attention_dim=24, attention_head_dim=4, norm_num_groups=8,
-            down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"), up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-        )}  # fmt: skip
+        return {
+            "unet": UNet2DConditionModel(
+                sample_size=16,
+                in_channels=4,
+                out_channels=4,
+                layers_per_block=1,
+                block_out_channels=(32, 64),
+                cross_attention_dim=24,
+                attention_head_dim=4,
+                norm_num_groups=8,
+                down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+                up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+            )
+        }
 
     def batch(self, shape):
         return {"x": torch.randn(shape.items, 4, 16, 16), "c": torch.randn(shape.items, 6, 24)}
@@ -77,7 +99,9 @@ class DiTBlock(nn.Module):
         super().__init__()
         self.norm, self.modulation = nn.LayerNorm(dim, elementwise_affine=False), nn.Linear(dim, 6 * dim)
         self.attention = Attention(dim, heads)
-        self.feed_forward = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(approximate="tanh"), nn.Dropout(0.1), nn.Linear(4 * dim, dim))
+        self.feed_forward = nn.Sequential(
+            nn.Linear(dim, 4 * dim), nn.GELU(approximate="tanh"), nn.Dropout(0.1), nn.Linear(4 * dim, dim)
+        )
 
     def forward(self, x, t):
         a, b, c, d, e, f = self.modulation(F.silu(t))[:, None].chunk(6, -1)
@@ -123,7 +147,15 @@ class Decoder(Small):
     def nets(self):
         from transformers import LlamaConfig, LlamaForCausalLM
 
-        config = LlamaConfig(vocab_size=211, hidden_size=64, intermediate_size=160, num_hidden_layers=self.layers, num_attention_heads=4, num_key_value_heads=2, use_cache=False)
+        config = LlamaConfig(
+            vocab_size=211,
+            hidden_size=64,
+            intermediate_size=160,
+            num_hidden_layers=self.layers,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            use_cache=False,
+        )
         return {"lm": LlamaForCausalLM(config)}
 
     def batch(self, shape):
@@ -139,7 +171,9 @@ class Gan(Small):
     validates: ClassVar[bool] = False
 
     def nets(self):
-        generator = nn.Sequential(nn.ConvTranspose1d(8, 16, 4, 2, 1), nn.LeakyReLU(0.1), nn.ConvTranspose1d(16, 1, 4, 2, 1), nn.Tanh())
+        generator = nn.Sequential(
+            nn.ConvTranspose1d(8, 16, 4, 2, 1), nn.LeakyReLU(0.1), nn.ConvTranspose1d(16, 1, 4, 2, 1), nn.Tanh()
+        )
         judge = nn.Sequential(nn.Conv1d(1, 16, 5, 2, 2), nn.LeakyReLU(0.1), nn.Conv1d(16, 1, 5, 2, 2))
         return {"generator": generator, "judge": judge}
 
@@ -147,7 +181,10 @@ class Gan(Small):
         return {"z": torch.randn(shape.items, 8, 64), "real": torch.randn(shape.items, 1, 256)}
 
     def turns(self, optimizers):
-        return [Turn(name="judge", loss=self.judge_loss, optimizers=("judge",)), Turn(name="generator", loss=self.generator_loss, optimizers=("generator",))]
+        return [
+            Turn(name="judge", loss=self.judge_loss, optimizers=("judge",)),
+            Turn(name="generator", loss=self.generator_loss, optimizers=("generator",)),
+        ]
 
     def fake(self, nets, batch, shared):
         if "fake" not in shared:
@@ -160,7 +197,10 @@ class Gan(Small):
 
     def generator_loss(self, nets, batch, shared):
         fake = self.fake(nets, batch, shared)
-        return {"adversarial": Loss((1 - nets["judge"](fake)).square().mean((1, 2)).sum(), len(fake)), "near": Loss((fake - batch["real"]).abs().mean((1, 2)).sum(), len(fake))}
+        return {
+            "adversarial": Loss((1 - nets["judge"](fake)).square().mean((1, 2)).sum(), len(fake)),
+            "near": Loss((fake - batch["real"]).abs().mean((1, 2)).sum(), len(fake)),
+        }
 
     def units(self, batch):
         return {name: len(batch["z"]) for name in ("judge", "adversarial", "near")}
@@ -172,5 +212,19 @@ class Checkpointed(Transformer):
     checkpoint: str = "all"
 
 
-JOBS = {"convolution": Convolution, "unet": UNet, "dit": Transformer, "decoder": Decoder, "gan": Gan, "checkpointed": Checkpointed}
-SHAPES = {"convolution": (6, None), "unet": (3, None), "dit": (3, 40), "decoder": (4, None), "gan": (5, None), "checkpointed": (3, 40)}
+JOBS = {
+    "convolution": Convolution,
+    "unet": UNet,
+    "dit": Transformer,
+    "decoder": Decoder,
+    "gan": Gan,
+    "checkpointed": Checkpointed,
+}
+SHAPES = {
+    "convolution": (6, None),
+    "unet": (3, None),
+    "dit": (3, 40),
+    "decoder": (4, None),
+    "gan": (5, None),
+    "checkpointed": (3, 40),
+}

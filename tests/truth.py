@@ -10,8 +10,8 @@ from memfit.apply.rig import build
 from memfit.apply.window import run_window
 from memfit.device.catalogue import find_device
 from memfit.device.measure import AllocatorEvents, MeasuredPeak
-from memfit.job import Job, Shape
 from memfit.events import Trace
+from memfit.job import Job, Shape
 from memfit.planner.predict import default_checkpointing, plain_nets
 from memfit.trace.step import Tracing, fetch_synthetic, synthetic_micro_batch, trace_job, validate_once
 
@@ -33,7 +33,9 @@ def operator_names(trace: Trace) -> set[str]:
     return {name.replace(".", "::").split("::")[0] + "::" + name.split(".")[1] for name in trace.names if "." in name}
 
 
-def measured_peaks(job: Job, shape: Shape, micro_batches: int, operators: set[str], modes: dict) -> dict[str, MeasuredPeak]:
+def measured_peaks(
+    job: Job, shape: Shape, micro_batches: int, operators: set[str], modes: dict
+) -> dict[str, MeasuredPeak]:
     """Really runs what ``trace_job`` traces."""
     device = torch.device("cpu")
     torch.manual_seed(0)

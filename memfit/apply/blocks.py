@@ -34,7 +34,11 @@ def repeated_blocks(nets: Nets) -> list[str]:
     found = []
     for name, net in nets.items():
         counts = Counter(type(module) for _, module in _items(net))
-        found += [f"{name}.{path}" for path, module in _items(net) if _chosen(module, counts) and not _inside(path, module, net, counts)]
+        found += [
+            f"{name}.{path}"
+            for path, module in _items(net)
+            if _chosen(module, counts) and not _inside(path, module, net, counts)
+        ]
     return found
 
 
@@ -48,7 +52,9 @@ def find_module(nets: Nets, path: str) -> nn.Module:
     try:
         return nets[name].get_submodule(rest)
     except (KeyError, AttributeError):
-        raise InputError(f"module {path!r}", "the job's nets have no such module", f"write net.path, with a net of {', '.join(nets)}") from None
+        raise InputError(
+            f"module {path!r}", "the job's nets have no such module", f"write net.path, with a net of {', '.join(nets)}"
+        ) from None
 
 
 def _items(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -56,7 +62,10 @@ def _items(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for path, module in net.named_modules():
         if isinstance(module, nn.ModuleList | nn.Sequential):
             for key, child in module.named_children():
-                if not isinstance(child, nn.ModuleList) and sum(1 for part in child.children() if any(True for _ in part.parameters())) > 1:
+                if (
+                    not isinstance(child, nn.ModuleList)
+                    and sum(1 for part in child.children() if any(True for _ in part.parameters())) > 1
+                ):
                     yield f"{path}.{key}".lstrip("."), child
 
 
@@ -69,6 +78,7 @@ def _inside(path: str, module: nn.Module, net: nn.Module, counts: Counter[type])
     """Whether an outer block was chosen already."""
     parts = path.split(".")
     return any(
-        _chosen(net.get_submodule(".".join(parts[:end])), counts) and any(p == ".".join(parts[:end]) for p, _ in _items(net))
+        _chosen(net.get_submodule(".".join(parts[:end])), counts)
+        and any(p == ".".join(parts[:end]) for p, _ in _items(net))
         for end in range(1, len(parts))
     )

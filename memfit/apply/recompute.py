@@ -20,8 +20,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from memfit.apply.blocks import find_module
 from memfit.errors import InputError
 from memfit.job import Nets
-
-MODES = ("keep", "selective", "full", "offload")
+from memfit.plan import MODES
 
 _aten = torch.ops.aten
 COSTLY = frozenset(
@@ -45,7 +44,7 @@ def recompute(nets: Nets, modes: Mapping[str, str]) -> Iterator[None]:
         if mode not in MODES:
             raise InputError(f"checkpointing {path} = {mode!r}", "no such mode", f"write one of {', '.join(MODES)}")
     modules = {path: find_module(nets, path) for path, mode in modes.items() if mode != "keep"}
-    before = {path: module.__dict__.get("forward") for path, module in modules.items()}
+    before: dict[str, Any] = {path: module.__dict__.get("forward") for path, module in modules.items()}
     try:
         for path, module in modules.items():
             module.forward = _wrapped(module, modes[path])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,7 +53,9 @@ def build(job: Job, device: torch.device | str) -> Rig:
     if job.precision == "fp16":
         rig.scaler = torch.amp.GradScaler(device.type)
     if job.ema is not None:
-        rig.ema = {name: copy.deepcopy(net).requires_grad_(False) for name, net in nets.items() if is_trained(net)}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+            rig.ema = {name: copy.deepcopy(net).requires_grad_(False) for name, net in nets.items() if is_trained(net)}
     return rig
 
 
@@ -66,7 +69,8 @@ def update_ema(rig: Rig) -> None:
     for name, average in rig.ema.items():
         decay = rig.job.ema
         assert decay is not None
-        old, new = list(average.parameters()), list(rig.nets[name].parameters())
+        old: list[Tensor] = list(average.parameters())
+        new: list[Tensor] = list(rig.nets[name].parameters())
         with torch.no_grad():
             torch._foreach_lerp_(old, new, 1 - decay)
             for mine, theirs in zip(average.buffers(), rig.nets[name].buffers(), strict=True):
@@ -98,21 +102,31 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return value
 
 
+def _kind(value: Any) -> str:
+    return "an empty dict" if isinstance(value, dict) else type(value).__name__
+
+
 def _check_nets(job: Job, nets: Any) -> None:
     write = "write nets(self) -> {'name': module}"
     if not isinstance(nets, dict) or not nets:
-        raise InputError(f"{type(job).__name__}.nets()", f"gave {type(nets).__name__}, not a dict of modules", write)
+        raise InputError(f"{type(job).__name__}.nets()", f"gave {_kind(nets)}, not a dict of modules", write)
     for name, net in nets.items():
         if not isinstance(net, nn.Module):
             raise InputError(f"net {name!r}", f"a {type(net).__name__}, not a torch.nn.Module", write)
     if not any(is_trained(net) for net in nets.values()):
-        raise InputError(f"{type(job).__name__}.nets()", "no parameter requires a gradient", "leave the trained net's parameters unfrozen")
+        raise InputError(
+            f"{type(job).__name__}.nets()",
+            "no parameter requires a gradient",
+            "leave the trained net's parameters unfrozen",
+        )
 
 
 def _check_optimizers(job: Job, nets: Nets, optimizers: Any) -> None:
     write = "write optimizers(self, nets) -> {'name': torch.optim.AdamW(nets['name'].parameters())}"
     if not isinstance(optimizers, dict) or not optimizers:
-        raise InputError(f"{type(job).__name__}.optimizers()", f"gave {type(optimizers).__name__}, not a dict of optimizers", write)
+        raise InputError(
+            f"{type(job).__name__}.optimizers()", f"gave {_kind(optimizers)}, not a dict of optimizers", write
+        )
     owned: dict[int, str] = {}
     for name, optimizer in optimizers.items():
         if not isinstance(optimizer, Optimizer):

@@ -9,6 +9,7 @@ by P / N before they are clipped, which is the same to rounding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memfit.apply.rig import Rig, update_ema
-from memfit.errors import InputError
+from memfit.errors import InputError, describe
 from memfit.job import Turn
 
 Mark = Callable[[str], None]
@@ -50,7 +51,9 @@ def _ignore(part: str) -> None:
     pass
 
 
-def run_window(rig: Rig, micro_batches: Sequence[MicroBatch], mark: Mark = _ignore, *, step: bool = True) -> WindowResult:
+def run_window(
+    rig: Rig, micro_batches: Sequence[MicroBatch], mark: Mark = _ignore, *, step: bool = True
+) -> WindowResult:
     """Forward and backward of every micro-batch, clip and step, turn by turn.
 
     Args:
@@ -59,7 +62,7 @@ def run_window(rig: Rig, micro_batches: Sequence[MicroBatch], mark: Mark = _igno
     Raises:
         InputError: a loss that is not a scalar tensor, has no units, or several losses whose units are not known before.
     """
-    turns = rig.job.turns(list(rig.optimizers))
+    turns = _turns(rig)
     shared: dict[str, Any] = {}
     random_states: list[Any] = [None] * len(micro_batches)
     kept_batch: list[Any] = []
@@ -96,7 +99,7 @@ def run_window(rig: Rig, micro_batches: Sequence[MicroBatch], mark: Mark = _igno
                 for name in turn.optimizers:
                     rig.optimizers[name].zero_grad(set_to_none=True)
             mark("backward")
-            (rig.scaler.scale(total) if rig.scaler else total).backward()
+            _backward(rig.scaler.scale(total) if rig.scaler else total, turn)
             del total
         if number == len(turns) - 1:
             shared = {}
@@ -120,7 +123,53 @@ def run_window(rig: Rig, micro_batches: Sequence[MicroBatch], mark: Mark = _igno
     if rig.ema and step:
         mark("ema")
         update_ema(rig)
-    return WindowResult(losses={name: value / units[name] for name, value in sums.items()}, units=units, norms=norms, skipped=tuple(skipped))
+    return WindowResult(
+        losses={name: value / units[name] for name, value in sums.items()},
+        units=units,
+        norms=norms,
+        skipped=tuple(skipped),
+    )
+
+
+def _turns(rig: Rig) -> list[Turn]:
+    """The job's turns, checked."""
+    turns = rig.job.turns(list(rig.optimizers))
+    if not turns:
+        raise InputError(
+            f"{type(rig.job).__name__}.turns()",
+            "gave no turn",
+            "write turns(self, optimizers) -> [memfit.Turn(...), ...]",
+        )
+    for turn in turns:
+        for name in turn.optimizers:
+            if name not in rig.optimizers:
+                raise InputError(
+                    f"turn {turn.name!r}",
+                    f"the job has no optimizer {name!r}",
+                    f"write one of {', '.join(map(repr, rig.optimizers))}",
+                )
+    return turns
+
+
+_BACKWARD_MISTAKES = (
+    "modified by an inplace operation",
+    "is not implemented",
+    "backward through the graph a second time",
+)
+"""What autograd's engine says, in C++ and far from the line, of a forward that cannot be differentiated."""
+
+
+def _backward(total: Tensor, turn: Turn) -> None:
+    try:
+        total.backward()
+    except RuntimeError as error:
+        if any(words in str(error) for words in _BACKWARD_MISTAKES):
+            raise InputError(
+                f"turn {turn.name!r}",
+                f"its loss has no backward: {describe(error)}",
+                "mend the forward of the job's nets or its loss",
+            ) from error
+        raise
 
 
 def _losses(rig: Rig, turn: Turn, batch: Any, shared: dict[str, Any]) -> dict[str, tuple[Tensor, int | Tensor]]:
@@ -136,17 +185,36 @@ def _losses(rig: Rig, turn: Turn, batch: Any, shared: dict[str, Any]) -> dict[st
         raise InputError(f"turn {turn.name!r}", "gave no loss", write)
     losses: dict[str, tuple[Tensor, int | Tensor]] = {}
     for name, pair in named.items():
-        if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], Tensor):
-            raise InputError(f"loss {name!r}", f"gave {type(pair).__name__}, not (sum, units)", write)
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise InputError(f"loss {name!r}", f"gave {_kind(pair)}, not (sum, units)", write)
         value, count = pair
+        if not isinstance(value, Tensor):
+            raise InputError(f"loss {name!r}", f"its sum is a {_kind(value)}, not a tensor", write)
         if value.dim() != 0:
             raise InputError(f"loss {name!r}", f"a tensor of shape {tuple(value.shape)}, not a scalar", write)
         if not value.requires_grad:
-            raise InputError(f"loss {name!r}", "it does not depend on any trained parameter", "compute it from the trained nets' outputs")
-        if not isinstance(count, Tensor) and not (isinstance(count, int | float) and count > 0):
-            raise InputError(f"loss {name!r}", f"{count!r} valid units", "give the number of samples, frames or tokens in the sum, 1 or more")
+            raise InputError(
+                f"loss {name!r}",
+                "it does not depend on any trained parameter",
+                "compute it from the trained nets' outputs",
+            )
+        if isinstance(count, Tensor):
+            if count.dim() != 0:
+                raise InputError(
+                    f"loss {name!r}", f"its units are a tensor of shape {tuple(count.shape)}, not one number", write
+                )
+        elif not (isinstance(count, int | float) and 0 < count < math.inf):
+            raise InputError(
+                f"loss {name!r}",
+                f"{count!r} valid units",
+                "give the number of samples, frames or tokens in the sum, 1 or more",
+            )
         losses[name] = (value, count)
     return losses
+
+
+def _kind(value: Any) -> str:
+    return "tensor" if isinstance(value, Tensor) else type(value).__name__
 
 
 def _known_units(micro_batches: Sequence[MicroBatch], names: Iterable[str]) -> dict[str, int] | None:
@@ -159,11 +227,15 @@ def _known_units(micro_batches: Sequence[MicroBatch], names: Iterable[str]) -> d
             try:
                 known[name] = known.get(name, 0) + (micro.units if isinstance(micro.units, int) else micro.units[name])
             except KeyError:
-                raise InputError(f"loss {name!r}", "units(batch) does not name it", f"give {{{name!r}: valid units}} too") from None
+                raise InputError(
+                    f"loss {name!r}", "units(batch) does not name it", f"give {{{name!r}: valid units}} too"
+                ) from None
     return known
 
 
-def _normalised(losses: dict[str, tuple[Tensor, int | Tensor]], known: Mapping[str, int] | None, micro_batches: Sequence[MicroBatch]) -> Tensor:
+def _normalised(
+    losses: dict[str, tuple[Tensor, int | Tensor]], known: Mapping[str, int] | None, micro_batches: Sequence[MicroBatch]
+) -> Tensor:
     """The sum of the losses, each over the window's units (or the padded units, where those come later)."""
     padded = sum(micro.padded_units for micro in micro_batches)
     total: Tensor | None = None
@@ -174,7 +246,13 @@ def _normalised(losses: dict[str, tuple[Tensor, int | Tensor]], known: Mapping[s
     return total
 
 
-def _finish_gradients(rig: Rig, turn: Turn, found: Mapping[str, int | Tensor], known: Mapping[str, int] | None, micro_batches: Sequence[MicroBatch]) -> Tensor | None:
+def _finish_gradients(
+    rig: Rig,
+    turn: Turn,
+    found: Mapping[str, int | Tensor],
+    known: Mapping[str, int] | None,
+    micro_batches: Sequence[MicroBatch],
+) -> Tensor | None:
     """Unscales, normalises by the units that were really there, and clips; gives the norm where it clips."""
     parameters = rig.parameters_of(turn.optimizers)
     if rig.scaler:

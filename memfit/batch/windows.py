@@ -43,9 +43,19 @@ class Windows:
         InputError: an empty data set, or a sample longer than a micro-batch.
     """
 
-    def __init__(self, *, size: int, lengths: Sequence[int] | None, global_batch: int, micro_batch: int, seed: int = 0) -> None:
+    def __init__(
+        self, *, size: int, lengths: Sequence[int] | None, global_batch: int, micro_batch: int, seed: int = 0
+    ) -> None:
         if size < 1:
-            raise InputError("data set of 0 samples", "there is nothing to train on", "give dataset() at least one sample")
+            raise InputError(
+                "data set of 0 samples", "there is nothing to train on", "give dataset() at least one sample"
+            )
+        if lengths is not None and len(lengths) != size:
+            raise InputError(
+                f"{len(lengths)} lengths",
+                f"the data set has {size} samples",
+                "give lengths() one number for each sample",
+            )
         self._lengths = None if lengths is None else np.asarray(lengths, np.int64)
         if self._lengths is not None and int(self._lengths.max()) > micro_batch:
             longest = int(self._lengths.argmax())
@@ -78,10 +88,13 @@ class Windows:
     def _slice(self, order: np.ndarray) -> list[tuple[tuple[int, ...], ...]]:
         ids = order.tolist()
         windows = [ids[i : i + self._global] for i in range(0, len(ids), self._global)]
-        return [tuple(tuple(window[i : i + self._micro]) for i in range(0, len(window), self._micro)) for window in windows]
+        return [
+            tuple(tuple(window[i : i + self._micro]) for i in range(0, len(window), self._micro)) for window in windows
+        ]
 
     def _pack(self, order: np.ndarray) -> list[tuple[tuple[int, ...], ...]]:
-        windows, taken = [], []
+        windows: list[tuple[tuple[int, ...], ...]] = []
+        taken: list[int] = []
         for sample in order.tolist():
             if taken and self._padded(self._chunks([*taken, sample])) > self._global:
                 windows.append(self._chunks(taken))

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import click
 
-from memfit.errors import Exit, InputError
+from memfit.cli.usage import mistake, unknown_verb
+from memfit.errors import Exit, InputError, mistake_in_job
 
 VERBS = {
     "devices": "The catalogue of cards, and what is in this machine.",
@@ -32,6 +33,13 @@ class Verbs(click.Group):
         command: click.Command = module.command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in VERBS and not args[0].startswith("-"):
+            raise unknown_verb(args[0], VERBS)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
             formatter.write_dl(list(VERBS.items()))
@@ -45,13 +53,20 @@ def root() -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs one verb and exits with one of ``memfit.errors.Exit``; a user's mistake is one line on standard error."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = root.main(args=None if argv is None else list(argv), standalone_mode=False)
+        code = root.main(args=arguments, prog_name="memfit", standalone_mode=False)
     except click.ClickException as error:
-        click.echo(f"memfit: {' '.join(error.format_message().split())}", err=True)
+        click.echo(f"memfit: {mistake(error)}", err=True)
         sys.exit(Exit.BAD_INPUT)
     except InputError as error:
         click.echo(f"memfit: {error}", err=True)
+        sys.exit(Exit.BAD_INPUT)
+    except Exception as error:
+        found = mistake_in_job(error, changed=any(one.startswith("--set") for one in arguments))
+        if found is None:
+            raise
+        click.echo(f"memfit: {found}", err=True)
         sys.exit(Exit.BAD_INPUT)
     except (click.Abort, KeyboardInterrupt):
         click.echo("memfit: stopped", err=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import click
 
 from memfit.errors import InputError
+from memfit.geometry import MOST
 from memfit.sizes import parse_size
 
 if TYPE_CHECKING:
@@ -17,15 +18,26 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output, and nothing else there.")
-set_option = click.option("--set", "pairs", multiple=True, metavar="NAME=VALUE", help="A setting of the job; may be repeated.")
-device_option = click.option("--device", "device_name", metavar="NAME", help="A card of the catalogue (memfit devices), or cpu. Default: this machine's own.")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object on standard output, and nothing else there."
+)
+set_option = click.option(
+    "--set", "pairs", multiple=True, metavar="NAME=VALUE", help="A setting of the job; may be repeated."
+)
+device_option = click.option(
+    "--device",
+    "device_name",
+    metavar="NAME",
+    help="A card of the catalogue (memfit devices), or cpu. Default: this machine's own.",
+)
 memory_option = click.option("--memory", metavar="SIZE", help="Replaces the device's memory, as 24GiB, 24GB or 512MiB.")
 
 
 def print_json(value: Any) -> None:
     """One JSON object on standard output."""
-    click.echo(json.dumps(value, indent=None if os.environ.get("MEMFIT_JSON_COMPACT") else 2, default=str, allow_nan=False))
+    click.echo(
+        json.dumps(value, indent=None if os.environ.get("MEMFIT_JSON_COMPACT") else 2, default=str, allow_nan=False)
+    )
 
 
 def choose_device(name: str | None, memory: str | None) -> Device:
@@ -37,21 +49,29 @@ def choose_device(name: str | None, memory: str | None) -> Device:
         device = devices_here()[0]
     else:
         device = cpu_here() if name == "cpu" else find_device(name)
-    return with_memory(device, parse_size(memory)) if memory else device
+    return with_memory(device, parse_size(memory)) if memory is not None else device
 
 
-def whole_number(option: str, text: str | None) -> int | None:
+@overload
+def whole_number(option: str, text: str, least: int = 1) -> int: ...
+@overload
+def whole_number(option: str, text: None, least: int = 1) -> None: ...
+def whole_number(option: str, text: str | None, least: int = 1) -> int | None:
     """A count that was written as text.
 
     Raises:
-        InputError: not a whole number of 1 or more.
+        InputError: not a whole number of ``least`` or more, or more than 2^31 - 1, which PyTorch's kernels count to.
     """
     if text is None:
         return None
     try:
         value = int(text)
     except ValueError:
-        value = 0
-    if value < 1:
-        raise InputError(f"{option} {text}", "not a whole number of 1 or more", f"write {option} 1 or more")
+        value = least - 1
+    if value < least:
+        raise InputError(
+            f"{option} {text!r}", f"not a whole number of {least} or more", f"write {option} {least} or more"
+        )
+    if value > MOST:
+        raise InputError(f"{option} {text}", f"more than {MOST}", "write a smaller number")
     return value

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import click
 
-from memfit.cli.options import choose_device, device_option, json_option, memory_option, print_json, set_option, whole_number
+from memfit.cli.options import (
+    choose_device,
+    device_option,
+    json_option,
+    memory_option,
+    print_json,
+    set_option,
+    whole_number,
+)
 from memfit.errors import Exit, InputError
 
 
@@ -16,12 +24,12 @@ from memfit.errors import Exit, InputError
 @click.option("--devices", metavar="N", default="1", show_default=True, help="Data-parallel devices.")
 @device_option
 @memory_option
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the data's order and of every random number.")
+@click.option("--seed", metavar="N", default="0", show_default=True, help="Of the data's order and of every random number.")
 @click.option("--out", metavar="F", type=click.Path(dir_okay=False), help="Writes the plan file that memfit run takes.")
 @json_option
 def command(
     job: str, pairs: tuple[str, ...], global_batch: str, micro_batch: str | None, devices: str, device_name: str | None,
-    memory: str | None, seed: int, out: str | None, as_json: bool,
+    memory: str | None, seed: str, out: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """How JOB's global batch fits into the device: micro-batch, accumulation, recompute, with reasons."""
     from memfit.cli.quiet import progress
@@ -32,12 +40,12 @@ def command(
     device = choose_device(device_name, memory)
     asked = whole_number("--global-batch", global_batch)
     fixed, ranks = whole_number("--micro-batch", micro_batch), whole_number("--devices", devices)
-    assert asked is not None and ranks is not None
+    start = whole_number("--seed", seed, least=0)
     with progress(f"planning {job}", quiet=as_json):
         from memfit.plan import write_plan
         from memfit.planner.search import find_plan, plan_json
 
-        answer = find_plan(load_job(job, read_settings(pairs)), job, asked, device, micro_batch=fixed, devices=ranks, seed=seed)
+        answer = find_plan(load_job(job, read_settings(pairs)), job, asked, device, micro_batch=fixed, devices=ranks, seed=start)
     if out is not None and answer.plan is not None:
         write_plan(answer.plan, out)
     if as_json:

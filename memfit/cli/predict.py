@@ -53,7 +53,7 @@ def command(
     if trace is not None and Path(trace).suffix not in (".json", ".npz"):
         write = "write F.json for ui.perfetto.dev, or F.npz for memfit report"
         raise InputError(f"--trace {trace}", "neither .json nor .npz", write)
-    accumulated = whole_number("--accumulate", accumulate) or 1
+    accumulated = whole_number("--accumulate", accumulate)
     count = whole_number("--micro-batch", micro_batch)
     with progress(f"tracing {job}", quiet=as_json):
         from memfit.planner.predict import checkpoint_all, plain_nets, predict, with_precision
@@ -70,13 +70,18 @@ def command(
         elif checkpoint is not None:
             from memfit.plan import read_plan
 
+            if not Path(checkpoint).exists():
+                raise InputError(f"--checkpoint {checkpoint}", "neither none, all nor a plan file", "write none, all, or a file that memfit plan --out wrote")
             modes = dict(read_plan(checkpoint).checkpointing)
         prediction = predict(loaded, job, wanted, device, micro_batches=accumulated, checkpointing=modes)
     if snapshot is not None:
         from memfit.show.snapshot import write_snapshot
         from memfit.show.timeline import allocator_limit
 
-        write_snapshot(Path(snapshot), prediction.trace, allocator_limit(device))
+        try:
+            write_snapshot(Path(snapshot), prediction.trace, allocator_limit(device))
+        except OSError as error:
+            raise InputError(f"--snapshot {snapshot}", f"cannot be written: {error.strerror}", "write a file in a folder that can be written") from error
     if trace is not None:
         _write_trace(Path(trace), prediction)
     if as_json:

@@ -75,4 +75,5 @@ def _show(folder: object, budget: int, as_json: bool) -> None:
     console = Console(highlight=False)
     console.print(f"[bold green]Done[/]: {len(lines)} windows in {summary['seconds']:.1f} s, loss {first['loss']:.4f} to {last['loss']:.4f}.")
     console.print(f"Peak {format_size(measured)} measured, {format_size(summary['predicted_process_bytes'])} predicted, {format_size(budget)} allowed.")
-    console.print(f"Global batch {summary['global_batch_asked']} asked, at most {summary['global_batch_done']} done in a window. Written to {folder.path}")
+    asked, done = summary["global_batch_asked"], summary["global_batch_done"]
+    console.print(f"Global batch {asked} asked, at most {done} done in a window. Written to {folder.path}")

@@ -19,7 +19,7 @@ _ASKS_FOR_FAKES = {"transformers.utils.import_utils": "is_fake_tensor"}
 
 @contextmanager
 def as_in_a_real_run() -> Iterator[None]:
-    """Inside, a module that is imported gets real tensors for its constants, and no library sees that tensors are fake."""
+    """Inside, modules that are imported get real tensors for their constants, and no library sees fakes."""
     with ExitStack() as stack:
 
         def blind(name: str) -> None:

@@ -6,6 +6,7 @@ allocate themselves is not seen, and blocks from before the start are not counte
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -14,11 +15,15 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+"""Kineto, below the profiler, else tells of its stages on standard error. Read when the first profile begins."""
+
 Record = tuple[int, int, int, int]
 """Time, bytes (freed: negative), address, number of the operator call it lies in (0: none)."""
 Phase = tuple[int, int, str]
 """Start, end, name."""
 
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler writes to standard error otherwise
 _PHASE = "memfit::phase::"
 
 
@@ -78,7 +83,8 @@ class AllocatorEvents:
         if self._cached and self._cached[0] == operators:
             return self._cached[1], self._cached[2]
         profiler = self._profile.profiler
-        assert profiler is not None and profiler.kineto_results is not None
+        assert profiler is not None
+        assert profiler.kineto_results is not None
         records: list[Record] = []
         phases: list[Phase] = []
         stack = [(event, 0) for event in profiler.kineto_results.experimental_event_tree()]
@@ -88,7 +94,7 @@ class AllocatorEvents:
             if event.name.startswith(_PHASE):
                 phases.append((event.start_time_ns, event.end_time_ns, event.name.removeprefix(_PHASE)))
             elif event.name == "[memory]":
-                fields = event.extra_fields
+                fields: Any = event.extra_fields
                 if fields.device.type == "cpu":
                     records.append((event.start_time_ns, fields.alloc_size, fields.ptr, call))
             elif not call and event.name in operators:
@@ -118,7 +124,7 @@ def _peaks(records: list[Record], phases: list[Phase], base: int) -> dict[str, M
 
 
 def _live(records: list[Record], left_out: set[int], base: int) -> list[int]:
-    """Live bytes before the first record and after each; frees of blocks from before the start count only with a base."""
+    """Live bytes before the first record and after each; frees of earlier blocks count only with a base."""
     live, known = [base], set()
     for position, (_, nbytes, ptr, _) in enumerate(records):
         change = 0
@@ -144,5 +150,3 @@ def _scratch(records: list[Record]) -> set[int]:
             if call and opener == call:
                 inside |= {start, position}
     return inside
-
-

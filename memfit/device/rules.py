@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from memfit.device.catalogue import Device
 
+
 @dataclass(frozen=True, kw_only=True)
 class CardRules:
     """The properties of a card on which PyTorch's choice of kernels depends. Bytes of memory are not among them."""
@@ -30,7 +31,8 @@ class CardRules:
 
 def card_rules(device: Device) -> CardRules:
     """The rules of a card of the catalogue."""
-    assert device.compute_capability is not None and device.memory_bytes is not None
+    assert device.compute_capability is not None
+    assert device.memory_bytes is not None
     return CardRules(
         compute_capability=device.compute_capability,
         name=device.name,

@@ -109,7 +109,7 @@ class F5TTS(Job):
         batch = {
             "mel": torch.randn(shape.items, n, MEL),
             "lengths": torch.full((shape.items,), n),
-            "text": torch.randint(0, self.vocabulary, (shape.items, max(1, n * 15 // 94))),
+            "text": torch.randint(0, self.vocabulary, (shape.items, max(1, n * 5 // 32))),
         }
         return batch | (_draws(batch["mel"], batch["lengths"], self) if self.draws == "sample" else {})
 

@@ -51,7 +51,15 @@ class Prediction:
     """Time that the prediction took."""
 
 
-def predict(job: Job, name: str, shape: Shape, device: Device, *, micro_batches: int = 1, checkpointing: Mapping[str, str] | None = None) -> Prediction:
+def predict(
+    job: Job,
+    name: str,
+    shape: Shape,
+    device: Device,
+    *,
+    micro_batches: int = 1,
+    checkpointing: Mapping[str, str] | None = None,
+) -> Prediction:
     """Predicts one micro-batch shape of a job on a device.
 
     Args:
@@ -109,7 +117,11 @@ def net_sizes(nets: Nets) -> tuple[NetSize, ...]:
         tensors = list(net.parameters())
         trained = [p for p in tensors if p.requires_grad]
         count = [sum(p.numel() for p in some) for some in (tensors, trained)]
-        sizes.append(NetSize(name=name, parameters=count[0], trainable=count[1], tensors=len(tensors), trainable_tensors=len(trained)))
+        sizes.append(
+            NetSize(
+                name=name, parameters=count[0], trainable=count[1], tensors=len(tensors), trainable_tensors=len(trained)
+            )
+        )
     return tuple(sizes)
 
 
@@ -136,5 +148,3 @@ def with_precision(job: Job, precision: str | None) -> Job:
     if precision is None:
         return job
     return type(job)(**{**job.settings(), "precision": precision})
-
-

@@ -43,7 +43,11 @@ class _Peak:
 
 
 def footprint(
-    trace: Trace, allocator: Callable[[int | None], Allocator], capacity: int | None, usable_bytes: int, outside: Outside | None = None
+    trace: Trace,
+    allocator: Callable[[int | None], Allocator],
+    capacity: int | None,
+    usable_bytes: int,
+    outside: Outside | None = None,
 ) -> Footprint:
     """Peaks by phase, and whether every phase stays within the device.
 

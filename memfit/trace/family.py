@@ -56,6 +56,13 @@ class TraceFamily:
         """Whether other shapes follow from the traced ones."""
         return self._polynomials is not None
 
+    def bound(self, shape: Shape) -> Trace:
+        """The trace of this shape, or of the next length that can be derived."""
+        if self._polynomials is None or shape.length is None:
+            return self.at(shape)
+        unit = self._polynomials.unit
+        return self.at(Shape(items=shape.items, length=-(-shape.length // unit) * unit))
+
     def at(self, shape: Shape) -> Trace:
         """The trace of a shape, in milliseconds where it can be derived."""
         if shape in self._direct:
@@ -112,7 +119,9 @@ def fit(shapes: list[Shape], sizes: np.ndarray | None, storages: np.ndarray) -> 
 
 def cut(trace: Trace, end: int, phases: tuple[tuple[str, int, int], ...]) -> Trace:
     """The events before ``end``; storages and operators keep their numbers."""
-    return dataclasses.replace(trace, kind=trace.kind[:end], storage=trace.storage[:end], operator=trace.operator[:end], phases=phases)
+    return dataclasses.replace(
+        trace, kind=trace.kind[:end], storage=trace.storage[:end], operator=trace.operator[:end], phases=phases
+    )
 
 
 def varying(marks: list[tuple[int, str]], start: int, end: int) -> Slices:

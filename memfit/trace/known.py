@@ -42,8 +42,13 @@ def value_of(tensor: Any) -> Tensor | None:
 
 
 def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
-    """Computes the content of an operator's outputs where that of all its inputs is known; forgets what it overwrote."""
-    changed = [tensor for i in _written(func) if i < len(args) for tensor in (args[i] if isinstance(args[i], list) else [args[i]])]
+    """Computes the content of an operator's outputs where all its inputs' is known; forgets what it overwrote."""
+    changed = [
+        tensor
+        for i in _written(func)
+        if i < len(args)
+        for tensor in (args[i] if isinstance(args[i], list) else [args[i]])
+    ]
     if not changed and not small(out):
         return
     values = _real_arguments(func, args, kwargs)
@@ -74,7 +79,9 @@ def _written(func: Any) -> tuple[int, ...]:
     """Positions of the arguments that an operator writes to."""
     if func not in _positions:
         found = enumerate(func._schema.arguments) if func._schema.is_mutable else ()
-        _positions[func] = tuple(i for i, argument in found if argument.alias_info is not None and argument.alias_info.is_write)
+        _positions[func] = tuple(
+            i for i, argument in found if argument.alias_info is not None and argument.alias_info.is_write
+        )
     return _positions[func]
 
 
@@ -96,7 +103,9 @@ def _real_arguments(func: Any, args: Any, kwargs: Any) -> tuple[list[Any], dict[
             real.append(values)
         else:
             real.append(argument)
-    if any(isinstance(value, Tensor) for value in kwargs.values()) or not tensors and func not in _MAKERS:
+    if any(isinstance(value, Tensor) for value in kwargs.values()) or (not tensors and func not in _MAKERS):
         return None
-    named = {name: torch.device("cpu") if name == "device" and value is not None else value for name, value in kwargs.items()}
+    named = {
+        name: torch.device("cpu") if name == "device" and value is not None else value for name, value in kwargs.items()
+    }
     return real, named

@@ -40,17 +40,17 @@ def may_have(func: Any, args: Any) -> bool:
 
 
 def describe(func: Any, args: Any, kwargs: Any) -> Key | None:
-    """A call as text from which it can be made again; None where it holds something else than plain tensors and numbers."""
+    """A call as text from which it can be made again; None where it holds more than tensors and numbers."""
     try:
-        return json.dumps([str(func), [_value(one) for one in args], {name: _value(one) for name, one in kwargs.items()}])
+        return json.dumps(
+            [str(func), [_value(one) for one in args], {name: _value(one) for name, one in kwargs.items()}]
+        )
     except TypeError:
         return None
 
 
 def with_scratch(trace: Trace, calls: Iterable[Call]) -> Trace:
-    """The trace with each measured call's scratch, allocated when its outputs are there and freed at once.
-
-    """
+    """The trace with each measured call's scratch, allocated when its outputs are there and freed at once."""
     wanted = [call for call in calls if call[0] <= len(trace.kind)]
     sizes = measure({key for _, _, key in wanted if isinstance(key, str)})
     found = [(position, row, sizes[key] if isinstance(key, str) else key) for position, row, key in wanted]
@@ -149,7 +149,8 @@ def _real(value: Any) -> Any:
 
 
 def _store() -> Path:
-    machine = f"{torch.__version__} {platform.processor()} {platform.machine()} {torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()}"
-    name = hashlib.sha256(machine.encode()).hexdigest()[:16]
+    build = (torch.__version__, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads())
+    machine = (platform.processor(), platform.machine())
+    name = hashlib.sha256(repr((build, machine)).encode()).hexdigest()[:16]
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(cache) / "memfit" / f"scratch-{name}.json"

@@ -14,8 +14,8 @@ import torch
 from memfit.apply.recompute import recompute
 from memfit.apply.rig import Rig, build, is_trained, tensors_in
 from memfit.apply.window import MicroBatch, run_window
-from memfit.device.libraries import as_in_a_real_run
 from memfit.device.catalogue import Device
+from memfit.device.libraries import as_in_a_real_run
 from memfit.device.patching import replaced
 from memfit.device.rules import card_rules
 from memfit.device.virtual import Virtual, virtual_cpu, virtual_gpu
@@ -96,20 +96,31 @@ def _record(job: Job, shapes: list[Shape], how: Tracing) -> tuple[Trace, np.ndar
         return *_split(tracer, phases, len(shapes)), tracer.calls
 
 
-def _split(tracer: Tracer, phases: list[tuple[str, int, int]], shapes: int) -> tuple[Trace, np.ndarray | None, np.ndarray]:
+def _split(
+    tracer: Tracer, phases: list[tuple[str, int, int]], shapes: int
+) -> tuple[Trace, np.ndarray | None, np.ndarray]:
     """The first shape's trace, and the sizes of the same storages at the other shapes."""
     whole = as_trace(tracer)
     end = phases[-1][2]
     first = cut(whole, end, tuple(phases))
     windows = [varying(tracer.marks, start, stop) for name, start, stop in phases if name == "train"]
-    validation = [part for name, start, stop in phases if name == "validate" for part in varying(tracer.marks, start, stop)]
+    validation = [
+        part for name, start, stop in phases if name == "validate" for part in varying(tracer.marks, start, stop)
+    ]
     base, structure = storages_in(whole, windows[-1] + validation)
     earlier, same_as_first = storages_in(whole, windows[0] + validation)
     others = tracer.phases[len(phases) :]
     each = len(others) // max(shapes - 1, 1)
     sizes = [whole.nbytes[base]]
     for i in range(shapes - 1):
-        made, found = storages_in(whole, [part for _, start, stop in others[i * each : (i + 1) * each] for part in varying(tracer.marks, start, stop)])
+        made, found = storages_in(
+            whole,
+            [
+                part
+                for _, start, stop in others[i * each : (i + 1) * each]
+                for part in varying(tracer.marks, start, stop)
+            ],
+        )
         if found.shape != structure.shape or not np.array_equal(found, structure):
             return first, None, base
         sizes.append(whole.nbytes[made])
@@ -144,7 +155,9 @@ def synthetic_micro_batch(job: Job, shape: Shape, device: torch.device, tracer: 
     )
 
 
-def fetch_synthetic(job: Job, shape: Shape, device: torch.device, tracer: Tracer | None = None, validation: bool = False) -> Any:
+def fetch_synthetic(
+    job: Job, shape: Shape, device: torch.device, tracer: Tracer | None = None, validation: bool = False
+) -> Any:
     """A made-up batch on the device."""
     with device:
         batch = job.validation_batch(shape) if validation else job.batch(shape)

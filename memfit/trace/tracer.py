@@ -31,7 +31,12 @@ from memfit.trace.accumulate import made_in, sums_in_place
 
 _DEVICE = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
-_SAVES_NUMBERS = {torch.ops.aten.mul.Tensor, torch.ops.aten.div.Tensor, torch.ops.aten.mul_.Tensor, torch.ops.aten.div_.Tensor}
+_SAVES_NUMBERS = {
+    torch.ops.aten.mul.Tensor,
+    torch.ops.aten.div.Tensor,
+    torch.ops.aten.mul_.Tensor,
+    torch.ops.aten.div_.Tensor,
+}
 _PLAIN = {Tensor, nn.Parameter, FakeTensor}
 
 
@@ -55,6 +60,7 @@ class Tracer(TorchDispatchMode):
         self.marks: list[tuple[int, str]] = []
         self.part = "setup"
         self._ids: dict[int, int] = {}
+        self._keys: dict[int, int] = {}
         self._refs: dict[weakref.ref[Any], int] = {}
         self._numbers: dict[int, int] = {}
         self._number_node = -1
@@ -137,7 +143,11 @@ class Tracer(TorchDispatchMode):
 
     def _enter_module(self, module: nn.Module, args: Any) -> None:
         path = self._module_paths.get(id(module))
-        index = self.modules.setdefault(path, len(self.modules)) if path is not None else (self._stack[-1] if self._stack else 0)
+        index = (
+            self.modules.setdefault(path, len(self.modules))
+            if path is not None
+            else (self._stack[-1] if self._stack else 0)
+        )
         self._stack.append(index)
         self._note_module(index)
 
@@ -239,14 +249,16 @@ class Tracer(TorchDispatchMode):
         if node is not None and node._sequence_nr() != self._number_node:
             self._forget_number(self._number_node)
             self._number_node = node._sequence_nr()
-        if func in _SAVES_NUMBERS and len(args) == 2 and not isinstance(args[1], Tensor) and args[0].requires_grad:
-            if torch.is_grad_enabled() and torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
-                i = len(self.nbytes)
-                self.nbytes.append(8)
-                self.category.append("activations")
-                self.made_by.append(max(len(self.op_rows) - 1, 0))
-                self._numbers[torch.autograd._get_sequence_nr() - 1] = i
-                self._event(ALLOCATE, i)
+        if not (func in _SAVES_NUMBERS and len(args) == 2 and not isinstance(args[1], Tensor)):
+            return
+        kept = args[0].requires_grad and torch.is_grad_enabled()
+        if kept and torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+            i = len(self.nbytes)
+            self.nbytes.append(8)
+            self.category.append("activations")
+            self.made_by.append(max(len(self.op_rows) - 1, 0))
+            self._numbers[torch.autograd._get_sequence_nr() - 1] = i
+            self._event(ALLOCATE, i)
 
     def _forget_number(self, node: int) -> None:
         i = self._numbers.pop(node, None)
@@ -259,19 +271,19 @@ class Tracer(TorchDispatchMode):
         if key in self._ids or tensor.device.type != self.device_type:
             return False
         i = len(self.nbytes)
-        self._ids[key] = i
+        self._ids[key], self._keys[i] = i, key
         self.nbytes.append(storage.nbytes())
         self.category.append(None)
         self.made_by.append(row)
-        self._refs[weakref.ref(storage, lambda ref, key=key: self._gone(ref, key))] = i
+        self._refs[weakref.ref(storage, self._gone)] = i
         self.kind.append(ALLOCATE)
         self.storage.append(i)
         self.operator.append(row)
         return True
 
-    def _gone(self, ref: weakref.ref[Any], key: int) -> None:
+    def _gone(self, ref: weakref.ref[Any]) -> None:
         i = self._refs.pop(ref)
-        del self._ids[key]
+        del self._ids[self._keys.pop(i)]
         self._event(FREE, i)
 
     def _resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
@@ -286,6 +298,7 @@ class Tracer(TorchDispatchMode):
         self._event(FREE, old)
         self._event(ALLOCATE, new)
         self._ids[storage._cdata] = new
+        self._keys[new] = self._keys.pop(old)
         for ref, i in self._refs.items():
             if i == old:
                 self._refs[ref] = new

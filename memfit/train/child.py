@@ -12,7 +12,7 @@ from torch import nn
 from memfit.apply.rig import build
 from memfit.batch.windows import Windows
 from memfit.device import backend
-from memfit.errors import Exit, InputError
+from memfit.errors import Exit, InputError, mistake_in_job
 from memfit.loading import load_job
 from memfit.plan import Plan, read_plan
 from memfit.planner.predict import plain_nets
@@ -33,20 +33,31 @@ def main(arguments: list[str]) -> int:
     except InputError as error:
         print(f"memfit: {error}", file=sys.stderr)
         return Exit.BAD_INPUT
+    except Exception as error:
+        mistake = mistake_in_job(error)
+        if mistake is None:
+            raise
+        print(f"memfit: {mistake}", file=sys.stderr)
+        return Exit.BAD_INPUT
 
 
 def run(folder: RunFolder, windows: int, resume: bool) -> Exit:
     """Trains a run's plan within its budget."""
     backend.register()
     plan = read_plan(folder.plan)
-    job = load_job(plan.job, {name: value for name, value in plan.settings.items()})
+    job = load_job(plan.job, dict(plan.settings))
+    device = _device(plan)
     samples, lengths = job.dataset(), job.lengths()
-    course_windows = Windows(size=len(samples), lengths=lengths, global_batch=plan.global_batch, micro_batch=plan.micro_batch, seed=plan.seed)
+    if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
+        write = "write dataset(self) -> a sequence of samples, with a length"
+        raise InputError(f"{type(job).__name__}.dataset()", f"gave {type(samples).__name__}, not a sequence", write)
+    course_windows = Windows(
+        size=len(samples), lengths=lengths, global_batch=plan.global_batch, micro_batch=plan.micro_batch, seed=plan.seed
+    )
     plain_nets(job)
     job.collate([samples[0]])
-    _warm_up()
+    warm_up()
     _seed(plan)
-    device = _device(plan)
     before = limit.limit(plan.budget_bytes) if device.type == "cpu" else 0
     resident = limit.resident_bytes()
     try:
@@ -56,26 +67,49 @@ def run(folder: RunFolder, windows: int, resume: bool) -> Exit:
         last = windows or job.windows
         with Progress(first, last, plan) as shown:
             course = Course(
-                plan=plan, folder=folder, samples=samples, lengths=lengths, windows=course_windows, first=first, last=last,
-                resident_before=resident, show=shown.line,
-            )  # fmt: skip
+                plan=plan,
+                folder=folder,
+                samples=samples,
+                lengths=lengths,
+                windows=course_windows,
+                first=first,
+                last=last,
+                resident_before=resident,
+                show=shown.line,
+            )
             return train(rig, course)
     except Exception as error:
         if not limit.is_memory_failure(error):
             raise
         limit.lift()
         message = str(error).splitlines()[0] if str(error) else type(error).__name__
-        print(f"memfit: out of memory: {message[-160:]}; the budget is {format_size(plan.budget_bytes)} over the {format_size(before)} held before; "
-              "plan again with a smaller --micro-batch or a larger --memory, and go on with --resume", file=sys.stderr)  # fmt: skip
+        print(
+            f"memfit: out of memory: {message[-160:]}; the budget is {format_size(plan.budget_bytes)} "
+            f"over the {format_size(before)} held before; "
+            "plan again with a smaller --micro-batch or a larger --memory, and go on with --resume",
+            file=sys.stderr,
+        )
         return Exit.STOPPED
 
 
 def _device(plan: Plan) -> torch.device:
+    if len(plan.micro_batches) > 1:
+        raise InputError(
+            f"plan for {len(plan.micro_batches)} devices",
+            "memfit run trains on one device",
+            "plan again with --devices 1",
+        )
     if plan.device == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise InputError(f"plan for {plan.device}", "this machine has no CUDA device", "plan again with --device cpu or --memory SIZE")
-    torch.cuda.set_per_process_memory_fraction(min(plan.budget_bytes / torch.cuda.get_device_properties(0).total_memory, 1.0))
+        raise InputError(
+            f"plan for {plan.device}",
+            "this machine has no CUDA device",
+            "plan again with --device cpu or --memory SIZE",
+        )
+    torch.cuda.set_per_process_memory_fraction(
+        min(plan.budget_bytes / torch.cuda.get_device_properties(0).total_memory, 1.0)
+    )
     return torch.device("cuda")
 
 
@@ -85,7 +119,7 @@ def _seed(plan: Plan) -> None:
     torch.manual_seed(plan.seed)
 
 
-def _warm_up() -> None:
+def warm_up() -> None:
     """What libraries and thread pools take once, they take before the limit."""
     net = nn.Sequential(nn.Conv1d(4, 64, 3, padding=1), nn.GELU(), nn.Conv1d(64, 4, 3, padding=1), nn.Linear(512, 512))
     optimizer = torch.optim.AdamW(net.parameters())

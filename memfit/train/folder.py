@@ -34,10 +34,16 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if not resume and any(self.path.iterdir()):
-                raise InputError(f"run folder {self.path}", "it is not empty", "write another --out, or --resume to go on with it")
+                raise InputError(
+                    f"run folder {self.path}", "it is not empty", "write another --out, or --resume to go on with it"
+                )
             (self.path / "checkpoints").mkdir(exist_ok=True)
         except OSError as error:
-            raise InputError(f"run folder {self.path}", f"cannot be written: {error.strerror}", "write --out as a folder that can be written") from error
+            raise InputError(
+                f"run folder {self.path}",
+                f"cannot be written: {error.strerror}",
+                "write --out as a folder that can be written",
+            ) from error
 
     def append(self, name: str, line: dict[str, Any]) -> None:
         """Adds one line to ``name``.jsonl."""

@@ -26,13 +26,13 @@ def data_bytes() -> int:
 
 
 def resident_bytes() -> int:
-    """Bytes of this process in memory."""
-    return _status("VmRSS")
+    """This process's own bytes in memory: without pages of files, such as the code of libraries."""
+    return _status("VmRSS") - _status("RssFile")
 
 
 def peak_resident_bytes() -> int:
-    """The most bytes of this process in memory since the start, or since ``reset_peak``."""
-    return _status("VmHWM")
+    """The most of ``resident_bytes`` since the start or ``reset_peak``; pages of files counted as they are now."""
+    return _status("VmHWM") - _status("RssFile")
 
 
 def reset_peak() -> None:
@@ -61,7 +61,9 @@ def is_memory_failure(error: BaseException) -> bool:
 
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "could not create a memory" in str(error))
+    return isinstance(error, RuntimeError) and (
+        "can't allocate memory" in str(error) or "could not create a memory" in str(error)
+    )
 
 
 def _status(name: str) -> int:

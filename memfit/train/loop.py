@@ -101,8 +101,19 @@ def _padded(course: Course, ids: tuple[int, ...]) -> int:
 def _line(window: Window, result: WindowResult, seconds: float, course: Course) -> dict[str, Any]:
     done = sum(_padded(course, ids) for ids in window.micro_batches)
     losses = {name: float(value) for name, value in result.losses.items()}
+    for name, count in result.units.items():
+        if float(count) == 0:
+            raise InputError(
+                f"window {window.number}: loss {name!r}",
+                "no valid unit in the whole window",
+                "leave out samples that have none: look at " + ", ".join(map(str, window.ids[:8])),
+            )
     if any(not math.isfinite(value) for value in losses.values()):
-        raise InputError(f"window {window.number}: loss {losses}", "it is not a number", "lower the learning rate, or look at samples " + ", ".join(map(str, window.ids[:8])))
+        raise InputError(
+            f"window {window.number}: loss {losses}",
+            "not a finite number",
+            "lower the learning rate, or look at samples " + ", ".join(map(str, window.ids[:8])),
+        )
     return {
         "window": window.number,
         "epoch": window.epoch,

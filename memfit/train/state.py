@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from memfit.apply.rig import Rig, is_trained
-from memfit.errors import InputError
+from memfit.errors import InputError, describe
 
 FORMAT = 1
 
@@ -28,7 +29,10 @@ def save_state(rig: Rig, next_window: int, path: Path) -> None:
         "scaler": rig.scaler.state_dict() if rig.scaler else None,
         "ema": {name: net.state_dict() for name, net in rig.ema.items()},
         "buffers": {name: dict(net.named_buffers()) for name, net in rig.nets.items() if is_trained(net)},
-        "random": {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []},
+        "random": {
+            "cpu": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        },
     }
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -49,9 +53,22 @@ def load_state(rig: Rig, path: Path) -> int:
     """
     again = "take another checkpoint, or start a new run in another --out"
     try:
+        with zipfile.ZipFile(path) as file:
+            spoiled = file.testzip()
+        if spoiled is not None:
+            raise zipfile.BadZipFile(f"the checksum of {spoiled} is another")
         state: dict[str, Any] = torch.load(path, map_location=rig.device, weights_only=True)
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
-        raise InputError(f"checkpoint {path}", f"it is torn or no checkpoint: {str(error).splitlines()[0]}", again) from error
+    except (
+        RuntimeError,
+        EOFError,
+        OSError,
+        ValueError,
+        KeyError,
+        pickle.UnpicklingError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
+        raise InputError(f"checkpoint {path}", f"it is torn or no checkpoint: {describe(error)}", again) from error
     if not isinstance(state, dict) or state.get("memfit_checkpoint") != FORMAT:
         raise InputError(f"checkpoint {path}", f"it was not written by this version of memfit (format {FORMAT})", again)
     try:
@@ -67,7 +84,7 @@ def load_state(rig: Rig, path: Path) -> int:
             for path_, buffer in rig.nets[name].named_buffers():
                 buffer.copy_(buffers[path_])
     except (KeyError, RuntimeError, ValueError) as error:
-        raise InputError(f"checkpoint {path}", f"it is of another job: {str(error).splitlines()[0]}", again) from error
+        raise InputError(f"checkpoint {path}", f"it is of another job: {describe(error)}", again) from error
     if rig.scaler and state["scaler"]:
         rig.scaler.load_state_dict(state["scaler"])
     torch.set_rng_state(state["random"]["cpu"].cpu())

@@ -1,6 +1,6 @@
 """A trace on the CPU against the allocator's own events, phase by phase, of the same job really run.
 
-    python -m pytest tests/trace/test_cpu_truth.py
+python -m pytest tests/trace/test_cpu_truth.py
 """
 
 import pytest

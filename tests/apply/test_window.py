@@ -1,0 +1,132 @@
+"""A window's gradients do not depend on how it is split; its loss is normalised by its own valid units."""
+
+import pytest
+import torch
+from nets import JOBS
+from torch import nn
+
+from memfit.apply.rig import build
+from memfit.apply.window import MicroBatch, run_window
+from memfit.errors import InputError
+from memfit.job import Job, Loss, Turn
+
+
+class Sentences(Job):
+    """Items of varied length; padding does not count."""
+
+    unit = "frames"
+    longest: int | None = 20
+    counts: bool = False
+    clip: float | None = None
+
+    def nets(self):
+        torch.manual_seed(1)
+        return {"net": nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 1))}
+
+    def optimizers(self, nets):
+        return {"net": torch.optim.SGD(nets["net"].parameters(), lr=1.0)}
+
+    def loss(self, nets, batch):
+        x, valid = batch
+        error = nets["net"](x).squeeze(-1).square() * valid
+        return Loss(error.sum(), valid.sum())
+
+
+class Counted(Sentences):
+    def units(self, batch):
+        return int(batch[1].sum())
+
+
+def data(count=64):
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(1, 21, (count,), generator=generator)
+    return torch.randn(count, 20, 6, generator=generator), torch.arange(20)[None] < lengths[:, None]
+
+
+def gradients(job, sizes):
+    """The step that SGD with rate 1 takes is the gradient."""
+    rig = build(job, "cpu")
+    before = [p.detach().clone() for p in rig.nets["net"].parameters()]
+    x, valid = data()
+    micro_batches, start = [], 0
+    for size in sizes:
+        part = (x[start : start + size], valid[start : start + size].float())
+        units = job.units(part)
+        micro_batches.append(MicroBatch(fetch=lambda part=part: part, padded_units=size * 20, units=units))
+        start += size
+    result = run_window(rig, micro_batches)
+    return [b - p.detach() for b, p in zip(before, rig.nets["net"].parameters(), strict=True)], result
+
+
+RAGGED = [5] * 12 + [4]
+
+
+@pytest.mark.parametrize("job", [Sentences, Counted], ids=["units from the loss", "units known before"])
+def test_thirteen_ragged_micro_batches_of_64_samples_give_the_full_batchs_gradients(job):
+    assert len(RAGGED) == 13
+    assert sum(RAGGED) == 64
+    whole, one = gradients(job(), [64])
+    split, many = gradients(job(), RAGGED)
+
+    for a, b in zip(whole, split, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-7)
+    torch.testing.assert_close(one.losses["loss"], many.losses["loss"], rtol=1e-5, atol=0)
+    assert float(many.units["loss"]) == float(data()[1].sum())
+
+
+def test_a_mean_of_means_would_have_been_another_gradient():
+    """The check above can fail: dividing each micro-batch by its own units is not the same."""
+    whole, _ = gradients(Sentences(), [64])
+    x, valid = data()
+    net = build(Sentences(), "cpu").nets["net"]
+    start = 0
+    for size in RAGGED:
+        part = slice(start, start + size)
+        error = net(x[part]).squeeze(-1).square() * valid[part]
+        (error.sum() / valid[part].sum() / len(RAGGED)).backward()
+        start += size
+    worst = max(float((a - p.grad).abs().max() / a.abs().max()) for a, p in zip(whole, net.parameters(), strict=True))
+    assert worst > 1e-3
+
+
+def test_two_optimizers_take_their_turns_with_the_same_random_numbers_however_the_window_is_split():
+    class Noisy(JOBS["gan"]):
+        def fake(self, nets, batch, shared):
+            if "fake" not in shared:
+                shared["fake"] = nets["generator"](batch["z"] + torch.randn_like(batch["z"]))
+                seen.append(float(shared["fake"].sum()))
+            return shared["fake"]
+
+    seen: list[float] = []
+    job = Noisy()
+    rig = build(job, "cpu")
+    batches = [job.batch(type("Shape", (), {"items": 3})()) for _ in range(2)]
+    micro = [
+        MicroBatch(fetch=lambda b=b: b, padded_units=3, units=dict.fromkeys(("judge", "adversarial", "near"), 3))
+        for b in batches
+    ]
+    run_window(rig, micro)
+    judged, generated = seen[:2], seen[2:]
+    assert judged == pytest.approx(generated, rel=1e-6)
+
+
+def test_a_window_without_valid_units_takes_no_step():
+    rig = build(Sentences(), "cpu")
+    before = [p.detach().clone() for p in rig.nets["net"].parameters()]
+    nothing = MicroBatch(fetch=lambda: (torch.randn(2, 20, 6), torch.zeros(2, 20)), padded_units=40)
+    result = run_window(rig, [nothing])
+    assert result.skipped == ("loss",)
+    assert all(torch.equal(a, b) for a, b in zip(before, rig.nets["net"].parameters(), strict=True))
+
+
+def test_several_losses_with_units_known_too_late_are_refused():
+    class Two(Sentences):
+        def turns(self, optimizers):
+            return [Turn(name="both", loss=self.both, optimizers=tuple(optimizers))]
+
+        def both(self, nets, batch, shared):
+            one = self.loss(nets, batch)
+            return {"one": one, "two": one}
+
+    with pytest.raises(InputError, match="write units"):
+        gradients(Two(), [32, 32])

@@ -1,0 +1,44 @@
+"""Trains two windows of a test job under a real limit: python tests/budgeted.py NAME ITEMS LENGTH BUDGET SETTINGS.
+
+The same windows are trained once before, without a limit, so that libraries hold what they keep for these shapes.
+Prints ``passed`` or ``failed: the allocator's message``.
+"""
+
+import json
+import sys
+
+from nets import JOBS
+
+from memfit.apply.rig import build
+from memfit.apply.window import run_window
+from memfit.job import Shape
+from memfit.trace.step import synthetic_micro_batch
+from memfit.train import limit
+from memfit.train.child import warm_up
+
+
+def main() -> None:
+    name, items, length, budget, settings = sys.argv[1:]
+    job = JOBS[name](**json.loads(settings))
+    shape = Shape(items=int(items), length=int(length) or None)
+    train(job, shape)
+    warm_up()
+    limit.limit(int(budget))
+    try:
+        train(job, shape)
+    except RuntimeError as error:
+        if not limit.is_memory_failure(error):
+            raise
+        print("failed:", str(error)[-120:].replace("\n", " "))
+        return
+    print("passed")
+
+
+def train(job, shape) -> None:
+    rig = build(job, "cpu")
+    micro = synthetic_micro_batch(job, shape, rig.device)
+    for _ in range(2):
+        run_window(rig, [micro])
+
+
+main()

@@ -1,0 +1,212 @@
+"""Plans, run folders and checkpoints that are wrong: one line, exit code 2, and nothing is touched.
+
+pytest tests/cli/test_bad_plans.py
+"""
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.cli.asking import AT, JOBS, RIGHT, Run, is_one_line, really
+
+CHANGES = {
+    "not TOML": ("global_batch = 8", "global_batch = = 8", "not valid TOML"),
+    "cut short": ('unit = "samples"', 'unit = "sam\n', "not valid TOML"),
+    "no version": ("memfit_plan = 1\n", "", "no memfit_plan version"),
+    "a plan of another version": (
+        "memfit_plan = 1",
+        "memfit_plan = 2",
+        "it is of version 2, and this memfit reads version 1",
+    ),
+    "a key that is missing": ("seed = 0\n", "", "the key seed is missing"),
+    "an unknown key": ("seed = 0", "sede = 0", "write seed"),
+    "a key of another type": ("global_batch = 8", 'global_batch = "8"', "not a whole number"),
+    "a number for a text": ('device = "cpu"', "device = 3", "not a text"),
+    "true for a number": ("seed = 0", "seed = true", "not a whole number"),
+    "sizes that do not add up": ("global_batch = 8", "global_batch = 9", "micro_batches sum to 8"),
+    "a negative size": ("        2,\n", "        -2,\n", "not a list of whole numbers"),
+    "a size above the micro-batch": ("micro_batch = 3", "micro_batch = 2", "a micro-batch of 3"),
+    "a negative budget": ("budget_bytes = ", "budget_bytes = -", "less than 1"),
+    "a negative seed": ("seed = 0", "seed = -1", "less than 0"),
+    "an unknown precision": ('precision = "fp32"\nseed', 'precision = "fp8"\nseed', "precision = 'fp8'"),
+    "two precisions": ('precision = "fp32"\nseed', 'precision = "bf16"\nseed', "make them agree"),
+    "an unknown engine": ('engine = "single"', 'engine = "tripple"', "write single"),
+    "an unknown mode": ("[checkpointing]", '[checkpointing]\nnet = "keeps"', "write keep"),
+    "a lever of other keys": ("taken = true", "took = true", "levers"),
+    "a phase that is none": ("[phases.train]", "[phases]\nvalidate = 3\n[phases.train]", "phases.validate"),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "words"), CHANGES.values(), ids=CHANGES)
+def test_plans(run: Run, tmp_path: Path, plan: str, old: str, new: str, words: str) -> None:
+    assert old in plan
+    (tmp_path / "plan.toml").write_text(plan.replace(old, new, 1))
+    is_one_line(run("run", f"{tmp_path}/plan.toml", "--out", f"{tmp_path}/run"), "plan file", words)
+    is_one_line(run(*AT, "--checkpoint", f"{tmp_path}/plan.toml", "--json"), "plan file", words)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_plan_that_is_no_text(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_bytes(bytes(range(256)))
+    is_one_line(run("run", f"{tmp_path}/plan.toml", "--out", f"{tmp_path}/run"), "cannot be read: not text")
+
+
+def test_a_plan_that_is_a_folder(run: Run, tmp_path: Path) -> None:
+    is_one_line(run("run", str(tmp_path), "--out", f"{tmp_path}/run"), "cannot be read: Is a directory")
+
+
+# ---- runs
+
+
+def test_no_such_plan(run: Run, tmp_path: Path) -> None:
+    is_one_line(run("run", f"{tmp_path}/none.toml", "--out", f"{tmp_path}/run"), "No such file or directory")
+
+
+def test_no_windows(run: Run, tmp_path: Path, plan_file: Path) -> None:
+    is_one_line(run("run", str(plan_file), "--out", f"{tmp_path}/run", "--windows", "0"), "--windows '0'")
+
+
+def test_a_folder_that_is_not_empty(run: Run, tmp_path: Path, plan_file: Path) -> None:
+    (tmp_path / "note.txt").write_text("mine")
+    is_one_line(run("run", str(plan_file), "--out", str(tmp_path)), "it is not empty", "--resume")
+    assert [path.name for path in tmp_path.iterdir()] == ["note.txt"]
+
+
+def test_a_folder_that_cannot_be_written(run: Run, plan_file: Path) -> None:
+    is_one_line(run("run", str(plan_file), "--out", "/proc/no/run"), "run folder /proc/no/run", "cannot be written")
+
+
+def test_a_folder_that_is_a_file(run: Run, tmp_path: Path, plan_file: Path) -> None:
+    (tmp_path / "run").write_text("")
+    is_one_line(run("run", str(plan_file), "--out", f"{tmp_path}/run"), "run")
+
+
+def test_resumed_with_another_plan(run: Run, tmp_path: Path, plan: str, plan_file: Path) -> None:
+    (tmp_path / "plan.toml").write_text(plan.replace("seed = 0", "seed = 1"))
+    found = run("run", str(plan_file), "--out", str(tmp_path), "--resume")
+    is_one_line(found, "the run was started with another plan", f"write {tmp_path}/plan.toml")
+
+
+def changed(plan: str, tmp_path: Path, *changes: tuple[str, str]) -> str:
+    for old, new in changes:
+        assert old in plan
+        plan = plan.replace(old, new)
+    (tmp_path / "changed.toml").write_text(plan)
+    return f"{tmp_path}/changed.toml"
+
+
+def of_job(name: str) -> tuple[str, str]:
+    return RIGHT, f"{JOBS}:{name}"
+
+
+TRAINED = {
+    "a plan for another kind of device": ([('device = "cpu"', 'device = "t4"')], ["plan for t4", "no CUDA device"]),
+    "a plan for an unknown device": ([('device = "cpu"', 'device = "gpu"')], ["plan for gpu", "no CUDA device"]),
+    "a plan for several devices": (
+        [("    ],\n]", "    ],\n    [],\n]"), ('engine = "single"', 'engine = "ddp"')],
+        ["plan for 2 devices", "one device"],
+    ),
+    "an unknown setting": ([("width = 8", "widht = 8")], ["setting 'widht'", "write width="]),
+    "a job that is gone": ([of_job("Gone")], ["has no Gone"]),
+    "no data set": ([of_job("NoDataset")], ["the job has no dataset()"]),
+    "an empty data set": ([of_job("DatasetEmpty")], ["data set of 0 samples"]),
+    "a data set that raises": ([of_job("DatasetRaises")], ["in dataset()", "FileNotFoundError"]),
+    "a data set that is a number": ([of_job("DatasetANumber")], ["DatasetANumber.dataset()", "gave int"]),
+    "lengths of fewer": ([of_job("LengthsOfFewer")], ["5 lengths", "12 samples"]),
+    "a sample longer than a micro-batch": (
+        [of_job("SampleTooLong")],
+        ["sample 11 of length 9", "longer than a micro-batch of 3"],
+    ),
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="its plan for a T4 would be tried")
+@pytest.mark.parametrize(("changes", "words"), TRAINED.values(), ids=TRAINED)
+def test_trained(
+    run: Run,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    plan: str,
+    changes: list[tuple[str, str]],
+    words: list[str],
+) -> None:
+    """The training process's own main, in this process: it finds these before it limits its memory."""
+    from memfit.train.child import main as child
+
+    shutil.copy(changed(plan, tmp_path, *changes), tmp_path / "plan.toml")
+    code = child([str(tmp_path), "0", "start"])
+    is_one_line((code, *capfd.readouterr()), *words)
+
+
+@pytest.fixture(scope="module")
+def trained(plan_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of two windows."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    code, out, err = really("run", str(plan_file), "--out", str(folder), "--windows", "2", "--json")
+    assert code == 0, err
+    assert json.loads(out)["windows"] == 2
+    return folder
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x55
+    path.write_bytes(content)
+
+
+CHECKPOINTS: dict[str, Callable[[Path], object]] = {
+    "torn": lambda path: path.write_bytes(path.read_bytes()[:700]),
+    "empty": lambda path: path.write_bytes(b""),
+    "a foreign pickle": lambda path: path.write_bytes(pickle.dumps({"weights": [1, 2]})),
+    "a pickle that holds code": lambda path: path.write_bytes(pickle.dumps(print)),
+    "of another program": lambda path: torch.save({"net": torch.ones(2)}, path),
+    "with a byte flipped": flip,
+    "of another job": lambda path: torch.save(
+        {**torch.load(path), "saved": {"nets": {"other": {}}, "optimizers": {}}}, path
+    ),
+}
+
+
+@pytest.mark.parametrize("spoil", CHECKPOINTS.values(), ids=CHECKPOINTS)
+def test_checkpoints(tmp_path: Path, trained: Path, spoil: Callable[[Path], object]) -> None:
+    """Loading alone, in this process."""
+    from memfit.apply.rig import build
+    from memfit.errors import InputError
+    from memfit.loading import load_job
+    from memfit.train.state import load_state
+
+    path = tmp_path / "last.pt"
+    shutil.copy(trained / "checkpoints" / "last.pt", path)
+    rig = build(load_job(RIGHT), "cpu")
+    assert load_state(rig, path) == 2
+    before = {name: value.clone() for name, value in rig.nets["net"].state_dict().items()}
+    spoil(path)
+    with pytest.raises(InputError, match=f"checkpoint {path}"):
+        load_state(rig, path)
+    assert all(torch.equal(value, before[name]) for name, value in rig.nets["net"].state_dict().items())
+
+
+def test_a_torn_checkpoint_for_real(tmp_path: Path, trained: Path, plan_file: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    CHECKPOINTS["torn"](folder / "checkpoints" / "last.pt")
+    found = really("run", str(plan_file), "--out", str(folder), "--resume", "--windows", "3", "--json")
+    is_one_line(found, "checkpoint ", "torn", "start a new run in another --out")
+
+
+REAL = {
+    "LossTurnsNaN": ["window 0", "not a finite number"],
+    "UnitsZeroInTheRun": ["window 0", "no valid unit"],
+    "SamplesDoNotCollate": ["collate", "write collate(self, samples)"],
+}
+
+
+@pytest.mark.parametrize(("name", "words"), REAL.items(), ids=REAL)
+def test_trained_for_real(tmp_path: Path, plan: str, name: str, words: list[str]) -> None:
+    path = changed(plan, tmp_path, of_job(name))
+    is_one_line(really("run", path, "--out", f"{tmp_path}/run", "--windows", "1", "--json"), *words)

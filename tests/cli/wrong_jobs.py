@@ -1,0 +1,277 @@
+"""Jobs with one mistake each. ``Right`` has none."""
+
+from typing import Literal
+
+import torch
+from torch import nn
+
+import memfit
+
+
+class Right(memfit.Job):
+    width: int = 8
+    rate: float = 0.1
+    shuffle: bool = True
+    kind: Literal["plain", "wide"] = "plain"
+
+    def nets(self):
+        return {"net": nn.Linear(self.width, 2)}
+
+    def optimizers(self, nets):
+        return {"sgd": torch.optim.SGD(nets["net"].parameters(), lr=self.rate)}
+
+    def batch(self, shape):
+        return torch.randn(shape.items, self.width)
+
+    def loss(self, nets, batch):
+        return nets["net"](batch).square().sum(), len(batch)
+
+    def dataset(self):
+        return [torch.randn(self.width, generator=torch.Generator().manual_seed(i)) for i in range(12)]
+
+
+not_a_job = 3
+
+
+class NoNets(memfit.Job):
+    pass
+
+
+class NoOptimizers(memfit.Job):
+    width = 8
+    nets = Right.nets
+
+
+class NoBatch(NoOptimizers):
+    rate = 0.1
+    optimizers = Right.optimizers
+
+
+class NoLoss(NoBatch):
+    batch = Right.batch
+
+
+class NoDataset(Right):
+    dataset = memfit.Job.dataset
+
+
+class NetsNotADict(Right):
+    def nets(self):
+        return [nn.Linear(8, 2)]
+
+
+class NetsEmpty(Right):
+    def nets(self):
+        return {}
+
+
+class NetNoModule(Right):
+    def nets(self):
+        return {"net": "a module"}
+
+
+class NetOfALambda(Right):
+    def nets(self):
+        return {"net": lambda x: x}
+
+
+class NothingTrained(Right):
+    def nets(self):
+        return {"net": nn.Linear(8, 2).requires_grad_(False)}
+
+
+class NetsRaise(Right):
+    def nets(self):
+        return {"net": nn.Linear(8, -2)}
+
+
+class OptimizersNotADict(Right):
+    def optimizers(self, nets):
+        return torch.optim.SGD(nets["net"].parameters())
+
+
+class OptimizerOfAName(Right):
+    def optimizers(self, nets):
+        return {"sgd": "SGD"}
+
+
+class OptimizerOverNothing(Right):
+    def optimizers(self, nets):
+        return {"sgd": torch.optim.SGD([])}
+
+
+class OptimizerOfAnother(Right):
+    def optimizers(self, nets):
+        return {"sgd": torch.optim.SGD(nn.Linear(3, 3).parameters())}
+
+
+class OptimizersShare(Right):
+    def optimizers(self, nets):
+        return {name: torch.optim.SGD(nets["net"].parameters()) for name in ("one", "two")}
+
+
+class BatchRaises(Right):
+    def batch(self, shape):
+        return {"x": torch.randn(shape.items)}["y"]
+
+
+class BatchOfAnotherWidth(Right):
+    def batch(self, shape):
+        return torch.randn(shape.items, 5)
+
+
+class LossOfEach(Right):
+    def loss(self, nets, batch):
+        return nets["net"](batch).square().sum(1), len(batch)
+
+
+class LossAlone(Right):
+    def loss(self, nets, batch):
+        return nets["net"](batch).square().sum()
+
+
+class LossNone(Right):
+    def loss(self, nets, batch):
+        nets["net"](batch).square().sum()
+
+
+class LossANumber(Right):
+    def loss(self, nets, batch):
+        return 0.5, len(batch)
+
+
+class LossDetached(Right):
+    def loss(self, nets, batch):
+        return nets["net"](batch).detach().square().sum(), len(batch)
+
+
+class LossInWholeNumbers(Right):
+    def loss(self, nets, batch):
+        return nets["net"](batch).argmax(), len(batch)
+
+
+class LossesNone(Right):
+    def loss(self, nets, batch):
+        return {}
+
+
+class UnitsZero(Right):
+    def loss(self, nets, batch):
+        return nets["net"](batch).square().sum(), 0
+
+
+class UnitsNegative(Right):
+    def loss(self, nets, batch):
+        return nets["net"](batch).square().sum(), -3
+
+
+class UnitsNaN(Right):
+    def loss(self, nets, batch):
+        return nets["net"](batch).square().sum(), float("nan")
+
+
+class UnitsAWord(Right):
+    def loss(self, nets, batch):
+        return nets["net"](batch).square().sum(), "many"
+
+
+class UnitsOfEach(Right):
+    def loss(self, nets, batch):
+        return nets["net"](batch).square().sum(), torch.ones(len(batch))
+
+
+class LossRaises(Right):
+    def loss(self, nets, batch):
+        raise ValueError("no such\nthing")
+
+
+class LossMeetsUnique(Right):
+    def loss(self, nets, batch):
+        return nets["net"](batch.unique(dim=0)).square().sum(), len(batch)
+
+
+class LossInPlace(Right):
+    def loss(self, nets, batch):
+        out = nets["net"](batch).exp()
+        return out.add_(1).sum(), len(batch)
+
+
+class TurnOfNoOptimizer(Right):
+    def turns(self, optimizers):
+        return [memfit.Turn(name="only", loss=lambda nets, batch, shared: self.loss(nets, batch), optimizers=("adam",))]
+
+
+class TurnsNone(Right):
+    def turns(self, optimizers):
+        return []
+
+
+class CheckpointsNothing(Right):
+    def checkpointable(self, nets):
+        return ["net.blocks.0"]
+
+
+class TwoLosses(Right):
+    def loss(self, nets, batch):
+        out = nets["net"](batch)
+        return {"one": (out[:, 0].square().sum(), len(batch)), "two": (out[:, 1].square().sum(), 2 * len(batch))}
+
+
+class ValidateRaises(Right):
+    validates = True
+
+    def validate(self, nets, batch):
+        return {"score": nets["other"](batch)}
+
+
+class Speaks(Right):
+    def nets(self):
+        print("building")
+        return super().nets()
+
+
+class DatasetEmpty(Right):
+    def dataset(self):
+        return []
+
+
+class DatasetRaises(Right):
+    def dataset(self):
+        return open("no/such/file").read()
+
+
+class DatasetANumber(Right):
+    def dataset(self):
+        return 12
+
+
+class LengthsOfFewer(Right):
+    longest: int | None = 3
+
+    def lengths(self):
+        return [4] * 5
+
+
+class SampleTooLong(Right):
+    longest: int | None = 8
+
+    def batch(self, shape):
+        return torch.randn(shape.items * shape.length, self.width)
+
+    def lengths(self):
+        return [4] * 11 + [9]
+
+
+class SamplesDoNotCollate(Right):
+    def dataset(self):
+        return [torch.randn(8), torch.randn(9)] * 6
+
+
+class LossTurnsNaN(Right):
+    def loss(self, nets, batch):
+        return nets["net"](batch * float("inf")).square().sum(), len(batch)
+
+
+class UnitsZeroInTheRun(Right):
+    def loss(self, nets, batch):
+        return nets["net"](batch).square().sum(), (batch > 1000).sum()

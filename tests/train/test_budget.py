@@ -1,0 +1,50 @@
+"""A real limit two percent around the predicted peak: under it the allocator fails, over it training passes.
+
+python -m pytest tests/train/test_budget.py
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from nets import JOBS
+from truth import traced_peaks
+
+from memfit.device.catalogue import find_device
+from memfit.job import Shape
+from memfit.trace.step import Tracing, trace_job
+from memfit.train.limit import ENVIRONMENT
+
+ROOT = Path(__file__).parents[2]
+CASES = {
+    "convolution": ("convolution", Shape(items=256), {}),
+    "dit": ("dit", Shape(items=8, length=512), {"dim": 128, "depth": 4}),
+    "unet": ("unet", Shape(items=96), {}),
+}
+
+
+def trains_within(budget: int, name: str, shape: Shape, settings: dict) -> bool:
+    arguments = [name, shape.items, shape.length or 0, budget, json.dumps(settings)]
+    child = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "budgeted.py"), *map(str, arguments)],
+        env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    if child.stdout.startswith("failed:"):
+        assert "can't allocate memory" in child.stdout
+    return child.stdout.startswith("passed")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_percent_under_the_peak_fails_and_two_percent_over_it_passes(case):
+    name, shape, settings = CASES[case]
+    trace = trace_job(JOBS[name](**settings), shape, Tracing(device=find_device("cpu")))
+    peak = max(traced_peaks(trace).values())
+
+    assert not trains_within(int(peak * 0.98), name, shape, settings)
+    assert trains_within(int(peak * 1.02), name, shape, settings)

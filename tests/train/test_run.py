@@ -1,0 +1,128 @@
+"""memfit run, in real processes: the folder, the metrics, the samples, resuming, and running out of memory."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from memfit.plan import read_plan, write_plan
+
+JOB = """
+import torch
+from torch import nn
+import memfit
+
+class Net(memfit.Job):
+    windows: int = 6
+
+    def nets(self):
+        return {"net": nn.Sequential(nn.Linear(16, 512), nn.Tanh(), nn.Dropout(0.1), nn.Linear(512, 1))}
+
+    def optimizers(self, nets):
+        return {"adam": torch.optim.AdamW(nets["net"].parameters(), lr=1e-2)}
+
+    def batch(self, shape):
+        return [torch.randn(shape.items, 16), torch.randn(shape.items)]
+
+    def dataset(self):
+        g = torch.Generator().manual_seed(0)
+        x = torch.randn(50, 16, generator=g)
+        return list(zip(x, x.sum(1)))
+
+    def loss(self, nets, batch):
+        error = (nets["net"](batch[0]).squeeze(-1) - batch[1]).square()
+        return error.sum(), len(error)
+"""
+
+
+def memfit(*arguments, **options):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "memfit", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        **options,
+    )
+
+
+@pytest.fixture
+def plan(tmp_path) -> Path:
+    (tmp_path / "net.py").write_text(JOB)
+    made = memfit(
+        "plan",
+        f"{tmp_path}/net.py:Net",
+        "--global-batch",
+        16,
+        "--micro-batch",
+        5,
+        "--memory",
+        "64MiB",
+        "--out",
+        tmp_path / "plan.toml",
+    )
+    assert made.returncode == 0, made.stderr
+    return tmp_path / "plan.toml"
+
+
+def lines(run: Path, name: str) -> list[dict]:
+    return [json.loads(line) for line in (run / f"{name}.jsonl").read_text().splitlines()]
+
+
+def test_a_run_writes_its_plan_metrics_samples_and_weights(plan, tmp_path):
+    run = tmp_path / "run"
+    done = memfit("run", plan, "--out", run, "--json")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+
+    assert read_plan(run / "plan.toml") == read_plan(plan)
+    assert read_plan(plan).micro_batches == [[5, 5, 5, 1]]
+    metrics = lines(run, "metrics")
+    assert [line["window"] for line in metrics] == list(range(6))
+    assert summary["loss_last"] < summary["loss_first"]
+    assert all(line["measured_process_bytes"] < 64 * 2**20 for line in metrics)
+    epoch = [line["ids"] for line in lines(run, "samples")[:4]]
+    assert [len(ids) for ids in epoch] == [16, 16, 16, 2]
+    assert sorted(i for ids in epoch for i in ids) == list(range(50))
+    assert metrics[3]["global_batch_done"] == 2
+    assert set(load_file(run / "final" / "net.safetensors")) == {"0.weight", "0.bias", "3.weight", "3.bias"}
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(plan, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert memfit("run", plan, "--out", whole).returncode == 0
+    assert memfit("run", plan, "--out", parts, "--windows", 2).returncode == 0
+    assert memfit("run", plan, "--out", parts, "--windows", 6, "--resume").returncode == 0
+
+    a, b = load_file(whole / "final" / "net.safetensors"), load_file(parts / "final" / "net.safetensors")
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert lines(whole, "samples") == lines(parts, "samples")
+
+
+def test_an_interrupted_run_finishes_its_window_and_exits_with_5(plan, tmp_path):
+    run = tmp_path / "run"
+    arguments = [sys.executable, "-m", "memfit", "run", str(plan), "--out", str(run), "--windows", "100000"]
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, start_new_session=True) as child:
+        while not (run / "metrics.jsonl").exists() and child.poll() is None:
+            time.sleep(0.1)
+        os.killpg(child.pid, signal.SIGINT)
+        assert child.wait(timeout=60) == 5
+    assert (run / "checkpoints" / "last.pt").exists()
+    assert len(lines(run, "samples")) == len(lines(run, "metrics"))
+
+
+def test_a_run_over_its_budget_stops_with_one_line_and_exit_code_5(plan, tmp_path):
+    from dataclasses import replace
+
+    write_plan(replace(read_plan(plan), budget_bytes=20_000), plan)
+    stopped = memfit("run", plan, "--out", tmp_path / "run")
+    assert stopped.returncode == 5
+    assert "out of memory" in stopped.stderr
+    assert "Traceback" not in stopped.stderr
