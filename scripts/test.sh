@@ -2,7 +2,11 @@
 # bash scripts/test.sh [pytest arguments]: makes the environment, then checks style, types, layers and runs the tests.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
+if ! command -v chromedriver >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1 ||
+        echo "chromium could not be installed: the tests of reports in a browser are skipped" >&2
+fi
 .venv/bin/ruff check .
 .venv/bin/mypy
 .venv/bin/lint-imports
-.venv/bin/python -m pytest -n 2 -m 'not slow' "$@"
+.venv/bin/python -m pytest -n 2 -rs -m 'not slow' "$@"

@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 @click.option("--global-batch", type=int, help="What one optimizer step is meant to take, over all ranks, in --unit.")
 @click.option("--unit", default="samples", show_default=True, help="What --global-batch counts: samples, frames …")
 @click.option("--real", is_flag=True, help="Run every world in processes of a gloo group, and count those.")
+@click.option("--report", metavar="F.html", type=click.Path(dir_okay=False), help="Also writes one HTML file.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object to standard output.")
-def command(target: str, world_sizes: str, global_batch: int | None, unit: str, real: bool, as_json: bool) -> int:
+def command(
+    target: str, world_sizes: str, global_batch: int | None, unit: str, real: bool, report: str | None, as_json: bool
+) -> int:
     """Counts what TARGET gives to each rank in two epochs, and names the faults.
 
     TARGET is path/file.py:function, called as function(rank, world), which returns a loader, sampler or batch sampler;
@@ -32,6 +35,11 @@ def command(target: str, world_sizes: str, global_batch: int | None, unit: str, 
 
     meant = Meant(global_batch=global_batch, unit=unit) if global_batch is not None else None
     found = audit(target, _world_sizes(world_sizes), meant=meant, real=real)
+    if report is not None:
+        from memfit.show.page import write_page
+        from memfit.show.report_audit import audit_report
+
+        write_page(audit_report(found, target), report)
     if as_json:
         click.echo(json.dumps(found.to_json()))
     else:

@@ -30,10 +30,16 @@ from memfit.errors import Exit, InputError
 @click.option("--checkpoint", metavar="none|all|PLAN", help="What is recomputed: nothing, all that can be, or as a plan file says. Default: the job's own.")
 @click.option("--accumulate", metavar="N", default="1", show_default=True, help="Micro-batches in a window; 1: no accumulation.")
 @click.option("--snapshot", metavar="F", type=click.Path(dir_okay=False), help="Writes the predicted timeline for PyTorch's memory_viz.")
+@click.option(
+    "--trace",
+    metavar="F",
+    type=click.Path(dir_okay=False),
+    help="Writes the events: F.json for ui.perfetto.dev, F.npz for memfit report.",
+)
 @json_option
 def command(
     job: str, pairs: tuple[str, ...], micro_batch: str | None, shape: str | None, device_name: str | None, memory: str | None,
-    precision: str | None, checkpoint: str | None, accumulate: str, snapshot: str | None, as_json: bool,
+    precision: str | None, checkpoint: str | None, accumulate: str, snapshot: str | None, trace: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Does JOB fit, in training, validation and saving?
 
@@ -44,6 +50,9 @@ def command(
     from memfit.loading import load_job, read_settings
 
     device = choose_device(device_name, memory)
+    if trace is not None and Path(trace).suffix not in (".json", ".npz"):
+        write = "write F.json for ui.perfetto.dev, or F.npz for memfit report"
+        raise InputError(f"--trace {trace}", "neither .json nor .npz", write)
     accumulated = whole_number("--accumulate", accumulate)
     count = whole_number("--micro-batch", micro_batch)
     with progress(f"tracing {job}", quiet=as_json):
@@ -67,11 +76,14 @@ def command(
         prediction = predict(loaded, job, wanted, device, micro_batches=accumulated, checkpointing=modes)
     if snapshot is not None:
         from memfit.show.snapshot import write_snapshot
+        from memfit.show.timeline import allocator_limit
 
         try:
-            write_snapshot(Path(snapshot), prediction.trace)
+            write_snapshot(Path(snapshot), prediction.trace, allocator_limit(device))
         except OSError as error:
             raise InputError(f"--snapshot {snapshot}", f"cannot be written: {error.strerror}", "write a file in a folder that can be written") from error
+    if trace is not None:
+        _write_trace(Path(trace), prediction)
     if as_json:
         print_json(prediction_json(prediction))
     else:
@@ -79,6 +91,16 @@ def command(
 
         show_prediction(prediction)
     return Exit.DONE if prediction.footprint.fits else Exit.NOTHING_FITS
+
+
+def _write_trace(path: Path, prediction: Any) -> None:
+    from memfit.show.perfetto import write_perfetto
+    from memfit.show.trace_file import write_trace
+
+    if path.suffix == ".npz":
+        write_trace(path, prediction)
+    else:
+        write_perfetto(path, prediction.trace, f"{prediction.job} on {prediction.device.name}")
 
 
 def prediction_json(prediction: Any) -> dict[str, Any]:

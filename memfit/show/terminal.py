@@ -27,7 +27,7 @@ def show_prediction(prediction: Prediction, console: Console | None = None) -> N
     console = console or Console(highlight=False)
     found = prediction.footprint
     device = prediction.device
-    console.print(_headline(prediction))
+    console.print(headline(prediction))
     console.print(f"{prediction.job}, {prediction.micro_batch} {prediction.unit} ({prediction.shape}) on {device.name}, {format_size(device.usable_bytes or 0)} usable", style="dim")
     console.print()
     console.print(_phases(found, cuda=device.is_cuda))
@@ -36,7 +36,8 @@ def show_prediction(prediction: Prediction, console: Console | None = None) -> N
     console.print(f"Peak in {worst.at.module or 'the step'} ({worst.at.operator}); largest request {format_size(worst.largest_request.bytes)} in {worst.largest_request.module or 'the step'}.", soft_wrap=False)
 
 
-def _headline(prediction: Prediction) -> Text:
+def headline(prediction: Prediction) -> Text:
+    """The verdict in one line."""
     found = prediction.footprint
     word, colour = _VERDICTS[found.verdict]
     text = Text(word, style=f"bold {colour}")

@@ -1,0 +1,135 @@
+"""One HTML file that needs no network: what a report is made of, and how it is written."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from memfit.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Text in rows; the first cell of a row names it. A column called ``share`` holds parts of 1, drawn as bars."""
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: Sequence[Sequence[Any]]
+    numeric: tuple[str, ...] = ()
+    code: tuple[str, ...] = ()
+    """Columns of module paths and operators."""
+    text: tuple[str, ...] = ()
+    """Columns of sentences."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """One heading of a page and what stands under it, in this order."""
+
+    title: str
+    text: str = ""
+    arithmetic: str = ""
+    reasons: dict[str, str] = field(default_factory=dict)
+    figure: dict[str, Any] | None = None
+    """What report.js draws: its ``kind`` is timeline or windows, its ``id`` is the element's."""
+    findings: Sequence[dict[str, str]] = ()
+    tables: Sequence[Table] = ()
+    folded: Sequence[Table] = ()
+    """Tables that are opened by hand."""
+    strips: Sequence[dict[str, Any]] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """A report. ``tone`` is good, close, bad or plain; ``notes`` say what is not in it, and why."""
+
+    title: str
+    verdict: str
+    tone: str
+    about: Sequence[str]
+    sections: Sequence[Section]
+    notes: Sequence[str] = ()
+
+
+def render(page: Page) -> str:
+    """The page as HTML. Whatever text it holds is escaped; only the page's own scripts may run, and nothing is fetched.
+
+    Raises:
+        InputError: the extra ``report`` is not installed.
+    """
+    from markupsafe import Markup
+
+    figures = [section.figure for section in page.sections if section.figure is not None]
+    scripts = [_plotly(), _own("report.js")] if figures else []
+    return str(
+        _environment()
+        .from_string(_own("report.html"))
+        .render(
+            page=page,
+            css=Markup(_own("report.css")),
+            figures=Markup(_json(figures)),
+            plotly=Markup(scripts[0] if scripts else ""),
+            js=Markup(scripts[1] if scripts else ""),
+            script_hashes=" ".join(map(_hash, scripts)) or "'none'",
+        )
+    )
+
+
+def write_page(page: Page, path: str | Path) -> None:
+    """Writes the page.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    try:
+        Path(path).write_text(render(page), encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"report {path}", f"cannot be written: {error.strerror}", "write --out as a file in a folder that is there"
+        ) from error
+
+
+def _environment() -> Any:
+    try:
+        jinja2 = import_module("jinja2")
+    except ImportError:
+        raise InputError("memfit report", "jinja2 is not installed", "pip install 'memfit[report]'") from None
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    environment.filters["path"] = _path
+    return environment
+
+
+def _path(text: str) -> Any:
+    """A module path that a narrow column breaks after its dots and underscores."""
+    from markupsafe import Markup, escape
+
+    return escape(text).replace(".", Markup(".<wbr>")).replace("_", Markup("_<wbr>"))
+
+
+def _plotly() -> str:
+    try:
+        offline = import_module("plotly.offline")
+    except ImportError:
+        raise InputError("memfit report", "plotly is not installed", "pip install 'memfit[report]'") from None
+    return str(offline.get_plotlyjs())
+
+
+def _own(name: str) -> str:
+    return files("memfit.show").joinpath(name).read_text(encoding="utf-8")
+
+
+def _json(value: Any) -> str:
+    """JSON that can stand inside of a script element: no ``<`` in it, and no number that is not finite."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c").replace("&", "\\u0026")
+
+
+def _hash(script: str) -> str:
+    """A source of the page's content security policy: browsers hash the text after they have made CRLF into LF."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

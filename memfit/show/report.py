@@ -1,0 +1,223 @@
+"""Reports: of a trace file, of a plan, of a run. The verdict first, then where memory goes, then why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from memfit.device.catalogue import Device, find_device
+from memfit.errors import InputError
+from memfit.geometry import shape_of
+from memfit.job import Job
+from memfit.loading import load_job
+from memfit.plan import Plan, read_plan
+from memfit.planner.predict import Prediction, plain_nets, predict
+from memfit.show.page import Page, Section, Table
+from memfit.show.report_memory import memory_sections
+from memfit.show.report_run import run_sections, run_verdict
+from memfit.show.rows import number, process_peaks, read_lines
+from memfit.show.terminal import headline
+from memfit.show.trace_file import read_trace
+from memfit.sizes import format_size
+from memfit.train.folder import RunFolder
+
+TONES = {"yes": "good", "close": "close", "no": "bad"}
+
+
+def report(path: str | Path) -> Page:
+    """The report of a run's folder, of a plan file or of a trace file (``memfit predict --trace F.npz``).
+
+    Raises:
+        InputError: it is none of these.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return run_report(path)
+    if path.suffix == ".npz":
+        return prediction_report(read_trace(path))
+    return plan_report(read_plan(path))
+
+
+def prediction_report(prediction: Prediction) -> Page:
+    """A prediction's footprint over its events."""
+    job, problem = _job(prediction.job, prediction.settings)
+    return Page(
+        title=f"prediction of {prediction.job}",
+        verdict=headline(prediction).plain.rstrip("."),
+        tone=TONES[prediction.footprint.verdict],
+        about=_about(prediction),
+        sections=memory_sections(prediction, _state(job)),
+        notes=[f"Parameters are not told apart by module: {problem}"] if problem else [],
+    )
+
+
+def plan_report(plan: Plan) -> Page:
+    """A plan: its arithmetic and levers, and its step, traced again."""
+    verdict, tone = plan_verdict(plan)
+    memory, notes = _memory(plan)
+    return Page(
+        title=f"plan for {plan.job}",
+        verdict=verdict,
+        tone=tone,
+        about=_plan_facts(plan),
+        sections=[plan_section(plan), *memory],
+        notes=notes,
+    )
+
+
+def run_report(path: Path) -> Page:
+    """A run: what it did against what was predicted, what its ranks saw, and its plan.
+
+    Raises:
+        InputError: the folder is no run's.
+    """
+    folder = RunFolder(path)
+    if not folder.plan.exists():
+        raise InputError(
+            f"run folder {path}",
+            "it has no plan.toml, so it is no run",
+            "write the folder that memfit run --out made, a plan.toml or a trace F.npz",
+        )
+    plan = read_plan(folder.plan)
+    lines, ids = read_lines(path / "metrics.jsonl"), read_lines(path / "samples.jsonl")
+    verdict, tone = run_verdict(path, plan, lines)
+    memory, notes = _memory(plan)
+    sections = [*run_sections(plan, lines, ids), plan_section(plan), *memory]
+    return Page(
+        title=f"run of {plan.job}", verdict=verdict, tone=tone, about=_plan_facts(plan), sections=sections, notes=notes
+    )
+
+
+def plan_verdict(plan: Plan) -> tuple[str, str]:
+    """One line, and its tone."""
+    peaks = process_peaks(plan)
+    if not peaks:
+        return f"{plan.arithmetic} ({plan.unit}); the plan has no predicted memory", "close"
+    phase = max(peaks, key=lambda name: peaks[name])
+    spare = plan.budget_bytes - peaks[phase]
+    if spare < 0:
+        return f"Does not fit: {phase} needs {format_size(-spare)} more than {format_size(plan.budget_bytes)}", "bad"
+    within = (number(plan.phases[phase].get("process_bytes_high")) or 0) <= plan.budget_bytes
+    word, tone = ("Fits", "good") if within else ("Close to the limit", "close")
+    what = f"{plan.global_batch} {plan.unit} a window"
+    return f"{word}: {what} with {format_size(spare)} to spare in {phase}, which needs most", tone
+
+
+def plan_section(plan: Plan) -> Section:
+    """The arithmetic, the reasons, the levers."""
+    rows = []
+    for lever in plan.levers:
+        saves = format_size(lever.saves_bytes) if lever.saves_bytes else "–"
+        rows.append((lever.name, "✓ yes" if lever.taken else "– no", saves, lever.costs, lever.reason))
+    levers = Table(
+        caption="Levers: what could be done, what it saves and costs",
+        columns=("lever", "taken", "saves", "costs", "reason"),
+        text=("costs", "reason"),
+        numeric=("saves",),
+        rows=rows,
+    )
+    modes = Table(
+        caption=f"What is recomputed: {len(plan.checkpointing)} modules",
+        columns=("module", "mode"),
+        code=("module",),
+        rows=sorted(plan.checkpointing.items()),
+    )
+    return Section(
+        title="The plan, and why",
+        arithmetic=f"{plan.arithmetic} ({plan.unit})",
+        reasons=plan.reasons,
+        tables=[levers] if plan.levers else [],
+        folded=[modes] if plan.checkpointing else [],
+    )
+
+
+def _plan_facts(plan: Plan) -> list[str]:
+    time = f"about {plan.step_seconds:.3g} s a window" if plan.step_seconds is not None else "time of a window unknown"
+    return [
+        f"{plan.job} on {plan.device}",
+        f"{format_size(plan.budget_bytes)} may be taken",
+        plan.arithmetic,
+        plan.precision,
+        plan.engine,
+        time,
+    ]
+
+
+def _about(prediction: Prediction) -> list[str]:
+    device = prediction.device
+    trained = sum(net.trainable for net in prediction.nets)
+    whole = sum(net.parameters for net in prediction.nets)
+    shape = f" ({prediction.shape})" if prediction.shape.length else ""
+    return [
+        f"{prediction.job} on {device.name}",
+        f"{format_size(device.usable_bytes or 0)} may be taken",
+        f"micro-batch of {prediction.micro_batch} {prediction.unit}{shape}",
+        f"{whole / 1e6:,.1f} M parameters, {trained / 1e6:,.1f} M of them trained",
+    ]
+
+
+def _memory(plan: Plan) -> tuple[list[Section], list[str]]:
+    """The sections of the plan's step, traced again, and what is to be said about that; where it cannot be, why."""
+    job, problem = _job(plan.job, plan.settings)
+    if job is not None:
+        count = len(plan.micro_batches[0])
+        shape, modes = shape_of(job, plan.micro_batch), plan.checkpointing
+        try:
+            found = predict(job, plan.job, shape, _device(plan), micro_batches=count, checkpointing=modes)
+            return memory_sections(found, _state(job)), _changes(plan, found)
+        except Exception as error:  # the job's code is the user's: a report says what it raised
+            problem = _first_line(error)
+    return [], [f"Memory over the step is not here, since the job could not be traced: {problem}"]
+
+
+def _changes(plan: Plan, found: Prediction) -> list[str]:
+    """Phases whose peak is no longer the plan's."""
+    notes = []
+    for name, phase in found.footprint.phases.items():
+        planned = number(plan.phases.get(name, {}).get("allocated_bytes"))
+        if planned is not None and abs(phase.allocated_bytes - planned) > 0.01 * planned:
+            sizes = f"{format_size(phase.allocated_bytes)}, where the plan says {format_size(planned)}"
+            notes.append(
+                f"Traced again, the peak of {name} is {sizes}: the job or memfit has changed since. Plan again."
+            )
+    return notes
+
+
+def _device(plan: Plan) -> Device:
+    found = find_device(plan.device)
+    return replace(found, usable_bytes=plan.budget_bytes, memory_bytes=found.memory_bytes or plan.budget_bytes)
+
+
+def _job(name: str, settings: Mapping[str, Any]) -> tuple[Job | None, str]:
+    """The job, or why it cannot be loaded."""
+    try:
+        return load_job(name, dict(settings)), ""
+    except Exception as error:  # as above
+        return None, _first_line(error)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+def _state(job: Job | None) -> dict[str, dict[str, int]]:
+    """Bytes of parameters, frozen parameters and buffers by module path, a shared tensor once."""
+    if job is None:
+        return {}
+    found: dict[str, dict[str, int]] = {}
+    seen: set[int] = set()
+    nets = plain_nets(job)
+    for name, net in nets.items():
+        trained = any(parameter.requires_grad for parameter in net.parameters())
+        named = [(path, parameter.data, "parameters") for path, parameter in net.named_parameters()]
+        named += [(path, tensor, "buffers") for path, tensor in net.named_buffers()]
+        for path, tensor, category in named:
+            if id(tensor) in seen:
+                continue
+            seen.add(id(tensor))
+            entry = found.setdefault(f"{name}.{path}".rpartition(".")[0], {})
+            category = category if trained else "frozen"
+            entry[category] = entry.get(category, 0) + tensor.numel() * tensor.element_size()
+    return found
