@@ -36,7 +36,8 @@ def main() -> None:
                     break
                 more += STEP
             print(
-                f"{memory}: tensors {format_size(predicted)}, passes with {format_size(more)} more, not with {format_size(more - STEP)}"
+                f"{memory}: tensors {format_size(predicted)}, passes with {format_size(more)} more, "
+                f"not with {format_size(more - STEP)}"
             )
 
 

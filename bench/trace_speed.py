@@ -1,4 +1,4 @@
-"""Time of tracing one step of MuseTalk's U-Net (849.948 M parameters), beside torch's MemTracker, interleaved in one run.
+"""Time of tracing one step of MuseTalk's U-Net (849.948 M parameters), beside torch's MemTracker.
 
 python bench/trace_speed.py [--rounds 2]
 """
@@ -67,7 +67,8 @@ def main() -> None:
         print(f"{name:24} {statistics.median(seconds):8.3f} s   ({', '.join(f'{s:.2f}' for s in seconds)})")
     ratio = statistics.median(times["MemTracker"]) / statistics.median(times["one step"])
     print(
-        f"MemTracker takes {ratio:.1f} x as long as a trace (two windows each, on {torch.get_num_threads()} threads, torch {torch.__version__})"
+        f"MemTracker takes {ratio:.1f} x as long as a trace (two windows each, "
+        f"on {torch.get_num_threads()} threads, torch {torch.__version__})"
     )
 
 

@@ -23,7 +23,7 @@ from memfit.trace.step import Tracing, trace_family, trace_job
 
 RECOMPUTED = "every block recomputed"
 HOST_MARGIN_BYTES, HOST_MARGIN = 24 << 20, 0.02
-"""Of a CPU's budget, left for what is no tensor: f5_tts/tiny needs 12 to 24 MiB beyond its tensors (bench/host_margin.py)."""
+"""Of a CPU's budget, left for what is no tensor: f5_tts/tiny needs 12 to 24 MiB beyond (bench/host_margin.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
