@@ -8,6 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
 @pytest.fixture(scope="session", autouse=True)

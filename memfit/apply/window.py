@@ -87,8 +87,11 @@ def run_window(
                 known = _known_units(micro_batches, losses)
             if not known and len(losses) > 1 and len(micro_batches) > 1:
                 names = ", ".join(losses)
-                raise InputError(f"losses {names}", "several losses in several micro-batches, with units that are known too late",
-                                 "write units(self, batch) -> {'name': valid units}")  # fmt: skip
+                raise InputError(
+                    f"losses {names}",
+                    "several losses in several micro-batches, with units that are known too late",
+                    "write units(self, batch) -> {'name': valid units}",
+                )
             total = _normalised(losses, known, micro_batches)
             for name, (value, count) in losses.items():
                 sums[name] = sums[name] + value.detach() if name in sums else value.detach()

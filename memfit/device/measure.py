@@ -23,7 +23,6 @@ Record = tuple[int, int, int, int]
 Phase = tuple[int, int, str]
 """Start, end, name."""
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler writes to standard error otherwise
 _PHASE = "memfit::phase::"
 
 
