@@ -3,7 +3,7 @@
 keep: everything that autograd saves. selective: the outputs of matmuls, convolutions and attention; the rest is
 computed again. full: the module's inputs alone. offload: everything, but moved to the host until the backward.
 
-Recomputing is torch.utils.checkpoint without reentry, which restores the random state, so that dropout comes out the same.
+Recomputing is torch.utils.checkpoint without reentry, which restores the random state: dropout comes out the same.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def run_window(
         step: False leaves the weights as they are: gradients are made and freed.
 
     Raises:
-        InputError: a loss that is not a scalar tensor, has no units, or several losses whose units are not known before.
+        InputError: a loss that is not a scalar tensor, has no units, or several losses whose units come too late.
     """
     turns = _turns(rig)
     shared: dict[str, Any] = {}
@@ -87,7 +87,7 @@ def run_window(
                 known = _known_units(micro_batches, losses)
             if not known and len(losses) > 1 and len(micro_batches) > 1:
                 names = ", ".join(losses)
-                raise InputError(f"losses {names}", "several losses in a window of several micro-batches, with units that are known too late",
+                raise InputError(f"losses {names}", "several losses in several micro-batches, with units that are known too late",
                                  "write units(self, batch) -> {'name': valid units}")  # fmt: skip
             total = _normalised(losses, known, micro_batches)
             for name, (value, count) in losses.items():

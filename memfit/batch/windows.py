@@ -1,6 +1,6 @@
 """Windows: which samples each optimizer step learns from. A function of (seed, epoch, position) alone.
 
-Nothing is dropped and nothing repeated: the last window of an epoch is short, and its loss is normalised by what it holds.
+Nothing is dropped and nothing repeated: the last window of an epoch is short, its loss normalised by what it holds.
 """
 
 from __future__ import annotations

@@ -26,7 +26,9 @@ def command(names: tuple[str, ...], pairs: tuple[str, ...], as_json: bool) -> No
 
         for name in names or sorted(built_in_jobs()):
             job = load_job(name, settings)
-            found.append({"name": name, "unit": job.unit, "nets": [asdict(size) for size in net_sizes(plain_nets(job))]})
+            found.append(
+                {"name": name, "unit": job.unit, "nets": [asdict(size) for size in net_sizes(plain_nets(job))]}
+            )
     if as_json:
         print_json({"jobs": found})
         return
@@ -34,7 +36,14 @@ def command(names: tuple[str, ...], pairs: tuple[str, ...], as_json: bool) -> No
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for name, side in (("job", "left"), ("unit", "left"), ("net", "left"), ("parameters", "right"), ("trained", "right"), ("tensors", "right")):
+    for name, side in (
+        ("job", "left"),
+        ("unit", "left"),
+        ("net", "left"),
+        ("parameters", "right"),
+        ("trained", "right"),
+        ("tensors", "right"),
+    ):
         table.add_column(name, justify=side)  # type: ignore[arg-type]
     for entry in found:
         for index, net in enumerate(entry["nets"]):

@@ -19,12 +19,16 @@ from memfit.errors import Exit, InputError
 @click.command("plan")
 @click.argument("job")
 @set_option
-@click.option("--global-batch", metavar="N", required=True, help="Units that one optimizer step learns from, over all devices.")
+@click.option(
+    "--global-batch", metavar="N", required=True, help="Units that one optimizer step learns from, over all devices."
+)
 @click.option("--micro-batch", metavar="N", help="Fixes the micro-batch, in units. Default: the largest that fits.")
 @click.option("--devices", metavar="N", default="1", show_default=True, help="Data-parallel devices.")
 @device_option
 @memory_option
-@click.option("--seed", metavar="N", default="0", show_default=True, help="Of the data's order and of every random number.")
+@click.option(
+    "--seed", metavar="N", default="0", show_default=True, help="Of the data's order and of every random number."
+)
 @click.option("--out", metavar="F", type=click.Path(dir_okay=False), help="Writes the plan file that memfit run takes.")
 @json_option
 def command(
@@ -36,7 +40,11 @@ def command(
     from memfit.loading import load_job, read_settings
 
     if device_name is None and memory is None:
-        raise InputError("memfit plan without --device or --memory", "there is nothing to fit into", "write --device NAME or --memory SIZE")
+        raise InputError(
+            "memfit plan without --device or --memory",
+            "there is nothing to fit into",
+            "write --device NAME or --memory SIZE",
+        )
     device = choose_device(device_name, memory)
     asked = whole_number("--global-batch", global_batch)
     fixed, ranks = whole_number("--micro-batch", micro_batch), whole_number("--devices", devices)
@@ -45,7 +53,9 @@ def command(
         from memfit.plan import write_plan
         from memfit.planner.search import find_plan, plan_json
 
-        answer = find_plan(load_job(job, read_settings(pairs)), job, asked, device, micro_batch=fixed, devices=ranks, seed=start)
+        answer = find_plan(
+            load_job(job, read_settings(pairs)), job, asked, device, micro_batch=fixed, devices=ranks, seed=start
+        )
     if out is not None and answer.plan is not None:
         write_plan(answer.plan, out)
     if as_json:

@@ -22,14 +22,29 @@ from memfit.errors import Exit, InputError
 @click.command("predict")
 @click.argument("job")
 @set_option
-@click.option("--micro-batch", metavar="N", help="Units in one micro-batch: samples, or the job's unit (frames). Default 1, or one longest item.")
+@click.option(
+    "--micro-batch",
+    metavar="N",
+    help="Units in one micro-batch: samples, or the job's unit (frames). Default 1, or one longest item.",
+)
 @click.option("--shape", metavar="BxL", help="Items x length of one micro-batch, instead of --micro-batch.")
 @device_option
 @memory_option
 @click.option("--precision", type=click.Choice(["fp32", "bf16", "fp16"]), help="Default: the job's own.")
-@click.option("--checkpoint", metavar="none|all|PLAN", help="What is recomputed: nothing, all that can be, or as a plan file says. Default: the job's own.")
-@click.option("--accumulate", metavar="N", default="1", show_default=True, help="Micro-batches in a window; 1: no accumulation.")
-@click.option("--snapshot", metavar="F", type=click.Path(dir_okay=False), help="Writes the predicted timeline for PyTorch's memory_viz.")
+@click.option(
+    "--checkpoint",
+    metavar="none|all|PLAN",
+    help="What is recomputed: nothing, all that can be, or as a plan file says. Default: the job's own.",
+)
+@click.option(
+    "--accumulate", metavar="N", default="1", show_default=True, help="Micro-batches in a window; 1: no accumulation."
+)
+@click.option(
+    "--snapshot",
+    metavar="F",
+    type=click.Path(dir_okay=False),
+    help="Writes the predicted timeline for PyTorch's memory_viz.",
+)
 @click.option(
     "--trace",
     metavar="F",
@@ -38,8 +53,9 @@ from memfit.errors import Exit, InputError
 )
 @json_option
 def command(
-    job: str, pairs: tuple[str, ...], micro_batch: str | None, shape: str | None, device_name: str | None, memory: str | None,
-    precision: str | None, checkpoint: str | None, accumulate: str, snapshot: str | None, trace: str | None, as_json: bool,
+    job: str, pairs: tuple[str, ...], micro_batch: str | None, shape: str | None, device_name: str | None,
+    memory: str | None, precision: str | None, checkpoint: str | None, accumulate: str, snapshot: str | None,
+    trace: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Does JOB fit, in training, validation and saving?
 
@@ -71,7 +87,11 @@ def command(
             from memfit.plan import read_plan
 
             if not Path(checkpoint).exists():
-                raise InputError(f"--checkpoint {checkpoint}", "neither none, all nor a plan file", "write none, all, or a file that memfit plan --out wrote")
+                raise InputError(
+                    f"--checkpoint {checkpoint}",
+                    "neither none, all nor a plan file",
+                    "write none, all, or a file that memfit plan --out wrote",
+                )
             modes = dict(read_plan(checkpoint).checkpointing)
         prediction = predict(loaded, job, wanted, device, micro_batches=accumulated, checkpointing=modes)
     if snapshot is not None:
@@ -81,7 +101,11 @@ def command(
         try:
             write_snapshot(Path(snapshot), prediction.trace, allocator_limit(device))
         except OSError as error:
-            raise InputError(f"--snapshot {snapshot}", f"cannot be written: {error.strerror}", "write a file in a folder that can be written") from error
+            raise InputError(
+                f"--snapshot {snapshot}",
+                f"cannot be written: {error.strerror}",
+                "write a file in a folder that can be written",
+            ) from error
     if trace is not None:
         _write_trace(Path(trace), prediction)
     if as_json:

@@ -32,7 +32,14 @@ def command(plan: str, out: str, windows: str | None, resume: bool, as_json: boo
     if resume and folder.plan.exists() and read_plan(folder.plan) != read:
         raise InputError(f"--resume with {plan}", "the run was started with another plan", f"write {folder.plan}")
     write_plan(read, folder.plan)
-    arguments = [sys.executable, "-m", "memfit.train.child", str(folder.path), str(count or 0), "resume" if resume else "start"]
+    arguments = [
+        sys.executable,
+        "-m",
+        "memfit.train.child",
+        str(folder.path),
+        str(count or 0),
+        "resume" if resume else "start",
+    ]
     with subprocess.Popen(arguments, env={**os.environ, **ENVIRONMENT}, stdout=sys.stderr) as child:
         while True:
             try:
@@ -73,7 +80,13 @@ def _show(folder: object, budget: int, as_json: bool) -> None:
         print_json(summary)
         return
     console = Console(highlight=False)
-    console.print(f"[bold green]Done[/]: {len(lines)} windows in {summary['seconds']:.1f} s, loss {first['loss']:.4f} to {last['loss']:.4f}.")
-    console.print(f"Peak {format_size(measured)} measured, {format_size(summary['predicted_process_bytes'])} predicted, {format_size(budget)} allowed.")
+    console.print(
+        f"[bold green]Done[/]: {len(lines)} windows in {summary['seconds']:.1f} s, "
+        f"loss {first['loss']:.4f} to {last['loss']:.4f}."
+    )
+    console.print(
+        f"Peak {format_size(measured)} measured, "
+        f"{format_size(summary['predicted_process_bytes'])} predicted, {format_size(budget)} allowed."
+    )
     asked, done = summary["global_batch_asked"], summary["global_batch_done"]
     console.print(f"Global batch {asked} asked, at most {done} done in a window. Written to {folder.path}")

@@ -22,8 +22,8 @@ from memfit.sizes import format_size
 from memfit.trace.step import Tracing, trace_family, trace_job
 
 RECOMPUTED = "every block recomputed"
-HOST_MARGIN_BYTES, HOST_MARGIN = 8 << 20, 0.02
-"""Of a CPU's budget, left for what is no tensor: f5_tts/tiny took 7 MiB in a run of 120 MiB (bench/host_margin.py)."""
+HOST_MARGIN_BYTES, HOST_MARGIN = 24 << 20, 0.02
+"""Of a CPU's budget, left for what is no tensor: f5_tts/tiny needs 12 to 24 MiB beyond (bench/host_margin.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)

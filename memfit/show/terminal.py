@@ -28,12 +28,21 @@ def show_prediction(prediction: Prediction, console: Console | None = None) -> N
     found = prediction.footprint
     device = prediction.device
     console.print(headline(prediction))
-    console.print(f"{prediction.job}, {prediction.micro_batch} {prediction.unit} ({prediction.shape}) on {device.name}, {format_size(device.usable_bytes or 0)} usable", style="dim")
+    console.print(
+        f"{prediction.job}, {prediction.micro_batch} {prediction.unit} ({prediction.shape}) on {device.name}, "
+        f"{format_size(device.usable_bytes or 0)} usable",
+        style="dim",
+    )
     console.print()
     console.print(_phases(found, cuda=device.is_cuda))
     console.print(_categories(found))
     worst = found.phases[found.limiting_phase]
-    console.print(f"Peak in {worst.at.module or 'the step'} ({worst.at.operator}); largest request {format_size(worst.largest_request.bytes)} in {worst.largest_request.module or 'the step'}.", soft_wrap=False)
+    console.print(
+        f"Peak in {worst.at.module or 'the step'} ({worst.at.operator}); "
+        f"largest request {format_size(worst.largest_request.bytes)} "
+        f"in {worst.largest_request.module or 'the step'}.",
+        soft_wrap=False,
+    )
 
 
 def headline(prediction: Prediction) -> Text:
@@ -43,9 +52,16 @@ def headline(prediction: Prediction) -> Text:
     text = Text(word, style=f"bold {colour}")
     if found.failed_request:
         request = found.failed_request
-        text.append(f": {request.phase} asks for {format_size(request.bytes)} in {request.module or 'the step'} that are not there.", style="default")
+        text.append(
+            f": {request.phase} asks for {format_size(request.bytes)} "
+            f"in {request.module or 'the step'} that are not there.",
+            style="default",
+        )
     else:
-        text.append(f": {format_size(found.headroom_bytes)} to spare in {found.limiting_phase}, which needs most.", style="default")
+        text.append(
+            f": {format_size(found.headroom_bytes)} to spare in {found.limiting_phase}, which needs most.",
+            style="default",
+        )
     return text
 
 
@@ -66,11 +82,19 @@ def _phases(found: Footprint, *, cuda: bool) -> Table:
 def _categories(found: Footprint) -> Table:
     worst = found.phases[found.limiting_phase]
     total = max(sum(worst.categories.values()), 1)
-    table = Table(box=None, pad_edge=False, title=f"\nAlive at the peak of {found.limiting_phase}", title_justify="left", title_style="default")
+    table = Table(
+        box=None,
+        pad_edge=False,
+        title=f"\nAlive at the peak of {found.limiting_phase}",
+        title_justify="left",
+        title_style="default",
+    )
     table.add_column("what")
     table.add_column("bytes", justify="right")
     table.add_column("share")
     for name, nbytes in sorted(worst.categories.items(), key=lambda pair: -pair[1]):
         if nbytes:
-            table.add_row(name, format_size(nbytes), "█" * max(round(nbytes / total * _BAR), 1) + f" {nbytes / total:.0%}")
+            table.add_row(
+                name, format_size(nbytes), "█" * max(round(nbytes / total * _BAR), 1) + f" {nbytes / total:.0%}"
+            )
     return table
