@@ -1,6 +1,7 @@
 """python docs/screenshots.py OUT F.html…: every report as a picture, 1200 and 400 wide, light and dark.
 
-Needs Debian's chromium and chromium-driver.
+And the section of each plot apart, as README shows them: NAME-windows.png, NAME-timeline.png. Needs Debian's chromium
+and chromium-driver.
 """
 
 from __future__ import annotations
@@ -29,6 +30,12 @@ def main(out: Path, reports: list[Path]) -> None:
                     target = out / f"{path.stem}-{width}-{'dark' if dark else 'light'}.png"
                     screenshot(driver, target)
                     print(target)
+            show_as(driver, WIDTHS[0], 1400, dark=False)
+            load(driver, path)
+            for figure in driver.find_elements("css selector", "figure"):
+                target = out / f"{path.stem}-{figure.get_attribute('id')}.png"
+                target.write_bytes(figure.find_element("xpath", "./..").screenshot_as_png)
+                print(target)
 
 
 if __name__ == "__main__":

@@ -23,3 +23,6 @@ say "The same global batch, planned into $budget"
 
 say "Trained on speech made by espeak-ng, in a process that cannot take more than $budget"
 "$memfit" run "$out/plan.toml" --out "$out/run"
+
+say "The same as one HTML file"
+"$memfit" report "$out/run"
