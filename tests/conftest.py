@@ -12,5 +12,13 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
 @pytest.fixture(scope="session", autouse=True)
+def virtual_gpu_is_known():
+    """Autograd's engine knows only the devices that were there at a process's first backward."""
+    from memfit.device import backend
+
+    backend.register()
+
+
+@pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory):
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))

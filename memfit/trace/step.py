@@ -19,6 +19,7 @@ from memfit.device.libraries import as_in_a_real_run
 from memfit.device.patching import replaced
 from memfit.device.rules import card_rules
 from memfit.device.virtual import Virtual, virtual_cpu, virtual_gpu
+from memfit.errors import InputError
 from memfit.events import CATEGORIES, Trace
 from memfit.job import Job, Shape
 from memfit.trace.family import TraceFamily, cut, fit, sample_shapes, storages_in, varying
@@ -141,8 +142,17 @@ def _validate_whole(rig: Rig, shape: Shape, tracer: Tracer) -> None:
 
 @contextmanager
 def _virtual(device: Device) -> Iterator[Virtual]:
-    with virtual_gpu(card_rules(device)) if device.is_cuda else virtual_cpu() as virtual:
-        yield virtual
+    try:
+        with virtual_gpu(card_rules(device)) if device.is_cuda else virtual_cpu() as virtual:
+            yield virtual
+    except RuntimeError as error:
+        if "device_ready_queues_" not in str(error):
+            raise
+        raise InputError(
+            f"a trace for {device.key} in a process that has run a backward before",
+            "autograd's engine started without knowing the virtual card",
+            "trace before the first backward, or in a process of its own",
+        ) from error
 
 
 def synthetic_micro_batch(job: Job, shape: Shape, device: torch.device, tracer: Tracer | None = None) -> MicroBatch:
