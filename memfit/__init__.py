@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from memfit.job import Job, Loss, Losses, Nets, Shape, Turn
     from memfit.loading import load_job
     from memfit.plan import Plan, read_plan, write_plan
+    from memfit.planner.cost import traced_cost
     from memfit.planner.predict import Prediction, predict
     from memfit.planner.search import Answer, find_plan
     from memfit.trace.step import Tracing, trace_job
@@ -29,6 +30,7 @@ _WHERE = {
     "memfit.job": ("Job", "Loss", "Losses", "Nets", "Shape", "Turn"),
     "memfit.loading": ("load_job",),
     "memfit.plan": ("Plan", "read_plan", "write_plan"),
+    "memfit.planner.cost": ("traced_cost",),
     "memfit.planner.predict": ("Prediction", "predict"),
     "memfit.planner.search": ("Answer", "find_plan"),
     "memfit.trace.step": ("Tracing", "trace_job"),
@@ -38,7 +40,7 @@ _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names
 __all__ = [
     "Answer", "Device", "Footprint", "Geometry", "InputError", "Job", "Loss", "Losses", "Nets", "Plan", "Prediction",
     "Shape", "Trace", "Tracing", "Turn", "find_device", "find_plan", "load_job", "predict", "read_plan", "split",
-    "trace_job", "write_plan",
+    "trace_job", "traced_cost", "write_plan",
 ]  # fmt: skip
 
 

@@ -94,7 +94,7 @@ def test_two_optimizers_take_their_turns_with_the_same_random_numbers_however_th
         def fake(self, nets, batch, shared):
             if "fake" not in shared:
                 shared["fake"] = nets["generator"](batch["z"] + torch.randn_like(batch["z"]))
-                seen.append(float(shared["fake"].sum()))
+                seen.append(float(shared["fake"].detach().sum()))
             return shared["fake"]
 
     seen: list[float] = []
