@@ -6,6 +6,7 @@ Whatever is random is a tensor, and spans are masks by comparison, so that a ste
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -24,7 +25,7 @@ MEL = 100
 CONFIG = "src/f5_tts/configs/<model>.yaml"
 
 
-class F5TTS(Job):
+class F5TTS(Job, ABC):
     """What F5-TTS and E2 TTS share. A unit is a padded mel frame: 24 kHz, hop 256, 93.75 frames a second."""
 
     unit: ClassVar[str] = "frames"
@@ -67,8 +68,9 @@ class F5TTS(Job):
     find_unused_parameters: ClassVar[bool] = True
     """Upstream wraps the net so in DDP; here every parameter gets a gradient."""
 
+    @abstractmethod
     def _net(self) -> nn.Module:
-        raise NotImplementedError
+        """The transformer of this model."""
 
     net_name: ClassVar[str] = "dit"
 
