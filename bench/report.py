@@ -12,9 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-
-from browser import browser, load, missing
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from memfit.device.catalogue import find_device
 from memfit.geometry import shape_of
@@ -22,6 +20,7 @@ from memfit.loading import load_job
 from memfit.planner.predict import Prediction, predict
 from memfit.show.page import write_page
 from memfit.show.report import prediction_report
+from tests.browser import browser, load, missing
 
 MEGABYTES, SECONDS = 8.0, 3.0
 

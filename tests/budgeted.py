@@ -7,14 +7,13 @@ Prints ``passed`` or ``failed: the allocator's message``.
 import json
 import sys
 
-from nets import JOBS
-
 from memfit.apply.rig import build
 from memfit.apply.window import run_window
 from memfit.job import Shape
 from memfit.trace.step import synthetic_micro_batch
 from memfit.train import limit
 from memfit.train.child import warm_up
+from tests.nets import JOBS
 
 
 def main() -> None:

@@ -1,12 +1,9 @@
 """Puts this folder's own modules (nets, truth) on the path, and keeps what memfit measures out of the user's cache."""
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 

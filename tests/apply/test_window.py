@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from nets import JOBS
 from torch import nn
 
 from memfit.apply.rig import build
 from memfit.apply.window import MicroBatch, run_window
 from memfit.errors import InputError
 from memfit.job import Job, Loss, Turn
+from tests.nets import JOBS
 
 
 class Sentences(Job):

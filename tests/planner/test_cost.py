@@ -1,13 +1,13 @@
 """The cost that a sampler packs by, taken from a job's trace."""
 
 import pytest
-from nets import Convolution, Transformer
 
 from memfit.device.catalogue import find_device
 from memfit.errors import InputError
 from memfit.job import Shape
 from memfit.planner.cost import traced_cost
 from memfit.planner.predict import predict
+from tests.nets import Convolution, Transformer
 
 
 def test_it_foretells_the_peak_of_other_shapes():

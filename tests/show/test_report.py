@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from browser import browser, missing, opened, show_as, text
-from hostile import HOSTILE, JOB
 
 from memfit.batch.audit import Meant, audit
 from memfit.cli import main
@@ -20,6 +18,8 @@ from memfit.show.report_audit import audit_report
 from memfit.show.timeline import place_of
 from memfit.show.trace_file import write_trace
 from memfit.sizes import format_size
+from tests.browser import browser, missing, opened, show_as, text
+from tests.hostile import HOSTILE, JOB
 
 pytest.importorskip("selenium")
 from selenium.webdriver import ActionChains, Keys

@@ -4,10 +4,10 @@ python -m pytest tests/trace/test_cpu_truth.py
 """
 
 import pytest
-from nets import JOBS, SHAPES
-from truth import compare
 
 from memfit.job import Shape
+from tests.nets import JOBS, SHAPES
+from tests.truth import compare
 
 SETTINGS = {
     "fp32 AdamW": {},

@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from nets import JOBS
-from truth import traced_peaks
 
 from memfit.device.catalogue import find_device
 from memfit.job import Shape
 from memfit.trace.step import Tracing, trace_job
 from memfit.train.limit import ENVIRONMENT
+from tests.nets import JOBS
+from tests.truth import traced_peaks
 
 ROOT = Path(__file__).parents[2]
 CASES = {

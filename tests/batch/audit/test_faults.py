@@ -3,10 +3,10 @@
 import re
 from pathlib import Path
 
-import faults
 import pytest
 
 from memfit.batch.audit import CURES, Meant, audit
+from tests.batch.audit import faults
 
 GLOBAL_64, FRAMES_3200 = Meant(global_batch=64), Meant(global_batch=3200, unit="frames")
 CASES = [

@@ -3,14 +3,13 @@
 import json
 from pathlib import Path
 
-import faults
 import numpy as np
 import pytest
-import right
 
 from memfit.batch import LengthBatchSampler
 from memfit.batch.audit import Meant, audit
 from memfit.errors import InputError
+from tests.batch.audit import faults, right
 
 HERE = Path(__file__).parent
 KEYS = {

@@ -3,13 +3,13 @@
 import inspect
 
 import pytest
-import right
 
 from memfit.batch.audit import audit
+from tests.batch.audit import right
 
 TARGETS = [
     name for name, function in vars(right).items()
-    if inspect.isfunction(function) and function.__module__ == "right" and not name.startswith("_")
+    if inspect.isfunction(function) and function.__module__ == right.__name__ and not name.startswith("_")
 ]  # fmt: skip
 
 
