@@ -126,7 +126,11 @@ class Saver:
             self.checkpoints.write(next_window, state, tensors, self.plan, self.lines)
             self.written, self.failed = next_window, False
         except OSError as error:
-            self._failed(next_window, error.strerror or describe(error), self._what_to_do(sum(t.nbytes for t in tensors.values())))
+            self._failed(
+                next_window,
+                error.strerror or describe(error),
+                self._what_to_do(sum(t.nbytes for t in tensors.values())),
+            )
         except (MemoryError, RuntimeError) as error:
             self._memory_failed(next_window, error)
 
