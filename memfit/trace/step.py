@@ -214,6 +214,8 @@ def _categorise_state(tracer: Tracer, rig: Rig) -> None:
             tracer.categorise(parameter, "parameters" if parameter.requires_grad else "frozen")
         for buffer in net.buffers():
             tracer.categorise(buffer, "buffers" if is_trained(net) else "frozen")
+    for bucket in rig.buckets:
+        tracer.categorise(bucket, "communication")
     for average in rig.ema.values():
         for tensor in (*average.parameters(), *average.buffers()):
             tracer.categorise(tensor, "ema")

@@ -250,7 +250,8 @@ class Tracer(TorchDispatchMode):
     def _see_saved_number(self, func: Any, args: Any, node: Any) -> int | None:
         """A Python number that autograd saves as an 8-byte tensor for the backward of a product or quotient.
 
-        Gives the sequence number of the node that keeps it, if this call makes one. It goes when that backward has run, or with the graph, whichever is first.
+        Gives the sequence number of the node that keeps it, if this call makes one. It goes when that backward has run,
+        or with the graph, whichever is first.
         """
         if self._number_made is not None:
             self._follow_number(*self._number_made)
@@ -279,7 +280,7 @@ class Tracer(TorchDispatchMode):
             self._forget_number(number)
             return
         life = _Life()
-        product.grad_fn.metadata[_Life] = life
+        product.grad_fn.metadata[_Life] = life  # type: ignore[index]
         weakref.finalize(life, self._forget_number, number).atexit = False
 
     def _forget_number(self, node: int) -> None:
