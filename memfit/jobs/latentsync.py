@@ -68,8 +68,6 @@ class Stage1(Job):
     """Where the faces and the decoded frames of the whole validation video wait."""
     validation_decode: int = 16
     """Frames that the VAE decodes at once in validation."""
-    validation_gradients: Literal["kept", "freed"] = "kept"
-    """Whether the last window's gradients live through validation; the next window frees them anyway."""
     inference_steps: int = 20
     guidance: float = 1.5
     clips: int = 64
@@ -81,6 +79,14 @@ class Stage1(Job):
     """Height and width that the SyncNet sees."""
     detector_size: ClassVar[tuple[int, int]] = (180, 320)
     """A validation frame as the face detector sees it: 720p at a quarter."""
+    net_phases: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "detector": ("validate",),
+        "evaluator": ("validate",),
+        "syncnet": ("train",),
+        "lpips": ("train",),
+        "trepa": ("train",),
+    }
+    """The phases that use a net which others do not; all nets are resident all the time."""
     upstream: ClassVar[Upstream] = LATENTSYNC
 
     # ---- nets
@@ -241,9 +247,6 @@ class Stage1(Job):
 
     def validate(self, nets: Nets, batch: Any) -> Mapping[str, Tensor]:
         """Upstream's inference on a whole video, then how well lips and sound agree in it."""
-        if self.validation_gradients == "freed":
-            for parameter in nets["unet"].parameters():
-                parameter.grad = None
         return judge(self, nets, lip_sync(self, nets, batch), batch["cepstra"])
 
     def dataset(self) -> Sequence[video.TalkingClip]:

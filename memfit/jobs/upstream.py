@@ -37,7 +37,7 @@ LATENTSYNC: Upstream = {
         "none": f"{_LS_TRAIN}: no DDP(unet, ...) for one process; for several, gradient_as_bucket_view=True",
     },
     "zero_grad": f"{_LS_TRAIN}: optimizer.zero_grad(set_to_none=True) right after optimizer.step()",
-    "validation_gradients": f"{_LS_TRAIN}: optimizer.zero_grad(set_to_none=True) before pipeline(...)",
+    "free_gradients": f"{_LS_TRAIN}: optimizer.zero_grad(set_to_none=True) before pipeline(...)",
     "validation_decode": f"{_LS_PIPELINE}: decode_latents over slices of {{value}} frames",
     "validation_keeps": f"{_LS_PIPELINE}: synced_video_frames.append(decoded_latents.cpu()); faces stay on the CPU",
     "validation_frames": f"{_LS_CONFIG}: data.val_video_path: a video of {{value}} frames, 25 a second",

@@ -35,7 +35,7 @@ def written(job, name, plan):
 def test_every_key_is_a_setting_or_a_choice_and_can_be_written(name):
     job = load_job(name)
     assert set(job.upstream) >= NEEDED
-    known = {*job.setting_types(), *NEEDED, "engine", "offload_optimizer"}
+    known = {*job.setting_types(), *NEEDED, "engine", "offload_optimizer", "free_gradients"}
     assert {key for key in job.upstream if key not in known and not key.startswith("recompute ")} == set()
     for place in job.upstream.values():
         for text in [place] if isinstance(place, str) else place.values():
