@@ -79,7 +79,8 @@ def main() -> None:
             one = cost(arguments)
             costs.append(one)
             print(
-                f"{one.variant:40} {one.processor_seconds:8.1f} s {one.seconds:6.1f} s {one.peak_bytes / 2**20:6.0f} MiB",
+                f"{one.variant:40} {one.processor_seconds:8.1f} s {one.seconds:6.1f} s "
+                f"{one.peak_bytes / 2**20:6.0f} MiB",
                 flush=True,
             )
     options.out.parent.mkdir(parents=True, exist_ok=True)
