@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from creep import packed_shapes, reserved_after
 from zero2 import zero2
 
 from memfit.device.catalogue import Device, find_device
@@ -29,6 +30,7 @@ from memfit.trace.step import Tracing, trace_job
 
 HERE = Path(__file__).parent
 FIGURES, RESULTS = HERE / "published.toml", HERE / "results" / "published.json"
+BATCHES = 150
 STATE = ("parameters", "gradients", "communication", "optimizer")
 POLICY = {"zero_grad": "after_step", "validation_decode": 4, "validation_keeps": "host"}
 """LatentSync's settings under which its validation holds nothing that grows with the video."""
@@ -53,6 +55,8 @@ class Row:
     """A GB read as GiB."""
     error_decimal: float | None
     """A GB read as 10^9 bytes; None where the unit is not in doubt."""
+    sequence_bytes: int | None
+    """Process bytes after 150 batches of varying lengths; None where lengths do not vary."""
     source: str
     unknown: str
     settings: dict[str, Any] = field(default_factory=dict)
@@ -121,8 +125,15 @@ def rows(figure: dict[str, Any]) -> Iterator[Row]:
             published=figure["published"], kind=figure["kind"], phase=figure["phase"],
             predicted_bytes=predicted, allocated_bytes=peak.allocated_bytes,
             error=predicted / binary - 1, error_decimal=predicted / decimal - 1 if decimal else None,
-            source=figure["source"], unknown=figure["unknown"], settings=settings,
+            sequence_bytes=_sequence(figure), source=figure["source"], unknown=figure["unknown"], settings=settings,
         )  # fmt: skip
+
+
+def _sequence(figure: dict[str, Any]) -> int | None:
+    if "clips_seconds" not in figure:
+        return None
+    shapes = packed_shapes(figure["micro_batch"], tuple(figure["clips_seconds"]), BATCHES)
+    return reserved_after(load_job(figure["job"], figure.get("settings", {})), figure["card"], shapes)[-1]
 
 
 def in_use_at_failure(trace: Trace, card: Device) -> int | None:
@@ -190,7 +201,8 @@ def main() -> None:
             decimal = "" if row.error_decimal is None else f"{row.error_decimal:+8.1%}"
             print(
                 f"{row.job:22} {row.micro_batch:6} {row.engine:6} x{row.world:<2} {row.kind:8} {row.published:>12} "
-                f"{row.predicted_bytes / 2**30:7.2f} GiB {row.error:+7.1%} {decimal}",
+                f"{row.predicted_bytes / 2**30:7.2f} GiB {row.error:+7.1%} {decimal:8} "
+                + (f"{row.sequence_bytes / 2**30:.2f} GiB after {BATCHES} batches" if row.sequence_bytes else ""),
                 flush=True,
             )
     if only and only not in "latentsync":
