@@ -210,11 +210,12 @@ def _mark(tracer: Tracer, rig: Rig, part: str) -> None:
 
 def _categorise_state(tracer: Tracer, rig: Rig) -> None:
     for net in rig.nets.values():
-        trained = is_trained(net)
         for parameter in net.parameters():
-            tracer.categorise(parameter, "parameters" if trained else "frozen")
+            tracer.categorise(parameter, "parameters" if parameter.requires_grad else "frozen")
         for buffer in net.buffers():
-            tracer.categorise(buffer, "buffers" if trained else "frozen")
+            tracer.categorise(buffer, "buffers" if is_trained(net) else "frozen")
+    for bucket in rig.buckets:
+        tracer.categorise(bucket, "communication")
     for average in rig.ema.values():
         for tensor in (*average.parameters(), *average.buffers()):
             tracer.categorise(tensor, "ema")
