@@ -18,9 +18,14 @@ VERSION = "1.0.9"
 """The newest names in the measured table are of this version; none of the 35 that the next ones added is there."""
 
 
+def timm_folder() -> Path:
+    """Where the benchmark's own timm is."""
+    return Path(os.environ.get("MEMFIT_TIMM", Path(__file__).resolve().parents[1] / ".timm"))
+
+
 def import_timm() -> Any:
     """timm of the pinned version, out of the benchmark's own folder."""
-    folder = os.environ.get("MEMFIT_TIMM", str(Path(__file__).resolve().parents[1] / ".timm"))
+    folder = str(timm_folder())
     if folder not in sys.path:
         sys.path.insert(0, folder)
     torchvision_stand_in.install()

@@ -1,4 +1,4 @@
-"""A timm net's trace at any batch, from two traces, kept on disk; and the same window once more."""
+"""A timm net's trace at any batch, from two traces, kept on disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from memfit.events import ALLOCATE, FREE, Trace
+from memfit.events import Trace
 
 SMALL, LARGE = 8, 12
 """Batches that are traced. Every storage's bytes are a + b x batch."""
@@ -65,39 +65,6 @@ def _derives(small: Trace, large: Trace) -> bool:
     return same and not ((large.nbytes - small.nbytes) % (LARGE - SMALL)).any()
 
 
-def repeat_last_window(trace: Trace) -> Trace:
-    """The trace with its last training window once more, as the third step of a run; what follows is left out.
-
-    What the second window frees of the first one's storages, the third frees of the second's, in the same order. Where
-    their numbers differ no window is added.
-    """
-    first, last = [(start, end) for name, start, end in trace.phases if name == "train"][-2:]
-    start, end = last
-    kind, storage = trace.kind[start:end], trace.storage[start:end]
-    made, freed = storage[kind == ALLOCATE], storage[kind == FREE]
-    old = freed[~np.isin(freed, made)]
-    kept = made[~np.isin(made, freed)]
-    cut = dataclasses.replace(
-        trace, kind=trace.kind[:end], storage=trace.storage[:end], operator=trace.operator[:end],
-        phases=tuple(phase for phase in trace.phases if phase[2] <= end),
-    )  # fmt: skip
-    if len(old) != len(kept) or not np.array_equal(trace.nbytes[np.sort(old)], trace.nbytes[np.sort(kept)]):
-        return cut
-    new = np.arange(len(trace.nbytes) + 1)  # the last one stands for storage -1
-    new[-1] = -1
-    new[made] = np.arange(len(made)) + len(trace.nbytes)
-    new[np.sort(old)] = np.sort(kept)
-    columns = {name: getattr(trace, name) for name in ("nbytes", "category", "stream", "made_by")}
-    return dataclasses.replace(
-        cut,
-        kind=np.concatenate([cut.kind, kind]),
-        storage=np.concatenate([cut.storage, new[storage]]).astype(np.int32),
-        operator=np.concatenate([cut.operator, trace.operator[start:end]]),
-        phases=(*cut.phases, ("train", end, end + len(kind))),
-        **{name: np.concatenate([column, column[made]]) for name, column in columns.items()},
-    )
-
-
 def stored(folder: Path, model: str, batches: list[int]) -> Traced:
     """``trace_net``, or what it wrote to the folder before.
 
@@ -107,7 +74,7 @@ def stored(folder: Path, model: str, batches: list[int]) -> Traced:
     path = folder / f"{model}.npz"
     if path.exists():
         found = _read(path)
-        if found.derives and min(batches) >= 2 or all(batch in found.traces for batch in batches):
+        if (found.derives and min(batches) >= 2) or all(batch in found.traces for batch in batches):
             return found
     found = trace_net(model, batches)
     folder.mkdir(parents=True, exist_ok=True)
@@ -147,9 +114,7 @@ def _read(path: Path) -> Traced:
         traces = {}
         for batch in told["batches"]:
             texts = told[str(batch)]
-            texts = {
-                name: texts[name] if name == "net_kind" else tuple(map(_frozen, texts[name])) for name in _TEXTS
-            }
+            texts = {name: texts[name] if name == "net_kind" else tuple(map(_frozen, texts[name])) for name in _TEXTS}
             columns = {
                 field.name: file[f"{batch}.{field.name}"]
                 for field in dataclasses.fields(Trace)

@@ -9,6 +9,7 @@ from memfit.device.catalogue import find_device
 from memfit.events import ALLOCATE, EMPTY_CACHE, FREE
 from memfit.job import Job, Shape
 from memfit.trace.step import Tracing, trace_job
+from memfit.trace.third_window import with_third_window
 
 
 class Twice(Job):
@@ -59,7 +60,9 @@ def test_a_search_and_its_workspace_lie_between_the_gradients_of_input_and_weigh
 
     def events(row):
         found = np.flatnonzero(trace.operator == row)
-        return [(int(trace.kind[e]), int(trace.nbytes[trace.storage[e]]) if trace.storage[e] >= 0 else 0) for e in found]
+        return [
+            (int(trace.kind[e]), int(trace.nbytes[trace.storage[e]]) if trace.storage[e] >= 0 else 0) for e in found
+        ]
 
     image = 4 * 16 * 32 * 32 * 4
     weight = 16 * 16 * 9 * 4
@@ -85,3 +88,22 @@ def test_what_is_made_on_another_stream_comes_from_its_own_pool():
     beside = trace.nbytes[trace.stream > 0]
     assert set(beside.tolist()) == {4 * 16 * 32 * 32 * 4}
     assert len(beside) == 2  # a batch for each of the two windows
+
+
+@pytest.mark.parametrize("benchmark", [True], indirect=True)
+def test_the_third_window_does_what_a_traced_third_one_would(benchmark):
+    trace = trace_job(Twice(), Shape(items=4), Tracing(device=find_device("a100-40gb")))
+    three = with_third_window(trace)
+
+    assert [name for name, _, _ in three.phases] == ["setup", "train", "train", "train", "save"]
+    (second, third) = [slice(start, end) for name, start, end in three.phases if name == "train"][1:]
+    assert np.array_equal(three.kind[second], three.kind[third])
+    sizes = three.nbytes[three.storage]
+    assert np.array_equal(sizes[second], sizes[third])
+    balance = np.zeros(len(three.nbytes), int)
+    for kind, storage in zip(three.kind, three.storage, strict=True):
+        if storage >= 0:
+            balance[storage] += kind
+            assert balance[storage] in (0, 1)  # allocated once, freed at most once, after that
+    live = np.cumsum(np.where(three.kind == EMPTY_CACHE, 0, three.kind * sizes))
+    assert live[second.stop - 1] == live[third.stop - 1]
