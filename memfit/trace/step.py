@@ -210,11 +210,12 @@ def _mark(tracer: Tracer, rig: Rig, part: str) -> None:
 
 def _categorise_state(tracer: Tracer, rig: Rig) -> None:
     for net in rig.nets.values():
-        trained = is_trained(net)
         for parameter in net.parameters():
-            tracer.categorise(parameter, "parameters" if trained else "frozen")
+            tracer.categorise(parameter, "parameters" if parameter.requires_grad else "frozen")
         for buffer in net.buffers():
-            tracer.categorise(buffer, "buffers" if trained else "frozen")
+            tracer.categorise(buffer, "buffers" if is_trained(net) else "frozen")
+    for bucket in rig.buckets:
+        tracer.categorise(bucket, "communication")
     for average in rig.ema.values():
         for tensor in (*average.parameters(), *average.buffers()):
             tracer.categorise(tensor, "ema")
@@ -237,7 +238,7 @@ def as_trace(tracer: Tracer) -> Trace:
         operator=np.array(tracer.operator, np.int32),
         nbytes=np.array(tracer.nbytes, np.int64),
         category=np.array([code[name or "temporaries"] for name in tracer.category], np.uint8),
-        stream=np.zeros(len(tracer.nbytes), np.uint8),
+        stream=np.array(tracer.stream, np.uint8),
         made_by=np.array(tracer.made_by, np.int32),
         operator_name=np.array([names.setdefault(row[0], len(names)) for row in rows], np.int32),
         operator_module=np.array([row[1] for row in rows], np.int32),
@@ -248,4 +249,5 @@ def as_trace(tracer: Tracer) -> Trace:
         modules=tuple(modules),
         parts=tuple(parts),
         phases=tuple(tracer.phases),
+        net_kind=str(tracer.net_kind),
     )
