@@ -34,6 +34,7 @@ def command(
     from memfit.plan import read_plan, write_plan
     from memfit.train.folder import RunFolder, check_same_samples
     from memfit.train.limit import ENVIRONMENT
+    from memfit.train.parent import for_child
 
     count = whole_number("--windows", windows)
     kept, every = whole_number("--keep", keep), whole_number("--save-every", save_every, least=0)
@@ -53,7 +54,7 @@ def command(
         str(kept),
         str(every),
     ]
-    with subprocess.Popen(arguments, env={**os.environ, **ENVIRONMENT}, stdout=sys.stderr) as child:
+    with subprocess.Popen(arguments, env={**os.environ, **ENVIRONMENT, **for_child()}, stdout=sys.stderr) as child:
         while True:
             try:
                 code = child.wait()

@@ -21,6 +21,7 @@ from memfit.train import limit
 from memfit.train.checkpoints import Checkpoints
 from memfit.train.folder import CannotWriteError, RunFolder
 from memfit.train.loop import Course, train
+from memfit.train.parent import alone_in, die_with_parent
 from memfit.train.progress import Progress
 from memfit.train.resume import resume
 from memfit.train.saver import Saver
@@ -31,7 +32,8 @@ def main(arguments: list[str]) -> int:
     path, windows, start, keep, every = [*arguments, *("2", "60")[len(arguments) - 3 :]]
     folder = RunFolder(path)
     try:
-        return run(folder, int(windows), start == "resume", int(keep), float(every))
+        with alone_in(folder.path):
+            return run(folder, int(windows), start == "resume", int(keep), float(every))
     except InputError as error:
         print(f"memfit: {error}", file=sys.stderr)
         return Exit.BAD_INPUT
@@ -157,4 +159,5 @@ def warm_up() -> None:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     sys.exit(main(sys.argv[1:]))

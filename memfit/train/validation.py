@@ -24,6 +24,7 @@ from memfit.trace.step import fetch_synthetic, validate_once
 from memfit.train import limit
 from memfit.train.checkpoints import Checkpoint, Checkpoints, is_checkpoint, read_checkpoint
 from memfit.train.child import device_of, say, seed_all, warm_up
+from memfit.train.parent import die_with_parent
 from memfit.train.resume import of_this_job
 from memfit.train.state import put_nets_back
 
@@ -165,4 +166,5 @@ def _finite(value: Any) -> Any:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     sys.exit(main(sys.argv[1:]))
