@@ -73,7 +73,8 @@ def is_memory_failure(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and (
-        "can't allocate memory" in str(error) or "could not create a memory" in str(error)
+        "can't allocate memory" in str(error)
+        or str(error).startswith(("could not create a memory", "could not create a primitive"))
     )
 
 
