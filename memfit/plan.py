@@ -75,7 +75,7 @@ class Plan:
     validation: PhasePolicy = field(default_factory=PhasePolicy)
     saving: PhasePolicy = field(default_factory=PhasePolicy)
     idle_nets: str = "keep"
-    """aside: nets wait on the host (of a CPU run: in a file) in phases that do not use them (``Job.net_phases``); keep."""
+    """aside: nets that a phase does not use (``Job.net_phases``) wait on the host (of a CPU run: in a file); keep."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Why each choice was made."""
     levers: list[Lever] = field(default_factory=list)
