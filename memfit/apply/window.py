@@ -12,14 +12,14 @@ a runner puts around each half.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from memfit.apply.losses import MicroBatch, known_units, losses_of, normalised
-from memfit.apply.rig import Rig, tensors_in, update_ema
+from memfit.apply.rig import Rig, update_ema
 from memfit.apply.shared import Shared
 from memfit.errors import InputError, describe
 from memfit.job import Turn
@@ -68,8 +68,10 @@ class Guard:
 
     gradients: Callable[[Attempt, Sequence[MicroBatch]], TurnGradients] = lambda attempt, parts: attempt(parts)
     """Called with the half that may be repeated, and the micro-batches to begin with."""
-    once: Callable[[Callable[[], None], Callable[[], Iterable[Tensor]]], None] = lambda act, changes: act()
-    """Called with what must happen once, and what gives the tensors that it changes."""
+    once: Callable[[Callable[[], None], Optimizer | None, Sequence[Tensor]], None] = lambda act, optimizer, tensors: (
+        act()
+    )
+    """Called with what must happen once, the optimizer that it steps, and the tensors that it changes beside."""
 
 
 def _ignore(part: str) -> None:
@@ -107,7 +109,8 @@ def run_window(
             skipped.append(turn.name)
         elif step:
             mark("optimizer")
-            guard.once(lambda turn=turn: _step(rig, turn), lambda turn=turn: _stepped(rig, turn))  # type: ignore[misc]
+            for name in turn.optimizers:
+                guard.once(partial(_step, rig, rig.optimizers[name]), rig.optimizers[name], ())
         if rig.job.zero_grad == "after_step" or not step:
             mark("zero_grad")
             for optimizer in rig.optimizers.values():
@@ -229,19 +232,11 @@ def _finish_gradients(
     return torch.nn.utils.clip_grad_norm_(parameters, rig.job.clip)
 
 
-def _step(rig: Rig, turn: Turn) -> None:
-    for name in turn.optimizers:
-        if rig.scaler:
-            rig.scaler.step(rig.optimizers[name])
-        else:
-            rig.optimizers[name].step()
-
-
-def _stepped(rig: Rig, turn: Turn) -> Iterable[Tensor]:
-    """The tensors that a turn's step changes."""
-    for name in turn.optimizers:
-        yield from (p for group in rig.optimizers[name].param_groups for p in group["params"])
-        yield from tensors_in(list(rig.optimizers[name].state.values()))
+def _step(rig: Rig, optimizer: Optimizer) -> None:
+    if rig.scaler:
+        rig.scaler.step(optimizer)
+    else:
+        optimizer.step()
 
 
 def _after_the_steps(rig: Rig, mark: Mark, guard: Guard, *, stepped: bool) -> None:
@@ -253,4 +248,4 @@ def _after_the_steps(rig: Rig, mark: Mark, guard: Guard, *, stepped: bool) -> No
     if rig.ema:
         mark("ema")
         averages = [tensor for net in rig.ema.values() for tensor in (*net.parameters(), *net.buffers())]
-        guard.once(lambda: update_ema(rig), lambda: averages)
+        guard.once(partial(update_ema, rig), None, averages)

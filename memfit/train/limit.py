@@ -7,6 +7,7 @@ Freed blocks go back to the system only under a fixed mmap threshold, which glib
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import resource
 from pathlib import Path
@@ -61,9 +62,22 @@ def is_memory_failure(error: BaseException) -> bool:
 
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and (
-        "can't allocate memory" in str(error) or "could not create a memory" in str(error)
-    )
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS)
+
+
+_WORDS = (
+    "can't allocate memory",
+    "could not create a memory",
+    "std::bad_alloc",
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "Cannot allocate memory",
+)
+"""How torch and its libraries say it in a plain RuntimeError."""
 
 
 def _status(name: str) -> int:
