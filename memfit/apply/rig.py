@@ -34,7 +34,7 @@ class Rig:
 
     def shares(self, optimizers: tuple[str, ...]) -> bool:
         """Whether ranks share the gradients of these optimizers, or each trains by itself (``Job.unsynchronised``)."""
-        own = {id(p) for name in self.job.unsynchronised for p in self.nets[name].parameters()}
+        own = {id(p) for name in self.job.unsynchronised if name in self.nets for p in self.nets[name].parameters()}
         return not own or not all(id(p) in own for p in self.parameters_of(optimizers))
 
     def parameters_of(self, optimizers: tuple[str, ...]) -> list[nn.Parameter]:
