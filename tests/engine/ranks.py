@@ -140,7 +140,7 @@ def failing(engine, at, part):
 
 
 def main():
-    join(CPU)
+    join()
     rank, folder = dist.get_rank(), Path(sys.argv[1])
     engine = start("ddp", CPU)
     found = {(case, share): train(case, share, engine, rank) for case in CASES for share in SHARES}
