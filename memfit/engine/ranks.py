@@ -81,6 +81,8 @@ def total(
     engine: Engine, sums: Mapping[str, Tensor], units: Mapping[str, Units]
 ) -> tuple[dict[str, Tensor], dict[str, Units]]:
     """Sums of losses and their units over all ranks, in float64; a rank without a micro-batch has none."""
+    if engine.world == 1:
+        return dict(sums), dict(units)
     if engine.mesh is None or _fake(engine):
         return {n: v * engine.world for n, v in sums.items()}, {n: u * engine.world for n, u in units.items()}
     ranks = gather(engine, {name: (float(value), float(units[name])) for name, value in sums.items()})

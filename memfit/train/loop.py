@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
+from memfit.apply.losses import MicroBatch
 from memfit.apply.recompute import recompute
 from memfit.apply.rig import Rig, map_tensors
-from memfit.apply.window import MicroBatch, WindowResult, run_window
+from memfit.apply.window import WindowResult, run_window
 from memfit.batch.windows import Window, Windows
 from memfit.engine.ranks import gather
 from memfit.errors import Exit, InputError
@@ -122,7 +123,7 @@ def _micro(rig: Rig, course: Course, window: int, ids: tuple[int, ...]) -> Micro
     if type(rig.job).units is not Job.units:
         host.append(collated())
         units = rig.job.units(host[0])
-    return MicroBatch(fetch=fetch, padded_units=_padded(course, ids), units=units)
+    return MicroBatch(fetch=fetch, padded_units=_padded(course, ids), ids=ids, units=units)
 
 
 def _padded(course: Course, ids: tuple[int, ...]) -> int:
