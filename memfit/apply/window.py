@@ -136,8 +136,8 @@ def _gradients(
     all_sums, all_units = total(engine, sums, found)
     if shared_by_ranks:
         found = all_units
-    norm = None
-    if finish and not _none_valid(found):
+    norm, empty = None, _none_valid(found)
+    if finish and not _none_valid(all_units):
         mark("clip")
         if shared_by_ranks and engine.world > 1:
             parameters = rig.parameters_of(turn.optimizers)
@@ -146,10 +146,8 @@ def _gradients(
             engine.reduce(prepared)
             del prepared
         with together(engine):
-            norm = _finish_gradients(rig, turn, found, told)
-    return TurnGradients(
-        sums=all_sums, units=all_units, norm=norm, micro_batches=micro_batches, empty=_none_valid(found)
-    )
+            norm = None if empty else _finish_gradients(rig, turn, found, told)
+    return TurnGradients(sums=all_sums, units=all_units, norm=norm, micro_batches=micro_batches, empty=empty)
 
 
 def _backwards(
