@@ -19,6 +19,8 @@ MODES = ("keep", "selective", "full", "offload")
 PLACES = {"validation": ("here", "process", "skip"), "saving": ("here",)}
 """Where a phase may run."""
 ENGINES = ("single", "ddp", "fsdp2", "zero1", "zero2", "zero3")
+WRITING = ("synchronous", "asynchronous")
+"""Whether the training waits while a checkpoint is written from its tensors, or a copy is written beside it."""
 PRECISIONS = typing.get_args(Precision)
 
 
@@ -70,6 +72,7 @@ class Plan:
     seed: int
     checkpointing: dict[str, str] = field(default_factory=dict)
     """Mode by module path; modules that are not named keep what they save."""
+    checkpoint_writing: str = "synchronous"
     validate_every: int | None = None
     """Windows between validations, 0: none; absent: the job's own."""
     validation: PhasePolicy = field(default_factory=PhasePolicy)
@@ -170,6 +173,7 @@ def _checked(values: dict[str, Any], path: str) -> Plan:
     _check_word(f"plan file {path}: idle_nets", values.get("idle_nets", "keep"), ("keep", "aside"))
     _check_word(f"plan file {path}: precision", values["precision"], PRECISIONS)
     _check_word(f"plan file {path}: engine", values["engine"], ENGINES)
+    _check_word(f"plan file {path}: checkpoint_writing", values.get("checkpoint_writing", WRITING[0]), WRITING)
     for module, mode in values.get("checkpointing", {}).items():
         _check_word(f"plan file {path}: checkpointing.{module}", mode, MODES)
     own = values["settings"].get("precision", values["precision"])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from memfit.apply.rig import Rig
+from memfit.engine.ranks import Units
 from memfit.errors import InputError
 from memfit.job import Turn
 
@@ -26,11 +27,38 @@ class MicroBatch:
     """Its samples in the data set; none where it is made up."""
     units: Mapping[str, int] | int | None = None
     """Valid units, by loss, where they are known before the forward."""
+    counts: bool = True
+    """False: it is run only so that this rank joins the collectives of the others; its gradients are zero."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What the micro-batches of a window, of one rank or of all, tell before their forward."""
+
+    units: tuple[Mapping[str, int] | int | None, ...]
+    """Of each micro-batch."""
+    padded: int
+
+    @staticmethod
+    def by(micro_batches: Sequence[MicroBatch]) -> Told:
+        """What these tell."""
+        counted = [micro for micro in micro_batches if micro.counts]
+        return Told(units=tuple(m.units for m in counted), padded=sum(m.padded_units for m in counted))
+
+    @staticmethod
+    def by_all(ranks: Sequence[Told]) -> Told:
+        """What the ranks tell together."""
+        return Told(units=tuple(u for rank in ranks for u in rank.units), padded=sum(rank.padded for rank in ranks))
+
+    @property
+    def count(self) -> int:
+        """Micro-batches."""
+        return len(self.units)
 
 
 def losses_of(
     rig: Rig, turn: Turn, batch: Any, shared: dict[str, Any], *, may_be_empty: bool = False
-) -> dict[str, tuple[Tensor, int | Tensor]]:
+) -> dict[str, tuple[Tensor, Units]]:
     """The turn's losses by name, checked. Only real samples may be empty: all units of a made-up batch are valid."""
     if rig.job.autocasts_itself or rig.job.precision == "fp32":
         given = turn.loss(rig.nets, batch, shared)
@@ -41,7 +69,7 @@ def losses_of(
     write = "write loss(self, nets, batch) -> (sum over the valid units, number of valid units)"
     if not named:
         raise InputError(f"turn {turn.name!r}", "gave no loss", write)
-    losses: dict[str, tuple[Tensor, int | Tensor]] = {}
+    losses: dict[str, tuple[Tensor, Units]] = {}
     for name, pair in named.items():
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise InputError(f"loss {name!r}", f"gave {_kind(pair)}, not (sum, units)", write)
@@ -75,15 +103,15 @@ def _kind(value: Any) -> str:
     return "tensor" if isinstance(value, Tensor) else type(value).__name__
 
 
-def known_units(micro_batches: Sequence[MicroBatch], names: Iterable[str]) -> dict[str, int] | None:
+def known_units(told: Told, names: Iterable[str]) -> dict[str, int] | None:
     """The window's units by loss, where every micro-batch told its own before the forward."""
     known: dict[str, int] = {}
-    for micro in micro_batches:
-        if micro.units is None:
+    for units in told.units:
+        if units is None:
             return None
         for name in names:
             try:
-                known[name] = known.get(name, 0) + (micro.units if isinstance(micro.units, int) else micro.units[name])
+                known[name] = known.get(name, 0) + (units if isinstance(units, int) else units[name])
             except KeyError:
                 raise InputError(
                     f"loss {name!r}", "units(batch) does not name it", f"give {{{name!r}: valid units}} too"
@@ -91,20 +119,17 @@ def known_units(micro_batches: Sequence[MicroBatch], names: Iterable[str]) -> di
     return known
 
 
-def normalised(
-    losses: dict[str, tuple[Tensor, int | Tensor]], known: Mapping[str, int] | None, micro_batches: Sequence[MicroBatch]
-) -> Tensor:
+def normalised(losses: dict[str, tuple[Tensor, Units]], known: Mapping[str, int] | None, told: Told) -> Tensor:
     """The sum of the losses, each over the window's units (or the padded units, where those come later).
 
     A loss without any valid unit adds nothing.
     """
-    padded = sum(micro.padded_units for micro in micro_batches)
     total: Tensor | None = None
     for name, (value, count) in losses.items():
         if known:
-            units: int | Tensor = known[name] or 1
-        elif len(micro_batches) > 1:
-            units = padded
+            units: Units = known[name] or 1
+        elif told.count > 1:
+            units = told.padded
         elif isinstance(count, Tensor) and len(losses) > 1:
             units = torch.where(count == 0, torch.ones_like(count), count)
         else:
@@ -113,3 +138,8 @@ def normalised(
         total = part if total is None else total + part
     assert total is not None
     return total
+
+
+def nothing(losses: Mapping[str, tuple[Tensor, Units]]) -> Tensor:
+    """A loss of the same graph whose gradients are zero."""
+    return torch.stack([value for value, _ in losses.values()]).sum() * 0.0

@@ -14,13 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from memfit.apply.losses import MicroBatch, known_units, losses_of, normalised
+from memfit.apply.losses import MicroBatch, Told, known_units, losses_of, normalised, nothing
 from memfit.apply.rig import Rig, update_ema
 from memfit.apply.shared import Shared
+from memfit.engine.ranks import Units, gather, together, total
 from memfit.errors import InputError, describe
 from memfit.job import Turn
 
@@ -34,16 +37,13 @@ class TurnGradients:
 
     sums: Mapping[str, Tensor]
     """Each loss over all valid units."""
-    units: Mapping[str, int | Tensor]
+    units: Mapping[str, Units]
     norm: Tensor | None
     """Norm of the gradients before they were clipped; None: not clipped."""
     micro_batches: Sequence[MicroBatch]
     """What it was made of."""
-
-    @property
-    def empty(self) -> bool:
-        """Whether no loss had any valid unit."""
-        return all(bool(count == 0) for count in self.units.values())
+    empty: bool
+    """Whether no loss had any valid unit: then there is nothing to step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class WindowResult:
     """What a window gave: each loss per valid unit, its units, and each turn's gradient norm (None: not clipped)."""
 
     losses: dict[str, Tensor]
-    units: dict[str, int | Tensor]
+    units: dict[str, Units]
     norms: dict[str, Tensor | None]
     skipped: tuple[str, ...]
     """Turns that took no step because the window held no valid unit."""
@@ -86,13 +86,15 @@ def run_window(
     step: bool = True,
     guard: Guard = Guard(),
 ) -> WindowResult:
-    """Forward and backward of every micro-batch, clip and step, turn by turn.
+    """Forward and backward of every micro-batch, clip and step, turn by turn, with all ranks of the rig's engine.
 
     Args:
+        micro_batches: this rank's part of the window.
         step: False leaves the weights as they are: gradients are made and freed.
 
     Raises:
         InputError: a loss that is not a scalar tensor, has no units, or several losses whose units come too late.
+        RanksOutOfMemoryError: memory ran out on a rank while gradients were made; every one of several ranks raises it.
     """
     turns = _turns(rig)
     shared = Shared(rig, turns)
@@ -131,42 +133,73 @@ def _gradients(
     rig: Rig, turn: Turn, micro_batches: Sequence[MicroBatch], shared: Shared, mark: Mark, *, finish: bool
 ) -> TurnGradients:
     """The gradients of one turn over all micro-batches, in the parameters; ``finish``: normalised and clipped."""
+    engine, shared_by_ranks = rig.engine, rig.shares(turn.optimizers)
+    own = Told.by(micro_batches)
+    told = Told.by_all(gather(engine, own)) if shared_by_ranks else own
+    with together(engine):
+        sums, found = _backwards(rig, turn, micro_batches, shared, mark, told)
+    all_sums, all_units = total(engine, sums, found)
+    if shared_by_ranks:
+        found = all_units
+    norm, empty = None, _none_valid(found)
+    if finish and not _none_valid(all_units):
+        mark("clip")
+        if shared_by_ranks and engine.world > 1:
+            parameters = rig.parameters_of(turn.optimizers)
+            with together(engine):
+                prepared = engine.prepare(parameters)
+            engine.reduce(prepared)
+            del prepared
+        with together(engine):
+            norm = None if empty else _finish_gradients(rig, turn, found, told)
+    return TurnGradients(sums=all_sums, units=all_units, norm=norm, micro_batches=micro_batches, empty=empty)
+
+
+def _backwards(
+    rig: Rig, turn: Turn, micro_batches: Sequence[MicroBatch], shared: Shared, mark: Mark, told: Told
+) -> tuple[dict[str, Tensor], dict[str, Units]]:
+    """This rank's losses, summed, and their units; the gradients are left in the parameters."""
     sums: dict[str, Tensor] = {}
-    found: dict[str, int | Tensor] = {}
-    known: dict[str, int] | None = None
+    found: dict[str, Units] = {}
     for index, micro in enumerate(micro_batches):
         mark("fetch")
         batch = shared.fetch(turn, micro, alone=len(micro_batches) == 1)
-        mark("forward")
-        losses = losses_of(rig, turn, batch, shared.values, may_be_empty=bool(micro.ids))
-        if index == 0:
-            known = known_units(micro_batches, losses)
-        if not known and len(losses) > 1 and len(micro_batches) > 1:
-            names = ", ".join(losses)
-            raise InputError(
-                f"losses {names}",
-                "several losses in several micro-batches, with units that are known too late",
-                "write units(self, batch) -> {'name': valid units}",
-            )
-        total = normalised(losses, known, micro_batches)
-        for name, (value, count) in losses.items():
-            sums[name] = sums[name] + value.detach() if name in sums else value.detach()
-            found[name] = found[name] + count if name in found else count
-        del losses, batch, value
-        if index == 0 and rig.job.zero_grad == "after_forward":
-            mark("zero_grad")
-            for name in turn.optimizers:
-                rig.optimizers[name].zero_grad(set_to_none=True)
-        mark("backward")
-        _backward(rig.scaler.scale(total) if rig.scaler else total, turn)
-        del total
+        with rig.engine.accumulating(rig.nets, index == len(micro_batches) - 1):
+            mark("forward")
+            losses = losses_of(rig, turn, batch, shared.values, may_be_empty=bool(micro.ids))
+            known = known_units(told, losses)
+            if not known and len(losses) > 1 and told.count > 1:
+                names = ", ".join(losses)
+                raise InputError(
+                    f"losses {names}",
+                    "several losses in several micro-batches, with units that are known too late",
+                    "write units(self, batch) -> {'name': valid units}",
+                )
+            loss = normalised(losses, known, told) if micro.counts else nothing(losses)
+            if micro.counts:
+                _add(losses, sums, found)
+            del losses, batch
+            if index == 0 and rig.job.zero_grad == "after_forward":
+                mark("zero_grad")
+                for name in turn.optimizers:
+                    rig.optimizers[name].zero_grad(set_to_none=True)
+            mark("backward")
+            _backward(rig.scaler.scale(loss) if rig.scaler else loss, turn)
+            del loss
     shared.end(turn)
-    norm = None
-    made = TurnGradients(sums=sums, units=found, norm=None, micro_batches=micro_batches)
-    if finish and not made.empty:
-        mark("clip")
-        norm = _finish_gradients(rig, turn, found, known, micro_batches)
-    return TurnGradients(sums=sums, units=found, norm=norm, micro_batches=micro_batches)
+    return sums, found
+
+
+def _add(losses: Mapping[str, tuple[Tensor, Units]], sums: dict[str, Tensor], found: dict[str, Units]) -> None:
+    """Adds one micro-batch's losses and units to the window's."""
+    for name, (value, count) in losses.items():
+        sums[name] = sums[name] + value.detach() if name in sums else value.detach()
+        found[name] = found[name] + count if name in found else count
+
+
+def _none_valid(units: Mapping[str, Units]) -> bool:
+    """Whether no loss had any valid unit."""
+    return all(bool(count == 0) for count in units.values())
 
 
 def _turns(rig: Rig) -> list[Turn]:
@@ -210,33 +243,26 @@ def _backward(total: Tensor, turn: Turn) -> None:
         raise
 
 
-def _finish_gradients(
-    rig: Rig,
-    turn: Turn,
-    found: Mapping[str, int | Tensor],
-    known: Mapping[str, int] | None,
-    micro_batches: Sequence[MicroBatch],
-) -> Tensor | None:
+def _finish_gradients(rig: Rig, turn: Turn, found: Mapping[str, Units], told: Told) -> Tensor | None:
     """Unscales, normalises by the units that were really there, and clips; gives the norm where it clips."""
     parameters = rig.parameters_of(turn.optimizers)
     if rig.scaler:
         for name in turn.optimizers:
             rig.scaler.unscale_(rig.optimizers[name])
     gradients = [p.grad for p in parameters if p.grad is not None]
-    if not known and len(micro_batches) > 1 and gradients:
+    if not known_units(told, found) and told.count > 1 and gradients:
         (count,) = found.values()
-        padded = sum(micro.padded_units for micro in micro_batches)
-        torch._foreach_mul_(gradients, padded / count)
+        torch._foreach_mul_(gradients, told.padded / count)
     if rig.job.clip is None:
         return None
-    return torch.nn.utils.clip_grad_norm_(parameters, rig.job.clip)
+    return rig.engine.clip(parameters, rig.job.clip)
 
 
 def _step(rig: Rig, optimizer: Optimizer) -> None:
     if rig.scaler:
         rig.scaler.step(optimizer)
     else:
-        optimizer.step()
+        rig.engine.step(optimizer)
 
 
 def _after_the_steps(rig: Rig, mark: Mark, guard: Guard, *, stepped: bool) -> None:
@@ -245,6 +271,7 @@ def _after_the_steps(rig: Rig, mark: Mark, guard: Guard, *, stepped: bool) -> No
         rig.scaler.update()
     for schedule in rig.schedules.values():
         schedule.step()
+    rig.engine.share_buffers(rig.nets)
     if rig.ema:
         mark("ema")
         averages = [tensor for net in rig.ema.values() for tensor in (*net.parameters(), *net.buffers())]

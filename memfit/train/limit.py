@@ -7,7 +7,6 @@ Freed blocks go back to the system only under a fixed mmap threshold, which glib
 from __future__ import annotations
 
 import ctypes
-import errno
 import gc
 import resource
 from pathlib import Path
@@ -57,27 +56,10 @@ def lift() -> None:
 
 
 def is_memory_failure(error: BaseException) -> bool:
-    """Whether an exception says that memory ran out: Python's, the CPU allocator's or CUDA's."""
-    import torch
+    """Whether an exception says that memory ran out, here or on another rank."""
+    from memfit.engine import ranks
 
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS)
-
-
-_WORDS = (
-    "can't allocate memory",
-    "could not create a memory",
-    "std::bad_alloc",
-    "CUDA out of memory",
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "Cannot allocate memory",
-)
-"""How torch and its libraries say it in a plain RuntimeError."""
+    return ranks.is_memory_failure(error)
 
 
 def _status(name: str) -> int:
