@@ -66,13 +66,19 @@ def build(job: Job, device: torch.device | str, engine: Engine | None = None) ->
     if job.ema is not None and engine.rank == 0:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
-            rig.ema = {name: copy.deepcopy(net).requires_grad_(False) for name, net in nets.items() if is_trained(net)}
+            rig.ema = {name: _average_of(net) for name, net in nets.items() if is_trained(net)}
     return rig
 
 
 def is_trained(net: nn.Module) -> bool:
     """Whether any parameter of the net requires a gradient."""
     return any(p.requires_grad for p in net.parameters())
+
+
+def _average_of(net: nn.Module) -> nn.Module:
+    """A copy without gradients. Buffers are cloned first: a trace's tensors have no storage to copy."""
+    copies: dict[int, Any] = {id(buffer): buffer.detach().clone() for buffer in net.buffers()}
+    return copy.deepcopy(net, copies).requires_grad_(False)
 
 
 def update_ema(rig: Rig) -> None:
