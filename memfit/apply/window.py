@@ -12,6 +12,7 @@ a runner puts around each half.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -72,6 +73,8 @@ class Guard:
         act()
     )
     """Called with what must happen once, the optimizer that it steps, and the tensors that it changes beside."""
+    norms: bool = False
+    """Whether the gradients' norm is taken where they are not clipped, too."""
 
 
 def _ignore(part: str) -> None:
@@ -103,7 +106,7 @@ def run_window(
     for turn in turns:
 
         def attempt(parts: Sequence[MicroBatch], turn: Turn = turn) -> TurnGradients:
-            return _gradients(rig, turn, parts, shared, mark, finish=step)
+            return _gradients(rig, turn, parts, shared, mark, finish=step, norms=guard.norms)
 
         made.append(guard.gradients(attempt, micro_batches))
         micro_batches = made[-1].micro_batches
@@ -130,7 +133,14 @@ def run_window(
 
 
 def _gradients(
-    rig: Rig, turn: Turn, micro_batches: Sequence[MicroBatch], shared: Shared, mark: Mark, *, finish: bool
+    rig: Rig,
+    turn: Turn,
+    micro_batches: Sequence[MicroBatch],
+    shared: Shared,
+    mark: Mark,
+    *,
+    finish: bool,
+    norms: bool,
 ) -> TurnGradients:
     """The gradients of one turn over all micro-batches, in the parameters; ``finish``: normalised and clipped."""
     engine, shared_by_ranks = rig.engine, rig.shares(turn.optimizers)
@@ -151,7 +161,7 @@ def _gradients(
             engine.reduce(prepared)
             del prepared
         with together(engine):
-            norm = None if empty else _finish_gradients(rig, turn, found, told)
+            norm = None if empty else _finish_gradients(rig, turn, found, told, norms)
     return TurnGradients(sums=all_sums, units=all_units, norm=norm, micro_batches=micro_batches, empty=empty)
 
 
@@ -243,8 +253,8 @@ def _backward(total: Tensor, turn: Turn) -> None:
         raise
 
 
-def _finish_gradients(rig: Rig, turn: Turn, found: Mapping[str, Units], told: Told) -> Tensor | None:
-    """Unscales, normalises by the units that were really there, and clips; gives the norm where it clips."""
+def _finish_gradients(rig: Rig, turn: Turn, found: Mapping[str, Units], told: Told, norms: bool) -> Tensor | None:
+    """Unscales, normalises by the units that were really there, and clips; gives the norm where it is asked for."""
     parameters = rig.parameters_of(turn.optimizers)
     if rig.scaler:
         for name in turn.optimizers:
@@ -253,9 +263,9 @@ def _finish_gradients(rig: Rig, turn: Turn, found: Mapping[str, Units], told: To
     if not known_units(told, found) and told.count > 1 and gradients:
         (count,) = found.values()
         torch._foreach_mul_(gradients, told.padded / count)
-    if rig.job.clip is None:
-        return None
-    return rig.engine.clip(parameters, rig.job.clip)
+    if rig.job.clip is not None:
+        return rig.engine.clip(parameters, rig.job.clip)
+    return rig.engine.clip(parameters, math.inf) if norms and gradients else None
 
 
 def _step(rig: Rig, optimizer: Optimizer) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from memfit.apply.moving import CannotRepeatError
 from memfit.apply.rig import build
 from memfit.batch.windows import Windows
 from memfit.device import backend
@@ -27,20 +28,23 @@ from memfit.train.chain import chain_of, check_chain
 from memfit.train.checkpoints import Checkpoints
 from memfit.train.folder import CannotWriteError, RunFolder
 from memfit.train.loop import Course, train
+from memfit.train.once import TornStepError
 from memfit.train.progress import Progress
+from memfit.train.recovery import SampleTooLargeError
 from memfit.train.resume import resume
 from memfit.train.saver import Saver
 
 
 def main(arguments: list[str]) -> int:
-    """Trains ``RUN/plan.toml``: RUN, windows (0: the job's own), resume or start, checkpoints kept, seconds between."""
-    path, windows, start_or_resume, keep, every = [*arguments, *("2", "60")[len(arguments) - 3 :]]
+    """Trains ``RUN/plan.toml``: RUN, windows (0: the job's own), resume or start, checkpoints kept, seconds between,
+    and whether a sample that does not fit alone is skipped or stops the run."""
+    path, windows, start_or_resume, keep, every, oversized = [*arguments, *("2", "60", "stop")[len(arguments) - 3 :]]
     folder = RunFolder(path)
     if launched() is not None:
         os.dup2(2, 1)
     try:
         resumed = start_or_resume == "resume" or is_restart()
-        code = run(folder, int(windows), resumed, int(keep), float(every))
+        code = run(folder, int(windows), resumed, int(keep), float(every), oversized == "skip")
         return code if code == Exit.DONE else _ends(folder, code, "stopped; go on with --resume")
     except InputError as error:
         return _ends(folder, Exit.BAD_INPUT, str(error))
@@ -65,7 +69,7 @@ def _ends(folder: RunFolder, code: int, line: str) -> int:
     return launch.ends(folder.path, code, line)
 
 
-def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float) -> Exit:
+def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float, skips: bool = False) -> Exit:
     """Trains a run's plan within its budget."""
     backend.register()
     if launched() is not None:
@@ -129,9 +133,15 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float)
                 last=last,
                 resident_before=resident,
                 saver=saver,
+                say=say if engine.rank == 0 else _silent,
+                skips=skips,
                 show=shown.line if shown is not None else lambda line: None,
             )
             return train(rig, course)
+    except (SampleTooLargeError, TornStepError, CannotRepeatError) as error:
+        limit.lift()
+        _ends(folder, Exit.STOPPED, _what_to_do(error))
+        return Exit.STOPPED
     except Exception as error:
         if not limit.is_memory_failure(error):
             raise
@@ -144,6 +154,14 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float)
         )
         _ends(folder, Exit.STOPPED, text)
         return Exit.STOPPED
+
+
+def _what_to_do(error: Exception) -> str:
+    if isinstance(error, SampleTooLargeError):
+        return f"{error}; give it more --memory, or leave it out with --oversized skip, and go on with --resume"
+    if isinstance(error, TornStepError):
+        return f"an optimizer step was cut short by memory: {error}; go on from the last checkpoint with --resume"
+    return f"{error}; go on from the last checkpoint with --resume"
 
 
 def say(line: str) -> None:

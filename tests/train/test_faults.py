@@ -1,0 +1,113 @@
+"""Memory that really fails at every point of a run costs no sample and no step.
+
+python -m pytest tests/train/test_faults.py
+"""
+
+import json
+
+import pytest
+import torch
+
+from memfit.errors import Exit
+from memfit.train.recovery import SampleTooLargeError
+from tests.train.faulty import JOBS, Plain, run, same
+
+
+def consumed(samples):
+    return sorted(i for line in samples for i in line["ids"])
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_failure_at_every_forward_and_backward_changes_no_bit(name, tmp_path):
+    kind, micro = JOBS[name]
+    _, wanted, ids, metrics, points = run(tmp_path / "whole", kind(), micro)
+    assert [line["retries"] for line in metrics] == [0, 0, 0]
+    assert points.reached["forward"] >= 3
+    for point in ("forward", "backward"):
+        for number in range(points.reached[point]):
+            path = tmp_path / f"{point}{number}"
+            code, learnt, found, disturbed, seen = run(path, kind(), micro, {(point, number): 1})
+            assert (code, seen.failed) == (Exit.DONE, 1)
+            assert found == ids
+            assert sum(line["retries"] for line in disturbed) == 1
+            assert same(learnt, wanted), f"{point} {number}"
+
+
+def test_what_fails_again_is_split_and_learns_the_same_to_rounding(tmp_path):
+    _, wanted, ids, _, points = run(tmp_path / "whole", Plain(), 3)
+    for number in range(points.reached["forward"]):
+        again = {("forward", number + later): 1 for later in range(0, 40)}
+        first = {k: v for k, v in again.items() if k[1] in (number, number + number % 3 + 1)}
+        code, learnt, found, metrics, seen = run(tmp_path / f"{number}", Plain(), 3, first)
+        assert (code, seen.failed) == (Exit.DONE, 2)
+        assert consumed(found) == consumed(ids)
+        assert max(line["micro_batches"] for line in metrics) > 3
+        for key, value in wanted.items():
+            torch.testing.assert_close(learnt[key], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["noisy", "gan"])
+def test_a_failure_in_an_optimizer_step_applies_nothing_twice(name, tmp_path):
+    kind, micro = JOBS[name]
+    _, wanted, ids, _, points = run(tmp_path / "whole", kind(), micro, steps=True)
+    every = points.reached["step"]
+    for number in range(0, every, max(every // 24, 1)):
+        code, learnt, found, _, seen = run(tmp_path / f"{number}", kind(), micro, {("step", number): 1}, steps=True)
+        assert (code, seen.failed) == (Exit.DONE, 1)
+        assert found == ids
+        assert same(learnt, wanted), f"operator {number}"
+
+
+class TooLarge(Plain):
+    """A sample whose forward never gets its memory."""
+
+    def collate(self, samples):
+        self.marked = any(abs(float(s[1]) - float(self.dataset()[7][1])) < 1e-9 for s in samples)
+        return super().collate(samples)
+
+    def loss(self, nets, batch):
+        if self.marked:
+            torch.empty(1 << 60, dtype=torch.uint8)
+        return super().loss(nets, batch)
+
+
+def test_a_sample_that_does_not_fit_alone_ends_the_run_with_its_id_shape_and_bytes(tmp_path):
+    with pytest.raises(SampleTooLargeError, match=r"sample 7 of 1 samples, tensors \(1, 6\), \(1,\).*at least"):
+        run(tmp_path / "run", TooLarge(), 3)
+
+
+def test_it_is_left_out_and_counted_where_the_person_said_so(tmp_path):
+    code, _, ids, metrics, _ = run(tmp_path / "run", TooLarge(), 3, skips=True)
+    assert code == Exit.DONE
+    assert [i for line in metrics for i in line["skipped_samples"]] == [7]
+    assert consumed(ids) == [i for i in range(22) if i != 7]
+    assert sum(line["global_batch_done"] for line in metrics) == 21
+
+
+def test_a_flight_record_says_what_was_resident_and_what_was_asked_for(tmp_path):
+    run(tmp_path / "run", Plain(), 3, {("forward", 4): 1})
+    record = json.loads((tmp_path / "run" / "flight.json").read_text())
+    assert (record["window"], record["part"], record["micro_batch"]) == (1, "forward", 1)
+    assert record["requested_bytes"] == 64 << 20
+    assert record["resident"]["measured"]["parameters"] == 4 * (6 * 16 + 16 + 16 + 1)
+    assert record["resident"]["measured"]["gradients"] == record["resident"]["measured"]["parameters"]
+    assert record["resident"]["by_module"][0]["module"] == "net.0"
+
+
+def test_a_window_without_valid_units_is_skipped_and_said(tmp_path):
+    class Nothing(Plain):
+        def collate(self, samples):
+            self.empty = getattr(self, "calls", 0) // 3 == 1
+            self.calls = getattr(self, "calls", 0) + 1
+            return super().collate(samples)
+
+        def loss(self, nets, batch):
+            sums, units = super().loss(nets, batch)
+            return sums * (not self.empty), 0 if self.empty else units
+
+    code, _, ids, metrics, _ = run(tmp_path / "run", Nothing(), 3)
+    assert code == Exit.DONE
+    assert [line["skipped"] for line in metrics] == [[], ["loss"], []]
+    assert [line["loss"] is None for line in metrics] == [False, True, False]
+    assert metrics[1]["alarm"] == "no valid unit"
+    assert len(ids) == 3
