@@ -106,6 +106,7 @@ def run_window(
     for turn in turns:
 
         def attempt(parts: Sequence[MicroBatch], turn: Turn = turn) -> TurnGradients:
+            shared.begin(turn)
             return _gradients(rig, turn, parts, shared, mark, finish=step, norms=guard.norms)
 
         made.append(guard.gradients(attempt, micro_batches))

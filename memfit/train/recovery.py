@@ -1,7 +1,7 @@
 """Recovery: a window whose memory runs out is put back to its start and done again, in smaller micro-batches.
 
 First once more as it was: what has fitted before may have failed from outside, and the same split learns the same bit
-for bit. Then the micro-batches from the failed one on are halved by their padded cost; those before it have just fitted.
+for bit. Then the micro-batches from the failed one on are halved by their padded cost; those before it just fitted.
 The size found is kept for the windows that follow, and grows back after a while. A sample that does not fit alone ends
 the run, or is left out where the person said so.
 
@@ -124,7 +124,7 @@ class Recovery:
         self.retries, self.skipped, self.thrashes = 0, [], 0
 
     def end(self) -> None:
-        """A window is done. After many without a failure, micro-batches grow; after an allocator's retry, they shrink."""
+        """A window is done. After many without a failure micro-batches grow; after an allocator's retry they shrink."""
         climbed = _allocator_retries(self._rig.device)
         self.thrashes, self._allocator_retries = climbed - self._allocator_retries, climbed
         if self.retries:

@@ -2,12 +2,12 @@
 
 import json
 import resource
-from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from memfit.apply.rig import build
 from memfit.batch.windows import Windows
@@ -168,27 +168,23 @@ JOBS = {"plain": (Plain, 3), "noisy": (Noisy, 3), "gan": (Gan, 3), "gan, one mic
 """Jobs, and their micro-batch; the global batch is 8."""
 
 
-@contextmanager
-def spoiled_steps(rig, points):
+class EveryOperator(TorchDispatchMode):
+    """A point at every operator."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        Spoiled.points("step")
+        return func(*args, **(kwargs or {}))
+
+
+class SpoiledSteps(Single):
     """A point at every operator of an optimizer's step."""
-    from torch.utils._python_dispatch import TorchDispatchMode
 
-    class EveryOperator(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            points("step")
-            return func(*args, **(kwargs or {}))
-
-    for optimizer in rig.optimizers.values():
-
-        def step(plain=optimizer.step):
-            with EveryOperator():
-                return plain()
-
-        optimizer.step = step
-    yield
+    def step(self, optimizer):
+        with EveryOperator():
+            optimizer.step()
 
 
-def run(path: Path, job: Job, micro: int, fails=None, steps=False, **course):
+def run(path: Path, job: Job, micro: int, fails=None, steps=False, every=60.0, **course):
     """(exit code, everything that was learnt, ids of every window, lines of metrics, points)."""
     points = Spoiled.points = Points(fails)
     plan = Plan(
@@ -197,27 +193,21 @@ def run(path: Path, job: Job, micro: int, fails=None, steps=False, **course):
     )  # fmt: skip
     folder = RunFolder(path)
     folder.open(resume=False)
-    rig = build(job, "cpu", Single())
+    rig = build(job, "cpu", SpoiledSteps() if steps else Single())
     samples = job.dataset()
     windows = Windows(size=len(samples), lengths=None, global_batch=8, micro_batch=micro, seed=5)
-    saver = Saver(checkpoints=Checkpoints(folder.checkpoints, 2), plan=plan, every=0)
+    saver = Saver(checkpoints=Checkpoints(folder.checkpoints, 2), plan=plan, every=every)
     given = {
         "plan": plan, "folder": folder, "samples": samples, "lengths": None, "windows": windows, "first": 0,
         "last": WINDOWS, "resident_before": 0, "saver": saver,
     }  # fmt: skip
-    with spoiled_steps(rig, points) if steps else _nothing():
-        code = train(rig, Course(**{**given, **course}))
+    code = train(rig, Course(**{**given, **course}))
     learnt = {f"{n}.{k}": v for n, net in (*rig.nets.items(), *((f"ema {n}", e) for n, e in rig.ema.items()))
               for k, v in net.state_dict().items()}  # fmt: skip
     for name, optimizer in rig.optimizers.items():
         for i, state in enumerate(optimizer.state.values()):
             learnt |= {f"{name} {i} {k}": v for k, v in state.items() if isinstance(v, torch.Tensor)}
     return code, learnt, lines(path, "samples"), lines(path, "metrics"), points
-
-
-@contextmanager
-def _nothing():
-    yield
 
 
 def lines(path: Path, name: str):
