@@ -15,6 +15,7 @@ VERBS = {
     "predict": "Does it fit? The memory of training, validation and saving.",
     "plan": "The best way to fit a global batch, and why.",
     "run": "Train a plan inside its memory budget.",
+    "verify": "One device against many, step by step: losses, gradients, weights.",
     "report": "A run, a plan or a trace as one HTML file.",
     "audit": "Count what a sampler, loader or loop really gives to each rank.",
 }
