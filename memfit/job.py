@@ -182,6 +182,8 @@ class Job(Settings):
 
     net_phases: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Phases (train, validate) that use a net, for nets that not every phase uses."""
+    validation_smaller: ClassVar[Mapping[str, Any]] = {}
+    """Settings with which ``validate`` needs less memory; a run takes them where it does not fit."""
     validates: ClassVar[bool] = False
     """True where ``validate`` is written."""
 

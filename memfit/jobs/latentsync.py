@@ -75,6 +75,7 @@ class Stage1(Job):
     clips: int = 64
     """Clips of drawn talking faces in the data set."""
 
+    validation_smaller: ClassVar[Mapping[str, Any]] = {"validation_keeps": "host", "validation_decode": 1}
     net_shapes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Arguments of the nets by name, where they are not the published ones."""
     sync_size: ClassVar[tuple[int, int]] = (128, 256)

@@ -27,12 +27,15 @@ from memfit.train import launch, limit
 from memfit.train.chain import chain_of, check_chain
 from memfit.train.checkpoints import Checkpoints
 from memfit.train.folder import CannotWriteError, RunFolder
-from memfit.train.loop import Course, train
+from memfit.train.loop import Course, SpoiledByTrialError, train
 from memfit.train.once import TornStepError
 from memfit.train.progress import Progress
 from memfit.train.recovery import SampleTooLargeError
 from memfit.train.resume import resume
 from memfit.train.saver import Saver
+
+UNPROVEN = "MEMFIT_UNPROVEN"
+"""Set for a process that starts again because the trial of its first window could not be undone."""
 
 
 def main(arguments: list[str]) -> int:
@@ -134,10 +137,16 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float,
                 resident_before=resident,
                 saver=saver,
                 say=say if engine.rank == 0 else _silent,
+                proves=UNPROVEN not in os.environ,
                 skips=skips,
                 show=shown.line if shown is not None else lambda line: None,
             )
             return train(rig, course)
+    except SpoiledByTrialError as error:
+        say(f"{error}: starting again without a trial of every phase")
+        limit.lift()
+        os.environ[UNPROVEN] = "1"
+        os.execv(sys.executable, sys.orig_argv)
     except (SampleTooLargeError, TornStepError, CannotRepeatError) as error:
         limit.lift()
         _ends(folder, Exit.STOPPED, _what_to_do(error))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
 from memfit.apply.losses import MicroBatch
+from memfit.apply.moving import CannotRepeatError
 from memfit.apply.recompute import recompute
 from memfit.apply.rig import Rig, map_tensors
 from memfit.apply.window import WindowResult, run_window
@@ -19,11 +21,13 @@ from memfit.engine.ranks import gather
 from memfit.errors import Exit
 from memfit.job import Job
 from memfit.plan import Plan
+from memfit.train.envelope import largest, prove_training
 from memfit.train.final import write_final
 from memfit.train.flight import write_flight
 from memfit.train.folder import RunFolder
 from memfit.train.lines import check_finite, window_line
 from memfit.train.monitor import Monitor
+from memfit.train.phases import AbandonedError, Phases
 from memfit.train.recovery import Failure, Ids, Recovery, describe_request
 from memfit.train.saver import Saver
 from memfit.train.streams import COLLATE, LOSS, seed_stream
@@ -48,20 +52,35 @@ class Course:
     """On rank 0."""
     show: Callable[[dict[str, Any]], None] = lambda line: None
     say: Callable[[str], None] = lambda line: None
+    proves: bool = False
+    """Whether every phase is tried before the first window."""
     skips: bool = False
     """Whether a sample that does not fit alone is left out, instead of ending the run."""
 
 
 class Stop:
-    """Set by SIGINT and SIGTERM; the window at hand is finished first."""
+    """Set by SIGINT and SIGTERM. The window at hand is finished first; a validation is abandoned."""
 
     def __init__(self) -> None:
         self.asked = False
+        self._abandons = False
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._ask)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
+        if self._abandons:
+            self._abandons = False
+            raise AbandonedError
+
+    @contextmanager
+    def abandons(self) -> Iterator[None]:
+        """Inside, a signal raises ``AbandonedError``."""
+        self._abandons = True
+        try:
+            yield
+        finally:
+            self._abandons = False
 
 
 def train(rig: Rig, course: Course) -> Exit:
@@ -83,7 +102,11 @@ def train(rig: Rig, course: Course) -> Exit:
         recovery.mark(part)
         monitor.mark(part)
 
-    with recompute(rig.nets, course.plan.checkpointing):
+    phases = Phases(rig, course.plan, course.folder.path, course.say)
+    every = validate_every(rig, course)
+    with recompute(rig.nets, course.plan.checkpointing), phases.training():
+        if course.proves and course.first < course.last:
+            _prove(rig, course, recovery, phases, mark)
         for number in range(course.first, course.last):
             window, at.window = course.windows.window(number), number
             begin = time.perf_counter()
@@ -107,6 +130,9 @@ def train(rig: Rig, course: Course) -> Exit:
             line = window_line(window, result, done, time.perf_counter() - begin, course.plan)
             norms = [norm for norm in line["gradient_norm"].values() if norm is not None]
             line |= monitor.end(line["loss"], norms[0] if len(norms) == 1 else None, recovery.retries)
+            if every and (number + 1) % every == 0 and not stop.asked:
+                with stop.abandons():
+                    line |= _validation_line(phases, number)
             ranks = gather(engine, (mine, line["measured_process_bytes"]))
             told = [one for one, _ in ranks]
             stopped, last = any(one.stop for one in told), number + 1 == course.last
@@ -121,7 +147,8 @@ def train(rig: Rig, course: Course) -> Exit:
                 if number == course.first:
                     saver.warm(rig)
                 if stopped or last or any(one.due for one in told):
-                    saver.save(rig, number + 1)
+                    with phases.phase("save"):
+                        saver.save(rig, number + 1)
             if stopped:
                 if saver is not None:
                     saver.finish()
@@ -153,6 +180,48 @@ class _Told:
     skipped_samples: Ids
 
 
+def validate_every(rig: Rig, course: Course) -> int:
+    """Windows between validations; 0: none."""
+    every = course.plan.validate_every
+    return (rig.job.validate_every if every is None else every) if rig.job.validates else 0
+
+
+class SpoiledByTrialError(RuntimeError):
+    """The trial of a window cannot be undone: the rig must be built again, and trained without a trial."""
+
+
+def _prove(rig: Rig, course: Course, recovery: Recovery, phases: Phases, mark: Callable[[str], None]) -> None:
+    """Each phase is tried once, the largest first."""
+    some = range(course.first, min(course.first + PROVEN_FROM, course.last))
+    windows = [course.windows.window(number).ranks[rig.engine.rank] for number in some]
+    ids = largest(windows, lambda ids: padded_units(course, ids))
+    parts = [_micro(rig, course, course.first, ids) for _ in range(min(max(map(len, windows)), 2))]
+    try:
+        prove_training(rig, parts, recovery, mark)
+    except CannotRepeatError as error:
+        raise SpoiledByTrialError(str(error)) from error
+    if validate_every(rig, course):
+        phases.validate(course.first, briefly=True)
+    if course.saver is not None and course.saver.written != course.first:
+        with phases.phase("save"):
+            course.saver.save(rig, course.first)
+
+
+PROVEN_FROM = 64
+"""Windows among which the largest micro-batch is looked for."""
+
+
+def _validation_line(phases: Phases, window: int) -> dict[str, Any]:
+    begin = time.perf_counter()
+    found = phases.validate(window)
+    return {
+        "validation": dict(found.metrics) if found.metrics is not None else None,
+        "validation_tries": found.tries,
+        "validation_note": found.note,
+        "validation_seconds": time.perf_counter() - begin,
+    }
+
+
 def _of_all(told: list[_Told], measured: list[int], seconds: float) -> dict[str, Any]:
     """The part of a line that sums what the ranks did."""
     done = sum(one.done for one in told)
@@ -181,9 +250,10 @@ def _record(rig: Rig, course: Course, window: int, failure: Failure) -> None:
         write_flight(course.folder, course.plan, rig, window, failure, course.resident_before)
 
 
-def micro_batches(rig: Rig, course: Course, window: Window, recovery: Recovery) -> list[MicroBatch]:
+def micro_batches(rig: Rig, course: Course, window: Window, recovery: Recovery | None = None) -> list[MicroBatch]:
     """This rank's part of a window; on an engine in lockstep, as many as the rank with the most."""
-    own = recovery.parts(window.ranks[rig.engine.rank])
+    planned = window.ranks[rig.engine.rank]
+    own = planned if recovery is None else recovery.parts(planned)
     found = [_micro(rig, course, window.number, ids) for ids in own]
     if rig.engine.lockstep:
         most = max(gather(rig.engine, len(own)))

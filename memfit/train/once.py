@@ -64,7 +64,7 @@ class Once:
         if not fresh:
             self._stepped.update(map(id, learning))
             counted = id(optimizer) in self._unseen or _by_lists(optimizer) or _get_current_dispatch_mode() is not None
-            self._written_once(act, lambda: _changed_by(optimizer), _numbers(optimizer), counted=counted)
+            self._written_once(act, lambda: _changed_by(optimizer), numbers_of(optimizer), counted=counted)
             return
         versions = [p._version for p in learning]
         if type(optimizer) in PER_PARAMETER and not _hooked(optimizer):
@@ -80,7 +80,7 @@ class Once:
     def _first(self, act: Callable[[], None], optimizer: Optimizer, parameters: list[nn.Parameter]) -> None:
         """A first step of these parameters, undone and done again where it fails."""
         changed = [*parameters, *(p.grad for p in parameters if p.grad is not None)]
-        copies, numbers = self._copies(changed), _numbers(optimizer)
+        copies, numbers = self._copies(changed), numbers_of(optimizer)
         states = {p: dict(optimizer.state[p]) for p in parameters if p in optimizer.state}
         versions = [tensor._version for tensor in changed]
         for attempt in range(ATTEMPTS):
@@ -101,7 +101,7 @@ class Once:
                 optimizer.state.pop(parameter, None)
                 if parameter in states:
                     optimizer.state[parameter] = states[parameter]
-            _put_back(numbers)
+            put_numbers_back(numbers)
             if attempt == 0 and copies is None:
                 copies = self._copies(changed)
         raise TornStepError(failure)
@@ -141,7 +141,7 @@ class Once:
         if any(done.values()) and not alike:
             raise TornStepError(failure)
         for _ in range(ATTEMPTS):
-            _put_back(numbers)
+            put_numbers_back(numbers)
             try:
                 with _WithoutTheDone(done):
                     act()
@@ -245,14 +245,14 @@ def _has_state(optimizer: Optimizer, parameter: Tensor) -> bool:
     return next(tensors_in(optimizer.state.get(parameter, {})), None) is not None
 
 
-def _numbers(optimizer: Optimizer) -> list[tuple[dict[Any, Any], dict[Any, Any]]]:
+def numbers_of(optimizer: Optimizer) -> list[tuple[dict[Any, Any], dict[Any, Any]]]:
     """Dicts of the optimizer, with what they hold beside tensors."""
     dicts = [*optimizer.param_groups, *(state for state in optimizer.state.values() if isinstance(state, dict))]
     kept = [(one, {k: v for k, v in one.items() if isinstance(v, int | float | bool)}) for one in dicts]
     return [(one, values) for one, values in kept if values]
 
 
-def _put_back(numbers: list[tuple[dict[Any, Any], dict[Any, Any]]]) -> None:
+def put_numbers_back(numbers: list[tuple[dict[Any, Any], dict[Any, Any]]]) -> None:
     for one, values in numbers:
         one.update(values)
 

@@ -154,7 +154,7 @@ class Recovery:
                     raise
                 failure = self._failure(error, parts)
                 here = not isinstance(error, RanksOutOfMemoryError) or self._rig.engine.rank in error.ranks
-                self._relieve(error)
+                release(error)
                 self._told(failure)
             self.retries, self._quiet = self.retries + 1, 0
             self._restore()

@@ -13,7 +13,7 @@ from memfit.apply.rig import build
 from memfit.batch.windows import Windows
 from memfit.engine.single import Single
 from memfit.job import Job, Loss, Turn
-from memfit.plan import Plan
+from memfit.plan import PhasePolicy, Plan
 from memfit.train import limit
 from memfit.train.checkpoints import Checkpoints
 from memfit.train.folder import RunFolder
@@ -184,19 +184,31 @@ class SpoiledSteps(Single):
             optimizer.step()
 
 
-def run(path: Path, job: Job, micro: int, fails=None, steps=False, every=60.0, **course):
+def run(
+    path: Path,
+    job: Job,
+    micro: int,
+    fails=None,
+    steps=False,
+    every=60.0,
+    validate=True,
+    validation=None,
+    saves=print,
+    **course,
+):
     """(exit code, everything that was learnt, ids of every window, lines of metrics, points)."""
     points = Spoiled.points = Points(fails)
     plan = Plan(
         job="", settings={}, device="cpu", budget_bytes=1 << 30, unit="samples", global_batch=8, micro_batch=micro,
         micro_batches=[[8]], arithmetic="", engine="single", precision="fp32", seed=5,
+        validate_every=None if validate else 0, validation=validation or PhasePolicy(),
     )  # fmt: skip
     folder = RunFolder(path)
     folder.open(resume=False)
     rig = build(job, "cpu", SpoiledSteps() if steps else Single())
     samples = job.dataset()
     windows = Windows(size=len(samples), lengths=None, global_batch=8, micro_batch=micro, seed=5)
-    saver = Saver(checkpoints=Checkpoints(folder.checkpoints, 2), plan=plan, every=every)
+    saver = Saver(checkpoints=Checkpoints(folder.checkpoints, 2), plan=plan, every=every, say=saves)
     given = {
         "plan": plan, "folder": folder, "samples": samples, "lengths": None, "windows": windows, "first": 0,
         "last": WINDOWS, "resident_before": 0, "saver": saver,

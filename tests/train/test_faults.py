@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from memfit.errors import Exit
+from memfit.plan import PhasePolicy
+from memfit.train.checkpoints import Checkpoints
 from memfit.train.recovery import SampleTooLargeError
-from tests.train.faulty import JOBS, Plain, run, same
+from tests.train.faulty import JOBS, Noisy, Plain, run, run_out_of_memory, same
 
 
 def consumed(samples):
@@ -18,7 +20,7 @@ def consumed(samples):
 
 
 def test_a_failure_in_any_micro_step_changes_no_bit(tmp_path):
-    check_every_point("gan", tmp_path, stride=5)
+    check_every_point("gan", tmp_path, stride=8)
     check_every_point("gan, one micro-batch", tmp_path, stride=3)
 
 
@@ -121,3 +123,67 @@ def test_a_window_without_valid_units_is_skipped_and_said(tmp_path):
     assert [line["loss"] is None for line in metrics] == [False, True, False]
     assert metrics[1]["alarm"] == "no valid unit"
     assert len(ids) == 3
+
+
+@pytest.mark.parametrize("name", ["noisy", "gan, one micro-batch"])
+def test_a_run_that_proved_its_envelope_first_is_the_same_bit_for_bit(name, tmp_path):
+    kind, micro = JOBS[name]
+    _, wanted, ids, _, points = run(tmp_path / "without", kind(), micro, validate=False)
+    code, learnt, found, metrics, more = run(tmp_path / "with", kind(), micro, proves=True)
+    assert code == Exit.DONE
+    assert more.reached["forward"] > points.reached["forward"]
+    assert more.reached["validate"] == 4
+    assert [set(line["validation"]) for line in metrics] == [{"error"} if name == "noisy" else {"size"}] * 3
+    assert found == ids
+    assert same(learnt, wanted)
+
+
+def test_an_envelope_that_fails_makes_micro_batches_smaller_before_the_first_step(tmp_path):
+    first = {("forward", 0): 1, ("forward", 1): 1}
+    code, _, ids, metrics, _ = run(tmp_path / "run", Plain(), 4, first, proves=True)
+    assert code == Exit.DONE
+    assert [line["retries"] for line in metrics] == [0, 0, 0]
+    assert [line["micro_batches"] for line in metrics] == [4, 4, 3]
+    assert consumed(ids) == list(range(22))
+
+
+def test_a_validation_that_fails_is_tried_smaller_and_then_left_out(tmp_path):
+    _, wanted, ids, _, _ = run(tmp_path / "whole", Noisy(), 3)
+    said = []
+    fails = {("validate", number): 1 for number in (0, 2, 3)}
+    code, learnt, found, metrics, _ = run(tmp_path / "run", Noisy(), 3, fails, say=said.append)
+    assert code == Exit.DONE
+    assert [line["validation_tries"] for line in metrics] == [2, 2, 1]
+    assert [line["validation"] is None for line in metrics] == [False, True, False]
+    assert "validation was left out" in said[-1]
+    assert found == ids
+    assert same(learnt, wanted)
+
+
+def test_an_optimizers_state_that_waits_in_a_file_comes_back_bit_for_bit(tmp_path):
+    _, wanted, _, _, _ = run(tmp_path / "whole", Noisy(), 3)
+    policy = PhasePolicy(optimizer="aside")
+    code, learnt, _, metrics, _ = run(tmp_path / "run", Noisy(), 3, validation=policy)
+    assert code == Exit.DONE
+    assert all(line["validation"] for line in metrics)
+    assert same(learnt, wanted)
+    assert not list((tmp_path / "run").glob(".aside*"))
+
+
+def test_saving_that_fails_costs_no_step(tmp_path, monkeypatch):
+    _, wanted, ids, _, _ = run(tmp_path / "whole", Noisy(), 3)
+    calls = []
+
+    def write(*arguments, plain=Checkpoints.write, **options):
+        calls.append(1)
+        if len(calls) == 2:
+            run_out_of_memory()
+        return plain(*arguments, **options)
+
+    monkeypatch.setattr(Checkpoints, "write", write)
+    said = []
+    code, learnt, found, _, _ = run(tmp_path / "run", Noisy(), 3, every=0, saves=said.append)
+    assert code == Exit.DONE
+    assert any("no memory for it" in line for line in said)
+    assert found == ids
+    assert same(learnt, wanted)
