@@ -66,6 +66,7 @@ def find_plan(
         devices: data-parallel ranks.
     """
     begin = time.perf_counter()
+    job = type(job)(**{**job.settings(), "wrapper": "none"})
     card, device = device, _less_host_margin(device)
     nets = plain_nets(job)
     own, everything = default_checkpointing(job, nets), checkpoint_all(job, nets)

@@ -78,7 +78,7 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float,
     if launched() is not None:
         join()
     plan = read_plan(folder.plan)
-    device = _device(plan)
+    device = device_of(plan)
     engine = start(plan.engine, device)
     job = load_job(plan.job, dict(plan.settings))
     samples, lengths = job.dataset(), job.lengths()
@@ -96,7 +96,7 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float,
     plain_nets(job)
     job.collate([samples[0]])
     warm_up()
-    _seed(plan)
+    seed_all(plan.seed)
     before = limit.limit(plan.budget_bytes) if device.type == "cpu" else 0
     resident = limit.resident_bytes()
     try:
@@ -182,7 +182,12 @@ def _silent(line: str) -> None:
     """On the ranks that rank 0 speaks for."""
 
 
-def _device(plan: Plan) -> torch.device:
+def device_of(plan: Plan) -> torch.device:
+    """The device of this machine that a plan runs on, its memory limited to the plan's budget.
+
+    Raises:
+        InputError: the plan is for more or fewer devices than processes were started, or for one that is not here.
+    """
     place, ranks = launched(), len(plan.micro_batches)
     if (place.world if place is not None else 1) != ranks:
         raise InputError(
@@ -206,10 +211,11 @@ def _device(plan: Plan) -> torch.device:
     return torch.device("cuda", local)
 
 
-def _seed(plan: Plan) -> None:
-    random.seed(plan.seed)
-    np.random.seed(plan.seed % 2**32)
-    torch.manual_seed(plan.seed)
+def seed_all(seed: int) -> None:
+    """Random numbers of every kind begin here."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
 
 
 def warm_up() -> None:

@@ -62,11 +62,13 @@ class Server:
             command, env=environment, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def run(self, folder: Path, *, resume: bool, kill_after: float | None = None, keep: int = 2) -> dict[str, Any]:
+    def run(
+        self, folder: Path, *, resume: bool, kill_after: float | None = None, keep: int = 2, log: Path | None = None
+    ) -> dict[str, Any]:
         """One process of a run: saved after every window. ``kill_after``: seconds, None: to its end."""
         start = "resume" if resume else "start"
         arguments = [str(folder), "0", start, str(keep), "0"]
-        asked = {"arguments": arguments, "log": str(folder / "log.txt"), "kill_after": kill_after}
+        asked = {"arguments": arguments, "log": str(log or folder / "log.txt"), "kill_after": kill_after}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(asked) + "\n")

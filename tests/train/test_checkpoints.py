@@ -245,20 +245,6 @@ def test_a_pickle_in_the_folder_is_named_and_never_opened(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A real file system of 256 KiB."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(path)], capture_output=True, text=True
-    )
-    if made.returncode:
-        pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
-    yield path
-    subprocess.run(["umount", str(path)], check=True)
-
-
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_full_disk_costs_that_checkpoint_alone(small_disk, asynchronous):
     rig, said = build(Killed(), "cpu"), []
