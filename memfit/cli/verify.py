@@ -15,7 +15,7 @@ from memfit.errors import Exit, InputError
 @click.option("--engine", default="ddp", show_default=True, metavar="E", help="What several ranks run with.")
 @click.option("--windows", metavar="N", default="2", show_default=True, help="Optimizer steps that are compared.")
 @click.option("--global-batch", metavar="N", help="Units of a window. Default: the plan's, or 2 micro-batches a rank.")
-@click.option("--micro-batch", metavar="N", help="Units of a micro-batch. Default: the plan's, or two samples.")
+@click.option("--micro-batch", metavar="N", help="Units of a micro-batch. Default: the plan's, or three samples.")
 @json_option
 def command(
     target: str, pairs: tuple[str, ...], world_sizes: str, engine: str, windows: str, global_batch: str | None,

@@ -14,7 +14,8 @@ from memfit.plan import Plan
 def show_verified(found: dict[str, Any], plan: Plan) -> None:
     """Prints the worlds and the findings."""
     console = Console(highlight=False, emoji=False)
-    console.print(f"{escape(plan.job)}: {plan.global_batch} {plan.unit} a window, at most {plan.micro_batch} at once, fp32.")
+    batch = f"{plan.global_batch} {plan.unit} a window, at most {plan.micro_batch} at once, fp32"
+    console.print(f"{escape(plan.job)}: {batch}.")
     table = Table(box=None, pad_edge=False)
     for name in ("ranks", "engine", "loss", "gradients", "weights", "bound", "of bound"):
         table.add_column(name, justify="left" if name == "engine" else "right")

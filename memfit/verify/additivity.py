@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from memfit.apply.losses import losses_of
-from memfit.apply.moving import Moving
+from memfit.apply.moving import CannotRepeatError, Moving
 from memfit.apply.rig import Rig, build, tensors_in
 from memfit.job import Job, Turn
 from memfit.train.streams import COLLATE, LOSS, seed_stream
@@ -35,17 +35,17 @@ Sums = dict[str, tuple[float, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Batches:
-    """A batch of three samples, cut and doubled."""
+    """A batch of five samples, cut and doubled."""
 
     both: Any
     first: Any
-    """Two samples."""
+    """Three samples."""
     second: Any
-    """One sample, padded as in ``both``."""
+    """Two samples, padded as in ``both``."""
     doubled: Any
-    """The two samples, twice."""
+    """The three samples, twice."""
     alone: Any
-    """The one sample of ``second`` as it is collated by itself."""
+    """The two samples of ``second`` as they are collated by themselves."""
 
 
 def split_findings(job: Job, seed: int = 0) -> list[Finding]:
@@ -57,7 +57,11 @@ def split_findings(job: Job, seed: int = 0) -> list[Finding]:
     found: list[Finding] = []
     host: dict[str, None] = {}
     for turn in job.turns(list(rig.optimizers)):
-        _sums(rig, turn, batches.first, seen)
+        try:
+            _sums(rig, turn, batches.first, seen)
+        except CannotRepeatError as error:
+            text = f"turn {turn.name!r}: {error}: each rank changes it by its own samples; change buffers, or step it"
+            return [*found, Finding(code="changed_in_forward", kind="fault", text=text)]
         host = {name: None for draws in seen for name in draws.host}
         found += _turn_findings(rig, turn, batches, seen, sums_hold=not host)
     found += _padding(rig, job, batches, seen) if job.longest is not None or job.lengths() is not None else []
@@ -65,23 +69,25 @@ def split_findings(job: Job, seed: int = 0) -> list[Finding]:
 
 
 def batches_of(job: Job, seed: int) -> Batches:
-    """Three samples of the job's data set, the longest first."""
+    """Five samples of the job's data set, the longest first."""
     samples, lengths = samples_of(job)
     count = min(len(samples), 48)
     order = sorted(range(count), key=lambda i: (-(lengths[i] if lengths is not None else 1), i))
-    ids = [order[0], order[min(1, count - 1)], order[min(count // 2 + 1, count - 1)]]
+    ids = [order[min(place, count - 1)] for place in (0, 1, 2, count // 2, count // 2 + 1)]
 
     def collate(chosen: Sequence[int]) -> Any:
         seed_stream(seed, 0, 0, COLLATE)
         return job.collate([samples[i] for i in chosen])
 
     both = collate(ids)
-    sliceable = all(t.dim() == 0 or t.shape[0] == 3 for t in tensors_in(both))
+    sliceable = all(t.dim() == 0 or t.shape[0] == 5 for t in tensors_in(both))
 
     def part(chosen: Sequence[int]) -> Any:
-        return item(both, chosen, 3) if sliceable else collate([ids[i] for i in chosen])
+        return item(both, chosen, 5) if sliceable else collate([ids[i] for i in chosen])
 
-    return Batches(both=both, first=part([0, 1]), second=part([2]), doubled=part([0, 1, 0, 1]), alone=collate([ids[2]]))
+    return Batches(
+        both=both, first=part([0, 1, 2]), second=part([3, 4]), doubled=part([0, 1, 2] * 2), alone=collate(ids[3:])
+    )
 
 
 def _move_weights(rig: Rig) -> None:
@@ -101,7 +107,7 @@ def _sums(rig: Rig, turn: Turn, batch: Any, seen: list[Draws], *, batch_statisti
     seed_stream(0, 0, 0, LOSS)
     with draws.watching(), noting_host_draws(draws.host):
         given = losses_of(rig, turn, batch, {})
-        sums = {name: (float(value), float(count)) for name, (value, count) in given.items()}
+        sums = {name: (float(value.detach()), float(count)) for name, (value, count) in given.items()}
     moving.restore()
     seen.append(draws)
     return sums
@@ -166,7 +172,7 @@ def _padding(rig: Rig, job: Job, batches: Batches, seen: list[Draws]) -> list[Fi
         for name in padded:
             if _apart(padded[name][0] * plain[name][1], plain[name][0] * padded[name][1]):
                 text = (
-                    f"{name} of a sample changes with how far it is padded "
+                    f"{name} changes with how far samples are padded "
                     f"({plain[name][0] / plain[name][1]:.6g} alone, "
                     f"{padded[name][0] / padded[name][1]:.6g} in a batch): splits that pad otherwise differ by that"
                 )

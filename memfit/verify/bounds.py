@@ -2,8 +2,8 @@
 
 A gradient is a sum of n micro-batches' gradients g_1 … g_n, each the same on one rank and on many; only the order of
 the sum differs. Summed in fp32 in any order, the error of an element is at most (n - 1) u sum|g_i| with u = 2^-24
-(Higham, Accuracy and Stability of Numerical Algorithms, 4.2); normalising rounds twice more. Two orders then differ by at
-most
+(Higham, Accuracy and Stability of Numerical Algorithms, 4.2); normalising rounds twice more. Two orders then
+differ by at most
 
     2 (n + 1) u sum|g_i|
 

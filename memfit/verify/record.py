@@ -115,7 +115,7 @@ def _noted(turn: Turn, recording: Recording) -> Any:
         given = turn.loss(nets, batch, shared)
         named = dict(given) if isinstance(given, Mapping) else {turn.name: given}
         noted = {
-            name: (float(torch.as_tensor(pair[0]).detach()), float(pair[1])) for name, pair in named.items()
+            name: (float(pair[0].detach()), float(pair[1])) for name, pair in named.items()
             if isinstance(pair, tuple) and len(pair) == 2
         }  # fmt: skip
         recording.seen.micro_losses.setdefault(turn.name, []).append(noted)

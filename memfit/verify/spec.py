@@ -24,7 +24,7 @@ def plan_for(job: Job, name: str, worlds: Sequence[int], global_batch: int | Non
     """A plan to verify a job with: where nothing is asked, two micro-batches a rank, the last ones short."""
     _, lengths = samples_of(job)
     each = 1 if lengths is None else int(max(lengths))
-    micro = micro_batch or 2 * each
+    micro = micro_batch or 3 * each
     asked = global_batch or (2 * max(worlds) * micro - each)
     geometry = split(asked, micro, job.unit)
     return Plan(
