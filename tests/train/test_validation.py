@@ -19,8 +19,9 @@ from memfit.loading import load_job
 from memfit.planner.search import find_plan
 from memfit.trace.step import fetch_synthetic, validate_once
 from memfit.train.checkpoints import Checkpoints
-from memfit.train.child import seed_all
+from memfit.train.phases import VALIDATION
 from memfit.train.saver import Saver
+from memfit.train.streams import seed_stream
 from memfit.train.validation import main
 from tests.cli.asking import is_one_line, really
 
@@ -42,7 +43,7 @@ def saved(tmp_path_factory):
 
 
 def expected(rig):
-    seed_all(0)
+    seed_stream(0, 0, 0, VALIDATION)
     shape = shape_of(rig.job, 4)
     return validate_once(rig, lambda: fetch_synthetic(rig.job, shape, rig.device, validation=True), lambda part: None)
 
