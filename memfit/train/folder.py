@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._files: dict[str, FileIO] = {}
 
     @property
     def plan(self) -> Path:
@@ -68,8 +71,12 @@ class RunFolder:
             CannotWriteError: it cannot be written, as on a full disk.
         """
         path = self.lines(name)
-        with writing(path), open(path, "a") as file:
-            file.write(json.dumps(line, allow_nan=True) + "\n")
+        with writing(path):
+            if name not in self._files:
+                self._files[name] = open(path, "ab", buffering=0)  # noqa: SIM115 (kept open: a line costs little)
+            whole = (json.dumps(line, allow_nan=True) + "\n").encode()
+            if self._files[name].write(whole) != len(whole):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def lines(self, name: str) -> Path:
         """Where the lines of ``metrics`` or ``samples`` are."""

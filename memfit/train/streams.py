@@ -15,8 +15,11 @@ COLLATE, LOSS = 0, 1
 
 
 def seed_stream(seed: int, window: int, first_id: int, purpose: int) -> None:
-    """Sets Python's, numpy's and torch's default generators."""
+    """Sets Python's, numpy's and torch's default generators. ``torch.manual_seed`` takes 0.2 ms without a card."""
     low, high = np.random.SeedSequence([seed, window, first_id, purpose]).generate_state(2).tolist()
     random.seed(low)
     np.random.seed(low)
-    torch.manual_seed(high << 32 | low)
+    seed = high << 32 | low
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
