@@ -3,8 +3,8 @@
 python bench/loop.py [--rounds N] [--windows N]
 
 A step of about 2 ms on one core: an MLP, AdamW. Every loop collates the same samples and clips. memfit is the whole of
-``memfit.train.loop.train``: recovery, monitors, a line of metrics and one of samples for each window. No validation, no
-saving. Printed: the median over rounds of CPU seconds a step, and what each adds to the hand-written loop of its own round.
+``memfit.train.loop.train``: recovery, monitors, lines of metrics and samples for each window; no validation, no saving.
+Printed: the median over rounds of CPU time a step, and what it adds to the hand-written loop of its own round.
 """
 
 import argparse
