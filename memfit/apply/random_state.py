@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -43,20 +42,6 @@ def set_random_state(state: RandomState, device: torch.device) -> None:
             torch.cuda.set_rng_state(state.cuda, device)
     random.setstate(state.python)
     np.random.set_state(state.numpy)
-
-
-def seed_all(seed: int, device: torch.device) -> None:
-    """Starts every generator from one number below 2**63."""
-    torch.default_generator.manual_seed(seed)
-    if _on_cuda(device):
-        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-
-
-def derived_seed(*parts: int) -> int:
-    """A seed below 2**63 that depends on every part."""
-    return int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest()) >> 1
 
 
 def _on_cuda(device: torch.device) -> bool:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import os
-import statistics
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ from memfit.apply.losses import MicroBatch
 from memfit.apply.rig import Rig
 from memfit.train import limit
 
-MEMORY_EVERY, DEVICE_EVERY = 0.05, 1.0
+MEMORY_EVERY, DEVICE_EVERY = 0.1, 1.0
 """Seconds between two readings at most."""
 DECAY, NOISE_AFTER = 0.9, 5
 SPIKE_AFTER, SPIKE = 10, 6.0
@@ -110,7 +109,8 @@ class Monitor:
         self._losses.append(loss)
         if len(seen) < SPIKE_AFTER:
             return None
-        mean, spread = statistics.fmean(seen), statistics.pstdev(seen)
+        mean = sum(seen) / len(seen)
+        spread = math.sqrt(sum((one - mean) ** 2 for one in seen) / len(seen))
         return "spike" if loss > mean + SPIKE * max(spread, 1e-3 * abs(mean)) else None
 
     def _read_memory(self) -> dict[str, Any]:

@@ -238,7 +238,12 @@ def _changed_by(optimizer: Optimizer) -> Iterator[Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]
         yield from (p.grad for p in group["params"] if p.grad is not None)
-    yield from tensors_in(list(optimizer.state.values()))
+    for state in optimizer.state.values():
+        for value in state.values() if type(state) is dict else (state,):
+            if isinstance(value, Tensor):
+                yield value
+            elif isinstance(value, list | tuple | dict):
+                yield from tensors_in(value)
 
 
 def _has_state(optimizer: Optimizer, parameter: Tensor) -> bool:

@@ -105,7 +105,9 @@ class Phases:
                 reason, memory = describe(error), limit.is_memory_failure(error)
                 release(error)
             give_back(self._rig.device)
-            if not (memory and self._smaller(shape)):
+            if memory and self._smaller(shape):
+                self._say(f"window {window}: validation did not fit ({reason}); tried again with less")
+            else:
                 self._say(f"window {window}: validation was left out: {reason}")
                 return Validated(metrics=None, tries=tries, note=reason)
 

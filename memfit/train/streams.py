@@ -7,6 +7,7 @@ the same noise and dropout on one rank and on many, and a run that is taken up a
 from __future__ import annotations
 
 import random
+from hashlib import blake2b
 
 import numpy as np
 import torch
@@ -15,8 +16,11 @@ COLLATE, LOSS = 0, 1
 
 
 def seed_stream(seed: int, window: int, first_id: int, purpose: int) -> None:
-    """Sets Python's, numpy's and torch's default generators."""
-    low, high = np.random.SeedSequence([seed, window, first_id, purpose]).generate_state(2).tolist()
-    random.seed(low)
-    np.random.seed(low)
-    torch.manual_seed(high << 32 | low)
+    """Sets Python's, numpy's and torch's default generators. ``torch.manual_seed`` takes 0.2 ms without a card."""
+    parts = f"{seed} {window} {first_id} {purpose}".encode()
+    own = int.from_bytes(blake2b(parts, digest_size=8).digest(), "little")
+    random.seed(own % 2**32)
+    np.random.seed(own % 2**32)
+    torch.default_generator.manual_seed(own)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(own)
