@@ -55,6 +55,12 @@ class Moving:
         self._modes = [module.training for module in self._modules]
         self._learns = [parameter.requires_grad for parameter in self._parameters]
 
+    def watch(self) -> None:
+        """What has no copy is taken to be right as it is now."""
+        for module, name, tensor, _ in self._tensors():
+            if tensor is not None and (id(module), name) in self._watched:
+                self._watched[id(module), name] = _mark(tensor)
+
     def learn(self) -> None:
         """A window has passed: what it changed without a copy is copied from now on."""
         for module, name, tensor, _ in self._tensors():
@@ -62,8 +68,11 @@ class Moving:
             if tensor is not None and key in self._watched and self._watched[key] != _mark(tensor):
                 self._seen_to_change.add(key)
 
-    def restore(self) -> None:
-        """Puts back what ``keep`` remembered.
+    def restore(self, *, checked: bool = True) -> None:
+        """Puts back what ``keep`` remembered. Graphs that hold the tensors do not notice.
+
+        Args:
+            checked: False where what has no copy was looked at before, by ``changed``.
 
         Raises:
             CannotRepeatError: something changed of which there is no copy, naming it.
@@ -74,17 +83,25 @@ class Moving:
             if parameter.requires_grad != learns:
                 parameter.requires_grad_(learns)
         with torch.no_grad():
-            for module, name, tensor, is_buffer in list(self._tensors()):
+            for module, name, _, is_buffer in list(self._tensors()):
                 key = (id(module), name)
                 if key in self._kept:
                     old, copy = self._kept[key]
                     if is_buffer:
                         module._buffers[name] = old
                     if old is not None and copy is not None:
-                        old.copy_(copy)
-                elif key in self._watched and tensor is not None and self._watched[key] != _mark(tensor):
-                    where = f"{self._names[id(module)]}.{name}"
-                    raise CannotRepeatError(f"the forward changed {where}, and there is no copy from before")
+                        old.data.copy_(copy)
+        changed = self.changed() if checked else []
+        if changed:
+            raise CannotRepeatError(f"the forward changed {changed[0]}, and there is no copy from before")
+
+    def changed(self) -> list[str]:
+        """Tensors that were changed since ``keep`` and have no copy, as ``net.path.name``."""
+        return [
+            f"{self._names[id(module)]}.{name}"
+            for module, name, tensor, _ in self._tensors()
+            if tensor is not None and self._watched.get((id(module), name), _mark(tensor)) != _mark(tensor)
+        ]
 
     def _tensors(self) -> Iterator[tuple[nn.Module, str, Tensor | None, bool]]:
         for module in self._modules:

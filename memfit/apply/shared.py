@@ -25,6 +25,13 @@ class Shared:
         self._rig, self._turns = rig, turns
         self._batch: list[Any] = []
         self._begin: dict[int, RandomState] = {}
+        self._at: Turn | None = None
+
+    def begin(self, turn: Turn) -> None:
+        """A turn begins, or begins again after a failure, whose graphs are of no use."""
+        if turn is self._at:
+            self.forget()
+        self._at = turn
 
     def fetch(self, turn: Turn, micro: MicroBatch, *, alone: bool) -> Any:
         """The micro-batch's batch, at the random state where its first turn began."""

@@ -12,14 +12,17 @@ a runner puts around each half.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from memfit.apply.losses import MicroBatch, Told, known_units, losses_of, normalised, nothing
-from memfit.apply.rig import Rig, tensors_in, update_ema
+from memfit.apply.rig import Rig, update_ema
 from memfit.apply.shared import Shared
 from memfit.engine.ranks import Units, gather, together, total
 from memfit.errors import InputError, describe
@@ -66,8 +69,12 @@ class Guard:
 
     gradients: Callable[[Attempt, Sequence[MicroBatch]], TurnGradients] = lambda attempt, parts: attempt(parts)
     """Called with the half that may be repeated, and the micro-batches to begin with."""
-    once: Callable[[Callable[[], None], Callable[[], Iterable[Tensor]]], None] = lambda act, changes: act()
-    """Called with what must happen once, and what gives the tensors that it changes."""
+    once: Callable[[Callable[[], None], Optimizer | None, Sequence[Tensor]], None] = lambda act, optimizer, tensors: (
+        act()
+    )
+    """Called with what must happen once, the optimizer that it steps, and the tensors that it changes beside."""
+    norms: bool = False
+    """Whether the gradients' norm is taken where they are not clipped, too."""
 
 
 def _ignore(part: str) -> None:
@@ -99,7 +106,8 @@ def run_window(
     for turn in turns:
 
         def attempt(parts: Sequence[MicroBatch], turn: Turn = turn) -> TurnGradients:
-            return _gradients(rig, turn, parts, shared, mark, finish=step)
+            shared.begin(turn)
+            return _gradients(rig, turn, parts, shared, mark, finish=step, norms=guard.norms)
 
         made.append(guard.gradients(attempt, micro_batches))
         micro_batches = made[-1].micro_batches
@@ -107,7 +115,8 @@ def run_window(
             skipped.append(turn.name)
         elif step:
             mark("optimizer")
-            guard.once(lambda turn=turn: _step(rig, turn), lambda turn=turn: _stepped(rig, turn))  # type: ignore[misc]
+            for name in turn.optimizers:
+                guard.once(partial(_step, rig, rig.optimizers[name]), rig.optimizers[name], ())
         if rig.job.zero_grad == "after_step" or not step:
             mark("zero_grad")
             for optimizer in rig.optimizers.values():
@@ -125,7 +134,14 @@ def run_window(
 
 
 def _gradients(
-    rig: Rig, turn: Turn, micro_batches: Sequence[MicroBatch], shared: Shared, mark: Mark, *, finish: bool
+    rig: Rig,
+    turn: Turn,
+    micro_batches: Sequence[MicroBatch],
+    shared: Shared,
+    mark: Mark,
+    *,
+    finish: bool,
+    norms: bool,
 ) -> TurnGradients:
     """The gradients of one turn over all micro-batches, in the parameters; ``finish``: normalised and clipped."""
     engine, shared_by_ranks = rig.engine, rig.shares(turn.optimizers)
@@ -146,7 +162,7 @@ def _gradients(
             engine.reduce(prepared)
             del prepared
         with together(engine):
-            norm = None if empty else _finish_gradients(rig, turn, found, told)
+            norm = None if empty else _finish_gradients(rig, turn, found, told, norms)
     return TurnGradients(sums=all_sums, units=all_units, norm=norm, micro_batches=micro_batches, empty=empty)
 
 
@@ -238,8 +254,8 @@ def _backward(total: Tensor, turn: Turn) -> None:
         raise
 
 
-def _finish_gradients(rig: Rig, turn: Turn, found: Mapping[str, Units], told: Told) -> Tensor | None:
-    """Unscales, normalises by the units that were really there, and clips; gives the norm where it clips."""
+def _finish_gradients(rig: Rig, turn: Turn, found: Mapping[str, Units], told: Told, norms: bool) -> Tensor | None:
+    """Unscales, normalises by the units that were really there, and clips; gives the norm where it is asked for."""
     parameters = rig.parameters_of(turn.optimizers)
     if rig.scaler:
         for name in turn.optimizers:
@@ -248,24 +264,16 @@ def _finish_gradients(rig: Rig, turn: Turn, found: Mapping[str, Units], told: To
     if not known_units(told, found) and told.count > 1 and gradients:
         (count,) = found.values()
         torch._foreach_mul_(gradients, told.padded / count)
-    if rig.job.clip is None:
-        return None
-    return rig.engine.clip(parameters, rig.job.clip)
+    if rig.job.clip is not None:
+        return rig.engine.clip(parameters, rig.job.clip)
+    return rig.engine.clip(parameters, math.inf) if norms and gradients else None
 
 
-def _step(rig: Rig, turn: Turn) -> None:
-    for name in turn.optimizers:
-        if rig.scaler:
-            rig.scaler.step(rig.optimizers[name])
-        else:
-            rig.engine.step(rig.optimizers[name])
-
-
-def _stepped(rig: Rig, turn: Turn) -> Iterable[Tensor]:
-    """The tensors that a turn's step changes."""
-    for name in turn.optimizers:
-        yield from (p for group in rig.optimizers[name].param_groups for p in group["params"])
-        yield from tensors_in(list(rig.optimizers[name].state.values()))
+def _step(rig: Rig, optimizer: Optimizer) -> None:
+    if rig.scaler:
+        rig.scaler.step(optimizer)
+    else:
+        rig.engine.step(optimizer)
 
 
 def _after_the_steps(rig: Rig, mark: Mark, guard: Guard, *, stepped: bool) -> None:
@@ -278,4 +286,4 @@ def _after_the_steps(rig: Rig, mark: Mark, guard: Guard, *, stepped: bool) -> No
     if rig.ema:
         mark("ema")
         averages = [tensor for net in rig.ema.values() for tensor in (*net.parameters(), *net.buffers())]
-        guard.once(lambda: update_ema(rig), lambda: averages)
+        guard.once(partial(update_ema, rig), None, averages)

@@ -29,9 +29,16 @@ RANK = "memfit.train.rank"
     show_default=True,
     help="Time between checkpoints; 0: after every window. One more is saved at the end and when stopped.",
 )
+@click.option(
+    "--oversized",
+    type=click.Choice(["stop", "skip"]),
+    default="stop",
+    show_default=True,
+    help="What a sample does that does not fit alone: stop the run, or be left out and counted.",
+)
 @json_option
 def command(
-    plan: str, out: str, windows: str | None, resume: bool, keep: str, save_every: str, as_json: bool
+    plan: str, out: str, windows: str | None, resume: bool, keep: str, save_every: str, oversized: str, as_json: bool
 ) -> int:  # fmt: skip
     """Trains PLAN, a file that memfit plan wrote, in a process that cannot take more than the plan's budget.
 
@@ -56,7 +63,7 @@ def command(
             check_same_samples(read_plan(folder.plan), read, folder.plan)
         write_plan(read, folder.plan)
     start = "resume" if resume else "start"
-    arguments = [str(folder.path), str(count or 0), start, str(kept), str(every)]
+    arguments = [str(folder.path), str(count or 0), start, str(kept), str(every), oversized]
     if place is not None:
         os.execve(sys.executable, [sys.executable, "-m", RANK, *arguments], {**os.environ, **ENVIRONMENT})
     if ranks > 1:

@@ -5,6 +5,7 @@ On a fake process group every rank is taken to be like this one; without a mesh 
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -36,9 +37,22 @@ def is_memory_failure(error: BaseException) -> bool:
     """Whether an exception says that memory ran out: Python's, the CPU allocator's, CUDA's, or another rank's."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError | RanksOutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and (
-        "can't allocate memory" in str(error) or "could not create a memory" in str(error)
-    )
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+
+
+_OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "could not create a memory",
+    "std::bad_alloc",
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "Cannot allocate memory",
+)
+"""How torch and its libraries say it in a plain RuntimeError."""
 
 
 def gather(engine: Engine, value: Value) -> list[Value]:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from memfit.apply.moving import CannotRepeatError
 from memfit.apply.rig import build
 from memfit.batch.windows import Windows
 from memfit.device import backend
@@ -26,21 +27,27 @@ from memfit.train import launch, limit
 from memfit.train.chain import chain_of, check_chain
 from memfit.train.checkpoints import Checkpoints
 from memfit.train.folder import CannotWriteError, RunFolder
-from memfit.train.loop import Course, train
+from memfit.train.loop import Course, SpoiledByTrialError, train
+from memfit.train.once import TornStepError
 from memfit.train.progress import Progress
+from memfit.train.recovery import SampleTooLargeError
 from memfit.train.resume import resume
 from memfit.train.saver import Saver
 
+UNPROVEN = "MEMFIT_UNPROVEN"
+"""Set for a process that starts again because the trial of its first window could not be undone."""
+
 
 def main(arguments: list[str]) -> int:
-    """Trains ``RUN/plan.toml``: RUN, windows (0: the job's own), resume or start, checkpoints kept, seconds between."""
-    path, windows, start_or_resume, keep, every = [*arguments, *("2", "60")[len(arguments) - 3 :]]
+    """Trains ``RUN/plan.toml``: RUN, windows (0: the job's own), resume or start, checkpoints kept, seconds between,
+    and whether a sample that does not fit alone is skipped or stops the run."""
+    path, windows, start_or_resume, keep, every, oversized = [*arguments, *("2", "60", "stop")[len(arguments) - 3 :]]
     folder = RunFolder(path)
     if launched() is not None:
         os.dup2(2, 1)
     try:
         resumed = start_or_resume == "resume" or is_restart()
-        code = run(folder, int(windows), resumed, int(keep), float(every))
+        code = run(folder, int(windows), resumed, int(keep), float(every), oversized == "skip")
         return code if code == Exit.DONE else _ends(folder, code, "stopped; go on with --resume")
     except InputError as error:
         return _ends(folder, Exit.BAD_INPUT, str(error))
@@ -65,13 +72,13 @@ def _ends(folder: RunFolder, code: int, line: str) -> int:
     return launch.ends(folder.path, code, line)
 
 
-def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float) -> Exit:
+def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float, skips: bool = False) -> Exit:
     """Trains a run's plan within its budget."""
     backend.register()
     if launched() is not None:
         join()
     plan = read_plan(folder.plan)
-    device = _device(plan)
+    device = device_of(plan)
     engine = start(plan.engine, device)
     job = load_job(plan.job, dict(plan.settings))
     samples, lengths = job.dataset(), job.lengths()
@@ -89,7 +96,7 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float)
     plain_nets(job)
     job.collate([samples[0]])
     warm_up()
-    _seed(plan)
+    seed_all(plan.seed)
     before = limit.limit(plan.budget_bytes) if device.type == "cpu" else 0
     resident = limit.resident_bytes()
     try:
@@ -129,9 +136,21 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float)
                 last=last,
                 resident_before=resident,
                 saver=saver,
+                say=say if engine.rank == 0 else _silent,
+                proves=UNPROVEN not in os.environ,
+                skips=skips,
                 show=shown.line if shown is not None else lambda line: None,
             )
             return train(rig, course)
+    except SpoiledByTrialError as error:
+        say(f"{error}: starting again without a trial of every phase")
+        limit.lift()
+        os.environ[UNPROVEN] = "1"
+        os.execv(sys.executable, sys.orig_argv)
+    except (SampleTooLargeError, TornStepError, CannotRepeatError) as error:
+        limit.lift()
+        _ends(folder, Exit.STOPPED, _what_to_do(error))
+        return Exit.STOPPED
     except Exception as error:
         if not limit.is_memory_failure(error):
             raise
@@ -146,6 +165,14 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float)
         return Exit.STOPPED
 
 
+def _what_to_do(error: Exception) -> str:
+    if isinstance(error, SampleTooLargeError):
+        return f"{error}; give it more --memory, or leave it out with --oversized skip, and go on with --resume"
+    if isinstance(error, TornStepError):
+        return f"an optimizer step was cut short by memory: {error}; go on from the last checkpoint with --resume"
+    return f"{error}; go on from the last checkpoint with --resume"
+
+
 def say(line: str) -> None:
     """One line on standard error."""
     print(f"memfit: {line}", file=sys.stderr, flush=True)
@@ -155,7 +182,12 @@ def _silent(line: str) -> None:
     """On the ranks that rank 0 speaks for."""
 
 
-def _device(plan: Plan) -> torch.device:
+def device_of(plan: Plan) -> torch.device:
+    """The device of this machine that a plan runs on, its memory limited to the plan's budget.
+
+    Raises:
+        InputError: the plan is for more or fewer devices than processes were started, or for one that is not here.
+    """
     place, ranks = launched(), len(plan.micro_batches)
     if (place.world if place is not None else 1) != ranks:
         raise InputError(
@@ -179,10 +211,11 @@ def _device(plan: Plan) -> torch.device:
     return torch.device("cuda", local)
 
 
-def _seed(plan: Plan) -> None:
-    random.seed(plan.seed)
-    np.random.seed(plan.seed % 2**32)
-    torch.manual_seed(plan.seed)
+def seed_all(seed: int) -> None:
+    """Random numbers of every kind begin here."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
 
 
 def warm_up() -> None:
