@@ -38,6 +38,7 @@ class Recording:
         self._names: dict[int, str] = {}
         self._parameters: list[nn.Parameter] = []
         self._raw: dict[str, Tensor] = {}
+        self._sums: dict[str, Tensor] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -63,6 +64,7 @@ class Recording:
                 name = self._names[id(parameter)]
                 own = parameter.grad - before[id(parameter)] if id(parameter) in before else parameter.grad
                 self._raw[name] = self._raw[name] + own.abs() if name in self._raw else own.abs()
+                self._sums[name] = parameter.grad.clone()
 
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
         """Notes the gradients before they are clipped."""
@@ -88,7 +90,9 @@ class Recording:
             self.seen.gradients[name] = whole(parameter.grad).clone()
             self.seen.scales[name] = 1.0
             if name in self._raw:
-                self.seen.magnitudes[name] = self._raw[name].clone()
+                summed = float(self._sums[name].double().norm())
+                normalised = float(parameter.grad.double().norm()) / summed if summed else 1.0
+                self.seen.magnitudes[name] = self._raw[name] * normalised
 
     def name_of(self, parameter: nn.Parameter) -> str:
         """``net.path``."""
