@@ -10,8 +10,8 @@ differ by at most
 so a difference is reported relative to sum|g_i|, and the bound is one number for every element of every tensor. The
 loss is such a sum too. A weight's bound follows from its gradient's: the optimizer steps a copy with the gradient moved
 by its bound, up and down, and the weight may differ by what that moves it, twice, and by the rounding of the step
-itself. Where a true gradient is zero, Adam turns rounding into up to a full step; this bound contains that. It is made for optimizers that
-treat elements alone; one that mixes them (a norm over a tensor) is moved along one direction only.
+itself. Where a true gradient is zero, Adam turns rounding into up to a full step; this bound contains that. It is made
+for optimizers that treat elements alone; one that mixes them (a norm over a tensor) is moved along one direction only.
 """
 
 from __future__ import annotations

@@ -25,6 +25,8 @@ class Seen:
     """Over all ranks, normalised, before clipping."""
     magnitudes: dict[str, Tensor] = field(default_factory=dict)
     """The sum of the micro-batches' gradients' absolute values, on the same scale: what rounding is relative to."""
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    """After their step."""
     scales: dict[str, float] = field(default_factory=dict)
     """What clipping multiplied each gradient with."""
 
@@ -37,6 +39,8 @@ class Recording:
         self.seen = Seen()
         self._names: dict[int, str] = {}
         self._parameters: list[nn.Parameter] = []
+        self.forced: dict[str, Tensor] = {}
+        """Weights to go on with after their step: what a later turn computes then begins from equal weights too."""
         self._raw: dict[str, Tensor] = {}
         self._sums: dict[str, Tensor] = {}
 
@@ -81,6 +85,11 @@ class Recording:
         self._note([p for p in parameters if self.name_of(p) not in self.seen.scales])
         self._engine.step(optimizer)
         self._raw = {}
+        for parameter in parameters:
+            name = self.name_of(parameter)
+            self.seen.weights[name] = whole(parameter).clone()
+            if name in self.forced and not hasattr(parameter, "full_tensor"):
+                parameter.data.copy_(self.forced[name])
 
     def _note(self, parameters: Sequence[nn.Parameter]) -> None:
         for parameter in parameters:
@@ -126,13 +135,3 @@ def _noted(turn: Turn, recording: Recording) -> Any:
         return given
 
     return loss
-
-
-def weights_of(rig: Rig) -> dict[str, Tensor]:
-    """Copies of the trained parameters, whole."""
-    return {
-        f"{name}.{path}": whole(p).clone()
-        for name, net in rig.nets.items()
-        for path, p in net.named_parameters()
-        if p.requires_grad
-    }
