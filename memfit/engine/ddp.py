@@ -5,10 +5,12 @@ backward instead of inside of it. For that:
 
 - a rank whose memory runs out in forward or backward leaves no other waiting in a collective: all agree first;
 - ranks may have different numbers of micro-batches, or none, and nets may be called in any way and any number of times;
-- gradients may be freed between windows: DistributedDataParallel keeps its buckets, as large as the gradients, all the
-  time, and beside gradients that ``no_sync`` made (bench/ddp_reduction.py measures both).
+- gradients are freed between windows, where DistributedDataParallel keeps its buckets, as large as they are, through
+  every forward, and beside them the gradients that ``no_sync`` made.
 
-What it costs: the last micro-batch's backward no longer hides communication. Buckets still overlap each other.
+What it costs: the last micro-batch's backward no longer hides communication, and one bucket stands beside the gradients
+while they are summed (bench/ddp_reduction.py: 262 MiB at the peak against 218, 1.37 s a window against 1.20, for
+100 MiB of weights and one micro-batch on two busy cores).
 """
 
 from __future__ import annotations

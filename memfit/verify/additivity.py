@@ -65,7 +65,7 @@ def split_findings(job: Job, seed: int = 0) -> list[Finding]:
         host = {name: None for draws in seen for name in draws.host}
         found += _turn_findings(rig, turn, batches, seen, sums_hold=not host)
     found += _padding(rig, job, batches, seen) if job.longest is not None or job.lengths() is not None else []
-    return _unique([*found, *_batch_norm(seen), *_draws(seen, list(host))])
+    return _unique([*found, *_batch_norm(job, seen), *_draws(seen, list(host))])
 
 
 def batches_of(job: Job, seed: int) -> Batches:
@@ -180,7 +180,7 @@ def _padding(rig: Rig, job: Job, batches: Batches, seen: list[Draws]) -> list[Fi
     return []
 
 
-def _batch_norm(seen: Sequence[Draws]) -> list[Finding]:
+def _batch_norm(job: Job, seen: Sequence[Draws]) -> list[Finding]:
     paths = list({path: None for draws in seen for path in draws.normalising})
     if not paths:
         return []
@@ -188,7 +188,8 @@ def _batch_norm(seen: Sequence[Draws]) -> list[Finding]:
         f"batch normalisation by local batches in {_some(paths)}: a split changes what is learned; "
         "freeze its statistics (eval()), use GroupNorm, or keep the micro-batch the same"
     )
-    return [Finding(code="batch_norm", kind="fault", text=text)]
+    alone = all(path.split(".")[0] in job.unsynchronised for path in paths)
+    return [Finding(code="batch_norm", kind="note" if alone else "fault", text=text)]
 
 
 def _draws(seen: Sequence[Draws], host: list[str]) -> list[Finding]:

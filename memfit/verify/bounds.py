@@ -9,9 +9,9 @@ differ by at most
 
 so a difference is reported relative to sum|g_i|, and the bound is one number for every element of every tensor. The
 loss is such a sum too. A weight's bound follows from its gradient's: the optimizer steps a copy with the gradient moved
-by its bound, up and down, and the weight may differ by what that moves it, twice, and by its own rounding. Where a true
-gradient is zero, Adam turns rounding into up to a full step; this bound contains that. It is made for optimizers that
-treat elements alone; one that mixes them (a norm over a tensor) is moved along one direction only.
+by its bound, up and down, and the weight may differ by what that moves it, twice, and by the rounding of the step
+itself. Where a true gradient is zero, Adam turns rounding into up to a full step; this bound contains that. It is made
+for optimizers that treat elements alone; one that mixes them (a norm over a tensor) is moved along one direction only.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from torch.optim import Optimizer
 
 UNIT = 2.0**-24
 """Rounding unit of fp32."""
+STEP_ROUNDINGS = 16
+"""Operations of an optimizer's update (Adam's are eight), each of which rounds once in either run."""
 
 
 def sum_bound(micro_batches: int) -> float:
@@ -104,7 +106,10 @@ def weight_bounds(
                     parameter.grad = (gradients[name] + sign * room) * scales[name]
         trial.step()
         ends.append([p.detach() for group in trial.param_groups for p in group["params"]])
+    before = [p.detach() for group in optimizer.param_groups for p in group["params"]]
     return {
-        name: 2 * torch.maximum((up - mid).abs(), (down - mid).abs()) + 4 * UNIT * mid.abs()
-        for name, mid, up, down in zip([name for own in names for name in own], *ends, strict=True)
+        name: 2 * torch.maximum((up - mid).abs(), (down - mid).abs())
+        + STEP_ROUNDINGS * UNIT * (mid - old).abs()
+        + 4 * UNIT * torch.maximum(mid.abs(), old.abs())
+        for name, old, mid, up, down in zip([name for own in names for name in own], before, *ends, strict=True)
     }

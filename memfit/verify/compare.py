@@ -21,7 +21,7 @@ Micro = dict[str, list[dict[str, tuple[float, float]]]]
 def compare(
     job: Job,
     alone: dict[str, Any],
-    together: tuple[Seen, dict[str, float], dict[str, Any]],
+    together: tuple[Seen, dict[str, float]],
     everyone: list[tuple[Micro, dict[str, list[float]]]],
     shares: list[int],
 ) -> dict[str, Any]:
@@ -29,12 +29,12 @@ def compare(
 
     Args:
         alone: what one rank recorded.
-        together: what rank 0 of many recorded: its engine's record, the window's losses and weights.
+        together: what rank 0 of many recorded: its engine's record, and the window's losses.
         everyone: of every rank the losses of its micro-batches, and sums of its nets' weights.
         shares: micro-batches of each rank.
     """
     before: Seen = alone["seen"]
-    seen, losses, weights = together
+    seen, losses = together
     bound = sum_bound(sum(shares))
     apart = set(job.unsynchronised)
     mine = {name: value for name, value in before.gradients.items() if name.split(".")[0] not in apart}
@@ -45,8 +45,8 @@ def compare(
         allowed |= weight_bounds(
             optimizer, alone["names"][name], before.gradients, before.magnitudes, before.scales, bound
         )
-    shared = {name: value for name, value in alone["weights"].items() if name.split(".")[0] not in apart}
-    parameters = weight_difference(shared, weights, allowed)
+    shared = {name: value for name, value in before.weights.items() if name.split(".")[0] not in apart}
+    parameters = weight_difference(shared, seen.weights, allowed)
     loss = Difference()
     for name, value in alone["losses"].items():
         scale = _magnitude(before.micro_losses, name, value)

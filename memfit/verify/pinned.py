@@ -52,7 +52,8 @@ class Draws(TorchDispatchMode):
             given = _named(func, args, kwargs)
             if name == "native_dropout" and not (given.get("train", True) and given.get("p", 0.0)):
                 return func(*args, **kwargs)
-            if given.get("dropout_p", None) == 0.0:
+            drops_late = any(argument.name == "dropout_p" for argument in func._schema.arguments)
+            if drops_late and not given.get("dropout_p"):
                 return func(*args, **kwargs)
             if name in _DROPS or given.get("dropout_p"):
                 self.dropout.setdefault(self._path[-1])

@@ -32,7 +32,7 @@ from memfit.train.folder import RunFolder, replace_file
 from memfit.train.loop import Course, micro_batches
 from memfit.verify.additivity import split_findings
 from memfit.verify.compare import compare
-from memfit.verify.record import Recording, weights_of
+from memfit.verify.record import Recording
 from memfit.verify.spec import job_of, samples_of
 
 
@@ -82,10 +82,12 @@ def verify_world(plan: Plan, engine: Engine, folder: Path, windows: int) -> dict
         for number, before in enumerate(alone):
             _put_back(rig, before["begin"])
             recording.begin()
+            apart = rig.job.unsynchronised
+            recording.forced = {n: v for n, v in before["seen"].weights.items() if n.split(".")[0] not in apart}
             result = run_window(rig, micro_batches(rig, course, course.windows.window(number)))
             losses = {name: float(value) for name, value in result.losses.items()}
-            everyone = gather(engine, (recording.seen.micro_losses, _weights_by_net(rig)))
-            seen = (recording.seen, losses, weights_of(rig))
+            everyone = gather(engine, (recording.seen.micro_losses, _sums_by_net(recording)))
+            seen = (recording.seen, losses)
             if engine.rank == 0:
                 shares = [len(share) for share in course.windows.window(number).ranks]
                 found.append(compare(rig.job, before, seen, everyone, shares))
@@ -114,7 +116,6 @@ def _alone(plan: Plan, ranks: int, windows: int) -> list[dict[str, Any]]:
                     "begin": begin,
                     "seen": recording.seen,
                     "losses": {name: float(value) for name, value in result.losses.items()},
-                    "weights": weights_of(rig),
                     "optimizers": optimizers,
                     "names": names,
                 }
@@ -165,13 +166,12 @@ def _put_back(rig: Rig, state: dict[str, Any]) -> None:
         optimizer.load_state_dict(state["optimizers"][name])
 
 
-def _weights_by_net(rig: Rig) -> dict[str, list[float]]:
-    """Sums that tell whether two ranks hold the same net."""
-    return {
-        name: [float(p.detach().double().sum()) for p in net.parameters() if p.requires_grad]
-        for name, net in rig.nets.items()
-        if any(p.requires_grad for p in net.parameters())
-    }
+def _sums_by_net(recording: Recording) -> dict[str, list[float]]:
+    """Sums of each net's weights after their step, which tell whether two ranks hold the same net."""
+    found: dict[str, list[float]] = {}
+    for name, value in recording.seen.weights.items():
+        found.setdefault(name.split(".")[0], []).append(float(value.double().sum()))
+    return found
 
 
 if __name__ == "__main__":

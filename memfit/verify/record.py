@@ -25,6 +25,8 @@ class Seen:
     """Over all ranks, normalised, before clipping."""
     magnitudes: dict[str, Tensor] = field(default_factory=dict)
     """The sum of the micro-batches' gradients' absolute values, on the same scale: what rounding is relative to."""
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    """After their step."""
     scales: dict[str, float] = field(default_factory=dict)
     """What clipping multiplied each gradient with."""
 
@@ -37,7 +39,10 @@ class Recording:
         self.seen = Seen()
         self._names: dict[int, str] = {}
         self._parameters: list[nn.Parameter] = []
+        self.forced: dict[str, Tensor] = {}
+        """Weights to go on with after their step: what a later turn computes then begins from equal weights too."""
         self._raw: dict[str, Tensor] = {}
+        self._sums: dict[str, Tensor] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -63,6 +68,7 @@ class Recording:
                 name = self._names[id(parameter)]
                 own = parameter.grad - before[id(parameter)] if id(parameter) in before else parameter.grad
                 self._raw[name] = self._raw[name] + own.abs() if name in self._raw else own.abs()
+                self._sums[name] = parameter.grad.clone()
 
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
         """Notes the gradients before they are clipped."""
@@ -79,6 +85,11 @@ class Recording:
         self._note([p for p in parameters if self.name_of(p) not in self.seen.scales])
         self._engine.step(optimizer)
         self._raw = {}
+        for parameter in parameters:
+            name = self.name_of(parameter)
+            self.seen.weights[name] = whole(parameter).clone()
+            if name in self.forced and not hasattr(parameter, "full_tensor"):
+                parameter.data.copy_(self.forced[name])
 
     def _note(self, parameters: Sequence[nn.Parameter]) -> None:
         for parameter in parameters:
@@ -88,7 +99,9 @@ class Recording:
             self.seen.gradients[name] = whole(parameter.grad).clone()
             self.seen.scales[name] = 1.0
             if name in self._raw:
-                self.seen.magnitudes[name] = self._raw[name].clone()
+                summed = float(self._sums[name].double().norm())
+                normalised = float(parameter.grad.double().norm()) / summed if summed else 1.0
+                self.seen.magnitudes[name] = self._raw[name] * normalised
 
     def name_of(self, parameter: nn.Parameter) -> str:
         """``net.path``."""
@@ -122,13 +135,3 @@ def _noted(turn: Turn, recording: Recording) -> Any:
         return given
 
     return loss
-
-
-def weights_of(rig: Rig) -> dict[str, Tensor]:
-    """Copies of the trained parameters, whole."""
-    return {
-        f"{name}.{path}": whole(p).clone()
-        for name, net in rig.nets.items()
-        for path, p in net.named_parameters()
-        if p.requires_grad
-    }
