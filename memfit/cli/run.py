@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 
 import click
@@ -18,9 +17,12 @@ from memfit.errors import Exit, InputError
 @click.option("--out", required=True, metavar="RUN", type=click.Path(file_okay=False), help="The run's folder.")
 @click.option("--windows", metavar="N", help="Optimizer steps. Default: the job's own number.")
 @click.option("--resume", is_flag=True, help="Goes on with a run; with no checkpoint in it, from window 0.")
+@click.option("--wandb", is_flag=True, help="Keeps the scalars for Weights & Biases too, offline, under RUN/wandb.")
 @json_option
-def command(plan: str, out: str, windows: str | None, resume: bool, as_json: bool) -> int:
+def command(plan: str, out: str, windows: str | None, resume: bool, wandb: bool, as_json: bool) -> int:
     """Trains PLAN, a file that memfit plan wrote, in a process that cannot take more than the plan's budget."""
+    from memfit.cli.quiet import progress
+    from memfit.cli.watch import attend, keepers, write_report
     from memfit.plan import read_plan, write_plan
     from memfit.train.folder import RunFolder
     from memfit.train.limit import ENVIRONMENT
@@ -40,13 +42,10 @@ def command(plan: str, out: str, windows: str | None, resume: bool, as_json: boo
         str(count or 0),
         "resume" if resume else "start",
     ]
-    with subprocess.Popen(arguments, env={**os.environ, **ENVIRONMENT}, stdout=sys.stderr) as child:
-        while True:
-            try:
-                code = child.wait()
-                break
-            except KeyboardInterrupt:
-                continue
+    code = attend(arguments, {**os.environ, **ENVIRONMENT}, folder, read, keepers(folder, read, wandb))
+    if code not in (Exit.BAD_INPUT, Exit.FAULT):
+        with progress("writing the report", quiet=as_json):
+            write_report(folder)
     if code < 0:
         click.echo(f"memfit: the training process was killed by signal {-code}; go on with --resume", err=True)
         return Exit.STOPPED

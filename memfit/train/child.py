@@ -20,7 +20,6 @@ from memfit.sizes import format_size
 from memfit.train import limit
 from memfit.train.folder import RunFolder
 from memfit.train.loop import Course, train
-from memfit.train.progress import Progress
 from memfit.train.state import load_state
 
 
@@ -65,19 +64,18 @@ def run(folder: RunFolder, windows: int, resume: bool) -> Exit:
         first = load_state(rig, folder.checkpoint) if resume and folder.checkpoint.exists() else 0
         folder.keep_lines_before(first)
         last = windows or job.windows
-        with Progress(first, last, plan) as shown:
-            course = Course(
-                plan=plan,
-                folder=folder,
-                samples=samples,
-                lengths=lengths,
-                windows=course_windows,
-                first=first,
-                last=last,
-                resident_before=resident,
-                show=shown.line,
-            )
-            return train(rig, course)
+        folder.write_course(first, last)
+        course = Course(
+            plan=plan,
+            folder=folder,
+            samples=samples,
+            lengths=lengths,
+            windows=course_windows,
+            first=first,
+            last=last,
+            resident_before=resident,
+        )
+        return train(rig, course)
     except Exception as error:
         if not limit.is_memory_failure(error):
             raise

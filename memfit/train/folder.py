@@ -22,6 +22,10 @@ class RunFolder:
         return self.path / "plan.toml"
 
     @property
+    def course(self) -> Path:
+        return self.path / "course.json"
+
+    @property
     def checkpoint(self) -> Path:
         return self.path / "checkpoints" / "last.pt"
 
@@ -44,6 +48,10 @@ class RunFolder:
                 f"cannot be written: {error.strerror}",
                 "write --out as a folder that can be written",
             ) from error
+
+    def write_course(self, first: int, last: int) -> None:
+        """Which windows are trained now: [first, last), for who looks on."""
+        replace_file(self.course, json.dumps({"first": first, "last": last}).encode())
 
     def append(self, name: str, line: dict[str, Any]) -> None:
         """Adds one line to ``name``.jsonl."""

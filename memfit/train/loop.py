@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -39,7 +39,6 @@ class Course:
     """Bytes of the process before the job was built."""
     save_every: float = 60.0
     """Seconds between checkpoints."""
-    show: Callable[[dict[str, Any]], None] = lambda line: None
 
 
 class Stop:
@@ -67,7 +66,6 @@ def train(rig: Rig, course: Course) -> Exit:
             line = _line(window, result, time.perf_counter() - begin, course) | {"predicted_process_bytes": predicted}
             course.folder.append("samples", {"window": number, "rank": 0, "ids": list(window.ids)})
             course.folder.append("metrics", line)
-            course.show(line)
             if stop.asked or time.monotonic() - saved > course.save_every:
                 save_state(rig, number + 1, course.folder.checkpoint)
                 saved = time.monotonic()

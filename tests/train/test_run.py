@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -93,6 +94,8 @@ def test_a_run_writes_its_plan_metrics_samples_and_weights(plan, tmp_path):
     assert sorted(i for ids in epoch for i in ids) == list(range(50))
     assert metrics[3]["global_batch_done"] == 2
     assert set(load_file(run / "final" / "net.safetensors")) == {"0.weight", "0.bias", "3.weight", "3.bias"}
+    assert "Done: 6 windows" in (run / "report.html").read_text()
+    assert list((run / "tensorboard").glob("events.out.tfevents.*"))
 
 
 def test_a_stopped_run_goes_on_bit_for_bit(plan, tmp_path):
@@ -126,3 +129,25 @@ def test_a_run_over_its_budget_stops_with_one_line_and_exit_code_5(plan, tmp_pat
     assert stopped.returncode == 5
     assert "out of memory" in stopped.stderr
     assert "Traceback" not in stopped.stderr
+
+
+def test_a_person_at_a_terminal_sees_it_go_on(plan, tmp_path):
+    import pty
+
+    terminal, other = pty.openpty()
+    arguments = [sys.executable, "-m", "memfit", "run", str(plan), "--out", str(tmp_path / "run")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm", "COLUMNS": "80"}
+    with subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=other, env=environment) as child:
+        os.close(other)
+        seen = b""
+        while True:
+            try:
+                part = os.read(terminal, 1 << 16)
+            except OSError:
+                break
+            if not part:
+                break
+            seen += part
+    assert child.returncode == 0
+    assert b"6/6" in seen
+    assert re.search(rb"iB of 64(\.0)? MiB", seen), seen[-600:]
