@@ -1,23 +1,23 @@
-"""A training process attended from outside: its lines kept and shown, what it says passed on; its memory untouched."""
+"""A run attended from outside: its lines kept and shown, what its processes say passed on, their memory untouched."""
 
 from __future__ import annotations
 
+import io
 import json
-import queue
-import subprocess
+import os
 import sys
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
-from typing import IO
 
 import click
+from rich.console import Console
 
 from memfit.errors import InputError
 from memfit.plan import Plan
 from memfit.show.follow import Lines, Watcher
-from memfit.show.live import LiveView, watched
+from memfit.show.live import LiveView
 from memfit.show.scalars import TensorBoard, Wandb, has_tensorboard
 from memfit.train.folder import RunFolder
 
@@ -35,37 +35,16 @@ def keepers(folder: RunFolder, plan: Plan, wandb: bool) -> list[Watcher]:
     return [*found, TensorBoard(folder.path / "tensorboard")] if has_tensorboard() else found
 
 
-def attend(
-    arguments: Sequence[str], environment: dict[str, str], folder: RunFolder, plan: Plan, kept_by: list[Watcher]
-) -> int:
-    """Runs a process that trains into ``folder``; gives its exit code, negative where a signal killed it."""
-    lines = Lines(folder.path / "metrics.jsonl", behind=_last_window(folder))
+@contextmanager
+def attended(folder: RunFolder, plan: Plan, kept_by: list[Watcher]) -> Iterator[None]:
+    """While this is open, new lines of the run go to ``kept_by`` and, on a terminal, to a live view."""
     folder.course.unlink(missing_ok=True)
-    shown = watched()
-    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if shown else {"stdout": sys.stderr}
-    view: LiveView | None = None
-    try:
-        with subprocess.Popen(arguments, env=environment, text=True, errors="replace", **output) as child:
-            said = _Said(child.stdout) if child.stdout else None
-            ended = False
-            while not ended:
-                try:
-                    ended = child.poll() is not None
-                    if shown and view is None and folder.course.exists():
-                        view = LiveView(json.loads(folder.course.read_text())["last"], plan.budget_bytes)
-                    for text in said.new(ended=ended) if said else ():
-                        view.say(text) if view else click.echo(text, err=True)
-                    for line in lines.new():
-                        for watcher in [*kept_by, *([view] if view else [])]:
-                            watcher.line(line)
-                    if not ended:
-                        time.sleep(LOOKS_EVERY)
-                except KeyboardInterrupt:
-                    continue  # the child was asked too: it saves and ends
-            return child.returncode
-    finally:
-        for watcher in [*kept_by, *([view] if view else [])]:
-            watcher.close()
+    with _terminal() as terminal:
+        attendant = _Attendant(folder, plan, kept_by, terminal)
+        try:
+            yield
+        finally:
+            attendant.end()
 
 
 def write_report(folder: RunFolder) -> None:
@@ -79,26 +58,80 @@ def write_report(folder: RunFolder) -> None:
         click.echo(f"memfit: no report was written: {error}", err=True)
 
 
-class _Said:
-    """What a process prints, line by line, read beside."""
+class _Attendant:
+    """Looks at a run's lines in a thread of its own."""
 
-    def __init__(self, pipe: IO[str]) -> None:
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._read, args=(pipe,), daemon=True)
+    def __init__(self, folder: RunFolder, plan: Plan, kept_by: list[Watcher], terminal: tuple[Console, int] | None):
+        self._folder, self._plan, self._watchers = folder, plan, list(kept_by)
+        self._lines = Lines(folder.lines("metrics"), behind=_last_window(folder))
+        self._terminal = terminal
+        self._view: LiveView | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._attend, daemon=True)
         self._thread.start()
 
-    def _read(self, pipe: IO[str]) -> None:
-        for text in pipe:
-            self._lines.put(text.rstrip("\n"))
+    def end(self) -> None:
+        """Gives what is left."""
+        self._ended.set()
+        self._thread.join()
+        for watcher in self._watchers:
+            watcher.close()
 
-    def new(self, *, ended: bool = False) -> Iterator[str]:
-        """Lines that came since the last call; all that are left where the process has ended."""
-        if ended:
-            self._thread.join(timeout=2)
-        while not self._lines.empty():
-            yield self._lines.get()
+    def _attend(self) -> None:
+        while not self._ended.wait(LOOKS_EVERY):
+            self._look()
+        self._look()
+
+    def _look(self) -> None:
+        if self._terminal is not None:
+            console, said = self._terminal
+            if self._view is None and self._folder.course.exists():
+                last = json.loads(self._folder.course.read_text())["last"]
+                self._view = LiveView(last, self._plan.budget_bytes, console)
+                self._watchers.append(self._view)
+            for text in _available(said):
+                (self._view.say if self._view else lambda line: console.print(line, markup=False, soft_wrap=True))(text)
+        for line in self._lines.new():
+            for watcher in self._watchers:
+                watcher.line(line)
+
+
+@contextmanager
+def _terminal() -> Iterator[tuple[Console, int] | None]:
+    """Where a person looks at standard error: a console there, and a pipe that takes its place until this is closed.
+
+    What processes write into the pipe would be drawn over by a live view; the view prints it above itself.
+    """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    sys.stderr.flush()
+    kept = os.dup(2)
+    said, pipe = os.pipe()
+    os.set_blocking(said, False)
+    os.dup2(pipe, 2)
+    os.close(pipe)
+    try:
+        with io.TextIOWrapper(io.FileIO(os.dup(kept), "w"), write_through=True) as screen:
+            yield Console(file=screen, force_terminal=True, highlight=False), said
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        for descriptor in (kept, said):
+            os.close(descriptor)
+
+
+def _available(pipe: int) -> list[str]:
+    """Lines that are in a pipe now."""
+    found = b""
+    try:
+        while part := os.read(pipe, 1 << 16):
+            found += part
+    except BlockingIOError:
+        pass
+    return found.decode(errors="replace").splitlines()
 
 
 def _last_window(folder: RunFolder) -> int:
     """Of an earlier part of the run; -1 where there is none."""
-    return max((line["window"] for line in Lines(folder.path / "metrics.jsonl").new()), default=-1)
+    return max((line["window"] for line in Lines(folder.lines("metrics")).new()), default=-1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -18,9 +17,9 @@ _BAR = 24
 class LiveView:
     """Drawn anew after every window; what others say while it is there comes above it."""
 
-    def __init__(self, last: int | None, budget: int, console: Console | None = None) -> None:
-        """``last``: the number of windows, where it is known; ``budget`` in bytes."""
-        self._console = console or Console(stderr=True, highlight=False)
+    def __init__(self, last: int, budget: int, console: Console) -> None:
+        """``last``: the number of windows; ``budget`` in bytes."""
+        self._console = console
         columns = (TextColumn("training"), BarColumn(_BAR), MofNCompleteColumn(), TimeRemainingColumn())
         self._progress = Progress(*columns, console=self._console, auto_refresh=False)
         self._task = self._progress.add_task("training", total=last)
@@ -63,8 +62,3 @@ class LiveView:
         if predicted:
             text.append(f", {format_size(predicted)} predicted")
         return text
-
-
-def watched() -> bool:
-    """Whether a person looks at standard error."""
-    return sys.stderr.isatty()

@@ -56,14 +56,10 @@ def lift() -> None:
 
 
 def is_memory_failure(error: BaseException) -> bool:
-    """Whether an exception says that memory ran out: Python's, the CPU allocator's or CUDA's."""
-    import torch
+    """Whether an exception says that memory ran out, here or on another rank."""
+    from memfit.engine import ranks
 
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and (
-        "can't allocate memory" in str(error) or "could not create a memory" in str(error)
-    )
+    return ranks.is_memory_failure(error)
 
 
 def _status(name: str) -> int:

@@ -1,4 +1,4 @@
-"""The training loop of a plan on one device: window after window, a line of metrics for each."""
+"""The training loop of a plan: window after window, on every rank; rank 0 writes a line of metrics for each."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ import math
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
+from memfit.apply.losses import MicroBatch
 from memfit.apply.recompute import recompute
 from memfit.apply.rig import Rig, map_tensors
-from memfit.apply.window import MicroBatch, WindowResult, run_window
+from memfit.apply.window import WindowResult, run_window
 from memfit.batch.windows import Window, Windows
+from memfit.engine.ranks import gather
 from memfit.errors import Exit, InputError
 from memfit.job import Job
 from memfit.plan import Plan
 from memfit.train import limit
+from memfit.train.final import write_final
 from memfit.train.folder import RunFolder
-from memfit.train.state import save_final, save_state
+from memfit.train.saver import Saver
+from memfit.train.streams import COLLATE, LOSS, seed_stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +41,8 @@ class Course:
     """Windows [first, last) are trained."""
     resident_before: int
     """Bytes of the process before the job was built."""
-    save_every: float = 60.0
-    """Seconds between checkpoints."""
+    saver: Saver | None
+    """On rank 0."""
 
 
 class Stop:
@@ -55,39 +59,69 @@ class Stop:
 
 def train(rig: Rig, course: Course) -> Exit:
     """Trains the windows of a course; a checkpoint at the end, when stopped, and in between."""
-    stop, saved = Stop(), time.monotonic()
+    stop, saver, engine = Stop(), course.saver, rig.engine
     predicted = course.plan.phases.get("train", {}).get("process_bytes")
     with recompute(rig.nets, course.plan.checkpointing):
         for number in range(course.first, course.last):
             window = course.windows.window(number)
             begin = time.perf_counter()
             limit.reset_peak()
-            result = run_window(rig, [_micro(rig, course, ids) for ids in window.micro_batches])
-            line = _line(window, result, time.perf_counter() - begin, course) | {"predicted_process_bytes": predicted}
-            course.folder.append("samples", {"window": number, "rank": 0, "ids": list(window.ids)})
-            course.folder.append("metrics", line)
-            if stop.asked or time.monotonic() - saved > course.save_every:
-                save_state(rig, number + 1, course.folder.checkpoint)
-                saved = time.monotonic()
-            if stop.asked:
+            result = run_window(rig, micro_batches(rig, course, window))
+            line = _line(window, result, time.perf_counter() - begin, course)
+            mine = (stop.asked, saver is not None and saver.due(), line["measured_process_bytes"])
+            asked, due, measured = zip(*gather(engine, mine), strict=True)
+            stopped, last = any(asked), number + 1 == course.last
+            if saver is not None:
+                line |= {"predicted_process_bytes": predicted, "measured_process_bytes": max(measured)}
+                if engine.world > 1:
+                    line["measured_process_bytes_of_ranks"] = list(measured)
+                for rank in range(engine.world):
+                    applied = {"window": number, "rank": rank, "ids": list(window.ids_of([rank]))}
+                    course.folder.append("samples", applied)
+                course.folder.append("metrics", line)
+                if number == course.first:
+                    saver.warm(rig)
+                if stopped or last or any(due):
+                    saver.save(rig, number + 1)
+            if stopped:
+                if saver is not None:
+                    saver.finish()
                 return Exit.STOPPED
-    save_state(rig, course.last, course.folder.checkpoint)
-    save_final(rig, course.folder.path / "final")
-    return Exit.DONE
+    saved = saver is None or saver.finish()
+    if saver is not None:
+        write_final(rig, course.folder.path / "final")
+    return Exit.DONE if saved else Exit.STOPPED
 
 
-def _micro(rig: Rig, course: Course, ids: tuple[int, ...]) -> MicroBatch:
+def micro_batches(rig: Rig, course: Course, window: Window) -> list[MicroBatch]:
+    """This rank's part of a window; on an engine in lockstep, as many as the rank with the most."""
+    own = window.ranks[rig.engine.rank]
+    most = max(map(len, window.ranks)) if rig.engine.lockstep else len(own)
+    found = [_micro(rig, course, window.number, ids) for ids in own]
+    shortest = min(window.ids, key=lambda i: (course.lengths[i] if course.lengths is not None else 1, i))
+    for _ in range(most - len(own)):
+        found.append(replace(_micro(rig, course, window.number, (shortest,)), counts=False))
+    return found
+
+
+def _micro(rig: Rig, course: Course, window: int, ids: tuple[int, ...]) -> MicroBatch:
     host: list[Any] = []
+    seed = course.plan.seed
+
+    def collated() -> Any:
+        seed_stream(seed, window, ids[0], COLLATE)
+        return rig.job.collate([course.samples[i] for i in ids])
 
     def fetch() -> Any:
-        batch = host.pop() if host else rig.job.collate([course.samples[i] for i in ids])
+        batch = host.pop() if host else collated()
+        seed_stream(seed, window, ids[0], LOSS)
         return map_tensors(batch, lambda tensor: tensor.to(rig.device, non_blocking=True))
 
     units = None
     if type(rig.job).units is not Job.units:
-        host.append(rig.job.collate([course.samples[i] for i in ids]))
+        host.append(collated())
         units = rig.job.units(host[0])
-    return MicroBatch(fetch=fetch, padded_units=_padded(course, ids), units=units)
+    return MicroBatch(fetch=fetch, padded_units=_padded(course, ids), ids=ids, units=units)
 
 
 def _padded(course: Course, ids: tuple[int, ...]) -> int:
