@@ -149,9 +149,9 @@
       const { axis, layout } = base();
       const n = d.panels.length, annotations = [], axes = {};
       d.panels.forEach((panel, p) => {
-        const high = 1 - p / n, low = 1 - (p + 1) / n + 0.055;
-        axes[p ? `yaxis${p + 1}` : "yaxis"] = { ...axis, domain: [low, high - 0.035], nticks: 5, rangemode: panel.zero ? "tozero" : "normal", ...(panel.whole ? { dtick: Math.max(1, Math.ceil(Math.max(...panel.lines[0].y) / 4)) } : {}), ticksuffix: panel.bytes ? ` ${unit}` : "" };
-        annotations.push({ xref: "paper", yref: "paper", x: 0, xanchor: "left", xshift: -70, y: high - 0.03, yanchor: "bottom", showarrow: false, text: title(panel), font: { size: 13 } });
+        const high = 1 - p / n, low = 1 - (p + 1) / n + 0.22 / n;
+        axes[p ? `yaxis${p + 1}` : "yaxis"] = { ...axis, domain: [low, high - 0.14 / n], nticks: 5, rangemode: panel.zero ? "tozero" : "normal", ...(panel.whole ? { dtick: Math.max(1, Math.ceil(Math.max(...panel.lines[0].y) / 4)) } : {}), ticksuffix: panel.bytes ? ` ${unit}` : "" };
+        annotations.push({ xref: "paper", yref: "paper", x: 0, xanchor: "left", xshift: -70, y: high - 0.12 / n, yanchor: "bottom", showarrow: false, text: title(panel), font: { size: 13 } });
       });
       return {
         ...layout, annotations, margin: { l: 78, r: 14, t: 8, b: 42 }, hoversubplots: "axis", ...axes,

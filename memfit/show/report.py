@@ -17,6 +17,7 @@ from memfit.planner.curve import memory_curves, policies
 from memfit.planner.predict import Prediction, plain_nets, predict
 from memfit.show.page import Page, Section, Table
 from memfit.show.report_curve import curve_section
+from memfit.show.report_flight import flight_section
 from memfit.show.report_memory import memory_sections
 from memfit.show.report_run import run_sections, run_verdict
 from memfit.show.rows import number, process_peaks, read_lines
@@ -88,7 +89,8 @@ def run_report(path: Path) -> Page:
     lines, ids = read_lines(path / "metrics.jsonl"), read_lines(path / "samples.jsonl")
     verdict, tone = run_verdict(path, plan, lines)
     memory, notes = _memory(plan)
-    sections = [*run_sections(plan, lines, ids), plan_section(plan), *memory]
+    failure = flight_section(path / "flight.json")
+    sections = [*failure, *run_sections(plan, lines, ids), plan_section(plan), *memory]
     return Page(
         title=f"run of {plan.job}", verdict=verdict, tone=tone, about=_plan_facts(plan), sections=sections, notes=notes
     )
