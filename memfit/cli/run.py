@@ -36,15 +36,26 @@ RANK = "memfit.train.rank"
     show_default=True,
     help="What a sample does that does not fit alone: stop the run, or be left out and counted.",
 )
+@click.option("--wandb", is_flag=True, help="Keeps the scalars for Weights & Biases too, offline, under RUN/wandb.")
 @json_option
 def command(
-    plan: str, out: str, windows: str | None, resume: bool, keep: str, save_every: str, oversized: str, as_json: bool
-) -> int:  # fmt: skip
+    plan: str,
+    out: str,
+    windows: str | None,
+    resume: bool,
+    keep: str,
+    save_every: str,
+    oversized: str,
+    wandb: bool,
+    as_json: bool,
+) -> int:
     """Trains PLAN, a file that memfit plan wrote, in a process that cannot take more than the plan's budget.
 
     A plan for N devices is run by N processes: torchrun starts them on this machine, and starts them again from the
     last checkpoint when one is lost. Over several machines, start memfit run with torchrun on each.
     """
+    from memfit.cli.quiet import progress
+    from memfit.cli.watch import attended, keepers, write_report
     from memfit.engine.place import is_restart, launched
     from memfit.plan import read_plan, write_plan
     from memfit.train.folder import RunFolder, check_same_samples
@@ -67,11 +78,15 @@ def command(
     arguments = [str(folder.path), str(count or 0), start, str(kept), str(every), oversized]
     if place is not None:
         os.execve(sys.executable, [sys.executable, "-m", RANK, *arguments], {**os.environ, **ENVIRONMENT})
-    if ranks > 1:
-        os.environ.update({**ENVIRONMENT, **for_child()})
-        code = torchrun(ranks, RANK, arguments, folder.path)
-    else:
-        code = _in_a_child([sys.executable, "-m", CHILD, *arguments], {**os.environ, **ENVIRONMENT, **for_child()})
+    with attended(folder, read, keepers(folder, read, wandb)):
+        if ranks > 1:
+            os.environ.update({**ENVIRONMENT, **for_child()})
+            code = torchrun(ranks, RANK, arguments, folder.path)
+        else:
+            code = _in_a_child([sys.executable, "-m", CHILD, *arguments], {**os.environ, **ENVIRONMENT, **for_child()})
+    if code not in (Exit.BAD_INPUT, Exit.FAULT):
+        with progress("writing the report", quiet=as_json):
+            write_report(folder)
     if code < 0:
         click.echo(f"memfit: the training process was killed by signal {-code}; go on with --resume", err=True)
         return Exit.STOPPED

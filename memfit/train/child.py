@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
@@ -30,7 +30,6 @@ from memfit.train.folder import CannotWriteError, RunFolder
 from memfit.train.loop import Course, SpoiledByTrialError, train
 from memfit.train.once import TornStepError
 from memfit.train.parent import alone_in, die_with_parent
-from memfit.train.progress import Progress
 from memfit.train.recovery import SampleTooLargeError
 from memfit.train.resume import resume
 from memfit.train.saver import Saver
@@ -134,23 +133,23 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float,
                 say=say,
                 written=first or None,
             )
-        with Progress(first, last, plan) if engine.rank == 0 else nullcontext() as shown:
-            course = Course(
-                plan=plan,
-                folder=folder,
-                samples=samples,
-                lengths=lengths,
-                windows=course_windows,
-                first=first,
-                last=last,
-                resident_before=resident,
-                saver=saver,
-                say=say if engine.rank == 0 else _silent,
-                proves=UNPROVEN not in os.environ,
-                skips=skips,
-                show=shown.line if shown is not None else lambda line: None,
-            )
-            return train(rig, course)
+        if engine.rank == 0:
+            folder.write_course(first, last)
+        course = Course(
+            plan=plan,
+            folder=folder,
+            samples=samples,
+            lengths=lengths,
+            windows=course_windows,
+            first=first,
+            last=last,
+            resident_before=resident,
+            saver=saver,
+            say=say if engine.rank == 0 else _silent,
+            proves=UNPROVEN not in os.environ,
+            skips=skips,
+        )
+        return train(rig, course)
     except SpoiledByTrialError as error:
         say(f"{error}: starting again without a trial of every phase")
         limit.lift()

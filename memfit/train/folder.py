@@ -41,6 +41,10 @@ class RunFolder:
         return self.path / "plan.toml"
 
     @property
+    def course(self) -> Path:
+        return self.path / "course.json"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -63,6 +67,15 @@ class RunFolder:
                 f"cannot be written: {error.strerror}",
                 "write --out as a folder that can be written",
             ) from error
+
+    def write_course(self, first: int, last: int) -> None:
+        """Which windows are trained now: [first, last), for who looks on.
+
+        Raises:
+            CannotWriteError: it cannot be written.
+        """
+        with writing(self.course):
+            replace_file(self.course, json.dumps({"first": first, "last": last}).encode())
 
     def append(self, name: str, line: dict[str, Any]) -> None:
         """Adds one line to ``name``.jsonl.

@@ -50,7 +50,6 @@ class Course:
     """Bytes of the process before the job was built."""
     saver: Saver | None
     """On rank 0."""
-    show: Callable[[dict[str, Any]], None] = lambda line: None
     say: Callable[[str], None] = lambda line: None
     proves: bool = False
     """Whether every phase is tried before the first window."""
@@ -142,7 +141,6 @@ def train(rig: Rig, course: Course) -> Exit:
                 for rank, one in enumerate(told):
                     course.folder.append("samples", {"window": number, "rank": rank, "ids": list(one.ids)})
                 course.folder.append("metrics", line)
-                course.show(line)
                 check_finite(line, window)
                 if number == course.first:
                     saver.warm(rig)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -95,6 +96,8 @@ def test_a_run_writes_its_plan_metrics_samples_and_weights(plan, tmp_path):
     assert sorted(i for ids in epoch for i in ids) == list(range(50))
     assert metrics[3]["global_batch_done"] == 2
     assert set(load_file(run / "final" / "net.safetensors")) == {"0.weight", "0.bias", "3.weight", "3.bias"}
+    assert "Done: 6 windows" in (run / "report.html").read_text()
+    assert list((run / "tensorboard").glob("events.out.tfevents.*"))
 
 
 def test_a_stopped_run_goes_on_bit_for_bit(plan, tmp_path):
@@ -148,8 +151,31 @@ def test_a_folder_in_which_another_process_trains_is_refused(tmp_path):
 def test_a_run_over_its_budget_stops_with_one_line_and_exit_code_5(plan, tmp_path):
     from dataclasses import replace
 
-    write_plan(replace(read_plan(plan), budget_bytes=20_000), plan)
+    (tmp_path / "net.py").write_text(JOB.replace("512", "65536"))  # 4.5 MiB of parameters
+    write_plan(replace(read_plan(plan), budget_bytes=1 << 20), plan)
     stopped = memfit("run", plan, "--out", tmp_path / "run")
     assert stopped.returncode == 5
     assert "out of memory" in stopped.stderr
     assert "Traceback" not in stopped.stderr
+
+
+def test_a_person_at_a_terminal_sees_it_go_on(plan, tmp_path):
+    import pty
+
+    terminal, other = pty.openpty()
+    arguments = [sys.executable, "-m", "memfit", "run", str(plan), "--out", str(tmp_path / "run")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm", "COLUMNS": "80"}
+    with subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=other, env=environment) as child:
+        os.close(other)
+        seen = b""
+        while True:
+            try:
+                part = os.read(terminal, 1 << 16)
+            except OSError:
+                break
+            if not part:
+                break
+            seen += part
+    assert child.returncode == 0
+    assert b"6/6" in seen
+    assert re.search(rb"iB of 64(\.0)? MiB", seen), seen[-600:]
