@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
