@@ -18,8 +18,8 @@ from memfit.job import Shape
 from memfit.replay.caching import CachingAllocator
 from memfit.replay.config import AllocatorConfig
 from memfit.replay.errors import OutOfMemory
-from memfit.replay.steady import can_run, free_blocks, peak_if_served, rounded
-from memfit.replay.windows import Events, window_events
+from memfit.replay.steady import Codes, can_run, free_blocks, peak_if_served, rounded
+from memfit.replay.windows import Layout, window_layout
 from memfit.trace.family import TraceFamily
 
 Window = tuple[Shape, ...]
@@ -80,6 +80,8 @@ class _Replay:
         self.free = free_blocks(self.allocator)
         self.known: dict[Window, int] = {}
         """Windows that cached blocks serve, as the allocator stands, and what they allocate at their peak."""
+        self.layouts: dict[tuple[int, ...], tuple[Layout, Codes, list[Trace]]] = {}
+        """By the traces that a window's events are from."""
         self.carried: list[int] = []
         self.number = 0
 
@@ -118,7 +120,8 @@ class _Replay:
         end = next(end for name, _, end in trace.phases if name == "train")
         self.all_events(trace, end)
         born = trace.storage[:end][trace.kind[:end] == ALLOCATE]
-        later = window_events([trace] * len(window)).carried_in
+        layout, _ = self.layout([trace] * len(window))
+        later = layout.number[layout.carried_in]
         self.carried = later[np.isin(later, born)].tolist()
         self.changed()
         return self.allocator.peak_allocated
@@ -127,18 +130,26 @@ class _Replay:
         peak = self.known.get(window)
         if peak is not None:
             return peak
-        events = window_events([self.family.at(shape) for shape in window])
-        if self.fast and not len(events.carried_in):
-            units = rounded(events.nbytes, self.config)
-            added = peak_if_served(events.kind, events.storage, units, self.free)
+        traces = [self.family.at(shape) for shape in window]
+        layout, codes = self.layout(traces)
+        nbytes = layout.nbytes(traces)
+        if self.fast and not len(layout.carried_in):
+            units = rounded(nbytes, self.config)
+            added = peak_if_served(layout.kind, layout.storage, units, self.free, codes)
             if added is not None:
                 self.known[window] = self.allocator.allocated + added
                 return self.known[window]
         before = self.allocator.reserved, self.allocator.retries
-        self.every_event(events)
-        if len(events.carried_in) or before != (self.allocator.reserved, self.allocator.retries):
+        self.every_event(layout, nbytes.tolist())
+        if len(layout.carried_in) or before != (self.allocator.reserved, self.allocator.retries):
             self.changed()
         return self.allocator.peak_allocated
+
+    def layout(self, traces: list[Trace]) -> tuple[Layout, Codes]:
+        key = tuple(id(trace.storage) for trace in traces)
+        if key not in self.layouts:
+            self.layouts[key] = window_layout(traces), {}, traces
+        return self.layouts[key][:2]
 
     def changed(self) -> None:
         self.known.clear()
@@ -155,14 +166,13 @@ class _Replay:
             else:
                 self.allocator.free(storage)
 
-    def every_event(self, events: Events) -> None:
+    def every_event(self, layout: Layout, nbytes: list[int]) -> None:
         """A window's events, with storages that it takes over from the one before and leaves to the next."""
         own = _OWN * (1 + self.number % 2)
-        names = dict(zip(events.carried_in.tolist(), self.carried, strict=False))
-        nbytes = events.nbytes.tolist()
-        for kind, storage in zip(events.kind.tolist(), events.storage.tolist(), strict=True):
+        names = dict(zip(layout.carried_in.tolist(), self.carried, strict=False))
+        for kind, storage in zip(layout.kind.tolist(), layout.storage.tolist(), strict=True):
             if kind == ALLOCATE:
                 self.allocator.malloc(own + storage, nbytes[storage])
             else:
                 self.allocator.free(names.get(storage, own + storage))
-        self.carried = [own + storage for storage in events.carried_out.tolist()]
+        self.carried = [own + storage for storage in layout.carried_out.tolist()]

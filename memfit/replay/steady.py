@@ -19,13 +19,19 @@ from memfit.replay.caching import MIN_BLOCK, SMALL, CachingAllocator, round_size
 from memfit.replay.config import AllocatorConfig
 from memfit.replay.pool import UNMAPPED, Block
 
-SHIFT = 40
+SHIFT = 32
 """Bits of an address, in units of 512 bytes, in a free block's number."""
 _MASK = (1 << SHIFT) - 1
-_PAIR = 1 << 40
-"""Added to a storage that is freed before its pool's next event."""
-GAP = 1 << 12
+_PAIR = 1 << 32
+_STORAGE = _PAIR - 1
+"""_PAIR is added to a storage that is freed before its pool's next event."""
+MOST_CODES = 256
+GAP = 1
 """Units between segments, so that no two of them touch."""
+
+
+Codes = dict[bytes, list[list[int]]]
+"""Events of the small and of the large pool, by which pool each storage is in."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -84,19 +90,25 @@ def rounded(nbytes: np.ndarray, config: AllocatorConfig) -> np.ndarray:
 
 
 def peak_if_served(
-    kind: np.ndarray, storage: np.ndarray, units: np.ndarray, pools: dict[bool, FreeBlocks]
+    kind: np.ndarray, storage: np.ndarray, units: np.ndarray, pools: dict[bool, FreeBlocks], codes: Codes
 ) -> int | None:
     """Bytes that the window adds to what is allocated, at its peak; None where a request finds no block.
 
     Args:
         kind, storage: the window's events; every storage that is allocated is freed, and no other.
         units: of each storage, ``rounded``.
+        codes: kept from one window of this layout to the next.
     """
     taken = units.tolist()
-    size = units[storage]
-    for small, pool in pools.items():
-        mine = ((size <= SMALL // MIN_BLOCK) == small) & (size > 0)
-        if not _serve(pool, _coded(kind[mine], storage[mine]), taken):
+    pool_of = np.where(units > SMALL // MIN_BLOCK, 2, units > 0)
+    key = pool_of.tobytes()
+    if key not in codes:
+        if len(codes) >= MOST_CODES:
+            codes.clear()
+        of_event = pool_of[storage]
+        codes[key] = [_coded(kind[of_event == pool], storage[of_event == pool]) for pool in (1, 2)]
+    for small, own in zip((True, False), codes[key], strict=True):
+        if not _serve(pools[small], own, taken):
             return None
     blocks = np.array(taken, np.int64)[storage]
     live = np.cumsum(np.where(kind == ALLOCATE, blocks, -blocks))
@@ -120,45 +132,49 @@ def _serve(pool: FreeBlocks, codes: list[int], taken: list[int]) -> bool:
     """Runs a pool's events; ``taken`` gets the units of blocks that are larger than asked for."""
     keys, ends, starts = pool.keys.copy(), pool.ends.copy(), pool.starts.copy()
     least, tail = pool.least_rest, pool.tail
-    place: dict[int, int] = {}
+    place = [0] * len(taken)
+    find, insert, end_at, start_at = bisect_left, insort, ends.pop, starts.pop
     for code in codes:
         if code < 0:
-            start = place.pop(code)
+            start = place[~code]
             end = start + taken[~code]
-            before = ends.pop(start, None)
+            before = end_at(start, None)
             if before is not None:
-                del keys[bisect_left(keys, (start - before) << SHIFT | before)]
+                del keys[find(keys, (start - before) << SHIFT | before)]
                 start = before
-            behind = starts.pop(end, None)
+            behind = start_at(end, None)
             if behind is not None:
-                del keys[bisect_left(keys, (behind - end) << SHIFT | end)]
+                del keys[find(keys, (behind - end) << SHIFT | end)]
                 end = behind
             ends[end] = start
             starts[start] = end
-            insort(keys, (end - start) << SHIFT | start)
+            insert(keys, (end - start) << SHIFT | start)
             continue
-        pair = code >= _PAIR
-        storage = code - _PAIR if pair else code
+        storage = code & _STORAGE
         size = taken[storage]
-        at = bisect_left(keys, size << SHIFT)
+        at = find(keys, size << SHIFT)
         if at == len(keys):
             return False
         key = keys[at]
         if tail >= 0 and at + 1 < len(keys) and (key & _MASK) + (key >> SHIFT) == tail:
             at += 1
             key = keys[at]
-        found, start = key >> SHIFT, key & _MASK
+        found = key >> SHIFT
         rest = found - size
         if rest < least:
             taken[storage] = found
-        if pair:
+        if code != storage:
             continue
-        del keys[at], ends[start + found]
-        del starts[start]
-        place[~storage] = start
+        start = key & _MASK
+        del keys[at]
+        place[storage] = start
         if rest >= least:
             end = start + found
-            insort(keys, rest << SHIFT | (start + size))
-            ends[end] = start + size
-            starts[start + size] = end
+            del starts[start]
+            start += size
+            insert(keys, rest << SHIFT | start)
+            ends[end] = start
+            starts[start] = end
+        else:
+            del ends[start + found], starts[start]
     return True

@@ -71,8 +71,8 @@ class TraceFamily:
         """Whether other shapes follow from the traced ones."""
         return self._members[Kind()].polynomials is not None
 
-    def member(self, shape: Shape) -> Member | None:
-        """The member that a shape's trace follows from; None where it must be traced itself."""
+    def derived(self, shape: Shape) -> Trace | None:
+        """The trace of a shape, from its member of the family; None where it must be traced itself."""
         kinds = [Kind(single=shape.items == 1)]
         if shape.length is not None and shape.length % 8:
             kinds.append(Kind(single=shape.items == 1, ragged=True))
@@ -82,13 +82,14 @@ class TraceFamily:
             if kind not in self._members:
                 self._members[kind] = self._make(kind)
             found = self._members[kind]
-            if found.bytes_at(shape) is not None:
-                return found
+            nbytes = found.bytes_at(shape)
+            if nbytes is not None:
+                return dataclasses.replace(found.trace, nbytes=nbytes)
         return None
 
     def bound(self, shape: Shape) -> Trace:
         """The trace of this shape, or of the next multiple of 32 in length where only that can be derived."""
-        if shape.length is None or not self.derives or self.member(shape) is not None:
+        if shape.length is None or not self.derives or self.derived(shape) is not None:
             return self.at(shape)
         return self.at(Shape(items=shape.items, length=-(-shape.length // 32) * 32))
 
@@ -96,10 +97,9 @@ class TraceFamily:
         """The trace of a shape, in a millisecond where it can be derived."""
         if shape in self._direct:
             return self._direct[shape]
-        member = self.member(shape)
-        nbytes = member.bytes_at(shape) if member is not None else None
-        if member is not None and nbytes is not None:
-            return dataclasses.replace(member.trace, nbytes=nbytes)
+        found = self.derived(shape)
+        if found is not None:
+            return found
         self._direct[shape] = self._trace_at(shape)
         return self._direct[shape]
 

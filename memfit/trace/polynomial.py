@@ -22,6 +22,8 @@ FORMS = ((1, False), *((to, whole) for to in PADDINGS for whole in (False, True)
 """(lengths are padded to a multiple of this, in both factors of L²)."""
 ITEM_BYTES = (8, 4, 2, 1)
 """Places behind FORMS: items of so many bytes, their number in a sample being a part of the length rounded down."""
+LARGEST_PART = 64
+"""The largest denominator of such a part."""
 UNITS = (1, 8, 32)
 MOST = 1 << 31
 """Of a numerator, so that 64 bits hold the products."""
@@ -132,20 +134,24 @@ def _row(column: list[int], count: int, solvers: list[Solver]) -> tuple[list[Fra
 
 
 def _floored(column: list[int], shapes: list[Shape], count: int) -> tuple[list[Fraction], int] | None:
-    """The simplest part of the length that, rounded down, is the number of items in a sample at every shape."""
+    """The part of the length that, rounded down, is the number of items in a sample at every shape; None where several
+    parts with small denominators would do."""
     for place, nbytes in enumerate(ITEM_BYTES):
         numbers = [divmod(size, nbytes * shape.items) for size, shape in zip(column, shapes, strict=True)]
         if any(rest for _, rest in numbers) or any(shape.length is None for shape in shapes):
             continue
-        low = max(Fraction(n, shape.length or 1) for (n, _), shape in zip(numbers, shapes, strict=True))
-        high = min(Fraction(n + 1, shape.length or 1) for (n, _), shape in zip(numbers, shapes, strict=True))
-        if low < high:
-            part = next(
-                Fraction(-(-low.numerator * q // low.denominator), q)
-                for q in range(1, low.denominator + 1)
-                if Fraction(-(-low.numerator * q // low.denominator), q) < high
-            )
-            return [part, *[Fraction(0)] * (count - 1)], len(FORMS) + place
+        lengths = [(n, shape.length or 1) for (n, _), shape in zip(numbers, shapes, strict=True)]
+        low = max(Fraction(n, length) for n, length in lengths)
+        high = min(Fraction(n + 1, length) for n, length in lengths)
+        parts = {
+            Fraction(p, q)
+            for q in range(1, LARGEST_PART + 1)
+            for p in range(-(-low.numerator * q // low.denominator), -(-high.numerator * q // high.denominator))
+        }
+        if len({length for n, length in lengths if Fraction(n, length) == low}) > 1:
+            parts = {low}
+        if low < high and len(parts) == 1:
+            return [*parts, *[Fraction(0)] * (count - 1)], len(FORMS) + place
     return None
 
 
