@@ -102,13 +102,8 @@ def stubs(card: CardRules, emptied: Callable[[], None]) -> list[tuple[Any, dict[
         "device": _context,
         "device_of": _context,
     }
-<<<<<<< HEAD
-    cuda |= dict.fromkeys(("init", "_lazy_init", "set_device", "set_stream", "synchronize", "ipc_collect"), _nothing)
-    cuda |= {name: _legacy_constructor(name, dtype) for name, dtype in LEGACY_DTYPES.items()}
-=======
     cuda |= dict.fromkeys(("init", "_lazy_init", "set_device", "synchronize", "ipc_collect"), _nothing)
-    cuda |= {name: _legacy_constructor(dtype) for name, dtype in _DTYPES.items()}
->>>>>>> main
+    cuda |= {name: _legacy_constructor(name, dtype) for name, dtype in LEGACY_DTYPES.items()}
     nvtx = dict.fromkeys(("range_push", "range_pop", "mark"), _nothing) | {"range": _context}
     return [
         (torch.cuda, cuda | memory | random),
