@@ -92,6 +92,8 @@ def _formatted(tensor: Tensor, spec: str) -> str:
 def _as_numpy(tensor: Tensor, *, force: bool = False) -> Any:
     import numpy
 
+    if not isinstance(tensor, FakeTensor):
+        return tensor.numpy(force=force)
     return numpy.zeros(tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
 
 
