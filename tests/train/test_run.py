@@ -12,7 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from memfit.errors import InputError
 from memfit.plan import read_plan, write_plan
+from memfit.train.parent import alone_in
 
 JOB = """
 import torch
@@ -117,6 +119,30 @@ def test_an_interrupted_run_finishes_its_window_and_exits_with_5(plan, tmp_path)
     (saved,) = (run / "checkpoints").iterdir()
     assert int(saved.name) == len(lines(run, "samples"))
     assert len(lines(run, "samples")) == len(lines(run, "metrics"))
+
+
+def test_killing_memfit_run_alone_leaves_no_process_that_goes_on_training(plan, tmp_path):
+    run = tmp_path / "run"
+    arguments = [sys.executable, "-m", "memfit", "run", str(plan), "--out", str(run)]
+    with subprocess.Popen([*arguments, "--windows", "100000", "--save-every", "0"], stderr=subprocess.PIPE) as parent:
+        while not any((run / "checkpoints").glob("0*")) and parent.poll() is None:
+            time.sleep(0.05)
+        parent.kill()
+    resumed = memfit("run", plan, "--out", run, "--resume", "--windows", "1000")
+    assert resumed.returncode == 0, resumed.stderr
+    time.sleep(0.5)
+    assert [line["window"] for line in lines(run, "samples")] == list(range(1000))
+
+
+def test_a_folder_in_which_another_process_trains_is_refused(tmp_path):
+    with (
+        alone_in(tmp_path),
+        pytest.raises(InputError, match="another process trains in it; wait until it ends"),
+        alone_in(tmp_path, 0.2),
+    ):
+        pass
+    with alone_in(tmp_path):
+        pass
 
 
 def test_a_run_over_its_budget_stops_with_one_line_and_exit_code_5(plan, tmp_path):
