@@ -7,6 +7,7 @@ window finds are the first one's leftovers. Only the third finds what every late
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -42,11 +43,12 @@ def with_third_window(trace: Trace) -> Trace:
 
     phases = [moved(*phase) for phase in trace.phases]
     phases.insert(trace.phases.index(("train", start, end)) + 1, ("train", end, end + length))
+    grown: dict[str, Any] = {name: np.concatenate([column, column[made]]) for name, column in columns.items()}
     return dataclasses.replace(
         trace,
         kind=np.insert(trace.kind, end, kind),
         storage=np.concatenate([trace.storage[:end], again[storage], behind]).astype(np.int32),
         operator=np.insert(trace.operator, end, trace.operator[start:end]),
         phases=tuple(phases),
-        **{name: np.concatenate([column, column[made]]) for name, column in columns.items()},
+        **grown,
     )
