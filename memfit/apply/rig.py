@@ -60,7 +60,7 @@ def build(job: Job, device: torch.device | str) -> Rig:
     if job.ema is not None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
-            rig.ema = {name: copy.deepcopy(net).requires_grad_(False) for name, net in nets.items() if is_trained(net)}
+            rig.ema = {name: _average_of(net) for name, net in nets.items() if is_trained(net)}
     return rig
 
 
@@ -84,6 +84,12 @@ def ddp_buckets(parameters: Sequence[nn.Parameter]) -> list[tuple[torch.dtype, i
 def is_trained(net: nn.Module) -> bool:
     """Whether any parameter of the net requires a gradient."""
     return any(p.requires_grad for p in net.parameters())
+
+
+def _average_of(net: nn.Module) -> nn.Module:
+    """A copy without gradients. Buffers are cloned first: a trace's tensors have no storage to copy."""
+    copies: dict[int, Any] = {id(buffer): buffer.detach().clone() for buffer in net.buffers()}
+    return copy.deepcopy(net, copies).requires_grad_(False)
 
 
 def update_ema(rig: Rig) -> None:
