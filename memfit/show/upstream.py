@@ -73,6 +73,7 @@ def _choices(job: Job, plan: Plan) -> Iterator[tuple[str, Any]]:
     for name, value in plan.settings.items():
         if value != getattr(type(job), name, None):
             yield name, value
+    yield from getattr(getattr(plan, "validation", None), "settings", {}).items()
 
 
 def _taken(plan: Plan) -> Iterator[tuple[str, str]]:
