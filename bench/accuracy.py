@@ -98,7 +98,7 @@ def everything(out: Path, folder: Path, workers: int, models: int | None) -> int
         show.failures(failed)
     else:
         console.print(f"{PUBLIC} is not there: no runs of others")
-    answer["published"] = others.published(ROOT / "bench" / "published.toml", console)
+    answer["published"] = others.published(ROOT / "bench" / "results" / "published.json", console)
     answer["measured"] = others.measured(ROOT / "bench" / "measured", console)
     show.cards(answer["measured"])
     _write(out, answer)

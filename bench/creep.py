@@ -16,7 +16,10 @@ FRAMES_PER_SECOND, MOST_CLIPS, CLIPS = 93.75, 64, 6000
 
 
 def packed_shapes(frames: int, seconds: tuple[float, float], batches: int, seed: int = 0) -> list[Shape]:
-    """Batches of clips of uniformly drawn lengths: sorted, packed up to ``frames`` unpadded frames, shuffled."""
+    """Batches of clips of uniformly drawn lengths: sorted, packed up to ``frames`` unpadded frames, shuffled.
+
+    Of the first ``batches``, those of a single clip are left out: their events differ, and each would be traced anew.
+    """
     drawn = np.random.default_rng(seed)
     lengths = np.sort((drawn.uniform(*seconds, CLIPS) * FRAMES_PER_SECOND).astype(int)).tolist()
     packs: list[list[int]] = [[]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -15,20 +16,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from creep import packed_shapes, reserved_after
-from zero2 import zero2
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
 
-from memfit.device.catalogue import Device, find_device
-from memfit.errors import InputError
-from memfit.events import Trace
-from memfit.footprint import Footprint
-from memfit.geometry import shape_of
-from memfit.loading import load_job
-from memfit.planner.predict import default_checkpointing, footprint_on, plain_nets
-from memfit.replay.caching import CachingAllocator
-from memfit.trace.step import Tracing, trace_job
+from bench.creep import packed_shapes, reserved_after  # noqa: E402
+from bench.zero2 import zero2  # noqa: E402
+from memfit.device.catalogue import Device, find_device  # noqa: E402
+from memfit.errors import InputError  # noqa: E402
+from memfit.events import Trace  # noqa: E402
+from memfit.footprint import Footprint  # noqa: E402
+from memfit.geometry import shape_of  # noqa: E402
+from memfit.loading import load_job  # noqa: E402
+from memfit.planner.predict import default_checkpointing, footprint_on, plain_nets  # noqa: E402
+from memfit.replay.caching import CachingAllocator  # noqa: E402
+from memfit.trace.step import Tracing, trace_job  # noqa: E402
 
-HERE = Path(__file__).parent
 FIGURES, RESULTS = HERE / "published.toml", HERE / "results" / "published.json"
 BATCHES = 150
 STATE = ("parameters", "gradients", "communication", "optimizer")

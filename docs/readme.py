@@ -2,21 +2,24 @@
 
 python docs/readme.py
 
-A block begins with <!-- run: memfit ... --> or <!-- file: path --> and ends with <!-- end -->.
+A block begins with <!-- run: memfit ... -->, <!-- file: path --> or
+<!-- table: bench/results/published.json --> and ends with <!-- end -->.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-BLOCK = re.compile(r"<!-- (run|file): (.*?) -->\n.*?<!-- end -->", re.DOTALL)
+BLOCK = re.compile(r"<!-- (run|file|table): (.*?) -->\n.*?<!-- end -->", re.DOTALL)
 
 
 def blocks(text: str) -> dict[str, str]:
@@ -27,11 +30,30 @@ def blocks(text: str) -> dict[str, str]:
 def fresh(block: str) -> str:
     """The block of this first line, made anew."""
     kind, _, what = block.partition(": ")
+    if kind == "table":
+        return f"<!-- {block} -->\n{published(json.loads((ROOT / what).read_text()))}\n<!-- end -->"
     if kind == "file":
         language, content = "python", (ROOT / what).read_text()
     else:
         language, content = "text", f"$ {what}\n{printed(what)}"
     return f"<!-- {block} -->\n```{language}\n{content.rstrip()}\n```\n<!-- end -->"
+
+
+def published(results: dict[str, Any]) -> str:
+    """bench/published.py's rows as a Markdown table. A GB of a tool is GiB; of a README, who knows: both are shown."""
+    lines = ["| job, micro-batch | run as | published | predicted | off |", "|---|---|---|---|---|"]
+    for row in results["rows"]:
+        run_as = row["engine"] + (f" on {row['world']}" if row["world"] > 1 else "") + f", {row['card']}"
+        predicted = f"{row['predicted_bytes'] / 2**30:.2f} GiB"
+        if row["sequence_bytes"]:
+            predicted += f", {row['sequence_bytes'] / 2**30:.1f} after 150 batches of varying lengths"
+        off = f"{row['error']:+.1%}"
+        if row["error_decimal"] is not None:
+            off += f" ({row['error_decimal']:+.1%} if 10⁹)"
+        what = "" if row["kind"] == "process" else f" {row['kind']}"
+        job = f"{row['job']}, {row['micro_batch']} {row['unit']}, {row['phase']}{what}"
+        lines.append(f"| {job} | {run_as} | {row['published']} | {predicted} | {off} |")
+    return "\n".join(lines)
 
 
 def printed(command: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -53,28 +52,12 @@ def compare_on_cpu(name: str) -> list[dict[str, Any]]:
 
 
 def published(path: Path, console: Console) -> list[dict[str, Any]] | None:
-    """Predictions beside the figures that projects publish; None where the file is not there.
-
-    Each table of ``run``: job, settings, device, micro_batch (or shape), and ``gib`` or ``low_gib`` and ``high_gib``.
-    """
+    """Predictions beside the figures that projects publish, as bench/published.py wrote them; None where it has not."""
     if not path.exists():
-        console.print(f"{path.name} is not there: no published figures")
+        console.print(f"{path.name} is not there: bench/published.py writes it")
         return None
-    from memfit.device.catalogue import find_device
-    from memfit.geometry import parse_shape, shape_of
-    from memfit.loading import load_job
-    from memfit.planner.predict import predict
-
-    answer = []
-    for run in track(tomllib.loads(path.read_text()).get("run", []), "published figures", console=console):
-        if not {"job", "device"} <= run.keys():
-            continue
-        job = load_job(run["job"], run.get("settings", {}))
-        shape = parse_shape(run["shape"], job) if "shape" in run else shape_of(job, run.get("micro_batch", 1))
-        found = predict(job, run["job"], shape, find_device(run["device"])).footprint
-        peak = found.phases[found.limiting_phase]
-        answer.append({**run, "process_gib": peak.process_bytes / 2**30, "fits": found.fits})
-    return answer
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
+    return rows
 
 
 def measured(folder: Path, console: Console) -> list[dict[str, Any]]:

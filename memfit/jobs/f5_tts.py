@@ -23,7 +23,6 @@ from memfit.jobs.upstream import Upstream, f5_tts
 
 FRAMES_PER_SECOND = 24000 / 256
 MEL = 100
-CONFIG = "src/f5_tts/configs/<model>.yaml"
 
 
 class F5TTS(Job, ABC):
@@ -55,8 +54,6 @@ class F5TTS(Job, ABC):
     """Clips of synthesized speech in the data set."""
 
     upstream: ClassVar[Upstream] = f5_tts("F5TTS_Base")
-    find_unused_parameters: ClassVar[bool] = True
-    """Upstream wraps the net so in DDP; here every parameter gets a gradient."""
 
     @abstractmethod
     def _net(self) -> nn.Module:

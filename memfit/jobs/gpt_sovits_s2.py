@@ -47,8 +47,6 @@ class S2(Job):
     """Clips of synthesized speech in the data set."""
 
     upstream: ClassVar[Upstream] = GPT_SOVITS_S2
-    find_unused_parameters: ClassVar[bool] = True
-    """Upstream wraps the net so in DDP; here the codebook's convolution never gets a gradient."""
 
     def widths(self) -> Widths:
         """The sizes of the generator."""

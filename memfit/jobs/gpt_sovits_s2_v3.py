@@ -48,8 +48,6 @@ class S2V3(Job):
     """Clips of synthesized speech in the data set."""
 
     upstream: ClassVar[Upstream] = GPT_SOVITS_S2_V3
-    find_unused_parameters: ClassVar[bool] = True
-    """Upstream wraps the net so in DDP; here ``mel_head`` never gets a gradient."""
 
     def nets(self) -> Nets:
         net = SovitsV3(WIDTHS["v2"], dim=self.dim, depth=self.depth, num_heads=max(1, self.dim // 64))

@@ -57,10 +57,6 @@ class Stage1(Job):
     """Height and width that the SyncNet sees."""
     judged_size: ClassVar[int] = 224
     """Height and width of the largest images that VGG and, in the generator's turn, the discriminators see."""
-    engine: ClassVar[str] = "zero2"
-    """Upstream's engine: DeepSpeed ZeRO-2 without offload."""
-    world: ClassVar[int] = 2
-    """Processes of the launcher that upstream ships."""
     unsynchronised: ClassVar[tuple[str, ...]] = ("discriminator", "mouth_discriminator")
     """Nets that every rank of upstream trains by itself."""
     upstream: ClassVar[Upstream] = MUSETALK

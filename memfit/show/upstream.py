@@ -21,6 +21,12 @@ _BY_MODE = {
 }
 """What a mode is in plain PyTorch, for modules that no switch of the project covers."""
 _SHOWN = 3
+_LEVERS = {
+    "fused optimizer": ("optimizer", "fused"),
+    "free gradients before validation and saving": ("free_gradients", "yes"),
+    "optimizer state on the host": ("offload_optimizer", "cpu"),
+}
+"""Levers of a plan by the key that a project has for them; others are called by their own names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +52,7 @@ def upstream_changes(job: Job, name: str, plan: Plan) -> list[Change]:
     if not says:
         return []
     wanted = {key: value for key, value in _choices(job, plan) if key in says}
-    wanted |= {key: "yes" for key in _taken(plan) if key in says and key not in wanted}
+    wanted |= {key: value for key, value in _taken(plan) if key in says and key not in wanted}
     variant = name.rpartition("/")[2]
     plain = [
         Change(lever=key, value=_text(value), write=written)
@@ -67,11 +73,14 @@ def _choices(job: Job, plan: Plan) -> Iterator[tuple[str, Any]]:
     for name, value in plan.settings.items():
         if value != getattr(type(job), name, None):
             yield name, value
+    yield from getattr(getattr(plan, "validation", None), "settings", {}).items()
 
 
-def _taken(plan: Plan) -> Iterator[str]:
-    """The plan's levers that were taken, as keys: ``free gradients`` is ``free_gradients``."""
-    return (lever.name.replace(" ", "_").replace("-", "_") for lever in plan.levers if lever.taken)
+def _taken(plan: Plan) -> Iterator[tuple[str, str]]:
+    """The plan's levers that were taken and save something, as keys: ``expandable allocator`` is one with ``_``."""
+    for lever in plan.levers:
+        if lever.taken and lever.saves_bytes:
+            yield _LEVERS.get(lever.name, (lever.name.replace(" ", "_").replace("-", "_"), "yes"))
 
 
 def _written(text: str | Mapping[str, str], value: Any, variant: str) -> str | None:

@@ -24,6 +24,7 @@ from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 from memfit.job import Job, Shape
 from memfit.trace.family import Kind, Member, TraceFamily, cut, sample_shapes, storages_in, varying
 from memfit.trace.polynomial import fit
+from memfit.trace.repeats import shortened
 from memfit.trace.scratch import Call, with_scratch
 from memfit.trace.tracer import Tracer
 
@@ -145,8 +146,8 @@ def _split(
 
 
 def _validate(rig: Rig, shape: Shape, tracer: Tracer) -> None:
-    """Loops of the validation whose turns do the same run their first two turns and their last."""
-    with replaced(rig.job, repeats=lambda count: range(count) if count < 4 else (0, 1, count - 1)):
+    """Loops of the validation whose turns do the same run a few of them."""
+    with replaced(rig.job, repeats=shortened(tracer)):
         _validate_whole(rig, shape, tracer)
 
 

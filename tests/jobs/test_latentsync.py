@@ -6,6 +6,7 @@ import torch
 from memfit.apply.blocks import find_module
 from memfit.apply.rig import build
 from memfit.apply.window import MicroBatch, run_window
+from memfit.device.catalogue import find_device
 from memfit.device.rules import CardRules
 from memfit.device.virtual import virtual_cpu, virtual_gpu
 from memfit.errors import InputError
@@ -13,6 +14,8 @@ from memfit.job import Shape
 from memfit.jobs import latentsync
 from memfit.jobs.latentsync import Stage1, Stage1At512, Stage2, Stage2Efficient, Tiny
 from memfit.jobs.nets.diffusion import ddim, one_step
+from memfit.planner.predict import footprint_on
+from memfit.trace.step import Tracing, trace_job
 from tests.jobs.kept import kept
 
 GIB = 2**30
@@ -123,6 +126,19 @@ def test_validation_asks_for_1_gib_at_once():
         norm.register_forward_hook(lambda module, args, out: asked.append(out.nbytes))
         job.validate(nets, batch)
     assert asked == [2**30]
+
+
+@pytest.mark.slow
+def test_validation_on_the_host_takes_the_same_of_the_device_at_any_length():
+    """Faces, mel, noise and decoded frames wait on the host: 48 and 480 frames have one peak."""
+    card, peaks = find_device("rtx4090"), {}
+    for keeps in ("host", "device"):
+        for frames in (48, 480):
+            job = Tiny(validation_keeps=keeps, validation_frames=frames, validation_decode=2)
+            trace = trace_job(job, Shape(items=1), Tracing(device=card))
+            peaks[keeps, frames] = footprint_on(trace, card).phases["validate"].allocated_bytes
+    assert peaks["host", 48] == peaks["host", 480]
+    assert peaks["device", 480] > peaks["device", 48]
 
 
 def test_skipped_turns_leave_behind_what_run_ones_do():
