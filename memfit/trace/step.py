@@ -237,7 +237,7 @@ def as_trace(tracer: Tracer) -> Trace:
         operator=np.array(tracer.operator, np.int32),
         nbytes=np.array(tracer.nbytes, np.int64),
         category=np.array([code[name or "temporaries"] for name in tracer.category], np.uint8),
-        stream=np.zeros(len(tracer.nbytes), np.uint8),
+        stream=np.array(tracer.stream, np.uint8),
         made_by=np.array(tracer.made_by, np.int32),
         operator_name=np.array([names.setdefault(row[0], len(names)) for row in rows], np.int32),
         operator_module=np.array([row[1] for row in rows], np.int32),

@@ -21,12 +21,12 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils.flop_counter import flop_registry
 
-from memfit.device import workspace
+from memfit.device import backend, workspace
 from memfit.device.answers import NOT_HANDLED
 from memfit.device.patching import replaced
 from memfit.device.virtual import Virtual
 from memfit.events import ALLOCATE, EMPTY_CACHE, FREE
-from memfit.trace import cpu_rules, known, scratch
+from memfit.trace import collectives, cpu_rules, known, scratch
 from memfit.trace.accumulate import made_in, sums_in_place
 
 _DEVICE = torch.ops.prim.device.default
@@ -52,6 +52,7 @@ class Tracer(TorchDispatchMode):
         self.operator: list[int] = []
         self.nbytes: list[int] = []
         self.category: list[str | None] = []
+        self.stream: list[int] = []
         self.made_by: list[int] = []
         self.op_rows: list[tuple[str, int, str, int, int]] = []
         self.phases: list[tuple[str, int, int]] = []
@@ -59,6 +60,7 @@ class Tracer(TorchDispatchMode):
         """Calls that take memory inside of themselves."""
         self.marks: list[tuple[int, str]] = []
         self.part = "setup"
+        self._is_quiet = False
         self._ids: dict[int, int] = {}
         self._keys: dict[int, int] = {}
         self._refs: dict[weakref.ref[Any], int] = {}
@@ -92,6 +94,15 @@ class Tracer(TorchDispatchMode):
         yield
         self.phases.append((name, start, len(self.kind)))
 
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Inside, nothing is recorded: what a real run does not do."""
+        before, self._is_quiet = self._is_quiet, True
+        try:
+            yield
+        finally:
+            self._is_quiet = before
+
     def name_modules(self, nets: dict[str, nn.Module]) -> None:
         """Tells the modules' paths, ``net.block.0``."""
         for name, net in nets.items():
@@ -99,8 +110,8 @@ class Tracer(TorchDispatchMode):
                 self._module_paths[id(module)] = f"{name}.{path}".rstrip(".")
 
     def categorise(self, tensor: Tensor, category: str) -> None:
-        """Says what the storage of a tensor holds."""
-        i = self._ids.get(tensor.untyped_storage()._cdata)
+        """Says what the storage of a tensor holds; of a DTensor, that of this rank's shard."""
+        i = self._ids.get(getattr(tensor, "_local_tensor", tensor).untyped_storage()._cdata)
         if i is not None:
             self.category[i] = category
 
@@ -180,6 +191,8 @@ class Tracer(TorchDispatchMode):
         if any(t not in _PLAIN and is_traceable_wrapper_subclass_type(t) for t in types):
             return NotImplemented
         kwargs = kwargs or {}
+        if self._is_quiet:
+            return func(*args, **kwargs)
         if func is _ITEM and (number := known.item(args[0])) is not None:
             return number
         found = self.virtual.intercept(self, func, args, kwargs)
@@ -196,6 +209,8 @@ class Tracer(TorchDispatchMode):
             out = cpu_rules.correct(func, args, out)
         known.follow(func, args, kwargs, out)
         self._see_call(func, args, kwargs, out, node)
+        for tensor, category in collectives.held(func, args, kwargs):
+            self.categorise(tensor, category)
         self._note_scratch(func, args, kwargs, node)
         return out
 
@@ -240,6 +255,7 @@ class Tracer(TorchDispatchMode):
             self._cublas_threads.add(thread)
             self.nbytes.append(workspace.cublas_workspace(rules))
             self.category.append("workspace")
+            self.stream.append(0)
             self.made_by.append(row)
             self._event(ALLOCATE, len(self.nbytes) - 1)
         self.calls += [(len(self.kind), row, taken) for taken in workspace.scratch(rules, func, args)]
@@ -256,6 +272,7 @@ class Tracer(TorchDispatchMode):
             i = len(self.nbytes)
             self.nbytes.append(8)
             self.category.append("activations")
+            self.stream.append(0)
             self.made_by.append(max(len(self.op_rows) - 1, 0))
             self._numbers[torch.autograd._get_sequence_nr() - 1] = i
             self._event(ALLOCATE, i)
@@ -274,6 +291,7 @@ class Tracer(TorchDispatchMode):
         self._ids[key], self._keys[i] = i, key
         self.nbytes.append(storage.nbytes())
         self.category.append(None)
+        self.stream.append(backend.current_stream().stream_id)
         self.made_by.append(row)
         self._refs[weakref.ref(storage, self._gone)] = i
         self.kind.append(ALLOCATE)
@@ -294,6 +312,7 @@ class Tracer(TorchDispatchMode):
         new = len(self.nbytes)
         self.nbytes.append(nbytes)
         self.category.append(self.category[old])
+        self.stream.append(backend.current_stream().stream_id)
         self.made_by.append(max(len(self.op_rows) - 1, 0))
         self._event(FREE, old)
         self._event(ALLOCATE, new)
