@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from memfit.apply.blocks import candidates
+from memfit.blocks import candidates
 from memfit.device.catalogue import Device
 from memfit.errors import InputError
 from memfit.events import Trace

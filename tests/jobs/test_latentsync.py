@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from memfit.apply.blocks import find_module
+from memfit.blocks import find_module
 from memfit.apply.rig import build
 from memfit.apply.window import MicroBatch, run_window
 from memfit.device.rules import CardRules

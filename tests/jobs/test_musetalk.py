@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from memfit.apply.blocks import find_module
+from memfit.blocks import find_module
 from memfit.apply.recompute import recompute
 from memfit.apply.rig import build
 from memfit.apply.window import MicroBatch, run_window
