@@ -90,6 +90,9 @@ class Job(Settings):
     """Decay of an exponential moving average of the trained nets, kept on rank 0; None: no average."""
     windows: int = 20
     """Optimizer steps of ``memfit run`` without --windows."""
+    unsynchronised: ClassVar[tuple[str, ...]] = ()
+    """Nets that each rank trains by itself, on its own part of a window, stepped in turns of their own. On several
+    ranks that is not what one rank learns: ``memfit verify`` names them."""
 
     def __init__(self, **values: Any) -> None:
         super().__init__(**values)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memfit.apply.rig import Rig, update_ema
+from memfit.engine.ranks import Units, gather, together, total
 from memfit.errors import InputError, describe
 from memfit.job import Turn
 
@@ -34,6 +35,8 @@ class MicroBatch:
     padded_units: int
     units: Mapping[str, int] | int | None = None
     """Valid units, by loss, where they are known before the forward."""
+    counts: bool = True
+    """False: it is run only so that this rank joins the collectives of the others; its gradients are zero."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +44,7 @@ class WindowResult:
     """What a window gave: each loss per valid unit, its units, and each turn's gradient norm (None: not clipped)."""
 
     losses: dict[str, Tensor]
-    units: dict[str, int | Tensor]
+    units: dict[str, Units]
     norms: dict[str, Tensor | None]
     skipped: tuple[str, ...]
     """Turns that took no step because the window held no valid unit."""
@@ -54,75 +57,59 @@ def _ignore(part: str) -> None:
 def run_window(
     rig: Rig, micro_batches: Sequence[MicroBatch], mark: Mark = _ignore, *, step: bool = True
 ) -> WindowResult:
-    """Forward and backward of every micro-batch, clip and step, turn by turn.
+    """Forward and backward of every micro-batch, clip and step, turn by turn, with all ranks of the rig's engine.
 
     Args:
+        micro_batches: this rank's part of the window.
         step: False leaves the weights as they are: gradients are made and freed.
 
     Raises:
         InputError: a loss that is not a scalar tensor, has no units, or several losses whose units come too late.
+        RanksOutOfMemoryError: memory ran out on a rank, and there are several: every one raises it.
     """
-    turns = _turns(rig)
-    shared: dict[str, Any] = {}
-    random_states: list[Any] = [None] * len(micro_batches)
-    kept_batch: list[Any] = []
+    engine, turns = rig.engine, _turns(rig)
+    own = Told.of(micro_batches)
+    everyone = own if engine.world == 1 else Told.together(gather(engine, own))
+    work = _Work(rig=rig, micro_batches=micro_batches, mark=mark, alone=len(turns) == 1)
     sums: dict[str, Tensor] = {}
-    units: dict[str, int | Tensor] = {}
+    units: dict[str, Units] = {}
     norms: dict[str, Tensor | None] = {}
     skipped: list[str] = []
     for number, turn in enumerate(turns):
-        found: dict[str, int | Tensor] = {}
-        known: dict[str, int] | None = None
-        for index, micro in enumerate(micro_batches):
-            mark("fetch")
-            if len(micro_batches) > 1 and len(turns) > 1:
-                shared = {}
-                random_states[index] = _random_state(rig, random_states[index], number)
-            batch = kept_batch[0] if kept_batch else micro.fetch()
-            if len(turns) > 1 and len(micro_batches) == 1 and not kept_batch:
-                kept_batch.append(batch)
-            mark("forward")
-            losses = _losses(rig, turn, batch, shared)
-            if index == 0:
-                known = _known_units(micro_batches, losses)
-            if not known and len(losses) > 1 and len(micro_batches) > 1:
-                names = ", ".join(losses)
-                raise InputError(
-                    f"losses {names}",
-                    "several losses in several micro-batches, with units that are known too late",
-                    "write units(self, batch) -> {'name': valid units}",
-                )
-            total = _normalised(losses, known, micro_batches)
-            for name, (value, count) in losses.items():
-                sums[name] = sums[name] + value.detach() if name in sums else value.detach()
-                found[name] = found[name] + count if name in found else count
-            del losses, batch, value
-            if index == 0 and rig.job.zero_grad == "after_forward":
-                mark("zero_grad")
-                for name in turn.optimizers:
-                    rig.optimizers[name].zero_grad(set_to_none=True)
-            mark("backward")
-            _backward(rig.scaler.scale(total) if rig.scaler else total, turn)
-            del total
-        if number == len(turns) - 1:
-            shared = {}
-            kept_batch.clear()
+        told = everyone if rig.shares(turn.optimizers) else own
+        with together(engine):
+            made, found = work.turn(turn, number, told)
+            if number == len(turns) - 1:
+                work.forget()
+        everywhere_made, everywhere = total(engine, made, found) if engine.world > 1 else (made, found)
+        if rig.shares(turn.optimizers):
+            found = everywhere
         if any(bool(count == 0) for count in found.values()):
             skipped.append(turn.name)
         elif step:
             mark("clip")
-            norms[turn.name] = _finish_gradients(rig, turn, found, known, micro_batches)
-            mark("optimizer")
-            _step(rig, turn)
+            parameters = rig.parameters_of(turn.optimizers)
+            if engine.world > 1 and rig.shares(turn.optimizers):
+                with together(engine):
+                    prepared = engine.prepare(parameters)
+                engine.reduce(prepared)
+                del prepared
+            with together(engine):
+                norms[turn.name] = _finish_gradients(rig, turn, found, told)
+                mark("optimizer")
+                _step(rig, turn)
         if rig.job.zero_grad == "after_step" or not step:
             mark("zero_grad")
             for optimizer in rig.optimizers.values():
                 optimizer.zero_grad(set_to_none=True)
-        units.update(found)
+        sums.update(everywhere_made)
+        units.update(everywhere)
     if rig.scaler and step:
         rig.scaler.update()
     for schedule in rig.schedules.values() if step else ():
         schedule.step()
+    if step:
+        engine.share_buffers(rig.nets)
     if rig.ema and step:
         mark("ema")
         update_ema(rig)
@@ -132,6 +119,88 @@ def run_window(
         norms=norms,
         skipped=tuple(skipped),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What micro-batches tell before their forward."""
+
+    units: tuple[Mapping[str, int] | int | None, ...]
+    padded: int
+
+    @staticmethod
+    def of(micro_batches: Sequence[MicroBatch]) -> Told:
+        """Of one rank's."""
+        counted = [micro for micro in micro_batches if micro.counts]
+        return Told(units=tuple(m.units for m in counted), padded=sum(m.padded_units for m in counted))
+
+    @staticmethod
+    def together(ranks: Sequence[Told]) -> Told:
+        """Of every rank's."""
+        return Told(units=tuple(u for rank in ranks for u in rank.units), padded=sum(rank.padded for rank in ranks))
+
+    def known(self, names: Iterable[str]) -> dict[str, int] | None:
+        """The units by loss, where every micro-batch told its own."""
+        known: dict[str, int] = {}
+        for units in self.units:
+            if units is None:
+                return None
+            for name in names:
+                try:
+                    known[name] = known.get(name, 0) + (units if isinstance(units, int) else units[name])
+                except KeyError:
+                    raise InputError(
+                        f"loss {name!r}", "units(batch) does not name it", f"give {{{name!r}: valid units}} too"
+                    ) from None
+        return known
+
+
+@dataclass(kw_only=True)
+class _Work:
+    """The forwards and backwards of this rank's micro-batches, and what turns have in common."""
+
+    rig: Rig
+    micro_batches: Sequence[MicroBatch]
+    mark: Mark
+    alone: bool
+    """Whether the window has a single turn."""
+    shared: dict[str, Any] = field(default_factory=dict)
+    random_states: dict[int, Any] = field(default_factory=dict)
+    kept_batch: list[Any] = field(default_factory=list)
+
+    def turn(self, turn: Turn, number: int, told: Told) -> tuple[dict[str, Tensor], dict[str, Units]]:
+        """One turn's losses, summed, and their units."""
+        rig, mark, count = self.rig, self.mark, len(self.micro_batches)
+        sums: dict[str, Tensor] = {}
+        found: dict[str, Units] = {}
+        for index, micro in enumerate(self.micro_batches):
+            mark("fetch")
+            if count > 1 and not self.alone:
+                self.shared = {}
+                self.random_states[index] = _random_state(rig, self.random_states.get(index), number)
+            batch = self.kept_batch[0] if self.kept_batch else micro.fetch()
+            if count == 1 and not self.alone and not self.kept_batch:
+                self.kept_batch.append(batch)
+            with rig.engine.accumulating(rig.nets, index == count - 1):
+                mark("forward")
+                losses = _losses(rig, turn, batch, self.shared)
+                loss = _normalised(losses, told) if micro.counts else _nothing(losses)
+                if micro.counts:
+                    _add(losses, sums, found)
+                del losses, batch
+                if index == 0 and rig.job.zero_grad == "after_forward":
+                    mark("zero_grad")
+                    for name in turn.optimizers:
+                        rig.optimizers[name].zero_grad(set_to_none=True)
+                mark("backward")
+                _backward(rig.scaler.scale(loss) if rig.scaler else loss, turn)
+                del loss
+        return sums, found
+
+    def forget(self) -> None:
+        """Drops what the turns had in common."""
+        self.shared = {}
+        self.kept_batch.clear()
 
 
 def _turns(rig: Rig) -> list[Turn]:
@@ -175,7 +244,7 @@ def _backward(total: Tensor, turn: Turn) -> None:
         raise
 
 
-def _losses(rig: Rig, turn: Turn, batch: Any, shared: dict[str, Any]) -> dict[str, tuple[Tensor, int | Tensor]]:
+def _losses(rig: Rig, turn: Turn, batch: Any, shared: dict[str, Any]) -> dict[str, tuple[Tensor, Units]]:
     """The turn's losses by name, checked."""
     if rig.job.autocasts_itself or rig.job.precision == "fp32":
         given = turn.loss(rig.nets, batch, shared)
@@ -186,7 +255,7 @@ def _losses(rig: Rig, turn: Turn, batch: Any, shared: dict[str, Any]) -> dict[st
     write = "write loss(self, nets, batch) -> (sum over the valid units, number of valid units)"
     if not named:
         raise InputError(f"turn {turn.name!r}", "gave no loss", write)
-    losses: dict[str, tuple[Tensor, int | Tensor]] = {}
+    losses: dict[str, tuple[Tensor, Units]] = {}
     for name, pair in named.items():
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise InputError(f"loss {name!r}", f"gave {_kind(pair)}, not (sum, units)", write)
@@ -220,55 +289,48 @@ def _kind(value: Any) -> str:
     return "tensor" if isinstance(value, Tensor) else type(value).__name__
 
 
-def _known_units(micro_batches: Sequence[MicroBatch], names: Iterable[str]) -> dict[str, int] | None:
-    """The window's units by loss, where every micro-batch told its own before the forward."""
-    known: dict[str, int] = {}
-    for micro in micro_batches:
-        if micro.units is None:
-            return None
-        for name in names:
-            try:
-                known[name] = known.get(name, 0) + (micro.units if isinstance(micro.units, int) else micro.units[name])
-            except KeyError:
-                raise InputError(
-                    f"loss {name!r}", "units(batch) does not name it", f"give {{{name!r}: valid units}} too"
-                ) from None
-    return known
-
-
-def _normalised(
-    losses: dict[str, tuple[Tensor, int | Tensor]], known: Mapping[str, int] | None, micro_batches: Sequence[MicroBatch]
-) -> Tensor:
+def _normalised(losses: dict[str, tuple[Tensor, Units]], told: Told) -> Tensor:
     """The sum of the losses, each over the window's units (or the padded units, where those come later)."""
-    padded = sum(micro.padded_units for micro in micro_batches)
+    known = told.known(losses)
+    if not known and len(losses) > 1 and len(told.units) > 1:
+        raise InputError(
+            f"losses {', '.join(losses)}",
+            "several losses in several micro-batches, with units that are known too late",
+            "write units(self, batch) -> {'name': valid units}",
+        )
     total: Tensor | None = None
     for name, (value, count) in losses.items():
-        part = value / (known[name] if known else count if len(micro_batches) == 1 else padded)
+        part = value / (known[name] if known else count if len(told.units) == 1 else told.padded)
         total = part if total is None else total + part
     assert total is not None
     return total
 
 
-def _finish_gradients(
-    rig: Rig,
-    turn: Turn,
-    found: Mapping[str, int | Tensor],
-    known: Mapping[str, int] | None,
-    micro_batches: Sequence[MicroBatch],
-) -> Tensor | None:
+def _add(losses: dict[str, tuple[Tensor, Units]], sums: dict[str, Tensor], found: dict[str, Units]) -> None:
+    """Adds one micro-batch's losses and units to the window's."""
+    for name, (value, count) in losses.items():
+        sums[name] = sums[name] + value.detach() if name in sums else value.detach()
+        found[name] = found[name] + count if name in found else count
+
+
+def _nothing(losses: dict[str, tuple[Tensor, Units]]) -> Tensor:
+    """A loss of the same graph whose gradients are zero."""
+    return torch.stack([value for value, _ in losses.values()]).sum() * 0.0
+
+
+def _finish_gradients(rig: Rig, turn: Turn, found: Mapping[str, Units], told: Told) -> Tensor | None:
     """Unscales, normalises by the units that were really there, and clips; gives the norm where it clips."""
     parameters = rig.parameters_of(turn.optimizers)
     if rig.scaler:
         for name in turn.optimizers:
             rig.scaler.unscale_(rig.optimizers[name])
     gradients = [p.grad for p in parameters if p.grad is not None]
-    if not known and len(micro_batches) > 1 and gradients:
+    if told.known(found) is None and len(told.units) > 1 and gradients:
         (count,) = found.values()
-        padded = sum(micro.padded_units for micro in micro_batches)
-        torch._foreach_mul_(gradients, padded / count)
+        torch._foreach_mul_(gradients, told.padded / count)
     if rig.job.clip is None:
         return None
-    return torch.nn.utils.clip_grad_norm_(parameters, rig.job.clip)
+    return rig.engine.clip(parameters, rig.job.clip)
 
 
 def _step(rig: Rig, turn: Turn) -> None:
@@ -276,7 +338,7 @@ def _step(rig: Rig, turn: Turn) -> None:
         if rig.scaler:
             rig.scaler.step(rig.optimizers[name])
         else:
-            rig.optimizers[name].step()
+            rig.engine.step(rig.optimizers[name])
 
 
 def _random_state(rig: Rig, state: Any, turn: int) -> Any:

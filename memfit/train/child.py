@@ -12,6 +12,7 @@ from torch import nn
 from memfit.apply.rig import build
 from memfit.batch.windows import Windows
 from memfit.device import backend
+from memfit.engine.ranks import is_memory_failure
 from memfit.errors import Exit, InputError, mistake_in_job
 from memfit.loading import load_job
 from memfit.plan import Plan, read_plan
@@ -79,7 +80,7 @@ def run(folder: RunFolder, windows: int, resume: bool) -> Exit:
             )
             return train(rig, course)
     except Exception as error:
-        if not limit.is_memory_failure(error):
+        if not is_memory_failure(error):
             raise
         limit.lift()
         message = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -55,17 +55,6 @@ def lift() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
-def is_memory_failure(error: BaseException) -> bool:
-    """Whether an exception says that memory ran out: Python's, the CPU allocator's or CUDA's."""
-    import torch
-
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and (
-        "can't allocate memory" in str(error) or "could not create a memory" in str(error)
-    )
-
-
 def _status(name: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(name + ":"):
