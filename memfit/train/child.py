@@ -19,21 +19,26 @@ from memfit.plan import Plan, read_plan
 from memfit.planner.predict import plain_nets
 from memfit.sizes import format_size
 from memfit.train import limit
-from memfit.train.folder import RunFolder
+from memfit.train.checkpoints import Checkpoints
+from memfit.train.folder import CannotWriteError, RunFolder
 from memfit.train.loop import Course, train
 from memfit.train.progress import Progress
-from memfit.train.state import load_state
+from memfit.train.resume import resume
+from memfit.train.saver import Saver
 
 
 def main(arguments: list[str]) -> int:
-    """Trains ``RUN/plan.toml``: RUN, windows (0: the job's own), and whether to resume."""
-    path, windows, resume = arguments
+    """Trains ``RUN/plan.toml``: RUN, windows (0: the job's own), resume or start, checkpoints kept, seconds between."""
+    path, windows, start, keep, every = [*arguments, *("2", "60")[len(arguments) - 3 :]]
     folder = RunFolder(path)
     try:
-        return run(folder, int(windows), resume == "resume")
+        return run(folder, int(windows), start == "resume", int(keep), float(every))
     except InputError as error:
         print(f"memfit: {error}", file=sys.stderr)
         return Exit.BAD_INPUT
+    except CannotWriteError as error:
+        say(str(error))
+        return Exit.STOPPED
     except Exception as error:
         mistake = mistake_in_job(error)
         if mistake is None:
@@ -42,7 +47,7 @@ def main(arguments: list[str]) -> int:
         return Exit.BAD_INPUT
 
 
-def run(folder: RunFolder, windows: int, resume: bool) -> Exit:
+def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float) -> Exit:
     """Trains a run's plan within its budget."""
     backend.register()
     plan = read_plan(folder.plan)
@@ -63,9 +68,19 @@ def run(folder: RunFolder, windows: int, resume: bool) -> Exit:
     resident = limit.resident_bytes()
     try:
         rig = build(job, device)
-        first = load_state(rig, folder.checkpoint) if resume and folder.checkpoint.exists() else 0
+        checkpoints = Checkpoints(folder.checkpoints, keep)
+        first = resume(rig, plan, checkpoints, say, lengths=lengths is not None) if resumed else 0
         folder.keep_lines_before(first)
         last = windows or job.windows
+        saver = Saver(
+            checkpoints=checkpoints,
+            plan=plan,
+            lines=[folder.lines("samples"), folder.lines("metrics")],
+            every=every,
+            asynchronous=plan.checkpoint_writing == "asynchronous",
+            say=say,
+            written=first or None,
+        )
         with Progress(first, last, plan) as shown:
             course = Course(
                 plan=plan,
@@ -76,6 +91,7 @@ def run(folder: RunFolder, windows: int, resume: bool) -> Exit:
                 first=first,
                 last=last,
                 resident_before=resident,
+                saver=saver,
                 show=shown.line,
             )
             return train(rig, course)
@@ -91,6 +107,11 @@ def run(folder: RunFolder, windows: int, resume: bool) -> Exit:
             file=sys.stderr,
         )
         return Exit.STOPPED
+
+
+def say(line: str) -> None:
+    """One line on standard error."""
+    print(f"memfit: {line}", file=sys.stderr, flush=True)
 
 
 def _device(plan: Plan) -> torch.device:
