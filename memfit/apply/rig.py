@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +27,7 @@ class Rig:
     schedules: dict[str, Any] = field(default_factory=dict)
     scaler: torch.amp.GradScaler | None = None
     ema: Nets = field(default_factory=dict)
-    """Averaged copies of the trained nets; empty where the job has no average, and on other ranks than 0."""
+    """Averaged copies of the trained nets; empty where the job has no average, or this rank keeps none."""
     engine: Engine = field(default_factory=Single)
 
     def shares(self, optimizers: tuple[str, ...]) -> bool:
@@ -55,18 +53,15 @@ def build(job: Job, device: torch.device | str, engine: Engine | None = None) ->
     _check_nets(job, nets)
     for net in nets.values():
         net.to(device)
+    ema = engine.averages(job, nets) if job.ema is not None else {}
     nets = engine.place(job, nets)
     optimizers = job.optimizers(nets)
     _check_optimizers(job, nets, optimizers)
     engine.check(job, nets, optimizers)
-    rig = Rig(job=job, device=device, nets=nets, optimizers=optimizers, engine=engine)
+    rig = Rig(job=job, device=device, nets=nets, optimizers=optimizers, engine=engine, ema=ema)
     rig.schedules = dict(job.schedules(optimizers, job.windows))
     if job.precision == "fp16":
         rig.scaler = torch.amp.GradScaler(device.type)
-    if job.ema is not None and engine.rank == 0:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
-            rig.ema = {name: copy.deepcopy(net).requires_grad_(False) for name, net in nets.items() if is_trained(net)}
     return rig
 
 

@@ -10,7 +10,6 @@ come); parameters that are read outside of their net's forward.
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from torch.optim import Optimizer
 
 from memfit.blocks import repeated_blocks
 from memfit.engine.ddp import Ddp
+from memfit.engine.single import copied
 from memfit.errors import InputError
 from memfit.job import Job, Nets
 
@@ -52,6 +52,11 @@ class Fsdp2:
     sync_each_micro_batch: bool = True
     half_gather: bool = False
 
+    @property
+    def _replicas(self) -> Ddp:
+        """What is not sharded is as under data parallelism."""
+        return Ddp(rank=self.rank, world=self.world, mesh=self.mesh)
+
     def place(self, job: Job, nets: Nets) -> Nets:
         """The trained nets sharded in place, with rank 0's values.
 
@@ -64,7 +69,7 @@ class Fsdp2:
                 "a sharded net has one gradient for all ranks",
                 "write --engine ddp",
             )
-        Ddp(rank=self.rank, world=self.world, mesh=self.mesh).place(job, nets)
+        self._replicas.place(job, nets)
         for name, net in nets.items():
             if any(p.requires_grad for p in net.parameters()):
                 _check_net(name, net)
@@ -72,14 +77,11 @@ class Fsdp2:
         return nets
 
     def averages(self, job: Job, nets: Nets) -> Nets:
-        """Sharded copies of the trained nets, to be averaged into. Call it before ``place``."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
-            copies = {
-                n: copy.deepcopy(net) for n, net in nets.items() if any(p.requires_grad for p in net.parameters())
-            }
+        """Sharded copies, a part on every rank."""
+        self._replicas.place(job, nets)
+        copies = copied(nets)
         for name, average in copies.items():
-            self._shard(job, name, average.requires_grad_(False))
+            self._shard(job, name, average)
         return copies
 
     def check(self, job: Job, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
@@ -104,7 +106,9 @@ class Fsdp2:
             if isinstance(net, FSDPModule):
                 net.set_requires_gradient_sync(self.sync_each_micro_batch or last)
         try:
-            yield
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
+                yield
         except RuntimeError as error:
             if "mixed torch.Tensor and DTensor" not in str(error):
                 raise
@@ -131,7 +135,7 @@ class Fsdp2:
 
     def share_buffers(self, nets: Nets) -> None:
         """Running statistics of rank 0, as under data parallelism."""
-        Ddp(rank=self.rank, world=self.world, mesh=self.mesh).share_buffers(nets)
+        self._replicas.share_buffers(nets)
 
     def _shard(self, job: Job, name: str, net: nn.Module) -> None:
         policy = MixedPrecisionPolicy(cast_forward_inputs=False)
@@ -143,6 +147,20 @@ class Fsdp2:
             fully_shard(module, mesh=self.mesh, mp_policy=policy)
             module.set_gradient_divide_factor(1.0)  # type: ignore[operator]
             module.set_force_sum_reduction_for_comms(True)  # type: ignore[operator]
+
+
+def whole_gradients(nets: Nets) -> Iterator[Tensor]:
+    """Gradients that a rank holds whole, until they are scattered."""
+    for net in nets.values():
+        for module in net.modules():
+            if isinstance(module, FSDPModule):
+                for group in module._get_fsdp_state()._fsdp_param_groups:
+                    for parameter in group.fsdp_params:
+                        held = parameter.unsharded_accumulated_grad
+                        if held is None and hasattr(parameter, "_unsharded_param"):
+                            held = parameter._unsharded_param.grad
+                        if held is not None:
+                            yield held
 
 
 def units(name: str, net: nn.Module) -> list[str]:

@@ -27,6 +27,17 @@ _MAKERS = frozenset(
 _UNKNOWN_EFFECT = torch.Tag.nondeterministic_seeded
 
 
+class _Held:
+    """A known value, which is copied with the fake tensor that has it, outside of every mode."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __deepcopy__(self, memo: Any) -> _Held:
+        with _disable_current_modes():
+            return _Held(self.tensor.clone())
+
+
 def small(tensor: Any) -> bool:
     """Whether a tensor is of the kind that is followed."""
     if not isinstance(tensor, Tensor):
@@ -37,7 +48,8 @@ def small(tensor: Any) -> bool:
 def value_of(tensor: Any) -> Tensor | None:
     """The tensor's real content, on the CPU, where it is known."""
     if isinstance(tensor, FakeTensor):
-        return tensor.__dict__.get("_memfit_value")
+        held = tensor.__dict__.get("_memfit_value")
+        return None if held is None else held.tensor
     return tensor if isinstance(tensor, Tensor) and small(tensor) else None
 
 
@@ -60,7 +72,7 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     with _disable_current_modes():
         result = func(*values[0], **values[1])
     if isinstance(out, FakeTensor) and isinstance(result, Tensor):
-        out._memfit_value = result  # type: ignore[attr-defined]
+        out._memfit_value = _Held(result)  # type: ignore[attr-defined]
 
 
 def item(tensor: Any) -> Any:
