@@ -17,6 +17,7 @@ from memfit.cli.options import (
     whole_number,
 )
 from memfit.errors import Exit, InputError
+from memfit.plan import ENGINES
 
 
 @click.command("predict")
@@ -40,6 +41,16 @@ from memfit.errors import Exit, InputError
     "--accumulate", metavar="N", default="1", show_default=True, help="Micro-batches in a window; 1: no accumulation."
 )
 @click.option(
+    "--engine",
+    metavar="E",
+    type=click.Choice(list(ENGINES)),
+    default="single",
+    show_default=True,
+    help="How the nets are put onto ranks: " + ", ".join(ENGINES) + ".",
+)
+@click.option("--world", metavar="N", default="1", show_default=True, help="Ranks, each on a device of its own.")
+@click.option("--rank", metavar="R", help="Which of them, from 0. Default: the one that needs most.")
+@click.option(
     "--snapshot",
     metavar="F",
     type=click.Path(dir_okay=False),
@@ -54,8 +65,8 @@ from memfit.errors import Exit, InputError
 @json_option
 def command(
     job: str, pairs: tuple[str, ...], micro_batch: str | None, shape: str | None, device_name: str | None,
-    memory: str | None, precision: str | None, checkpoint: str | None, accumulate: str, snapshot: str | None,
-    trace: str | None, as_json: bool,
+    memory: str | None, precision: str | None, checkpoint: str | None, accumulate: str, engine: str, world: str,
+    rank: str | None, snapshot: str | None, trace: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Does JOB fit, in training, validation and saving?
 
@@ -71,6 +82,7 @@ def command(
         raise InputError(f"--trace {trace}", "neither .json nor .npz", write)
     accumulated = whole_number("--accumulate", accumulate)
     count = whole_number("--micro-batch", micro_batch)
+    ranks, which = whole_number("--world", world), whole_number("--rank", rank, least=0)
     with progress(f"tracing {job}", quiet=as_json):
         from memfit.planner.predict import checkpoint_all, plain_nets, predict, with_precision
 
@@ -93,7 +105,10 @@ def command(
                     "write none, all, or a file that memfit plan --out wrote",
                 )
             modes = dict(read_plan(checkpoint).checkpointing)
-        prediction = predict(loaded, job, wanted, device, micro_batches=accumulated, checkpointing=modes)
+        prediction = predict(
+            loaded, job, wanted, device, micro_batches=accumulated or 1, checkpointing=modes,
+            engine=engine, world=ranks or 1, rank=which,
+        )  # fmt: skip
     if snapshot is not None:
         from memfit.show.snapshot import write_snapshot
         from memfit.show.timeline import allocator_limit
@@ -127,6 +142,13 @@ def _write_trace(path: Path, prediction: Any) -> None:
         write_perfetto(path, prediction.trace, f"{prediction.job} on {prediction.device.name}")
 
 
+def _rank_json(rank: int, found: Any) -> dict[str, Any]:
+    """What one traced rank needs, in short."""
+    names = ("allocated_bytes", "reserved_bytes", "process_bytes")
+    peaks = {phase: {name: getattr(peak, name) for name in names} for phase, peak in found.phases.items()}
+    return {"rank": rank, "fits": found.fits, "headroom_bytes": found.headroom_bytes, "phases": peaks}
+
+
 def prediction_json(prediction: Any) -> dict[str, Any]:
     """The JSON of DESIGN.md."""
     from dataclasses import asdict
@@ -143,5 +165,9 @@ def prediction_json(prediction: Any) -> dict[str, Any]:
         "nets": [asdict(net) for net in prediction.nets],
         **found,
         "checkpointing": dict(prediction.checkpointing),
+        "engine": prediction.engine,
+        "world": prediction.world,
+        "rank": prediction.rank,
+        "ranks": [_rank_json(rank, found) for rank, found in prediction.ranks.items()],
         "seconds": prediction.seconds,
     }

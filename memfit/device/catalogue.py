@@ -106,6 +106,12 @@ def interconnect_of(device: Device) -> Interconnect | None:
     return next((one for one in interconnects().values() if one.name == device.link), None)
 
 
+def nccl_bytes(device: Device) -> tuple[int, int, int]:
+    """(low, usual, high) bytes of one communicator of a process, outside of the allocator."""
+    low, usual, high = _tables()["unmeasured_nccl"]["value"]
+    return (low, device.nccl_bytes or usual, max(high, device.nccl_bytes or 0))
+
+
 @cache
 def catalogue() -> dict[str, Device]:
     """Every device of catalogue.toml, by key."""

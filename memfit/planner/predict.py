@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from memfit.blocks import candidates
-from memfit.device.catalogue import Device
+from memfit.device.catalogue import Device, nccl_bytes
 from memfit.errors import InputError
 from memfit.events import Trace
 from memfit.footprint import Footprint
@@ -49,6 +49,12 @@ class Prediction:
     checkpointing: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     """Time that the prediction took."""
+    engine: str = "single"
+    world: int = 1
+    rank: int = 0
+    """The rank that ``footprint`` is of: the one that was asked for, or the one that needs most."""
+    ranks: Mapping[int, Footprint] = field(default_factory=dict)
+    """Every rank that was traced. The others need no more than the first and no less than the last."""
 
 
 def predict(
@@ -59,6 +65,10 @@ def predict(
     *,
     micro_batches: int = 1,
     checkpointing: Mapping[str, str] | None = None,
+    engine: str = "single",
+    world: int = 1,
+    rank: int | None = None,
+    engine_choices: Mapping[str, Any] | None = None,
 ) -> Prediction:
     """Predicts one micro-batch shape of a job on a device.
 
@@ -66,11 +76,27 @@ def predict(
         name: what to call the job.
         micro_batches: micro-batches in a window; from two on, gradients are resident in the second forward.
         checkpointing: mode by module path; None: the job's own default.
+        engine, engine_choices: how the nets are put onto ranks, as ``Tracing`` has them.
+        world: ranks, each on such a device, each with such micro-batches.
+        rank: which of them; None: the one that needs most.
+
+    Raises:
+        InputError: a rank that is not there, several ranks on the engine of one, or a job that the engine cannot carry.
     """
+    _check_ranks(engine, world, rank)
     begin = time.perf_counter()
     nets = plain_nets(job)
     modes = default_checkpointing(job, nets) if checkpointing is None else dict(checkpointing)
-    trace = trace_job(job, shape, Tracing(device=device, micro_batches=micro_batches, checkpointing=modes))
+    how = Tracing(
+        device=device, micro_batches=micro_batches, checkpointing=modes, engine=engine, world=world,
+        engine_choices=engine_choices or {},
+    )  # fmt: skip
+    traces: dict[int, Trace] = {}
+    footprints: dict[int, Footprint] = {}
+    for one in ranks_that_differ(engine, world, averages=job.ema is not None) if rank is None else (rank,):
+        traces[one] = trace_job(job, shape, replace(how, rank=one))
+        footprints[one] = footprint_on(traces[one], device, world)
+    binding = min(footprints, key=lambda one: (footprints[one].fits, footprints[one].headroom_bytes, one))
     return Prediction(
         job=name,
         settings=job.settings(),
@@ -79,15 +105,39 @@ def predict(
         unit=job.unit,
         device=device,
         nets=net_sizes(nets),
-        footprint=footprint_on(trace, device),
-        trace=trace,
+        footprint=footprints[binding],
+        trace=traces[binding],
         checkpointing=modes,
+        engine=engine,
+        world=world,
+        rank=binding,
+        ranks=footprints,
         seconds=time.perf_counter() - begin,
     )
 
 
-def footprint_on(trace: Trace, device: Device) -> Footprint:
+def ranks_that_differ(engine: str, world: int, *, averages: bool) -> tuple[int, ...]:
+    """The ranks to trace for all of them: the first, and the last where it may hold less.
+
+    Shards are cut by ceiling division, so no rank holds a larger part of any tensor than rank 0, nor a smaller one than
+    the last. Under DDP, rank 0 alone keeps the average of the weights.
+    """
+    differ = world > 1 and (engine not in ("single", "ddp") or averages)
+    return (0, world - 1) if differ else (0,)
+
+
+def _check_ranks(engine: str, world: int, rank: int | None) -> None:
+    if engine == "single" and world > 1:
+        raise InputError(f"--world {world}", "--engine single has one rank", "write --engine ddp or --engine fsdp2")
+    if rank is not None and not 0 <= rank < world:
+        raise InputError(f"--rank {rank}", f"there are ranks 0 to {world - 1}", f"write --rank {world - 1} or less")
+
+
+def footprint_on(trace: Trace, device: Device, world: int = 1) -> Footprint:
     """A trace replayed through the device's allocator, under its memory.
+
+    Args:
+        world: ranks; what their communicator holds lies outside of the allocator.
 
     Raises:
         InputError: the device's memory is not known.
@@ -96,7 +146,10 @@ def footprint_on(trace: Trace, device: Device) -> Footprint:
         raise InputError(f"device {device.key}", "its memory is not known", "give --memory SIZE")
     if not device.is_cuda:
         return footprint(trace, ExactAllocator, device.usable_bytes, device.usable_bytes)
-    outside = Outside(bytes=device.context_bytes or 0, low=device.context_low or 0, high=device.context_high or 0)
+    nccl = nccl_bytes(device) if world > 1 else (0, 0, 0)
+    context = (device.context_low or 0, device.context_bytes or 0, device.context_high or 0)
+    low, usual, high = (own + shared for own, shared in zip(context, nccl, strict=True))
+    outside = Outside(bytes=usual, low=low, high=high)
     return footprint(trace, CachingAllocator, device.usable_bytes - outside.bytes, device.usable_bytes, outside)
 
 

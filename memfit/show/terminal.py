@@ -33,6 +33,8 @@ def show_prediction(prediction: Prediction, console: Console | None = None) -> N
         f"{format_size(device.usable_bytes or 0)} usable",
         style="dim",
     )
+    if prediction.world > 1:
+        console.print(_of_ranks(prediction), style="dim")
     console.print()
     console.print(_phases(found, cuda=device.is_cuda))
     console.print(_categories(found))
@@ -43,6 +45,17 @@ def show_prediction(prediction: Prediction, console: Console | None = None) -> N
         f"in {worst.largest_request.module or 'the step'}.",
         soft_wrap=False,
     )
+
+
+def _of_ranks(prediction: Prediction) -> str:
+    """Which rank this is, and how far the others are from it."""
+    own = f"rank {prediction.rank} of {prediction.world} on {prediction.engine}"
+    others = [
+        f"rank {rank} has {format_size(max(found.headroom_bytes, 0))} left"
+        for rank, found in prediction.ranks.items()
+        if rank != prediction.rank
+    ]
+    return "; ".join([own, *others])
 
 
 def headline(prediction: Prediction) -> Text:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -186,7 +187,7 @@ def synthetic_micro_batch(job: Job, shape: Shape, device: torch.device, tracer: 
     return MicroBatch(
         fetch=lambda: fetch_synthetic(job, shape, device, tracer),
         padded_units=shape.units,
-        units=defaultdict(lambda: shape.units) if counts_before else None,
+        units=defaultdict(partial(int, shape.units)) if counts_before else None,
     )
 
 
