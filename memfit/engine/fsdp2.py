@@ -1,6 +1,6 @@
 """Fully sharded: each rank keeps a part of every parameter, its gradient and its optimizer's state (ZeRO's stage 3).
 
-torch's ``fully_shard`` on the repeated blocks of every trained net and on the net itself: a block's parameters are
+torch's ``fully_shard`` on the blocks of every trained net and on the net itself: a block's parameters are
 gathered before its forward and its backward and dropped after them, and gradients are scattered as sums. Frozen nets
 stay whole on every rank, buffers too. An average of the weights is sharded as the weights are, on every rank.
 
@@ -23,7 +23,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from memfit.blocks import repeated_blocks
+from memfit.blocks import items
 from memfit.engine.ddp import Ddp
 from memfit.engine.single import copied
 from memfit.errors import InputError
@@ -31,6 +31,9 @@ from memfit.job import Job, Nets
 
 ELEMENTWISE = ("Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "NAdam", "RAdam", "Adadelta", "Adamax", "ASGD", "Rprop")
 """Optimizers of torch whose step of an element depends on that element alone: a shard's step is the whole one's."""
+
+LEAST = 25 << 20
+"""Bytes that are worth a gather of their own: DDP's bucket."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +145,7 @@ class Fsdp2:
         if self.half_gather and job.precision != "fp32":
             half = torch.bfloat16 if job.precision == "bf16" else torch.float16
             policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False)
-        for path in units(name, net):
+        for path in units(net):
             module = net.get_submodule(path)
             fully_shard(module, mesh=self.mesh, mp_policy=policy)
             module.set_gradient_divide_factor(1.0)  # type: ignore[operator]
@@ -163,17 +166,29 @@ def whole_gradients(nets: Nets) -> Iterator[Tensor]:
                             yield held
 
 
-def units(name: str, net: nn.Module) -> list[str]:
-    """Paths of the modules that are gathered one by one: repeated blocks that share no parameter, and the net."""
-    holders = Counter(id(p) for module in net.modules() for p in module._parameters.values() if p is not None)
-    paths = [path.removeprefix(f"{name}.") for path in repeated_blocks({name: net})]
-    alone = []
-    for path in paths:
-        block = net.get_submodule(path)
-        inside = Counter(id(p) for module in block.modules() for p in module._parameters.values() if p is not None)
-        if inside and all(holders[key] == count for key, count in inside.items()):
-            alone.append(path)
-    return [*alone, ""]
+def units(net: nn.Module) -> list[str]:
+    """Paths of the modules that are gathered one by one, inner ones first, the net itself last.
+
+    These are the items of its lists (blocks, and the stages that hold them) that hold LEAST bytes or a hundredth of
+    the net beside their own inner units, and share no parameter with the rest.
+    """
+    holders = Counter(map(id, _held(net)))
+    least = min(LEAST, sum(p.nbytes for p in net.parameters()) // 100)
+    taken: set[int] = set()
+    chosen = []
+    for path, module in reversed(list(items(net))):
+        inside = _held(module)
+        own = {id(p): p.nbytes for p in inside if id(p) not in taken}
+        alone = all(holders[key] == count for key, count in Counter(map(id, inside)).items())
+        if alone and sum(own.values()) >= max(least, 1):
+            chosen.append(path)
+            taken |= own.keys()
+    return [*chosen, ""]
+
+
+def _held(module: nn.Module) -> list[nn.Parameter]:
+    """Parameters, once for each module that holds them."""
+    return [p for part in module.modules() for p in part._parameters.values() if p is not None]
 
 
 def _check_net(name: str, net: nn.Module) -> None:
@@ -184,7 +199,7 @@ def _check_net(name: str, net: nn.Module) -> None:
                 "it is a single number, which cannot be sharded",
                 "make it a tensor of shape (1,), or write --engine ddp",
             )
-    for path in units(name, net):
+    for path in units(net):
         kinds = {str(p.dtype) for p in net.get_submodule(path).parameters() if p.requires_grad}
         if len(kinds) > 1:
             raise InputError(
