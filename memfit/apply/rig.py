@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,8 @@ class Rig:
     scaler: torch.amp.GradScaler | None = None
     ema: Nets = field(default_factory=dict)
     """Averaged copies of the trained nets; empty where the job has no average, or this rank keeps none."""
+    buckets: list[Tensor] = field(default_factory=list)
+    """Flat copies of the gradients that the job's own wrapper keeps."""
     engine: Engine = field(default_factory=Single)
 
     def shares(self, optimizers: tuple[str, ...]) -> bool:
@@ -59,10 +61,30 @@ def build(job: Job, device: torch.device | str, engine: Engine | None = None) ->
     _check_optimizers(job, nets, optimizers)
     engine.check(job, nets, optimizers)
     rig = Rig(job=job, device=device, nets=nets, optimizers=optimizers, engine=engine, ema=ema)
+    if job.wrapper == "ddp" and engine.name == "single":
+        trained = [p for net in nets.values() for p in net.parameters() if p.requires_grad]
+        rig.buckets = [torch.empty(n, dtype=kind, device=device) for kind, n in ddp_buckets(trained)]
     rig.schedules = dict(job.schedules(optimizers, job.windows))
     if job.precision == "fp16":
         rig.scaler = torch.amp.GradScaler(device.type)
     return rig
+
+
+def ddp_buckets(parameters: Sequence[nn.Parameter]) -> list[tuple[torch.dtype, int]]:
+    """(dtype, elements) of the buckets that DistributedDataParallel makes once it knows the order of the gradients.
+
+    From the last parameter to the first, a bucket a dtype is closed when it has reached 25 MiB, the first one 1 MiB
+    (torch/csrc/distributed/c10d/reducer.cpp, ``compute_bucket_assignment_by_size``).
+    """
+    open_now: dict[torch.dtype, int] = {}
+    closed: list[tuple[torch.dtype, int]] = []
+    for parameter in reversed(parameters):
+        kind = parameter.dtype
+        open_now[kind] = open_now.get(kind, 0) + parameter.numel()
+        limit = (25 << 20) if any(dtype is kind for dtype, _ in closed) else (1 << 20)
+        if open_now[kind] * kind.itemsize >= limit:
+            closed.append((kind, open_now.pop(kind)))
+    return closed + list(open_now.items())
 
 
 def is_trained(net: nn.Module) -> bool:

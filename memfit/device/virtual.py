@@ -137,15 +137,6 @@ def _device_hint(tensor: Any) -> str:
     return "cuda" if kind == backend.NAME else kind
 
 
-def _deepcopy(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
-    """A copy of a fake tensor without the real one that it may know as its constant: that is not the mode's to copy."""
-    constant, tensor.constant = tensor.constant, None
-    try:
-        return Tensor.__deepcopy__(tensor, memo)
-    finally:
-        tensor.constant = constant
-
-
 @contextlib.contextmanager
 def _fakes_pass_for_tensors() -> Iterator[None]:
     """What torch asks of a tensor's Python type or its weak references, answered as for a plain tensor."""
@@ -154,7 +145,6 @@ def _fakes_pass_for_tensors() -> Iterator[None]:
         appended(_foreach_supported_types, FakeTensor),
         appended(torch.utils._foreach_utils._foreach_supported_types, FakeTensor),
         replaced(torch._meta_registrations, device_hint=_device_hint),
-        replaced(FakeTensor, __deepcopy__=_deepcopy),
         default_device_kept(),
         without_weights(),
         warnings.catch_warnings(),

@@ -61,10 +61,12 @@ class Single:
 
 def copied(nets: Nets) -> Nets:
     """Copies of the trained nets, which are not trained themselves."""
+    return {name: _copy(net) for name, net in nets.items() if any(p.requires_grad for p in net.parameters())}
+
+
+def _copy(net: nn.Module) -> nn.Module:
+    """A copy without gradients. Buffers are cloned first: a trace's tensors have no storage to copy."""
+    copies: dict[int, Any] = {id(buffer): buffer.detach().clone() for buffer in net.buffers()}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
-        return {
-            name: copy.deepcopy(net).requires_grad_(False)
-            for name, net in nets.items()
-            if any(p.requires_grad for p in net.parameters())
-        }
+        return copy.deepcopy(net, copies).requires_grad_(False)

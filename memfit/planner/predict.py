@@ -18,8 +18,10 @@ from memfit.job import Job, Nets, Shape
 from memfit.replay import footprint
 from memfit.replay.caching import CachingAllocator
 from memfit.replay.exact import ExactAllocator
+from memfit.replay.margins import margin_of
 from memfit.replay.replay import Outside
 from memfit.trace.step import Tracing, trace_job
+from memfit.trace.third_window import with_third_window
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +152,14 @@ def footprint_on(trace: Trace, device: Device, world: int = 1) -> Footprint:
     context = (device.context_low or 0, device.context_bytes or 0, device.context_high or 0)
     low, usual, high = (own + shared for own, shared in zip(context, nccl, strict=True))
     outside = Outside(bytes=usual, low=low, high=high)
-    return footprint(trace, CachingAllocator, device.usable_bytes - outside.bytes, device.usable_bytes, outside)
+    return footprint(
+        with_third_window(trace),
+        CachingAllocator,
+        device.usable_bytes - outside.bytes,
+        device.usable_bytes,
+        outside,
+        margin_of(trace.net_kind),
+    )
 
 
 def plain_nets(job: Job) -> Nets:

@@ -27,15 +27,15 @@ _MAKERS = frozenset(
 _UNKNOWN_EFFECT = torch.Tag.nondeterministic_seeded
 
 
-class _Held:
-    """A known value, which is copied with the fake tensor that has it, outside of every mode."""
+class _Content:
+    """A tensor's content beside it; a copy of the tensor (of a net, for its average) gets a copy of it."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
 
-    def __deepcopy__(self, memo: Any) -> _Held:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Content:
         with _disable_current_modes():
-            return _Held(self.tensor.clone())
+            return _Content(self.value.clone())
 
 
 def small(tensor: Any) -> bool:
@@ -48,8 +48,8 @@ def small(tensor: Any) -> bool:
 def value_of(tensor: Any) -> Tensor | None:
     """The tensor's real content, on the CPU, where it is known."""
     if isinstance(tensor, FakeTensor):
-        held = tensor.__dict__.get("_memfit_value")
-        return None if held is None else held.tensor
+        content = tensor.__dict__.get("_memfit_value")
+        return None if content is None else content.value
     return tensor if isinstance(tensor, Tensor) and small(tensor) else None
 
 
@@ -72,7 +72,7 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     with _disable_current_modes():
         result = func(*values[0], **values[1])
     if isinstance(out, FakeTensor) and isinstance(result, Tensor):
-        out._memfit_value = _Held(result)  # type: ignore[attr-defined]
+        out._memfit_value = _Content(result)  # type: ignore[attr-defined]
 
 
 def item(tensor: Any) -> Any:

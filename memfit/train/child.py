@@ -52,7 +52,7 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float)
     backend.register()
     plan = read_plan(folder.plan)
     job = load_job(plan.job, dict(plan.settings))
-    device = _device(plan)
+    device = device_of(plan)
     samples, lengths = job.dataset(), job.lengths()
     if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
         write = "write dataset(self) -> a sequence of samples, with a length"
@@ -63,7 +63,7 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float)
     plain_nets(job)
     job.collate([samples[0]])
     warm_up()
-    _seed(plan)
+    seed_all(plan.seed)
     before = limit.limit(plan.budget_bytes) if device.type == "cpu" else 0
     resident = limit.resident_bytes()
     try:
@@ -114,7 +114,12 @@ def say(line: str) -> None:
     print(f"memfit: {line}", file=sys.stderr, flush=True)
 
 
-def _device(plan: Plan) -> torch.device:
+def device_of(plan: Plan) -> torch.device:
+    """The device of this machine that a plan runs on, its memory limited to the plan's budget.
+
+    Raises:
+        InputError: the plan is for several devices, or for one that is not here.
+    """
     if len(plan.micro_batches) > 1:
         raise InputError(
             f"plan for {len(plan.micro_batches)} devices",
@@ -135,10 +140,11 @@ def _device(plan: Plan) -> torch.device:
     return torch.device("cuda")
 
 
-def _seed(plan: Plan) -> None:
-    random.seed(plan.seed)
-    np.random.seed(plan.seed % 2**32)
-    torch.manual_seed(plan.seed)
+def seed_all(seed: int) -> None:
+    """Random numbers of every kind begin here."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
 
 
 def warm_up() -> None:

@@ -58,6 +58,11 @@ class Saver:
     _fault: Exception | None = None
     _last: float = field(default_factory=time.monotonic)
 
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of the copy's buffers; 0 where there are none."""
+        return 0 if self._buffer is None else len(self._buffer)
+
     def warm(self, rig: Rig) -> None:
         """After the first window: finds what cannot be kept, and makes the buffers, in the writer's thread.
 
@@ -108,7 +113,7 @@ class Saver:
 
     def _room(self, nbytes: int, device: torch.device) -> bool:
         """Whether there is a host buffer of so many bytes, touched; says so once where there is no memory for it."""
-        if self._buffer is not None and len(self._buffer) >= nbytes:
+        if self._buffer is not None and self.buffer_bytes >= nbytes:
             return True
         self._buffer = None
         try:
@@ -126,7 +131,11 @@ class Saver:
             self.checkpoints.write(next_window, state, tensors, self.plan, self.lines)
             self.written, self.failed = next_window, False
         except OSError as error:
-            self._failed(next_window, describe(error), self._what_to_do(sum(t.nbytes for t in tensors.values())))
+            self._failed(
+                next_window,
+                error.strerror or describe(error),
+                self._what_to_do(sum(t.nbytes for t in tensors.values())),
+            )
         except (MemoryError, RuntimeError) as error:
             self._memory_failed(next_window, error)
 

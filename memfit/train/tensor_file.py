@@ -95,7 +95,7 @@ def _row_major(tensor: Tensor) -> Iterator[memoryview]:
         return
     if tensor.device.type == "cpu" and tensor.is_contiguous():
         flat = memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data)
-        yield from (flat[i : i + 4 * PIECE] for i in range(0, len(flat), 4 * PIECE))
+        yield from (flat[i : i + 16 * PIECE] for i in range(0, len(flat), 16 * PIECE))
     elif tensor.nbytes <= PIECE or tensor.dim() == 0:
         yield from _row_major(tensor.cpu().contiguous())
     elif tensor.shape[0] == 1:

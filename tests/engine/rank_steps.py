@@ -1,4 +1,4 @@
-"""What sharded ranks do in tests/engine/test_fsdp2.py: torchrun --nproc-per-node N -m tests.engine.rank_steps FOLDER."""
+"""What sharded ranks do in test_fsdp2.py: torchrun --nproc-per-node N -m tests.engine.rank_steps FOLDER."""
 
 import sys
 from pathlib import Path

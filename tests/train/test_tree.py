@@ -62,8 +62,8 @@ def same(a, b):
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,
-    torch.complex128, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32,
-    torch.uint64, torch.bool, torch.complex32, torch.float8_e4m3fnuz,
+    torch.complex64, torch.complex128, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16,
+    torch.uint32, torch.uint64, torch.bool, torch.complex32, torch.float8_e4m3fnuz,
 ]  # fmt: skip
 
 
