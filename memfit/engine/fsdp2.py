@@ -167,22 +167,22 @@ def whole_gradients(nets: Nets) -> Iterator[Tensor]:
 
 
 def units(net: nn.Module) -> list[str]:
-    """Paths of the modules that are gathered one by one, inner ones first, the net itself last.
+    """Paths of the modules that are gathered one by one, the net itself last.
 
-    These are the items of its lists (blocks, and the stages that hold them) that hold LEAST bytes or a hundredth of
-    the net beside their own inner units, and share no parameter with the rest.
+    These are items of its lists (blocks) that hold LEAST bytes or a hundredth of the net, and share no parameter with
+    the rest. Of an item within an item, the inner ones, unless the outer one holds more beside them: FSDP2 hands a
+    module copies of the lists that it is called with, and the stages that hold blocks are where lists are emptied.
     """
     holders = Counter(map(id, _held(net)))
-    least = min(LEAST, sum(p.nbytes for p in net.parameters()) // 100)
-    taken: set[int] = set()
-    chosen = []
+    least = max(1, min(LEAST, sum(p.nbytes for p in net.parameters()) // 100))
+    chosen: dict[str, int] = {}
     for path, module in reversed(list(items(net))):
         inside = _held(module)
-        own = {id(p): p.nbytes for p in inside if id(p) not in taken}
         alone = all(holders[key] == count for key, count in Counter(map(id, inside)).items())
-        if alone and sum(own.values()) >= max(least, 1):
-            chosen.append(path)
-            taken |= own.keys()
+        nbytes = sum({id(p): p.nbytes for p in inside}.values())
+        inner = [other for other in chosen if other.startswith(f"{path}.")]
+        if alone and nbytes >= least and nbytes > 2 * sum(chosen[other] for other in inner):
+            chosen = {other: size for other, size in chosen.items() if other not in inner} | {path: nbytes}
     return [*chosen, ""]
 
 
