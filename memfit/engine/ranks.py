@@ -5,6 +5,7 @@ On a fake process group every rank is taken to be like this one; without a mesh 
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -36,9 +37,22 @@ def is_memory_failure(error: BaseException) -> bool:
     """Whether an exception says that memory ran out: Python's, the CPU allocator's, CUDA's, or another rank's."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError | RanksOutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and (
-        "can't allocate memory" in str(error) or "could not create a memory" in str(error)
-    )
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+
+
+_OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "could not create a memory",
+    "std::bad_alloc",
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "Cannot allocate memory",
+)
+"""How torch and its libraries say it in a plain RuntimeError."""
 
 
 def gather(engine: Engine, value: Value) -> list[Value]:
@@ -81,6 +95,8 @@ def total(
     engine: Engine, sums: Mapping[str, Tensor], units: Mapping[str, Units]
 ) -> tuple[dict[str, Tensor], dict[str, Units]]:
     """Sums of losses and their units over all ranks, in float64; a rank without a micro-batch has none."""
+    if engine.world == 1:
+        return dict(sums), dict(units)
     if engine.mesh is None or _fake(engine):
         return {n: v * engine.world for n, v in sums.items()}, {n: u * engine.world for n, u in units.items()}
     ranks = gather(engine, {name: (float(value), float(units[name])) for name, value in sums.items()})

@@ -66,6 +66,13 @@ def lift() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
+def is_memory_failure(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out, here or on another rank."""
+    from memfit.engine import ranks
+
+    return ranks.is_memory_failure(error)
+
+
 def _status(name: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(name + ":"):

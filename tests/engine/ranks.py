@@ -1,6 +1,7 @@
 """What three ranks do in tests/engine/test_ddp.py: torchrun --nproc-per-node 3 -m tests.engine.ranks FOLDER."""
 
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from memfit.engine.mesh import join
 from memfit.engine.ranks import RanksOutOfMemoryError
 from memfit.engine.start import start
 from memfit.job import Job, Loss, Turn
+from memfit.train.recovery import Recovery
 
 CPU = torch.device("cpu")
 
@@ -37,6 +39,15 @@ class Sentences(Job):
         x, valid = batch
         error = nets["net"](x).squeeze(-1).square() * valid
         return Loss(error.sum(), valid.sum())
+
+
+class Steady(Sentences):
+    """Plain SGD, whose step is the gradient."""
+
+    clip: float | None = None
+
+    def optimizers(self, nets):
+        return {"net": torch.optim.SGD(nets["net"].parameters(), lr=1.0)}
 
 
 class Counted(Sentences):
@@ -94,6 +105,8 @@ CASES = {
     "own judge": (Alone, vectors),
 }
 SIZES = [5, 3, 4, 1, 2]
+IDS = [[(0, 1, 2), (3,)], [(4, 5)], [(6, 7, 8), (9, 10), (11, 12, 13, 14)]]
+"""Samples of each rank's micro-batches, where memory fails."""
 SHARES = {"ragged": [[0, 1], [2], [3, 4]], "one rank has none": [[0, 1, 2], [], [3, 4]]}
 """Micro-batches of each rank."""
 
@@ -139,11 +152,49 @@ def failing(engine, at, part):
     return {"failed": failed, "weights kept": same}
 
 
+def repeated(engine, at, part, times):
+    """A window in which rank 2 runs out of memory so many times in one micro-batch, recovered on all ranks."""
+    rig = build(Steady(), CPU, engine)
+    x, valid = (torch.cat(parts) for parts in zip(*sentences(SIZES), strict=True))
+
+    def remake(ids):
+        return MicroBatch(fetch=lambda: (x[list(ids)], valid[list(ids)]), padded_units=20 * len(ids), ids=ids)
+
+    recovery = Recovery(rig, remake=remake, cost=lambda ids: 20 * len(ids), largest=100)
+    parts = [remake(ids) for ids in IDS[engine.rank]]
+    left, place = [times], [0]
+
+    def mark(name):
+        recovery.mark(name)
+        place[0] += name == "fetch"
+        if engine.rank == 2 and name == part and place[0] == at + 1 and left[0]:
+            left[0] -= 1
+            place[0] = 0
+            torch.empty(1 << 60)
+
+    begin = time.monotonic()
+    recovery.begin()
+    result = run_window(rig, parts, mark, guard=recovery.guard)
+    return {
+        "weights": rig.nets["net"].state_dict(),
+        "ids": [micro.ids for micro in result.micro_batches],
+        "units": float(result.units["loss"]),
+        "retries": recovery.retries,
+        "seconds": time.monotonic() - begin,
+    }
+
+
 def main():
-    join(CPU)
+    join()
     rank, folder = dist.get_rank(), Path(sys.argv[1])
     engine = start("ddp", CPU)
     found = {(case, share): train(case, share, engine, rank) for case in CASES for share in SHARES}
+    found["recovered"] = {
+        (at, part, times): repeated(engine, at, part, times)
+        for at in (0, 1, 2)
+        for part in ("forward", "backward")
+        for times in (0, 1, 2)
+    }
     found["failures"] = {(at, part): failing(engine, at, part) for at in (1, 2, 3) for part in ("forward", "backward")}
     torch.save(found, folder / f"{rank}.pt")
     dist.destroy_process_group()

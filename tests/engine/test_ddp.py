@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.engine.ranks import CASES, SHARES, train
+from tests.engine.ranks import CASES, IDS, SHARES, train
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,3 +58,21 @@ def test_a_net_that_is_not_synchronised_is_another_on_each_rank(ranks):
 @pytest.mark.parametrize("part", ["forward", "backward"])
 def test_memory_that_runs_out_on_one_rank_is_a_failure_on_all_before_any_step(ranks, at, part):
     assert [mine["failures"][at, part] for mine in ranks] == [{"failed": (2,), "weights kept": True}] * 3
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("part", ["forward", "backward"])
+def test_a_window_that_memory_fails_in_is_repeated_on_all_ranks(ranks, at, part):
+    undisturbed, once, twice = ([mine["recovered"][at, part, times] for mine in ranks] for times in (0, 1, 2))
+    assert [one["retries"] for one in (*undisturbed, *once, *twice)] == [0] * 3 + [1] * 3 + [2] * 3
+    assert all(one["seconds"] < 10 for one in (*once, *twice))
+    for mine, ids in zip(once, IDS, strict=True):
+        assert mine["ids"] == ids
+        assert all(torch.equal(mine["weights"][key], undisturbed[0]["weights"][key]) for key in mine["weights"])
+    assert [mine["ids"] for mine in twice[:2]] == IDS[:2]
+    assert len(twice[2]["ids"]) > len(IDS[2])
+    assert sorted(i for ids in twice[2]["ids"] for i in ids) == list(range(6, 15))
+    for mine in twice:
+        assert mine["units"] == undisturbed[0]["units"]
+        for key, value in undisturbed[0]["weights"].items():
+            torch.testing.assert_close(mine["weights"][key], value, rtol=1e-6, atol=1e-6)
