@@ -142,13 +142,6 @@ def _write_trace(path: Path, prediction: Any) -> None:
         write_perfetto(path, prediction.trace, f"{prediction.job} on {prediction.device.name}")
 
 
-def _rank_json(rank: int, found: Any) -> dict[str, Any]:
-    """What one traced rank needs, in short."""
-    names = ("allocated_bytes", "reserved_bytes", "process_bytes")
-    peaks = {phase: {name: getattr(peak, name) for name in names} for phase, peak in found.phases.items()}
-    return {"rank": rank, "fits": found.fits, "headroom_bytes": found.headroom_bytes, "phases": peaks}
-
-
 def prediction_json(prediction: Any) -> dict[str, Any]:
     """The JSON of DESIGN.md."""
     from dataclasses import asdict
@@ -168,6 +161,5 @@ def prediction_json(prediction: Any) -> dict[str, Any]:
         "engine": prediction.engine,
         "world": prediction.world,
         "rank": prediction.rank,
-        "ranks": [_rank_json(rank, found) for rank, found in prediction.ranks.items()],
         "seconds": prediction.seconds,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,6 +22,10 @@ from memfit.replay.margins import margin_of
 from memfit.replay.replay import Outside
 from memfit.trace.step import Tracing, trace_job
 from memfit.trace.third_window import with_third_window
+
+BINDING_RANK = 0
+"""The rank that needs most, of ranks that run the same micro-batches: shards are cut by ceiling division, so that no
+rank holds a larger part of any tensor, and of whole replicas it alone keeps the average of the weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +59,6 @@ class Prediction:
     world: int = 1
     rank: int = 0
     """The rank that ``footprint`` is of: the one that was asked for, or the one that needs most."""
-    ranks: Mapping[int, Footprint] = field(default_factory=dict)
-    """Every rank that was traced. The others need no more than the first and no less than the last."""
 
 
 def predict(
@@ -91,14 +93,9 @@ def predict(
     modes = default_checkpointing(job, nets) if checkpointing is None else dict(checkpointing)
     how = Tracing(
         device=device, micro_batches=micro_batches, checkpointing=modes, engine=engine, world=world,
-        engine_choices=engine_choices or {},
+        rank=BINDING_RANK if rank is None else rank, engine_choices=engine_choices or {},
     )  # fmt: skip
-    traces: dict[int, Trace] = {}
-    footprints: dict[int, Footprint] = {}
-    for one in ranks_that_differ(engine, world, averages=job.ema is not None) if rank is None else (rank,):
-        traces[one] = trace_job(job, shape, replace(how, rank=one))
-        footprints[one] = footprint_on(traces[one], device, world)
-    binding = min(footprints, key=lambda one: (footprints[one].fits, footprints[one].headroom_bytes, one))
+    trace = trace_job(job, shape, how)
     return Prediction(
         job=name,
         settings=job.settings(),
@@ -107,25 +104,14 @@ def predict(
         unit=job.unit,
         device=device,
         nets=net_sizes(nets),
-        footprint=footprints[binding],
-        trace=traces[binding],
+        footprint=footprint_on(trace, device, world),
+        trace=trace,
         checkpointing=modes,
         engine=engine,
         world=world,
-        rank=binding,
-        ranks=footprints,
+        rank=how.rank,
         seconds=time.perf_counter() - begin,
     )
-
-
-def ranks_that_differ(engine: str, world: int, *, averages: bool) -> tuple[int, ...]:
-    """The ranks to trace for all of them: the first, and the last where it may hold less.
-
-    Shards are cut by ceiling division, so no rank holds a larger part of any tensor than rank 0, nor a smaller one than
-    the last. Under DDP, rank 0 alone keeps the average of the weights.
-    """
-    differ = world > 1 and (engine not in ("single", "ddp") or averages)
-    return (0, world - 1) if differ else (0,)
 
 
 def _check_ranks(engine: str, world: int, rank: int | None) -> None:

@@ -34,7 +34,7 @@ def show_prediction(prediction: Prediction, console: Console | None = None) -> N
         style="dim",
     )
     if prediction.world > 1:
-        console.print(_of_ranks(prediction), style="dim")
+        console.print(f"rank {prediction.rank} of {prediction.world} on {prediction.engine}", style="dim")
     console.print()
     console.print(_phases(found, cuda=device.is_cuda))
     console.print(_categories(found))
@@ -61,17 +61,6 @@ def notes(found: Footprint) -> list[str]:
             "rise for a moment, up to all of it. That is not needed, and no run fails of it."
         )
     return lines
-
-
-def _of_ranks(prediction: Prediction) -> str:
-    """Which rank this is, and how far the others are from it."""
-    own = f"rank {prediction.rank} of {prediction.world} on {prediction.engine}"
-    others = [
-        f"rank {rank} has {format_size(max(found.headroom_bytes, 0))} left"
-        for rank, found in prediction.ranks.items()
-        if rank != prediction.rank
-    ]
-    return "; ".join([own, *others])
 
 
 def headline(prediction: Prediction) -> Text:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from memfit.device.catalogue import find_device
-from memfit.planner.predict import default_checkpointing, plain_nets
+from memfit.planner.predict import BINDING_RANK, default_checkpointing, plain_nets
 from memfit.trace.step import Tracing, trace_job
 from tests.engine.rank_peaks import CASES, OPERATORS
 from tests.truth import operator_names, traced_peaks
@@ -57,6 +57,8 @@ def test_every_rank_of_three(tmp_path):
     found = compare([CASES[number] for number in FAST], 3, tmp_path)
     assert len(found) == 3 * (2 * 4 + 2 * 3)
     check(found)
+    for (case, rank, phase), (peak, _) in found.items():
+        assert peak <= found[case, BINDING_RANK, phase][0], (case, rank, phase)
     uneven = {rank: peak for (case, rank, phase), (peak, _) in found.items() if "fsdp2 gan" in case and phase == "save"}
     assert uneven[0] > uneven[2], "the last rank's shards are smaller"
 
