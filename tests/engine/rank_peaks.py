@@ -139,7 +139,7 @@ def settled():
 
 
 def main():
-    join(CPU)
+    join()
     folder = Path(sys.argv[1])
     operators = pickle.loads((folder / OPERATORS).read_bytes())
     with settled():

@@ -123,7 +123,7 @@ def refusals(engine):
 
 
 def main():
-    join(CPU)
+    join()
     rank, folder = dist.get_rank(), Path(sys.argv[1])
     found = {case: train(case, start("fsdp2", CPU, **choices)) for case, (_, _, choices) in CASES.items()}
     found["refusals"] = refusals(start("fsdp2", CPU))

@@ -55,7 +55,7 @@ def loaded(engine, folder):
 
 
 def main():
-    join(CPU)
+    join()
     kind, what, state, folder = sys.argv[1:]
     found = {"save": saved, "load": loaded}[what](start(kind, CPU), Path(state))
     torch.save(found, Path(folder) / f"{kind}-{what}-{dist.get_rank()}.pt")
