@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from memfit.apply.blocks import find_module
+from memfit.blocks import find_module
 from memfit.errors import InputError
 from memfit.job import Nets
 from memfit.plan import MODES

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +27,7 @@ class Rig:
     schedules: dict[str, Any] = field(default_factory=dict)
     scaler: torch.amp.GradScaler | None = None
     ema: Nets = field(default_factory=dict)
-    """Averaged copies of the trained nets; empty where the job has no average, and on other ranks than 0."""
+    """Averaged copies of the trained nets; empty where the job has no average, or this rank keeps none."""
     buckets: list[Tensor] = field(default_factory=list)
     """Flat copies of the gradients that the job's own wrapper keeps."""
     engine: Engine = field(default_factory=Single)
@@ -57,21 +55,18 @@ def build(job: Job, device: torch.device | str, engine: Engine | None = None) ->
     _check_nets(job, nets)
     for net in nets.values():
         net.to(device)
+    ema = engine.averages(job, nets) if job.ema is not None else {}
     nets = engine.place(job, nets)
     optimizers = job.optimizers(nets)
     _check_optimizers(job, nets, optimizers)
     engine.check(job, nets, optimizers)
-    rig = Rig(job=job, device=device, nets=nets, optimizers=optimizers, engine=engine)
-    if job.wrapper == "ddp":
+    rig = Rig(job=job, device=device, nets=nets, optimizers=optimizers, engine=engine, ema=ema)
+    if job.wrapper == "ddp" and engine.name == "single":
         trained = [p for net in nets.values() for p in net.parameters() if p.requires_grad]
         rig.buckets = [torch.empty(n, dtype=kind, device=device) for kind, n in ddp_buckets(trained)]
     rig.schedules = dict(job.schedules(optimizers, job.windows))
     if job.precision == "fp16":
         rig.scaler = torch.amp.GradScaler(device.type)
-    if job.ema is not None and engine.rank == 0:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
-            rig.ema = {name: _average_of(net) for name, net in nets.items() if is_trained(net)}
     return rig
 
 
@@ -95,12 +90,6 @@ def ddp_buckets(parameters: Sequence[nn.Parameter]) -> list[tuple[torch.dtype, i
 def is_trained(net: nn.Module) -> bool:
     """Whether any parameter of the net requires a gradient."""
     return any(p.requires_grad for p in net.parameters())
-
-
-def _average_of(net: nn.Module) -> nn.Module:
-    """A copy without gradients. Buffers are cloned first: a trace's tensors have no storage to copy."""
-    copies: dict[int, Any] = {id(buffer): buffer.detach().clone() for buffer in net.buffers()}
-    return copy.deepcopy(net, copies).requires_grad_(False)
 
 
 def update_ema(rig: Rig) -> None:

@@ -17,6 +17,7 @@ from memfit.cli.options import (
     whole_number,
 )
 from memfit.errors import Exit, InputError
+from memfit.plan import ENGINES
 
 
 @click.command("predict")
@@ -54,6 +55,16 @@ from memfit.errors import Exit, InputError
     help="Also replays the windows of F: 8x400 6x512 in a line.",
 )
 @click.option(
+    "--engine",
+    metavar="E",
+    type=click.Choice(list(ENGINES)),
+    default="single",
+    show_default=True,
+    help="How the nets are put onto ranks: " + ", ".join(ENGINES) + ".",
+)
+@click.option("--world", metavar="N", default="1", show_default=True, help="Ranks, each on a device of its own.")
+@click.option("--rank", metavar="R", help="Which of them, from 0. Default: the one that needs most.")
+@click.option(
     "--snapshot",
     metavar="F",
     type=click.Path(dir_okay=False),
@@ -69,7 +80,8 @@ from memfit.errors import Exit, InputError
 def command(
     job: str, pairs: tuple[str, ...], micro_batch: str | None, shape: str | None, device_name: str | None,
     memory: str | None, precision: str | None, checkpoint: str | None, accumulate: str, epoch: str | None,
-    lengths: str | None, shapes: str | None, snapshot: str | None, trace: str | None, as_json: bool,
+    lengths: str | None, shapes: str | None, engine: str, world: str, rank: str | None, snapshot: str | None,
+    trace: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Does JOB fit, in training, validation and saving?
 
@@ -85,6 +97,7 @@ def command(
         raise InputError(f"--trace {trace}", "neither .json nor .npz", write)
     accumulated = whole_number("--accumulate", accumulate)
     count = whole_number("--micro-batch", micro_batch)
+    ranks, which = whole_number("--world", world), whole_number("--rank", rank, least=0)
     with progress(f"tracing {job}", quiet=as_json):
         from memfit.planner.predict import checkpoint_all, plain_nets, predict, with_precision
 
@@ -107,7 +120,10 @@ def command(
                     "write none, all, or a file that memfit plan --out wrote",
                 )
             modes = dict(read_plan(checkpoint).checkpointing)
-        prediction = predict(loaded, job, wanted, device, micro_batches=accumulated, checkpointing=modes)
+        prediction = predict(
+            loaded, job, wanted, device, micro_batches=accumulated or 1, checkpointing=modes,
+            engine=engine, world=ranks or 1, rank=which,
+        )  # fmt: skip
         sequence = None
         if epoch is not None or shapes is not None:
             sequence = _sequence(loaded, prediction, accumulated, epoch, lengths, shapes)
@@ -197,5 +213,8 @@ def prediction_json(prediction: Any) -> dict[str, Any]:
         "nets": [asdict(net) for net in prediction.nets],
         **found,
         "checkpointing": dict(prediction.checkpointing),
+        "engine": prediction.engine,
+        "world": prediction.world,
+        "rank": prediction.rank,
         "seconds": prediction.seconds,
     }

@@ -92,7 +92,8 @@ _inside = 0
 """Contexts of the virtual GPU that are entered now."""
 
 
-def _is_inside() -> bool:
+def is_inside() -> bool:
+    """Whether a virtual GPU is entered now."""
     return _inside > 0
 
 
@@ -116,9 +117,9 @@ def _module() -> SimpleNamespace:
     """What torch asks of ``torch.vgpu``: random state, streams (FSDP2), autocast's types."""
     return SimpleNamespace(
         is_initialized=lambda: True,
-        is_available=_is_inside,
+        is_available=is_inside,
         current_device=lambda: 0,
-        device_count=lambda: int(_is_inside()),
+        device_count=lambda: int(is_inside()),
         _is_in_bad_fork=lambda: False,
         manual_seed=_nothing,
         manual_seed_all=_nothing,
@@ -145,6 +146,6 @@ def register() -> None:
 
     class Hook(_DummyPrivateUse1Hook):
         def is_available(self) -> bool:
-            return _is_inside()
+            return is_inside()
 
     _setup_privateuseone_for_python_backend(NAME, backend_module=_module(), hook=Hook())

@@ -62,12 +62,63 @@ class Device:
         return CUBLAS_WORKSPACE_LARGE if self.compute_capability[0] in (9, 10, 12) else CUBLAS_WORKSPACE
 
 
+@dataclass(frozen=True, kw_only=True)
+class Interconnect:
+    """A way from rank to rank."""
+
+    key: str
+    """What the command line calls it."""
+    name: str
+    bytes: float
+    """A second and rank, in one direction."""
+    step_seconds: float
+    """Of one step of a ring, whatever it carries."""
+    sources: dict[str, str] = field(default_factory=dict, compare=False)
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    return tomllib.loads(files("memfit.device").joinpath("catalogue.toml").read_text())
+
+
+@cache
+def interconnects() -> dict[str, Interconnect]:
+    """Every interconnect of catalogue.toml, by key."""
+    return {key: Interconnect(key=key, **_split(table)[0], sources=_split(table)[1])
+            for key, table in _tables()["interconnects"].items()}  # fmt: skip
+
+
+def find_interconnect(name: str) -> Interconnect:
+    """The interconnect that the command line calls so.
+
+    Raises:
+        InputError: no such interconnect; names the nearest one.
+    """
+    known = interconnects()
+    if name not in known:
+        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0)[0]
+        raise InputError(f"interconnect {name!r}", f"not one of {', '.join(known)}", f"write {near}")
+    return known[name]
+
+
+def interconnect_of(device: Device) -> Interconnect | None:
+    """What joins cards of this kind in one host: the card's own link; None where it is not known."""
+    return next((one for one in interconnects().values() if one.name == device.link), None)
+
+
+def nccl_bytes(device: Device) -> tuple[int, int, int]:
+    """(low, usual, high) bytes of one communicator of a process, outside of the allocator."""
+    low, usual, high = _tables()["unmeasured_nccl"]["value"]
+    return (low, device.nccl_bytes or usual, max(high, device.nccl_bytes or 0))
+
+
 @cache
 def catalogue() -> dict[str, Device]:
     """Every device of catalogue.toml, by key."""
-    tables = tomllib.loads(files("memfit.device").joinpath("catalogue.toml").read_text())
-    held_back, unmeasured = tables.pop("held_back"), tables.pop("unmeasured_context")
-    return {key: _device(key, table, held_back, unmeasured) for key, table in tables.items()}
+    tables = _tables()
+    held_back, unmeasured = tables["held_back"], tables["unmeasured_context"]
+    cards = {key: table for key, table in tables.items() if "name" in table}
+    return {key: _device(key, table, held_back, unmeasured) for key, table in cards.items()}
 
 
 def find_device(name: str) -> Device:
@@ -99,9 +150,14 @@ def figures(device: Device) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _device(key: str, table: dict[str, Any], held_back: dict[str, Any], unmeasured: dict[str, Any]) -> Device:
+def _split(table: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """(values, sources) of a table."""
     values = {name: entry["value"] if isinstance(entry, dict) else entry for name, entry in table.items()}
-    sources = {name: entry["source"] for name, entry in table.items() if isinstance(entry, dict)}
+    return values, {name: entry["source"] for name, entry in table.items() if isinstance(entry, dict)}
+
+
+def _device(key: str, table: dict[str, Any], held_back: dict[str, Any], unmeasured: dict[str, Any]) -> Device:
+    values, sources = _split(table)
     if "compute_capability" in values:
         values["compute_capability"] = tuple(values["compute_capability"])
         context = table.get("context_bytes", unmeasured)

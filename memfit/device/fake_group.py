@@ -7,6 +7,7 @@ a real run may free gathered parameters later. NCCL's own buffers lie outside of
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
+from memfit.device import backend
 from memfit.device.patching import replaced
 
 _MESH_ARITHMETIC = (
@@ -80,6 +82,8 @@ def fake_world(world: int, *, rank: int = 0, quiet: Quiet = contextlib.nullconte
     }
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(Tensor, record_stream=lambda self, stream: None))
+        if backend.is_inside():
+            stack.enter_context(replaced(torch.accelerator, current_stream=backend.current_stream))
         stack.enter_context(replaced(DeviceMesh, **mesh))
         stack.enter_context(replaced(ShardingPropagator, **shapes))
         stack.enter_context(
@@ -89,6 +93,7 @@ def fake_world(world: int, *, rank: int = 0, quiet: Quiet = contextlib.nullconte
                 _sync_module_states=lambda *args, **kwargs: None,
             )
         )
+        stack.enter_context(replaced(sys, excepthook=sys.excepthook))  # a process group puts its rank before every line
         with _disable_current_modes():
             dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
         stack.callback(dist.destroy_process_group)

@@ -1,7 +1,8 @@
 """What a CPU really allocated: the profiler's allocator events of the code inside, phase by phase.
 
-The profiler sees every allocation of its own thread (a CPU backward runs in the caller's thread). What other threads
-allocate themselves is not seen, and blocks from before the start are not counted: pass their bytes as ``base``.
+The profiler sees every allocation of its own thread (a CPU backward runs in the caller's thread) and of the threads
+that collectives run in. Blocks from before the start are not counted: pass their bytes as ``base``. What the transport
+of a process group takes for itself, in its own threads or inside of a collective's call, is kept apart.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 """Kineto, below the profiler, else tells of its stages on standard error. Read when the first profile begins."""
 
 Record = tuple[int, int, int, int]
-"""Time, bytes (freed: negative), address, number of the operator call it lies in (0: none)."""
+"""Time, bytes (freed: negative), address, number of the operator call it lies in (0: none; TRANSPORT: a collective)."""
+TRANSPORT = -1
 Phase = tuple[int, int, str]
 """Start, end, name."""
 
 _PHASE = "memfit::phase::"
+_COLLECTIVES = ("c10d::", "gloo:")
+"""Calls of a process group, and what its own threads run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +36,8 @@ class MeasuredPeak:
 
     allocated_bytes: int
     without_scratch_bytes: int
+    transport_bytes: int = 0
+    """The most that collectives held for themselves, which the other two are without."""
 
 
 class AllocatorEvents:
@@ -96,6 +102,8 @@ class AllocatorEvents:
                 fields: Any = event.extra_fields
                 if fields.device.type == "cpu":
                     records.append((event.start_time_ns, fields.alloc_size, fields.ptr, call))
+            elif event.name.startswith(_COLLECTIVES):
+                call = TRANSPORT
             elif not call and event.name in operators:
                 calls += 1
                 call = calls
@@ -108,9 +116,10 @@ class AllocatorEvents:
 
 def _peaks(records: list[Record], phases: list[Phase], base: int) -> dict[str, MeasuredPeak]:
     times = [record[0] for record in records]
-    scratch = _scratch(records)
-    with_scratch = _live(records, set(), base)
-    without = _live(records, scratch, base)
+    transport = _of_the_transport(records)
+    with_scratch = _live(records, transport, base)
+    without = _live(records, _scratch(records) | transport, base)
+    apart = _live(records, set(range(len(records))) - transport, 0)
     found: dict[str, MeasuredPeak] = {}
     for start, end, name in phases:
         first, last = bisect_left(times, start), bisect_right(times, end)
@@ -118,23 +127,45 @@ def _peaks(records: list[Record], phases: list[Phase], base: int) -> dict[str, M
         found[name] = MeasuredPeak(
             allocated_bytes=max(before.allocated_bytes, *with_scratch[first : last + 1]),
             without_scratch_bytes=max(before.without_scratch_bytes, *without[first : last + 1]),
+            transport_bytes=max(before.transport_bytes, *apart[first : last + 1]),
         )
     return found
 
 
 def _live(records: list[Record], left_out: set[int], base: int) -> list[int]:
-    """Live bytes before the first record and after each; frees of earlier blocks count only with a base."""
-    live, known = [base], set()
+    """Live bytes before the first record and after each; frees of earlier blocks count only with a base.
+
+    A block whose address is given out again was freed by a thread that was not watched then.
+    """
+    live = [base]
+    known: dict[int, int] = {}
     for position, (_, nbytes, ptr, _) in enumerate(records):
         change = 0
-        if position not in left_out and (nbytes > 0 or ptr in known or base):
-            change = nbytes
         if nbytes > 0:
-            known.add(ptr)
+            change -= known.pop(ptr, 0)
+        if position not in left_out and (nbytes > 0 or ptr in known or base):
+            change += nbytes
+        if nbytes > 0:
+            known[ptr] = 0 if position in left_out else nbytes
         else:
-            known.discard(ptr)
+            known.pop(ptr, None)
         live.append(live[-1] + change)
     return live
+
+
+def _of_the_transport(records: list[Record]) -> set[int]:
+    """Positions of blocks that a collective allocated, wherever they are freed."""
+    held: dict[int, int] = {}
+    found: set[int] = set()
+    for position, (_, nbytes, ptr, call) in enumerate(records):
+        if nbytes > 0:
+            held.pop(ptr, None)
+            if call == TRANSPORT:
+                held[ptr] = position
+                found.add(position)
+        elif held.pop(ptr, None) is not None:
+            found.add(position)
+    return found
 
 
 def _scratch(records: list[Record]) -> set[int]:
@@ -146,6 +177,6 @@ def _scratch(records: list[Record]) -> set[int]:
             opened[ptr] = (position, call)
         elif ptr in opened:
             start, opener = opened.pop(ptr)
-            if call and opener == call:
+            if call > 0 and opener == call:
                 inside |= {start, position}
     return inside

@@ -29,6 +29,7 @@ from torch.optim import Optimizer
 
 from memfit.engine.mesh import DATA
 from memfit.engine.ranks import gather
+from memfit.engine.single import copied
 from memfit.errors import InputError
 from memfit.job import Job, Nets
 
@@ -79,6 +80,10 @@ class Ddp:
             for tensor in (*net.parameters(), *net.buffers()):
                 dist.broadcast(tensor.detach(), group=self._group, group_src=0)
         return nets
+
+    def averages(self, job: Job, nets: Nets) -> Nets:
+        """Rank 0 keeps them."""
+        return copied(nets) if self.rank == 0 else {}
 
     def check(self, job: Job, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
         """Raises InputError where one turn steps both a net that ranks share and one that each trains by itself."""

@@ -50,6 +50,9 @@ class Engine(Protocol):
             InputError: the engine cannot carry the job; names the reason and an engine that can.
         """
 
+    def averages(self, job: Job, nets: Nets) -> Nets:
+        """Copies of the trained nets that this rank averages into; called before ``place``. Empty: it keeps none."""
+
     def check(self, job: Job, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
         """Raises InputError where the engine cannot carry these optimizers or turns."""
 

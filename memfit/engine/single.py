@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -28,6 +30,10 @@ class Single:
         """The nets as they are."""
         return nets
 
+    def averages(self, job: Job, nets: Nets) -> Nets:
+        """Copies of all of them."""
+        return copied(nets)
+
     def check(self, job: Job, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
         """One rank carries every job."""
 
@@ -51,3 +57,16 @@ class Single:
 
     def share_buffers(self, nets: Nets) -> None:
         """They are rank 0's."""
+
+
+def copied(nets: Nets) -> Nets:
+    """Copies of the trained nets, which are not trained themselves."""
+    return {name: _copy(net) for name, net in nets.items() if any(p.requires_grad for p in net.parameters())}
+
+
+def _copy(net: nn.Module) -> nn.Module:
+    """A copy without gradients. Buffers are cloned first: a trace's tensors have no storage to copy."""
+    copies: dict[int, Any] = {id(buffer): buffer.detach().clone() for buffer in net.buffers()}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+        return copy.deepcopy(net, copies).requires_grad_(False)

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
 from memfit.engine.ddp import Ddp
+from memfit.engine.fsdp2 import Fsdp2
 from memfit.engine.mesh import data_mesh
 from memfit.engine.protocol import Engine
 from memfit.engine.single import Single
 from memfit.errors import InputError
 
+_ON_RANKS: dict[str, Callable[..., Engine]] = {"ddp": Ddp, "fsdp2": Fsdp2}
 
-def start(name: str, device: torch.device) -> Engine:
+
+def start(name: str, device: torch.device, **how: Any) -> Engine:
     """The engine that --engine names, over every rank of the default process group (real or fake).
+
+    Args:
+        how: the engine's own choices, as ``Fsdp2`` has them.
 
     Raises:
         InputError: no such engine, or one of several ranks without a process group.
@@ -22,6 +31,7 @@ def start(name: str, device: torch.device) -> Engine:
         return Single()
     if not dist.is_initialized():
         raise InputError(f"--engine {name}", "no process group was joined", "start it with torchrun, or memfit run")
-    if name == "ddp":
-        return Ddp(rank=dist.get_rank(), world=dist.get_world_size(), mesh=data_mesh(device.type))
-    raise InputError(f"--engine {name}", "this memfit has no such engine yet", "write --engine single or --engine ddp")
+    if name not in _ON_RANKS:
+        known = ", ".join(("single", *_ON_RANKS))
+        raise InputError(f"--engine {name}", "this memfit has no such engine yet", f"write one of {known}")
+    return _ON_RANKS[name](rank=dist.get_rank(), world=dist.get_world_size(), mesh=data_mesh(device.type), **how)

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from memfit.apply.blocks import candidates
-from memfit.device.catalogue import Device
+from memfit.blocks import candidates
+from memfit.device.catalogue import Device, nccl_bytes
 from memfit.errors import InputError
 from memfit.events import Trace
 from memfit.footprint import Footprint
@@ -22,6 +22,10 @@ from memfit.replay.margins import margin_of
 from memfit.replay.replay import Outside
 from memfit.trace.step import Tracing, trace_job
 from memfit.trace.third_window import with_third_window
+
+BINDING_RANK = 0
+"""The rank that needs most, of ranks that run the same micro-batches: shards are cut by ceiling division, so that no
+rank holds a larger part of any tensor, and of whole replicas it alone keeps the average of the weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +55,10 @@ class Prediction:
     checkpointing: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     """Time that the prediction took."""
+    engine: str = "single"
+    world: int = 1
+    rank: int = 0
+    """The rank that ``footprint`` is of: the one that was asked for, or the one that needs most."""
 
 
 def predict(
@@ -61,6 +69,10 @@ def predict(
     *,
     micro_batches: int = 1,
     checkpointing: Mapping[str, str] | None = None,
+    engine: str = "single",
+    world: int = 1,
+    rank: int | None = None,
+    engine_choices: Mapping[str, Any] | None = None,
 ) -> Prediction:
     """Predicts one micro-batch shape of a job on a device.
 
@@ -68,11 +80,22 @@ def predict(
         name: what to call the job.
         micro_batches: micro-batches in a window; from two on, gradients are resident in the second forward.
         checkpointing: mode by module path; None: the job's own default.
+        engine, engine_choices: how the nets are put onto ranks, as ``Tracing`` has them.
+        world: ranks, each on such a device, each with such micro-batches.
+        rank: which of them; None: the one that needs most.
+
+    Raises:
+        InputError: a rank that is not there, several ranks on the engine of one, or a job that the engine cannot carry.
     """
+    _check_ranks(engine, world, rank)
     begin = time.perf_counter()
     nets = plain_nets(job)
     modes = default_checkpointing(job, nets) if checkpointing is None else dict(checkpointing)
-    trace = trace_job(job, shape, Tracing(device=device, micro_batches=micro_batches, checkpointing=modes))
+    how = Tracing(
+        device=device, micro_batches=micro_batches, checkpointing=modes, engine=engine, world=world,
+        rank=BINDING_RANK if rank is None else rank, engine_choices=engine_choices or {},
+    )  # fmt: skip
+    trace = trace_job(job, shape, how)
     return Prediction(
         job=name,
         settings=job.settings(),
@@ -81,15 +104,28 @@ def predict(
         unit=job.unit,
         device=device,
         nets=net_sizes(nets),
-        footprint=footprint_on(trace, device),
+        footprint=footprint_on(trace, device, world),
         trace=trace,
         checkpointing=modes,
+        engine=engine,
+        world=world,
+        rank=how.rank,
         seconds=time.perf_counter() - begin,
     )
 
 
-def footprint_on(trace: Trace, device: Device) -> Footprint:
+def _check_ranks(engine: str, world: int, rank: int | None) -> None:
+    if engine == "single" and world > 1:
+        raise InputError(f"--world {world}", "--engine single has one rank", "write --engine ddp or --engine fsdp2")
+    if rank is not None and not 0 <= rank < world:
+        raise InputError(f"--rank {rank}", f"there are ranks 0 to {world - 1}", f"write --rank {world - 1} or less")
+
+
+def footprint_on(trace: Trace, device: Device, world: int = 1) -> Footprint:
     """A trace replayed through the device's allocator, under its memory.
+
+    Args:
+        world: ranks; what their communicator holds lies outside of the allocator.
 
     Raises:
         InputError: the device's memory is not known.
@@ -98,7 +134,10 @@ def footprint_on(trace: Trace, device: Device) -> Footprint:
         raise InputError(f"device {device.key}", "its memory is not known", "give --memory SIZE")
     if not device.is_cuda:
         return footprint(trace, ExactAllocator, device.usable_bytes, device.usable_bytes)
-    outside = Outside(bytes=device.context_bytes or 0, low=device.context_low or 0, high=device.context_high or 0)
+    nccl = nccl_bytes(device) if world > 1 else (0, 0, 0)
+    context = (device.context_low or 0, device.context_bytes or 0, device.context_high or 0)
+    low, usual, high = (own + shared for own, shared in zip(context, nccl, strict=True))
+    outside = Outside(bytes=usual, low=low, high=high)
     return footprint(
         with_third_window(trace),
         CachingAllocator,

@@ -33,6 +33,8 @@ def show_prediction(prediction: Prediction, console: Console | None = None) -> N
         f"{format_size(device.usable_bytes or 0)} usable",
         style="dim",
     )
+    if prediction.world > 1:
+        console.print(f"rank {prediction.rank} of {prediction.world} on {prediction.engine}", style="dim")
     console.print()
     console.print(_phases(found, cuda=device.is_cuda))
     console.print(_categories(found))

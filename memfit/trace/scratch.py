@@ -29,6 +29,8 @@ Call = tuple[int, int, Key | int]
 def may_have(func: Any, args: Any) -> bool:
     """Whether a call is worth measuring: not views, not lists of tensors, not pointwise work on tensors that agree."""
     name = func._schema.name
+    if name == "fsdp::chunk_cat":
+        return True
     if func.is_view or name.startswith(("aten::_foreach", "aten::empty", "aten::detach", "prim::")):
         return False
     tensors = [one for one in args if isinstance(one, Tensor)]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from memfit.device.libraries import as_in_a_real_run
 from memfit.device.patching import replaced
 from memfit.device.rules import card_rules
 from memfit.device.virtual import Virtual, virtual_cpu, virtual_gpu
+from memfit.engine.fsdp2 import whole_gradients
+from memfit.engine.start import start
 from memfit.errors import InputError
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 from memfit.job import Job, Shape
@@ -38,12 +41,20 @@ class Tracing:
         micro_batches: micro-batches in a window; above two the further ones repeat the second.
         checkpointing: mode by module path, see ``memfit.apply.recompute``.
         scratch: whether a trace of one shape has what operators allocate inside of themselves.
+        engine: how the nets are put onto ranks; one of ``memfit.engine.start``'s names.
+        world: ranks.
+        rank: which of them is traced.
+        engine_choices: what the engine lets one choose, such as FSDP2's ``half_gather``.
     """
 
     device: Device
     micro_batches: int = 1
     checkpointing: Mapping[str, str] = field(default_factory=dict)
     scratch: bool = True
+    engine: str = "single"
+    world: int = 1
+    rank: int = 0
+    engine_choices: Mapping[str, Any] = field(default_factory=dict)
 
 
 def trace_job(job: Job, shape: Shape, how: Tracing) -> Trace:
@@ -75,10 +86,16 @@ def _record(
 ) -> tuple[Trace, list[np.ndarray | None] | None, np.ndarray, list[Call]]:
     """(the first shape's trace; bytes of the varying storages at every shape, where its events are the same; which
     these are; calls that may have scratch)."""
-    with _virtual(how.device) as virtual, as_in_a_real_run(), Tracer(virtual).recording() as tracer:
+    with (
+        _virtual(how.device) as virtual,
+        as_in_a_real_run(),
+        _ranks(how, tracer := Tracer(virtual)),
+        tracer.recording(),
+    ):
         micro_batches = min(how.micro_batches, 2)
+        engine = start(how.engine, virtual.device, **how.engine_choices)
         with tracer.phase("setup"):
-            rig = build(job, virtual.device)
+            rig = build(job, virtual.device, engine)
             tracer.name_modules(rig.nets)
             _categorise_state(tracer, rig)
         with recompute(rig.nets, how.checkpointing):
@@ -170,13 +187,22 @@ def _virtual(device: Device) -> Iterator[Virtual]:
         ) from error
 
 
+def _ranks(how: Tracing, tracer: Tracer) -> AbstractContextManager[None]:
+    """The process group of which one rank is traced."""
+    if how.engine == "single":
+        return nullcontext()
+    from memfit.device.fake_group import fake_world
+
+    return fake_world(how.world, rank=how.rank, quiet=tracer.quiet)
+
+
 def synthetic_micro_batch(job: Job, shape: Shape, device: torch.device, tracer: Tracer | None = None) -> MicroBatch:
     """A made-up micro-batch all of whose padded units are valid."""
     counts_before = type(job).units is not Job.units
     return MicroBatch(
         fetch=lambda: fetch_synthetic(job, shape, device, tracer),
         padded_units=shape.units,
-        units=defaultdict(lambda: shape.units) if counts_before else None,
+        units=defaultdict(partial(int, shape.units)) if counts_before else None,
     )
 
 
@@ -220,6 +246,9 @@ def _mark(tracer: Tracer, rig: Rig, part: str) -> None:
         for parameter in net.parameters():
             if parameter.grad is not None:
                 tracer.categorise(parameter.grad, "gradients")
+    if rig.engine.name == "fsdp2":
+        for gradient in whole_gradients(rig.nets):
+            tracer.categorise(gradient, "gradients")
     tracer.mark(part)
 
 

@@ -26,7 +26,7 @@ from memfit.device.answers import NOT_HANDLED
 from memfit.device.patching import replaced
 from memfit.device.virtual import Virtual
 from memfit.events import ALLOCATE, EMPTY_CACHE, FREE
-from memfit.trace import cpu_rules, known, scratch
+from memfit.trace import collectives, cpu_rules, known, scratch
 from memfit.trace.accumulate import made_in, sums_in_place
 from memfit.trace.net_kind import NetKind
 
@@ -66,6 +66,7 @@ class Tracer(TorchDispatchMode):
         self.net_kind = NetKind()
         self.marks: list[tuple[int, str]] = []
         self.part = "setup"
+        self._is_quiet = False
         self._ids: dict[int, int] = {}
         self._keys: dict[int, int] = {}
         self._refs: dict[weakref.ref[Any], int] = {}
@@ -98,6 +99,15 @@ class Tracer(TorchDispatchMode):
         yield
         self.phases.append((name, start, len(self.kind)))
 
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Inside, nothing is recorded: what a real run does not do."""
+        before, self._is_quiet = self._is_quiet, True
+        try:
+            yield
+        finally:
+            self._is_quiet = before
+
     def name_modules(self, nets: dict[str, nn.Module]) -> None:
         """Tells the modules' paths, ``net.block.0``."""
         for name, net in nets.items():
@@ -105,8 +115,8 @@ class Tracer(TorchDispatchMode):
                 self._module_paths[id(module)] = f"{name}.{path}".rstrip(".")
 
     def categorise(self, tensor: Tensor, category: str) -> None:
-        """Says what the storage of a tensor holds."""
-        i = self._ids.get(tensor.untyped_storage()._cdata)
+        """Says what the storage of a tensor holds; of a DTensor, that of this rank's shard."""
+        i = self._ids.get(getattr(tensor, "_local_tensor", tensor).untyped_storage()._cdata)
         if i is not None:
             self.category[i] = category
 
@@ -186,6 +196,8 @@ class Tracer(TorchDispatchMode):
         if any(t not in _PLAIN and is_traceable_wrapper_subclass_type(t) for t in types):
             return NotImplemented
         kwargs = kwargs or {}
+        if self._is_quiet:
+            return func(*args, **kwargs)
         if func is _ITEM and (number := known.item(args[0])) is not None:
             return number
         found = self.virtual.intercept(self, func, args, kwargs)
@@ -203,6 +215,8 @@ class Tracer(TorchDispatchMode):
             self._number_made = (number, weakref.ref(out))
         known.follow(func, args, kwargs, out)
         self._see_call(func, args, kwargs, out, node)
+        for tensor, category in collectives.held(func, args, kwargs):
+            self.categorise(tensor, category)
         self._note_scratch(func, args, kwargs, node)
         if self.part == "forward":
             self.net_kind.note(func, args)

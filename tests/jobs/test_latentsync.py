@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from memfit.apply.blocks import find_module
 from memfit.apply.rig import build
 from memfit.apply.window import MicroBatch, run_window
+from memfit.blocks import find_module
 from memfit.device.catalogue import find_device
 from memfit.device.rules import CardRules
 from memfit.device.virtual import virtual_cpu, virtual_gpu

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from memfit.apply.blocks import find_module
 from memfit.apply.recompute import recompute
 from memfit.apply.rig import build
 from memfit.apply.window import MicroBatch, run_window
+from memfit.blocks import find_module
 from memfit.device.virtual import virtual_cpu
 from memfit.job import Shape
 from memfit.jobs.musetalk import Stage1, Stage2, Tiny

@@ -33,10 +33,10 @@ def repeated_blocks(nets: Nets) -> list[str]:
     """
     found = []
     for name, net in nets.items():
-        counts = Counter(type(module) for _, module in _items(net))
+        counts = Counter(type(module) for _, module in items(net))
         found += [
             f"{name}.{path}"
-            for path, module in _items(net)
+            for path, module in items(net)
             if _chosen(module, counts) and not _inside(path, module, net, counts)
         ]
     return found
@@ -57,8 +57,8 @@ def find_module(nets: Nets, path: str) -> nn.Module:
         ) from None
 
 
-def _items(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Items of the net's lists that hold modules with parameters of their own."""
+def items(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """(path, module) of the items of the net's lists that hold several modules with parameters, outer ones first."""
     for path, module in net.named_modules():
         if isinstance(module, nn.ModuleList | nn.Sequential):
             for key, child in module.named_children():
@@ -79,6 +79,6 @@ def _inside(path: str, module: nn.Module, net: nn.Module, counts: Counter[type])
     parts = path.split(".")
     return any(
         _chosen(net.get_submodule(".".join(parts[:end])), counts)
-        and any(p == ".".join(parts[:end]) for p, _ in _items(net))
+        and any(p == ".".join(parts[:end]) for p, _ in items(net))
         for end in range(1, len(parts))
     )

@@ -1,0 +1,209 @@
+"""Fully sharded: each rank keeps a part of every parameter, its gradient and its optimizer's state (ZeRO's stage 3).
+
+torch's ``fully_shard`` on the blocks of every trained net and on the net itself: a block's parameters are
+gathered before its forward and its backward and dropped after them, and gradients are scattered as sums. Frozen nets
+stay whole on every rank, buffers too. An average of the weights is sharded as the weights are, on every rank.
+
+Left out: ranks of one window whose batches use different parameters (FSDP2 then waits for collectives that never
+come); parameters that are read outside of their net's forward.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from memfit.blocks import items
+from memfit.engine.ddp import Ddp
+from memfit.engine.single import copied
+from memfit.errors import InputError
+from memfit.job import Job, Nets
+
+ELEMENTWISE = ("Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "NAdam", "RAdam", "Adadelta", "Adamax", "ASGD", "Rprop")
+"""Optimizers of torch whose step of an element depends on that element alone: a shard's step is the whole one's."""
+
+LEAST = 25 << 20
+"""Bytes that are worth a gather of their own: DDP's bucket."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fsdp2:
+    """The engine of sharded nets.
+
+    Attributes:
+        sync_each_micro_batch: gradients are scattered after every micro-batch; False: they are summed whole on each
+            rank and scattered once a window, which takes the memory of whole gradients and saves collectives.
+        half_gather: parameters are gathered in the job's half type, and gradients scattered in float32. Half the
+            bytes; rounds parameters that autocast would have read in float32 (norms' weights, embeddings).
+    """
+
+    rank: int
+    world: int
+    mesh: DeviceMesh
+    name: str = "fsdp2"
+    lockstep: bool = True
+    sync_each_micro_batch: bool = True
+    half_gather: bool = False
+
+    @property
+    def _replicas(self) -> Ddp:
+        """What is not sharded is as under data parallelism."""
+        return Ddp(rank=self.rank, world=self.world, mesh=self.mesh)
+
+    def place(self, job: Job, nets: Nets) -> Nets:
+        """The trained nets sharded in place, with rank 0's values.
+
+        Raises:
+            InputError: the ranks built different nets, or a net cannot be sharded.
+        """
+        if job.unsynchronised:
+            raise InputError(
+                f"unsynchronised = {job.unsynchronised!r} on --engine fsdp2",
+                "a sharded net has one gradient for all ranks",
+                "write --engine ddp",
+            )
+        self._replicas.place(job, nets)
+        for name, net in nets.items():
+            if any(p.requires_grad for p in net.parameters()):
+                _check_net(name, net)
+                self._shard(job, name, net)
+        return nets
+
+    def averages(self, job: Job, nets: Nets) -> Nets:
+        """Sharded copies, a part on every rank."""
+        self._replicas.place(job, nets)
+        copies = copied(nets)
+        for name, average in copies.items():
+            self._shard(job, name, average)
+        return copies
+
+    def check(self, job: Job, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
+        """Raises InputError where an optimizer's step on shards is not its step on whole parameters."""
+        for name, optimizer in optimizers.items():
+            kind = type(optimizer)
+            if not (kind.__module__.startswith("torch.optim") and kind.__name__ in ELEMENTWISE):
+                raise InputError(
+                    f"optimizer {name!r} on --engine fsdp2",
+                    f"the step of {kind.__name__} on a part of a parameter may differ from its step on the whole",
+                    "write --engine ddp, or an optimizer such as torch.optim.AdamW",
+                )
+
+    @contextmanager
+    def accumulating(self, nets: Nets, last: bool) -> Iterator[None]:
+        """Scatters gradients after this backward, or keeps them whole until the window's last one.
+
+        Raises:
+            InputError: a sharded parameter was used outside of its net's forward.
+        """
+        for net in nets.values():
+            if isinstance(net, FSDPModule):
+                net.set_requires_gradient_sync(self.sync_each_micro_batch or last)
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
+                yield
+        except RuntimeError as error:
+            if "mixed torch.Tensor and DTensor" not in str(error):
+                raise
+            raise InputError(
+                "a net's parameter on --engine fsdp2",
+                "it is used outside of its net's forward, where it is sharded",
+                "call the net itself in the loss, or write --engine ddp",
+            ) from error
+
+    def prepare(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Nothing: the last backward scattered the sums."""
+
+    def reduce(self, prepared: None) -> None:
+        """Nothing: the last backward scattered the sums."""
+
+    def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
+        """By the norm of all shards of all ranks."""
+        norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def step(self, optimizer: Optimizer) -> None:
+        """Of this rank's shards."""
+        optimizer.step()
+
+    def share_buffers(self, nets: Nets) -> None:
+        """Running statistics of rank 0, as under data parallelism."""
+        self._replicas.share_buffers(nets)
+
+    def _shard(self, job: Job, name: str, net: nn.Module) -> None:
+        policy = MixedPrecisionPolicy(cast_forward_inputs=False)
+        if self.half_gather and job.precision != "fp32":
+            half = torch.bfloat16 if job.precision == "bf16" else torch.float16
+            policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        for path in units(net):
+            module = net.get_submodule(path)
+            fully_shard(module, mesh=self.mesh, mp_policy=policy)
+            module.set_gradient_divide_factor(1.0)  # type: ignore[operator]
+            module.set_force_sum_reduction_for_comms(True)  # type: ignore[operator]
+
+
+def whole_gradients(nets: Nets) -> Iterator[Tensor]:
+    """Gradients that a rank holds whole, until they are scattered."""
+    for net in nets.values():
+        for module in net.modules():
+            if isinstance(module, FSDPModule):
+                for group in module._get_fsdp_state()._fsdp_param_groups:
+                    for parameter in group.fsdp_params:
+                        held = parameter.unsharded_accumulated_grad
+                        if held is None and hasattr(parameter, "_unsharded_param"):
+                            held = parameter._unsharded_param.grad
+                        if held is not None:
+                            yield held
+
+
+def units(net: nn.Module) -> list[str]:
+    """Paths of the modules that are gathered one by one, the net itself last.
+
+    These are items of its lists (blocks) that hold LEAST bytes or a hundredth of the net, and share no parameter with
+    the rest. Of an item within an item, the inner ones, unless the outer one holds more beside them: FSDP2 hands a
+    module copies of the lists that it is called with, and the stages that hold blocks are where lists are emptied.
+    """
+    holders = Counter(map(id, _held(net)))
+    least = max(1, min(LEAST, sum(p.nbytes for p in net.parameters()) // 100))
+    chosen: dict[str, int] = {}
+    for path, module in reversed(list(items(net))):
+        inside = _held(module)
+        alone = all(holders[key] == count for key, count in Counter(map(id, inside)).items())
+        nbytes = sum({id(p): p.nbytes for p in inside}.values())
+        inner = [other for other in chosen if other.startswith(f"{path}.")]
+        if alone and nbytes >= least and nbytes > 2 * sum(chosen[other] for other in inner):
+            chosen = {other: size for other, size in chosen.items() if other not in inner} | {path: nbytes}
+    return [*chosen, ""]
+
+
+def _held(module: nn.Module) -> list[nn.Parameter]:
+    """Parameters, once for each module that holds them."""
+    return [p for part in module.modules() for p in part._parameters.values() if p is not None]
+
+
+def _check_net(name: str, net: nn.Module) -> None:
+    for path, parameter in net.named_parameters():
+        if parameter.dim() == 0:
+            raise InputError(
+                f"parameter {name}.{path} on --engine fsdp2",
+                "it is a single number, which cannot be sharded",
+                "make it a tensor of shape (1,), or write --engine ddp",
+            )
+    for path in units(net):
+        kinds = {str(p.dtype) for p in net.get_submodule(path).parameters() if p.requires_grad}
+        if len(kinds) > 1:
+            raise InputError(
+                f"module {name}.{path}".rstrip(".") + " on --engine fsdp2",
+                f"its trained parameters are of several types: {', '.join(sorted(kinds))}",
+                "train parameters of one type, or write --engine ddp",
+            )

@@ -1,0 +1,29 @@
+"""What communication between ranks holds: which arguments of its operators are buffers, parameters or gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+_HELD = {
+    "fsdp::all_gather_copy_in": ("all_gather_output", "communication"),
+    "fsdp::split_with_sizes_copy": ("out", "parameters"),
+    "fsdp::chunk_cat": ("out", "communication"),
+}
+"""FSDP2's operators: an argument, and what its storage holds. Shards are gathered into one buffer and copied out of it
+to the parameters; gradients are copied into one buffer and scattered out of it."""
+
+
+def held(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Tensor, str]]:
+    """(tensor, category) of an operator's arguments; nothing where it does not communicate."""
+    name = func._schema.name
+    if name not in _HELD:
+        return
+    wanted, category = _HELD[name]
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.name == wanted:
+            value = kwargs.get(wanted, args[position] if position < len(args) else None)
+            for tensor in value if isinstance(value, list | tuple) else [value]:
+                yield tensor, category

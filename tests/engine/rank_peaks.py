@@ -1,0 +1,154 @@
+"""What each rank really allocates: torchrun --nproc-per-node N -m tests.engine.rank_peaks FOLDER.
+
+A collective's own buffers are apart. Its thread lets go of the tensors it was given a little after it is done, unseen
+by the profiler: each collective here returns only when it has, so that the trainer's thread frees what it made.
+"""
+
+import gc
+import pickle
+import sys
+import time
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.profiler import record_function
+
+from memfit.apply.recompute import recompute
+from memfit.apply.rig import build
+from memfit.apply.window import run_window
+from memfit.device.measure import AllocatorEvents
+from memfit.engine.mesh import join
+from memfit.engine.start import start
+from memfit.job import Shape
+from memfit.planner.predict import default_checkpointing, plain_nets
+from memfit.trace.step import fetch_synthetic, synthetic_micro_batch, validate_once
+from tests.nets import JOBS, SHAPES
+
+CPU = torch.device("cpu")
+OPERATORS = "operators.pickle"
+
+
+@dataclass(frozen=True)
+class Case:
+    net: str
+    engine: str
+    micro_batches: int = 1
+    settings: dict = field(default_factory=dict)
+    choices: dict = field(default_factory=dict)
+
+    @property
+    def shape(self):
+        return Shape(items=SHAPES[self.net][0], length=SHAPES[self.net][1])
+
+    def job(self):
+        return JOBS[self.net](**self.settings)
+
+    def __str__(self):
+        words = [
+            self.engine,
+            self.net,
+            str(self.micro_batches),
+            *(f"{k}={v}" for k, v in {**self.settings, **self.choices}.items()),
+        ]
+        return " ".join(words)
+
+
+BF16 = {"precision": "bf16"}
+CASES = [
+    Case("dit", "ddp"),
+    Case("unet", "ddp", 2, {"clip": 1.0, "ema": 0.9}),
+    Case("gan", "ddp", 2),
+    Case("convolution", "ddp", 1, BF16),
+    Case("dit", "fsdp2"),
+    Case("dit", "fsdp2", 2, {**BF16, "clip": 1.0, "ema": 0.9}),
+    Case("dit", "fsdp2", 2, BF16, {"half_gather": True}),
+    Case("dit", "fsdp2", 2, {}, {"sync_each_micro_batch": False}),
+    Case("checkpointed", "fsdp2", 1, BF16),
+    Case("decoder", "fsdp2", 2, {"optimizer": "sgd", "foreach": True}),
+    Case("unet", "fsdp2", 1, {"clip": 1.0}),
+    Case("convolution", "fsdp2", 2, {"ema": 0.9}),
+    Case("gan", "fsdp2"),
+    Case("gan", "fsdp2", 2),
+]
+
+
+def measure(case, operators):
+    """Peaks of one rank, phase by phase."""
+    torch.manual_seed(0)
+    modes = default_checkpointing(case.job(), plain_nets(case.job()))
+    engine = start(case.engine, CPU, **case.choices)
+    gc.collect()
+    gc.disable()
+    try:
+        with AllocatorEvents() as events:
+            with events.phase("setup"):
+                rig = build(case.job(), CPU, engine)
+            micro = synthetic_micro_batch(rig.job, case.shape, CPU)
+            with recompute(rig.nets, modes):
+                for _ in range(2):
+                    with events.phase("train"):
+                        run_window(rig, [micro] * case.micro_batches)
+            if rig.job.validates:
+                with events.phase("validate"):
+                    validate_once(
+                        rig, lambda: fetch_synthetic(rig.job, case.shape, CPU, validation=True), lambda part: None
+                    )
+            with events.phase("save"):
+                rig.job.saved(rig.nets, rig.optimizers)
+    finally:
+        gc.enable()
+    return events.peaks(operators)
+
+
+@contextmanager
+def settled():
+    """Inside, a collective returns when its thread has let go of its tensors; pickled objects are the transport's."""
+    names = ("all_gather_single", "reduce_scatter_single", "all_reduce", "broadcast", "all_gather_object")
+    before = {name: getattr(dist, name) for name in names}
+
+    def holders(tensor):
+        return tensor._use_count() + torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+    def waiting(call):
+        def run(*args, **kwargs):
+            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+            counts = list(map(holders, tensors))
+            with record_function(f"c10d::{call.__name__}") if call.__name__.endswith("_object") else nullcontext():
+                work = call(*args, **kwargs)
+            if work is not None:
+                work.wait()
+            end = time.monotonic() + 5
+            while time.monotonic() < end and any(
+                now > before for now, before in zip(map(holders, tensors), counts, strict=True)
+            ):
+                time.sleep(0.0005)
+            return work
+
+        return run
+
+    for name in names:
+        setattr(dist, name, waiting(before[name]))
+    try:
+        yield
+    finally:
+        for name in names:
+            setattr(dist, name, before[name])
+
+
+def main():
+    join()
+    folder = Path(sys.argv[1])
+    operators = pickle.loads((folder / OPERATORS).read_bytes())
+    with settled():
+        found = {
+            str(case): measure(case, operators) for case in CASES if len(sys.argv) < 3 or str(case) in sys.argv[2:]
+        }
+    (folder / f"{dist.get_rank()}.pickle").write_bytes(pickle.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""What sharded ranks do in test_fsdp2.py: torchrun --nproc-per-node N -m tests.engine.rank_steps FOLDER."""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from memfit.apply.rig import build
+from memfit.apply.window import MicroBatch, run_window
+from memfit.engine.mesh import join
+from memfit.engine.start import start
+from memfit.errors import InputError
+from memfit.job import Job, Loss
+from tests.engine.ranks import CPU, SIZES, Counted, Gan, Sentences, micro_batch, sentences, vectors
+from tests.nets import Transformer
+
+
+class Blocks(Job):
+    """Blocks that share a parameter with the root, and one that does not; clipped, averaged."""
+
+    clip: float | None = 0.5
+    ema: float | None = 0.9
+
+    def nets(self):
+        torch.manual_seed(4)
+        return {"net": Tied()}
+
+    def optimizers(self, nets):
+        return {"net": torch.optim.AdamW(nets["net"].parameters(), lr=0.01)}
+
+    def loss(self, nets, batch):
+        return Loss(nets["net"](batch).square().sum(), len(batch))
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 4)) for _ in range(3))
+        self.out = nn.Linear(4, 7)
+        self.blocks[0][0].weight = self.out.weight
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return self.out(x)
+
+
+CASES = {
+    "late units": (Sentences, sentences, {}),
+    "units before": (Counted, sentences, {"sync_each_micro_batch": False}),
+    "two nets": (Gan, vectors, {}),
+    "two nets, scattered once": (Gan, vectors, {"sync_each_micro_batch": False}),
+    "blocks": (Blocks, vectors, {}),
+}
+SHARES = {1: [[0, 1, 2, 3, 4]], 2: [[0, 1, 2], [3, 4, None]], 3: [[0, 1], [2, None], [3, 4]]}
+"""Micro-batches of each rank by world; None: one that does not count, so that all ranks run as many."""
+
+
+def whole(tensor):
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
+def train(case, engine, choices=None):
+    """Losses, norms, weights and averages after two windows."""
+    kind, data, _ = CASES[case]
+    rig = build(kind(), CPU, engine)
+    parts = data(SIZES)
+    numbers = SHARES[engine.world][engine.rank] if engine else range(len(SIZES))
+    micro = [micro_batch(rig.job, parts[i]) if i is not None else idle(rig.job, parts[0]) for i in numbers]
+    found = []
+    for _ in range(2):
+        result = run_window(rig, micro)
+        found.append({name: float(value) for name, value in result.losses.items()})
+        found.append({name: float(value) for name, value in result.norms.items() if value is not None})
+    nets = {**rig.nets, **{f"average of {name}": net for name, net in rig.ema.items()}}
+    weights = {f"{name}.{key}": whole(value) for name, net in nets.items() for key, value in net.state_dict().items()}
+    return {"weights": weights, "numbers": found}
+
+
+def idle(job, part):
+    items = part[0] if isinstance(part, tuple) else part
+    return MicroBatch(fetch=lambda: part, padded_units=len(items), units=job.units(part), counts=False)
+
+
+class Outside(Transformer):
+    def loss(self, nets, batch):
+        return Loss(nets["dit"].out(torch.randn(2, self.dim)).sum(), 2)
+
+
+class Scalar(Sentences):
+    def nets(self):
+        nets = super().nets()
+        nets["net"].register_parameter("scale", nn.Parameter(torch.tensor(1.0)))
+        return nets
+
+
+class Own(torch.optim.AdamW):
+    """An optimizer that is not torch's."""
+
+
+class OwnStep(Sentences):
+    def optimizers(self, nets):
+        return {"net": Own(nets["net"].parameters())}
+
+
+class Apart(Gan):
+    unsynchronised = ("judge",)
+
+
+def refusals(engine):
+    """What the engine says of jobs that it cannot carry."""
+    said = []
+    for kind in (Scalar, OwnStep, Apart, Outside):
+        try:
+            rig = build(kind(), CPU, engine)
+            run_window(rig, [micro_batch(rig.job, torch.randn(2, 4))])
+        except InputError as error:
+            said.append(str(error))
+    return said
+
+
+def main():
+    join()
+    rank, folder = dist.get_rank(), Path(sys.argv[1])
+    found = {case: train(case, start("fsdp2", CPU, **choices)) for case, (_, _, choices) in CASES.items()}
+    found["refusals"] = refusals(start("fsdp2", CPU))
+    torch.save(found, folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""The memory predicted for each rank against what real gloo processes allocate, phase by phase.
+
+python -m pytest tests/engine/test_rank_peaks.py
+"""
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memfit.device.catalogue import find_device
+from memfit.planner.predict import BINDING_RANK, default_checkpointing, plain_nets
+from memfit.trace.step import Tracing, trace_job
+from tests.engine.rank_peaks import CASES, OPERATORS
+from tests.truth import operator_names, traced_peaks
+
+ROOT = Path(__file__).parents[2]
+FAST = (2, 5, 6, 13)
+"""Their numbers: DDP and FSDP2, accumulation, bf16 and half-precision gathers, clipping, an average, two nets."""
+
+
+def compare(cases, world, folder):
+    """{(case, rank, phase): (traced bytes, measured bytes)}, without what lives inside one operator or collective."""
+    traces = {}
+    for case in cases:
+        modes = default_checkpointing(case.job(), plain_nets(case.job()))
+        for rank in range(world):
+            how = Tracing(
+                device=find_device("cpu"), micro_batches=case.micro_batches, checkpointing=modes, scratch=False,
+                engine=case.engine, world=world, rank=rank, engine_choices=case.choices,
+            )  # fmt: skip
+            traces[str(case), rank] = trace_job(case.job(), case.shape, how)
+    operators = set().union(*map(operator_names, traces.values()))
+    (folder / OPERATORS).write_bytes(pickle.dumps(operators))
+    arguments = ["--standalone", "--nproc-per-node", str(world), "-m", "tests.engine.rank_peaks", str(folder)]
+    subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *arguments, *map(str, cases)],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, timeout=600,
+    )  # fmt: skip
+    ranks = [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(world)]
+    return {
+        (case, rank, phase): (peak, ranks[rank][case][phase].without_scratch_bytes)
+        for (case, rank), trace in traces.items()
+        for phase, peak in traced_peaks(trace).items()
+    }
+
+
+def check(found):
+    for where, (traced, measured) in found.items():
+        assert traced == pytest.approx(measured, rel=0.01, abs=64), where
+
+
+def test_every_rank_of_three(tmp_path):
+    found = compare([CASES[number] for number in FAST], 3, tmp_path)
+    assert len(found) == 3 * (2 * 4 + 2 * 3)
+    check(found)
+    for (case, rank, phase), (peak, _) in found.items():
+        assert peak <= found[case, BINDING_RANK, phase][0], (case, rank, phase)
+    uneven = {rank: peak for (case, rank, phase), (peak, _) in found.items() if "fsdp2 gan" in case and phase == "save"}
+    assert uneven[0] > uneven[2], "the last rank's shards are smaller"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 3])
+def test_every_case(tmp_path, world):
+    check(compare(CASES, world, tmp_path))
