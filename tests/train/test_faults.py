@@ -213,13 +213,14 @@ def test_a_net_that_a_phase_does_not_use_waits_in_a_file(tmp_path):
     assert not list((tmp_path / "aside").glob(".aside*"))
 
 
-def test_saving_that_fails_costs_no_step(tmp_path, monkeypatch):
+@pytest.mark.parametrize("failing", [(2,), (3,), (2, 3)])
+def test_saving_that_fails_costs_no_step(failing, tmp_path, monkeypatch):
     _, wanted, ids, _, _ = run(tmp_path / "whole", Noisy(), 3)
     calls = []
 
     def write(*arguments, plain=Checkpoints.write, **options):
         calls.append(1)
-        if len(calls) == 2:
+        if len(calls) in failing:
             run_out_of_memory()
         return plain(*arguments, **options)
 
@@ -227,6 +228,7 @@ def test_saving_that_fails_costs_no_step(tmp_path, monkeypatch):
     said = []
     code, learnt, found, _, _ = run(tmp_path / "run", Noisy(), 3, every=0, saves=said.append)
     assert code == Exit.DONE
-    assert any("no memory for it" in line for line in said)
+    assert [line.split(":")[0] for line in said] == ["checkpoint of window 2 not written"] * (len(failing) - 1)
+    assert all("no memory for it" in line for line in said)
     assert found == ids
     assert same(learnt, wanted)
