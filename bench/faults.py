@@ -68,15 +68,14 @@ def counts(kind, micro, failure, stride) -> str:
 
 def disturbed(path, kind, micro, failure, fails):
     """(exit code, what was learnt, ids, points) of a run with these failures."""
+    said = []
     with spoiled_saves():
         code, learnt, ids, _, points = run(
-            path, kind(), micro, fails, failure == "step", every=0, saves=_silent, say=_silent
+            path, kind(), micro, fails, failure == "step", every=0, saves=said.append, say=said.append
         )
+    if code != Exit.DONE:
+        print(f"{failure} {fails}: {code!r}, {said}", file=sys.stderr)
     return code, learnt, ids, points
-
-
-def _silent(line) -> None:
-    pass
 
 
 def consumed(samples) -> list[int]:

@@ -146,5 +146,6 @@ def show_summary(folder: RunFolder, budget: int, unit: str, *, as_json: bool) ->
     console.print(f"Global batch {asked} asked, at most {done} done in a window. Written to {folder.path}")
     if noise is not None:
         console.print(
-            f"Noise scale about {noise:.0f} {unit}: a global batch far above it wastes samples (McCandlish et al. 2018)."
+            f"Noise scale about {noise:.0f} {unit}: "
+            "a global batch far above it wastes samples (McCandlish et al. 2018)."
         )
