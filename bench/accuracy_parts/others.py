@@ -96,6 +96,8 @@ def beside(run: Measured) -> dict[str, Any]:
     device = find_device(run.card)
     if run.memory_gib is not None:
         device = with_memory(device, int(run.memory_gib * 2**30))
+    if device.usable_bytes is None:
+        device = with_memory(device, 1 << 50)
     modes = checkpoint_all(job, plain_nets(job)) if run.checkpoint == "all" else {}
     prediction = predict(job, run.job, shape_of(job, run.micro_batch), device, checkpointing=modes)
     found = prediction.footprint

@@ -28,9 +28,12 @@ def import_timm() -> Any:
     folder = str(timm_folder())
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    torchvision_stand_in.install()
-    import timm
-
+    with torchvision_stand_in.present():
+        import timm
+        import timm.data.loader
+        import timm.loss
+        import timm.optim
+        import timm.utils
     return timm
 
 

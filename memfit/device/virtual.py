@@ -138,6 +138,18 @@ def _device_hint(tensor: Any) -> str:
 
 
 @contextlib.contextmanager
+def _cudnn_flags_kept() -> Iterator[None]:
+    """What code inside sets of cuDNN (``benchmark``, say) holds inside, and not in the process's real work."""
+    cudnn: Any = torch.backends.cudnn
+    before = {name: getattr(cudnn, name) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(cudnn, name, value)
+
+
+@contextlib.contextmanager
 def _fakes_pass_for_tensors() -> Iterator[None]:
     """What torch asks of a tensor's Python type or its weak references, answered as for a plain tensor."""
     with (
@@ -146,6 +158,7 @@ def _fakes_pass_for_tensors() -> Iterator[None]:
         appended(torch.utils._foreach_utils._foreach_supported_types, FakeTensor),
         replaced(torch._meta_registrations, device_hint=_device_hint),
         default_device_kept(),
+        _cudnn_flags_kept(),
         without_weights(),
         warnings.catch_warnings(),
     ):

@@ -52,7 +52,7 @@ def notes(found: Footprint) -> list[str]:
     lines = []
     if found.measured_runs == 0:
         kind = found.net_kind or "unknown"
-        lines.append(f"No net of this kind ({kind}) was ever measured: the interval is the widest of those that were.")
+        lines.append(f"A net of this kind ({kind}) was never measured: the interval is the widest of those that were.")
     if found.plan_searches:
         lines.append(
             f"cudnn.benchmark tries plans {found.plan_searches} times in the first step: a reading of the card may "

@@ -107,3 +107,14 @@ def test_the_third_window_does_what_a_traced_third_one_would(benchmark):
             assert balance[storage] in (0, 1)  # allocated once, freed at most once, after that
     live = np.cumsum(np.where(three.kind == EMPTY_CACHE, 0, three.kind * sizes))
     assert live[second.stop - 1] == live[third.stop - 1]
+
+
+def test_what_a_job_sets_of_cudnn_ends_with_its_trace():
+    class Sets(Twice):
+        def nets(self):
+            torch.backends.cudnn.benchmark = True
+            return super().nets()
+
+    before = torch.backends.cudnn.benchmark
+    assert (trace_job(Sets(), Shape(items=4), Tracing(device=find_device("a100-40gb"))).kind == EMPTY_CACHE).any()
+    assert torch.backends.cudnn.benchmark is before is False
