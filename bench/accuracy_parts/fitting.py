@@ -14,7 +14,7 @@ from rich.progress import track
 import memfit.replay
 from bench.accuracy_parts.gpumemnet import Predicted
 from bench.accuracy_parts.statistics import context_of, shortest_interval, weighted_median
-from bench.accuracy_parts.table import MIB, Run, is_fitting_half
+from bench.accuracy_parts.table import MIB, Run, is_fitting_half, models_in_order
 from memfit.replay.margins import margins
 
 FITTED = Path(__file__).with_name("fitted.toml")
@@ -22,6 +22,8 @@ MARGINS = Path(memfit.replay.__file__).with_name("margins.toml")
 FEWEST = 20
 """Runs from which a kind of net has margins of its own."""
 FACTORS = (0.0, 0.75, 1.0, 1.25, 1.5)
+LADDER_MODELS = 40
+"""Models of the reported half that the ladder is climbed on: it takes ten replays a run."""
 
 
 def context_bytes() -> int:
@@ -68,7 +70,8 @@ def ladder(rows: Sequence[Predicted], folder: Path, console: Console) -> dict[st
     from bench.accuracy_parts import ladder as parts
     from bench.accuracy_parts.traces import stored
 
-    ran = [row.run for row in rows if row.run.label == "ran"]
+    chosen = models_in_order([row.run for row in rows])[:LADDER_MODELS]
+    ran = [row.run for row in rows if row.run.label == "ran" and row.run.model in chosen]
     table = []
     factors = []
     for run in track(ran, "ladder", console=console):
@@ -81,4 +84,4 @@ def ladder(rows: Sequence[Predicted], folder: Path, console: Console) -> dict[st
         constant = weighted_median(measured - reserved, 1 / measured)
         sizes = np.abs(reserved + constant - measured) / measured
         tried.append({"factor": factor, "median": float(np.median(sizes)), "p90": float(np.percentile(sizes, 90))})
-    return {"rungs": parts.errors(table), "convolution_workspace": tried}
+    return {"models": len(chosen), "runs": len(ran), "rungs": parts.errors(table), "convolution_workspace": tried}
