@@ -99,6 +99,7 @@ def everything(out: Path, folder: Path, workers: int, models: int | None) -> int
     else:
         console.print(f"{PUBLIC} is not there: no runs of others")
     answer["published"] = others.published(ROOT / "bench" / "published.toml", console)
+    show.published(answer["published"] or [])
     answer["measured"] = others.measured(ROOT / "bench" / "measured", console)
     show.cards(answer["measured"])
     _write(out, answer)

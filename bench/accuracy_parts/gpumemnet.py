@@ -55,7 +55,7 @@ def predict_all(runs: list[Run], context_bytes: int, folder: Path, workers: int)
         return
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=spawn, max_tasks_per_child=40) as pool:
+    with ProcessPoolExecutor(workers, mp_context=spawn) as pool:
         waiting = [pool.submit(work, some) for some in by_model.values()]
         try:
             for done in as_completed(waiting):

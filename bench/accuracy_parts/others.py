@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from rich.progress import track
 
 from bench.accuracy_parts.measured import Measured, read_measured
 
-NETS = ("convolution", "unet", "dit", "decoder")
+NETS = ("convolution", "dit", "decoder")
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -52,29 +51,21 @@ def compare_on_cpu(name: str) -> list[dict[str, Any]]:
     ]
 
 
-def published(path: Path, console: Console) -> list[dict[str, Any]] | None:
-    """Predictions beside the figures that projects publish; None where the file is not there.
-
-    Each table of ``run``: job, settings, device, micro_batch (or shape), and ``gib`` or ``low_gib`` and ``high_gib``.
-    """
-    if not path.exists():
-        console.print(f"{path.name} is not there: no published figures")
+def published(figures: Path, console: Console) -> list[dict[str, Any]] | None:
+    """Figures that projects publish, predicted by bench/published.py; None where it or they are not there."""
+    script, results = figures.with_suffix(".py"), figures.parent / "results" / "published.json"
+    if not (figures.exists() and script.exists()):
+        console.print(f"{figures.name} is not there: no published figures")
         return None
-    from memfit.device.catalogue import find_device
-    from memfit.geometry import parse_shape, shape_of
-    from memfit.loading import load_job
-    from memfit.planner.predict import predict
-
-    answer = []
-    for run in track(tomllib.loads(path.read_text()).get("run", []), "published figures", console=console):
-        if not {"job", "device"} <= run.keys():
-            continue
-        job = load_job(run["job"], run.get("settings", {}))
-        shape = parse_shape(run["shape"], job) if "shape" in run else shape_of(job, run.get("micro_batch", 1))
-        found = predict(job, run["job"], shape, find_device(run["device"])).footprint
-        peak = found.phases[found.limiting_phase]
-        answer.append({**run, "process_gib": peak.process_bytes / 2**30, "fits": found.fits})
-    return answer
+    console.print(f"predicting the figures of {figures.name}")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=ROOT, check=False)
+    if done.returncode:
+        console.print(f"{script.name}: {(done.stderr.strip().splitlines() or ['failed'])[-1]}", style="red")
+        return None
+    told = json.loads(results.read_text())
+    kept = ("job", "card", "micro_batch", "published", "kind", "phase", "predicted_bytes", "error")
+    rows = told if isinstance(told, list) else next(value for value in told.values() if isinstance(value, list))
+    return [{name: row[name] for name in kept} for row in rows]
 
 
 def measured(folder: Path, console: Console) -> list[dict[str, Any]]:

@@ -43,11 +43,11 @@ def show_prediction(prediction: Prediction, console: Console | None = None) -> N
         f"in {worst.largest_request.module or 'the step'}.",
         soft_wrap=False,
     )
-    for line in notes(found):
+    for line in remarks(found):
         console.print(line, style="dim")
 
 
-def notes(found: Footprint) -> list[str]:
+def remarks(found: Footprint) -> list[str]:
     """What the interval rests on, where that is little, and what a reading of the card may show beside the need."""
     lines = []
     if found.measured_runs == 0:

@@ -16,7 +16,7 @@ from bench import accuracy
 from bench.accuracy_parts import fitting
 from bench.accuracy_parts.gpumemnet import Predicted, predict
 from bench.accuracy_parts.ladder import RUNGS, rungs
-from bench.accuracy_parts.statistics import context_of, shortest_interval, summary, weighted_median
+from bench.accuracy_parts.statistics import context_of, regular, shortest_interval, summary, weighted_median
 from bench.accuracy_parts.table import MIB, Run, is_fitting_half, models_in_order, read_table
 from bench.accuracy_parts.timm_job import VERSION, timm_folder
 from memfit.errors import InputError
@@ -171,3 +171,12 @@ def test_the_stand_in_for_torchvision_does_not_stay(timm):
 
     assert import_timm().__version__ == VERSION
     assert not [name for name in sys.modules if name.split(".")[0] == "torchvision"]
+
+
+def test_a_reading_far_above_its_models_line_is_a_trial_of_cudnn():
+    line = [run(2000 + 100 * batch, 10, batch=batch) for batch in (8, 16, 32, 64, 128)]
+    assert regular(line) == line
+    spike = [run(19_000, 10, batch=8), *line[1:]]
+    assert regular(spike) == line[1:]
+    assert regular([line[0], run(9_000, 10, batch=16), *line[2:]]) == [line[0], *line[2:]]
+    assert regular(spike[:3]) == spike[:3]
