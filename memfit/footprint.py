@@ -34,6 +34,7 @@ class PhaseFootprint:
     process_bytes_high: int
     at: Place
     largest_request: Request
+    """Of several as large as each other, the last one."""
     categories: dict[str, int]
 
 

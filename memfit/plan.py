@@ -17,6 +17,8 @@ VERSION = 1
 MODES = ("keep", "selective", "full", "offload")
 """What a plan may do with what a module's forward saves for its backward."""
 ENGINES = ("single", "ddp", "fsdp2", "zero1", "zero2", "zero3")
+WRITING = ("synchronous", "asynchronous")
+"""Whether the training waits while a checkpoint is written from its tensors, or a copy is written beside it."""
 PRECISIONS = typing.get_args(Precision)
 
 
@@ -52,6 +54,7 @@ class Plan:
     seed: int
     checkpointing: dict[str, str] = field(default_factory=dict)
     """Mode by module path; modules that are not named keep what they save."""
+    checkpoint_writing: str = "synchronous"
     reasons: dict[str, str] = field(default_factory=dict)
     """Why each choice was made."""
     levers: list[Lever] = field(default_factory=list)
@@ -139,6 +142,7 @@ def _checked(values: dict[str, Any], path: str) -> Plan:
             raise InputError(f"plan file {path}: {name} = {values[name]}", f"less than {least}", _AGAIN)
     _check_word(f"plan file {path}: precision", values["precision"], PRECISIONS)
     _check_word(f"plan file {path}: engine", values["engine"], ENGINES)
+    _check_word(f"plan file {path}: checkpoint_writing", values.get("checkpoint_writing", WRITING[0]), WRITING)
     for module, mode in values.get("checkpointing", {}).items():
         _check_word(f"plan file {path}: checkpointing.{module}", mode, MODES)
     own = values["settings"].get("precision", values["precision"])

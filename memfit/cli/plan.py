@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import click
 
 from memfit.cli.options import (
@@ -52,16 +54,18 @@ def command(
     with progress(f"planning {job}", quiet=as_json):
         from memfit.plan import write_plan
         from memfit.planner.search import find_plan, plan_json
+        from memfit.show.upstream import show_upstream, upstream_changes
 
-        answer = find_plan(
-            load_job(job, read_settings(pairs)), job, asked, device, micro_batch=fixed, devices=ranks, seed=start
-        )
+        loaded = load_job(job, read_settings(pairs))
+        answer = find_plan(loaded, job, asked, device, micro_batch=fixed, devices=ranks, seed=start)
+        changes = upstream_changes(loaded, job, answer.plan) if answer.plan is not None else []
     if out is not None and answer.plan is not None:
         write_plan(answer.plan, out)
     if as_json:
-        print_json(plan_json(answer))
+        print_json(plan_json(answer) | {"upstream": [asdict(change) for change in changes]})
     else:
         from memfit.show.plan import show_answer
 
         show_answer(answer, device, out)
+        show_upstream(changes)
     return Exit.DONE if answer.plan is not None else Exit.NOTHING_FITS

@@ -17,6 +17,7 @@ from memfit.geometry import Geometry, shape_of, split
 from memfit.job import Job
 from memfit.plan import Lever, Plan
 from memfit.planner.predict import checkpoint_all, default_checkpointing, footprint_on, plain_nets
+from memfit.planner.saving import choose_writing
 from memfit.planner.timing import window_seconds
 from memfit.sizes import format_size
 from memfit.trace.step import Tracing, trace_family, trace_job
@@ -65,6 +66,7 @@ def find_plan(
         devices: data-parallel ranks.
     """
     begin = time.perf_counter()
+    job = type(job)(**{**job.settings(), "wrapper": "none"})
     card, device = device, _less_host_margin(device)
     nets = plain_nets(job)
     own, everything = default_checkpointing(job, nets), checkpoint_all(job, nets)
@@ -84,6 +86,14 @@ def find_plan(
         others = [(policy, modes) for policy, modes in policies.items() if policy != chosen.policy]
         beside = [_largest(job, policy, modes, global_batch, device, same, devices) for policy, modes in others]
         plan = _plan(job, name, card, chosen, beside, own, seed)
+        writing = choose_writing(chosen.footprint, device)
+        chosen = replace(chosen, footprint=writing.footprint)
+        plan = replace(
+            plan,
+            checkpoint_writing=writing.how,
+            reasons={**plan.reasons, "checkpoint_writing": writing.reason},
+            phases={phase: asdict(value) for phase, value in writing.footprint.phases.items()},
+        )
     return Answer(
         plan=plan,
         chosen=chosen,

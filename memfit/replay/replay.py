@@ -130,7 +130,7 @@ def _run(trace: Trace, allocator: Allocator) -> dict[str, _Peak]:
                     peak.allocated, peak.event = allocator.allocated, event
                 if allocator.reserved > peak.reserved:
                     peak.reserved = allocator.reserved
-                if nbytes[storage] > peak.largest[0]:
+                if nbytes[storage] >= peak.largest[0]:
                     peak.largest = (nbytes[storage], event)
             elif kinds[event] == FREE:
                 free(storage)

@@ -6,18 +6,18 @@ read; the answer is kept on disk, since it depends only on the torch build, the 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import os
 import platform
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from memfit.cache import keep, read_kept
 from memfit.device.measure import AllocatorEvents
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 
@@ -83,22 +83,12 @@ def with_scratch(trace: Trace, calls: Iterable[Call]) -> Trace:
 def measure(keys: set[Key]) -> dict[Key, int]:
     """Scratch bytes of calls, from the disk where they were measured before."""
     store = _store()
-    known: dict[Key, int] = {}
-    if store.exists():
-        try:
-            known = json.loads(store.read_text())
-        except (OSError, json.JSONDecodeError):
-            known = {}
+    known: dict[Key, int] = read_kept(store)
     missing = sorted(keys - known.keys())
     if missing:
         known |= _measure_really(missing)
-        try:
-            store.parent.mkdir(parents=True, exist_ok=True)
-            beside = store.with_suffix(f".{os.getpid()}")
-            beside.write_text(json.dumps(known))
-            beside.replace(store)
-        except OSError:
-            pass
+        with contextlib.suppress(OSError):
+            keep(store, known)
     return {key: known[key] for key in keys}
 
 
@@ -148,9 +138,8 @@ def _real(value: Any) -> Any:
     return value
 
 
-def _store() -> Path:
+def _store() -> str:
     build = (torch.__version__, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads())
     machine = (platform.processor(), platform.machine())
     name = hashlib.sha256(repr((build, machine)).encode()).hexdigest()[:16]
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(cache) / "memfit" / f"scratch-{name}.json"
+    return f"scratch-{name}.json"

@@ -41,6 +41,10 @@ _SAVES_NUMBERS = {
 _PLAIN = {Tensor, nn.Parameter, FakeTensor}
 
 
+class _Life:
+    """Put among an autograd node's metadata, it lives as long as the node."""
+
+
 class Tracer(TorchDispatchMode):
     """Records events while entered. ``mark`` and ``phase`` say where in the window the code is."""
 
@@ -67,6 +71,7 @@ class Tracer(TorchDispatchMode):
         self._refs: dict[weakref.ref[Any], int] = {}
         self._numbers: dict[int, int] = {}
         self._number_node = -1
+        self._number_made: tuple[int, weakref.ref[Tensor]] | None = None
         self._cublas_threads: set[bool] = set()
         self._plans: set[tuple[Any, ...]] = set()
         self._module_paths: dict[int, str] = {}
@@ -79,9 +84,6 @@ class Tracer(TorchDispatchMode):
 
     def mark(self, part: str) -> None:
         """A part of the window begins. At ``backward``, what the forward left alive becomes activations."""
-        if part in ("fetch", "clip"):
-            for node in list(self._numbers):
-                self._forget_number(node)
         if part == "backward":
             for i in self._refs.values():
                 if self.category[i] is None and self.op_rows[self.made_by[i]][2] == "forward":
@@ -190,14 +192,15 @@ class Tracer(TorchDispatchMode):
         if found is not NOT_HANDLED:
             return found
         node = torch._C._current_autograd_node()
-        if self.device_type == "cpu":
-            self._see_saved_number(func, args, node)
+        number = self._see_saved_number(func, args, node) if self.device_type == "cpu" else None
         if sums_in_place(func, args, node):
             out = args[0].add_(args[1])
         else:
             out = func(*args, **kwargs)
         if self.device_type == "cpu":
             out = cpu_rules.correct(func, args, out)
+        if number is not None:
+            self._number_made = (number, weakref.ref(out))
         known.follow(func, args, kwargs, out)
         self._see_call(func, args, kwargs, out, node)
         self._note_scratch(func, args, kwargs, node)
@@ -269,18 +272,38 @@ class Tracer(TorchDispatchMode):
         if func not in plan_search.CONVOLUTIONS:
             self.calls += [(len(self.kind), row, taken) for taken in workspace.scratch(rules, func, args)]
 
-    def _see_saved_number(self, func: Any, args: Any, node: Any) -> None:
-        """A Python number that autograd saves as an 8-byte tensor for the backward of a product or quotient."""
+    def _see_saved_number(self, func: Any, args: Any, node: Any) -> int | None:
+        """A Python number that autograd saves as an 8-byte tensor for the backward of a product or quotient.
+
+        Gives the sequence number of the node that keeps it, if this call makes one. It goes when that backward has run,
+        or with the graph, whichever is first.
+        """
+        if self._number_made is not None:
+            self._follow_number(*self._number_made)
+            self._number_made = None
         if node is not None and node._sequence_nr() != self._number_node:
             self._forget_number(self._number_node)
             self._number_node = node._sequence_nr()
         if not (func in _SAVES_NUMBERS and len(args) == 2 and not isinstance(args[1], Tensor)):
-            return
+            return None
         kept = args[0].requires_grad and torch.is_grad_enabled()
-        if kept and torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
-            i = self._storage(8, "activations", max(len(self.op_rows) - 1, 0))
-            self._numbers[torch.autograd._get_sequence_nr() - 1] = i
-            self._event(ALLOCATE, i)
+        if not kept or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            return None
+        i = self._storage(8, "activations", max(len(self.op_rows) - 1, 0))
+        keeper = torch.autograd._get_sequence_nr() - 1
+        self._numbers[keeper] = i
+        self._event(ALLOCATE, i)
+        return keeper
+
+    def _follow_number(self, number: int, made: weakref.ref[Tensor]) -> None:
+        """Ties a number to the node of the product that was made: where that is gone, so is the number."""
+        product = made()
+        if product is None or product.grad_fn is None:
+            self._forget_number(number)
+            return
+        life = _Life()
+        product.grad_fn.metadata[_Life] = life  # type: ignore[index]
+        weakref.finalize(life, self._forget_number, number).atexit = False
 
     def _forget_number(self, node: int) -> None:
         i = self._numbers.pop(node, None)
