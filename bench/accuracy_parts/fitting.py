@@ -5,16 +5,11 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from rich.console import Console
-from rich.progress import track
 
 import memfit.replay
 from bench.accuracy_parts.gpumemnet import Predicted
-from bench.accuracy_parts.statistics import context_of, regular, shortest_interval, weighted_median
-from bench.accuracy_parts.table import MIB, Run, is_fitting_half, models_in_order
+from bench.accuracy_parts.statistics import context_of, regular, shortest_interval
+from bench.accuracy_parts.table import MIB, Run, is_fitting_half
 from memfit.replay.margins import margins
 
 FITTED = Path(__file__).with_name("fitted.toml")
@@ -24,9 +19,6 @@ PART = 0.98
 public table's readings show one, by the measurements alone)."""
 FEWEST = 20
 """Runs from which a kind of net has margins of its own."""
-FACTORS = (0.75, 1.0, 1.25, 1.5)
-LADDER_MODELS = 16
-"""Models of the reported half that the ladder is climbed on: it takes nine replays a run."""
 
 
 def context_bytes() -> int:
@@ -68,25 +60,3 @@ def write(rows: Sequence[Predicted]) -> None:
             lines.append(f'\n["{kind}"]\n{bounds}')
     MARGINS.write_text("\n".join(lines) + "\n")
     margins.cache_clear()
-
-
-def ladder(rows: Sequence[Predicted], folder: Path, console: Console) -> dict[str, Any]:
-    """Errors with one rule after another, and with other factors of the convolution workspace."""
-    from bench.accuracy_parts import ladder as parts
-    from bench.accuracy_parts.traces import stored
-
-    chosen = models_in_order([row.run for row in rows])[:LADDER_MODELS]
-    ran = [row.run for row in rows if row.run.label == "ran" and row.run.model in chosen]
-    table = []
-    factors = []
-    for run in track(ran, "ladder", console=console):
-        trace = stored(folder, run.model, [run.batch]).at(run.batch)
-        table.append((run, parts.rungs(run, trace)))
-        factors.append(parts.reserved_with_workspace(trace, FACTORS))
-    measured = np.array([run.measured_mib for run in ran])
-    tried = []
-    for factor, reserved in zip(FACTORS, np.array(factors).T, strict=True):
-        constant = weighted_median(measured - reserved, 1 / measured)
-        sizes = np.abs(reserved + constant - measured) / measured
-        tried.append({"factor": factor, "median": float(np.median(sizes)), "p90": float(np.percentile(sizes, 90))})
-    return {"models": len(chosen), "runs": len(ran), "rungs": parts.errors(table), "convolution_workspace": tried}

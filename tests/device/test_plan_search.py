@@ -8,7 +8,7 @@ from torch import nn
 from memfit.device.catalogue import find_device
 from memfit.events import ALLOCATE, EMPTY_CACHE, FREE
 from memfit.job import Job, Shape
-from memfit.trace.step import Tracing, trace_job
+from memfit.trace.step import Tracing, trace_family, trace_job
 from memfit.trace.third_window import with_third_window
 
 
@@ -118,3 +118,13 @@ def test_what_a_job_sets_of_cudnn_ends_with_its_trace():
     before = torch.backends.cudnn.benchmark
     assert (trace_job(Sets(), Shape(items=4), Tracing(device=find_device("a100-40gb"))).kind == EMPTY_CACHE).any()
     assert torch.backends.cudnn.benchmark is before is False
+
+
+@pytest.mark.parametrize("benchmark", [True], indirect=True)
+def test_a_family_derives_micro_batches_although_each_is_searched_for_anew(benchmark):
+    family = trace_family(Twice(), Tracing(device=find_device("a100-40gb")), Shape(items=4))
+    assert family.derives
+    direct = trace_job(Twice(), Shape(items=7), Tracing(device=find_device("a100-40gb"), scratch=False))
+    derived = family.at(Shape(items=7))
+    assert np.array_equal(derived.nbytes[derived.storage], direct.nbytes[direct.storage])
+    assert np.array_equal(derived.kind, direct.kind)
