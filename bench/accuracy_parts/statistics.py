@@ -42,8 +42,8 @@ def summary(rows: Sequence[Predicted], usable_bytes: int) -> dict[str, Any]:
         "verdicts_close_clear": _part(clear, lambda row: row.verdict == "close"),
         "coverage": _part(ran, lambda row: row.low <= row.run.measured_mib * MIB <= row.high),
         "regular_runs": len(without_trials),
-        "regular_median": float(np.median(without_trials)),
-        "regular_p95": float(np.percentile(without_trials, 95)),
+        "regular_median": float(np.median(without_trials)) if len(without_trials) else None,
+        "regular_p95": float(np.percentile(without_trials, 95)) if len(without_trials) else None,
         "did_not_fit": len(judged) - len(ran),
         "models": len({row.run.model for row in rows}),
     }
@@ -69,22 +69,26 @@ def context_of(rows: Sequence[Predicted], context_bytes: int) -> int:
 
 
 def regular(runs: Sequence[Run], above: float = 0.1) -> list[Run]:
-    """The runs whose reading does not lie far above the line through the same model's other readings.
+    """The runs of models none of whose readings shows cuDNN's trials, of at least three.
 
-    By the measurements alone. Readings that lie above it fall when the batch grows: they show cuDNN's trials, not a
-    need. Of each model, the one that is farthest above is left out first, as long as three others are there.
+    By the measurements alone: a reading shows trials that lies above what a larger batch reads, or far above the line
+    through the model's other readings. That is no need of the run.
     """
     by_model: dict[str, list[Run]] = {}
     for run in runs:
         by_model.setdefault(run.model, []).append(run)
-    for some in by_model.values():
-        while len(some) > 3:
-            over = [run.measured_mib / _line([one for one in some if one is not run], run.batch) - 1 for run in some]
-            worst = int(np.argmax(over))
-            if over[worst] <= above:
-                break
-            del some[worst]
-    return [run for some in by_model.values() for run in some]
+    return [
+        run
+        for some in by_model.values()
+        if len(some) >= 3 and not any(_shows_trials(run, some, above) for run in some)
+        for run in some
+    ]
+
+
+def _shows_trials(run: Run, runs: Sequence[Run], above: float) -> bool:
+    others = [other for other in runs if other is not run]
+    falls = any(other.batch > run.batch and other.measured_mib < 0.98 * run.measured_mib for other in others)
+    return falls or run.measured_mib > (1 + above) * _line(others, run.batch)
 
 
 def _line(runs: Sequence[Run], batch: int) -> float:

@@ -34,7 +34,6 @@ def with_third_window(trace: Trace) -> Trace:
     again[made] = np.arange(len(made)) + len(trace.nbytes)
     behind = again[trace.storage[end:]]
     again[taken] = left
-    columns = {name: getattr(trace, name) for name in ("nbytes", "category", "stream", "made_by")}
     length = end - start
 
     def moved(name: str, first: int, stop: int) -> tuple[str, int, int]:
@@ -48,5 +47,8 @@ def with_third_window(trace: Trace) -> Trace:
         storage=np.concatenate([trace.storage[:end], again[storage], behind]).astype(np.int32),
         operator=np.insert(trace.operator, end, trace.operator[start:end]),
         phases=tuple(phases),
-        **{name: np.concatenate([column, column[made]]) for name, column in columns.items()},
+        nbytes=np.append(trace.nbytes, trace.nbytes[made]),
+        category=np.append(trace.category, trace.category[made]),
+        stream=np.append(trace.stream, trace.stream[made]),
+        made_by=np.append(trace.made_by, trace.made_by[made]),
     )
