@@ -93,6 +93,11 @@ class Job(Settings):
     large as the gradients. ``memfit plan`` takes it off: memfit's own engines keep no buckets between windows."""
     windows: int = 20
     """Optimizer steps of ``memfit run`` without --windows."""
+    unsynchronised: ClassVar[tuple[str, ...]] = ()
+    """Nets that each rank trains by itself, on its own part of a window, stepped in turns of their own. On several
+    ranks that is not what one rank learns: ``memfit verify`` names them."""
+    validate_every: int = 10
+    """Windows between validations of ``memfit run``, where ``validate`` is written; 0: none."""
     upstream: ClassVar[Mapping[str, str | Mapping[str, str]]] = {}
     """Of a job that stands for another project: what a setting or a choice of a plan is there, a key or a code line.
 
@@ -108,6 +113,7 @@ class Job(Settings):
             ("clip", self.clip is None or self.clip > 0, "more than 0, or none"),
             ("ema", self.ema is None or 0 <= self.ema < 1, "at least 0 and less than 1, or none"),
             ("windows", self.windows >= 1, "1 or more"),
+            ("validate_every", self.validate_every >= 0, "0 (no validation) or more"),
         ):
             if not fine:
                 raise InputError(
@@ -184,6 +190,10 @@ class Job(Settings):
         """What ``validate`` is given; by default a batch of the training micro-batch's shape."""
         return self.batch(shape)
 
+    net_phases: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Phases (train, validate) that use a net, for nets that not every phase uses."""
+    validation_smaller: ClassVar[Mapping[str, Any]] = {}
+    """Settings with which ``validate`` needs less memory; a run takes them where it does not fit."""
     validates: ClassVar[bool] = False
     """True where ``validate`` is written."""
 

@@ -9,6 +9,7 @@ import sys
 
 from memfit.apply.rig import build
 from memfit.apply.window import run_window
+from memfit.engine.ranks import is_memory_failure
 from memfit.job import Shape
 from memfit.trace.step import synthetic_micro_batch
 from memfit.train import limit
@@ -26,7 +27,7 @@ def main() -> None:
     try:
         train(job, shape)
     except RuntimeError as error:
-        if not limit.is_memory_failure(error):
+        if not is_memory_failure(error):
             raise
         print("failed:", str(error)[-120:].replace("\n", " "))
         return

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from memfit.engine.protocol import Engine
+from memfit.engine.single import Single
 from memfit.errors import InputError
 from memfit.job import Job, Nets
 
@@ -27,37 +29,46 @@ class Rig:
     schedules: dict[str, Any] = field(default_factory=dict)
     scaler: torch.amp.GradScaler | None = None
     ema: Nets = field(default_factory=dict)
-    """Averaged copies of the trained nets; empty where the job has no average."""
+    """Averaged copies of the trained nets; empty where the job has no average, and on other ranks than 0."""
     buckets: list[Tensor] = field(default_factory=list)
     """Flat copies of the gradients that the job's own wrapper keeps."""
+    engine: Engine = field(default_factory=Single)
+
+    def shares(self, optimizers: tuple[str, ...]) -> bool:
+        """Whether ranks share the gradients of these optimizers, or each trains by itself (``Job.unsynchronised``)."""
+        own = {id(p) for name in self.job.unsynchronised if name in self.nets for p in self.nets[name].parameters()}
+        return not own or not all(id(p) in own for p in self.parameters_of(optimizers))
 
     def parameters_of(self, optimizers: tuple[str, ...]) -> list[nn.Parameter]:
         """The parameters that these optimizers step."""
         return [p for name in optimizers for group in self.optimizers[name].param_groups for p in group["params"]]
 
 
-def build(job: Job, device: torch.device | str) -> Rig:
-    """Builds a job on a device.
+def build(job: Job, device: torch.device | str, engine: Engine | None = None) -> Rig:
+    """Builds a job on a device, and puts its nets onto the ranks of an engine (None: one rank).
 
     Raises:
-        InputError: nets or optimizers are missing or not what they should be, naming which.
+        InputError: nets or optimizers are missing or not what they should be, naming which, or the engine cannot
+            carry them.
     """
-    device = torch.device(device)
+    device, engine = torch.device(device), engine or Single()
     with device:
         nets = job.nets()
     _check_nets(job, nets)
     for net in nets.values():
         net.to(device)
+    nets = engine.place(job, nets)
     optimizers = job.optimizers(nets)
     _check_optimizers(job, nets, optimizers)
-    rig = Rig(job=job, device=device, nets=nets, optimizers=optimizers)
+    engine.check(job, nets, optimizers)
+    rig = Rig(job=job, device=device, nets=nets, optimizers=optimizers, engine=engine)
     if job.wrapper == "ddp":
         trained = [p for net in nets.values() for p in net.parameters() if p.requires_grad]
         rig.buckets = [torch.empty(n, dtype=kind, device=device) for kind, n in ddp_buckets(trained)]
     rig.schedules = dict(job.schedules(optimizers, job.windows))
     if job.precision == "fp16":
         rig.scaler = torch.amp.GradScaler(device.type)
-    if job.ema is not None:
+    if job.ema is not None and engine.rank == 0:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
             rig.ema = {name: _average_of(net) for name, net in nets.items() if is_trained(net)}

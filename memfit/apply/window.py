@@ -5,20 +5,26 @@
 With one micro-batch, N is its own count. With several, N is either known before the first backward (``Job.units``) or
 comes from the losses: then the backwards run on ``sum / P`` with P the padded units, and the gradients are multiplied
 by P / N before they are clipped, which is the same to rounding.
+
+A turn has two halves. Its gradients may be made again, in other micro-batches; its step happens once. ``Guard`` is what
+a runner puts around each half.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.optim import Optimizer
 
+from memfit.apply.losses import MicroBatch, Told, known_units, losses_of, normalised, nothing
 from memfit.apply.rig import Rig, update_ema
+from memfit.apply.shared import Shared
+from memfit.engine.ranks import Units, gather, together, total
 from memfit.errors import InputError, describe
 from memfit.job import Turn
 
@@ -27,13 +33,18 @@ Mark = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class MicroBatch:
-    """One micro-batch of a window: how to fetch it onto the device, and its padded units."""
+class TurnGradients:
+    """What a turn's forwards and backwards gave; the gradients themselves are in the parameters, ready to step."""
 
-    fetch: Callable[[], Any]
-    padded_units: int
-    units: Mapping[str, int] | int | None = None
-    """Valid units, by loss, where they are known before the forward."""
+    sums: Mapping[str, Tensor]
+    """Each loss over all valid units."""
+    units: Mapping[str, Units]
+    norm: Tensor | None
+    """Norm of the gradients before they were clipped; None: not clipped."""
+    micro_batches: Sequence[MicroBatch]
+    """What it was made of."""
+    empty: bool
+    """Whether no loss had any valid unit: then there is nothing to step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +52,29 @@ class WindowResult:
     """What a window gave: each loss per valid unit, its units, and each turn's gradient norm (None: not clipped)."""
 
     losses: dict[str, Tensor]
-    units: dict[str, int | Tensor]
+    units: dict[str, Units]
     norms: dict[str, Tensor | None]
     skipped: tuple[str, ...]
     """Turns that took no step because the window held no valid unit."""
+    micro_batches: Sequence[MicroBatch]
+    """What the last turn was made of."""
+
+
+Attempt = Callable[[Sequence[MicroBatch]], TurnGradients]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guard:
+    """What a runner puts around the two halves of a turn; by default nothing."""
+
+    gradients: Callable[[Attempt, Sequence[MicroBatch]], TurnGradients] = lambda attempt, parts: attempt(parts)
+    """Called with the half that may be repeated, and the micro-batches to begin with."""
+    once: Callable[[Callable[[], None], Optimizer | None, Sequence[Tensor]], None] = lambda act, optimizer, tensors: (
+        act()
+    )
+    """Called with what must happen once, the optimizer that it steps, and the tensors that it changes beside."""
+    norms: bool = False
+    """Whether the gradients' norm is taken where they are not clipped, too."""
 
 
 def _ignore(part: str) -> None:
@@ -52,86 +82,135 @@ def _ignore(part: str) -> None:
 
 
 def run_window(
-    rig: Rig, micro_batches: Sequence[MicroBatch], mark: Mark = _ignore, *, step: bool = True
+    rig: Rig,
+    micro_batches: Sequence[MicroBatch],
+    mark: Mark = _ignore,
+    *,
+    step: bool = True,
+    guard: Guard = Guard(),
 ) -> WindowResult:
-    """Forward and backward of every micro-batch, clip and step, turn by turn.
+    """Forward and backward of every micro-batch, clip and step, turn by turn, with all ranks of the rig's engine.
 
     Args:
+        micro_batches: this rank's part of the window.
         step: False leaves the weights as they are: gradients are made and freed.
 
     Raises:
         InputError: a loss that is not a scalar tensor, has no units, or several losses whose units come too late.
+        RanksOutOfMemoryError: memory ran out on a rank while gradients were made; every one of several ranks raises it.
     """
     turns = _turns(rig)
-    shared: dict[str, Any] = {}
-    random_states: list[Any] = [None] * len(micro_batches)
-    kept_batch: list[Any] = []
-    sums: dict[str, Tensor] = {}
-    units: dict[str, int | Tensor] = {}
-    norms: dict[str, Tensor | None] = {}
+    shared = Shared(rig, turns)
+    made: list[TurnGradients] = []
     skipped: list[str] = []
-    for number, turn in enumerate(turns):
-        found: dict[str, int | Tensor] = {}
-        known: dict[str, int] | None = None
-        for index, micro in enumerate(micro_batches):
-            mark("fetch")
-            if len(micro_batches) > 1 and len(turns) > 1:
-                shared = {}
-                random_states[index] = _random_state(rig, random_states[index], number)
-            batch = kept_batch[0] if kept_batch else micro.fetch()
-            if len(turns) > 1 and len(micro_batches) == 1 and not kept_batch:
-                kept_batch.append(batch)
+    for turn in turns:
+
+        def attempt(parts: Sequence[MicroBatch], turn: Turn = turn) -> TurnGradients:
+            shared.begin(turn)
+            return _gradients(rig, turn, parts, shared, mark, finish=step, norms=guard.norms)
+
+        made.append(guard.gradients(attempt, micro_batches))
+        micro_batches = made[-1].micro_batches
+        if made[-1].empty:
+            skipped.append(turn.name)
+        elif step:
+            mark("optimizer")
+            for name in turn.optimizers:
+                guard.once(partial(_step, rig, rig.optimizers[name]), rig.optimizers[name], ())
+        if rig.job.zero_grad == "after_step" or not step:
+            mark("zero_grad")
+            for optimizer in rig.optimizers.values():
+                optimizer.zero_grad(set_to_none=True)
+    if step:
+        _after_the_steps(rig, mark, guard, stepped=len(skipped) < len(turns))
+    units = {name: count for one in made for name, count in one.units.items()}
+    return WindowResult(
+        losses={name: value / units[name] for one in made for name, value in one.sums.items()},
+        units=units,
+        norms={turn.name: one.norm for turn, one in zip(turns, made, strict=True)},
+        skipped=tuple(skipped),
+        micro_batches=micro_batches,
+    )
+
+
+def _gradients(
+    rig: Rig,
+    turn: Turn,
+    micro_batches: Sequence[MicroBatch],
+    shared: Shared,
+    mark: Mark,
+    *,
+    finish: bool,
+    norms: bool,
+) -> TurnGradients:
+    """The gradients of one turn over all micro-batches, in the parameters; ``finish``: normalised and clipped."""
+    engine, shared_by_ranks = rig.engine, rig.shares(turn.optimizers)
+    own = Told.by(micro_batches)
+    told = Told.by_all(gather(engine, own)) if shared_by_ranks else own
+    with together(engine):
+        sums, found = _backwards(rig, turn, micro_batches, shared, mark, told)
+    all_sums, all_units = total(engine, sums, found)
+    if shared_by_ranks:
+        found = all_units
+    norm, empty = None, _none_valid(found)
+    if finish and not _none_valid(all_units):
+        mark("clip")
+        if shared_by_ranks and engine.world > 1:
+            parameters = rig.parameters_of(turn.optimizers)
+            with together(engine):
+                prepared = engine.prepare(parameters)
+            engine.reduce(prepared)
+            del prepared
+        with together(engine):
+            norm = None if empty else _finish_gradients(rig, turn, found, told, norms)
+    return TurnGradients(sums=all_sums, units=all_units, norm=norm, micro_batches=micro_batches, empty=empty)
+
+
+def _backwards(
+    rig: Rig, turn: Turn, micro_batches: Sequence[MicroBatch], shared: Shared, mark: Mark, told: Told
+) -> tuple[dict[str, Tensor], dict[str, Units]]:
+    """This rank's losses, summed, and their units; the gradients are left in the parameters."""
+    sums: dict[str, Tensor] = {}
+    found: dict[str, Units] = {}
+    for index, micro in enumerate(micro_batches):
+        mark("fetch")
+        batch = shared.fetch(turn, micro, alone=len(micro_batches) == 1)
+        with rig.engine.accumulating(rig.nets, index == len(micro_batches) - 1):
             mark("forward")
-            losses = _losses(rig, turn, batch, shared)
-            if index == 0:
-                known = _known_units(micro_batches, losses)
-            if not known and len(losses) > 1 and len(micro_batches) > 1:
+            losses = losses_of(rig, turn, batch, shared.values, may_be_empty=bool(micro.ids))
+            known = known_units(told, losses)
+            if not known and len(losses) > 1 and told.count > 1:
                 names = ", ".join(losses)
                 raise InputError(
                     f"losses {names}",
                     "several losses in several micro-batches, with units that are known too late",
                     "write units(self, batch) -> {'name': valid units}",
                 )
-            total = _normalised(losses, known, micro_batches)
-            for name, (value, count) in losses.items():
-                sums[name] = sums[name] + value.detach() if name in sums else value.detach()
-                found[name] = found[name] + count if name in found else count
-            del losses, batch, value
+            loss = normalised(losses, known, told) if micro.counts else nothing(losses)
+            if micro.counts:
+                _add(losses, sums, found)
+            del losses, batch
             if index == 0 and rig.job.zero_grad == "after_forward":
                 mark("zero_grad")
                 for name in turn.optimizers:
                     rig.optimizers[name].zero_grad(set_to_none=True)
             mark("backward")
-            _backward(rig.scaler.scale(total) if rig.scaler else total, turn)
-            del total
-        if number == len(turns) - 1:
-            shared = {}
-            kept_batch.clear()
-        if any(bool(count == 0) for count in found.values()):
-            skipped.append(turn.name)
-        elif step:
-            mark("clip")
-            norms[turn.name] = _finish_gradients(rig, turn, found, known, micro_batches)
-            mark("optimizer")
-            _step(rig, turn)
-        if rig.job.zero_grad == "after_step" or not step:
-            mark("zero_grad")
-            for optimizer in rig.optimizers.values():
-                optimizer.zero_grad(set_to_none=True)
-        units.update(found)
-    if rig.scaler and step:
-        rig.scaler.update()
-    for schedule in rig.schedules.values() if step else ():
-        schedule.step()
-    if rig.ema and step:
-        mark("ema")
-        update_ema(rig)
-    return WindowResult(
-        losses={name: value / units[name] for name, value in sums.items()},
-        units=units,
-        norms=norms,
-        skipped=tuple(skipped),
-    )
+            _backward(rig.scaler.scale(loss) if rig.scaler else loss, turn)
+            del loss
+    shared.end(turn)
+    return sums, found
+
+
+def _add(losses: Mapping[str, tuple[Tensor, Units]], sums: dict[str, Tensor], found: dict[str, Units]) -> None:
+    """Adds one micro-batch's losses and units to the window's."""
+    for name, (value, count) in losses.items():
+        sums[name] = sums[name] + value.detach() if name in sums else value.detach()
+        found[name] = found[name] + count if name in found else count
+
+
+def _none_valid(units: Mapping[str, Units]) -> bool:
+    """Whether no loss had any valid unit."""
+    return all(bool(count == 0) for count in units.values())
 
 
 def _turns(rig: Rig) -> list[Turn]:
@@ -175,114 +254,36 @@ def _backward(total: Tensor, turn: Turn) -> None:
         raise
 
 
-def _losses(rig: Rig, turn: Turn, batch: Any, shared: dict[str, Any]) -> dict[str, tuple[Tensor, int | Tensor]]:
-    """The turn's losses by name, checked."""
-    if rig.job.autocasts_itself or rig.job.precision == "fp32":
-        given = turn.loss(rig.nets, batch, shared)
-    else:
-        with rig.job.autocast(rig.device):
-            given = turn.loss(rig.nets, batch, shared)
-    named = dict(given) if isinstance(given, Mapping) else {turn.name: given}
-    write = "write loss(self, nets, batch) -> (sum over the valid units, number of valid units)"
-    if not named:
-        raise InputError(f"turn {turn.name!r}", "gave no loss", write)
-    losses: dict[str, tuple[Tensor, int | Tensor]] = {}
-    for name, pair in named.items():
-        if not isinstance(pair, tuple) or len(pair) != 2:
-            raise InputError(f"loss {name!r}", f"gave {_kind(pair)}, not (sum, units)", write)
-        value, count = pair
-        if not isinstance(value, Tensor):
-            raise InputError(f"loss {name!r}", f"its sum is a {_kind(value)}, not a tensor", write)
-        if value.dim() != 0:
-            raise InputError(f"loss {name!r}", f"a tensor of shape {tuple(value.shape)}, not a scalar", write)
-        if not value.requires_grad:
-            raise InputError(
-                f"loss {name!r}",
-                "it does not depend on any trained parameter",
-                "compute it from the trained nets' outputs",
-            )
-        if isinstance(count, Tensor):
-            if count.dim() != 0:
-                raise InputError(
-                    f"loss {name!r}", f"its units are a tensor of shape {tuple(count.shape)}, not one number", write
-                )
-        elif not (isinstance(count, int | float) and 0 < count < math.inf):
-            raise InputError(
-                f"loss {name!r}",
-                f"{count!r} valid units",
-                "give the number of samples, frames or tokens in the sum, 1 or more",
-            )
-        losses[name] = (value, count)
-    return losses
-
-
-def _kind(value: Any) -> str:
-    return "tensor" if isinstance(value, Tensor) else type(value).__name__
-
-
-def _known_units(micro_batches: Sequence[MicroBatch], names: Iterable[str]) -> dict[str, int] | None:
-    """The window's units by loss, where every micro-batch told its own before the forward."""
-    known: dict[str, int] = {}
-    for micro in micro_batches:
-        if micro.units is None:
-            return None
-        for name in names:
-            try:
-                known[name] = known.get(name, 0) + (micro.units if isinstance(micro.units, int) else micro.units[name])
-            except KeyError:
-                raise InputError(
-                    f"loss {name!r}", "units(batch) does not name it", f"give {{{name!r}: valid units}} too"
-                ) from None
-    return known
-
-
-def _normalised(
-    losses: dict[str, tuple[Tensor, int | Tensor]], known: Mapping[str, int] | None, micro_batches: Sequence[MicroBatch]
-) -> Tensor:
-    """The sum of the losses, each over the window's units (or the padded units, where those come later)."""
-    padded = sum(micro.padded_units for micro in micro_batches)
-    total: Tensor | None = None
-    for name, (value, count) in losses.items():
-        part = value / (known[name] if known else count if len(micro_batches) == 1 else padded)
-        total = part if total is None else total + part
-    assert total is not None
-    return total
-
-
-def _finish_gradients(
-    rig: Rig,
-    turn: Turn,
-    found: Mapping[str, int | Tensor],
-    known: Mapping[str, int] | None,
-    micro_batches: Sequence[MicroBatch],
-) -> Tensor | None:
-    """Unscales, normalises by the units that were really there, and clips; gives the norm where it clips."""
+def _finish_gradients(rig: Rig, turn: Turn, found: Mapping[str, Units], told: Told, norms: bool) -> Tensor | None:
+    """Unscales, normalises by the units that were really there, and clips; gives the norm where it is asked for."""
     parameters = rig.parameters_of(turn.optimizers)
     if rig.scaler:
         for name in turn.optimizers:
             rig.scaler.unscale_(rig.optimizers[name])
     gradients = [p.grad for p in parameters if p.grad is not None]
-    if not known and len(micro_batches) > 1 and gradients:
+    if not known_units(told, found) and told.count > 1 and gradients:
         (count,) = found.values()
-        padded = sum(micro.padded_units for micro in micro_batches)
-        torch._foreach_mul_(gradients, padded / count)
-    if rig.job.clip is None:
-        return None
-    return torch.nn.utils.clip_grad_norm_(parameters, rig.job.clip)
+        torch._foreach_mul_(gradients, told.padded / count)
+    if rig.job.clip is not None:
+        return rig.engine.clip(parameters, rig.job.clip)
+    return rig.engine.clip(parameters, math.inf) if norms and gradients else None
 
 
-def _step(rig: Rig, turn: Turn) -> None:
-    for name in turn.optimizers:
-        if rig.scaler:
-            rig.scaler.step(rig.optimizers[name])
-        else:
-            rig.optimizers[name].step()
+def _step(rig: Rig, optimizer: Optimizer) -> None:
+    if rig.scaler:
+        rig.scaler.step(optimizer)
+    else:
+        rig.engine.step(optimizer)
 
 
-def _random_state(rig: Rig, state: Any, turn: int) -> Any:
-    """Remembers the random state at a micro-batch's first turn; puts it back at the later ones."""
-    with _disable_current_modes():
-        if turn == 0:
-            return torch.get_rng_state().numpy().copy()
-        torch.set_rng_state(torch.from_numpy(state))
-        return state
+def _after_the_steps(rig: Rig, mark: Mark, guard: Guard, *, stepped: bool) -> None:
+    """What follows a window's steps: the scale of the losses, the schedules, the average."""
+    if rig.scaler and stepped:
+        rig.scaler.update()
+    for schedule in rig.schedules.values():
+        schedule.step()
+    rig.engine.share_buffers(rig.nets)
+    if rig.ema:
+        mark("ema")
+        averages = [tensor for net in rig.ema.values() for tensor in (*net.parameters(), *net.buffers())]
+        guard.once(partial(update_ema, rig), None, averages)

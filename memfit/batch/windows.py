@@ -5,46 +5,71 @@ Nothing is dropped and nothing repeated: the last window of an epoch is short, i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from memfit.batch.cost import PaddedCost
+from memfit.batch.shares import balanced, even
 from memfit.errors import InputError
+
+Share = tuple[tuple[int, ...], ...]
+"""Sample ids of each micro-batch of one rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """One window: its number over the whole run, its epoch, and the sample ids of each micro-batch."""
+    """One window: its number over the whole run, its epoch, and the sample ids of each rank's micro-batches."""
 
     number: int
     epoch: int
-    micro_batches: tuple[tuple[int, ...], ...]
+    ranks: tuple[Share, ...]
+
+    @property
+    def micro_batches(self) -> Share:
+        """Those of every rank."""
+        return tuple(micro for share in self.ranks for micro in share)
 
     @property
     def ids(self) -> tuple[int, ...]:
         """Every sample of the window."""
-        return tuple(i for micro in self.micro_batches for i in micro)
+        return self.ids_of(range(len(self.ranks)))
+
+    def ids_of(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        """Every sample of these ranks."""
+        return tuple(i for rank in ranks for micro in self.ranks[rank] for i in micro)
 
 
 class Windows:
     """The windows of a run over a data set.
 
     Where samples have lengths, a window takes samples as long as their padded units stay within the global batch, and
-    a micro-batch holds samples of similar length whose padded units stay within the micro-batch.
+    a micro-batch holds samples of similar length whose padded units stay within the micro-batch. Which samples a window
+    holds does not depend on the number of ranks.
 
     Args:
         size: samples in the data set.
         lengths: units of each sample; None where a sample is one unit.
         global_batch, micro_batch: in units.
         seed: of the order.
+        ranks: data-parallel ranks; they get equal numbers of samples, or, where samples have lengths, equal cost.
+        cost: of a micro-batch; padded units by default.
 
     Raises:
         InputError: an empty data set, or a sample longer than a micro-batch.
     """
 
     def __init__(
-        self, *, size: int, lengths: Sequence[int] | None, global_batch: int, micro_batch: int, seed: int = 0
+        self,
+        *,
+        size: int,
+        lengths: Sequence[int] | None,
+        global_batch: int,
+        micro_batch: int,
+        seed: int = 0,
+        ranks: int = 1,
+        cost: PaddedCost | None = None,
     ) -> None:
         if size < 1:
             raise InputError(
@@ -65,7 +90,8 @@ class Windows:
                 "plan a larger --micro-batch, or leave the sample out of the data set",
             )
         self._size, self._global, self._micro, self._seed = size, global_batch, micro_batch, seed
-        self._epochs: dict[int, list[tuple[tuple[int, ...], ...]]] = {}
+        self._ranks, self._cost = ranks, cost or PaddedCost()
+        self._epochs: dict[int, list[tuple[Share, ...]]] = {}
         self._starts = [0]
 
     def window(self, number: int) -> Window:
@@ -73,34 +99,34 @@ class Windows:
         while self._starts[-1] <= number:
             self._starts.append(self._starts[-1] + len(self._epoch(len(self._starts) - 1)))
         epoch = int(np.searchsorted(self._starts, number, side="right")) - 1
-        return Window(number=number, epoch=epoch, micro_batches=self._epoch(epoch)[number - self._starts[epoch]])
+        return Window(number=number, epoch=epoch, ranks=self._epoch(epoch)[number - self._starts[epoch]])
 
     def per_epoch(self, epoch: int) -> int:
         """Windows in an epoch."""
         return len(self._epoch(epoch))
 
-    def _epoch(self, epoch: int) -> list[tuple[tuple[int, ...], ...]]:
+    def _epoch(self, epoch: int) -> list[tuple[Share, ...]]:
         if epoch not in self._epochs:
             order = np.random.default_rng([self._seed, epoch]).permutation(self._size)
             self._epochs = {epoch: self._pack(order) if self._lengths is not None else self._slice(order)}
         return self._epochs[epoch]
 
-    def _slice(self, order: np.ndarray) -> list[tuple[tuple[int, ...], ...]]:
+    def _slice(self, order: np.ndarray) -> list[tuple[Share, ...]]:
         ids = order.tolist()
         windows = [ids[i : i + self._global] for i in range(0, len(ids), self._global)]
-        return [
-            tuple(tuple(window[i : i + self._micro]) for i in range(0, len(window), self._micro)) for window in windows
-        ]
+        return [even(window, self._micro, self._ranks) for window in windows]
 
-    def _pack(self, order: np.ndarray) -> list[tuple[tuple[int, ...], ...]]:
-        windows: list[tuple[tuple[int, ...], ...]] = []
+    def _pack(self, order: np.ndarray) -> list[tuple[Share, ...]]:
+        assert self._lengths is not None
+        windows: list[Share] = []
         taken: list[int] = []
         for sample in order.tolist():
             if taken and self._padded(self._chunks([*taken, sample])) > self._global:
                 windows.append(self._chunks(taken))
                 taken = []
             taken.append(sample)
-        return [*windows, self._chunks(taken)]
+        windows.append(self._chunks(taken))
+        return [balanced(window, self._lengths, self._cost, self._ranks) for window in windows]
 
     def _chunks(self, ids: list[int]) -> tuple[tuple[int, ...], ...]:
         """Samples of similar length together, longest first, each chunk within a micro-batch."""

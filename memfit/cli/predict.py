@@ -40,6 +40,20 @@ from memfit.errors import Exit, InputError
     "--accumulate", metavar="N", default="1", show_default=True, help="Micro-batches in a window; 1: no accumulation."
 )
 @click.option(
+    "--epoch",
+    metavar="N",
+    help="Also replays N windows of varied lengths one after the other, as memfit run draws them (0: one epoch).",
+)
+@click.option(
+    "--lengths", metavar="F:COLUMN", help="Lengths for --epoch, from a .csv, .tsv or .jsonl. Default: the job's."
+)
+@click.option(
+    "--shapes",
+    metavar="F",
+    type=click.Path(dir_okay=False),
+    help="Also replays the windows of F: 8x400 6x512 in a line.",
+)
+@click.option(
     "--snapshot",
     metavar="F",
     type=click.Path(dir_okay=False),
@@ -54,8 +68,8 @@ from memfit.errors import Exit, InputError
 @json_option
 def command(
     job: str, pairs: tuple[str, ...], micro_batch: str | None, shape: str | None, device_name: str | None,
-    memory: str | None, precision: str | None, checkpoint: str | None, accumulate: str, snapshot: str | None,
-    trace: str | None, as_json: bool,
+    memory: str | None, precision: str | None, checkpoint: str | None, accumulate: str, epoch: str | None,
+    lengths: str | None, shapes: str | None, snapshot: str | None, trace: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Does JOB fit, in training, validation and saving?
 
@@ -94,6 +108,9 @@ def command(
                 )
             modes = dict(read_plan(checkpoint).checkpointing)
         prediction = predict(loaded, job, wanted, device, micro_batches=accumulated, checkpointing=modes)
+        sequence = None
+        if epoch is not None or shapes is not None:
+            sequence = _sequence(loaded, prediction, accumulated, epoch, lengths, shapes)
     if snapshot is not None:
         from memfit.show.snapshot import write_snapshot
         from memfit.show.timeline import allocator_limit
@@ -109,12 +126,38 @@ def command(
     if trace is not None:
         _write_trace(Path(trace), prediction)
     if as_json:
-        print_json(prediction_json(prediction))
+        found = {} if sequence is None else {"sequence": sequence_json(sequence)}
+        print_json(prediction_json(prediction) | found)
     else:
         from memfit.show.terminal import show_prediction
 
         show_prediction(prediction)
-    return Exit.DONE if prediction.footprint.fits else Exit.NOTHING_FITS
+        if sequence is not None:
+            from memfit.show.sequence import show_sequence
+
+            show_sequence(sequence)
+    fits = prediction.footprint.fits and (sequence is None or sequence.plain.failed_window is None)
+    return Exit.DONE if fits else Exit.NOTHING_FITS
+
+
+def _sequence(
+    job: Any, prediction: Any, accumulated: int, epoch: str | None, lengths: str | None, shapes: str | None
+) -> Any:
+    from memfit.planner.sequence import drawn_windows, predict_sequence, read_lengths, read_shapes
+
+    if shapes is not None:
+        if epoch is not None or lengths is not None:
+            raise InputError("--shapes with --epoch or --lengths", "they say the same thing twice", "write one of them")
+        windows = read_shapes(shapes)
+    else:
+        windows = drawn_windows(
+            job,
+            None if lengths is None else read_lengths(lengths),
+            global_batch=prediction.micro_batch * accumulated,
+            micro_batch=prediction.micro_batch,
+            count=whole_number("--epoch", epoch, least=0) or 0,
+        )
+    return predict_sequence(job, prediction.device, windows, prediction.checkpointing)
 
 
 def _write_trace(path: Path, prediction: Any) -> None:
@@ -125,6 +168,17 @@ def _write_trace(path: Path, prediction: Any) -> None:
         write_trace(path, prediction)
     else:
         write_perfetto(path, prediction.trace, f"{prediction.job} on {prediction.device.name}")
+
+
+def sequence_json(sequence: Any) -> dict[str, Any]:
+    """Peaks over the windows, and the same under expandable segments."""
+    from dataclasses import asdict
+
+    plain, expandable = (
+        {**asdict(found), "ratio": found.ratio, "fits": found.failed_window is None}
+        for found in (sequence.plain, sequence.expandable)
+    )
+    return {**plain, "expandable_segments": expandable}
 
 
 def prediction_json(prediction: Any) -> dict[str, Any]:

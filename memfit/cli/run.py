@@ -12,6 +12,9 @@ import click
 from memfit.cli.options import json_option, print_json, whole_number
 from memfit.errors import Exit
 
+CHILD = "memfit.train.child"
+RANK = "memfit.train.rank"
+
 
 @click.command("run")
 @click.argument("plan")
@@ -26,46 +29,79 @@ from memfit.errors import Exit
     show_default=True,
     help="Time between checkpoints; 0: after every window. One more is saved at the end and when stopped.",
 )
+@click.option(
+    "--oversized",
+    type=click.Choice(["stop", "skip"]),
+    default="stop",
+    show_default=True,
+    help="What a sample does that does not fit alone: stop the run, or be left out and counted.",
+)
+@click.option("--wandb", is_flag=True, help="Keeps the scalars for Weights & Biases too, offline, under RUN/wandb.")
 @json_option
 def command(
-    plan: str, out: str, windows: str | None, resume: bool, keep: str, save_every: str, as_json: bool
-) -> int:  # fmt: skip
-    """Trains PLAN, a file that memfit plan wrote, in a process that cannot take more than the plan's budget."""
+    plan: str,
+    out: str,
+    windows: str | None,
+    resume: bool,
+    keep: str,
+    save_every: str,
+    oversized: str,
+    wandb: bool,
+    as_json: bool,
+) -> int:
+    """Trains PLAN, a file that memfit plan wrote, in a process that cannot take more than the plan's budget.
+
+    A plan for N devices is run by N processes: torchrun starts them on this machine, and starts them again from the
+    last checkpoint when one is lost. Over several machines, start memfit run with torchrun on each.
+    """
+    from memfit.cli.quiet import progress
+    from memfit.cli.watch import attended, keepers, write_report
+    from memfit.engine.place import is_restart, launched
     from memfit.plan import read_plan, write_plan
     from memfit.train.folder import RunFolder, check_same_samples
+    from memfit.train.launch import torchrun
     from memfit.train.limit import ENVIRONMENT
+    from memfit.train.parent import for_child
 
     count = whole_number("--windows", windows)
     kept, every = whole_number("--keep", keep), whole_number("--save-every", save_every, least=0)
     read = read_plan(plan)
     folder = RunFolder(out)
-    folder.open(resume=resume)
-    if resume and folder.plan.exists():
-        check_same_samples(read_plan(folder.plan), read, folder.plan)
-    write_plan(read, folder.plan)
-    arguments = [
-        sys.executable,
-        "-m",
-        "memfit.train.child",
-        str(folder.path),
-        str(count or 0),
-        "resume" if resume else "start",
-        str(kept),
-        str(every),
-    ]
-    with subprocess.Popen(arguments, env={**os.environ, **ENVIRONMENT}, stdout=sys.stderr) as child:
-        while True:
-            try:
-                code = child.wait()
-                break
-            except KeyboardInterrupt:
-                continue
+    ranks, place = len(read.micro_batches), launched()
+    resume = resume or (place is not None and is_restart())
+    if place is None or place.rank == 0:
+        folder.open(resume=resume)
+        if resume and folder.plan.exists():
+            check_same_samples(read_plan(folder.plan), read, folder.plan)
+        write_plan(read, folder.plan)
+    start = "resume" if resume else "start"
+    arguments = [str(folder.path), str(count or 0), start, str(kept), str(every), oversized]
+    if place is not None:
+        os.execve(sys.executable, [sys.executable, "-m", RANK, *arguments], {**os.environ, **ENVIRONMENT})
+    with attended(folder, read, keepers(folder, read, wandb)):
+        if ranks > 1:
+            os.environ.update({**ENVIRONMENT, **for_child()})
+            code = torchrun(ranks, RANK, arguments, folder.path)
+        else:
+            code = _in_a_child([sys.executable, "-m", CHILD, *arguments], {**os.environ, **ENVIRONMENT, **for_child()})
+    if code not in (Exit.BAD_INPUT, Exit.FAULT):
+        with progress("writing the report", quiet=as_json):
+            write_report(folder)
     if code < 0:
         click.echo(f"memfit: the training process was killed by signal {-code}; go on with --resume", err=True)
         return Exit.STOPPED
     if code == Exit.DONE:
         _show(folder, read.budget_bytes, as_json)
     return code
+
+
+def _in_a_child(arguments: list[str], environment: dict[str, str]) -> int:
+    with subprocess.Popen(arguments, env=environment, stdout=sys.stderr) as child:
+        while True:
+            try:
+                return child.wait()
+            except KeyboardInterrupt:
+                continue
 
 
 def _show(folder: object, budget: int, as_json: bool) -> None:

@@ -28,12 +28,13 @@ def command(target: str, memory: str | None, as_json: bool) -> int:
     """
     from memfit.sizes import parse_size
     from memfit.train.limit import ENVIRONMENT
+    from memfit.train.parent import for_child
 
     budget = 0 if memory is None else parse_size(memory)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"
         arguments = [sys.executable, "-m", "memfit.train.validation", target, str(file), str(budget)]
-        code = subprocess.run(arguments, env={**os.environ, **ENVIRONMENT}, stdout=sys.stderr).returncode
+        code = subprocess.run(arguments, env={**os.environ, **ENVIRONMENT, **for_child()}, stdout=sys.stderr).returncode
         if code < 0:
             click.echo(f"memfit: the validating process was killed by signal {-code}", err=True)
             return Exit.STOPPED

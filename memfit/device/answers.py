@@ -131,6 +131,31 @@ def _index(assumptions: Assumptions, tensor: Tensor, indices: Any) -> Any:
     return _aten.index.Tensor(tensor, positions)
 
 
+def _unique(assumptions: Assumptions, tensor: Tensor, *flags: bool, **named: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """As many different values as elements; the inverse and the counts where they are asked for."""
+    assumptions.note("unique", f"all {tensor.numel()}")
+    inverse = named.get("return_inverse", flags[1] if len(flags) > 1 else False)
+    counts = named.get("return_counts", flags[2] if len(flags) > 2 else False)
+    places = torch.empty(tensor.shape if inverse else (0,), dtype=torch.int64, device=tensor.device)
+    times = torch.empty((tensor.numel() if counts else 0,), dtype=torch.int64, device=tensor.device)
+    return torch.empty((tensor.numel(),), dtype=tensor.dtype, device=tensor.device), places, times
+
+
+def _ctc_loss(
+    assumptions: Assumptions, log_probs: Tensor, targets: Tensor, *rest: Any, **named: Any
+) -> tuple[Tensor, Tensor]:
+    """(loss of each sample, alignments): the longest target is the targets' width, or all of them put together."""
+    longest = targets.shape[-1]
+    assumptions.note("ctc_loss", f"targets of {longest}")
+    time, batch = log_probs.shape[0], log_probs.shape[1] if log_probs.dim() == 3 else 1
+    loss = torch.empty((batch,), dtype=log_probs.dtype, device=log_probs.device)
+    return loss, torch.empty((batch, time, 2 * longest + 1), dtype=log_probs.dtype, device=log_probs.device)
+
+
+def _ctc_loss_backward(assumptions: Assumptions, grad: Tensor, log_probs: Tensor, *rest: Any, **named: Any) -> Tensor:
+    return torch.empty_like(log_probs)
+
+
 def _refused(name: str) -> Callable[..., Any]:
     def refuse(assumptions: Assumptions, *args: Any, **kwargs: Any) -> Any:
         raise InputError(
@@ -149,13 +174,15 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     _aten.nonzero.default: _nonzero,
     _aten.masked_select.default: _masked_select,
     _aten.index.Tensor: _index,
-    _aten._unique2.default: _refused("unique"),
+    _aten._unique2.default: _unique,
     _aten.unique_dim.default: _refused("unique"),
     _aten.unique_consecutive.default: _refused("unique_consecutive"),
     _aten.bincount.default: _refused("bincount"),
     _aten.repeat_interleave.Tensor: _refused("repeat_interleave"),
-    _aten._ctc_loss.Tensor: _refused("ctc_loss"),
-    _aten._ctc_loss.default: _refused("ctc_loss"),
+    _aten._ctc_loss.Tensor: _ctc_loss,
+    _aten._ctc_loss.default: _ctc_loss,
+    _aten._ctc_loss_backward.default: _ctc_loss_backward,
+    _aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
     _aten._pack_padded_sequence.default: _refused("pack_padded_sequence"),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from memfit.device import backend
 from memfit.device.backend import NAME, Event, Stream
 from memfit.device.rules import CardRules
 
-_DTYPES = {
+LEGACY_DTYPES = {
     "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
     "BFloat16Tensor": torch.bfloat16, "ByteTensor": torch.uint8, "CharTensor": torch.int8, "ShortTensor": torch.int16,
     "IntTensor": torch.int32, "LongTensor": torch.int64, "BoolTensor": torch.bool,
@@ -34,7 +35,7 @@ def _context(*args: Any, **kwargs: Any) -> contextlib.AbstractContextManager[Non
     return contextlib.nullcontext()
 
 
-def _legacy_constructor(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+def _legacy_constructor(name: str, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
     """``torch.cuda.FloatTensor(2, 3)`` or ``torch.cuda.FloatTensor([1, 2])``."""
 
     def make(*args: Any) -> torch.Tensor:
@@ -42,6 +43,7 @@ def _legacy_constructor(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
             return torch.empty(args or (0,), dtype=dtype, device=NAME)
         return torch.as_tensor(args[0], dtype=dtype, device=NAME)
 
+    make.__name__ = f"torch.cuda.{name}"
     return make
 
 
@@ -63,7 +65,7 @@ def stubs(card: CardRules, emptied: Callable[[], None]) -> list[tuple[Any, dict[
     memory: dict[str, Any] = {
         "empty_cache": emptied,
         "mem_get_info": lambda device=None: (card.memory_bytes, card.memory_bytes),
-        "memory_stats": lambda device=None: {},
+        "memory_stats": lambda device=None: defaultdict(int),
         "memory_summary": lambda device=None, abbreviated=False: "",
     }
     memory |= dict.fromkeys(
@@ -71,7 +73,8 @@ def stubs(card: CardRules, emptied: Callable[[], None]) -> list[tuple[Any, dict[
     )
     memory |= dict.fromkeys(
         ("reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated",
-         "reset_max_memory_cached", "set_per_process_memory_fraction"), _nothing,
+         "reset_max_memory_cached", "set_per_process_memory_fraction", "_record_memory_history", "_dump_snapshot"),
+        _nothing,
     )  # fmt: skip
     random: dict[str, Any] = dict.fromkeys(
         ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all"), _nothing
@@ -100,7 +103,7 @@ def stubs(card: CardRules, emptied: Callable[[], None]) -> list[tuple[Any, dict[
         "device_of": _context,
     }
     cuda |= dict.fromkeys(("init", "_lazy_init", "set_device", "synchronize", "ipc_collect"), _nothing)
-    cuda |= {name: _legacy_constructor(dtype) for name, dtype in _DTYPES.items()}
+    cuda |= {name: _legacy_constructor(name, dtype) for name, dtype in LEGACY_DTYPES.items()}
     nvtx = dict.fromkeys(("range_push", "range_pop", "mark"), _nothing) | {"range": _context}
     return [
         (torch.cuda, cuda | memory | random),

@@ -1,24 +1,29 @@
 """Code that says cuda runs on the virtual GPU.
 
-What still differs from a card: ``x.device`` answers ``vgpu:0``, so ``x.device.type == "cuda"`` is False.
+``x.device`` answers ``cuda:0`` to a user's or a library's code; torch's own code, and memfit's, sees the device's name.
+torch.compile gives back what it is given: a trace is of the step in eager mode. nn.DataParallel has one card.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
+import sys
 from collections.abc import Callable, Iterator
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp.autocast_mode import autocast
 from torch.amp.grad_scaler import GradScaler
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from memfit.device.backend import NAME
-from memfit.device.cuda_module import stubs
+from memfit.device.cuda_module import LEGACY_DTYPES, stubs
 from memfit.device.patching import replaced
 from memfit.device.rules import CardRules
 
@@ -38,6 +43,48 @@ def _to_gpu(tensor: Tensor, device: Any = None, non_blocking: bool = False, memo
     return tensor.to(NAME, non_blocking=non_blocking, memory_format=memory_format or torch.preserve_format)
 
 
+def _seen_from(frame: Any) -> bool:
+    """Whether this frame is neither torch's nor memfit's."""
+    name = frame.f_code.co_filename
+    if name not in _users:
+        _users[name] = not name.startswith(_INSIDE)
+    return _users[name]
+
+
+_INSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+_users: dict[str, bool] = {}
+"""File -> whether its code is told cuda."""
+
+
+def _device(tensor: FakeTensor) -> torch.device:
+    if tensor.fake_mode.in_kernel_invocation:
+        return torch.device("meta")
+    device = tensor.fake_device
+    if device.type == NAME and _seen_from(sys._getframe(1)):
+        return torch.device("cuda", 0)
+    return device
+
+
+def _type(tensor: Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+    """``x.type()``, and ``x.type(torch.cuda.HalfTensor)`` or ``x.type("torch.cuda.HalfTensor")``."""
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", "")
+    if dtype is None:
+        return tensor.type().replace(f"torch.{NAME}.", "torch.cuda.")
+    if "cuda" in name:
+        return tensor.to(NAME, LEGACY_DTYPES[name.rpartition(".")[2]])
+    return tensor.type(dtype, non_blocking, **kwargs)
+
+
+def _with_lengths_on_the_card(ctc_loss: Callable[..., Any]) -> Callable[..., Any]:
+    """Lengths on the host are numbers to CUDA's kernel; here they go where the rest is."""
+
+    def call(log_probs: Tensor, *args: Any, **kwargs: Any) -> Any:
+        given, named = tree_map_only(Tensor, lambda tensor: tensor.to(log_probs.device), (args, kwargs))
+        return ctc_loss(log_probs, *given, **named)
+
+    return call
+
+
 def _formatted(tensor: Tensor, spec: str) -> str:
     return tensor.item().__format__(spec) if tensor.dim() == 0 else object.__format__(tensor, spec)
 
@@ -45,6 +92,8 @@ def _formatted(tensor: Tensor, spec: str) -> str:
 def _as_numpy(tensor: Tensor, *, force: bool = False) -> Any:
     import numpy
 
+    if not isinstance(tensor, FakeTensor):
+        return tensor.numpy(force=force)
     return numpy.zeros(tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
 
 
@@ -55,6 +104,9 @@ _INSTEAD: dict[Any, Callable[..., Any]] = {
     Tensor.is_pinned: lambda tensor, device=None: False,
     Tensor.__format__: _formatted,
     Tensor.numpy: _as_numpy,
+    Tensor.type: _type,
+    torch.ctc_loss: _with_lengths_on_the_card(torch.ctc_loss),
+    nn.functional.ctc_loss: _with_lengths_on_the_card(nn.functional.ctc_loss),
 }
 
 
@@ -117,6 +169,41 @@ def _step_without_looking(self: Any, optimizer: Any, state: Any, *args: Any, **k
     return optimizer.step(*args, **kwargs)
 
 
+def _nothing(*args: Any, **kwargs: Any) -> None: ...
+
+
+def _compiled(model: Any = None, **kwargs: Any) -> Any:
+    """torch.compile, which changes nothing here; also as a decorator with arguments."""
+    return (lambda function: function) if model is None else model
+
+
+def _on_one_card(self: nn.DataParallel[Any], *inputs: Any, **kwargs: Any) -> Any:
+    """nn.DataParallel where there is one card: the inputs go there."""
+    inputs, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(NAME), (inputs, kwargs))
+    return self.module(*inputs, **kwargs)
+
+
+def _apply_in_module() -> Callable[..., nn.Module]:
+    """Module._apply swaps parameters that are fake, which fails where a graph still holds one: what hooks (weight_norm)
+    computed from it is taken off its graph first. It is computed anew before the next forward."""
+    apply = nn.Module._apply
+
+    @wraps(apply)
+    def _apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        held = vars(self)
+        for name in [name for name, value in held.items() if isinstance(value, FakeTensor) and not value.is_leaf]:
+            held[name] = held[name].detach()
+        return apply(self, *args, **kwargs)
+
+    return _apply
+
+
+def _set_default_tensor_type(kind: Any) -> None:
+    name = kind if isinstance(kind, str) else getattr(kind, "__name__", "")
+    torch.set_default_device(NAME if "cuda" in name else "cpu")
+    torch.set_default_dtype(LEGACY_DTYPES[name.rpartition(".")[2]])
+
+
 class _AnyGenerator(type(torch.Generator)):  # type: ignore[misc]
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, torch._C.Generator)
@@ -161,6 +248,10 @@ def says_cuda(card: CardRules, emptied: Callable[[], None]) -> Iterator[None]:
         stack.enter_context(
             replaced(torch, Generator=_Generator, save=lambda *args, **kwargs: None, **legacy, **by_device)
         )
+        stack.enter_context(replaced(FakeTensor, device=property(_device), record_stream=_nothing))
+        stack.enter_context(replaced(nn.Module, _apply=_apply_in_module()))
+        stack.enter_context(replaced(nn.DataParallel, forward=_on_one_card))
+        stack.enter_context(replaced(torch, compile=_compiled, set_default_tensor_type=_set_default_tensor_type))
         for module, attributes in stubs(card, emptied):
             stack.enter_context(replaced(module, **attributes))
         set_default = torch.set_default_device

@@ -149,9 +149,9 @@
       const { axis, layout } = base();
       const n = d.panels.length, annotations = [], axes = {};
       d.panels.forEach((panel, p) => {
-        const high = 1 - p / n, low = 1 - (p + 1) / n + 0.055;
-        axes[p ? `yaxis${p + 1}` : "yaxis"] = { ...axis, domain: [low, high - 0.035], nticks: 5, rangemode: panel.zero ? "tozero" : "normal", ...(panel.whole ? { dtick: Math.max(1, Math.ceil(Math.max(...panel.lines[0].y) / 4)) } : {}), ticksuffix: panel.bytes ? ` ${unit}` : "" };
-        annotations.push({ xref: "paper", yref: "paper", x: 0, xanchor: "left", xshift: -70, y: high - 0.03, yanchor: "bottom", showarrow: false, text: title(panel), font: { size: 13 } });
+        const high = 1 - p / n, low = 1 - (p + 1) / n + 0.22 / n;
+        axes[p ? `yaxis${p + 1}` : "yaxis"] = { ...axis, domain: [low, high - 0.14 / n], nticks: 5, rangemode: panel.zero ? "tozero" : "normal", ...(panel.whole ? { dtick: Math.max(1, Math.ceil(Math.max(...panel.lines[0].y) / 4)) } : {}), ticksuffix: panel.bytes ? ` ${unit}` : "" };
+        annotations.push({ xref: "paper", yref: "paper", x: 0, xanchor: "left", xshift: -70, y: high - 0.12 / n, yanchor: "bottom", showarrow: false, text: title(panel), font: { size: 13 } });
       });
       return {
         ...layout, annotations, margin: { l: 78, r: 14, t: 8, b: 42 }, hoversubplots: "axis", ...axes,
@@ -173,7 +173,42 @@
     return draw;
   }
 
-  const kinds = { timeline, windows };
+  function curve(figure, d) {
+    const plot = figure.querySelector(".plot");
+    const slider = figure.querySelector("input");
+    const highest = Math.max(...d.lines.flatMap((line) => line.y));
+    const drawn = d.limits.filter((limit) => limit.bytes <= 1.6 * highest);
+    const [unit, scale] = scaleOf(highest);
+    const traces = () => d.lines.map((line) => ({
+      x: d.x, y: line.y.map((v) => v / scale), name: escape(line.name), mode: d.x.length > 1 ? "lines+markers" : "markers", marker: { size: 8, symbol: line.symbol, color: colour(line.colour) },
+      line: { color: colour(line.colour), dash: line.dash || "solid", width: 2 }, text: line.y.map((v) => `${escape(line.name)}: ${size(v)}`), hovertemplate: "%{text}<extra></extra>",
+    }));
+    const layout = () => {
+      const { axis, layout } = base();
+      const annotations = drawn.map((limit) => ({ xref: "paper", x: 1, xanchor: "right", y: limit.bytes / scale, yanchor: "bottom", showarrow: false, text: `${escape(limit.name)} ${size(limit.bytes)}`, font: { color: colour("limit"), size: 12 } }));
+      const shapes = drawn.map((limit) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: limit.bytes / scale, y1: limit.bytes / scale, line: { color: colour("limit"), width: 1, dash: "dash" } }));
+      return {
+        ...layout, annotations, shapes, showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { color: colour("ink") } }, margin: { l: 70, r: 14, t: 60, b: 46 },
+        xaxis: { ...axis, type: d.x.length > 1 ? "log" : "linear", tickvals: d.x, tickformat: ",d", title: { text: `micro-batch, ${escape(d.unit)}`, font: { size: 12, color: colour("quiet") }, standoff: 6 }, ...spike() },
+        yaxis: { ...axis, rangemode: "tozero", ticksuffix: ` ${unit}`, nticks: 7 },
+      };
+    };
+    function read(i) {
+      figure.querySelector("[data-out=micro]").textContent = `${d.x[i].toLocaleString("en")} ${d.unit}`;
+      d.lines.forEach((line, l) => { figure.querySelector(`[data-out=c${l}]`).textContent = size(line.y[i]); });
+      slider.setAttribute("aria-valuetext", `${d.x[i]} ${d.unit}`);
+    }
+    const draw = () => Plotly.react(plot, traces(), layout(), CONFIG);
+    slider.addEventListener("input", () => { read(Number(slider.value)); Plotly.Fx.hover(plot, { xval: Math.log10(d.x[Number(slider.value)]) }, ["xy"]); });
+    draw().then(() => {
+      plot.on("plotly_hover", (event) => { const i = event.points[0].pointNumber; slider.value = i; read(i); });
+      read(Number(slider.value));
+      figure.dataset.drawn = "yes";
+    });
+    return draw;
+  }
+
+  const kinds = { timeline, windows, curve };
   const draws = data.map((d) => kinds[d.kind](document.getElementById(d.id), d));
   const redraw = () => draws.forEach((draw) => draw());
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);

@@ -13,8 +13,11 @@ from memfit.geometry import shape_of
 from memfit.job import Job
 from memfit.loading import load_job
 from memfit.plan import Plan, read_plan
+from memfit.planner.curve import memory_curves, policies
 from memfit.planner.predict import Prediction, plain_nets, predict
 from memfit.show.page import Page, Section, Table
+from memfit.show.report_curve import curve_section
+from memfit.show.report_flight import flight_section
 from memfit.show.report_memory import memory_sections
 from memfit.show.report_run import run_sections, run_verdict
 from memfit.show.rows import number, process_peaks, read_lines
@@ -23,6 +26,8 @@ from memfit.show.trace_file import read_trace
 from memfit.sizes import format_size
 from memfit.train.folder import RunFolder
 
+BEYOND = 4
+"""How far a prediction's curve goes: times its micro-batch."""
 TONES = {"yes": "good", "close": "close", "no": "bad"}
 
 
@@ -48,7 +53,7 @@ def prediction_report(prediction: Prediction) -> Page:
         verdict=headline(prediction).plain.rstrip("."),
         tone=TONES[prediction.footprint.verdict],
         about=_about(prediction),
-        sections=memory_sections(prediction, _state(job)),
+        sections=[*memory_sections(prediction, _state(job)), *_of_prediction(job, prediction)],
         notes=[
             *([f"Parameters are not told apart by module: {problem}"] if problem else []),
             *remarks(prediction.footprint),
@@ -87,7 +92,8 @@ def run_report(path: Path) -> Page:
     lines, ids = read_lines(path / "metrics.jsonl"), read_lines(path / "samples.jsonl")
     verdict, tone = run_verdict(path, plan, lines)
     memory, notes = _memory(plan)
-    sections = [*run_sections(plan, lines, ids), plan_section(plan), *memory]
+    failure = flight_section(path / "flight.json")
+    sections = [*failure, *run_sections(plan, lines, ids), plan_section(plan), *memory]
     return Page(
         title=f"run of {plan.job}", verdict=verdict, tone=tone, about=_plan_facts(plan), sections=sections, notes=notes
     )
@@ -169,10 +175,26 @@ def _memory(plan: Plan) -> tuple[list[Section], list[str]]:
         shape, modes = shape_of(job, plan.micro_batch), plan.checkpointing
         try:
             found = predict(job, plan.job, shape, _device(plan), micro_batches=count, checkpointing=modes)
-            return memory_sections(found, _state(job)), _changes(plan, found)
+            sections = [*memory_sections(found, _state(job)), *_of_plan(job, plan)]
+            return sections, _changes(plan, found)
         except Exception as error:  # the job's code is the user's: a report says what it raised
             problem = _first_line(error)
     return [], [f"Memory over the step is not here, since the job could not be traced: {problem}"]
+
+
+def _of_plan(job: Job, plan: Plan) -> list[Section]:
+    """Memory against micro-batch, up to a rank's whole share."""
+    share, known = sum(plan.micro_batches[0]), policies(job).values()
+    more = {} if plan.checkpointing in known else {"this plan's": plan.checkpointing}
+    curves = memory_curves(job, _device(plan), share, accumulating=len(plan.micro_batches[0]) > 1, more=more)
+    return [curve_section(curves, plan.unit, _device(plan), plan.micro_batch)]
+
+
+def _of_prediction(job: Job | None, prediction: Prediction) -> list[Section]:
+    if job is None:
+        return []
+    curves = memory_curves(job, prediction.device, BEYOND * prediction.micro_batch, accumulating=False)
+    return [curve_section(curves, prediction.unit, prediction.device, prediction.micro_batch)]
 
 
 def _changes(plan: Plan, found: Prediction) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +11,23 @@ import numpy as np
 from memfit.batch.audit.picture import Picture
 from memfit.plan import Plan
 from memfit.show.page import Section, Table
+from memfit.show.report_flight import flight_line
 from memfit.show.rows import Rank, number, seen, shown_windows
 from memfit.sizes import format_size
 
 TABLE_ROWS = 24
 MOST_RANKS = 16
+SHOWN = ("measured_process_bytes", "loss", "units_per_second", "micro_batches", "retries", "validation_seconds")
 FAR = 4
 """A budget that is so many times what was taken is told and not drawn."""
 
 
 def run_verdict(path: Path, plan: Plan, lines: list[dict[str, Any]]) -> tuple[str, str]:
     """One line, and its tone: what was done, and its peak against the budget."""
+    failed = flight_line(path / "flight.json")
+    why = f"; {failed}" if failed else ""
     if not lines:
-        return "Nothing was trained: no window was finished", "bad"
+        return f"Nothing was trained: no window was finished{why}", "bad"
     done = (path / "final").is_dir() and any((path / "final").iterdir())
     losses = [number(lines[i].get("loss")) for i in (0, -1)]
     peak = _peak(lines)
@@ -39,7 +44,7 @@ def run_verdict(path: Path, plan: Plan, lines: list[dict[str, Any]]) -> tuple[st
     within = peak is None or peak <= plan.budget_bytes
     if done:
         return f"Done: {count}, loss {loss}{memory}", "good" if within else "close"
-    return f"Not finished: stopped after {count}, loss {loss}{memory}", "close" if within else "bad"
+    return f"Not finished: stopped after {count}, loss {loss}{memory}{why}", "close" if within and not failed else "bad"
 
 
 def run_sections(plan: Plan, lines: list[dict[str, Any]], ids: list[dict[str, Any]]) -> list[Section]:
@@ -69,7 +74,7 @@ def _peak(lines: list[dict[str, Any]]) -> float | None:
 
 
 def _windows(plan: Plan, lines: list[dict[str, Any]]) -> Section:
-    shown = shown_windows(lines, ("measured_process_bytes", "loss", "units_per_second", "micro_batches"))
+    shown = shown_windows(lines, SHOWN)
 
     def column(name: str) -> list[float | None]:
         return [number(line.get(name)) for line in shown]
@@ -89,11 +94,37 @@ def _windows(plan: Plan, lines: list[dict[str, Any]]) -> Section:
         panel("loss", [curve("loss", column("loss"), "activations")], zero=False),
         panel(speed, [curve(speed, column("units_per_second"), "optimizer")]),
         panel("micro-batches", [curve("micro-batches", column("micro_batches"), "ema")], holds="counts"),
+        *_monitored(plan, column),
     ]
     highest = max(known, plan.budget_bytes) if near else known
     figure = windows_figure([line["window"] for line in shown], panels, highest) | {"own_names": True}
     table = _window_table(plan, lines)
     return Section(title="The run, window by window", text=_compared(lines), figure=figure, folded=[table])
+
+
+def _monitored(plan: Plan, column: Callable[[str], list[float | None]]) -> list[dict[str, Any]]:
+    """Panels of what was monitored, where it was."""
+    busy = [curve("CPU", column("cpu_utilisation"), "parameters")]
+    busy += [curve("GPU", column("gpu_utilisation"), "gradients", dash="dash", symbol="square")]
+    noise = [curve("noise scale", column("noise_scale"), "workspace")]
+    noise += [curve("global batch", [plan.global_batch] * len(noise[0]["y"]), "quiet", dash="dot", symbol="square")]
+    spent = [curve("training", column("seconds"), "optimizer")]
+    spent += [curve("validation", column("validation_seconds"), "limit", dash="dash", symbol="square")]
+    panels = []
+    if known := [line for line in busy if _known(line)]:
+        panels.append(panel("part of the time busy", known))
+    if _known(noise[0]):
+        panels.append(panel(f"gradient noise scale, {plan.unit}", noise))
+    if _known(spent[1]):
+        panels.append(panel("seconds", spent))
+    retries = curve("retries", column("retries"), "limit")
+    if any(retries["y"]):
+        panels.append(panel("retries", [retries], holds="counts"))
+    return panels
+
+
+def _known(line: dict[str, Any]) -> bool:
+    return any(value is not None for value in line["y"])
 
 
 def windows_figure(windows: list[int], panels: list[dict[str, Any]], highest: float) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from memfit.device.virtual import Virtual, virtual_cpu, virtual_gpu
 from memfit.errors import InputError
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 from memfit.job import Job, Shape
-from memfit.trace.family import TraceFamily, cut, fit, sample_shapes, storages_in, varying
+from memfit.trace.family import Kind, Member, TraceFamily, cut, sample_shapes, storages_in, varying
+from memfit.trace.polynomial import fit
 from memfit.trace.scratch import Call, with_scratch
 from memfit.trace.tracer import Tracer
 
@@ -59,13 +60,19 @@ def trace_family(job: Job, how: Tracing, like: Shape) -> TraceFamily:
     Args:
         like: any shape of the kind that will be asked for, with or without a length.
     """
-    shapes = sample_shapes(like)
-    trace, sizes, made, _ = _record(job, shapes, how)
-    return TraceFamily(lambda shape: trace_job(job, shape, how), shapes[0], trace, fit(shapes, sizes, made))
+
+    def traced(kind: Kind) -> Member:
+        shapes = sample_shapes(like, kind)
+        trace, sizes, made, _ = _record(job, shapes, how)
+        return Member(shape=shapes[0], trace=trace, polynomials=fit(shapes, sizes, made))
+
+    return TraceFamily(lambda shape: trace_job(job, shape, how), traced)
 
 
-def _record(job: Job, shapes: list[Shape], how: Tracing) -> tuple[Trace, np.ndarray | None, np.ndarray, list[Call]]:
-    """(the first shape's trace; bytes of the varying storages at every shape, where the events are the same; which
+def _record(
+    job: Job, shapes: list[Shape], how: Tracing
+) -> tuple[Trace, list[np.ndarray | None] | None, np.ndarray, list[Call]]:
+    """(the first shape's trace; bytes of the varying storages at every shape, where its events are the same; which
     these are; calls that may have scratch)."""
     with _virtual(how.device) as virtual, as_in_a_real_run(), Tracer(virtual).recording() as tracer:
         micro_batches = min(how.micro_batches, 2)
@@ -112,8 +119,8 @@ def _kept_from_now_on(trace: Trace) -> np.ndarray:
 
 def _split(
     tracer: Tracer, phases: list[tuple[str, int, int]], shapes: int
-) -> tuple[Trace, np.ndarray | None, np.ndarray]:
-    """The first shape's trace, and the sizes of the same storages at the other shapes."""
+) -> tuple[Trace, list[np.ndarray | None] | None, np.ndarray]:
+    """The first shape's trace, and the sizes of the same storages at every shape (None: its events differ)."""
     whole = as_trace(tracer)
     end = phases[-1][2]
     first = cut(whole, end, tuple(phases))
@@ -125,17 +132,16 @@ def _split(
     earlier, same_as_first = storages_in(whole, windows[0] + validation, without=_kept_from_now_on(whole))
     others = tracer.phases[len(phases) :]
     each = len(others) // max(shapes - 1, 1)
-    sizes = [whole.nbytes[base]]
+    sizes: list[np.ndarray | None] = [whole.nbytes[base]]
     for i in range(shapes - 1):
         own = others[i * each : (i + 1) * each]
         parts = [part for _, start, stop in own for part in varying(tracer.marks, start, stop)]
         made, found = storages_in(whole, parts if each == 2 else parts + validation)
-        if found.shape != structure.shape or not np.array_equal(found, structure):
-            return first, None, base
-        sizes.append(whole.nbytes[made])
+        sizes.append(whole.nbytes[made] if np.array_equal(found, structure) else None)
     if not np.array_equal(same_as_first, structure):
         return first, None, base
-    return first, np.stack([np.concatenate([row, row]) for row in sizes]), np.concatenate([base, earlier])
+    twice = [None if row is None else np.concatenate([row, row]) for row in sizes]
+    return first, twice, np.concatenate([base, earlier])
 
 
 def _validate(rig: Rig, shape: Shape, tracer: Tracer) -> None:

@@ -7,6 +7,7 @@ window finds are the first one's leftovers. Only the third finds what every late
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +35,7 @@ def with_third_window(trace: Trace) -> Trace:
     again[made] = np.arange(len(made)) + len(trace.nbytes)
     behind = again[trace.storage[end:]]
     again[taken] = left
+    columns = {name: getattr(trace, name) for name in ("nbytes", "category", "stream", "made_by")}
     length = end - start
 
     def moved(name: str, first: int, stop: int) -> tuple[str, int, int]:
@@ -41,14 +43,12 @@ def with_third_window(trace: Trace) -> Trace:
 
     phases = [moved(*phase) for phase in trace.phases]
     phases.insert(trace.phases.index(("train", start, end)) + 1, ("train", end, end + length))
+    grown: dict[str, Any] = {name: np.concatenate([column, column[made]]) for name, column in columns.items()}
     return dataclasses.replace(
         trace,
         kind=np.insert(trace.kind, end, kind),
         storage=np.concatenate([trace.storage[:end], again[storage], behind]).astype(np.int32),
         operator=np.insert(trace.operator, end, trace.operator[start:end]),
         phases=tuple(phases),
-        nbytes=np.append(trace.nbytes, trace.nbytes[made]),
-        category=np.append(trace.category, trace.category[made]),
-        stream=np.append(trace.stream, trace.stream[made]),
-        made_by=np.append(trace.made_by, trace.made_by[made]),
+        **grown,
     )

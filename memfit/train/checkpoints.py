@@ -99,13 +99,20 @@ class Checkpoints:
         return self.path / f"{next_window:08d}"
 
     def write(
-        self, next_window: int, state: Any, tensors: Mapping[str, Tensor], plan: Plan, lines: Sequence[Path] = ()
+        self,
+        next_window: int,
+        state: Any,
+        tensors: Mapping[str, Tensor],
+        plan: Plan,
+        lines: Sequence[Path] = (),
+        body: Tensor | None = None,
     ) -> None:
         """Writes a checkpoint and drops those past ``keep``.
 
         Args:
             state, tensors: as ``memfit.train.tree.encode`` gives them; the tensors must not change meanwhile.
             lines: files that must be on disk before it, as samples.jsonl.
+            body: see ``write_tensors``.
 
         Raises:
             OSError: it cannot be written; what was there before is untouched.
@@ -114,7 +121,7 @@ class Checkpoints:
         shutil.rmtree(beside, ignore_errors=True)
         try:
             beside.mkdir(parents=True)
-            sums = write_tensors(beside / TENSORS, tensors)
+            sums = write_tensors(beside / TENSORS, tensors, body=body)
             file = {"bytes": (beside / TENSORS).stat().st_size, "block_bytes": BLOCK, "crc32": sums}
             manifest = {
                 "memfit_checkpoint": FORMAT,

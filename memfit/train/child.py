@@ -2,62 +2,104 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
 from torch import nn
 
+from memfit.apply.moving import CannotRepeatError
 from memfit.apply.rig import build
 from memfit.batch.windows import Windows
 from memfit.device import backend
-from memfit.errors import Exit, InputError, mistake_in_job
+from memfit.engine.mesh import is_lost_rank, join
+from memfit.engine.place import is_restart, launched
+from memfit.engine.start import start
+from memfit.errors import Exit, InputError, describe, mistake_in_job
 from memfit.loading import load_job
 from memfit.plan import Plan, read_plan
 from memfit.planner.predict import plain_nets
 from memfit.sizes import format_size
-from memfit.train import limit
+from memfit.train import launch, limit
+from memfit.train.chain import chain_of, check_chain
 from memfit.train.checkpoints import Checkpoints
 from memfit.train.folder import CannotWriteError, RunFolder
-from memfit.train.loop import Course, train
-from memfit.train.progress import Progress
+from memfit.train.loop import Course, SpoiledByTrialError, train
+from memfit.train.once import TornStepError
+from memfit.train.parent import alone_in, die_with_parent
+from memfit.train.recovery import SampleTooLargeError
 from memfit.train.resume import resume
 from memfit.train.saver import Saver
 
+UNPROVEN = "MEMFIT_UNPROVEN"
+"""Set for a process that starts again because the trial of its first window could not be undone."""
+
 
 def main(arguments: list[str]) -> int:
-    """Trains ``RUN/plan.toml``: RUN, windows (0: the job's own), resume or start, checkpoints kept, seconds between."""
-    path, windows, start, keep, every = [*arguments, *("2", "60")[len(arguments) - 3 :]]
+    """Trains ``RUN/plan.toml``: RUN, windows (0: the job's own), resume or start, checkpoints kept, seconds between,
+    and whether a sample that does not fit alone is skipped or stops the run."""
+    path, windows, start_or_resume, keep, every, oversized = [*arguments, *("2", "60", "stop")[len(arguments) - 3 :]]
     folder = RunFolder(path)
+    if launched() is not None:
+        os.dup2(2, 1)
     try:
-        return run(folder, int(windows), start == "resume", int(keep), float(every))
+        resumed = start_or_resume == "resume" or is_restart()
+        with _alone(folder):
+            code = run(folder, int(windows), resumed, int(keep), float(every), oversized == "skip")
+        return code if code == Exit.DONE else _ends(folder, code, "stopped; go on with --resume")
     except InputError as error:
-        print(f"memfit: {error}", file=sys.stderr)
-        return Exit.BAD_INPUT
+        return _ends(folder, Exit.BAD_INPUT, str(error))
     except CannotWriteError as error:
-        say(str(error))
-        return Exit.STOPPED
+        return _ends(folder, Exit.STOPPED, str(error))
     except Exception as error:
+        if launched() is not None and is_lost_rank(error):
+            say(f"rank {launched().rank} ends: another rank is gone: {describe(error)}")  # type: ignore[union-attr]
+            return Exit.FAULT
         mistake = mistake_in_job(error)
         if mistake is None:
             raise
-        print(f"memfit: {mistake}", file=sys.stderr)
-        return Exit.BAD_INPUT
+        return _ends(folder, Exit.BAD_INPUT, str(mistake))
 
 
-def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float) -> Exit:
+def _alone(folder: RunFolder) -> AbstractContextManager[None]:
+    """Rank 0 holds the folder for all."""
+    place = launched()
+    return alone_in(folder.path) if place is None or place.rank == 0 else nullcontext()
+
+
+def _ends(folder: RunFolder, code: int, line: str) -> int:
+    """Says why a run ends, on one of its ranks."""
+    if launched() is None:
+        if code != Exit.STOPPED or not line.startswith("stopped;"):
+            say(line)
+        return code
+    return launch.ends(folder.path, code, line)
+
+
+def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float, skips: bool = False) -> Exit:
     """Trains a run's plan within its budget."""
     backend.register()
+    if launched() is not None:
+        join()
     plan = read_plan(folder.plan)
-    job = load_job(plan.job, dict(plan.settings))
+    _check_ranks(plan)
     device = device_of(plan)
+    engine = start(plan.engine, device)
+    job = load_job(plan.job, dict(plan.settings))
     samples, lengths = job.dataset(), job.lengths()
     if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
         write = "write dataset(self) -> a sequence of samples, with a length"
         raise InputError(f"{type(job).__name__}.dataset()", f"gave {type(samples).__name__}, not a sequence", write)
     course_windows = Windows(
-        size=len(samples), lengths=lengths, global_batch=plan.global_batch, micro_batch=plan.micro_batch, seed=plan.seed
+        size=len(samples),
+        lengths=lengths,
+        global_batch=plan.global_batch,
+        micro_batch=plan.micro_batch,
+        seed=plan.seed,
+        ranks=engine.world,
     )
     plain_nets(job)
     job.collate([samples[0]])
@@ -66,46 +108,77 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float)
     before = limit.limit(plan.budget_bytes) if device.type == "cpu" else 0
     resident = limit.resident_bytes()
     try:
-        rig = build(job, device)
+        rig = build(job, device, engine)
         checkpoints = Checkpoints(folder.checkpoints, keep)
-        first = resume(rig, plan, checkpoints, say, lengths=lengths is not None) if resumed else 0
-        folder.keep_lines_before(first)
-        last = windows or job.windows
-        saver = Saver(
-            checkpoints=checkpoints,
-            plan=plan,
-            lines=[folder.lines("samples"), folder.lines("metrics")],
-            every=every,
-            asynchronous=plan.checkpoint_writing == "asynchronous",
-            say=say,
-            written=first or None,
+        first = (
+            resume(rig, plan, checkpoints, say if engine.rank == 0 else _silent, lengths=lengths is not None)
+            if resumed
+            else 0
         )
-        with Progress(first, last, plan) as shown:
-            course = Course(
+        last = windows or job.windows
+        if engine.world > 1:
+            chain = chain_of(engine, plan, course_windows, len(samples), first, last)
+            check_chain(engine, chain)
+            for line in chain.lines(plan) if engine.rank == 0 else ():
+                say(line)
+        saver = None
+        if engine.rank == 0:
+            folder.keep_lines_before(first)
+            saver = Saver(
+                checkpoints=checkpoints,
                 plan=plan,
-                folder=folder,
-                samples=samples,
-                lengths=lengths,
-                windows=course_windows,
-                first=first,
-                last=last,
-                resident_before=resident,
-                saver=saver,
-                show=shown.line,
+                lines=[folder.lines("samples"), folder.lines("metrics")],
+                every=every,
+                asynchronous=plan.checkpoint_writing == "asynchronous",
+                say=say,
+                written=first or None,
             )
-            return train(rig, course)
+        if engine.rank == 0:
+            folder.write_course(first, last)
+        course = Course(
+            plan=plan,
+            folder=folder,
+            samples=samples,
+            lengths=lengths,
+            windows=course_windows,
+            first=first,
+            last=last,
+            resident_before=resident,
+            saver=saver,
+            say=say if engine.rank == 0 else _silent,
+            proves=UNPROVEN not in os.environ,
+            skips=skips,
+        )
+        return train(rig, course)
+    except SpoiledByTrialError as error:
+        say(f"{error}: starting again without a trial of every phase")
+        limit.lift()
+        os.environ[UNPROVEN] = "1"
+        os.execv(sys.executable, sys.orig_argv)
+    except (SampleTooLargeError, TornStepError, CannotRepeatError) as error:
+        limit.lift()
+        _ends(folder, Exit.STOPPED, _what_to_do(error))
+        return Exit.STOPPED
     except Exception as error:
         if not limit.is_memory_failure(error):
             raise
         limit.lift()
         message = str(error).splitlines()[0] if str(error) else type(error).__name__
-        print(
-            f"memfit: out of memory: {message[-160:]}; the budget is {format_size(plan.budget_bytes)} "
+        text = (
+            f"out of memory: {message[-160:]}; the budget is {format_size(plan.budget_bytes)} "
             f"over the {format_size(before)} held before; "
-            "plan again with a smaller --micro-batch or a larger --memory, and go on with --resume",
-            file=sys.stderr,
+            "plan again with a smaller --micro-batch or a larger --memory, and go on with --resume"
         )
+        _ends(folder, Exit.STOPPED, text)
         return Exit.STOPPED
+
+
+def _what_to_do(error: Exception) -> str:
+    if isinstance(error, SampleTooLargeError):
+        return f"{error}; give it more --memory, or leave it out with --oversized skip, and go on with --resume"
+    if isinstance(error, TornStepError):
+        return f"an optimizer step was cut short by memory: {error}; go on from the last checkpoint with --resume"
+    return f"{error}; go on from the last checkpoint with --resume"
 
 
 def say(line: str) -> None:
@@ -113,30 +186,42 @@ def say(line: str) -> None:
     print(f"memfit: {line}", file=sys.stderr, flush=True)
 
 
+def _silent(line: str) -> None:
+    """On the ranks that rank 0 speaks for."""
+
+
+def _check_ranks(plan: Plan) -> None:
+    """Whether as many processes were started as the plan has devices."""
+    place, ranks = launched(), len(plan.micro_batches)
+    if (place.world if place is not None else 1) != ranks:
+        raise InputError(
+            f"plan for {ranks} devices",
+            f"torchrun started {place.world} processes" if place is not None else "it was started in one process",
+            f"start it with torchrun --nproc-per-node {ranks}, or memfit run, or plan again with --devices",
+        )
+
+
 def device_of(plan: Plan) -> torch.device:
     """The device of this machine that a plan runs on, its memory limited to the plan's budget.
 
     Raises:
-        InputError: the plan is for several devices, or for one that is not here.
+        InputError: the plan is for a device that is not here.
     """
-    if len(plan.micro_batches) > 1:
-        raise InputError(
-            f"plan for {len(plan.micro_batches)} devices",
-            "memfit run trains on one device",
-            "plan again with --devices 1",
-        )
+    place = launched()
     if plan.device == "cpu":
         return torch.device("cpu")
-    if not torch.cuda.is_available():
+    local = place.local_rank if place is not None else 0
+    if torch.cuda.device_count() <= local:
         raise InputError(
             f"plan for {plan.device}",
-            "this machine has no CUDA device",
+            f"this machine has {torch.cuda.device_count() or 'no'} CUDA devices, and rank {local} of it needs its own",
             "plan again with --device cpu or --memory SIZE",
         )
+    torch.cuda.set_device(local)
     torch.cuda.set_per_process_memory_fraction(
-        min(plan.budget_bytes / torch.cuda.get_device_properties(0).total_memory, 1.0)
+        min(plan.budget_bytes / torch.cuda.get_device_properties(local).total_memory, 1.0)
     )
-    return torch.device("cuda")
+    return torch.device("cuda", local)
 
 
 def seed_all(seed: int) -> None:
@@ -157,4 +242,5 @@ def warm_up() -> None:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     sys.exit(main(sys.argv[1:]))

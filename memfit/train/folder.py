@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,10 +33,16 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._files: dict[str, int] = {}
+        """Open descriptors: a line then costs one write."""
 
     @property
     def plan(self) -> Path:
         return self.path / "plan.toml"
+
+    @property
+    def course(self) -> Path:
+        return self.path / "course.json"
 
     @property
     def checkpoints(self) -> Path:
@@ -61,6 +68,15 @@ class RunFolder:
                 "write --out as a folder that can be written",
             ) from error
 
+    def write_course(self, first: int, last: int) -> None:
+        """Which windows are trained now: [first, last), for who looks on.
+
+        Raises:
+            CannotWriteError: it cannot be written.
+        """
+        with writing(self.course):
+            replace_file(self.course, json.dumps({"first": first, "last": last}).encode())
+
     def append(self, name: str, line: dict[str, Any]) -> None:
         """Adds one line to ``name``.jsonl.
 
@@ -68,8 +84,12 @@ class RunFolder:
             CannotWriteError: it cannot be written, as on a full disk.
         """
         path = self.lines(name)
-        with writing(path), open(path, "a") as file:
-            file.write(json.dumps(line, allow_nan=True) + "\n")
+        with writing(path):
+            if name not in self._files:
+                self._files[name] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            whole = (json.dumps(line, allow_nan=True) + "\n").encode()
+            if os.write(self._files[name], whole) != len(whole):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def lines(self, name: str) -> Path:
         """Where the lines of ``metrics`` or ``samples`` are."""

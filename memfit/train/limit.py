@@ -22,28 +22,30 @@ compiled kernels, a net of many different convolutions holds memory that is no t
 
 def data_bytes() -> int:
     """This process's private writable memory (VmData), which RLIMIT_DATA limits."""
-    return _status("VmData")
+    return _status("VmData")[0]
 
 
 def resident_bytes() -> int:
     """This process's own bytes in memory: without pages of files, such as the code of libraries."""
-    return _status("VmRSS") - _status("RssFile")
+    resident, of_files = _status("VmRSS", "RssFile")
+    return resident - of_files
 
 
 def peak_resident_bytes() -> int:
     """The most of ``resident_bytes`` since the start or ``reset_peak``; pages of files counted as they are now."""
-    return _status("VmHWM") - _status("RssFile")
+    peak, of_files = _status("VmHWM", "RssFile")
+    return peak - of_files
 
 
 def mapped_bytes() -> int:
     """This process's addresses (VmSize): its private memory, touched or not, and what it maps of files."""
-    return _status("VmSize")
+    return _status("VmSize")[0]
 
 
 def peak_mapped_bytes() -> int:
     """The most of ``mapped_bytes`` since the start. Its growth is that of ``data_bytes`` while no library is loaded and
     no thread starts: unlike the resident bytes it counts what RLIMIT_DATA counts, memory that was never touched too."""
-    return _status("VmPeak")
+    return _status("VmPeak")[0]
 
 
 def reset_peak() -> None:
@@ -67,18 +69,15 @@ def lift() -> None:
 
 
 def is_memory_failure(error: BaseException) -> bool:
-    """Whether an exception says that memory ran out: Python's, the CPU allocator's or CUDA's."""
-    import torch
+    """Whether an exception says that memory ran out, here or on another rank."""
+    from memfit.engine import ranks
 
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and (
-        "can't allocate memory" in str(error) or "could not create a memory" in str(error)
-    )
+    return ranks.is_memory_failure(error)
 
 
-def _status(name: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(name + ":"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/self/status has no {name}")
+def _status(*names: str) -> list[int]:
+    text = Path("/proc/self/status").read_text()
+    try:
+        return [int(text[text.index(f"\n{name}:") :].split(None, 2)[1]) * 1024 for name in names]
+    except ValueError:
+        raise OSError(f"/proc/self/status lacks one of {', '.join(names)}") from None

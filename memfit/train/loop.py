@@ -1,26 +1,36 @@
-"""The training loop of a plan on one device: window after window, a line of metrics for each."""
+"""The training loop of a plan: window after window, on every rank; rank 0 writes a line of metrics for each."""
 
 from __future__ import annotations
 
-import math
+import contextlib
 import signal
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
+from memfit.apply.losses import MicroBatch
+from memfit.apply.moving import CannotRepeatError
 from memfit.apply.recompute import recompute
 from memfit.apply.rig import Rig, map_tensors
-from memfit.apply.window import MicroBatch, WindowResult, run_window
+from memfit.apply.window import WindowResult, run_window
 from memfit.batch.windows import Window, Windows
-from memfit.errors import Exit, InputError
+from memfit.engine.ranks import gather
+from memfit.errors import Exit
 from memfit.job import Job
 from memfit.plan import Plan
-from memfit.train import limit
+from memfit.train.envelope import largest, prove_training
 from memfit.train.final import write_final
+from memfit.train.flight import write_flight
 from memfit.train.folder import RunFolder
+from memfit.train.lines import check_finite, window_line
+from memfit.train.monitor import Monitor
+from memfit.train.phases import AbandonedError, Phases
+from memfit.train.recovery import Failure, Ids, Recovery, describe_request
 from memfit.train.saver import Saver
+from memfit.train.streams import COLLATE, LOSS, seed_stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,96 +48,241 @@ class Course:
     """Windows [first, last) are trained."""
     resident_before: int
     """Bytes of the process before the job was built."""
-    saver: Saver
-    show: Callable[[dict[str, Any]], None] = lambda line: None
+    saver: Saver | None
+    """On rank 0."""
+    say: Callable[[str], None] = lambda line: None
+    proves: bool = False
+    """Whether every phase is tried before the first window."""
+    skips: bool = False
+    """Whether a sample that does not fit alone is left out, instead of ending the run."""
 
 
 class Stop:
-    """Set by SIGINT and SIGTERM; the window at hand is finished first."""
+    """Set by SIGINT and SIGTERM. The window at hand is finished first; a validation is abandoned."""
 
     def __init__(self) -> None:
         self.asked = False
+        self._abandons = False
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._ask)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
+        if self._abandons:
+            self._abandons = False
+            raise AbandonedError
+
+    @contextmanager
+    def abandons(self) -> Iterator[None]:
+        """Inside, a signal raises ``AbandonedError``."""
+        self._abandons = True
+        try:
+            yield
+        finally:
+            self._abandons = False
 
 
 def train(rig: Rig, course: Course) -> Exit:
     """Trains the windows of a course; a checkpoint at the end, when stopped, and in between."""
-    stop, saver = Stop(), course.saver
+    stop, saver, engine = Stop(), course.saver, rig.engine
     predicted = course.plan.phases.get("train", {}).get("process_bytes")
-    with recompute(rig.nets, course.plan.checkpointing):
+    at = Position(course.first)
+    recovery = Recovery(
+        rig,
+        remake=lambda ids: _micro(rig, course, at.window, ids),
+        cost=lambda ids: padded_units(course, ids),
+        largest=course.plan.micro_batch,
+        skips=course.skips,
+        told=lambda failure: _record(rig, course, at.window, failure),
+    )
+    monitor = Monitor(rig, course.resident_before)
+
+    def mark(part: str) -> None:
+        recovery.mark(part)
+        monitor.mark(part)
+
+    phases = Phases(rig, course.plan, course.folder.path, course.say)
+    every = validate_every(rig, course)
+    with recompute(rig.nets, course.plan.checkpointing), phases.training():
+        if course.proves and course.first < course.last:
+            _prove(rig, course, recovery, phases, mark)
         for number in range(course.first, course.last):
-            window = course.windows.window(number)
+            window, at.window = course.windows.window(number), number
             begin = time.perf_counter()
-            limit.reset_peak()
-            result = run_window(rig, [_micro(rig, course, ids) for ids in window.micro_batches])
-            line = _line(window, result, time.perf_counter() - begin, course) | {"predicted_process_bytes": predicted}
-            course.folder.append("samples", {"window": number, "rank": 0, "ids": list(window.ids)})
-            course.folder.append("metrics", line)
-            course.show(line)
-            if number == course.first:
-                saver.warm(rig)
-            if stop.asked or number + 1 == course.last or saver.due():
-                saver.save(rig, number + 1)
-            if stop.asked:
-                saver.finish()
+            recovery.begin()
+            parts = micro_batches(rig, course, window, recovery)
+            monitor.begin(parts)
+            result = run_window(rig, parts, mark, guard=recovery.guard)
+            recovery.end()
+            learnt = tuple(ids for ids in _learnt(result) if ids)
+            done = sum(padded_units(course, ids) for ids in learnt)
+            mine = _Told(
+                stop=stop.asked,
+                due=saver is not None and saver.due(),
+                ids=tuple(i for ids in learnt for i in ids),
+                done=done,
+                micro_batches=len(learnt),
+                retries=recovery.retries,
+                thrashes=recovery.thrashes,
+                skipped_samples=tuple(recovery.skipped),
+            )
+            line = window_line(window, result, done, time.perf_counter() - begin, course.plan)
+            norms = [norm for norm in line["gradient_norm"].values() if norm is not None]
+            line |= monitor.end(line["loss"], norms[0] if len(norms) == 1 else None, recovery.retries)
+            if every and (number + 1) % every == 0 and not stop.asked:
+                with stop.abandons():
+                    line |= _validation_line(phases, number)
+            ranks = gather(engine, (mine, line["measured_process_bytes"]))
+            told = [one for one, _ in ranks]
+            stopped, last = any(one.stop for one in told), number + 1 == course.last
+            if saver is not None:
+                line |= _of_all(told, [measured for _, measured in ranks], line["seconds"])
+                line["predicted_process_bytes"] = predicted
+                for rank, one in enumerate(told):
+                    course.folder.append("samples", {"window": number, "rank": rank, "ids": list(one.ids)})
+                course.folder.append("metrics", line)
+                check_finite(line, window)
+                if number == course.first:
+                    saver.warm(rig)
+                if stopped or last or any(one.due for one in told):
+                    with phases.phase("save"):
+                        saver.save(rig, number + 1)
+            if stopped:
+                if saver is not None:
+                    saver.finish()
                 return Exit.STOPPED
-    saved = saver.finish()
-    write_final(rig, course.folder.path / "final")
+    saved = saver is None or saver.finish()
+    if saver is not None:
+        write_final(rig, course.folder.path / "final")
     return Exit.DONE if saved else Exit.STOPPED
 
 
-def _micro(rig: Rig, course: Course, ids: tuple[int, ...]) -> MicroBatch:
+@dataclass
+class Position:
+    """Where a run is."""
+
+    window: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Told:
+    """What a rank tells the others after a window."""
+
+    stop: bool
+    due: bool
+    ids: Ids
+    done: int
+    micro_batches: int
+    retries: int
+    thrashes: int
+    skipped_samples: Ids
+
+
+def validate_every(rig: Rig, course: Course) -> int:
+    """Windows between validations; 0: none."""
+    every = course.plan.validate_every
+    return (rig.job.validate_every if every is None else every) if rig.job.validates else 0
+
+
+class SpoiledByTrialError(RuntimeError):
+    """The trial of a window cannot be undone: the rig must be built again, and trained without a trial."""
+
+
+def _prove(rig: Rig, course: Course, recovery: Recovery, phases: Phases, mark: Callable[[str], None]) -> None:
+    """Each phase is tried once, the largest first."""
+    some = range(course.first, min(course.first + PROVEN_FROM, course.last))
+    windows = [course.windows.window(number).ranks[rig.engine.rank] for number in some]
+    ids = largest(windows, lambda ids: padded_units(course, ids))
+    parts = [_micro(rig, course, course.first, ids) for _ in range(min(max(map(len, windows)), 2))]
+    try:
+        prove_training(rig, parts, recovery, mark)
+    except CannotRepeatError as error:
+        raise SpoiledByTrialError(str(error)) from error
+    if validate_every(rig, course):
+        phases.validate(course.first, briefly=True)
+    if course.saver is not None and course.saver.written != course.first:
+        with phases.phase("save"):
+            course.saver.save(rig, course.first)
+
+
+PROVEN_FROM = 64
+"""Windows among which the largest micro-batch is looked for."""
+
+
+def _validation_line(phases: Phases, window: int) -> dict[str, Any]:
+    begin = time.perf_counter()
+    found = phases.validate(window)
+    return {
+        "validation": dict(found.metrics) if found.metrics is not None else None,
+        "validation_tries": found.tries,
+        "validation_note": found.note,
+        "validation_seconds": time.perf_counter() - begin,
+    }
+
+
+def _of_all(told: list[_Told], measured: list[int], seconds: float) -> dict[str, Any]:
+    """The part of a line that sums what the ranks did."""
+    done = sum(one.done for one in told)
+    line: dict[str, Any] = {
+        "global_batch_done": done,
+        "units_per_second": done / seconds,
+        "micro_batches": sum(one.micro_batches for one in told),
+        "retries": max(one.retries for one in told),
+        "allocator_retries": sum(one.thrashes for one in told),
+        "skipped_samples": [i for one in told for i in one.skipped_samples],
+        "measured_process_bytes": max(measured),
+    }
+    if len(told) > 1:
+        line["measured_process_bytes_of_ranks"] = measured
+    return line
+
+
+def _learnt(result: WindowResult) -> list[Ids]:
+    return [micro.ids for micro in result.micro_batches if micro.counts]
+
+
+def _record(rig: Rig, course: Course, window: int, failure: Failure) -> None:
+    """A memory failure is told, and what was resident is written down."""
+    course.say(f"window {window}: out of memory in {failure.part} ({describe_request(failure)}); done again")
+    with contextlib.suppress(OSError, MemoryError):
+        write_flight(course.folder, course.plan, rig, window, failure, course.resident_before)
+
+
+def micro_batches(rig: Rig, course: Course, window: Window, recovery: Recovery | None = None) -> list[MicroBatch]:
+    """This rank's part of a window; on an engine in lockstep, as many as the rank with the most."""
+    planned = window.ranks[rig.engine.rank]
+    own = planned if recovery is None else recovery.parts(planned)
+    found = [_micro(rig, course, window.number, ids) for ids in own]
+    if rig.engine.lockstep:
+        most = max(gather(rig.engine, len(own)))
+        shortest = min(window.ids, key=lambda i: (course.lengths[i] if course.lengths is not None else 1, i))
+        for _ in range(most - len(own)):
+            found.append(replace(_micro(rig, course, window.number, (shortest,)), counts=False))
+    return found
+
+
+def _micro(rig: Rig, course: Course, window: int, ids: tuple[int, ...]) -> MicroBatch:
     host: list[Any] = []
+    seed = course.plan.seed
+
+    def collated() -> Any:
+        seed_stream(seed, window, ids[0], COLLATE)
+        return rig.job.collate([course.samples[i] for i in ids])
 
     def fetch() -> Any:
-        batch = host.pop() if host else rig.job.collate([course.samples[i] for i in ids])
+        batch = host.pop() if host else collated()
+        seed_stream(seed, window, ids[0], LOSS)
         return map_tensors(batch, lambda tensor: tensor.to(rig.device, non_blocking=True))
 
     units = None
     if type(rig.job).units is not Job.units:
-        host.append(rig.job.collate([course.samples[i] for i in ids]))
+        host.append(collated())
         units = rig.job.units(host[0])
-    return MicroBatch(fetch=fetch, padded_units=_padded(course, ids), units=units)
+    return MicroBatch(fetch=fetch, padded_units=padded_units(course, ids), ids=ids, units=units)
 
 
-def _padded(course: Course, ids: tuple[int, ...]) -> int:
-    if course.lengths is None:
+def padded_units(course: Course, ids: Ids) -> int:
+    """What these samples cost in one micro-batch."""
+    if not ids or course.lengths is None:
         return len(ids)
     return len(ids) * max(course.lengths[i] for i in ids)
-
-
-def _line(window: Window, result: WindowResult, seconds: float, course: Course) -> dict[str, Any]:
-    done = sum(_padded(course, ids) for ids in window.micro_batches)
-    losses = {name: float(value) for name, value in result.losses.items()}
-    for name, count in result.units.items():
-        if float(count) == 0:
-            raise InputError(
-                f"window {window.number}: loss {name!r}",
-                "no valid unit in the whole window",
-                "leave out samples that have none: look at " + ", ".join(map(str, window.ids[:8])),
-            )
-    if any(not math.isfinite(value) for value in losses.values()):
-        raise InputError(
-            f"window {window.number}: loss {losses}",
-            "not a finite number",
-            "lower the learning rate, or look at samples " + ", ".join(map(str, window.ids[:8])),
-        )
-    return {
-        "window": window.number,
-        "epoch": window.epoch,
-        "loss": sum(losses.values()),
-        "losses": losses,
-        "units": {name: float(value) for name, value in result.units.items()},
-        "gradient_norm": {name: None if value is None else float(value) for name, value in result.norms.items()},
-        "skipped": list(result.skipped),
-        "global_batch_asked": course.plan.global_batch,
-        "global_batch_done": done,
-        "micro_batches": len(window.micro_batches),
-        "seconds": seconds,
-        "units_per_second": done / seconds,
-        "measured_process_bytes": limit.peak_resident_bytes() - course.resident_before,
-    }

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from memfit.apply.rig import Rig
+from memfit.engine.ranks import gather
 from memfit.errors import InputError, describe
 from memfit.plan import Plan
 from memfit.train.checkpoints import Checkpoint, Checkpoints, Say
@@ -16,6 +17,8 @@ from memfit.train.state import put_back
 
 def resume(rig: Rig, plan: Plan, checkpoints: Checkpoints, say: Say, *, lengths: bool = False) -> int:
     """Puts the newest whole checkpoint back; gives the next window, 0 where there is no checkpoint.
+
+    On several ranks, every one reads the same; rank 0 clears away what is left over once all have read.
 
     Args:
         lengths: whether samples have lengths: then windows are packed by the micro-batch too.
@@ -28,6 +31,9 @@ def resume(rig: Rig, plan: Plan, checkpoints: Checkpoints, say: Say, *, lengths:
     if found is not None:
         check_same_samples(found.plan, plan, found.path, ("micro_batch",) if lengths else ())
         restore(rig, found)
+    gather(rig.engine, None)
+    if rig.engine.rank > 0:
+        return found.next_window if found else 0
     with writing(checkpoints.path):
         checkpoints.clean(found.next_window if found else 0)
     return found.next_window if found else 0

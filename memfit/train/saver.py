@@ -100,6 +100,7 @@ class Saver:
             return
         assert self._buffer is not None
         copies = copy_into(self._buffer, tensors)
+        body = self._buffer[:nbytes] if all(copy.is_contiguous() for copy in copies.values()) else None
         copied = torch.cuda.Event() if rig.device.type == "cuda" else None
         if copied is not None:
             copied.record()
@@ -107,7 +108,7 @@ class Saver:
         def write() -> None:
             if copied is not None:
                 copied.synchronize()
-            self._write(next_window, state, copies)
+            self._write(next_window, state, copies, body)
 
         self._start(write)
 
@@ -126,9 +127,9 @@ class Saver:
             return False
         return True
 
-    def _write(self, next_window: int, state: Any, tensors: Mapping[str, Tensor]) -> None:
+    def _write(self, next_window: int, state: Any, tensors: Mapping[str, Tensor], body: Tensor | None = None) -> None:
         try:
-            self.checkpoints.write(next_window, state, tensors, self.plan, self.lines)
+            self.checkpoints.write(next_window, state, tensors, self.plan, self.lines, body)
             self.written, self.failed = next_window, False
         except OSError as error:
             self._failed(
@@ -198,10 +199,9 @@ def copy_into(buffer: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
     for name, tensor in in_file_order(tensors):
         place = buffer[begin : begin + tensor.nbytes].view(tensor.dtype)
         begin += tensor.nbytes
-        if is_dense(tensor):
-            flat = tensor.as_strided((tensor.numel(),), (1,)) if tensor.numel() else place
-            place.copy_(flat, non_blocking=True)
-            copies[name] = place.as_strided(tensor.shape, tensor.stride()) if tensor.numel() else tensor
+        if is_dense(tensor) and not tensor.is_contiguous():
+            place.copy_(tensor.as_strided((tensor.numel(),), (1,)), non_blocking=True)
+            copies[name] = place.as_strided(tensor.shape, tensor.stride())
         else:
             copies[name] = place.view(tensor.shape).copy_(tensor, non_blocking=True)
     return copies

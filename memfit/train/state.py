@@ -76,7 +76,8 @@ def put_back(rig: Rig, coded: Mapping[str, Any], new: Rebuild, lying: Rebuild) -
 def put_nets_back(rig: Rig, coded: Mapping[str, Any], new: Rebuild, lying: Rebuild) -> None:
     """The nets, their buffers and their average alone."""
     trained = {name: net for name, net in rig.nets.items() if is_trained(net)}
-    for part, nets in (("nets", trained), ("ema", rig.ema)):
+    averages = {"ema": rig.ema} if rig.engine.rank == 0 else {}
+    for part, nets in {"nets": trained, **averages}.items():
         _check_names(part, coded[part], nets)
         for name, net in nets.items():
             _put_net(net, lying(coded[part][name]))

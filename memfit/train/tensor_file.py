@@ -57,14 +57,23 @@ def header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = N
     return len(text).to_bytes(8, "little") + text
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> list[int]:
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
+    body: Tensor | None = None,
+) -> list[int]:
     """Writes and syncs a file; gives the CRC-32 of each of its blocks.
+
+    Args:
+        body: all of the tensors' bytes as they are in the file, where they lie together in host memory.
 
     Raises:
         OSError: it cannot be written, as on a full disk.
     """
     with Checksums() as sums, open(path, "wb", buffering=0) as file:
-        for piece in pieces(tensors, header(tensors, metadata)):
+        head = header(tensors, metadata)
+        for piece in pieces(tensors, head) if body is None else (memoryview(head), *_row_major(body)):
             sums.add(piece)
             while len(piece):
                 piece = piece[file.write(piece) :]

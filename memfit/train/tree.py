@@ -134,17 +134,17 @@ class _Encoder:
         raise InputError(f"{self._what}: {path}", f"a {kind.__module__}.{kind.__qualname__}", write)
 
     def _tensor(self, value: Tensor, path: str) -> dict[str, Any]:
-        if (
-            value.layout is not torch.strided
-            or value.is_quantized
-            or value.is_meta
-            or is_traceable_wrapper_subclass(value)
-        ):
+        plain = type(value) in (Tensor, torch.nn.Parameter)
+        strided = value.layout is torch.strided and not value.is_quantized and not value.is_meta
+        if not strided or (not plain and is_traceable_wrapper_subclass(value)):
             kind = "quantized" if value.is_quantized else "meta" if value.is_meta else str(value.layout)
             what = f"a {type(value).__name__} ({kind.removeprefix('torch.')}), not a plain tensor with its own bytes"
             write = "give its plain tensors (indices and values, say) by name instead"
             raise InputError(f"{self._what}: {path}", what, write)
-        value = value.detach().as_subclass(Tensor).resolve_conj().resolve_neg()
+        if value.requires_grad or type(value) is not Tensor:
+            value = value.detach().as_subclass(Tensor)
+        if value.is_conj() or value.is_neg():
+            value = value.resolve_conj().resolve_neg()
         found: dict[str, Any] = {"$tensor": self._name(value, path)}
         if value.dtype not in DTYPES:
             found |= {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from memfit.apply.rig import Rig, build
+from memfit.apply.room import with_settings
 from memfit.device import backend
 from memfit.errors import Exit, InputError, mistake_in_job
 from memfit.geometry import shape_of
@@ -24,8 +25,12 @@ from memfit.trace.step import fetch_synthetic, validate_once
 from memfit.train import limit
 from memfit.train.checkpoints import Checkpoint, Checkpoints, is_checkpoint, read_checkpoint
 from memfit.train.child import device_of, say, seed_all, warm_up
+from memfit.train.parent import die_with_parent
+from memfit.train.phases import VALIDATION
+from memfit.train.recovery import give_back, release
 from memfit.train.resume import of_this_job
 from memfit.train.state import put_nets_back
+from memfit.train.streams import seed_stream
 
 
 def main(arguments: list[str]) -> int:
@@ -65,7 +70,7 @@ def find_checkpoint(target: Path) -> Checkpoint:
 
 
 def validate(checkpoint: Checkpoint, budget: int = 0) -> dict[str, Any] | None:
-    """One validation batch of the size that training's micro-batches have, or smaller where that does not fit.
+    """One validation batch as the plan has it in a run, or smaller where that does not fit.
 
     Random numbers begin at the plan's seed, so that the same checkpoint gives the same values. None: not even one item
     fits into the budget.
@@ -86,25 +91,33 @@ def validate(checkpoint: Checkpoint, budget: int = 0) -> dict[str, Any] | None:
     before = limit.limit(plan.budget_bytes) if device.type == "cpu" else 0
     resident = limit.resident_bytes()
     begin = time.perf_counter()
-    shape: Shape | None = shape_of(job, plan.micro_batch)
+    whole, settings = shape_of(job, plan.micro_batch), dict(plan.validation.settings)
+    shape = replace(whole, items=min(plan.validation.items or whole.items, whole.items))
     try:
         rig = build(job, device)
         with of_this_job(checkpoint):
             put_nets_back(rig, checkpoint.state, checkpoint.on(device), checkpoint.lying)
         limit.reset_peak()
-        while shape is not None:
-            values = _tried(rig, shape, plan.seed)
+        while True:
+            values = _tried(replace(rig, job=with_settings(job, settings)), shape, plan.seed)
             if values is not None:
                 return {
                     "checkpoint": str(checkpoint.path),
                     "window": checkpoint.next_window,
                     "items": shape.items,
+                    "settings": settings,
                     "values": values,
                     "measured_process_bytes": limit.peak_resident_bytes() - resident,
                     "budget_bytes": plan.budget_bytes,
                     "seconds": time.perf_counter() - begin,
                 }
-            shape = _smaller(shape)
+            if settings != (smaller := {**settings, **job.validation_smaller}):
+                settings = smaller
+            elif shape.items > 1:
+                shape = replace(shape, items=shape.items // 2)
+            else:
+                break
+            say(f"validation does not fit: {shape.items} items{_with(settings)} are tried")
     except Exception as error:
         if not limit.is_memory_failure(error):
             raise
@@ -118,24 +131,23 @@ def validate(checkpoint: Checkpoint, budget: int = 0) -> dict[str, Any] | None:
 
 
 def _tried(rig: Rig, shape: Shape, seed: int) -> dict[str, Any] | None:
-    """The values of one batch; None where memory runs out, and says so."""
-    seed_all(seed)
+    """The values of one batch, as a run's own validation draws it; None where memory runs out."""
+    seed_stream(seed, 0, 0, VALIDATION)
     try:
-        return plain_values(
-            rig.job,
-            validate_once(rig, lambda: fetch_synthetic(rig.job, shape, rig.device, validation=True), lambda part: None),
+        found = validate_once(
+            rig, lambda: fetch_synthetic(rig.job, shape, rig.device, validation=True), lambda part: None
         )
+        return plain_values(rig.job, found)
     except Exception as error:
         if not limit.is_memory_failure(error):
             raise
-    smaller = _smaller(shape)
-    if smaller is not None:
-        say(f"validation of {shape.items} items does not fit: {smaller.items} are tried")
+        release(error)
+    give_back(rig.device)
     return None
 
 
-def _smaller(shape: Shape) -> Shape | None:
-    return replace(shape, items=shape.items // 2) if shape.items > 1 else None
+def _with(settings: Mapping[str, Any]) -> str:
+    return " with " + ", ".join(f"{name}={value}" for name, value in settings.items()) if settings else ""
 
 
 def plain_values(job: Job, values: Any) -> dict[str, Any]:
@@ -165,4 +177,5 @@ def _finite(value: Any) -> Any:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     sys.exit(main(sys.argv[1:]))

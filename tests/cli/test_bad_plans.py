@@ -39,6 +39,9 @@ CHANGES = {
     "an unknown engine": ('engine = "single"', 'engine = "tripple"', "write single"),
     "an unknown mode": ("[checkpointing]", '[checkpointing]\nnet = "keeps"', "write keep"),
     "a lever of other keys": ("taken = true", "took = true", "levers"),
+    "an unknown place": ('where = "here"', 'where = "hear"', "write here"),
+    "a policy of other keys": ('gradients = "free"', 'gradient = "free"', "write gradients"),
+    "an unknown wait": ('idle_nets = "keep"', 'idle_nets = "host"', "idle_nets"),
     "a phase that is none": ("[phases.train]", "[phases]\nvalidate = 3\n[phases.train]", "phases.validate"),
 }
 
@@ -90,7 +93,7 @@ def test_a_folder_that_is_a_file(run: Run, tmp_path: Path, plan_file: Path) -> N
 def test_resumed_with_another_plan(run: Run, tmp_path: Path, plan: str, plan_file: Path) -> None:
     (tmp_path / "plan.toml").write_text(plan.replace("seed = 0", "seed = 1"))
     found = run("run", str(plan_file), "--out", str(tmp_path), "--resume")
-    is_one_line(found, "the run was started with another plan", f"write {tmp_path}/plan.toml")
+    is_one_line(found, "its seed is 0", f"{tmp_path}/plan.toml was run with 1", "write another --out")
 
 
 def changed(plan: str, tmp_path: Path, *changes: tuple[str, str]) -> str:

@@ -36,13 +36,16 @@ class MinimalTracer(TorchDispatchMode):
             return NotImplemented
         kwargs = kwargs or {}
         if func is torch.ops.prim.device.default:
-            return args[0].device
+            return args[0].fake_device
         out = self.virtual.intercept(self, func, args, kwargs)
         if out is NOT_HANDLED:
             out = func(*args, **kwargs)
             self.ops.append(str(func))
         for leaf in torch.utils._pytree.tree_leaves(out):
-            if isinstance(leaf, torch.Tensor) and leaf.device.type == self.virtual.device.type:
+            if (
+                isinstance(leaf, torch.Tensor)
+                and getattr(leaf, "fake_device", leaf.device).type == self.virtual.device.type
+            ):
                 self.see(leaf.untyped_storage())
         return out
 

@@ -74,7 +74,6 @@ def test_a_mask_becomes_indices_first(no_gc):
 @pytest.mark.parametrize(
     ("call", "name"),
     [
-        (lambda x: torch.unique(x), "unique"),
         (lambda x: torch.unique_consecutive(x), "unique_consecutive"),
         (lambda x: torch.bincount(x.long()), "bincount"),
         (lambda x: torch.repeat_interleave(x, x.long()), "repeat_interleave"),

@@ -92,7 +92,7 @@ def kept(card, dtype, mask=None, **changes):
     saved = {}
 
     def pack(tensor):
-        if tensor.device.type == "vgpu":
+        if tensor.device.type == "cuda":
             saved[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
         return tensor
 

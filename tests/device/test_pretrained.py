@@ -46,7 +46,7 @@ def test_transformers(language_model, no_gc, asked, inside_device):
         assert net.lm_head.weight is net.transformer.wte.weight
         assert not net.training
         parameters = {id(p): p for p in net.parameters()}.values()
-        assert {(type(p), p.dtype, p.device.type) for p in parameters} == {(FakeTensor, dtype, "vgpu")}
+        assert {(type(p), p.dtype, p.device.type) for p in parameters} == {(FakeTensor, dtype, "cuda")}
         held = sum(p.numel() * p.itemsize for p in parameters)
         buffers = {b.untyped_storage()._cdata: b.numel() * b.itemsize for b in net.buffers()}
         assert tracer.live == held + sum(buffers.values())

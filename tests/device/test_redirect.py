@@ -52,7 +52,7 @@ def test_a_training_script(gpu, tmp_path):
     assert x.is_cuda
     assert next(net.parameters()).is_cuda
     assert not torch.zeros(1).is_cuda
-    assert all(p.device.type == "vgpu" for p in net.parameters())
+    assert all(p.device.type == "cuda" for p in net.parameters())
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_training_script(gpu, tmp_path):
     ],
 )
 def test_makes_tensors_on_the_virtual_gpu(gpu, make):
-    assert make().device == torch.device("vgpu:0")
+    assert make().device == torch.device("cuda:0")
 
 
 def test_default_devices(gpu):
@@ -159,3 +159,71 @@ def test_checkpointing(gpu, reentrant):
     assert y.dtype is torch.bfloat16
     y.float().sum().backward()
     assert net.weight.grad.shape == (8, 8)
+
+
+def test_code_outside_of_torch_sees_cuda(gpu):
+    x = torch.ones(2, device="cuda:0")
+    assert x.device == torch.device("cuda:0") == nn.Linear(2, 2).cuda().weight.device
+    assert (x.device.type, str(x.device), x.type()) == ("cuda", "cuda:0", "torch.cuda.FloatTensor")
+    assert torch.zeros(2, device=x.device).is_cuda
+    assert torch.zeros(2).to(x.device).is_cuda
+    assert torch.zeros(2).type("torch.cuda.HalfTensor").dtype is torch.float16
+    assert torch.zeros(2).device.type == "cpu"
+    with torch.autocast(x.device.type, dtype=torch.bfloat16):
+        assert nn.Linear(2, 2).to(x.device)(x).dtype is torch.bfloat16
+
+
+def test_devices_are_as_before_afterwards():
+    with virtual_gpu(CardRules()):
+        x = torch.ones(2, device="cuda")
+    assert x.device.type == "vgpu"
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_weight_norm_moves_though_its_weight_is_on_a_graph(gpu):
+    net = nn.utils.weight_norm(nn.Conv1d(4, 4, 3)).cuda()
+    net(torch.ones(2, 4, 8, device="cuda")).sum().backward()
+    assert net.weight_g.grad.shape == net.weight_g.shape
+    assert net.weight_v.device.type == "cuda"
+    nn.utils.remove_weight_norm(net)
+
+
+def test_data_parallel_on_one_card_is_its_module(gpu):
+    net = nn.DataParallel(nn.Linear(3, 2)).cuda()
+    out = net(torch.ones(4, 3))
+    assert (out.shape, out.is_cuda) == ((4, 2), True)
+
+
+def test_compile_gives_back_what_it_is_given(gpu):
+    net = nn.Linear(3, 2).cuda()
+    assert torch.compile(net, mode="max-autotune") is net
+
+    @torch.compile(fullgraph=True)
+    def twice(x):
+        return 2 * x
+
+    assert twice(torch.ones(2, device="cuda")).is_cuda
+
+
+def test_streams_and_statistics_are_answered(gpu):
+    stream = torch.cuda.Stream()
+    x = torch.ones(2, device="cuda")
+    x.record_stream(stream)
+    torch.cuda.memory._record_memory_history()
+    assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] == 0
+
+
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+def test_ctc_loss_takes_the_widest_target(gpu, where):
+    log_probs = torch.randn(50, 4, 20, device="cuda", requires_grad=True)
+    targets = torch.zeros(4, 10, dtype=torch.long, device="cuda")
+    lengths = [torch.full((4,), length, device=where) for length in (50, 10)]
+    nn.functional.ctc_loss(log_probs.log_softmax(2), targets, *lengths).backward()
+    assert log_probs.grad.shape == (50, 4, 20)
+    assert "targets of 10" in [one.answer for one in gpu.assumptions]
+
+
+def test_unique_gives_as_many_as_there_can_be(gpu):
+    values, inverse, counts = torch.unique(torch.zeros(3, 4, device="cuda"), return_inverse=True, return_counts=True)
+    assert (values.shape, inverse.shape, counts.shape) == ((12,), (3, 4), (12,))
+    assert torch.unique(torch.zeros(5, device="cuda")).shape == (5,)

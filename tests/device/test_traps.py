@@ -27,7 +27,7 @@ def test_tensor_of_data_needs_no_device(monkeypatch, no_memory, cured):
         monkeypatch.setattr(VirtualMode, "avoid_device_init", False)
     with virtual_gpu(CardRules()) as gpu:
         if cured:
-            assert torch.tensor([1.0, 2.0], device=gpu.device).device.type == "vgpu"
+            assert torch.tensor([1.0, 2.0], device=gpu.device).device.type == "cuda"
         else:
             with pytest.raises(NotImplementedError, match="empty_strided"):
                 torch.tensor([1.0, 2.0], device=gpu.device)
@@ -40,7 +40,7 @@ def test_module_moves_in_place(gpu):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     net.to(gpu.device).half()
     assert net[0].weight is net[1].weight is before is optimizer.param_groups[0]["params"][0]
-    assert (before.device.type, before.dtype) == ("vgpu", torch.float16)
+    assert (before.device.type, before.dtype) == ("cuda", torch.float16)
 
 
 def test_module_does_not_move_where_weak_references_are_seen(gpu, monkeypatch, no_memory):

@@ -238,6 +238,78 @@ def test_a_run_shows_what_was_measured_against_what_was_predicted(driver, plan, 
     ]
 
 
+FLIGHT = {
+    "window": 2,
+    "part": "backward",
+    "micro_batch": 1,
+    "ids": list(range(12)),
+    "requested_bytes": 3 << 20,
+    "held_bytes": 60 << 20,
+    "budget_bytes": 64 << 20,
+    "message": HOSTILE,
+    "resident": {
+        "measured": {"parameters": 8 << 20, "gradients": 4 << 20, "ema": 0, "rest": 40 << 20},
+        "by_module": [{"module": f"net.{HOSTILE}", "bytes": 5 << 20}],
+        "predicted_at_peak": {"parameters": 8 << 20, "activations": 30 << 20},
+    },
+    "levers": [{"name": "recompute", "saves_bytes": 20 << 20, "costs": HOSTILE}],
+}
+
+
+def test_a_failed_run_shows_its_flight_record_and_what_was_monitored(driver, plan, tmp_path) -> None:
+    write_plan(plan, tmp_path / "plan.toml")
+    (tmp_path / "flight.json").write_text(json.dumps(FLIGHT))
+    with open(tmp_path / "metrics.jsonl", "w") as metrics:
+        for i in range(12):
+            line = {
+                "window": i,
+                "loss": 1.0,
+                "units_per_second": 10.0,
+                "micro_batches": 2,
+                "seconds": 0.5,
+                "measured_process_bytes": 60 << 20,
+                "predicted_process_bytes": 58 << 20,
+                "retries": int(i == 2),
+                "cpu_utilisation": 0.9,
+                "gpu_utilisation": None,
+                "noise_scale": 40.0 if i > 4 else None,
+                "validation_seconds": 2.0 if i % 4 == 3 else None,
+            }
+            metrics.write(json.dumps(line) + "\n")
+    main_exit(["report", str(tmp_path)])
+    show_as(driver, 400, 900, dark=True)
+    opened(driver, tmp_path / "report.html")
+    verdict = driver.find_element("css selector", "h1").text
+    assert verdict.startswith("✗ Not finished: stopped after 12 windows")
+    assert "memory ran out in the backward of window 2, micro-batch 1: 3.0 MiB asked for" in verdict
+    first = driver.find_element("css selector", "section").text
+    assert "Samples: 0, 1, 2, 3, 4, 5, 6, 7 and 4 more" in first
+    assert HOSTILE in first
+    rows = [
+        row.text for row in driver.find_elements("css selector", "section:nth-of-type(1) table:first-of-type tbody tr")
+    ]
+    assert "parameters 8.0 MiB 8.0 MiB" in rows
+    assert "activations – 30.0 MiB" in rows
+    assert not any(row.startswith("ema") for row in rows)
+    panels = driver.execute_script(
+        "return JSON.parse(document.querySelector('#data').textContent)[0].panels.map(p => [p.name, p.lines.length])"
+    )
+    assert [name for name, _ in panels[4:]] == [
+        "part of the time busy",
+        f"gradient noise scale, {HOSTILE}",
+        "seconds",
+        "retries",
+    ]
+    assert dict(panels)["part of the time busy"] == 1, "no GPU was seen, so none is drawn"
+
+
+@pytest.mark.parametrize("record", ["", "[]", "{}", '{"resident": 3, "levers": [1], "ids": 4}'])
+def test_a_flight_record_that_is_not_one_breaks_no_report(plan, tmp_path, record) -> None:
+    write_plan(plan, tmp_path / "plan.toml")
+    (tmp_path / "flight.json").write_text(record)
+    assert "Nothing was trained" in report(tmp_path).verdict
+
+
 def test_an_audit_has_its_findings_counts_and_strips(driver, tmp_path) -> None:
     found = audit(
         lambda rank, world: [[i] for i in range(rank, 64, world * world)],

@@ -63,11 +63,18 @@ class Server:
         )
 
     def run(
-        self, folder: Path, *, resume: bool, kill_after: float | None = None, keep: int = 2, log: Path | None = None
+        self,
+        folder: Path,
+        *,
+        resume: bool,
+        kill_after: float | None = None,
+        windows: int = 0,
+        keep: int = 2,
+        log: Path | None = None,
     ) -> dict[str, Any]:
         """One process of a run: saved after every window. ``kill_after``: seconds, None: to its end."""
         start = "resume" if resume else "start"
-        arguments = [str(folder), "0", start, str(keep), "0"]
+        arguments = [str(folder), str(windows), start, str(keep), "0"]
         asked = {"arguments": arguments, "log": str(log or folder / "log.txt"), "kill_after": kill_after}
         assert self._process.stdin is not None
         assert self._process.stdout is not None

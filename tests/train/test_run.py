@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from memfit.errors import InputError
 from memfit.plan import read_plan, write_plan
+from memfit.train.parent import alone_in
 
 JOB = """
 import torch
@@ -93,6 +96,8 @@ def test_a_run_writes_its_plan_metrics_samples_and_weights(plan, tmp_path):
     assert sorted(i for ids in epoch for i in ids) == list(range(50))
     assert metrics[3]["global_batch_done"] == 2
     assert set(load_file(run / "final" / "net.safetensors")) == {"0.weight", "0.bias", "3.weight", "3.bias"}
+    assert "Done: 6 windows" in (run / "report.html").read_text()
+    assert list((run / "tensorboard").glob("events.out.tfevents.*"))
 
 
 def test_a_stopped_run_goes_on_bit_for_bit(plan, tmp_path):
@@ -119,11 +124,58 @@ def test_an_interrupted_run_finishes_its_window_and_exits_with_5(plan, tmp_path)
     assert len(lines(run, "samples")) == len(lines(run, "metrics"))
 
 
+def test_killing_memfit_run_alone_leaves_no_process_that_goes_on_training(plan, tmp_path):
+    run = tmp_path / "run"
+    arguments = [sys.executable, "-m", "memfit", "run", str(plan), "--out", str(run)]
+    with subprocess.Popen([*arguments, "--windows", "100000", "--save-every", "0"], stderr=subprocess.PIPE) as parent:
+        while not any((run / "checkpoints").glob("0*")) and parent.poll() is None:
+            time.sleep(0.05)
+        parent.kill()
+    resumed = memfit("run", plan, "--out", run, "--resume", "--windows", "1000")
+    assert resumed.returncode == 0, resumed.stderr
+    time.sleep(0.5)
+    assert [line["window"] for line in lines(run, "samples")] == list(range(1000))
+
+
+def test_a_folder_in_which_another_process_trains_is_refused(tmp_path):
+    with (
+        alone_in(tmp_path),
+        pytest.raises(InputError, match="another process trains in it; wait until it ends"),
+        alone_in(tmp_path, 0.2),
+    ):
+        pass
+    with alone_in(tmp_path):
+        pass
+
+
 def test_a_run_over_its_budget_stops_with_one_line_and_exit_code_5(plan, tmp_path):
     from dataclasses import replace
 
-    write_plan(replace(read_plan(plan), budget_bytes=20_000), plan)
+    (tmp_path / "net.py").write_text(JOB.replace("512", "65536"))  # 4.5 MiB of parameters
+    write_plan(replace(read_plan(plan), budget_bytes=1 << 20), plan)
     stopped = memfit("run", plan, "--out", tmp_path / "run")
     assert stopped.returncode == 5
     assert "out of memory" in stopped.stderr
     assert "Traceback" not in stopped.stderr
+
+
+def test_a_person_at_a_terminal_sees_it_go_on(plan, tmp_path):
+    import pty
+
+    terminal, other = pty.openpty()
+    arguments = [sys.executable, "-m", "memfit", "run", str(plan), "--out", str(tmp_path / "run")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm", "COLUMNS": "80"}
+    with subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=other, env=environment) as child:
+        os.close(other)
+        seen = b""
+        while True:
+            try:
+                part = os.read(terminal, 1 << 16)
+            except OSError:
+                break
+            if not part:
+                break
+            seen += part
+    assert child.returncode == 0
+    assert b"6/6" in seen
+    assert re.search(rb"iB of 64(\.0)? MiB", seen), seen[-600:]

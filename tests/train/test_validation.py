@@ -19,8 +19,9 @@ from memfit.loading import load_job
 from memfit.planner.search import find_plan
 from memfit.trace.step import fetch_synthetic, validate_once
 from memfit.train.checkpoints import Checkpoints
-from memfit.train.child import seed_all
+from memfit.train.phases import VALIDATION
 from memfit.train.saver import Saver
+from memfit.train.streams import seed_stream
 from memfit.train.validation import main
 from tests.cli.asking import is_one_line, really
 
@@ -42,7 +43,7 @@ def saved(tmp_path_factory):
 
 
 def expected(rig):
-    seed_all(0)
+    seed_stream(0, 0, 0, VALIDATION)
     shape = shape_of(rig.job, 4)
     return validate_once(rig, lambda: fetch_synthetic(rig.job, shape, rig.device, validation=True), lambda part: None)
 
@@ -61,10 +62,10 @@ def test_the_newest_checkpoint_of_a_run_gives_its_own_nets_values(saved):
 def test_a_torn_one_is_passed_over_and_a_small_budget_ends_with_3(saved, tmp_path):
     run = shutil.copytree(saved[0], tmp_path / "run")
     os.truncate(run / "checkpoints" / "00000002" / "state.safetensors", 1000)
-    code, out, err = really("validate", str(run), "--memory", "64KiB")
-    assert (code, out) == (3, "")
+    code, out, err = really("validate", str(run), "--memory", "256KiB")
+    assert (code, out) == (3, ""), err
     assert "00000002: it is torn or no checkpoint: state.safetensors has 1000 bytes" in err
-    assert "out of memory, even with one item; the budget is 64.0 KiB" in err
+    assert "out of memory, even with one item; the budget is 256 KiB" in err
     assert "Traceback" not in err
     is_one_line(
         really("validate", str(run / "checkpoints" / "00000002")),

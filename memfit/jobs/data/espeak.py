@@ -2,7 +2,8 @@
 
     python -m memfit.jobs.data.espeak COUNT SECONDS RATE
 
-The engine keeps state from one text to the next that nothing resets, so that only a fresh process says the same again.
+The engine keeps state from one text to the next that nothing resets, so that only a fresh process says the same again;
+the breath of some voices is noise, whose seed is set before each text.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class Espeak:
         if self.library.espeak_SetVoiceByName(voice.encode()) != 0:
             raise ValueError(f"no voice {voice!r}")
         self.library.espeak_SetParameter(self.SPEED, speed, 0)
+        self.library.espeak_ng_SetRandSeed(ctypes.c_long(1))
         self.chunks.clear()
         spoken = text.encode() + b"\0"
         self.library.espeak_Synth(spoken, ctypes.c_size_t(len(spoken)), 0, 0, 0, self.CHARS_UTF8, None, None)

@@ -1,0 +1,145 @@
+"""A turn's losses: what a job gave, checked, and each over its window's own valid units."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memfit.apply.rig import Rig
+from memfit.engine.ranks import Units
+from memfit.errors import InputError
+from memfit.job import Turn
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """One micro-batch of a window: how to fetch it onto the device, and its padded units."""
+
+    fetch: Callable[[], Any]
+    """Gives the batch on the device. It may seed: what it seeds holds for the forward that follows."""
+    padded_units: int
+    ids: tuple[int, ...] = ()
+    """Its samples in the data set; none where it is made up."""
+    units: Mapping[str, int] | int | None = None
+    """Valid units, by loss, where they are known before the forward."""
+    counts: bool = True
+    """False: it is run only so that this rank joins the collectives of the others; its gradients are zero."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What the micro-batches of a window, of one rank or of all, tell before their forward."""
+
+    units: tuple[Mapping[str, int] | int | None, ...]
+    """Of each micro-batch."""
+    padded: int
+
+    @staticmethod
+    def by(micro_batches: Sequence[MicroBatch]) -> Told:
+        """What these tell."""
+        counted = [micro for micro in micro_batches if micro.counts]
+        return Told(units=tuple(m.units for m in counted), padded=sum(m.padded_units for m in counted))
+
+    @staticmethod
+    def by_all(ranks: Sequence[Told]) -> Told:
+        """What the ranks tell together."""
+        return Told(units=tuple(u for rank in ranks for u in rank.units), padded=sum(rank.padded for rank in ranks))
+
+    @property
+    def count(self) -> int:
+        """Micro-batches."""
+        return len(self.units)
+
+
+def losses_of(
+    rig: Rig, turn: Turn, batch: Any, shared: dict[str, Any], *, may_be_empty: bool = False
+) -> dict[str, tuple[Tensor, Units]]:
+    """The turn's losses by name, checked. Only real samples may be empty: all units of a made-up batch are valid."""
+    if rig.job.autocasts_itself or rig.job.precision == "fp32":
+        given = turn.loss(rig.nets, batch, shared)
+    else:
+        with rig.job.autocast(rig.device):
+            given = turn.loss(rig.nets, batch, shared)
+    named = dict(given) if isinstance(given, Mapping) else {turn.name: given}
+    write = "write loss(self, nets, batch) -> (sum over the valid units, number of valid units)"
+    if not named:
+        raise InputError(f"turn {turn.name!r}", "gave no loss", write)
+    losses: dict[str, tuple[Tensor, Units]] = {}
+    for name, pair in named.items():
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise InputError(f"loss {name!r}", f"gave {_kind(pair)}, not (sum, units)", write)
+        value, count = pair
+        if not isinstance(value, Tensor):
+            raise InputError(f"loss {name!r}", f"its sum is a {_kind(value)}, not a tensor", write)
+        if value.dim() != 0:
+            raise InputError(f"loss {name!r}", f"a tensor of shape {tuple(value.shape)}, not a scalar", write)
+        if not value.requires_grad:
+            raise InputError(
+                f"loss {name!r}",
+                "it does not depend on any trained parameter",
+                "compute it from the trained nets' outputs",
+            )
+        if isinstance(count, Tensor):
+            if count.dim() != 0:
+                raise InputError(
+                    f"loss {name!r}", f"its units are a tensor of shape {tuple(count.shape)}, not one number", write
+                )
+        elif not (isinstance(count, int | float) and (0 < count < math.inf or (may_be_empty and count == 0))):
+            raise InputError(
+                f"loss {name!r}",
+                f"{count!r} valid units",
+                "give the number of samples, frames or tokens in the sum, 1 or more",
+            )
+        losses[name] = (value, count)
+    return losses
+
+
+def _kind(value: Any) -> str:
+    return "tensor" if isinstance(value, Tensor) else type(value).__name__
+
+
+def known_units(told: Told, names: Iterable[str]) -> dict[str, int] | None:
+    """The window's units by loss, where every micro-batch told its own before the forward."""
+    known: dict[str, int] = {}
+    for units in told.units:
+        if units is None:
+            return None
+        for name in names:
+            try:
+                known[name] = known.get(name, 0) + (units if isinstance(units, int) else units[name])
+            except KeyError:
+                raise InputError(
+                    f"loss {name!r}", "units(batch) does not name it", f"give {{{name!r}: valid units}} too"
+                ) from None
+    return known
+
+
+def normalised(losses: dict[str, tuple[Tensor, Units]], known: Mapping[str, int] | None, told: Told) -> Tensor:
+    """The sum of the losses, each over the window's units (or the padded units, where those come later).
+
+    A loss without any valid unit adds nothing.
+    """
+    total: Tensor | None = None
+    for name, (value, count) in losses.items():
+        if known:
+            units: Units = known[name] or 1
+        elif told.count > 1:
+            units = told.padded
+        elif isinstance(count, Tensor) and len(losses) > 1:
+            units = torch.where(count == 0, torch.ones_like(count), count)
+        else:
+            units = count if isinstance(count, Tensor) else count or 1
+        part = value / units
+        total = part if total is None else total + part
+    assert total is not None
+    return total
+
+
+def nothing(losses: Mapping[str, tuple[Tensor, Units]]) -> Tensor:
+    """A loss of the same graph whose gradients are zero."""
+    return torch.stack([value for value, _ in losses.values()]).sum() * 0.0

@@ -1,0 +1,117 @@
+"""What a forward changes beside gradients, so that it can be put back: running statistics, averages, modes.
+
+Buffers of modules in training mode are copied from the start; another tensor (a momentum encoder's parameter, say) from
+the first window on in which it was seen to change. A change that was not copied before is found by autograd's version
+counter and refused. Not seen: writes through ``.data`` into the same memory, and values that are no tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memfit.job import Nets
+
+
+class CannotRepeatError(RuntimeError):
+    """A forward changed a tensor of which there is no copy from before."""
+
+
+class Moving:
+    """The changing state of nets. ``keep`` remembers it, ``restore`` puts it back, as often as asked."""
+
+    def __init__(self, nets: Nets) -> None:
+        self._modules = [module for net in nets.values() for module in net.modules()]
+        self._names = {
+            id(module): f"{name}.{path}".rstrip(".")
+            for name, net in nets.items()
+            for path, module in net.named_modules()
+        }
+        self._seen_to_change: set[tuple[int, str]] = set()
+        self._kept: dict[tuple[int, str], tuple[Tensor | None, Tensor | None]] = {}
+        self._watched: dict[tuple[int, str], tuple[int, int]] = {}
+        self._modes: list[bool] = []
+        self._learns: list[bool] = []
+        self._parameters = list({id(p): p for net in nets.values() for p in net.parameters()}.values())
+
+    def keep(self) -> None:
+        """Remembers the state now. Tensors that stay as they were cost nothing; the others a copy, made once."""
+        before, self._kept, self._watched = self._kept, {}, {}
+        with torch.no_grad():
+            for module, name, tensor, is_buffer in self._tensors():
+                key = (id(module), name)
+                if tensor is None:
+                    self._kept[key] = (None, None)
+                elif key in self._seen_to_change or (is_buffer and module.training):
+                    copy = before.get(key, (None, None))[1]
+                    if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
+                        copy = torch.empty_like(tensor)
+                    self._kept[key] = (tensor, copy.copy_(tensor))
+                else:
+                    self._watched[key] = _mark(tensor)
+        self._modes = [module.training for module in self._modules]
+        self._learns = [parameter.requires_grad for parameter in self._parameters]
+
+    def watch(self) -> None:
+        """What has no copy is taken to be right as it is now."""
+        for module, name, tensor, _ in self._tensors():
+            if tensor is not None and (id(module), name) in self._watched:
+                self._watched[id(module), name] = _mark(tensor)
+
+    def learn(self) -> None:
+        """A window has passed: what it changed without a copy is copied from now on."""
+        for module, name, tensor, _ in self._tensors():
+            key = (id(module), name)
+            if tensor is not None and key in self._watched and self._watched[key] != _mark(tensor):
+                self._seen_to_change.add(key)
+
+    def restore(self, *, checked: bool = True) -> None:
+        """Puts back what ``keep`` remembered. Graphs that hold the tensors do not notice.
+
+        Args:
+            checked: False where what has no copy was looked at before, by ``changed``.
+
+        Raises:
+            CannotRepeatError: something changed of which there is no copy, naming it.
+        """
+        for module, mode in zip(self._modules, self._modes, strict=True):
+            module.training = mode
+        for parameter, learns in zip(self._parameters, self._learns, strict=True):
+            if parameter.requires_grad != learns:
+                parameter.requires_grad_(learns)
+        with torch.no_grad():
+            for module, name, _, is_buffer in list(self._tensors()):
+                key = (id(module), name)
+                if key in self._kept:
+                    old, copy = self._kept[key]
+                    if is_buffer:
+                        module._buffers[name] = old
+                    if old is not None and copy is not None:
+                        old.data.copy_(copy)
+        changed = self.changed() if checked else []
+        if changed:
+            raise CannotRepeatError(f"the forward changed {changed[0]}, and there is no copy from before")
+
+    def changed(self) -> list[str]:
+        """Tensors that were changed since ``keep`` and have no copy, as ``net.path.name``."""
+        return [
+            f"{self._names[id(module)]}.{name}"
+            for module, name, tensor, _ in self._tensors()
+            if tensor is not None and self._watched.get((id(module), name), _mark(tensor)) != _mark(tensor)
+        ]
+
+    def _tensors(self) -> Iterator[tuple[nn.Module, str, Tensor | None, bool]]:
+        for module in self._modules:
+            for name, buffer in module._buffers.items():
+                yield module, name, buffer, True
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    yield module, name, parameter, False
+
+
+def _mark(tensor: Any) -> tuple[int, int]:
+    plain = type(tensor) in (Tensor, nn.Parameter)
+    return tensor._version, tensor.data_ptr() if plain else 0

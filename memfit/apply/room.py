@@ -1,0 +1,107 @@
+"""Room for validation and saving: gradients freed first, optimizers' state moved aside, and everything put back."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memfit.apply.rig import Rig, map_tensors
+from memfit.job import Job
+from memfit.plan import PhasePolicy
+
+Away = Callable[[Tensor], Tensor]
+
+
+@contextmanager
+def room(rig: Rig, policy: PhasePolicy, folder: Path | None = None) -> Iterator[None]:
+    """Inside, there is the room that a plan's policy makes for a phase.
+
+    Args:
+        folder: where files of a CPU run's state wait. Without one, a CPU run's state stays.
+    """
+    if policy.gradients == "free":
+        for net in rig.nets.values():
+            for parameter in net.parameters():
+                parameter.grad = None
+    if policy.optimizer != "aside":
+        yield
+        return
+    with _waiting_place(rig.device, folder) as away:
+        _move_state(rig, away)
+        try:
+            yield
+        finally:
+            _move_state(rig, _home(rig.device))
+
+
+@contextmanager
+def idle_nets_aside(rig: Rig, phase: str, folder: Path | None = None) -> Iterator[None]:
+    """Inside, nets that this phase does not use (``Job.net_phases``) wait on the host; of a CPU run in files."""
+    idle = [net for name, net in rig.nets.items() if phase not in rig.job.net_phases.get(name, (phase,))]
+    if not idle:
+        yield
+        return
+    with _waiting_place(rig.device, folder) as away:
+        tensors = [tensor for net in idle for tensor in (*net.parameters(), *net.buffers())]
+        for tensor in tensors:
+            tensor.data = away(tensor.data)
+        try:
+            yield
+        finally:
+            home = _home(rig.device)
+            for tensor in tensors:
+                tensor.data = home(tensor.data)
+
+
+def with_settings(job: Job, settings: Mapping[str, Any]) -> Job:
+    """The same job with a few other settings."""
+    return type(job)(**{**job.settings(), **settings}) if settings else job
+
+
+@contextmanager
+def _waiting_place(device: torch.device, folder: Path | None) -> Iterator[Away]:
+    """What moves a tensor out of the phase's way: to the host, or on a CPU into a mapped file, which is no budget's."""
+    if device.type != "cpu":
+        yield lambda tensor: tensor.to("cpu")
+        return
+    if folder is None:
+        yield lambda tensor: tensor
+        return
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".aside.", ignore_cleanup_errors=True) as name:
+        files = (Path(name) / str(number) for number in range(1 << 62))
+
+        def mapped(tensor: Tensor) -> Tensor:
+            if not tensor.is_contiguous() or tensor.numel() == 0:
+                return tensor
+            away = torch.from_file(str(next(files)), shared=True, size=tensor.nbytes, dtype=torch.uint8)
+            return away.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+        yield mapped
+
+
+def _home(device: torch.device) -> Away:
+    """What moves a tensor back. Where a CPU has no memory for it yet, it stays in its file, which lives on unnamed."""
+    if device.type != "cpu":
+        return lambda tensor: tensor.to(device)
+
+    def back(tensor: Tensor) -> Tensor:
+        with contextlib.suppress(RuntimeError, MemoryError):
+            return tensor.clone()
+        return tensor
+
+    return back
+
+
+def _move_state(rig: Rig, move: Away) -> None:
+    for optimizer in rig.optimizers.values():
+        for parameter, state in optimizer.state.items():
+            optimizer.state[parameter] = map_tensors(
+                state, lambda tensor: move(tensor) if tensor.numel() > 1 else tensor
+            )

@@ -1,0 +1,66 @@
+"""memfit verify: one device against many, step by step."""
+
+from __future__ import annotations
+
+import click
+
+from memfit.cli.options import json_option, print_json, set_option, whole_number
+from memfit.errors import Exit, InputError
+
+
+@click.command("verify")
+@click.argument("target", metavar="JOB|PLAN")
+@set_option
+@click.option("--world-sizes", default="1,2", show_default=True, metavar="N,N", help="Ranks, each a real process.")
+@click.option("--engine", default="ddp", show_default=True, metavar="E", help="What several ranks run with.")
+@click.option("--windows", metavar="N", default="2", show_default=True, help="Optimizer steps that are compared.")
+@click.option("--global-batch", metavar="N", help="Units of a window. Default: the plan's, or 2 micro-batches a rank.")
+@click.option("--micro-batch", metavar="N", help="Units of a micro-batch. Default: the plan's, or three samples.")
+@json_option
+def command(
+    target: str, pairs: tuple[str, ...], world_sizes: str, engine: str, windows: str, global_batch: str | None,
+    micro_batch: str | None, as_json: bool,
+) -> int:  # fmt: skip
+    """Runs the same windows of a job on one rank and on many: losses, gradients and weights after each step.
+
+    Every window begins from the same weights. In fp32, whatever the job's precision. What cannot be equal is named.
+    """
+    from dataclasses import replace
+
+    from memfit.cli.quiet import progress
+    from memfit.loading import load_job, read_settings
+    from memfit.plan import ENGINES, read_plan
+
+    worlds = _worlds(world_sizes)
+    steps = whole_number("--windows", windows)
+    asked, micro = whole_number("--global-batch", global_batch), whole_number("--micro-batch", micro_batch)
+    if engine not in ENGINES or (engine == "single" and max(worlds) > 1):
+        raise InputError(f"--engine {engine}", "no engine of several ranks", "write --engine ddp")
+    with progress(f"verifying {target}", quiet=as_json):
+        from memfit.verify.spec import plan_for
+        from memfit.verify.verify import as_json as to_json
+        from memfit.verify.verify import verify
+
+        if target.endswith(".toml"):
+            plan = read_plan(target)
+            plan = replace(plan, global_batch=asked or plan.global_batch, micro_batch=micro or plan.micro_batch)
+        else:
+            plan = plan_for(load_job(target, read_settings(pairs)), target, worlds, asked, micro)
+        found = verify(plan, worlds, engine, steps)
+    if as_json:
+        print_json(to_json(found))
+    else:
+        from memfit.show.verified import show_verified
+
+        show_verified(to_json(found), plan)
+    return Exit.DONE if found.ok else Exit.CHECK_FAILED
+
+
+def _worlds(text: str) -> list[int]:
+    try:
+        worlds = [int(part) for part in text.split(",")]
+    except ValueError:
+        worlds = []
+    if not worlds or min(worlds) < 1:
+        raise InputError(f"--world-sizes {text}", "not numbers of ranks", "write --world-sizes 1,2,3")
+    return worlds

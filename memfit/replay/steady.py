@@ -1,0 +1,180 @@
+"""One window replayed fast, as long as cached blocks serve all of it.
+
+A window that frees all that it allocates, and for which the allocator has a free block at every request, leaves the
+allocator as it was: free neighbours join at once, so that the free blocks after it are those before. Then nothing but
+the block of each request is of interest. Free blocks are numbers (size and address) in sorted lists, the small and the
+large pool run one after the other, and a block that is freed before the pool's next event is not even taken. Where a
+request finds no block, this gives up, and ``memfit.replay.caching`` replays the window in full.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+
+import numpy as np
+
+from memfit.events import ALLOCATE
+from memfit.replay.caching import MIN_BLOCK, SMALL, CachingAllocator, round_size
+from memfit.replay.config import AllocatorConfig
+from memfit.replay.pool import UNMAPPED, Block
+
+SHIFT = 32
+"""Bits of an address, in units of 512 bytes, in a free block's number."""
+_MASK = (1 << SHIFT) - 1
+_PAIR = 1 << 32
+_STORAGE = _PAIR - 1
+"""_PAIR is added to a storage that is freed before its pool's next event."""
+MOST_CODES = 256
+GAP = 1
+"""Units between segments, so that no two of them touch."""
+
+
+Codes = dict[bytes, list[list[int]]]
+"""Events of the small and of the large pool, by which pool each storage is in."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FreeBlocks:
+    """The free blocks of one pool, in units of 512 bytes."""
+
+    keys: list[int]
+    """size << SHIFT | address, sorted."""
+    ends: dict[int, int]
+    """End of a free block -> its start."""
+    starts: dict[int, int]
+    """Start of a free block -> its end."""
+    least_rest: int
+    """Units that must be left over for a block to be split."""
+    tail: int
+    """Where the mapped part of an expandable segment ends; -1: there is none."""
+
+
+def can_run(config: AllocatorConfig) -> bool:
+    """Whether the allocator's settings leave the choice of a block to best fit alone."""
+    return config.max_split_size is None and config.garbage_collection_threshold == 0
+
+
+def free_blocks(allocator: CachingAllocator) -> dict[bool, FreeBlocks]:
+    """The free blocks of the default stream's small (True) and large pool."""
+    shift: dict[int, int] = {}
+    for number, segment in enumerate(allocator.segments()):
+        shift.update(dict.fromkeys((block.addr for block in segment), number * GAP))
+    origin = min(shift, default=0)
+    found = {}
+    for small, pools in ((True, allocator._small), (False, allocator._large)):
+        blocks: list[Block] = pools[0].blocks if 0 in pools else []
+        spans = {(b.addr - origin) // MIN_BLOCK + shift[b.addr]: b.size // MIN_BLOCK for b in blocks}
+        tails = [
+            (b.addr - origin + b.size) // MIN_BLOCK + shift[b.addr]
+            for b in blocks
+            if b.next is not None and b.next.state == UNMAPPED
+        ]
+        fine = small or allocator.config.expandable_segments
+        found[small] = FreeBlocks(
+            keys=sorted(size << SHIFT | start for start, size in spans.items()),
+            ends={start + size: start for start, size in spans.items()},
+            starts={start: start + size for start, size in spans.items()},
+            least_rest=1 if fine else SMALL // MIN_BLOCK + 1,
+            tail=tails[0] if tails else -1,
+        )
+    return found
+
+
+def rounded(nbytes: np.ndarray, config: AllocatorConfig) -> np.ndarray:
+    """Units of 512 bytes of the block for each request; 0 for a request of nothing."""
+    if max(config.roundup_power2_divisions) < 2:
+        return (nbytes + (MIN_BLOCK - 1)) // MIN_BLOCK
+    values, which = np.unique(nbytes, return_inverse=True)
+    return np.array([round_size(int(v), config) // MIN_BLOCK if v else 0 for v in values], np.int64)[which]
+
+
+def peak_if_served(
+    kind: np.ndarray, storage: np.ndarray, units: np.ndarray, pools: dict[bool, FreeBlocks], codes: Codes
+) -> int | None:
+    """Bytes that the window adds to what is allocated, at its peak; None where a request finds no block.
+
+    Args:
+        kind, storage: the window's events; every storage that is allocated is freed, and no other.
+        units: of each storage, ``rounded``.
+        codes: kept from one window of this layout to the next.
+    """
+    taken = units.tolist()
+    pool_of = np.where(units > SMALL // MIN_BLOCK, 2, units > 0)
+    key = pool_of.tobytes()
+    if key not in codes:
+        if len(codes) >= MOST_CODES:
+            codes.clear()
+        of_event = pool_of[storage]
+        codes[key] = [_coded(kind[of_event == pool], storage[of_event == pool]) for pool in (1, 2)]
+    for small, own in zip((True, False), codes[key], strict=True):
+        if not _serve(pools[small], own, taken):
+            return None
+    blocks = np.array(taken, np.int64)[storage]
+    live = np.cumsum(np.where(kind == ALLOCATE, blocks, -blocks))
+    return int(live.max(initial=0)) * MIN_BLOCK
+
+
+def _coded(kind: np.ndarray, storage: np.ndarray) -> list[int]:
+    """Storages to allocate, ~storages to free, and storages + _PAIR to allocate and free at once."""
+    codes = np.where(kind == ALLOCATE, storage, ~storage)
+    pair = np.zeros(len(codes), bool)
+    if len(codes) > 1:
+        pair[:-1] = (codes[:-1] >= 0) & (codes[1:] == ~codes[:-1])
+    second = np.zeros_like(pair)
+    second[1:] = pair[:-1]
+    codes = np.where(pair, codes + _PAIR, codes)[~second]
+    result: list[int] = codes.tolist()
+    return result
+
+
+def _serve(pool: FreeBlocks, codes: list[int], taken: list[int]) -> bool:
+    """Runs a pool's events; ``taken`` gets the units of blocks that are larger than asked for."""
+    keys, ends, starts = pool.keys.copy(), pool.ends.copy(), pool.starts.copy()
+    least, tail = pool.least_rest, pool.tail
+    place = [0] * len(taken)
+    find, insert, end_at, start_at = bisect_left, insort, ends.pop, starts.pop
+    for code in codes:
+        if code < 0:
+            start = place[~code]
+            end = start + taken[~code]
+            before = end_at(start, None)
+            if before is not None:
+                del keys[find(keys, (start - before) << SHIFT | before)]
+                start = before
+            behind = start_at(end, None)
+            if behind is not None:
+                del keys[find(keys, (behind - end) << SHIFT | end)]
+                end = behind
+            ends[end] = start
+            starts[start] = end
+            insert(keys, (end - start) << SHIFT | start)
+            continue
+        storage = code & _STORAGE
+        size = taken[storage]
+        at = find(keys, size << SHIFT)
+        if at == len(keys):
+            return False
+        key = keys[at]
+        if tail >= 0 and at + 1 < len(keys) and (key & _MASK) + (key >> SHIFT) == tail:
+            at += 1
+            key = keys[at]
+        found = key >> SHIFT
+        rest = found - size
+        if rest < least:
+            taken[storage] = found
+        if code != storage:
+            continue
+        start = key & _MASK
+        del keys[at]
+        place[storage] = start
+        if rest >= least:
+            end = start + found
+            del starts[start]
+            start += size
+            insert(keys, rest << SHIFT | start)
+            ends[end] = start
+            starts[start] = end
+        else:
+            del ends[start + found], starts[start]
+    return True

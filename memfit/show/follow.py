@@ -1,0 +1,51 @@
+"""A run seen while it goes on: the lines that its processes add to metrics.jsonl, given to who shows or keeps them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class Watcher(Protocol):
+    """Who wants a run's lines."""
+
+    def line(self, line: dict[str, Any]) -> None:
+        """One window is done."""
+
+    def close(self) -> None:
+        """The run has ended."""
+
+
+class Lines:
+    """The whole lines that are new in a file of JSON lines.
+
+    A resumed run replaces the file and does some windows again: lines of windows that were given before the file was
+    replaced come again, those still in it do not.
+    """
+
+    def __init__(self, path: Path, *, behind: int = -1) -> None:
+        """``behind``: lines of windows up to this one are not given."""
+        self._path, self._behind = path, behind
+        self._offset, self._file = 0, -1
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """What came since the last call."""
+        try:
+            file = open(self._path, "rb")  # noqa: SIM115
+        except FileNotFoundError:
+            return
+        with file:
+            found = self._path.stat().st_ino
+            if found != self._file:
+                self._file, self._offset = found, 0
+            file.seek(self._offset)
+            for text in file:
+                if not text.endswith(b"\n"):
+                    return
+                self._offset += len(text)
+                line = json.loads(text)
+                if line["window"] > self._behind:
+                    self._behind = line["window"]
+                    yield line

@@ -1,0 +1,36 @@
+"""What verify found, in the terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from memfit.plan import Plan
+
+
+def show_verified(found: dict[str, Any], plan: Plan) -> None:
+    """Prints the worlds and the findings."""
+    console = Console(highlight=False, emoji=False)
+    batch = f"{plan.global_batch} {plan.unit} a window, at most {plan.micro_batch} at once, fp32"
+    console.print(f"{escape(plan.job)}: {batch}.")
+    table = Table(box=None, pad_edge=False)
+    for name in ("ranks", "engine", "loss", "gradients", "weights", "bound", "of bound"):
+        table.add_column(name, justify="left" if name == "engine" else "right")
+    for world in found["worlds"]:
+        apart = world["max_relative_difference"]
+        of_bound = max(world["of_bounds"].values())
+        table.add_row(
+            str(world["world"]),
+            world["engine"],
+            *(f"{apart[part]:.1e}" for part in ("loss", "gradients", "parameters")),
+            f"{world['bound']:.1e}",
+            f"[{'green' if world['ok'] else 'red'}]{of_bound:.0%}[/]",
+        )
+    console.print(table)
+    for finding in found["findings"]:
+        mark = "[red]fault[/]" if finding["kind"] == "fault" else "[yellow]note[/]"
+        console.print(f"{mark} {finding['code']}: {escape(finding['text'])}", soft_wrap=True)
+    console.print("[bold green]The same[/]" if found["ok"] else "[bold red]Not the same[/]")

@@ -1,0 +1,137 @@
+"""Validation and saving inside a run: room is made as the plan says, and everything is put back afterwards.
+
+A validation that memory fails in is tried again with all the room there is, then with fewer and fewer items, then left
+out with a warning. What worked is what the next validation begins with. It never ends a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from memfit.apply.random_state import random_state, set_random_state
+from memfit.apply.rig import Rig
+from memfit.apply.room import idle_nets_aside, room, with_settings
+from memfit.device.patching import replaced
+from memfit.engine.ranks import together
+from memfit.errors import describe
+from memfit.geometry import shape_of
+from memfit.job import Shape
+from memfit.plan import PhasePolicy, Plan
+from memfit.trace.step import fetch_synthetic, validate_once
+from memfit.train import limit
+from memfit.train.recovery import give_back, release
+from memfit.train.streams import seed_stream
+
+VALIDATION = 2
+"""The purpose of validation's random stream: every validation draws the same."""
+
+
+class AbandonedError(Exception):
+    """The person asked the run to stop, and does not want to wait for what it is at."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validated:
+    """What one validation gave. ``metrics`` is None where it was left out."""
+
+    metrics: Mapping[str, float] | None
+    tries: int
+    note: str = ""
+
+
+class Phases:
+    """The phases of a run beside training.
+
+    Args:
+        files: a folder for what waits in files.
+        say: told of what was left out, and why.
+    """
+
+    def __init__(self, rig: Rig, plan: Plan, files: Path, say: Callable[[str], None]) -> None:
+        self._rig, self._plan, self._files, self._say = rig, plan, files, say
+        self._policies = {"validate": plan.validation, "save": plan.saving}
+        self._items: int | None = plan.validation.items
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """``validate`` or ``save``: inside, the plan's policy holds; then random numbers and modes are as before."""
+        policy, rig = self._policies[name], self._rig
+        random = random_state(rig.device)
+        modes = [(module, module.training) for net in rig.nets.values() for module in net.modules()]
+        try:
+            with room(rig, policy, self._files), self._idle_aside(name):
+                yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+            set_random_state(random, rig.device)
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Around the windows: nets that training does not use wait aside, where the plan says so."""
+        with self._idle_aside("train"):
+            yield
+
+    @contextmanager
+    def _idle_aside(self, phase: str) -> Iterator[None]:
+        if self._plan.idle_nets != "aside" or phase == "save":
+            yield
+            return
+        with idle_nets_aside(self._rig, phase, self._files):
+            yield
+
+    def validate(self, window: int, *, briefly: bool = False) -> Validated:
+        """Validates, with less and less where memory fails; says what came of it.
+
+        Args:
+            briefly: loops whose turns do the same with memory run their first two turns and their last.
+        """
+        if self._policies["validate"].where == "skip":
+            return Validated(metrics=None, tries=0, note="the plan leaves it out")
+        whole = shape_of(self._rig.job, self._plan.micro_batch)
+        tries, reason = 0, ""
+        while True:
+            shape = replace(whole, items=min(self._items or whole.items, whole.items))
+            tries += 1
+            try:
+                with self.phase("validate"), together(self._rig.engine):
+                    return Validated(metrics=self._once(shape, briefly), tries=tries)
+            except AbandonedError:
+                return Validated(metrics=None, tries=tries, note="the run was asked to stop")
+            except Exception as error:
+                reason, memory = describe(error), limit.is_memory_failure(error)
+                release(error)
+            give_back(self._rig.device)
+            if memory and self._smaller(shape):
+                self._say(f"window {window}: validation did not fit ({reason}); tried again with less")
+            else:
+                self._say(f"window {window}: validation was left out: {reason}")
+                return Validated(metrics=None, tries=tries, note=reason)
+
+    def _smaller(self, shape: Shape) -> bool:
+        """Makes the next try need less; whether there was anything left to do."""
+        policy = self._policies["validate"]
+        settings = {**policy.settings, **self._rig.job.validation_smaller}
+        everything = PhasePolicy(gradients="free", optimizer="aside", items=policy.items, settings=settings)
+        if policy != everything:
+            self._policies["validate"] = everything
+            return True
+        if shape.items > 1:
+            self._items = shape.items // 2
+            return True
+        return False
+
+    def _once(self, shape: Shape, briefly: bool) -> dict[str, float]:
+        rig = replace(self._rig, job=with_settings(self._rig.job, self._policies["validate"].settings))
+        seed_stream(self._plan.seed, 0, 0, VALIDATION)
+        short = {"repeats": lambda count: range(count) if count < 4 else (0, 1, count - 1)} if briefly else {}
+        with replaced(rig.job, **short):
+            found = validate_once(rig, lambda: fetch_synthetic(rig.job, shape, rig.device, validation=True), _ignore)
+        return {name: float(value) for name, value in found.items()}
+
+
+def _ignore(part: str) -> None:
+    pass

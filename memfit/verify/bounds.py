@@ -1,0 +1,115 @@
+"""How far two runs of a window may differ by rounding alone.
+
+A gradient is a sum of n micro-batches' gradients g_1 … g_n, each the same on one rank and on many; only the order of
+the sum differs. Summed in fp32 in any order, the error of an element is at most (n - 1) u sum|g_i| with u = 2^-24
+(Higham, Accuracy and Stability of Numerical Algorithms, 4.2); normalising rounds twice more. Two orders then
+differ by at most
+
+    2 (n + 1) u sum|g_i|
+
+so a difference is reported relative to sum|g_i|, and the bound is one number for every element of every tensor. The
+loss is such a sum too. A weight's bound follows from its gradient's: the optimizer steps a copy with the gradient moved
+by its bound, up and down, and the weight may differ by what that moves it, twice, and by the rounding of the step
+itself. Where a true gradient is zero, Adam turns rounding into up to a full step; this bound contains that. It is made
+for optimizers that treat elements alone; one that mixes them (a norm over a tensor) is moved along one direction only.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+UNIT = 2.0**-24
+"""Rounding unit of fp32."""
+STEP_ROUNDINGS = 16
+"""Operations of an optimizer's update (Adam's are eight), each of which rounds once in either run."""
+
+
+def sum_bound(micro_batches: int) -> float:
+    """Largest difference of two orders of a sum of so many terms, relative to the sum of their magnitudes."""
+    return 2 * (micro_batches + 1) * UNIT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The largest difference found, relative to ``scale``, and how much of its bound it takes (1: all)."""
+
+    relative: float = 0.0
+    of_bound: float = 0.0
+    name: str = ""
+
+    def worse(self, other: Difference) -> Difference:
+        """The one that takes more of its bound."""
+        if other.of_bound > self.of_bound or (other.of_bound == self.of_bound and other.relative > self.relative):
+            return other
+        return self
+
+
+def gradient_difference(
+    ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], magnitudes: Mapping[str, Tensor], bound: float
+) -> Difference:
+    """Over every element of every tensor; one that only one side has differs wholly."""
+    worst = Difference()
+    for name in {**ours, **theirs}:
+        if name not in ours or name not in theirs:
+            worst = worst.worse(Difference(relative=1.0, of_bound=1 / bound, name=name))
+            continue
+        scale = torch.maximum(magnitudes.get(name, ours[name].abs()), ours[name].abs()).double()
+        apart = (ours[name].double() - theirs[name].double()).abs()
+        relative = float(torch.where(apart == 0, 0.0, apart / scale.clamp_min(torch.finfo(torch.float32).tiny)).max())
+        worst = worst.worse(Difference(relative=relative, of_bound=relative / bound, name=name))
+    return worst
+
+
+def weight_difference(
+    ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], allowed: Mapping[str, Tensor]
+) -> Difference:
+    """Relative to each tensor's largest element; ``allowed`` is the bound of every element."""
+    worst = Difference()
+    for name, mine in ours.items():
+        apart = (mine.double() - theirs[name].double()).abs()
+        room = allowed[name].double() if name in allowed else mine.abs().double() * 2 * UNIT
+        ratio = float(torch.where(apart == 0, 0.0, apart / room.clamp_min(torch.finfo(torch.float64).tiny)).max())
+        relative = float(apart.max() / mine.abs().max().clamp_min(torch.finfo(torch.float32).tiny))
+        worst = worst.worse(Difference(relative=relative, of_bound=ratio, name=name))
+    return worst
+
+
+def weight_bounds(
+    optimizer: Optimizer,
+    names: Sequence[Sequence[str]],
+    gradients: Mapping[str, Tensor],
+    magnitudes: Mapping[str, Tensor],
+    scales: Mapping[str, float],
+    bound: float,
+) -> dict[str, Tensor]:
+    """For every element that an optimizer steps, how far it may differ.
+
+    Args:
+        optimizer: as before its step, with its parameters; it is not changed.
+        names: ``net.path`` of the parameters of each of its groups.
+        bound: of the gradients, relative to ``magnitudes``; clipping may double it.
+    """
+    ends = []
+    for sign in (0.0, 1.0, -1.0):
+        trial = copy.deepcopy(optimizer)
+        for group, own in zip(trial.param_groups, names, strict=True):
+            for parameter, name in zip(group["params"], own, strict=True):
+                parameter.grad = None
+                if name in gradients:
+                    room = 2 * bound * torch.maximum(magnitudes.get(name, gradients[name]).abs(), gradients[name].abs())
+                    parameter.grad = (gradients[name] + sign * room) * scales[name]
+        trial.step()
+        ends.append([p.detach() for group in trial.param_groups for p in group["params"]])
+    before = [p.detach() for group in optimizer.param_groups for p in group["params"]]
+    return {
+        name: 2 * torch.maximum((up - mid).abs(), (down - mid).abs())
+        + STEP_ROUNDINGS * UNIT * (mid - old).abs()
+        + 4 * UNIT * torch.maximum(mid.abs(), old.abs())
+        for name, old, mid, up, down in zip([name for own in names for name in own], before, *ends, strict=True)
+    }

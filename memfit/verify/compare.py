@@ -1,0 +1,101 @@
+"""One window on one rank against the same window on many: differences, bounds, and what a difference points at."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from torch import Tensor
+
+from memfit.job import Job
+from memfit.verify.bounds import Difference, gradient_difference, sum_bound, weight_bounds, weight_difference
+from memfit.verify.findings import Finding
+from memfit.verify.record import Seen
+
+SAME_LOSS = 1e-5
+"""Two computations of the same micro-batch's loss, relative: well above fp32 rounding, well below another draw."""
+
+Micro = dict[str, list[dict[str, tuple[float, float]]]]
+
+
+def compare(
+    job: Job,
+    alone: dict[str, Any],
+    together: tuple[Seen, dict[str, float]],
+    everyone: list[tuple[Micro, dict[str, list[float]]]],
+    shares: list[int],
+) -> dict[str, Any]:
+    """Differences of one window.
+
+    Args:
+        alone: what one rank recorded.
+        together: what rank 0 of many recorded: its engine's record, and the window's losses.
+        everyone: of every rank the losses of its micro-batches, and sums of its nets' weights.
+        shares: micro-batches of each rank.
+    """
+    before: Seen = alone["seen"]
+    seen, losses = together
+    bound = sum_bound(sum(shares))
+    apart = set(job.unsynchronised)
+    mine = {name: value for name, value in before.gradients.items() if name.split(".")[0] not in apart}
+    theirs = {name: value for name, value in seen.gradients.items() if name.split(".")[0] not in apart}
+    gradients = gradient_difference(mine, theirs, before.magnitudes, bound)
+    allowed: dict[str, Tensor] = {}
+    for name, optimizer in alone["optimizers"].items():
+        allowed |= weight_bounds(
+            optimizer, alone["names"][name], before.gradients, before.magnitudes, before.scales, bound
+        )
+    shared = {name: value for name, value in before.weights.items() if name.split(".")[0] not in apart}
+    parameters = weight_difference(shared, seen.weights, allowed)
+    loss = Difference()
+    for name, value in alone["losses"].items():
+        scale = _magnitude(before.micro_losses, name, value)
+        relative = abs(value - losses.get(name, float("inf"))) / scale if scale else 0.0
+        loss = loss.worse(Difference(relative=relative, of_bound=relative / bound, name=name))
+    findings = [*_other_draws(before.micro_losses, [one for one, _ in everyone], shares)]
+    findings += _other_weights(job, [one for _, one in everyone])
+    return {
+        "differences": {"loss": asdict(loss), "gradients": asdict(gradients), "parameters": asdict(parameters)},
+        "bound": bound,
+        "findings": [asdict(finding) for finding in findings],
+    }
+
+
+def _magnitude(micro: Micro, name: str, whole: float) -> float:
+    """The loss's terms by size, over the window's units."""
+    pairs = [one[name] for turn in micro.values() for one in turn if name in one]
+    units = sum(count for _, count in pairs)
+    return max(sum(abs(value) for value, _ in pairs) / units if units else 0.0, abs(whole))
+
+
+def _other_draws(alone: Micro, ranks: list[Micro], shares: list[int]) -> list[Finding]:
+    """The same samples with the same weights and streams, and another loss: it depends on the rank."""
+    starts = [sum(shares[:rank]) for rank in range(len(shares))]
+    for rank, mine in enumerate(ranks):
+        for turn, losses in mine.items():
+            for index, found in enumerate(losses[: shares[rank]]):
+                for name, (value, units) in found.items():
+                    other, count = alone[turn][starts[rank] + index].get(name, (float("nan"), 0.0))
+                    if units != count or not abs(value - other) <= SAME_LOSS * max(abs(value), abs(other)):
+                        text = (
+                            f"rank {rank} computes {name} = {value:.7g} over {units:g} for samples for which one rank "
+                            f"computes {other:.7g} over {count:g}, with the same weights and seeds: the job draws from "
+                            "a generator of its own, keeps a state, or asks for its rank; draw from torch's default one"
+                        )
+                        return [Finding(code="rank_draws", kind="fault", text=text)]
+    return []
+
+
+def _other_weights(job: Job, ranks: list[dict[str, list[float]]]) -> list[Finding]:
+    """Nets that are not the same on all ranks after a step."""
+    found = []
+    for name in ranks[0]:
+        if any(one[name] != ranks[0][name] for one in ranks[1:]):
+            declared = name in job.unsynchronised
+            text = f"net {name} has other weights on each rank after a step" + (
+                ": the job trains it by each rank alone (unsynchronised); left out of the comparison"
+                if declared
+                else ", and the job does not say so"
+            )
+            found.append(Finding(code="unsynchronised", kind="note" if declared else "fault", text=text))
+    return found

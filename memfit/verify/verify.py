@@ -1,0 +1,146 @@
+"""Runs ``verify.ranks`` for every world, in real processes, and puts together what they found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memfit.errors import Exit, InputError
+from memfit.plan import Plan, write_plan
+from memfit.train.launch import torchrun
+from memfit.verify.findings import Finding
+from memfit.verify.spec import on_ranks
+
+RANKS = "memfit.verify.ranks"
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """One world beside one rank; differences are the largest over all windows, relative as ``bounds`` says."""
+
+    world: int
+    engine: str
+    differences: dict[str, float]
+    of_bounds: dict[str, float]
+    """How much of its bound each takes; above 1, it is no rounding."""
+    names: dict[str, str]
+    """Where each is largest."""
+    bound: float
+    """Of losses and gradients. Every weight has its own, which follows from its gradient's and its optimizer."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything is within its bound."""
+        return all(value <= 1 for value in self.of_bounds.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """Every world, and what was found."""
+
+    worlds: tuple[World, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """No difference beyond rounding, and no fault."""
+        return all(world.ok for world in self.worlds) and not any(one.kind == "fault" for one in self.findings)
+
+
+def verify(
+    plan: Plan, worlds: Sequence[int], engine: str, windows: int, tell: Callable[[str], None] = lambda line: None
+) -> Verified:
+    """Runs the plan's first windows on one rank and on each of these worlds.
+
+    Raises:
+        InputError: the job cannot be built or run, or the engine cannot carry it.
+    """
+    found: list[World] = []
+    findings: list[Finding] = []
+    for world in sorted({1, *worlds}):
+        name = "single" if world == 1 else engine
+        tell(f"world {world}, {name}")
+        result = _run(on_ranks(plan, name, world), world, windows)
+        findings += [Finding(**{**one, "world": None}) for one in result.get("findings", [])]
+        known = {(one.code, one.text) for one in findings}
+        for window in result["windows"]:
+            for one in window["findings"]:
+                if (one["code"], one["text"]) not in known:
+                    known.add((one["code"], one["text"]))
+                    findings.append(Finding(**{**one, "world": world}))
+        if world in worlds:
+            found.append(_world(world, name, result["windows"]))
+    return Verified(worlds=tuple(found), findings=tuple(_first_of_each(findings)))
+
+
+def _run(plan: Plan, world: int, windows: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="memfit-verify-") as place:
+        folder = Path(place)
+        write_plan(plan, folder / "plan.toml")
+        arguments = [str(folder), str(windows)]
+        if world == 1:
+            environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+            command = [sys.executable, "-m", RANKS, *arguments]
+            code = subprocess.run(command, env=environment, stdout=sys.stderr, check=False).returncode
+        else:
+            code = torchrun(world, RANKS, arguments, folder, max_restarts=0)
+        if code == Exit.DONE:
+            found: dict[str, Any] = json.loads((folder / "result.json").read_text())
+            return found
+        if (folder / "error.txt").exists():
+            seen, _, rest = (folder / "error.txt").read_text().partition(": ")
+            why, _, write = rest.partition("; ")
+            raise InputError(seen, why, write)
+        raise RuntimeError(f"a process of world {world} ended with code {code}; what it said stands above")
+
+
+def _world(world: int, engine: str, windows: Sequence[dict[str, Any]]) -> World:
+    worst = {
+        part: max((window["differences"][part] for window in windows), key=lambda one: one["of_bound"])
+        for part in ("loss", "gradients", "parameters")
+    }
+    return World(
+        world=world,
+        engine=engine,
+        differences={part: one["relative"] for part, one in worst.items()},
+        of_bounds={part: one["of_bound"] for part, one in worst.items()},
+        names={part: one["name"] for part, one in worst.items()},
+        bound=max(window["bound"] for window in windows),
+    )
+
+
+def _first_of_each(findings: Sequence[Finding]) -> list[Finding]:
+    """Faults first; of findings with one code that a world found, the first world's alone."""
+    kept: dict[tuple[str, str], Finding] = {}
+    for one in sorted(findings, key=lambda one: (one.kind != "fault", one.world or 0)):
+        kept.setdefault((one.code, one.text if one.code != "rank_draws" else ""), one)
+    return list(kept.values())
+
+
+def as_json(verified: Verified) -> dict[str, Any]:
+    """The verb's JSON."""
+    return {
+        "worlds": [
+            {
+                "world": one.world,
+                "engine": one.engine,
+                "max_relative_difference": one.differences,
+                "bound": one.bound,
+                "of_bounds": one.of_bounds,
+                "largest_in": one.names,
+                "ok": one.ok,
+            }
+            for one in verified.worlds
+        ],
+        "findings": [
+            {"code": one.code, "kind": one.kind, "world": one.world, "text": one.text} for one in verified.findings
+        ],
+        "ok": verified.ok,
+    }

@@ -1,0 +1,189 @@
+"""Memory that really fails at every point of a run costs no sample and no step.
+
+python -m pytest tests/train/test_faults.py
+"""
+
+import json
+
+import pytest
+import torch
+
+from memfit.errors import Exit
+from memfit.plan import PhasePolicy
+from memfit.train.checkpoints import Checkpoints
+from memfit.train.recovery import SampleTooLargeError
+from tests.train.faulty import JOBS, Noisy, Plain, run, run_out_of_memory, same
+
+
+def consumed(samples):
+    return sorted(i for line in samples for i in line["ids"])
+
+
+def test_a_failure_in_any_micro_step_changes_no_bit(tmp_path):
+    check_every_point("gan", tmp_path, stride=8)
+    check_every_point("gan, one micro-batch", tmp_path, stride=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", JOBS)
+def test_a_failure_at_every_micro_step_changes_no_bit(name, tmp_path):
+    check_every_point(name, tmp_path)
+
+
+def check_every_point(name, path, stride=1):
+    kind, micro = JOBS[name]
+    tmp_path = path / name
+    _, wanted, ids, metrics, points = run(tmp_path / "whole", kind(), micro)
+    assert [line["retries"] for line in metrics] == [0, 0, 0]
+    assert points.reached["forward"] >= 3
+    for point in ("forward", "backward"):
+        for number in range(0, points.reached[point], stride):
+            path = tmp_path / f"{point}{number}"
+            code, learnt, found, disturbed, seen = run(path, kind(), micro, {(point, number): 1})
+            assert (code, seen.failed) == (Exit.DONE, 1)
+            assert found == ids
+            assert sum(line["retries"] for line in disturbed) == 1
+            assert same(learnt, wanted), f"{point} {number}"
+
+
+def test_what_fails_again_is_split_and_learns_the_same_to_rounding(tmp_path):
+    _, wanted, ids, _, _ = run(tmp_path / "whole", Plain(), 3)
+    for number in (0, 2, 4):
+        first = {("forward", number): 1, ("forward", number + number % 3 + 1): 1}
+        code, learnt, found, metrics, seen = run(tmp_path / f"{number}", Plain(), 3, first)
+        assert (code, seen.failed) == (Exit.DONE, 2)
+        assert consumed(found) == consumed(ids)
+        assert max(line["micro_batches"] for line in metrics) > 3
+        for key, value in wanted.items():
+            torch.testing.assert_close(learnt[key], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["noisy", "gan"])
+def test_a_failure_in_an_optimizer_step_applies_nothing_twice(name, tmp_path):
+    kind, micro = JOBS[name]
+    _, wanted, ids, _, points = run(tmp_path / "whole", kind(), micro, steps=True)
+    every = points.reached["step"]
+    for number in range(0, every, max(every // 5, 1)):
+        code, learnt, found, _, seen = run(tmp_path / f"{number}", kind(), micro, {("step", number): 1}, steps=True)
+        assert (code, seen.failed) == (Exit.DONE, 1)
+        assert found == ids
+        assert same(learnt, wanted), f"operator {number}"
+
+
+class TooLarge(Plain):
+    """A sample whose forward never gets its memory."""
+
+    def collate(self, samples):
+        self.marked = any(abs(float(s[1]) - float(self.dataset()[7][1])) < 1e-9 for s in samples)
+        return super().collate(samples)
+
+    def loss(self, nets, batch):
+        if self.marked:
+            torch.empty(1 << 60, dtype=torch.uint8)
+        return super().loss(nets, batch)
+
+
+def test_a_sample_that_does_not_fit_alone_ends_the_run_with_its_id_shape_and_bytes(tmp_path):
+    with pytest.raises(SampleTooLargeError, match=r"sample 7 of 1 samples, tensors \(1, 6\), \(1,\).*at least"):
+        run(tmp_path / "run", TooLarge(), 3)
+
+
+def test_it_is_left_out_and_counted_where_the_person_said_so(tmp_path):
+    code, _, ids, metrics, _ = run(tmp_path / "run", TooLarge(), 3, skips=True)
+    assert code == Exit.DONE
+    assert [i for line in metrics for i in line["skipped_samples"]] == [7]
+    assert consumed(ids) == [i for i in range(22) if i != 7]
+    assert sum(line["global_batch_done"] for line in metrics) == 21
+
+
+def test_a_flight_record_says_what_was_resident_and_what_was_asked_for(tmp_path):
+    run(tmp_path / "run", Plain(), 3, {("forward", 4): 1})
+    record = json.loads((tmp_path / "run" / "flight.json").read_text())
+    assert (record["window"], record["part"], record["micro_batch"]) == (1, "forward", 1)
+    assert record["requested_bytes"] == 64 << 20
+    assert record["resident"]["measured"]["parameters"] == 4 * (6 * 16 + 16 + 16 + 1)
+    assert record["resident"]["measured"]["gradients"] == record["resident"]["measured"]["parameters"]
+    assert record["resident"]["by_module"][0]["module"] == "net.0"
+
+
+def test_a_window_without_valid_units_is_skipped_and_said(tmp_path):
+    class Nothing(Plain):
+        def collate(self, samples):
+            self.empty = getattr(self, "calls", 0) // 3 == 1
+            self.calls = getattr(self, "calls", 0) + 1
+            return super().collate(samples)
+
+        def loss(self, nets, batch):
+            sums, units = super().loss(nets, batch)
+            return sums * (not self.empty), 0 if self.empty else units
+
+    code, _, ids, metrics, _ = run(tmp_path / "run", Nothing(), 3)
+    assert code == Exit.DONE
+    assert [line["skipped"] for line in metrics] == [[], ["loss"], []]
+    assert [line["loss"] is None for line in metrics] == [False, True, False]
+    assert metrics[1]["alarm"] == "no valid unit"
+    assert len(ids) == 3
+
+
+@pytest.mark.parametrize("name", ["noisy", "gan, one micro-batch"])
+def test_a_run_that_proved_its_envelope_first_is_the_same_bit_for_bit(name, tmp_path):
+    kind, micro = JOBS[name]
+    _, wanted, ids, _, points = run(tmp_path / "without", kind(), micro, validate=False)
+    code, learnt, found, metrics, more = run(tmp_path / "with", kind(), micro, proves=True)
+    assert code == Exit.DONE
+    assert more.reached["forward"] > points.reached["forward"]
+    assert more.reached["validate"] == 4
+    assert [set(line["validation"]) for line in metrics] == [{"error"} if name == "noisy" else {"size"}] * 3
+    assert found == ids
+    assert same(learnt, wanted)
+
+
+def test_an_envelope_that_fails_makes_micro_batches_smaller_before_the_first_step(tmp_path):
+    first = {("forward", 0): 1, ("forward", 1): 1}
+    code, _, ids, metrics, _ = run(tmp_path / "run", Plain(), 4, first, proves=True)
+    assert code == Exit.DONE
+    assert [line["retries"] for line in metrics] == [0, 0, 0]
+    assert [line["micro_batches"] for line in metrics] == [4, 4, 3]
+    assert consumed(ids) == list(range(22))
+
+
+def test_a_validation_that_fails_is_tried_smaller_and_then_left_out(tmp_path):
+    _, wanted, ids, _, _ = run(tmp_path / "whole", Noisy(), 3)
+    said = []
+    fails = {("validate", number): 1 for number in (0, 2, 3)}
+    code, learnt, found, metrics, _ = run(tmp_path / "run", Noisy(), 3, fails, say=said.append)
+    assert code == Exit.DONE
+    assert [line["validation_tries"] for line in metrics] == [2, 2, 1]
+    assert [line["validation"] is None for line in metrics] == [False, True, False]
+    assert "validation was left out" in said[-1]
+    assert found == ids
+    assert same(learnt, wanted)
+
+
+def test_an_optimizers_state_that_waits_in_a_file_comes_back_bit_for_bit(tmp_path):
+    _, wanted, _, _, _ = run(tmp_path / "whole", Noisy(), 3)
+    policy = PhasePolicy(optimizer="aside")
+    code, learnt, _, metrics, _ = run(tmp_path / "run", Noisy(), 3, validation=policy)
+    assert code == Exit.DONE
+    assert all(line["validation"] for line in metrics)
+    assert same(learnt, wanted)
+    assert not list((tmp_path / "run").glob(".aside*"))
+
+
+def test_saving_that_fails_costs_no_step(tmp_path, monkeypatch):
+    _, wanted, ids, _, _ = run(tmp_path / "whole", Noisy(), 3)
+    calls = []
+
+    def write(*arguments, plain=Checkpoints.write, **options):
+        calls.append(1)
+        if len(calls) == 2:
+            run_out_of_memory()
+        return plain(*arguments, **options)
+
+    monkeypatch.setattr(Checkpoints, "write", write)
+    said = []
+    code, learnt, found, _, _ = run(tmp_path / "run", Noisy(), 3, every=0, saves=said.append)
+    assert code == Exit.DONE
+    assert any("no memory for it" in line for line in said)
+    assert found == ids
+    assert same(learnt, wanted)

@@ -1,0 +1,142 @@
+"""memfit run over real ranks: torchrun, a rank that is killed, ranks that disagree.
+
+python -m pytest tests/train/test_ranks.py
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from memfit.batch.windows import Windows
+from memfit.plan import read_plan
+
+ROOT = Path(__file__).parents[2]
+JOB = """
+import os
+import signal
+import torch
+from torch import nn
+import memfit
+
+class Net(memfit.Job):
+    windows: int = 6
+    killed: str = ""
+
+    def nets(self):
+        return {"net": nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Dropout(0.1), nn.Linear(64, 1))}
+
+    def optimizers(self, nets):
+        return {"adam": torch.optim.AdamW(nets["net"].parameters(), lr=1e-2)}
+
+    def batch(self, shape):
+        return [torch.randn(shape.items, 16), torch.randn(shape.items)]
+
+    def dataset(self):
+        g = torch.Generator().manual_seed(0)
+        x = torch.randn(50, 16, generator=g)
+        return list(zip(x, x.sum(1)))
+
+    def loss(self, nets, batch):
+        error = (nets["net"](batch[0]).squeeze(-1) - batch[1]).square()
+        if self.killed and os.environ.get("RANK") == "1":
+            self.calls = getattr(self, "calls", 0) + 1
+            if self.calls == 8 and not os.path.exists(self.killed):
+                open(self.killed, "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return error.sum(), len(error)
+
+class Torn(Net):
+    def dataset(self):
+        rank = int(os.environ.get("RANK", "0"))
+        return super().dataset()[: 50 - 10 * rank]
+"""
+
+
+def memfit(*arguments, launcher=()):
+    return subprocess.run(
+        [sys.executable, *launcher, "-m", "memfit", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "MEMFIT_COLLECTIVE_SECONDS": "30"},
+        timeout=300,
+    )
+
+
+def plan(folder: Path, *settings: str, name: str = "Net") -> Path:
+    (folder / "net.py").write_text(JOB)
+    path = folder / f"{name}{len(settings)}.toml"
+    made = memfit(
+        "plan", f"{folder}/net.py:{name}", "--global-batch", 16, "--micro-batch", 5, "--devices", 2,
+        "--memory", "64MiB", "--out", path, *settings,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    return path
+
+
+def lines(run: Path, name: str) -> list[dict]:
+    return [json.loads(line) for line in (run / f"{name}.jsonl").read_text().splitlines()]
+
+
+def test_a_killed_rank_is_started_again_and_the_run_ends_bit_for_bit_as_undisturbed(tmp_path):
+    whole, torn = tmp_path / "whole", tmp_path / "torn"
+    undisturbed = memfit("run", plan(tmp_path), "--out", whole, "--json")
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    assert "16 = 2 devices x (1 x 5 + 3), ddp, mesh data 2" in undisturbed.stderr
+    assert "50 samples, 4 optimizer steps an epoch" in undisturbed.stderr
+    launched = [
+        "run", plan(tmp_path, "--set", f"killed={tmp_path}/killed"), "--out", torn, "--save-every", 0,
+    ]  # fmt: skip
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    disturbed = memfit(*launched, launcher=torchrun)
+    assert disturbed.returncode == 0, disturbed.stderr
+    assert (tmp_path / "killed").exists()
+
+    a, b = load_file(whole / "final" / "net.safetensors"), load_file(torn / "final" / "net.safetensors")
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert lines(whole, "samples") == lines(torn, "samples")
+    applied = [(line["window"], line["rank"]) for line in lines(torn, "samples")]
+    assert applied == [(window, rank) for window in range(6) for rank in (0, 1)]
+    epoch = [i for line in lines(torn, "samples")[:8] for i in line["ids"]]
+    assert sorted(epoch) == list(range(50))
+    assert [line["global_batch_done"] for line in lines(torn, "metrics")] == [16, 16, 16, 2, 16, 16]
+    assert len(lines(torn, "metrics")[0]["measured_process_bytes_of_ranks"]) == 2
+
+
+def test_ranks_with_other_data_sets_stop_with_the_numbers_of_each(tmp_path):
+    stopped = memfit("run", plan(tmp_path, name="Torn"), "--out", tmp_path / "run")
+    assert stopped.returncode == 2
+    assert stopped.stderr.count("rank 0: 50; rank 1: 40") == 1
+    assert "Traceback" not in stopped.stderr
+
+
+def test_a_plan_names_ddp_and_the_parts_of_its_ranks(tmp_path):
+    made = read_plan(plan(tmp_path))
+    assert (made.engine, made.micro_batches) == ("ddp", [[5, 3], [5, 3]])
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_a_window_holds_the_same_samples_on_any_number_of_ranks(ranks):
+    for lengths in (None, [7 + (i * 37) % 60 for i in range(101)]):
+        size = {"size": 101, "lengths": lengths, "global_batch": 400 if lengths else 16, "micro_batch": 90}
+        one, many = Windows(**size), Windows(**size, ranks=ranks)
+        assert one.per_epoch(0) == many.per_epoch(0)
+        for number in range(one.per_epoch(0)):
+            assert sorted(one.window(number).ids) == sorted(many.window(number).ids)
+            if lengths is not None:
+                micro_batches = many.window(number).micro_batches
+                assert max(len(ids) * max(lengths[i] for i in ids) for ids in micro_batches) <= 90
+
+
+def test_ranks_share_padded_units_and_not_counts():
+    lengths = [100] * 4 + [10] * 40
+    windows = Windows(size=44, lengths=lengths, global_batch=1000, micro_batch=200, ranks=2)
+    loads = [
+        sum(len(ids) * max(lengths[i] for i in ids) for ids in share) for share in windows.window(0).ranks
+    ]  # fmt: skip
+    assert abs(loads[0] - loads[1]) <= 0.04 * sum(loads)

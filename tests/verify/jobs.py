@@ -1,0 +1,117 @@
+"""Jobs with one planted fault each, for memfit verify: python -m memfit verify tests/verify/jobs.py:Name."""
+
+import os
+from typing import ClassVar
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from memfit.job import Job, Loss, Turn
+
+
+class Sound(Job):
+    """Nothing planted: what the others change."""
+
+    clip: float | None = 1.0
+
+    def nets(self):
+        return {"net": nn.Sequential(nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 4))}
+
+    def optimizers(self, nets):
+        return {"adam": torch.optim.AdamW(nets["net"].parameters(), lr=1e-2)}
+
+    def batch(self, shape):
+        return {"x": torch.randn(shape.items, 8), "y": torch.randint(0, 4, (shape.items,))}
+
+    def loss(self, nets, batch):
+        return Loss(F.cross_entropy(nets["net"](batch["x"]), batch["y"], reduction="sum"), len(batch["y"]))
+
+
+class LocalBatchNorm(Sound):
+    def nets(self):
+        return {"net": nn.Sequential(nn.Linear(8, 24), nn.BatchNorm1d(24), nn.Tanh(), nn.Linear(24, 4))}
+
+
+class InBatchNegatives(Sound):
+    def loss(self, nets, batch):
+        a = F.normalize(nets["net"](batch["x"]), dim=1)
+        b = F.normalize(nets["net"](batch["x"].flip(1)), dim=1)
+        return Loss(F.cross_entropy(a @ b.T / 0.1, torch.arange(len(a)), reduction="sum"), len(a))
+
+
+class Dropout(Sound):
+    def nets(self):
+        return {"net": nn.Sequential(nn.Linear(8, 24), nn.Tanh(), nn.Dropout(0.3), nn.Linear(24, 4))}
+
+
+class NoiseInTheLoss(Sound):
+    def loss(self, nets, batch):
+        return super().loss(nets, {**batch, "x": batch["x"] + torch.randn_like(batch["x"])})
+
+
+class NoiseOfTheRank(Sound):
+    def loss(self, nets, batch):
+        generator = torch.Generator().manual_seed(int(os.environ.get("RANK", "0")))
+        return super().loss(nets, {**batch, "x": batch["x"] + torch.randn(batch["x"].shape, generator=generator)})
+
+
+class OwnGenerator(Sound):
+    def loss(self, nets, batch):
+        if not hasattr(self, "generator"):
+            self.generator = torch.Generator().manual_seed(0)
+        return super().loss(nets, {**batch, "x": batch["x"] + torch.randn(batch["x"].shape, generator=self.generator)})
+
+
+class MeanOfMeans(Sound):
+    def loss(self, nets, batch):
+        return Loss(F.cross_entropy(nets["net"](batch["x"]), batch["y"]), 1)
+
+
+class MeanTwice(Sound):
+    def loss(self, nets, batch):
+        return Loss(F.cross_entropy(nets["net"](batch["x"]), batch["y"]), len(batch["y"]))
+
+
+class MeanOfValid(Sound):
+    """The mean over what is valid, times the number of samples."""
+
+    def loss(self, nets, batch):
+        each = F.cross_entropy(nets["net"](batch["x"]), batch["y"], reduction="none")
+        valid = (batch["x"][:, 0] > 0).float() + 0.1
+        return Loss((each * valid).sum() / valid.sum() * len(each), len(each))
+
+
+class FixedUnits(Sound):
+    def loss(self, nets, batch):
+        return Loss(F.cross_entropy(nets["net"](batch["x"]), batch["y"], reduction="sum"), 4)
+
+
+class Unsynchronised(Sound):
+    unsynchronised: ClassVar[tuple[str, ...]] = ("judge",)
+
+    def nets(self):
+        return {**super().nets(), "judge": nn.Linear(8, 1)}
+
+    def optimizers(self, nets):
+        return {**super().optimizers(nets), "judge": torch.optim.SGD(nets["judge"].parameters(), lr=0.1)}
+
+    def turns(self, optimizers):
+        return [
+            Turn(name="net", loss=lambda nets, batch, shared: self.loss(nets, batch), optimizers=("adam",)),
+            Turn(name="judge", loss=self.judge, optimizers=("judge",)),
+        ]
+
+    def judge(self, nets, batch, shared):
+        return Loss(nets["judge"](batch["x"]).square().sum(), len(batch["x"]))
+
+
+class Hidden(Unsynchronised):
+    """The net's weights are changed in a way that no engine sees."""
+
+    unsynchronised: ClassVar[tuple[str, ...]] = ()
+
+    def judge(self, nets, batch, shared):
+        with torch.no_grad():
+            nets["judge"].weight += batch["x"].mean()
+        return super().judge(nets, batch, shared)

@@ -1,0 +1,114 @@
+"""memfit verify: a sound job passes on real ranks, and every planted fault is found and named.
+
+python -m pytest tests/verify
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from memfit.verify.additivity import split_findings
+from memfit.verify.bounds import UNIT, gradient_difference, sum_bound, weight_bounds
+from tests.verify import jobs
+
+ROOT = Path(__file__).parents[2]
+FOUND_ALONE = {
+    "Sound": [],
+    "LocalBatchNorm": [("batch_norm", "fault")],
+    "InBatchNegatives": [("in_batch", "fault")],
+    "Dropout": [("dropout", "note")],
+    "NoiseInTheLoss": [("random_draws", "note")],
+    "MeanOfMeans": [("mean_of_means", "fault")],
+    "MeanTwice": [("mean_of_means", "fault")],
+    "MeanOfValid": [("mean_of_means", "fault")],
+    "FixedUnits": [("short_window", "fault")],
+    "Hidden": [("changed_in_forward", "fault")],
+}
+BUILT_IN = ("latentsync/tiny", "musetalk/tiny", "f5_tts/tiny", "gpt_sovits/tiny")
+
+
+def verify(job: str, *arguments: str) -> tuple[int, dict]:
+    where = job if "/" in job else f"{ROOT}/tests/verify/jobs.py:{job}"
+    done = subprocess.run(
+        [sys.executable, "-m", "memfit", "verify", where, "--json", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "MEMFIT_COLLECTIVE_SECONDS": "60"},
+        timeout=900,
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", FOUND_ALONE)
+def test_what_a_split_changes_is_found_and_named(name):
+    found = split_findings(getattr(jobs, name)())
+    assert [(one.code, one.kind) for one in found] == FOUND_ALONE[name]
+
+
+def test_the_module_with_local_statistics_is_named():
+    (finding,) = split_findings(jobs.LocalBatchNorm())
+    assert "net.1" in finding.text
+
+
+def test_a_sound_job_is_the_same_on_three_ranks_to_rounding():
+    code, found = verify("Sound", "--world-sizes", "1,3")
+    assert (code, found["ok"], found["findings"]) == (0, True, [])
+    one, three = found["worlds"]
+    assert (one["world"], one["engine"], three["world"], three["engine"]) == (1, "single", 3, "ddp")
+    assert set(one["max_relative_difference"].values()) == {0.0}
+    assert 0 < three["max_relative_difference"]["gradients"] <= three["bound"]
+    assert three["bound"] == sum_bound(6)
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "exit_code"),
+    [
+        ("NoiseOfTheRank", "rank_draws", 4),
+        ("Unsynchronised", "unsynchronised", 0),
+        pytest.param("OwnGenerator", "rank_draws", 4, marks=pytest.mark.slow),
+        pytest.param("Hidden", "unsynchronised", 4, marks=pytest.mark.slow),
+    ],
+)
+def test_what_ranks_do_otherwise_is_found_and_named(name, code, exit_code):
+    returned, found = verify(name, "--world-sizes", "2", "--windows", "1")
+    assert returned == exit_code
+    assert code in [one["code"] for one in found["findings"]]
+    assert found["ok"] is (exit_code == 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_the_built_in_systems_are_the_same_on_two_and_three_ranks(name):
+    code, found = verify(name, "--world-sizes", "2,3", "--windows", "1")
+    assert code == 0, found
+    assert [world["ok"] for world in found["worlds"]] == [True, True]
+
+
+def test_two_orders_of_a_sum_differ_within_the_bound_and_a_wrong_term_does_not():
+    parts = torch.randn(16, 1000, generator=torch.Generator().manual_seed(0))
+    ours = torch.zeros(1000)
+    for part in parts:
+        ours += part
+    theirs = (parts[:5].sum(0) + parts[5:].sum(0)) + 0.0
+    magnitudes = {"net.w": parts.abs().sum(0)}
+    right = gradient_difference({"net.w": ours}, {"net.w": theirs}, magnitudes, sum_bound(16))
+    wrong = gradient_difference({"net.w": ours}, {"net.w": theirs + 1e-4}, magnitudes, sum_bound(16))
+    assert 0 < right.of_bound <= 1
+    assert wrong.of_bound > 1
+
+
+def test_a_zero_gradient_leaves_adam_a_full_step_of_room_and_sgd_none():
+    weight = torch.nn.Parameter(torch.ones(1))
+    rooms = {}
+    for kind in (torch.optim.Adam, torch.optim.SGD):
+        optimizer = kind([weight], lr=0.1)
+        gradients, magnitudes = {"net.w": torch.zeros(1)}, {"net.w": torch.ones(1)}
+        rooms[kind] = float(weight_bounds(optimizer, [["net.w"]], gradients, magnitudes, {"net.w": 1.0}, UNIT)["net.w"])
+    assert rooms[torch.optim.Adam] == pytest.approx(0.2, rel=0.2)
+    assert rooms[torch.optim.SGD] < 1e-6
