@@ -21,7 +21,7 @@ from memfit.show.report_flight import flight_section
 from memfit.show.report_memory import memory_sections
 from memfit.show.report_run import run_sections, run_verdict
 from memfit.show.rows import number, process_peaks, read_lines
-from memfit.show.terminal import headline
+from memfit.show.terminal import headline, remarks
 from memfit.show.trace_file import read_trace
 from memfit.sizes import format_size
 from memfit.train.folder import RunFolder
@@ -54,7 +54,10 @@ def prediction_report(prediction: Prediction) -> Page:
         tone=TONES[prediction.footprint.verdict],
         about=_about(prediction),
         sections=[*memory_sections(prediction, _state(job)), *_of_prediction(job, prediction)],
-        notes=[f"Parameters are not told apart by module: {problem}"] if problem else [],
+        notes=[
+            *([f"Parameters are not told apart by module: {problem}"] if problem else []),
+            *remarks(prediction.footprint),
+        ],
     )
 
 
