@@ -203,6 +203,10 @@ class Job(Settings):
         """Paths (``net.block.0``) of the modules that may be recomputed; None: the repeated blocks of every net."""
         return None
 
+    def also_checkpointable(self, nets: Nets) -> list[str]:
+        """Paths of further modules that a plan may recompute, and that ``checkpoint=all`` leaves as they are."""
+        return []
+
     def autocast(self, device: torch.device | str) -> contextlib.AbstractContextManager[Any]:
         """The autocast context of the job's precision on this device; does nothing in fp32."""
         import torch

@@ -67,18 +67,18 @@ def trace_family(job: Job, how: Tracing, like: Shape) -> TraceFamily:
 def _record(job: Job, shapes: list[Shape], how: Tracing) -> tuple[Trace, np.ndarray | None, np.ndarray, list[Call]]:
     """(the first shape's trace; bytes of the varying storages at every shape, where the events are the same; which
     these are; calls that may have scratch)."""
-    with _virtual(how.device) as virtual, as_in_a_real_run(), Tracer(virtual).recording() as tracer:
+    with on_virtual_device(how.device) as virtual, as_in_a_real_run(), Tracer(virtual).recording() as tracer:
         micro_batches = min(how.micro_batches, 2)
         with tracer.phase("setup"):
             rig = build(job, virtual.device)
             tracer.name_modules(rig.nets)
-            _categorise_state(tracer, rig)
+            categorise_state(tracer, rig)
         with recompute(rig.nets, how.checkpointing):
             for _ in range(2):
                 with tracer.phase("train"):
                     micro = synthetic_micro_batch(job, shapes[0], virtual.device, tracer)
-                    run_window(rig, [micro] * micro_batches, lambda part: _mark(tracer, rig, part))
-                    _categorise_state(tracer, rig)
+                    run_window(rig, [micro] * micro_batches, lambda part: mark(tracer, rig, part))
+                    categorise_state(tracer, rig)
         if job.validates:
             with tracer.phase("validate"):
                 _validate(rig, shapes[0], tracer)
@@ -90,7 +90,7 @@ def _record(job: Job, shapes: list[Shape], how: Tracing) -> tuple[Trace, np.ndar
             for shape in shapes[1:]:
                 with tracer.phase("train"):
                     micro = synthetic_micro_batch(job, shape, virtual.device, tracer)
-                    run_window(rig, [micro] * micro_batches, lambda part: _mark(tracer, rig, part), step=False)
+                    run_window(rig, [micro] * micro_batches, lambda part: mark(tracer, rig, part), step=False)
                 if job.validates:
                     with tracer.phase("validate"):
                         _validate(rig, shape, tracer)
@@ -141,7 +141,7 @@ def _validate_whole(rig: Rig, shape: Shape, tracer: Tracer) -> None:
 
 
 @contextmanager
-def _virtual(device: Device) -> Iterator[Virtual]:
+def on_virtual_device(device: Device) -> Iterator[Virtual]:
     try:
         with virtual_gpu(card_rules(device)) if device.is_cuda else virtual_cpu() as virtual:
             yield virtual
@@ -200,7 +200,7 @@ def validate_once(rig: Rig, fetch: Any, mark: Any) -> Any:
         return rig.job.validate(rig.nets, batch)
 
 
-def _mark(tracer: Tracer, rig: Rig, part: str) -> None:
+def mark(tracer: Tracer, rig: Rig, part: str) -> None:
     for net in rig.nets.values():
         for parameter in net.parameters():
             if parameter.grad is not None:
@@ -208,7 +208,7 @@ def _mark(tracer: Tracer, rig: Rig, part: str) -> None:
     tracer.mark(part)
 
 
-def _categorise_state(tracer: Tracer, rig: Rig) -> None:
+def categorise_state(tracer: Tracer, rig: Rig) -> None:
     for net in rig.nets.values():
         trained = is_trained(net)
         for parameter in net.parameters():

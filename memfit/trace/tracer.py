@@ -58,6 +58,8 @@ class Tracer(TorchDispatchMode):
         self.calls: list[scratch.Call] = []
         """Calls that take memory inside of themselves."""
         self.marks: list[tuple[int, str]] = []
+        self.descriptions: list[scratch.Key | None] | None = None
+        """Of every operator, the call from which it can be made again, where a list is put here."""
         self.part = "setup"
         self._ids: dict[int, int] = {}
         self._keys: dict[int, int] = {}
@@ -225,6 +227,8 @@ class Tracer(TorchDispatchMode):
                 moved += sum(each.numel() * each.itemsize for each in one if isinstance(each, Tensor))
         work = flops(*args, **kwargs, out_val=out) if flops else 0
         self.op_rows.append((str(func), self._current_module(node), self.part, work, moved))
+        if self.descriptions is not None:
+            self.descriptions.append(scratch.describe(func, args, kwargs))
 
     def _note_scratch(self, func: Any, args: Any, kwargs: Any, node: Any) -> None:
         """What the operator took inside of itself: on a CPU to be measured, on CUDA as its libraries' code has it."""
