@@ -90,6 +90,8 @@ class Job(Settings):
     """Decay of an exponential moving average of the trained nets, kept on rank 0; None: no average."""
     windows: int = 20
     """Optimizer steps of ``memfit run`` without --windows."""
+    validate_every: int = 10
+    """Windows between validations of ``memfit run``, where ``validate`` is written; 0: none."""
 
     def __init__(self, **values: Any) -> None:
         super().__init__(**values)
@@ -98,6 +100,7 @@ class Job(Settings):
             ("clip", self.clip is None or self.clip > 0, "more than 0, or none"),
             ("ema", self.ema is None or 0 <= self.ema < 1, "at least 0 and less than 1, or none"),
             ("windows", self.windows >= 1, "1 or more"),
+            ("validate_every", self.validate_every >= 0, "0 (no validation) or more"),
         ):
             if not fine:
                 raise InputError(
@@ -174,6 +177,8 @@ class Job(Settings):
         """What ``validate`` is given; by default a batch of the training micro-batch's shape."""
         return self.batch(shape)
 
+    net_phases: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Phases (train, validate) that use a net, for nets that not every phase uses."""
     validates: ClassVar[bool] = False
     """True where ``validate`` is written."""
 

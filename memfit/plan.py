@@ -16,6 +16,8 @@ from memfit.job import Precision
 VERSION = 1
 MODES = ("keep", "selective", "full", "offload")
 """What a plan may do with what a module's forward saves for its backward."""
+PLACES = {"validation": ("here", "process", "skip"), "saving": ("here",)}
+"""Where a phase may run."""
 ENGINES = ("single", "ddp", "fsdp2", "zero1", "zero2", "zero3")
 PRECISIONS = typing.get_args(Precision)
 
@@ -29,6 +31,22 @@ class Lever:
     saves_bytes: int
     costs: str
     reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhasePolicy:
+    """What makes room for validation or saving; everything is put back afterwards. The defaults cost nothing."""
+
+    where: str = "here"
+    """here, process (validation alone: a process of its own reads the newest checkpoint), or skip."""
+    gradients: str = "free"
+    """free: those that the last window left behind; keep."""
+    optimizer: str = "keep"
+    """aside: its state waits on the host (of a CPU run: in a file); keep."""
+    items: int | None = None
+    """Items of one validation batch; absent: as many as a training micro-batch holds."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """The job's settings that hold in this phase alone: a decoder's slice, say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +70,12 @@ class Plan:
     seed: int
     checkpointing: dict[str, str] = field(default_factory=dict)
     """Mode by module path; modules that are not named keep what they save."""
+    validate_every: int | None = None
+    """Windows between validations, 0: none; absent: the job's own."""
+    validation: PhasePolicy = field(default_factory=PhasePolicy)
+    saving: PhasePolicy = field(default_factory=PhasePolicy)
+    idle_nets: str = "keep"
+    """aside: nets wait on the host (of a CPU run: in a file) in phases that do not use them (``Job.net_phases``); keep."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Why each choice was made."""
     levers: list[Lever] = field(default_factory=list)
@@ -68,7 +92,9 @@ def write_plan(plan: Plan, path: str | Path) -> None:
     import tomli_w
 
     values = {key: value for key, value in asdict(plan).items() if value is not None}
-    values["settings"] = {key: value for key, value in values["settings"].items() if value is not None}
+    values["settings"] = _without_none(values["settings"])
+    for phase in PLACES:
+        values[phase] = _without_none(values[phase])
     for phase in values["phases"].values():
         phase.pop("seconds", None)
     text = tomli_w.dumps({"memfit_plan": VERSION, **values})
@@ -128,6 +154,7 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "bool": (bool, "true or false"),
     "dict": (dict, "a table"),
     "list": (list, "a list"),
+    "PhasePolicy": (dict, "a table"),
 }
 
 
@@ -137,6 +164,10 @@ def _checked(values: dict[str, Any], path: str) -> Plan:
     for name, least in {"budget_bytes": 1, "global_batch": 1, "micro_batch": 1, "seed": 0}.items():
         if values[name] < least:
             raise InputError(f"plan file {path}: {name} = {values[name]}", f"less than {least}", _AGAIN)
+    every = values.get("validate_every", 0)
+    if every < 0:
+        raise InputError(f"plan file {path}: validate_every = {every}", "less than 0", "write 0 for no validation")
+    _check_word(f"plan file {path}: idle_nets", values.get("idle_nets", "keep"), ("keep", "aside"))
     _check_word(f"plan file {path}: precision", values["precision"], PRECISIONS)
     _check_word(f"plan file {path}: engine", values["engine"], ENGINES)
     for module, mode in values.get("checkpointing", {}).items():
@@ -160,10 +191,29 @@ def _checked(values: dict[str, Any], path: str) -> Plan:
         if not isinstance(lever, dict):
             raise InputError(f"plan file {path}: levers", f"{lever!r} is not a table", _AGAIN)
         _check_keys(lever, Lever, f"plan file {path}: levers")
-    return Plan(**{**values, "levers": [Lever(**lever) for lever in values.get("levers", [])]})
+    policies = {phase: _policy(values[phase], phase, path) for phase in PLACES if phase in values}
+    return Plan(**{**values, **policies, "levers": [Lever(**lever) for lever in values.get("levers", [])]})
 
 
-def _check_keys(values: Mapping[str, Any], kind: type[Plan] | type[Lever], where: str) -> None:
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _policy(values: Any, phase: str, path: str) -> PhasePolicy:
+    where = f"plan file {path}: {phase}"
+    if not isinstance(values, dict):
+        raise InputError(f"{where} = {values!r}", "not a table", _AGAIN)
+    _check_keys(values, PhasePolicy, where)
+    policy = PhasePolicy(**values)
+    _check_word(f"{where}.where", policy.where, PLACES[phase])
+    _check_word(f"{where}.gradients", policy.gradients, ("free", "keep"))
+    _check_word(f"{where}.optimizer", policy.optimizer, ("aside", "keep"))
+    if policy.items is not None and policy.items < 1:
+        raise InputError(f"{where}.items = {policy.items}", "less than 1", "write 1 or more, or take the key out")
+    return policy
+
+
+def _check_keys(values: Mapping[str, Any], kind: type[Any], where: str) -> None:
     """No key unknown, none missing, each of its type."""
     known = {one.name: one for one in fields(kind)}
     for key, value in values.items():

@@ -71,6 +71,7 @@ class Stage1(Job):
     """Frames that the VAE decodes at once in validation."""
     inference_steps: int = 20
     guidance: float = 1.5
+    validate_every: int = 10_000
     clips: int = 64
     """Clips of drawn talking faces in the data set."""
 
@@ -348,6 +349,7 @@ class Tiny(Stage2):
     draws: Literal["step", "sample"] = "sample"
     validation_frames: int = 24
     inference_steps: int = 4
+    validate_every: int = 10
     clips: int = 16
 
     sync_size: ClassVar[tuple[int, int]] = (32, 64)

@@ -38,6 +38,9 @@ CHANGES = {
     "an unknown engine": ('engine = "single"', 'engine = "tripple"', "write single"),
     "an unknown mode": ("[checkpointing]", '[checkpointing]\nnet = "keeps"', "write keep"),
     "a lever of other keys": ("taken = true", "took = true", "levers"),
+    "an unknown place": ('where = "here"', 'where = "hear"', "write here"),
+    "a policy of other keys": ('gradients = "free"', 'gradient = "free"', "write gradients"),
+    "an unknown wait": ('idle_nets = "keep"', 'idle_nets = "host"', "idle_nets"),
     "a phase that is none": ("[phases.train]", "[phases]\nvalidate = 3\n[phases.train]", "phases.validate"),
 }
 
