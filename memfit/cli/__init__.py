@@ -14,6 +14,7 @@ VERBS = {
     "jobs": "Built-in jobs and their parameter counts, net by net.",
     "predict": "Does it fit? The memory of training, validation and saving.",
     "plan": "The best way to fit a global batch, and why.",
+    "calibrate": "This machine's rates, and its card's context, measured once and kept.",
     "run": "Train a plan inside its memory budget.",
     "report": "A run, a plan or a trace as one HTML file.",
     "audit": "Count what a sampler, loader or loop really gives to each rank.",

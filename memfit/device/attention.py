@@ -2,6 +2,8 @@
 
 The rules are those of ATen/native/transformers/cuda/sdp_utils.cpp and attention.cpp. What each kernel keeps for
 backward follows from its own meta kernel and derivative; backward's scratch is in ``memfit.device.workspace``.
+Up to torch 2.13 the efficient kernel takes no grouped heads (pytorch/pytorch pull request 191085 adds them later): in
+float32, or with a mask, grouped-query attention is the math kernel's.
 Left out: nested tensors, FlashAttention 3 and FP8, deterministic algorithms.
 """
 
@@ -101,7 +103,7 @@ def _efficient(
     card: CardRules, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float,
     is_causal: bool, enable_gqa: bool,
 ) -> bool:  # fmt: skip
-    if not (5, 0) <= card.compute_capability <= (12, 1) or not _fused_at_all(query, key, value, enable_gqa):
+    if not (5, 0) <= card.compute_capability <= (12, 1) or not _fused_at_all(query, key, value, enable_gqa=False):
         return False
     newer = card.compute_capability >= (8, 0)
     if query.dtype not in (torch.float32, torch.float16) and not (newer and query.dtype is torch.bfloat16):

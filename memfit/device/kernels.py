@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch._meta_registrations
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -74,6 +75,17 @@ def cuda_outputs(func: Any, args: Any, out: Any) -> Any:
     return out
 
 
+def _recurrent_cell_fits(
+    input_gates: Tensor, hidden_gates: Tensor, input_bias: Tensor | None, hidden_bias: Tensor | None, factor: int,
+    prev_hidden: Tensor,
+) -> None:  # fmt: skip
+    """What torch's shape function of a recurrent cell checks, which fails on a cell without biases."""
+    torch._check(input_gates.shape == hidden_gates.shape)
+    torch._check(prev_hidden.numel() * factor == input_gates.numel())
+    for bias in (input_bias, hidden_bias):
+        torch._check(bias is None or bias.numel() == input_gates.size(1))
+
+
 @contextlib.contextmanager
 def cuda_kernels() -> Iterator[None]:
     """The operators above are one operator each on the virtual device, GRU's cell has shapes, and convolutions have
@@ -87,6 +99,7 @@ def cuda_kernels() -> Iterator[None]:
 
     with (
         replaced(torch._C, _conv_determine_backend_memory_format=layout),
+        replaced(torch._meta_registrations, rnn_cell_checkSizes=_recurrent_cell_fits),
         torch.library._scoped_library("aten", "IMPL", "PrivateUse1") as library,
         torch.library._scoped_library("aten", "IMPL", "AutogradPrivateUse1") as composites,
         torch.library._scoped_library("aten", "IMPL", "Meta") as shapes,

@@ -6,6 +6,7 @@ what a call costs beyond itself in a busy process (cold caches, other threads).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 import time
@@ -18,6 +19,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memfit.apply.recompute import recompute
+from memfit.cache import keep, read_kept
 from memfit.trace import scratch
 from memfit.trace.scratch import Key
 
@@ -29,15 +31,16 @@ MOST = 5
 
 def durations(keys: set[Key]) -> dict[Key, float | None]:
     """Seconds of calls, from the disk where they were timed before; None where a call cannot be made again."""
-    store = scratch.store("durations")
-    known: dict[Key, float | None] = scratch.read(store)
+    place = scratch.store("durations")
+    known: dict[Key, float | None] = read_kept(place)
     missing = sorted(keys - known.keys())
     if missing:
         with _disable_current_modes(), torch.no_grad():
             before = torch.default_generator.get_state()
             known |= {key: _timed(key) for key in missing}
             torch.default_generator.set_state(before)
-        scratch.write(store, known)
+        with contextlib.suppress(OSError):
+            keep(place, known)
     return {key: known[key] for key in keys}
 
 
@@ -81,13 +84,14 @@ def overheads() -> dict[str, list[float]]:
     Autograd's hooks and, for ``selective``, a Python mode around every operator. Measured once on this machine.
     """
     place = scratch.store("overheads")
-    known: dict[str, list[float]] = scratch.read(place)
+    known: dict[str, list[float]] = read_kept(place)
     if not known:
         with _disable_current_modes():
             before = torch.default_generator.get_state()
             known = _measured_overheads()
             torch.default_generator.set_state(before)
-        scratch.write(place, known)
+        with contextlib.suppress(OSError):
+            keep(place, known)
     return known
 
 

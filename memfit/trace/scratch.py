@@ -6,12 +6,11 @@ read; the answer is kept on disk, since it depends only on the torch build, the 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import os
 import platform
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from memfit.cache import keep, read_kept
 from memfit.device.measure import AllocatorEvents
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 
@@ -84,32 +84,13 @@ def with_scratch(trace: Trace, calls: Iterable[Call]) -> Trace:
 def measure(keys: set[Key]) -> dict[Key, int]:
     """Scratch bytes of calls, from the disk where they were measured before."""
     place = store("scratch")
-    known: dict[Key, int] = read(place)
+    known: dict[Key, int] = read_kept(place)
     missing = sorted(keys - known.keys())
     if missing:
         known |= _measure_really(missing)
-        write(place, known)
+        with contextlib.suppress(OSError):
+            keep(place, known)
     return {key: known[key] for key in keys}
-
-
-def read(store: Path) -> dict[Key, Any]:
-    """What was measured before; nothing where the file cannot be read."""
-    try:
-        known: dict[Key, Any] = json.loads(store.read_text())
-    except (OSError, json.JSONDecodeError):
-        return {}
-    return known
-
-
-def write(store: Path, known: dict[Key, Any]) -> None:
-    """Keeps what was measured, where that is possible."""
-    try:
-        store.parent.mkdir(parents=True, exist_ok=True)
-        beside = store.with_suffix(f".{os.getpid()}")
-        beside.write_text(json.dumps(known))
-        beside.replace(store)
-    except OSError:
-        pass
 
 
 def _measure_really(keys: list[Key]) -> dict[Key, int]:
@@ -160,10 +141,9 @@ def real(value: Any) -> Any:
     return value
 
 
-def store(what: str) -> Path:
-    """The file of what was measured on this processor, with this build of torch and so many threads."""
+def store(what: str) -> str:
+    """The kept file of what was measured on this processor, with this build of torch and so many threads."""
     build = (torch.__version__, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads())
     machine = (platform.processor(), platform.machine())
     name = hashlib.sha256(repr((build, machine)).encode()).hexdigest()[:16]
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(cache) / "memfit" / f"{what}-{name}.json"
+    return f"{what}-{name}.json"

@@ -167,11 +167,14 @@ def test_rms_norm_keeps_its_input_and_a_number_per_row(monkeypatch, cured):
     assert kept == 4 * 256 + 256 + 4 if cured else kept > 2 * 4 * 256
 
 
-@pytest.mark.parametrize(("kind", "bias"), [(nn.LSTM, True), (nn.GRU, True), (nn.GRU, False), (nn.RNN, True)])
-def test_recurrent_nets_run(gpu, kind, bias):
-    net = kind(6, 8, num_layers=2, bias=bias, batch_first=True, bidirectional=True).to(gpu.device)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "options"), [(nn.LSTM, {}), (nn.LSTM, {"proj_size": 4}), (nn.GRU, {}), (nn.RNN, {"dropout": 0.1})]
+)
+def test_recurrent_nets_run(gpu, kind, options, bias):
+    net = kind(6, 8, num_layers=2, bias=bias, batch_first=True, bidirectional=True, **options).to(gpu.device)
     out, _ = net(torch.ones(3, 5, 6, device=gpu.device))
-    assert out.shape == (3, 5, 16)
+    assert out.shape == (3, 5, 2 * options.get("proj_size", 8))
     out.sum().backward()
     assert all(p.grad.shape == p.shape for p in net.parameters())
 
