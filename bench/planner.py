@@ -26,7 +26,7 @@ from memfit.apply.recompute import recompute
 from memfit.device.catalogue import find_device
 from memfit.device.measure import AllocatorEvents
 from memfit.job import Nets, Shape
-from memfit.planner.fitting import Fitting, open_fitting
+from memfit.planner.fitting import open_fitting
 from memfit.trace.session import MicroTrace
 from memfit.trace.step import Tracing
 
@@ -62,23 +62,22 @@ def bench(name: str, job: Plain, shape: Shape, rounds: int, compiled: bool) -> l
     """One net's rows: everything kept, the budgets, every block recomputed."""
     torch.manual_seed(0)
     nets = job.nets()
+    resident = 2 * sum(p.numel() * p.itemsize for net in nets.values() for p in net.parameters())
+    unlimited = measured(job, nets, shape, {})
+    budgets = {percent: resident + (unlimited - resident) * percent // 100 for percent in BUDGETS}
     begin = time.perf_counter()
-    with open_fitting(job, Tracing(device=find_device("cpu")), shape) as fitting:
-        layout = fitting.observed(shape, accumulated=True).layout
-        every = {block.path: "full" for block in layout.blocks}
-        resident = 2 * sum(p.numel() * p.itemsize for net in nets.values() for p in net.parameters())
-        unlimited = measured(job, nets, shape, {})
-        rows = [_row("all kept", {}, 0, traced(fitting, shape, {}), unlimited, resident)]
-        for percent in BUDGETS:
-            budget = resident + (unlimited - resident) * percent // 100
-            rows.append(within(fitting, job, nets, shape, budget, percent, resident))
-        rows.append(_row("all recomputed", every, 0, traced(fitting, shape, every), measured(job, nets, shape, every), resident))
+    every, predicted = extremes(job, shape)
+    chosen = select(job, shape, budgets)
     took = time.perf_counter() - begin
+    rows = [_row("all kept", {}, 0, predicted[0], unlimited, resident)]
+    for percent, budget in budgets.items():
+        rows.append(within(job, nets, shape, budget, percent, resident, *chosen[percent]))
+    rows.append(_row("all recomputed", every, 0, predicted[1], measured(job, nets, shape, every), resident))
     times: list[list[float]] = [[] for _ in rows]
     for _ in range(rounds):
         for row, seen in zip(rows, times, strict=True):
             seen.append(seconds(job, nets, shape, row["modes"]))
-    print(f"\n{name}: {(unlimited - resident) / MIB:.1f} MiB of activations, {len(layout.blocks)} blocks; chosen in {took:.0f} s")
+    print(f"\n{name}: {(unlimited - resident) / MIB:.1f} MiB of activations, {len(every)} blocks; chosen in {took:.0f} s")
     print(f"{'':22}{'% bytes':>8}{'predicted':>10}{'measured':>10}{'/ kept':>8}{'/ recomputed':>13}  corrections")
     for row, seen in zip(rows, times, strict=True):
         row["seconds"] = statistics.median(seen)
@@ -98,22 +97,40 @@ def bench(name: str, job: Plain, shape: Shape, rounds: int, compiled: bool) -> l
     return rows
 
 
+def extremes(job: Plain, shape: Shape) -> tuple[dict[str, str], tuple[int, int]]:
+    """(every block recomputed; predicted bytes with everything kept and with everything recomputed)."""
+    with open_fitting(job, Tracing(device=find_device("cpu")), shape) as fitting:
+        layout = fitting.observed(shape, accumulated=True).layout
+        every = {block.path: "full" for block in layout.blocks}
+        kept, recomputed = (peak_of(fitting.trace(shape, modes, accumulated=True)) for modes in ({}, every))
+    return every, (kept, recomputed)
+
+
+def select(job: Plain, shape: Shape, budgets: Mapping[int, int]) -> dict[int, tuple[dict[str, str], int]]:
+    """The modes chosen for each budget, and the bytes predicted."""
+    found = {}
+    with open_fitting(job, Tracing(device=find_device("cpu")), shape) as fitting:
+        for percent, budget in budgets.items():
+            chosen = fitting.select(shape, budget, peak_of, accumulated=True)
+            if chosen is None:
+                lowest = fitting.lowest(shape, peak_of, accumulated=True).peak
+                raise SystemExit(f"{percent} % ({budget} bytes) is under the floor of {lowest}")
+            found[percent] = (dict(chosen.modes), chosen.peak)
+    return found
+
+
 def within(
-    fitting: Fitting, job: Plain, nets: Nets, shape: Shape, budget: int, percent: int, resident: int
+    job: Plain, nets: Nets, shape: Shape, budget: int, percent: int, resident: int, modes: dict[str, str], peak: int
 ) -> dict[str, Any]:
     """The selection for a budget; corrected once by the measurement, where that is above the prediction."""
-    short = 0
-    for corrections in range(2):
-        chosen = fitting.select(shape, budget - short, peak_of, accumulated=True)
-        if chosen is None:
-            raise SystemExit(f"{percent} % is under the floor: {fitting.lowest(shape, peak_of, accumulated=True).peak}")
-        seen = measured(job, nets, shape, chosen.modes)
-        row = _row(f"{percent} %", dict(chosen.modes), budget, chosen.peak + short, seen, resident)
-        row |= {"percent": percent, "corrections": corrections}
-        if seen <= row["predicted"]:
-            break
-        short = seen - chosen.peak
-    return row
+    seen, corrections = measured(job, nets, shape, modes), 0
+    if seen > peak:
+        short, corrections = seen - peak, 1
+        modes, peak = select(job, shape, {percent: budget - short})[percent]
+        peak += short
+        seen = measured(job, nets, shape, modes)
+    row = _row(f"{percent} %", modes, budget, peak, seen, resident)
+    return row | {"percent": percent, "corrections": corrections}
 
 
 def _row(name: str, modes: Mapping[str, str], budget: int, predicted: int, seen: int, resident: int) -> dict[str, Any]:
@@ -127,11 +144,6 @@ def peak_of(found: MicroTrace) -> int:
     """Highest live bytes of a traced micro-batch."""
     trace = found.trace
     return int(np.cumsum(trace.kind.astype(np.int64) * trace.nbytes[trace.storage]).max())
-
-
-def traced(fitting: Fitting, shape: Shape, modes: Mapping[str, str]) -> int:
-    """Predicted bytes."""
-    return peak_of(fitting.trace(shape, modes, accumulated=True))
 
 
 def measured(job: Plain, nets: Nets, shape: Shape, modes: Mapping[str, str]) -> int:
