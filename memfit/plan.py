@@ -18,6 +18,8 @@ MODES = ("keep", "selective", "full", "offload")
 """What a plan may do with what a module's forward saves for its backward."""
 PLACES = {"validation": ("here", "process", "skip"), "saving": ("here",)}
 """Where a phase may run."""
+IMPLEMENTATIONS = ("job", "loop", "foreach", "fused")
+"""How the optimizers' steps are carried out: as the job has it, or so where they can be."""
 ENGINES = ("single", "ddp", "fsdp2", "zero1", "zero2", "zero3")
 PRECISIONS = typing.get_args(Precision)
 
@@ -31,6 +33,12 @@ class Lever:
     saves_bytes: int
     costs: str
     reason: str
+    saves: dict[str, int] = field(default_factory=dict)
+    """Bytes saved at each phase's peak."""
+    seconds: float | None = None
+    """What it costs in time, of one window; absent where that is not known. Negative: it is faster."""
+    changes_learning: bool = False
+    """Whether other weights are learned with it, beyond rounding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +82,8 @@ class Plan:
     """Windows between validations, 0: none; absent: the job's own."""
     validation: PhasePolicy = field(default_factory=PhasePolicy)
     saving: PhasePolicy = field(default_factory=PhasePolicy)
+    implementation: str = "job"
+    """Of the optimizers' steps: job, loop, foreach or fused, see ``memfit.apply.implementation``."""
     idle_nets: str = "keep"
     """aside: nets wait on the host (of a CPU run: in a file) in phases that do not use them (``Job.net_phases``); keep."""
     reasons: dict[str, str] = field(default_factory=dict)
@@ -168,6 +178,7 @@ def _checked(values: dict[str, Any], path: str) -> Plan:
     if every < 0:
         raise InputError(f"plan file {path}: validate_every = {every}", "less than 0", "write 0 for no validation")
     _check_word(f"plan file {path}: idle_nets", values.get("idle_nets", "keep"), ("keep", "aside"))
+    _check_word(f"plan file {path}: implementation", values.get("implementation", "job"), IMPLEMENTATIONS)
     _check_word(f"plan file {path}: precision", values["precision"], PRECISIONS)
     _check_word(f"plan file {path}: engine", values["engine"], ENGINES)
     for module, mode in values.get("checkpointing", {}).items():

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from memfit.apply.implementation import with_implementation
 from memfit.errors import InputError
 from memfit.job import Job, Nets
 
@@ -34,8 +35,11 @@ class Rig:
         return [p for name in optimizers for group in self.optimizers[name].param_groups for p in group["params"]]
 
 
-def build(job: Job, device: torch.device | str) -> Rig:
+def build(job: Job, device: torch.device | str, implementation: str = "job") -> Rig:
     """Builds a job on a device.
+
+    Args:
+        implementation: of the optimizers' steps, as a plan has it.
 
     Raises:
         InputError: nets or optimizers are missing or not what they should be, naming which.
@@ -48,6 +52,7 @@ def build(job: Job, device: torch.device | str) -> Rig:
         net.to(device)
     optimizers = job.optimizers(nets)
     _check_optimizers(job, nets, optimizers)
+    optimizers = with_implementation(optimizers, implementation)
     rig = Rig(job=job, device=device, nets=nets, optimizers=optimizers)
     rig.schedules = dict(job.schedules(optimizers, job.windows))
     if job.precision == "fp16":

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from memfit.apply.recompute import recompute
+from memfit.apply.room import room, with_settings
 from memfit.apply.rig import Rig, build, is_trained, tensors_in
 from memfit.apply.window import MicroBatch, run_window
 from memfit.device.catalogue import Device
@@ -22,6 +23,7 @@ from memfit.device.virtual import Virtual, virtual_cpu, virtual_gpu
 from memfit.errors import InputError
 from memfit.events import CATEGORIES, Trace
 from memfit.job import Job, Shape
+from memfit.plan import PhasePolicy
 from memfit.trace.family import TraceFamily, cut, fit, sample_shapes, storages_in, varying
 from memfit.trace.scratch import Call, with_scratch
 from memfit.trace.tracer import Tracer
@@ -36,12 +38,17 @@ class Tracing:
         micro_batches: micro-batches in a window; above two the further ones repeat the second.
         checkpointing: mode by module path, see ``memfit.apply.recompute``.
         scratch: whether a trace of one shape has what operators allocate inside of themselves.
+        implementation: of the optimizers' steps, as a plan has it.
     """
 
     device: Device
     micro_batches: int = 1
     checkpointing: Mapping[str, str] = field(default_factory=dict)
     scratch: bool = True
+    implementation: str = "job"
+    validation: PhasePolicy = PhasePolicy(gradients="keep")
+    """What makes room for validation; by default nothing does."""
+    saving: PhasePolicy = PhasePolicy(gradients="keep")
 
 
 def trace_job(job: Job, shape: Shape, how: Tracing) -> Trace:
@@ -70,7 +77,7 @@ def _record(job: Job, shapes: list[Shape], how: Tracing) -> tuple[Trace, np.ndar
     with on_virtual_device(how.device) as virtual, as_in_a_real_run(), Tracer(virtual).recording() as tracer:
         micro_batches = min(how.micro_batches, 2)
         with tracer.phase("setup"):
-            rig = build(job, virtual.device)
+            rig = build(job, virtual.device, how.implementation)
             tracer.name_modules(rig.nets)
             categorise_state(tracer, rig)
         with recompute(rig.nets, how.checkpointing):
@@ -79,10 +86,10 @@ def _record(job: Job, shapes: list[Shape], how: Tracing) -> tuple[Trace, np.ndar
                     micro = synthetic_micro_batch(job, shapes[0], virtual.device, tracer)
                     run_window(rig, [micro] * micro_batches, lambda part: mark(tracer, rig, part))
                     categorise_state(tracer, rig)
-        if job.validates:
-            with tracer.phase("validate"):
-                _validate(rig, shapes[0], tracer)
-        with tracer.phase("save"):
+        if job.validates and how.validation.where == "here":
+            with tracer.phase("validate"), room(rig, how.validation):
+                _validate(rig, shapes[0], tracer, how.validation)
+        with tracer.phase("save"), room(rig, how.saving):
             tracer.mark("save")
             job.saved(rig.nets, rig.optimizers)
         phases = list(tracer.phases)
@@ -91,9 +98,9 @@ def _record(job: Job, shapes: list[Shape], how: Tracing) -> tuple[Trace, np.ndar
                 with tracer.phase("train"):
                     micro = synthetic_micro_batch(job, shape, virtual.device, tracer)
                     run_window(rig, [micro] * micro_batches, lambda part: mark(tracer, rig, part), step=False)
-                if job.validates:
-                    with tracer.phase("validate"):
-                        _validate(rig, shape, tracer)
+                if job.validates and how.validation.where == "here":
+                    with tracer.phase("validate"), room(rig, how.validation):
+                        _validate(rig, shape, tracer, how.validation)
         return *_split(tracer, phases, len(shapes)), tracer.calls
 
 
@@ -130,10 +137,13 @@ def _split(
     return first, np.stack([np.concatenate([row, row]) for row in sizes]), np.concatenate([base, earlier])
 
 
-def _validate(rig: Rig, shape: Shape, tracer: Tracer) -> None:
+def _validate(rig: Rig, shape: Shape, tracer: Tracer, policy: PhasePolicy) -> None:
     """Loops of the validation whose turns do the same run their first two turns and their last."""
-    with replaced(rig.job, repeats=lambda count: range(count) if count < 4 else (0, 1, count - 1)):
-        _validate_whole(rig, shape, tracer)
+    asked = replace(rig, job=with_settings(rig.job, policy.settings))
+    if policy.items is not None:
+        shape = Shape(items=min(policy.items, shape.items), length=shape.length)
+    with replaced(asked.job, repeats=lambda count: range(count) if count < 4 else (0, 1, count - 1)):
+        _validate_whole(asked, shape, tracer)
 
 
 def _validate_whole(rig: Rig, shape: Shape, tracer: Tracer) -> None:
