@@ -177,6 +177,8 @@ class Job(Settings):
         """What ``validate`` is given; by default a batch of the training micro-batch's shape."""
         return self.batch(shape)
 
+    validation_levers: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """What makes validation smaller and not otherwise: a name, and the settings that do it. The least costly first."""
     net_phases: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Phases (train, validate) that use a net, for nets that not every phase uses."""
     validates: ClassVar[bool] = False

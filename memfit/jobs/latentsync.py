@@ -85,6 +85,10 @@ class Stage1(Job):
     """Upstream's engine: DDP with its own gradient buckets, on a single card too."""
     ddp_at_world_1: ClassVar[bool] = True
     gradients_live_through_validation: ClassVar[bool] = True
+    validation_levers: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "sliced decode in validation": {"validation_decode": 1},
+        "validation frames on the host": {"validation_keeps": "host"},
+    }
     net_phases: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "detector": ("validate",),
         "evaluator": ("validate",),

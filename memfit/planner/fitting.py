@@ -56,10 +56,39 @@ class Fitting:
         self._layout: Layout | None = None
         self._observed: dict[tuple[Shape, bool], Observed] = {}
         self._problems: dict[tuple[Shape, bool], Problem] = {}
+        self._kept: dict[tuple[Shape, bool], MicroTrace] = {}
 
     def trace(self, shape: Shape, modes: Mapping[str, str], *, accumulated: bool) -> MicroTrace:
         """One micro-batch under these modes."""
         return self.session.micro_batch(shape, modes, accumulated=accumulated)
+
+    def kept(self, shape: Shape, *, accumulated: bool) -> MicroTrace:
+        """One micro-batch with everything kept."""
+        key = (shape, accumulated)
+        if key not in self._kept:
+            self._kept[key] = self.trace(shape, {}, accumulated=accumulated)
+        return self._kept[key]
+
+    def work(self, traced: MicroTrace) -> np.ndarray:
+        """Of each operator, what drafts are ranked by where no rates are known: the time on some card."""
+        return traced.trace.operator_flops * 1e-14 + traced.trace.operator_bytes * 1e-12
+
+    def resident(self, traced: MicroTrace) -> int:
+        """Process bytes before the micro-batch."""
+        outside = (self.device.context_bytes or 0) if self.device.is_cuda else 0
+        return int(traced.trace.nbytes[traced.trace.made_by < 0].sum()) + outside
+
+    @property
+    def knows_rates(self) -> bool:
+        """Whether seconds are known."""
+        return not self.device.is_cuda or (self.device.fp32_flops is not None and self.device.bandwidth is not None)
+
+    def step_seconds(self) -> float:
+        """Of the optimizers' step."""
+        traced = self.session.optimizer_step()
+        assert traced is not None
+        seconds = self.seconds(traced)
+        return float(self.work(traced).sum() if seconds is None else seconds.sum())
 
     def seconds(self, traced: MicroTrace) -> np.ndarray | None:
         """Of each operator; None where the device's rates are not known."""
@@ -82,15 +111,14 @@ class Fitting:
 
     def _observe(self, shape: Shape, accumulated: bool) -> Observed:
         rig = self.session.rig
-        kept = self.trace(shape, {}, accumulated=accumulated)
+        kept = self.kept(shape, accumulated=accumulated)
         if self._layout is None:
             self._layout = with_parts(blocks_of(rig.job, rig.nets), rig.nets, kept_by_module(kept.trace))
         layout = self._layout
 
         def seen(traced: MicroTrace) -> Observation:
             seconds = self.seconds(traced)
-            work = traced.trace.operator_flops + traced.trace.operator_bytes
-            return observe(traced.trace, work * 1e-12 if seconds is None else seconds, layout)
+            return observe(traced.trace, self.work(traced) if seconds is None else seconds, layout)
 
         def under(paths: list[str], mode: str) -> Observation:
             return seen(self.trace(shape, dict.fromkeys(paths, mode), accumulated=accumulated))
@@ -120,16 +148,17 @@ class Fitting:
         return np.bincount(unit[(unit >= 0) & forward], minlength=len(layout.units))
 
     def select(
-        self, shape: Shape, budget: int, peak_of: Callable[[MicroTrace], int], *, accumulated: bool
+        self, shape: Shape, budget: int, peak_of: Callable[[MicroTrace], int], *, accumulated: bool, outside: float = 0
     ) -> Selection | None:
         """The fastest choice whose traced peak is within the budget; None where none is.
 
         Args:
             peak_of: the bytes that a traced micro-batch takes, to be held against the budget.
+            outside: how much of them should be no tensor's.
         """
         problem = self.problem(shape, accumulated=accumulated)
         best: Selection | None = None
-        aim, tried = float(budget), set()
+        aim, tried = budget - outside, set()
         for _ in range(ROUNDS):
             choice = solve(problem, aim) or (floor(problem) if best is None else None)
             if choice is None or tuple(choice) in tried:

@@ -45,6 +45,8 @@ class Observation:
     total_seconds: float
     peak: float
     """Of the turns' forwards and backwards."""
+    resident: float
+    """Bytes that are there before the micro-batch."""
     unit_alive: np.ndarray
     """float (turns, 2, units, units): what is alive of each unit (last) at a unit's own peak."""
     block_alive: np.ndarray
@@ -77,6 +79,7 @@ def observe(trace: Trace, seconds: np.ndarray, layout: Layout) -> Observation:
         seconds=np.bincount(unit_of[unit_of >= 0], weights=seconds[unit_of >= 0], minlength=units),
         total_seconds=float(seconds.sum()),
         peak=float(live[np.isin(trace.operator, np.flatnonzero(turn_of < turns))].max(initial=0)),
+        resident=float(trace.nbytes[trace.made_by < 0].sum()),
         unit_alive=np.zeros((turns, 2, units, units)),
         block_alive=np.zeros((turns, 2, blocks, units)),
         gaps=[],

@@ -12,7 +12,7 @@ the choice must be traced and replayed, and the budget corrected by what came ou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -36,10 +36,13 @@ class Problem:
     """float (rows,)."""
     bytes: list[np.ndarray]
     """For each block float (rows, ways)."""
+    resident: float = 0.0
+    """Of ``base``, what does not grow with the micro-batch."""
 
     def peak(self, choice: Sequence[int]) -> float:
         """The highest row, in bytes."""
-        return float((self.base + sum(part[:, way] for part, way in zip(self.bytes, choice, strict=True))).max())
+        whole = self.base + sum(part[:, way] for part, way in zip(self.bytes, choice, strict=True))
+        return float(whole.max(initial=0))
 
     def seconds(self, choice: Sequence[int]) -> float:
         """More than keeping everything takes."""
@@ -67,8 +70,8 @@ def problem_of(layout: Layout, keep: Observation, ways: list[list[Way]]) -> Prob
                     continue
                 alive = keep.block_alive[turn, index, own]
                 row = [_alive_bytes(alive, units[b], ways[b], turn) for b in range(len(ways))]
-                row[own] = np.array([way.peak[turn, index] for way in some])
-                base.append(0.0)
+                row[own] = np.array([way.peak[turn, index] for way in some]) - keep.resident
+                base.append(keep.resident)
                 rows.append(row)
     for place in keep.gaps:
         base.append(place.rest)
@@ -78,8 +81,16 @@ def problem_of(layout: Layout, keep: Observation, ways: list[list[Way]]) -> Prob
             ways=ways,
             base=np.array(base),
             bytes=[np.stack([row[b] for row in rows]) for b in range(len(ways))],
+            resident=keep.resident,
         )
     )
+
+
+def scaled(problem: Problem, factor: float) -> Problem:
+    """The problem of a micro-batch that is so many times as large, if bytes and seconds grow with it."""
+    ways = [[replace(way, seconds=way.seconds * factor) for way in some] for some in problem.ways]
+    base = problem.resident + (problem.base - problem.resident) * factor
+    return replace(problem, ways=ways, base=base, bytes=[part * factor for part in problem.bytes])
 
 
 def solve(problem: Problem, budget: float) -> list[int] | None:
@@ -150,4 +161,4 @@ def _without_idle_rows(problem: Problem) -> Problem:
     for row in order:
         if not any((matrix[other] >= matrix[row]).all() for other in left):
             left.append(int(row))
-    return Problem(ways=problem.ways, base=problem.base[left], bytes=[part[left] for part in problem.bytes])
+    return replace(problem, base=problem.base[left], bytes=[part[left] for part in problem.bytes])

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from memfit.apply.implementation import supports, with_implementation
 from memfit.apply.recompute import recompute
 from memfit.apply.rig import Rig, build
 from memfit.apply.window import run_window
@@ -42,21 +43,50 @@ class Session:
             accumulated: whether gradients of an earlier micro-batch are resident, and are added to.
         """
         tracer, rig = self._tracer, self.rig
+        tracer.mark("setup")
+        if accumulated or rig.job.zero_grad == "after_forward":
+            self._make_gradients()
         first, row, calls = len(tracer.kind), len(tracer.op_rows), len(tracer.calls)
         if tracer.device_type == "cpu":
             tracer.descriptions = []
-        tracer.mark("setup")
-        if accumulated or rig.job.zero_grad == "after_forward":
-            for optimizer in rig.optimizers.values():
-                for group in optimizer.param_groups:
-                    for parameter in group["params"]:
-                        parameter.grad = torch.empty_like(parameter)
         with recompute(rig.nets, modes):
             micro = synthetic_micro_batch(rig.job, shape, rig.device, tracer)
             run_window(rig, [micro], lambda part: mark(tracer, rig, part), step=False)
         found = MicroTrace(trace=self._slice(first, row, calls), calls=tuple(tracer.descriptions or ()))
         tracer.descriptions = None
         return found
+
+    def optimizer_step(self, implementation: str = "job") -> MicroTrace | None:
+        """Clipping and the optimizers' steps alone, on gradients that are there; None where they cannot run so.
+
+        Args:
+            implementation: another than that of the session; ``job``: the same.
+        """
+        tracer, rig = self._tracer, self.rig
+        if implementation != "job" and not all(supports(one, implementation) for one in rig.optimizers.values()):
+            return None
+        optimizers = with_implementation(rig.optimizers, implementation)
+        for name, optimizer in optimizers.items():
+            optimizer.state = rig.optimizers[name].state
+        self._make_gradients()
+        first, row, calls = len(tracer.kind), len(tracer.op_rows), len(tracer.calls)
+        if tracer.device_type == "cpu":
+            tracer.descriptions = []
+        for name, optimizer in optimizers.items():
+            mark(tracer, rig, "optimizer")
+            if rig.job.clip is not None:
+                torch.nn.utils.clip_grad_norm_(rig.parameters_of((name,)), rig.job.clip)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        found = MicroTrace(trace=self._slice(first, row, calls), calls=tuple(tracer.descriptions or ()))
+        tracer.descriptions = None
+        return found
+
+    def _make_gradients(self) -> None:
+        for optimizer in self.rig.optimizers.values():
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = torch.empty_like(parameter)
 
     def _slice(self, first: int, row: int, calls: int) -> Trace:
         """The events from ``first`` on; what was there before is allocated at their beginning."""
@@ -94,7 +124,7 @@ def open_session(job: Job, how: Tracing, shape: Shape) -> Iterator[Session]:
     """The job on the virtual device, after one window of this shape, which makes the optimizers' state."""
     with on_virtual_device(how.device) as virtual, as_in_a_real_run(), Tracer(virtual).recording() as tracer:
         with tracer.phase("setup"):
-            rig = build(job, virtual.device)
+            rig = build(job, virtual.device, how.implementation)
             tracer.name_modules(rig.nets)
             categorise_state(tracer, rig)
         with recompute(rig.nets, how.checkpointing):
