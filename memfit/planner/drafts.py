@@ -115,8 +115,8 @@ class Drafts:
         )  # fmt: skip
 
     def peak_of(self, found: MicroTrace) -> int:
-        """Process bytes of a traced micro-batch."""
-        return footprint_on(found.trace, self.device).phases["train"].process_bytes
+        """Process bytes of a traced micro-batch, the high end of their interval, where nothing is given back for it."""
+        return footprint_on(found.trace, unlimited(self.device)).phases["train"].process_bytes_high
 
     @property
     def _knows(self) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from memfit.device.catalogue import Device
 from memfit.job import Job, Shape
-from memfit.planner.layout import Layout, blocks_of, kept_by_module, with_parts
+from memfit.planner.layout import Layout, blocks_of, holds, kept_by_module, with_parts
 from memfit.planner.observe import Observation, observe
 from memfit.planner.selection import Problem, floor, problem_of, solve
 from memfit.planner.timing import OVERHEADS, operator_seconds
@@ -121,9 +121,11 @@ class Fitting:
             return observe(traced.trace, self.work(traced) if seconds is None else seconds, layout)
 
         def under(paths: list[str], mode: str) -> Observation:
-            return seen(self.trace(shape, dict.fromkeys(paths, mode), accumulated=accumulated))
+            able = [path for path in paths if mode != "selective" or path not in barred]
+            return seen(self.trace(shape, dict.fromkeys(able, mode), accumulated=accumulated))
 
         tops, parts = [block.path for block in layout.blocks], [part for block in layout.blocks for part in block.parts]
+        barred = frozenset(path for path in (*tops, *parts) if holds(path, self.session.overwritten))
         operators = self._forward_operators(kept, layout)
         by_block = np.bincount(layout.block_of, weights=operators, minlength=len(tops))
         more: dict[str, np.ndarray] = {
@@ -137,6 +139,7 @@ class Fitting:
             parts={mode: under(parts, mode) for mode in WHOLE_MODES} if parts else {},
             overhead=more,
             block_overhead={mode: call + each * by_block for mode, (call, each) in self.overheads.items()},
+            barred=barred,
             offload_rate=link,
         )
 

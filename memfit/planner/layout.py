@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,8 +17,8 @@ PARTS = 3
 """Parts of a block that are chosen for one by one, at most; three modes each make 27 ways to keep a block."""
 LEAST = 0.08
 """Of what its block keeps, a part keeps so much at least."""
-WHOLE = 0.95
-"""A part that keeps so much of its block is the block: its own parts are looked at."""
+WHOLE = 0.6
+"""A part that keeps so much of its block is as good as the block: its own parts are looked at."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +77,11 @@ def with_parts(paths: Sequence[str], nets: Nets, kept: Mapping[str, int]) -> Lay
     return Layout(blocks=tuple(blocks))
 
 
+def holds(path: str, inner: Iterable[str]) -> bool:
+    """Whether one of these modules is the one at ``path``, or inside of it."""
+    return any(one == path or one.startswith(f"{path}.") for one in inner)
+
+
 def kept_by_module(trace: Trace) -> dict[str, int]:
     """Bytes of activations that each module's own operators made, by path."""
     from memfit.events import CATEGORIES
@@ -97,7 +102,7 @@ def _parts(path: str, module: nn.Module, below: Mapping[str, int], whole: int) -
         listed = isinstance(child, nn.ModuleList | nn.ModuleDict)
         if listed or (deeper and below[inner] >= WHOLE * whole):
             found += deeper
-        else:
+        elif any(True for _ in child.children()) or not type(child).__module__.startswith("torch.nn"):
             found.append(inner)
     return found
 

@@ -11,8 +11,11 @@ the choice must be traced and replayed, and the budget corrected by what came ou
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -109,7 +112,7 @@ def solve(problem: Problem, budget: float) -> list[int] | None:
     limits = [LinearConstraint(one_each, 1, 1)]
     if binding.any():
         limits.append(LinearConstraint(csr_matrix(matrix[binding]), -np.inf, above[binding]))
-    found = milp(
+    found = _quiet_milp(
         seconds / scale + 1e-7 * spare,
         constraints=limits,
         integrality=np.ones(len(seconds)),
@@ -126,7 +129,7 @@ def floor(problem: Problem) -> list[int]:
         return []
     matrix = np.hstack(problem.bytes) / UNIT
     highest = np.full((len(matrix), 1), -1.0)
-    found = milp(
+    found = _quiet_milp(
         np.concatenate([np.zeros(sum(counts)), [1.0]]),
         constraints=[
             LinearConstraint(csr_matrix(np.hstack([_one_each(counts).toarray(), np.zeros((len(counts), 1))])), 1, 1),
@@ -137,6 +140,23 @@ def floor(problem: Problem) -> list[int]:
         options={"node_limit": NODES, "mip_rel_gap": 1e-6},
     )
     return _chosen(found.x[:-1], counts)
+
+
+def _quiet_milp(*args: Any, **kwargs: Any) -> Any:
+    """``milp``, without the lines that HiGHS's library writes to standard output whatever its options say."""
+    sys.stdout.flush()
+    try:
+        kept = os.dup(1)
+    except OSError:
+        return milp(*args, **kwargs)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        return milp(*args, **kwargs)
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _alive_bytes(alive: np.ndarray, units: np.ndarray, ways: Sequence[Way], turn: int) -> np.ndarray:

@@ -50,6 +50,8 @@ class Observed:
     """By mode, seconds by unit that recomputing a part takes beyond its operators."""
     block_overhead: Mapping[str, np.ndarray]
     """The same, by block."""
+    barred: frozenset[str] = frozenset()
+    """Blocks and parts that cannot be recomputed selectively, since they write to what would be kept."""
     offload_rate: float | None = None
     """Bytes a second to the host and back; None: nothing can be moved away."""
 
@@ -65,6 +67,8 @@ def _ways(observed: Observed, index: int) -> Iterator[Way]:
     seconds = keep.seconds[units]
     yield Way(modes={}, kept=keep.kept[:, units], peak=keep.block_peak[:, :, index], seconds=0.0)
     for mode, seen in observed.blocks.items():
+        if mode == "selective" and block.path in observed.barred:
+            continue
         more = float(seen.seconds[units].sum() - seconds.sum()) + float(observed.block_overhead[mode][index])
         yield Way(
             modes={block.path: mode}, kept=seen.kept[:, units], peak=seen.block_peak[:, :, index], seconds=max(more, 0)
@@ -75,7 +79,11 @@ def _ways(observed: Observed, index: int) -> Iterator[Way]:
             modes={block.path: "offload"}, kept=np.zeros_like(keep.kept[:, units]),
             peak=keep.block_peak[:, :, index], seconds=2 * moved / observed.offload_rate,
         )  # fmt: skip
-    for chosen in itertools.product(("keep", *observed.parts), repeat=len(block.parts)):
+    modes = [
+        [mode for mode in ("keep", *observed.parts) if mode != "selective" or part not in observed.barred]
+        for part in block.parts
+    ]
+    for chosen in itertools.product(*modes):
         if any(mode != "keep" for mode in chosen):
             yield _mixed(observed, block.parts, units, chosen)
 

@@ -29,6 +29,11 @@ MOST = 5
 """Runs of one call; the median counts."""
 
 
+def now() -> float:
+    """Seconds: of this process's own work where torch runs on one thread, which other processes hardly disturb."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
 def durations(keys: set[Key]) -> dict[Key, float | None]:
     """Seconds of calls, from the disk where they were timed before; None where a call cannot be made again."""
     place = scratch.store("durations")
@@ -59,9 +64,9 @@ def _median_seconds(operator: Any, args: list[Any], kwargs: dict[str, Any]) -> f
     operator(*args, **kwargs)
     runs: list[float] = []
     while len(runs) < MOST and (not runs or sum(runs) < ENOUGH):
-        begin = time.perf_counter()
+        begin = now()
         operator(*args, **kwargs)
-        runs.append(time.perf_counter() - begin)
+        runs.append(now() - begin)
     return sorted(runs)[(len(runs) - 1) // 2]
 
 
@@ -123,7 +128,7 @@ def _repeated(work: Callable[[], Any], times: int = 15) -> float:
     work()
     runs = []
     for _ in range(times):
-        begin = time.perf_counter()
+        begin = now()
         work()
-        runs.append(time.perf_counter() - begin)
+        runs.append(now() - begin)
     return statistics.median(runs)

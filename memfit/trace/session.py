@@ -36,6 +36,12 @@ class Session:
     def __init__(self, rig: Rig, tracer: Tracer) -> None:
         self.rig, self._tracer = rig, tracer
 
+    @property
+    def overwritten(self) -> set[str]:
+        """Paths of modules whose costly outputs were written to afterwards: ``selective`` cannot keep those."""
+        paths = list(self._tracer.modules)
+        return {paths[index] for index in self._tracer.overwritten}
+
     def micro_batch(self, shape: Shape, modes: Mapping[str, str], *, accumulated: bool) -> MicroTrace:
         """One micro-batch under these modes; weights stay as they are.
 
