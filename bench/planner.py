@@ -1,11 +1,11 @@
-"""Checkpoint selection, really run on this CPU: peaks by allocator events, and time beside all-or-nothing checkpointing.
+"""Checkpoint selection, really run on this CPU: peaks by allocator events, time beside all-or-nothing checkpointing.
 
 python -m bench.planner [--nets dit,unet,decoder] [--rounds 3] [--set dit.depth=6] [--compiled]
 
 Budgets are parts of the unlimited activation bytes: the measured peak of a forward and backward that keeps everything,
 over parameters and gradients. Where a measured peak is over its prediction, the difference is taken off the budget and
 the selection is made once more. Times are medians of interleaved rounds
-(on one thread, of the process's own work, which other processes hardly disturb); the ratio is to every block recomputed.
+(on one thread, of the process's own work, which others hardly disturb); the ratio is to every block recomputed.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ def bench(name: str, job: Plain, shape: Shape, rounds: int, compiled: bool) -> l
     for _ in range(rounds):
         for row, seen in zip(rows, times, strict=True):
             seen.append(seconds(job, nets, shape, row["modes"]))
-    print(f"\n{name}: {(unlimited - resident) / MIB:.1f} MiB of activations, {len(every)} blocks; chosen in {took:.0f} s")
+    print(
+        f"\n{name}: {(unlimited - resident) / MIB:.1f} MiB of activations, {len(every)} blocks; chosen in {took:.0f} s"
+    )
     print(f"{'':22}{'% bytes':>8}{'predicted':>10}{'measured':>10}{'/ kept':>8}{'/ recomputed':>13}  corrections")
     for row, seen in zip(rows, times, strict=True):
         row["seconds"] = statistics.median(seen)
@@ -91,8 +93,7 @@ def bench(name: str, job: Plain, shape: Shape, rounds: int, compiled: bool) -> l
         print(
             f"{row['name']:22}{100 * (row['measured'] - resident) / (unlimited - resident):8.1f}"
             f"{(row['predicted'] - resident) / MIB:10.1f}{(row['measured'] - resident) / MIB:10.1f}"
-            f"{kept:8.3f}{row['ratio']:13.3f}  {row.get('corrections', '')}"
-            + ("  OVER" if row["over"] else "")
+            f"{kept:8.3f}{row['ratio']:13.3f}  {row.get('corrections', '')}" + ("  OVER" if row["over"] else "")
         )
     if compiled:
         rows += [_compiled(job, nets, shape, part, resident, unlimited) for part in (0.75, 0.5, 0.25)]
@@ -201,7 +202,10 @@ def _compiled(job: Plain, nets: Nets, shape: Shape, part: float, resident: int, 
     finally:
         del net.forward
     whole = unlimited - resident
-    print(f"{f'compiled, budget {part}':22}{100 * (seen - resident) / whole:8.1f}{'':10}{(seen - resident) / MIB:10.1f}  {took:.2f} s")
+    print(
+        f"{f'compiled, budget {part}':22}{100 * (seen - resident) / whole:8.1f}{'':10}{(seen - resident) / MIB:10.1f}"
+        f"  {took:.2f} s"
+    )
     return {"name": f"compiled {part}", "measured": seen, "resident": resident, "seconds": took}
 
 

@@ -85,7 +85,11 @@ class Plan:
     implementation: str = "job"
     """Of the optimizers' steps: job, loop, foreach or fused, see ``memfit.apply.implementation``."""
     idle_nets: str = "keep"
-    """aside: nets wait on the host (of a CPU run: in a file) in phases that do not use them (``Job.net_phases``); keep."""
+    """aside: nets wait on the host (CPU: in a file) in phases that do not use them (``Job.net_phases``); keep."""
+    learning_rate: float = 1.0
+    """What the job's learning rates are multiplied by."""
+    warmup_windows: int = 0
+    """Windows over which they rise from the job's own."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Why each choice was made."""
     levers: list[Lever] = field(default_factory=list)
@@ -174,6 +178,12 @@ def _checked(values: dict[str, Any], path: str) -> Plan:
     for name, least in {"budget_bytes": 1, "global_batch": 1, "micro_batch": 1, "seed": 0}.items():
         if values[name] < least:
             raise InputError(f"plan file {path}: {name} = {values[name]}", f"less than {least}", _AGAIN)
+    rate = values.get("learning_rate", 1.0)
+    if not 0 < rate < float("inf"):
+        raise InputError(f"plan file {path}: learning_rate = {rate}", "not a number above 0", "write 1.0")
+    if values.get("warmup_windows", 0) < 0:
+        seen = f"plan file {path}: warmup_windows = {values['warmup_windows']}"
+        raise InputError(seen, "less than 0", "write 0 for no warm-up")
     every = values.get("validate_every", 0)
     if every < 0:
         raise InputError(f"plan file {path}: validate_every = {every}", "less than 0", "write 0 for no validation")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LinearLR
 
 from memfit.apply.implementation import with_implementation
 from memfit.errors import InputError
@@ -35,11 +36,15 @@ class Rig:
         return [p for name in optimizers for group in self.optimizers[name].param_groups for p in group["params"]]
 
 
-def build(job: Job, device: torch.device | str, implementation: str = "job") -> Rig:
+def build(
+    job: Job, device: torch.device | str, implementation: str = "job", *, rate: float = 1.0, warmup_windows: int = 0
+) -> Rig:
     """Builds a job on a device.
 
     Args:
         implementation: of the optimizers' steps, as a plan has it.
+        rate: what the job's learning rates are multiplied by.
+        warmup_windows: windows over which they rise from the job's own.
 
     Raises:
         InputError: nets or optimizers are missing or not what they should be, naming which.
@@ -54,7 +59,15 @@ def build(job: Job, device: torch.device | str, implementation: str = "job") -> 
     _check_optimizers(job, nets, optimizers)
     optimizers = with_implementation(optimizers, implementation)
     rig = Rig(job=job, device=device, nets=nets, optimizers=optimizers)
+    for optimizer in optimizers.values():
+        for group in optimizer.param_groups:
+            group["lr"] *= rate
     rig.schedules = dict(job.schedules(optimizers, job.windows))
+    if warmup_windows and rate > 1:
+        rig.schedules |= {
+            f"warm-up of {name}": LinearLR(optimizer, start_factor=1 / rate, total_iters=warmup_windows)
+            for name, optimizer in optimizers.items()
+        }
     if job.precision == "fp16":
         rig.scaler = torch.amp.GradScaler(device.type)
     if job.ema is not None:

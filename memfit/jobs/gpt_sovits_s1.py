@@ -45,6 +45,7 @@ class S1(Job):
     clips: int = 64
     """Clips of synthesized speech in the data set."""
 
+    dials: ClassVar[Mapping[str, str]] = {"clip_seconds": "shorter clips"}
     upstream: ClassVar[Mapping[str, str]] = {
         "micro_batch": "GPT_SoVITS/configs/s1longer-v2.yaml: train.batch_size (clips)",
         "accumulation": "GPT_SoVITS/AR/models/t2s_lightning_module.py: `batch_idx % 4 == 0` in training_step",

@@ -45,6 +45,7 @@ class S2(Job):
     clips: int = 64
     """Clips of synthesized speech in the data set."""
 
+    dials: ClassVar[Mapping[str, str]] = {"clip_seconds": "shorter clips", "segment_frames": "shorter judged segments"}
     upstream: ClassVar[Mapping[str, str]] = {
         "micro_batch": "GPT_SoVITS/configs/s2.json: train.batch_size (clips)",
         "precision": "GPT_SoVITS/configs/s2.json: train.fp16_run",

@@ -89,6 +89,11 @@ class Stage1(Job):
         "sliced decode in validation": {"validation_decode": 1},
         "validation frames on the host": {"validation_keeps": "host"},
     }
+    dials: ClassVar[Mapping[str, str]] = {
+        "resolution": "smaller faces",
+        "frames": "shorter clips",
+        "trained": "fewer weights learn",
+    }
     net_phases: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "detector": ("validate",),
         "evaluator": ("validate",),

@@ -60,6 +60,7 @@ class Stage1(Job):
     """Height and width that the SyncNet sees."""
     judged_size: ClassVar[int] = 224
     """Height and width of the largest images that VGG and, in the generator's turn, the discriminators see."""
+    dials: ClassVar[Mapping[str, str]] = {"resolution": "smaller faces", "frames": "shorter clips"}
     engine: ClassVar[str] = "zero2"
     """Upstream's engine: DeepSpeed ZeRO-2 without offload."""
     world: ClassVar[int] = 2

@@ -1,9 +1,9 @@
 """Advice on the learning rate where the global batch is another than the one it was tuned for. Never applied unasked.
 
 Sources: Goyal et al. (2017), "Accurate, large minibatch SGD": multiply the rate by the batch's factor, after a warm-up
-of some epochs (5 of ImageNet). Krizhevsky (2014), "One weird trick", and Malladi et al. (2022), "On the SDEs and scaling
-rules for adaptive gradient algorithms": with Adam, by the factor's square root. Left out: batches above the critical one
-(McCandlish et al., 2018), past which no rule keeps the progress of a sample.
+of some epochs (5 of ImageNet). Krizhevsky (2014), "One weird trick", and Malladi et al. (2022), "On the SDEs and
+scaling rules for adaptive gradient algorithms": with Adam, by the factor's square root. Left out: batches above the
+critical one (McCandlish et al., 2018), past which no rule keeps the progress of a sample.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Drafts: ways to run one window, over micro-batches and selections, measured where that is worth it.
 
 One micro-batch's shape is traced under every uniform choice (``fitting``). For another micro-batch the same figures are
-taken to grow with it, which ranks the rest; what ranks first is traced itself, until nothing unmeasured ranks before it.
+taken to grow with it, which ranks the rest; what ranks first is traced itself, until nothing unmeasured ranks first.
 """
 
 from __future__ import annotations
@@ -199,7 +199,8 @@ def sizes(share: int, longest: int | None, fixed: int | None) -> list[int]:
     if fixed is not None:
         return [min(fixed, share)]
     smallest = min(longest or 1, share)
-    found, count = [], 1
+    found: list[int] = []
+    count = 1
     while True:
         size = max(-(-share // count), smallest)
         if not found or size < found[-1]:

@@ -128,9 +128,7 @@ class Fitting:
         barred = frozenset(path for path in (*tops, *parts) if holds(path, self.session.overwritten))
         operators = self._forward_operators(kept, layout)
         by_block = np.bincount(layout.block_of, weights=operators, minlength=len(tops))
-        more: dict[str, np.ndarray] = {
-            mode: call + each * operators for mode, (call, each) in self.overheads.items()
-        }
+        more: dict[str, np.ndarray] = {mode: call + each * operators for mode, (call, each) in self.overheads.items()}
         link = self.device.link_bytes if self.device.is_cuda else None
         return Observed(
             layout=layout,
@@ -170,7 +168,9 @@ class Fitting:
             found = self.check(shape, problem, choice, peak_of, accumulated=accumulated, traced=len(tried))
             if found.peak <= budget and (best is None or found.more_seconds < best.more_seconds):
                 best = found
-            if best is not None and budget - best.peak <= CLOSE * budget or not found.modes and found.peak <= budget:
+            if (best is not None and budget - best.peak <= CLOSE * budget) or (
+                not found.modes and found.peak <= budget
+            ):
                 break
             aim = budget - (found.peak - problem.peak(choice))
         return best

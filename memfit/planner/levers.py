@@ -11,12 +11,12 @@ from memfit.device.catalogue import Device
 from memfit.job import Job, Nets
 from memfit.plan import Lever
 from memfit.planner import phase_room
-from memfit.planner.predict import plain_nets
+from memfit.planner.drafts import Drafts, unlimited
+from memfit.planner.predict import footprint_on, plain_nets
 from memfit.sizes import format_size
 from memfit.trace.step import Tracing
 
 if TYPE_CHECKING:
-    from memfit.planner.drafts import Drafts
     from memfit.planner.search import Candidate
 
 
@@ -38,7 +38,7 @@ def describe(
     """Every lever of a plan.
 
     Args:
-        drafted: bytes that were traced on the way: ``step PROPERTY`` and ``keep``, see ``traced``.
+        drafted: bytes that were traced on the way, see ``traced`` and ``Drafts.around``.
     """
     gradients = sum(
         p.numel() * p.itemsize for net in nets.values() if is_trained(net) for p in net.parameters() if p.requires_grad
@@ -71,16 +71,17 @@ def describe(
 
 
 def traced(drafts: Drafts) -> dict[str, int]:
-    """Bytes beside the plan's own: the peak of an optimizer's step under every implementation, and of keeping all."""
-    from memfit.planner.drafts import unlimited
-    from memfit.planner.predict import footprint_on
-
-    found = {}
+    """Bytes of an optimizer's step: ``step own``, as the job has it, and ``step fused``, where there is such a one."""
     session = drafts.fitting.session
-    for kind in ("job", "loop", "foreach", "fused"):
-        step = session.optimizer_step(kind)
+    rig = session.rig
+    cuda = drafts.device.is_cuda
+    own = {implementation_of(optimizer, cuda) for optimizer in rig.job.optimizers(rig.nets).values()} - {None}
+    kinds = {"own": next(iter(own)) if len(own) == 1 else "job", "fused": "fused"}
+    found = {}
+    for name, kind in kinds.items():
+        step = session.optimizer_step(kind or "job")
         if step is not None:
-            found[f"step {kind}"] = footprint_on(step.trace, unlimited(drafts.device)).phases["train"].allocated_bytes
+            found[f"step {name}"] = footprint_on(step.trace, unlimited(drafts.device)).phases["train"].allocated_bytes
     return found
 
 
@@ -121,8 +122,8 @@ def _lever(
 
 
 def _optimizer(job: Job, how: Tracing, drafted: Mapping[str, int], keep: Collection[str]) -> list[Lever]:
-    now, own = drafted.get(f"step {how.implementation}"), drafted.get("step job")
-    if now is None or own is None:
+    own = drafted.get("step own")
+    if own is None:
         return []
     fused = drafted.get("step fused", own)
     taken = how.implementation == "fused"

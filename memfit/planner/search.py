@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 from memfit.device.catalogue import Device
 from memfit.errors import InputError
@@ -20,14 +19,17 @@ from memfit.job import Job, Shape
 from memfit.plan import Lever, PhasePolicy, Plan
 from memfit.planner import levers, phase_room
 from memfit.planner.advice import Rate, learning_rate
+from memfit.planner.dials import Dial, dials
 from memfit.planner.drafts import Draft, Drafts
 from memfit.planner.fitting import open_fitting
 from memfit.planner.next_step import NextStep, next_step
-from memfit.planner.predict import checkpoint_all, default_checkpointing, footprint_on, plain_nets
+from memfit.planner.predict import default_checkpointing, footprint_on, plain_nets, with_precision
 from memfit.trace.step import Tracing, trace_job
 
 KEEP = ("checkpointing", "optimizer", "precision", "validation")
 """Choices that a person can leave as the job has them."""
+ALLOW = ("precision",)
+"""Choices that change what is learned, made only where a person allows them."""
 HOST_MARGIN_BYTES, HOST_MARGIN = 24 << 20, 0.02
 """Of a CPU's budget, left for what is no tensor: f5_tts/tiny needs 12 to 24 MiB beyond (bench/host_margin.py)."""
 ROUNDS = 3
@@ -54,6 +56,8 @@ class Answer:
     floor: Candidate
     alternatives: tuple[Draft, ...]
     next_step: NextStep | None = None
+    dials: tuple[Dial, ...] = ()
+    """Where nothing fits: settings of the job that would make it smaller."""
     learning_rate: Rate = field(default_factory=lambda: learning_rate(None, 1))
     seconds: float = 0.0
 
@@ -68,7 +72,9 @@ def find_plan(
     devices: int = 1,
     seed: int = 0,
     keep: Collection[str] = (),
+    allow: Collection[str] = (),
     tuned_for: int | None = None,
+    rule: str = "none",
 ) -> Answer:
     """The fastest plan that fits.
 
@@ -76,56 +82,94 @@ def find_plan(
         micro_batch: fixes that choice, in units.
         devices: data-parallel ranks.
         keep: choices that stay as the job has them, of ``KEEP``.
+        allow: choices that change what is learned and may be made, of ``ALLOW``.
         tuned_for: the global batch that the job's learning rate was tuned for.
+        rule: by which the learning rate should follow, of ``memfit.planner.advice``.
 
     Raises:
-        InputError: a word of ``keep`` that is no choice.
+        InputError: a word of ``keep`` or ``allow`` that is no choice, or of both; an unknown rule.
     """
     begin = time.perf_counter()
-    _check_keep(keep)
-    card, device = device, _less_host_margin(device)
-    own = default_checkpointing(job, plain_nets(job))
+    _check_words("--keep", keep, KEEP)
+    _check_words("--allow", allow, ALLOW)
+    if "precision" in keep and "precision" in allow:
+        raise InputError("--keep precision --allow precision", "one says what the other forbids", "write one of them")
+    asked = _Asked(
+        name=name, global_batch=global_batch, card=device, micro_batch=micro_batch, devices=devices, seed=seed,
+        keep=frozenset(keep), rate=learning_rate(tuned_for, global_batch, rule),
+    )  # fmt: skip
+    answers = [_find(job, asked)]
+    if "precision" in allow and job.precision == "fp32" and (device.compute_capability or (8, 0)) >= (8, 0):
+        answers.append(_find(with_precision(job, "bf16"), asked))
+    fitting = [answer for answer in answers if answer.plan is not None]
+    best = min(fitting or answers[:1], key=lambda answer: (answer.floor.seconds is None, answer.floor.seconds or 0.0))
+    return replace(best, seconds=time.perf_counter() - begin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What a plan is asked for."""
+
+    name: str
+    global_batch: int
+    card: Device
+    micro_batch: int | None
+    devices: int
+    seed: int
+    keep: frozenset[str]
+    rate: Rate
+
+
+def _find(job: Job, asked: _Asked) -> Answer:
+    """The answer for one precision."""
+    device, keep, nets = _less_host_margin(asked.card), asked.keep, plain_nets(job)
+    own = default_checkpointing(job, nets)
     implementation = "job" if "optimizer" in keep else levers.implementation(job, device)
     how = Tracing(device=device, implementation=implementation, validation=PhasePolicy(), saving=PhasePolicy())
-    budget, found = device.usable_bytes or 0, None
+    budget = device.usable_bytes or 0
     for _ in range(ROUNDS):
-        draft, drafts = _drafted(
-            job, how, replace(device, usable_bytes=budget), global_batch, devices, micro_batch,
-            own if "checkpointing" in keep else None,
-        )  # fmt: skip
-        beside, step, drafted = drafts
-        found, how = _whole(job, how, device, draft, own, may_choose="validation" not in keep)
-        if found.footprint.fits or not draft.fits or found.footprint.limiting_phase != "train":
+        drafted = _drafted(job, how, replace(device, usable_bytes=budget), asked, own)
+        found, how = _whole(job, how, device, drafted.best, own, may_choose="validation" not in keep)
+        if found.footprint.fits or not drafted.best.fits or found.footprint.limiting_phase != "train":
             break
         budget -= max(-found.footprint.headroom_bytes, budget // 200)
-    assert found is not None
     plan = None
     if found.footprint.fits:
-        taken = levers.describe(job, device, how, found, own, plain_nets(job), keep, drafted)
-        plan = _plan(job, name, card, found, own, how, taken, seed)
+        taken = levers.describe(job, device, how, found, own, nets, keep, drafted.bytes)
+        plan = _plan(job, asked, found, own, how, taken)
     return Answer(
         plan=plan,
         chosen=found if plan else None,
         floor=found,
-        alternatives=tuple(beside),
-        next_step=step if plan else None,
-        learning_rate=learning_rate(tuned_for, global_batch),
-        seconds=time.perf_counter() - begin,
+        alternatives=tuple(drafted.beside),
+        next_step=drafted.next_step if plan else None,
+        dials=() if plan else tuple(dials(job, how, device)),
+        learning_rate=asked.rate,
     )
 
 
-def _drafted(
-    job: Job, how: Tracing, device: Device, global_batch: int, devices: int, fixed: int | None,
-    modes: Mapping[str, str] | None,
-) -> tuple[Draft, tuple[list[Draft], NextStep | None, dict[str, int]]]:  # fmt: skip
-    """The best draft, or the lowest where none fits; the three next best, what more memory would bring, and bytes."""
-    first = shape_of(job, min(job.longest or 2, -(-global_batch // devices)))
+@dataclass(frozen=True, kw_only=True)
+class _Drafted:
+    """The best draft, or the lowest where none fits; the three next best; what more memory would bring; and bytes."""
+
+    best: Draft
+    beside: list[Draft] = field(default_factory=list)
+    next_step: NextStep | None = None
+    bytes: dict[str, int] = field(default_factory=dict)
+
+
+def _drafted(job: Job, how: Tracing, device: Device, asked: _Asked, own: Mapping[str, str]) -> _Drafted:
+    first = shape_of(job, min(job.longest or 2, -(-asked.global_batch // asked.devices)))
     with open_fitting(job, how, first) as fitting:
-        drafts = Drafts(fitting, device, global_batch, devices, fixed=fixed, modes=modes)
+        drafts = Drafts(
+            fitting, device, asked.global_batch, asked.devices,
+            fixed=asked.micro_batch, modes=own if "checkpointing" in asked.keep else None,
+        )  # fmt: skip
         best = drafts.best()
         if best is None:
-            return min(drafts.tried.values(), key=lambda draft: draft.peak), ([], None, {})
-        return best, (drafts.beside(best), next_step(drafts, best), levers.traced(drafts) | drafts.around(best))
+            return _Drafted(best=min(drafts.tried.values(), key=lambda draft: draft.peak))
+        found = levers.traced(drafts) | drafts.around(best)
+        return _Drafted(best=best, beside=drafts.beside(best), next_step=next_step(drafts, best), bytes=found)
 
 
 def _whole(
@@ -163,10 +207,10 @@ def policy_name(modes: Mapping[str, str], own: Mapping[str, str]) -> str:
 _DONE = {"full": "recomputed", "selective": "recomputed selectively", "offload": "offloaded", "keep": "kept"}
 
 
-def _check_keep(keep: Collection[str]) -> None:
-    for word in keep:
-        if word not in KEEP:
-            raise InputError(f"--keep {word}", "no such choice", f"write some of {','.join(KEEP)}")
+def _check_words(option: str, words: Collection[str], known: tuple[str, ...]) -> None:
+    for word in words:
+        if word not in known:
+            raise InputError(f"{option} {word}", "no such choice", f"write some of {','.join(known)}")
 
 
 def _less_host_margin(device: Device) -> Device:
@@ -178,13 +222,10 @@ def _less_host_margin(device: Device) -> Device:
     )
 
 
-def _plan(
-    job: Job, name: str, device: Device, chosen: Candidate, own: Mapping[str, str], how: Tracing, taken: list[Lever],
-    seed: int,
-) -> Plan:  # fmt: skip
-    geometry, found = chosen.geometry, chosen.footprint
+def _plan(job: Job, asked: _Asked, chosen: Candidate, own: Mapping[str, str], how: Tracing, taken: list[Lever]) -> Plan:
+    geometry, found, device = chosen.geometry, chosen.footprint, asked.card
     return Plan(
-        job=name,
+        job=asked.name,
         settings=job.settings(),
         device=device.key,
         budget_bytes=device.usable_bytes or 0,
@@ -195,54 +236,15 @@ def _plan(
         arithmetic=geometry.arithmetic(),
         engine="single" if geometry.data_parallel == 1 else "ddp",
         precision=job.precision,
-        seed=seed,
+        seed=asked.seed,
         checkpointing=dict(chosen.checkpointing),
         validation=how.validation,
         saving=how.saving,
         implementation=how.implementation,
+        learning_rate=asked.rate.factor,
+        warmup_windows=asked.rate.warmup_windows,
         reasons=levers.reasons(chosen, own, device, how),
         levers=taken,
         phases={phase: asdict(value) for phase, value in found.phases.items()},
         step_seconds=chosen.seconds,
     )
-
-
-__all__ = ["Answer", "Candidate", "checkpoint_all", "find_plan", "policy_name"]
-
-
-def plan_json(answer: Answer) -> dict[str, Any]:
-    """The JSON of DESIGN.md."""
-    found: dict[str, Any] = {"fits": answer.plan is not None}
-    shown = answer.chosen or answer.floor
-    geometry, replayed = shown.geometry, shown.footprint
-    if answer.plan is not None:
-        found |= asdict(answer.plan)
-    found |= {
-        "verdict": replayed.verdict,
-        "global_batch": geometry.global_batch,
-        "micro_batch": geometry.micro_batch,
-        "micro_batches": list(geometry.micro_batches[0]),
-        "data_parallel": geometry.data_parallel,
-        "engine": "single" if geometry.data_parallel == 1 else "ddp",
-        "checkpointing": dict(shown.checkpointing),
-        "levers": [asdict(lever) for lever in answer.plan.levers] if answer.plan else [],
-        "phases": {phase: asdict(value) for phase, value in replayed.phases.items()},
-        "step_seconds": shown.seconds,
-        "failed_request": asdict(replayed.failed_request) if replayed.failed_request else None,
-        "headroom_bytes": replayed.headroom_bytes,
-    }
-    found["alternatives"] = [
-        {
-            "policy": policy_name(draft.modes, {}),
-            "micro_batch": draft.geometry.micro_batch,
-            "arithmetic": draft.geometry.arithmetic(),
-            "step_seconds": draft.seconds,
-            "process_bytes": draft.peak,
-            "traced": draft.traced,
-        }
-        for draft in answer.alternatives
-    ]
-    found["next_step"] = asdict(answer.next_step) if answer.next_step else None
-    found["learning_rate"] = asdict(answer.learning_rate)
-    found["seconds"] = answer.seconds
-    return found

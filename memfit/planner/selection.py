@@ -54,9 +54,7 @@ class Problem:
     def modes(self, choice: Sequence[int]) -> dict[str, str]:
         """Mode by module path."""
         return {
-            path: mode
-            for ways, way in zip(self.ways, choice, strict=True)
-            for path, mode in ways[way].modes.items()
+            path: mode for ways, way in zip(self.ways, choice, strict=True) for path, mode in ways[way].modes.items()
         }
 
 

@@ -17,7 +17,7 @@ from memfit.device.libraries import as_in_a_real_run
 from memfit.events import ALLOCATE, FREE, Trace
 from memfit.job import Job, Shape
 from memfit.trace.scratch import Key, with_scratch
-from memfit.trace.step import Tracing, categorise_state, mark, on_virtual_device, as_trace, synthetic_micro_batch
+from memfit.trace.step import Tracing, as_trace, categorise_state, mark, on_virtual_device, synthetic_micro_batch
 from memfit.trace.tracer import Tracer
 
 
@@ -121,7 +121,9 @@ class Session:
             names=whole.names, modules=whole.modules, parts=whole.parts,
             phases=(("train", 0, before + len(storage)),),
         )  # fmt: skip
-        shifted = [(position - first + before, max(owner - row, 0), key) for position, owner, key in tracer.calls[calls:]]
+        shifted = [
+            (position - first + before, max(owner - row, 0), key) for position, owner, key in tracer.calls[calls:]
+        ]
         return with_scratch(trace, shifted)
 
 
@@ -140,4 +142,3 @@ def open_session(job: Job, how: Tracing, shape: Shape) -> Iterator[Session]:
         for optimizer in rig.optimizers.values():
             optimizer.zero_grad(set_to_none=True)
         yield Session(rig, tracer)
-

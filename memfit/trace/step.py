@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from memfit.apply.recompute import recompute
-from memfit.apply.room import room, with_settings
 from memfit.apply.rig import Rig, build, is_trained, tensors_in
+from memfit.apply.room import room, with_settings
 from memfit.apply.window import MicroBatch, run_window
 from memfit.device.catalogue import Device
 from memfit.device.libraries import as_in_a_real_run
@@ -27,6 +27,9 @@ from memfit.plan import PhasePolicy
 from memfit.trace.family import TraceFamily, cut, fit, sample_shapes, storages_in, varying
 from memfit.trace.scratch import Call, with_scratch
 from memfit.trace.tracer import Tracer
+
+AS_IT_IS = PhasePolicy(gradients="keep")
+"""A phase for which no room is made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +49,9 @@ class Tracing:
     checkpointing: Mapping[str, str] = field(default_factory=dict)
     scratch: bool = True
     implementation: str = "job"
-    validation: PhasePolicy = PhasePolicy(gradients="keep")
+    validation: PhasePolicy = AS_IT_IS
     """What makes room for validation; by default nothing does."""
-    saving: PhasePolicy = PhasePolicy(gradients="keep")
+    saving: PhasePolicy = AS_IT_IS
 
 
 def trace_job(job: Job, shape: Shape, how: Tracing) -> Trace:

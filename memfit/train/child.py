@@ -61,7 +61,7 @@ def run(folder: RunFolder, windows: int, resume: bool) -> Exit:
     before = limit.limit(plan.budget_bytes) if device.type == "cpu" else 0
     resident = limit.resident_bytes()
     try:
-        rig = build(job, device, plan.implementation)
+        rig = build(job, device, plan.implementation, rate=plan.learning_rate, warmup_windows=plan.warmup_windows)
         first = load_state(rig, folder.checkpoint) if resume and folder.checkpoint.exists() else 0
         folder.keep_lines_before(first)
         last = windows or job.windows
