@@ -1,4 +1,4 @@
-"""Checkpoint selection: an integer program that chooses a way for each block, at the least cost in time, under a budget.
+"""Checkpoint selection: an integer program that chooses a way for each block, at the least time, under a budget.
 
     minimise  sum over blocks b and ways w of  seconds[b, w] · x[b, w]
     subject to, for each block in each turn's forward and backward,

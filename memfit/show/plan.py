@@ -1,4 +1,4 @@
-"""A plan in the terminal: the arithmetic first, then its memory, then each choice with its reason, and what is beside."""
+"""A plan in the terminal: the arithmetic first, then its memory, each choice with its reason, and what is beside."""
 
 from __future__ import annotations
 

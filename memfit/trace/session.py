@@ -1,4 +1,4 @@
-"""Session: a job built once on the virtual device, of which micro-batches are traced under many choices of recompute."""
+"""Session: a job built once on the virtual device, and micro-batches of it traced under many choices of recompute."""
 
 from __future__ import annotations
 
