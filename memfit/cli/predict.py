@@ -78,7 +78,7 @@ def command(
         if shape is not None and count is not None:
             raise InputError("--shape and --micro-batch", "they say the same thing twice", "write one of them")
         wanted = parse_shape(shape, loaded) if shape is not None else shape_of(loaded, count or loaded.longest or 1)
-        modes = None
+        modes, plan = None, None
         if checkpoint == "none":
             modes = {}
         elif checkpoint == "all":
@@ -92,8 +92,9 @@ def command(
                     "neither none, all nor a plan file",
                     "write none, all, or a file that memfit plan --out wrote",
                 )
-            modes = dict(read_plan(checkpoint).checkpointing)
-        prediction = predict(loaded, job, wanted, device, micro_batches=accumulated, checkpointing=modes)
+            plan = read_plan(checkpoint)
+            modes = dict(plan.checkpointing)
+        prediction = predict(loaded, job, wanted, device, micro_batches=accumulated, checkpointing=modes, plan=plan)
     if snapshot is not None:
         from memfit.show.snapshot import write_snapshot
         from memfit.show.timeline import allocator_limit

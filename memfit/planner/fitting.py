@@ -87,6 +87,10 @@ class Fitting:
         """Of the optimizers' step."""
         traced = self.session.optimizer_step()
         assert traced is not None
+        return self.total_seconds(traced)
+
+    def total_seconds(self, traced: MicroTrace) -> float:
+        """Of all operators; where no rates are known, the work that stands for them."""
         seconds = self.seconds(traced)
         return float(self.work(traced).sum() if seconds is None else seconds.sum())
 
@@ -109,12 +113,19 @@ class Fitting:
             self._problems[key] = problem_of(observed.layout, observed.keep, ways_of(observed))
         return self._problems[key]
 
-    def _observe(self, shape: Shape, accumulated: bool) -> Observed:
-        rig = self.session.rig
-        kept = self.kept(shape, accumulated=accumulated)
+    def layout(self, shape: Shape, *, accumulated: bool) -> Layout:
+        """Blocks and parts, the same for every shape."""
         if self._layout is None:
+            rig, kept = self.session.rig, self.kept(shape, accumulated=accumulated)
             self._layout = with_parts(blocks_of(rig.job, rig.nets), rig.nets, kept_by_module(kept.trace))
-        layout = self._layout
+        return self._layout
+
+    def blocks(self, shape: Shape, *, accumulated: bool) -> list[str]:
+        """Paths of the blocks."""
+        return [block.path for block in self.layout(shape, accumulated=accumulated).blocks]
+
+    def _observe(self, shape: Shape, accumulated: bool) -> Observed:
+        kept, layout = self.kept(shape, accumulated=accumulated), self.layout(shape, accumulated=accumulated)
 
         def seen(traced: MicroTrace) -> Observation:
             seconds = self.seconds(traced)

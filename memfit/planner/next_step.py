@@ -26,6 +26,7 @@ def next_step(drafts: Drafts, best: Draft) -> NextStep | None:
     if drafts.modes is not None or not best.rank:
         return None
     near = sorted(drafts.geometries, key=lambda g: abs(g.micro_batch - best.geometry.micro_batch))[:4]
+    near = [geometry for geometry in near if drafts.least(geometry) < (1 - NOTICED) * best.rank]
     for factor in STEPS:
         budget = int(drafts.budget * factor)
         found = [drafts.estimate(geometry, budget) for geometry in near]

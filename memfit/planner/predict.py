@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from memfit.errors import InputError
 from memfit.events import Trace
 from memfit.footprint import Footprint
 from memfit.job import Job, Nets, Shape
+from memfit.plan import Plan
 from memfit.replay import footprint
 from memfit.replay.caching import CachingAllocator
 from memfit.replay.exact import ExactAllocator
@@ -59,6 +60,7 @@ def predict(
     *,
     micro_batches: int = 1,
     checkpointing: Mapping[str, str] | None = None,
+    plan: Plan | None = None,
 ) -> Prediction:
     """Predicts one micro-batch shape of a job on a device.
 
@@ -66,11 +68,15 @@ def predict(
         name: what to call the job.
         micro_batches: micro-batches in a window; from two on, gradients are resident in the second forward.
         checkpointing: mode by module path; None: the job's own default.
+        plan: where its optimizers' implementation and its room for validation and saving come from.
     """
     begin = time.perf_counter()
     nets = plain_nets(job)
     modes = default_checkpointing(job, nets) if checkpointing is None else dict(checkpointing)
-    trace = trace_job(job, shape, Tracing(device=device, micro_batches=micro_batches, checkpointing=modes))
+    how = Tracing(device=device, micro_batches=micro_batches, checkpointing=modes)
+    if plan is not None:
+        how = replace(how, implementation=plan.implementation, validation=plan.validation, saving=plan.saving)
+    trace = trace_job(job, shape, how)
     return Prediction(
         job=name,
         settings=job.settings(),

@@ -87,9 +87,9 @@ def problem_of(layout: Layout, keep: Observation, ways: list[list[Way]]) -> Prob
     )
 
 
-def scaled(problem: Problem, factor: float) -> Problem:
-    """The problem of a micro-batch that is so many times as large, if bytes and seconds grow with it."""
-    ways = [[replace(way, seconds=way.seconds * factor) for way in some] for some in problem.ways]
+def scaled(problem: Problem, factor: float, slower: float) -> Problem:
+    """The problem of a micro-batch with so many times the bytes, and so many times the seconds."""
+    ways = [[replace(way, seconds=way.seconds * slower) for way in some] for some in problem.ways]
     base = problem.resident + (problem.base - problem.resident) * factor
     return replace(problem, ways=ways, base=base, bytes=[part * factor for part in problem.bytes])
 

@@ -165,7 +165,7 @@ def _memory(plan: Plan) -> tuple[list[Section], list[str]]:
         count = len(plan.micro_batches[0])
         shape, modes = shape_of(job, plan.micro_batch), plan.checkpointing
         try:
-            found = predict(job, plan.job, shape, _device(plan), micro_batches=count, checkpointing=modes)
+            found = predict(job, plan.job, shape, _device(plan), micro_batches=count, checkpointing=modes, plan=plan)
             return memory_sections(found, _state(job)), _changes(plan, found)
         except Exception as error:  # the job's code is the user's: a report says what it raised
             problem = _first_line(error)
