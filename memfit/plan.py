@@ -107,6 +107,7 @@ def write_plan(plan: Plan, path: str | Path) -> None:
 
     values = {key: value for key, value in asdict(plan).items() if value is not None}
     values["settings"] = _without_none(values["settings"])
+    values["levers"] = [_without_none(lever) for lever in values["levers"]]
     for phase in PLACES:
         values[phase] = _without_none(values[phase])
     for phase in values["phases"].values():
