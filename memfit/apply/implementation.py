@@ -8,13 +8,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 
-from torch.optim import Optimizer
+from torch.optim import Adam, AdamW, Optimizer
 
 from memfit.plan import IMPLEMENTATIONS
+
+FUSED = (Adam, AdamW)
+"""Whose fused kernels can be traced; torch 2.13 has no shape functions for the others'."""
 
 
 def supports(optimizer: Optimizer, implementation: str) -> bool:
     """Whether this optimizer, one of PyTorch's own, can be carried out so."""
+    if implementation == "fused" and not isinstance(optimizer, FUSED):
+        return False
     accepted = inspect.signature(type(optimizer).__init__).parameters
     key = "foreach" if implementation == "loop" else implementation
     return type(optimizer).__module__.startswith("torch.optim") and key in accepted and key in optimizer.defaults

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.nets import Decoder, Dit, UNet
-from bench.planner import extremes, measured, peak_of, select
+from bench.planner import extremes, measured, select
 from memfit.apply.recompute import recompute
 from memfit.job import Shape
 from memfit.planner.selection import Problem, floor, solve
