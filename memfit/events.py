@@ -56,3 +56,5 @@ class Trace:
     """Parts of a window as ``forward``, ``backward``, ``clip``, ``optimizer``, ``zero_grad`` …"""
     phases: tuple[tuple[str, int, int], ...]
     """(name, first event, past the last event), in order: ``setup``, ``train`` a window, ``validate``, ``save``."""
+    net_kind: str = ""
+    """Family and precision of the nets, see ``memfit.trace.net_kind``; empty where it is not known."""

@@ -34,6 +34,7 @@ class PhaseFootprint:
     process_bytes_high: int
     at: Place
     largest_request: Request
+    """Of several as large as each other, the last one."""
     categories: dict[str, int]
 
 
@@ -48,3 +49,11 @@ class Footprint:
     limiting_phase: str
     headroom_bytes: int
     failed_request: Request | None
+    net_kind: str = ""
+    """Family and precision of the nets: what the interval's errors were measured on."""
+    measured_runs: int | None = None
+    """Measured runs of this kind behind the interval; 0: none was ever measured, so the widest interval is given.
+    None: the replay is exact (CPU)."""
+    plan_searches: int = 0
+    """Times that cuDNN tries its plans (``cudnn.benchmark``): a reading of the card may then rise for a moment, up to
+    all of it, without any need of it."""

@@ -88,10 +88,20 @@ class Job(Settings):
     """When gradients are freed: right after the optimizer step, or only after the next forward."""
     ema: float | None = None
     """Decay of an exponential moving average of the trained nets, kept on rank 0; None: no average."""
+    wrapper: Literal["none", "ddp"] = "none"
+    """What is put around the trained nets on a single device too. ddp: DistributedDataParallel, which keeps buckets as
+    large as the gradients. ``memfit plan`` takes it off: memfit's own engines keep no buckets between windows."""
     windows: int = 20
     """Optimizer steps of ``memfit run`` without --windows."""
     validate_every: int = 10
     """Windows between validations of ``memfit run``, where ``validate`` is written; 0: none."""
+    upstream: ClassVar[Mapping[str, str | Mapping[str, str]]] = {}
+    """Of a job that stands for another project: what a setting or a choice of a plan is there, a key or a code line.
+
+    ``{value}`` stands for the value and ``{variant}`` for what follows the slash of the job's name; or the line for
+    each value. ``memfit plan`` prints it. Keys beside settings: micro_batch, accumulation, devices, engine,
+    checkpointing, names of levers, and ``recompute net.path``. A switch that covers every module which
+    ``checkpointable`` names has ``{value}``; code that must be written has not."""
 
     def __init__(self, **values: Any) -> None:
         super().__init__(**values)

@@ -21,6 +21,8 @@ PLACES = {"validation": ("here", "process", "skip"), "saving": ("here",)}
 IMPLEMENTATIONS = ("job", "loop", "foreach", "fused")
 """How the optimizers' steps are carried out: as the job has it, or so where they can be."""
 ENGINES = ("single", "ddp", "fsdp2", "zero1", "zero2", "zero3")
+WRITING = ("synchronous", "asynchronous")
+"""Whether the training waits while a checkpoint is written from its tensors, or a copy is written beside it."""
 PRECISIONS = typing.get_args(Precision)
 
 
@@ -90,6 +92,7 @@ class Plan:
     """What the job's learning rates are multiplied by."""
     warmup_windows: int = 0
     """Windows over which they rise from the job's own."""
+    checkpoint_writing: str = "synchronous"
     reasons: dict[str, str] = field(default_factory=dict)
     """Why each choice was made."""
     levers: list[Lever] = field(default_factory=list)
@@ -192,6 +195,7 @@ def _checked(values: dict[str, Any], path: str) -> Plan:
     _check_word(f"plan file {path}: implementation", values.get("implementation", "job"), IMPLEMENTATIONS)
     _check_word(f"plan file {path}: precision", values["precision"], PRECISIONS)
     _check_word(f"plan file {path}: engine", values["engine"], ENGINES)
+    _check_word(f"plan file {path}: checkpoint_writing", values.get("checkpoint_writing", WRITING[0]), WRITING)
     for module, mode in values.get("checkpointing", {}).items():
         _check_word(f"plan file {path}: checkpointing.{module}", mode, MODES)
     own = values["settings"].get("precision", values["precision"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,8 @@ class Rig:
     scaler: torch.amp.GradScaler | None = None
     ema: Nets = field(default_factory=dict)
     """Averaged copies of the trained nets; empty where the job has no average."""
+    buckets: list[Tensor] = field(default_factory=list)
+    """Flat copies of the gradients that the job's own wrapper keeps."""
 
     def parameters_of(self, optimizers: tuple[str, ...]) -> list[nn.Parameter]:
         """The parameters that these optimizers step."""
@@ -62,6 +64,9 @@ def build(
     for optimizer in optimizers.values():
         for group in optimizer.param_groups:
             group["lr"] *= rate
+    if job.wrapper == "ddp":
+        trained = [p for net in nets.values() for p in net.parameters() if p.requires_grad]
+        rig.buckets = [torch.empty(n, dtype=kind, device=device) for kind, n in ddp_buckets(trained)]
     rig.schedules = dict(job.schedules(optimizers, job.windows))
     if warmup_windows and rate > 1:
         rig.schedules |= {
@@ -73,13 +78,36 @@ def build(
     if job.ema is not None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
-            rig.ema = {name: copy.deepcopy(net).requires_grad_(False) for name, net in nets.items() if is_trained(net)}
+            rig.ema = {name: _average_of(net) for name, net in nets.items() if is_trained(net)}
     return rig
+
+
+def ddp_buckets(parameters: Sequence[nn.Parameter]) -> list[tuple[torch.dtype, int]]:
+    """(dtype, elements) of the buckets that DistributedDataParallel makes once it knows the order of the gradients.
+
+    From the last parameter to the first, a bucket a dtype is closed when it has reached 25 MiB, the first one 1 MiB
+    (torch/csrc/distributed/c10d/reducer.cpp, ``compute_bucket_assignment_by_size``).
+    """
+    open_now: dict[torch.dtype, int] = {}
+    closed: list[tuple[torch.dtype, int]] = []
+    for parameter in reversed(parameters):
+        kind = parameter.dtype
+        open_now[kind] = open_now.get(kind, 0) + parameter.numel()
+        limit = (25 << 20) if any(dtype is kind for dtype, _ in closed) else (1 << 20)
+        if open_now[kind] * kind.itemsize >= limit:
+            closed.append((kind, open_now.pop(kind)))
+    return closed + list(open_now.items())
 
 
 def is_trained(net: nn.Module) -> bool:
     """Whether any parameter of the net requires a gradient."""
     return any(p.requires_grad for p in net.parameters())
+
+
+def _average_of(net: nn.Module) -> nn.Module:
+    """A copy without gradients. Buffers are cloned first: a trace's tensors have no storage to copy."""
+    copies: dict[int, Any] = {id(buffer): buffer.detach().clone() for buffer in net.buffers()}
+    return copy.deepcopy(net, copies).requires_grad_(False)
 
 
 def update_ema(rig: Rig) -> None:

@@ -15,7 +15,9 @@ VERBS = {
     "predict": "Does it fit? The memory of training, validation and saving.",
     "plan": "The best way to fit a global batch, and why.",
     "calibrate": "This machine's rates, and its card's context, measured once and kept.",
+    "probe": "The step really run on this machine, beside its prediction.",
     "run": "Train a plan inside its memory budget.",
+    "validate": "Validate a run's newest checkpoint, or another, by hand.",
     "report": "A run, a plan or a trace as one HTML file.",
     "audit": "Count what a sampler, loader or loop really gives to each rank.",
 }

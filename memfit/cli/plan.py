@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -88,18 +89,20 @@ def command(
         from memfit.plan import write_plan
         from memfit.planner.answer_json import plan_json
         from memfit.planner.search import find_plan
+        from memfit.show.upstream import show_upstream, upstream_changes
 
         points = _curve(loaded, targets[0], asked) if curve else []
         for device in targets:
             answers[device.key] = find_plan(loaded, job, asked, device, **choices)
-    first = answers[targets[0].key]
+        first = answers[targets[0].key]
+        changes = upstream_changes(loaded, job, first.plan) if first.plan is not None and len(targets) == 1 else []
     if out is not None and first.plan is not None:
         write_plan(first.plan, out)
     if as_json:
-        found = plan_json(first) if len(targets) == 1 else {"devices": {k: plan_json(a) for k, a in answers.items()}}
+        found: dict[str, Any] = {"devices": {key: plan_json(answer) for key, answer in answers.items()}}
+        if len(targets) == 1:
+            found = plan_json(first) | {"upstream": [asdict(change) for change in changes]}
         if curve:
-            from dataclasses import asdict
-
             found["curve"] = [asdict(point) for point in points]
         print_json(found)
     else:
@@ -109,6 +112,7 @@ def command(
             show_curve(points, targets[0])
         if len(targets) == 1:
             show_answer(first, targets[0], out)
+            show_upstream(changes)
         else:
             show_answers(answers, targets)
     return Exit.DONE if any(answer.plan is not None for answer in answers.values()) else Exit.NOTHING_FITS

@@ -10,7 +10,7 @@ import sys
 import click
 
 from memfit.cli.options import json_option, print_json, whole_number
-from memfit.errors import Exit, InputError
+from memfit.errors import Exit
 
 
 @click.command("run")
@@ -18,19 +18,30 @@ from memfit.errors import Exit, InputError
 @click.option("--out", required=True, metavar="RUN", type=click.Path(file_okay=False), help="The run's folder.")
 @click.option("--windows", metavar="N", help="Optimizer steps. Default: the job's own number.")
 @click.option("--resume", is_flag=True, help="Goes on with a run; with no checkpoint in it, from window 0.")
+@click.option("--keep", metavar="N", default="2", show_default=True, help="Checkpoints that stay, the newest ones.")
+@click.option(
+    "--save-every",
+    metavar="SECONDS",
+    default="60",
+    show_default=True,
+    help="Time between checkpoints; 0: after every window. One more is saved at the end and when stopped.",
+)
 @json_option
-def command(plan: str, out: str, windows: str | None, resume: bool, as_json: bool) -> int:
+def command(
+    plan: str, out: str, windows: str | None, resume: bool, keep: str, save_every: str, as_json: bool
+) -> int:  # fmt: skip
     """Trains PLAN, a file that memfit plan wrote, in a process that cannot take more than the plan's budget."""
     from memfit.plan import read_plan, write_plan
-    from memfit.train.folder import RunFolder
+    from memfit.train.folder import RunFolder, check_same_samples
     from memfit.train.limit import ENVIRONMENT
 
     count = whole_number("--windows", windows)
+    kept, every = whole_number("--keep", keep), whole_number("--save-every", save_every, least=0)
     read = read_plan(plan)
     folder = RunFolder(out)
     folder.open(resume=resume)
-    if resume and folder.plan.exists() and read_plan(folder.plan) != read:
-        raise InputError(f"--resume with {plan}", "the run was started with another plan", f"write {folder.plan}")
+    if resume and folder.plan.exists():
+        check_same_samples(read_plan(folder.plan), read, folder.plan)
     write_plan(read, folder.plan)
     arguments = [
         sys.executable,
@@ -39,6 +50,8 @@ def command(plan: str, out: str, windows: str | None, resume: bool, as_json: boo
         str(folder.path),
         str(count or 0),
         "resume" if resume else "start",
+        str(kept),
+        str(every),
     ]
     with subprocess.Popen(arguments, env={**os.environ, **ENVIRONMENT}, stdout=sys.stderr) as child:
         while True:

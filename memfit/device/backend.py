@@ -8,6 +8,7 @@ the process's accelerator for good: there, trace in a process of its own (never 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from functools import cache
 from types import SimpleNamespace
@@ -19,13 +20,21 @@ NAME = "vgpu"
 
 
 class Stream(contextlib.AbstractContextManager[None]):
-    """A stream that does everything at once. Overlap is not modelled."""
+    """A stream that does everything at once, in a pool of its own (a card's allocator has one for each stream)."""
 
     device = torch.device("cpu")
-    stream_id = 0
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-    def __exit__(self, *error: Any) -> None: ...
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.stream_id = next(_numbers)
+        self._before: list[Stream] = []
+
+    def __enter__(self) -> None:
+        self._before.append(_current[0])
+        _current[0] = self
+
+    def __exit__(self, *error: Any) -> None:
+        _current[0] = self._before.pop()
+
     def wait_stream(self, stream: Any) -> None: ...
     def wait_event(self, event: Any) -> None: ...
     def synchronize(self) -> None: ...
@@ -35,6 +44,32 @@ class Stream(contextlib.AbstractContextManager[None]):
 
     def query(self) -> bool:
         return True
+
+
+_numbers = itertools.count()
+_default = Stream()
+_current = [_default]
+
+
+def current_stream(device: Any = None) -> Stream:
+    """The stream that memory is asked for on."""
+    return _current[0]
+
+
+def default_stream(device: Any = None) -> Stream:
+    """The stream of code that names none."""
+    return _default
+
+
+def set_stream(stream: Stream | None) -> None:
+    """What is asked for from here on is asked for on this stream."""
+    if stream is not None:
+        _current[0] = stream
+
+
+def on_stream(stream: Stream | None) -> contextlib.AbstractContextManager[None]:
+    """Inside, memory is asked for on this stream; None: on the current one."""
+    return contextlib.nullcontext() if stream is None else stream
 
 
 class Event:
@@ -64,12 +99,14 @@ def _is_inside() -> bool:
 @contextlib.contextmanager
 def entered() -> Iterator[None]:
     """Inside, the device is available."""
-    global _inside
+    global _inside, _numbers
     _inside += 1
+    _numbers = itertools.count(1)
     try:
         yield
     finally:
         _inside -= 1
+        _current[0] = _default
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None: ...
@@ -77,7 +114,6 @@ def _nothing(*args: Any, **kwargs: Any) -> None: ...
 
 def _module() -> SimpleNamespace:
     """What torch asks of ``torch.vgpu``: random state, streams (FSDP2), autocast's types."""
-    stream = Stream()
     return SimpleNamespace(
         is_initialized=lambda: True,
         is_available=_is_inside,
@@ -89,12 +125,12 @@ def _module() -> SimpleNamespace:
         get_amp_supported_dtype=lambda: [torch.float16, torch.bfloat16],
         Stream=Stream,
         Event=Event,
-        current_stream=lambda device=None: stream,
-        default_stream=lambda device=None: stream,
-        stream=lambda stream: contextlib.nullcontext(),
+        current_stream=current_stream,
+        default_stream=default_stream,
+        stream=on_stream,
         device=lambda device: contextlib.nullcontext(),
         set_device=_nothing,
-        set_stream=_nothing,
+        set_stream=set_stream,
         synchronize=_nothing,
         empty_cache=_nothing,
         get_rng_state=lambda device=None: torch.empty(16, dtype=torch.uint8, device="cpu"),

@@ -12,6 +12,7 @@ import torch.cuda.memory
 import torch.cuda.nvtx
 import torch.cuda.random
 
+from memfit.device import backend
 from memfit.device.backend import NAME, Event, Stream
 from memfit.device.rules import CardRules
 
@@ -47,7 +48,6 @@ def _legacy_constructor(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
 def stubs(card: CardRules, emptied: Callable[[], None]) -> list[tuple[Any, dict[str, Any]]]:
     """(module, attributes to replace) for torch.cuda and its submodules."""
     major, minor = card.compute_capability
-    stream = Stream()
     properties = SimpleNamespace(
         name=card.name,
         major=major,
@@ -92,13 +92,14 @@ def stubs(card: CardRules, emptied: Callable[[], None]) -> list[tuple[Any, dict[
         "can_device_access_peer": lambda device, peer: False,
         "Stream": Stream,
         "Event": Event,
-        "current_stream": lambda device=None: stream,
-        "default_stream": lambda device=None: stream,
-        "stream": _context,
+        "current_stream": backend.current_stream,
+        "default_stream": backend.default_stream,
+        "stream": backend.on_stream,
+        "set_stream": backend.set_stream,
         "device": _context,
         "device_of": _context,
     }
-    cuda |= dict.fromkeys(("init", "_lazy_init", "set_device", "set_stream", "synchronize", "ipc_collect"), _nothing)
+    cuda |= dict.fromkeys(("init", "_lazy_init", "set_device", "synchronize", "ipc_collect"), _nothing)
     cuda |= {name: _legacy_constructor(dtype) for name, dtype in _DTYPES.items()}
     nvtx = dict.fromkeys(("range_push", "range_pop", "mark"), _nothing) | {"range": _context}
     return [

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LinearLR, LRScheduler, SequentialLR
 from memfit.job import Job, Loss, Nets, Shape
 from memfit.jobs.data.speech import Utterance, synthesize
 from memfit.jobs.nets.dit import DiT, UNetT
+from memfit.jobs.upstream import Upstream, f5_tts
 
 FRAMES_PER_SECOND = 24000 / 256
 MEL = 100
@@ -53,18 +54,7 @@ class F5TTS(Job, ABC):
     clips: int = 64
     """Clips of synthesized speech in the data set."""
 
-    upstream: ClassVar[Mapping[str, str]] = {
-        "micro_batch": f"{CONFIG}: datasets.batch_size_per_gpu with batch_size_type: frame; max_samples caps clips",
-        "accumulation": f"{CONFIG}: optim.grad_accumulation_steps",
-        "checkpointing": f"{CONFIG}: model.arch.checkpoint_activations: True (no flag of finetune_cli.py sets it)",
-        "precision": "accelerate launch --mixed_precision no|fp16|bf16",
-        "optimizer_8bit": f"{CONFIG}: optim.bnb_optimizer: True",
-        "clip": f"{CONFIG}: optim.max_grad_norm",
-        "ema": "src/f5_tts/model/trainer.py: EMA(model, include_online_model=False) on the main process",
-        "engine": "accelerate launch --num_processes N (DDP, find_unused_parameters=True in trainer.py)",
-        "expandable_allocator": "environment: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-    }
-    """Lever -> what to change in F5-TTS for the same effect."""
+    upstream: ClassVar[Upstream] = f5_tts("F5TTS_Base")
     find_unused_parameters: ClassVar[bool] = True
     """Upstream wraps the net so in DDP; here every parameter gets a gradient."""
 
@@ -181,6 +171,8 @@ class F5Base(F5TTS):
 class F5Small(F5TTS):
     """F5-TTS Small: 18 blocks of 768."""
 
+    upstream: ClassVar[Upstream] = f5_tts("F5TTS_Small")
+
     def _net(self) -> nn.Module:
         return DiT(dim=768, depth=18, num_heads=12, **_common(self))
 
@@ -209,6 +201,7 @@ class F5Tiny(F5TTS):
 class E2Base(F5TTS):
     """E2 TTS Base: a flat U-Net transformer, 24 blocks of 1024."""
 
+    upstream: ClassVar[Upstream] = f5_tts("E2TTS_Base")
     net_name: ClassVar[str] = "unett"
 
     def _net(self) -> nn.Module:
@@ -218,6 +211,7 @@ class E2Base(F5TTS):
 class E2Small(F5TTS):
     """E2 TTS Small: 20 blocks of 768."""
 
+    upstream: ClassVar[Upstream] = f5_tts("E2TTS_Small")
     net_name: ClassVar[str] = "unett"
 
     def _net(self) -> nn.Module:

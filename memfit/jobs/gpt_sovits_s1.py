@@ -6,7 +6,7 @@ same however it is split. Upstream's top-3 accuracy, a metric of every step, is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -19,6 +19,7 @@ from memfit.job import Job, Loss, Nets, Precision, Shape
 from memfit.jobs.data.sovits_clips import SovitsClip, sovits_clips
 from memfit.jobs.nets.text2semantic import Text2Semantic
 from memfit.jobs.optimizers.scaled_adam import ScaledAdam
+from memfit.jobs.upstream import GPT_SOVITS_S1, Upstream
 
 SYMBOLS = {"v1": 512, "v2": 732}
 TOKENS_PER_SECOND = 25
@@ -46,16 +47,7 @@ class S1(Job):
     """Clips of synthesized speech in the data set."""
 
     dials: ClassVar[Mapping[str, str]] = {"clip_seconds": "shorter clips"}
-    upstream: ClassVar[Mapping[str, str]] = {
-        "micro_batch": "GPT_SoVITS/configs/s1longer-v2.yaml: train.batch_size (clips)",
-        "accumulation": "GPT_SoVITS/AR/models/t2s_lightning_module.py: `batch_idx % 4 == 0` in training_step",
-        "precision": "GPT_SoVITS/configs/s1longer-v2.yaml: train.precision (16-mixed, bf16-mixed or 32)",
-        "clip_seconds": "GPT_SoVITS/configs/s1longer-v2.yaml: data.max_sec",
-        "checkpointing": "GPT_SoVITS/AR/modules/transformer.py: torch.utils.checkpoint for each layer",
-        "engine": "GPT_SoVITS/s1_train.py: Trainer(devices=…, strategy=…), with use_distributed_sampler=False",
-        "expandable_allocator": "environment: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-    }
-    """Lever -> what to change in GPT-SoVITS for the same effect."""
+    upstream: ClassVar[Upstream] = GPT_SOVITS_S1
 
     def nets(self) -> Nets:
         net = Text2Semantic(

@@ -7,7 +7,7 @@ judges the same waveform again. Upstream's per-epoch decay of the learning rate 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -21,6 +21,7 @@ from memfit.jobs.data.mel import compress, spectrogram
 from memfit.jobs.data.sovits_clips import FRAMES_PER_SECOND, HOP, SovitsClip, sovits_clips
 from memfit.jobs.nets.hifigan import Discriminator, Judgement
 from memfit.jobs.nets.sovits import PERIODS, WIDTHS, Made, Sovits, Widths, cut
+from memfit.jobs.upstream import GPT_SOVITS_S2, Upstream
 
 Batch = dict[str, Tensor]
 
@@ -46,17 +47,7 @@ class S2(Job):
     """Clips of synthesized speech in the data set."""
 
     dials: ClassVar[Mapping[str, str]] = {"clip_seconds": "shorter clips", "segment_frames": "shorter judged segments"}
-    upstream: ClassVar[Mapping[str, str]] = {
-        "micro_batch": "GPT_SoVITS/configs/s2.json: train.batch_size (clips)",
-        "precision": "GPT_SoVITS/configs/s2.json: train.fp16_run",
-        "clip_seconds": "GPT_SoVITS/s2_train.py: the bucket sampler's boundaries, 32 to 1900 frames",
-        "segment_frames": "GPT_SoVITS/configs/s2.json: train.segment_size (640 samples a frame)",
-        "accumulation": "GPT_SoVITS/s2_train.py: no key; step optim_d and optim_g every k batches",
-        "fused": "GPT_SoVITS/s2_train.py: AdamW(…, fused=True) for optim_g and optim_d",
-        "engine": "GPT_SoVITS/configs/s2.json: train.gpu_numbers (DDP, find_unused_parameters=True)",
-        "expandable_allocator": "environment: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-    }
-    """Lever -> what to change in GPT-SoVITS for the same effect."""
+    upstream: ClassVar[Upstream] = GPT_SOVITS_S2
     find_unused_parameters: ClassVar[bool] = True
     """Upstream wraps the net so in DDP; here the codebook's convolution never gets a gradient."""
 

@@ -7,7 +7,7 @@ models: Frans et al. 2024). Which ones is drawn with the data, so that a step ta
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -20,6 +20,7 @@ from memfit.jobs.data.sovits_clips import FRAMES_PER_SECOND, SovitsClip, sovits_
 from memfit.jobs.gpt_sovits_s2 import collate
 from memfit.jobs.nets.lora import adapt
 from memfit.jobs.nets.sovits import WIDTHS, SovitsV3
+from memfit.jobs.upstream import GPT_SOVITS_S2_V3, Upstream
 
 MEL, MEL_PER_FRAME = 100, 1.875
 Batch = dict[str, Tensor]
@@ -46,16 +47,7 @@ class S2V3(Job):
     clips: int = 64
     """Clips of synthesized speech in the data set."""
 
-    upstream: ClassVar[Mapping[str, str]] = {
-        "micro_batch": "GPT_SoVITS/configs/s2.json: train.batch_size (clips)",
-        "precision": "GPT_SoVITS/configs/s2.json: train.fp16_run",
-        "checkpointing": "GPT_SoVITS/configs/s2.json: train.grad_ckpt: true (every block of the DiT)",
-        "lora": "GPT_SoVITS/s2_train_v3_lora.py instead of s2_train_v3.py; train.lora_rank",
-        "fused": "GPT_SoVITS/s2_train_v3.py: AdamW(…, fused=True) for optim_g",
-        "engine": "GPT_SoVITS/configs/s2.json: train.gpu_numbers (DDP, find_unused_parameters=True)",
-        "expandable_allocator": "environment: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-    }
-    """Lever -> what to change in GPT-SoVITS for the same effect."""
+    upstream: ClassVar[Upstream] = GPT_SOVITS_S2_V3
     find_unused_parameters: ClassVar[bool] = True
     """Upstream wraps the net so in DDP; here ``mel_head`` never gets a gradient."""
 

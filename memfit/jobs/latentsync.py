@@ -25,11 +25,9 @@ from memfit.jobs.nets.perceptual import LpipsVgg
 from memfit.jobs.nets.syncnet import SyncNet, sync_loss
 from memfit.jobs.nets.unet3d import Motion, UNet3D
 from memfit.jobs.nets.videomae import VideoMae, trepa_loss
+from memfit.jobs.upstream import LATENTSYNC, Upstream
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-CONFIG = "configs/unet/<stage>.yaml"
-TRAIN = "scripts/train_unet.py"
-PIPELINE = "latentsync/pipelines/lipsync_pipeline.py"
 
 
 class Stage1(Job):
@@ -41,6 +39,7 @@ class Stage1(Job):
     checkpoint: str = "all"
     clip: float | None = 1.0
     zero_grad: Literal["after_step", "after_forward"] = "after_forward"
+    wrapper: Literal["none", "ddp"] = "ddp"
     validates: ClassVar[bool] = True
 
     frames: int = 16
@@ -81,10 +80,6 @@ class Stage1(Job):
     """Height and width that the SyncNet sees."""
     detector_size: ClassVar[tuple[int, int]] = (180, 320)
     """A validation frame as the face detector sees it: 720p at a quarter."""
-    engine: ClassVar[str] = "ddp"
-    """Upstream's engine: DDP with its own gradient buckets, on a single card too."""
-    ddp_at_world_1: ClassVar[bool] = True
-    gradients_live_through_validation: ClassVar[bool] = True
     validation_levers: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "sliced decode in validation": {"validation_decode": 1},
         "validation frames on the host": {"validation_keeps": "host"},
@@ -102,25 +97,7 @@ class Stage1(Job):
         "trepa": ("train",),
     }
     """The phases that use a net which others do not; all nets are resident all the time."""
-    upstream: ClassVar[Mapping[str, str]] = {
-        "micro_batch": f"{CONFIG}: data.batch_size",
-        "frames": f"{CONFIG}: data.num_frames",
-        "resolution": f"{CONFIG}: data.resolution",
-        "checkpointing": f"{CONFIG}: run.enable_gradient_checkpointing: true",
-        "precision": f"{CONFIG}: run.mixed_precision_training (true: fp16 autocast)",
-        "optimizer_fused": f"{TRAIN}: torch.optim.AdamW(trainable_params, lr=config.optimizer.lr, fused=True)",
-        "no_ddp": f"{TRAIN}: wrap in DDP only where num_processes > 1",
-        "bucket_view": f"{TRAIN}: DDP(unet, ..., gradient_as_bucket_view=True)",
-        "zero_grad": f"{TRAIN}: optimizer.zero_grad(set_to_none=True) right after optimizer.step()",
-        "validation_free_gradients": f"{TRAIN}: optimizer.zero_grad(set_to_none=True) before pipeline(...)",
-        "validation_decode": f"{PIPELINE}: decode_latents over slices of the frames",
-        "validation_host": f"{PIPELINE}: synced_video_frames.append(decoded_latents.cpu()); faces stay on the CPU",
-        "validation_frames": f"{CONFIG}: data.val_video_path, a shorter video",
-        "offload_detector": f"{TRAIN}: syncnet_detector and syncnet_eval_model to the CPU outside of validation",
-        "accumulation": f"{TRAIN}: there is none; step every k batches, on loss / k, under unet.no_sync() between",
-        "expandable_allocator": "environment: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-    }
-    """Lever -> what to change in LatentSync for the same effect."""
+    upstream: ClassVar[Upstream] = LATENTSYNC
 
     # ---- nets
 
@@ -273,7 +250,7 @@ class Stage1(Job):
         pixels = (count, 3, self.resolution, self.resolution)
         return {
             "faces": torch.randint(0, 256, pixels, dtype=torch.uint8, device=home),
-            "audio": torch.randn(-(-count // 750), 80, 3000),
+            "audio": torch.randn(-(-count // 750), 80, 3000, device=home),
             "positions": torch.randint(0, 1500, (count, video.POSITIONS), device="cpu"),
             "cepstra": torch.randn(count, 1, 13, 20, device="cpu"),
         }
@@ -321,16 +298,6 @@ class Stage2(Stage1):
     perceptual_weight: float = 0.1
     trepa_weight: float = 10.0
 
-    upstream: ClassVar[Mapping[str, str]] = {
-        **Stage1.upstream,
-        "pixel_space_supervise": f"{CONFIG}: run.pixel_space_supervise",
-        "sync_weight": f"{CONFIG}: run.use_syncnet and run.sync_loss_weight",
-        "perceptual_weight": f"{CONFIG}: run.perceptual_loss_weight",
-        "trepa_weight": f"{CONFIG}: run.trepa_loss_weight (0: its net is not loaded)",
-        "trained": f"{CONFIG}: run.trainable_modules",
-        "motion": f"{CONFIG}: model.use_motion_module, model.motion_module_decoder_only",
-    }
-
 
 class Stage2At512(Stage2):
     """Stage 2 at 512 px."""
@@ -353,6 +320,7 @@ class Tiny(Stage2):
     resolution: int = 64
     precision: Precision = "fp32"
     frozen_precision: Precision = "fp32"
+    wrapper: Literal["none", "ddp"] = "none"
     trained: Literal["all", "motion+attentions", "motion+attn2"] = "all"
     learning_rate: float = 2e-3
     draws: Literal["step", "sample"] = "sample"

@@ -31,8 +31,10 @@ def lip_sync(job: Stage1, nets: Nets, batch: Mapping[str, Tensor]) -> Tensor:
     dtype = next(nets["vae"].parameters()).dtype
     count, side = faces.shape[0], job.resolution // 8
     with job.autocast(device):
-        audio = _audio(nets, batch["audio"], batch["positions"])
-        noise = torch.randn(1, 4, 1, side, side, device=device, dtype=dtype).repeat(1, 1, count, 1, 1)
+        audio = _audio(nets, batch["audio"], batch["positions"], device)
+        noise = torch.randn(1, 4, 1, side, side, device=device, dtype=dtype)
+        far = job.validation_keeps == "host"
+        noise = noise.expand(-1, -1, count, -1, -1) if far else noise.repeat(1, 1, count, 1, 1)
         starts = range(0, count, job.frames)
         run = set(job.repeats(len(starts)))
         painted = []
@@ -42,15 +44,15 @@ def lip_sync(job: Stage1, nets: Nets, batch: Mapping[str, Tensor]) -> Tensor:
                 made = _paint(job, nets, faces[window].to(device), audio[window].to(device, dtype), noise[:, :, window])
             else:
                 made = torch.empty(faces[window].shape, device=device, dtype=dtype)
-            painted.append(made.cpu() if job.validation_keeps == "host" else made)
+            painted.append(made.cpu() if far else made)
         return _images(job, torch.cat(painted))
 
 
-def _audio(nets: Nets, mel: Tensor, positions: Tensor) -> Tensor:
+def _audio(nets: Nets, mel: Tensor, positions: Tensor, device: torch.device) -> Tensor:
     """(v, 50, 384) on the host: the sound around every frame of the video."""
     pieces = []
     for index in range(mel.shape[0]):
-        states = hidden_states(nets["whisper"], mel[index : index + 1])  # type: ignore[arg-type]
+        states = hidden_states(nets["whisper"], mel[index : index + 1].to(device))  # type: ignore[arg-type]
         near = positions[index * AUDIO_FRAMES : (index + 1) * AUDIO_FRAMES]
         pieces.append(audio_embeddings(states.cpu(), near[None])[0])
     return torch.cat(pieces)

@@ -23,10 +23,7 @@ from memfit.jobs.nets.discriminator import MultiScaleDiscriminator, discriminato
 from memfit.jobs.nets.frozen import audio_embeddings, decode, encode, frozen, hidden_states, sd_vae, whisper
 from memfit.jobs.nets.perceptual import Pyramid, Vgg19Features
 from memfit.jobs.nets.syncnet import SyncNet, sync_loss
-
-CONFIG = "configs/training/<stage>.yaml"
-MODELS = "musetalk/utils/training_utils.py"
-LAUNCH = "configs/training/gpu.yaml"
+from memfit.jobs.upstream import MUSETALK, Upstream
 
 
 class Stage1(Job):
@@ -67,26 +64,7 @@ class Stage1(Job):
     """Processes of the launcher that upstream ships."""
     unsynchronised: ClassVar[tuple[str, ...]] = ("discriminator", "mouth_discriminator")
     """Nets that every rank of upstream trains by itself."""
-    upstream: ClassVar[Mapping[str, str]] = {
-        "micro_batch": f"{CONFIG}: data.train_bs",
-        "frames": f"{CONFIG}: data.n_sample_frames",
-        "resolution": f"{CONFIG}: data.image_size",
-        "checkpointing": f"{CONFIG}: solver.gradient_checkpointing",
-        "checkpoint_vae_decoder": f"{MODELS}: vae.enable_gradient_checkpointing() and vae.train() (0.30 needs both)",
-        "optimizer_fused": f"{MODELS}: optimizer_cls(..., fused=True)",
-        "optimizer_8bit": f"{CONFIG}: solver.use_8bit_adam (changes what is learned)",
-        "precision": f"{LAUNCH}: mixed_precision (the nets outside of the U-Net stay fp32)",
-        "engine": f"{LAUNCH}: deepspeed_config.zero_stage, num_processes",
-        "offload_optimizer": f"{LAUNCH}: deepspeed_config.offload_optimizer_device: cpu",
-        "accumulation": f"{CONFIG}: solver.gradient_accumulation_steps (it counts micro-batches: k times the steps)",
-        "vgg_weight": f"{CONFIG}: loss_params.vgg_loss",
-        "gan_weight": f"{CONFIG}: loss_params.gan_loss",
-        "mouth_gan_weight": f"{CONFIG}: loss_params.mouth_gan_loss",
-        "sync_weight": f"{CONFIG}: loss_params.sync_loss",
-        "validation_mode": f"{MODELS}: net.train() in a finally clause, or memory jumps after a validation that failed",
-        "expandable_allocator": "environment: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-    }
-    """Lever -> what to change in MuseTalk for the same effect."""
+    upstream: ClassVar[Upstream] = MUSETALK
 
     # ---- nets
 

@@ -19,8 +19,10 @@ from memfit.plan import Plan
 from memfit.replay import footprint
 from memfit.replay.caching import CachingAllocator
 from memfit.replay.exact import ExactAllocator
+from memfit.replay.margins import margin_of
 from memfit.replay.replay import Outside
 from memfit.trace.step import Tracing, trace_job
+from memfit.trace.third_window import with_third_window
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +105,14 @@ def footprint_on(trace: Trace, device: Device) -> Footprint:
     if not device.is_cuda:
         return footprint(trace, ExactAllocator, device.usable_bytes, device.usable_bytes)
     outside = Outside(bytes=device.context_bytes or 0, low=device.context_low or 0, high=device.context_high or 0)
-    return footprint(trace, CachingAllocator, device.usable_bytes - outside.bytes, device.usable_bytes, outside)
+    return footprint(
+        with_third_window(trace),
+        CachingAllocator,
+        device.usable_bytes - outside.bytes,
+        device.usable_bytes,
+        outside,
+        margin_of(trace.net_kind),
+    )
 
 
 def plain_nets(job: Job) -> Nets:

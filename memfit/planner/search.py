@@ -11,6 +11,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 
+from memfit.apply.room import with_settings
 from memfit.device.catalogue import Device
 from memfit.errors import InputError
 from memfit.footprint import Footprint
@@ -24,6 +25,7 @@ from memfit.planner.drafts import Draft, Drafts
 from memfit.planner.fitting import open_fitting
 from memfit.planner.next_step import NextStep, next_step
 from memfit.planner.predict import default_checkpointing, footprint_on, plain_nets, with_precision
+from memfit.planner.saving import choose_writing
 from memfit.trace.step import Tracing, trace_job
 
 KEEP = ("checkpointing", "optimizer", "precision", "validation")
@@ -98,6 +100,7 @@ def find_plan(
         name=name, global_batch=global_batch, card=device, micro_batch=micro_batch, devices=devices, seed=seed,
         keep=frozenset(keep), rate=learning_rate(tuned_for, global_batch, rule),
     )  # fmt: skip
+    job = with_settings(job, {"wrapper": "none"})
     answers = [_find(job, asked)]
     if "precision" in allow and job.precision == "fp32" and (device.compute_capability or (8, 0)) >= (8, 0):
         answers.append(_find(with_precision(job, "bf16"), asked))
@@ -137,6 +140,14 @@ def _find(job: Job, asked: _Asked) -> Answer:
     if found.footprint.fits:
         taken = levers.describe(job, device, how, found, own, nets, keep, drafted.bytes)
         plan = _plan(job, asked, found, own, how, taken)
+        writing = choose_writing(found.footprint, device)
+        found = replace(found, footprint=writing.footprint)
+        plan = replace(
+            plan,
+            checkpoint_writing=writing.how,
+            reasons={**plan.reasons, "checkpoint_writing": writing.reason},
+            phases={phase: asdict(value) for phase, value in writing.footprint.phases.items()},
+        )
     return Answer(
         plan=plan,
         chosen=found if plan else None,

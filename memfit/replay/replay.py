@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
+from memfit.events import ALLOCATE, CATEGORIES, EMPTY_CACHE, FREE, Trace
 from memfit.footprint import Footprint, PhaseFootprint, Place, Request
 from memfit.replay.errors import OutOfMemory
+from memfit.replay.margins import Margin
 
 
 class Allocator(Protocol):
@@ -48,6 +50,7 @@ def footprint(
     capacity: int | None,
     usable_bytes: int,
     outside: Outside | None = None,
+    margin: Margin | None = None,
 ) -> Footprint:
     """Peaks by phase, and whether every phase stays within the device.
 
@@ -58,8 +61,9 @@ def footprint(
         capacity: what the allocator may reserve; a replay within it decides ``fits``.
         usable_bytes: what the process may take; ``headroom_bytes`` is against it.
         outside: the process's bytes outside the allocator.
+        margin: measured errors of nets of this kind; None: the replay is exact, as on a CPU.
     """
-    outside = outside or Outside()
+    outside, spread = outside or Outside(), margin or Margin()
     peaks = _run(trace, allocator(None))
     failed = None
     if capacity is not None and max(peak.reserved for peak in peaks.values()) > capacity:
@@ -73,8 +77,8 @@ def footprint(
             allocated_bytes=peak.allocated,
             reserved_bytes=peak.reserved,
             process_bytes=peak.reserved + outside.bytes,
-            process_bytes_low=peak.reserved + outside.low,
-            process_bytes_high=peak.reserved + outside.high,
+            process_bytes_low=int((peak.reserved + outside.low) * (1 + spread.low)),
+            process_bytes_high=math.ceil((peak.reserved + outside.high) * (1 + spread.high)),
             at=_place(trace, peak.event),
             largest_request=_request(trace, name, *peak.largest),
             categories=_live_by_category(trace, peak.event),
@@ -93,6 +97,9 @@ def footprint(
         limiting_phase=failed.phase if failed else limiting,
         headroom_bytes=usable_bytes - worst.process_bytes,
         failed_request=failed,
+        net_kind=trace.net_kind,
+        measured_runs=None if margin is None else margin.runs,
+        plan_searches=_plan_searches(trace),
     )
 
 
@@ -123,13 +130,19 @@ def _run(trace: Trace, allocator: Allocator) -> dict[str, _Peak]:
                     peak.allocated, peak.event = allocator.allocated, event
                 if allocator.reserved > peak.reserved:
                     peak.reserved = allocator.reserved
-                if nbytes[storage] > peak.largest[0]:
+                if nbytes[storage] >= peak.largest[0]:
                     peak.largest = (nbytes[storage], event)
             elif kinds[event] == FREE:
                 free(storage)
             else:
                 allocator.empty_cache()
     return peaks
+
+
+def _plan_searches(trace: Trace) -> int:
+    """Times that cuDNN tried its plans: the cache is emptied in a convolution."""
+    rows = trace.operator[trace.kind == EMPTY_CACHE]
+    return sum("convolution" in trace.names[name] for name in trace.operator_name[rows])
 
 
 def _place(trace: Trace, event: int) -> Place:

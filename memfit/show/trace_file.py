@@ -18,7 +18,7 @@ from memfit.job import Shape
 from memfit.planner.predict import NetSize, Prediction
 
 VERSION = 1
-_TABLES = ("names", "modules", "parts", "phases")
+_TABLES = ("names", "modules", "parts", "phases", "net_kind")
 
 
 def write_trace(path: Path, prediction: Prediction) -> None:
@@ -81,7 +81,7 @@ def read_trace(path: Path) -> Prediction:
 def _prediction(told: dict[str, Any], columns: dict[str, Any]) -> Prediction:
     phases = tuple((name, start, end) for name, start, end in told.pop("phases"))
     columns |= {name: tuple(told.pop(name)) for name in ("names", "modules", "parts")}
-    trace = Trace(**columns, phases=phases)
+    trace = Trace(**columns, phases=phases, net_kind=told.pop("net_kind"))
     capability = told["device"]["compute_capability"]
     told["device"]["compute_capability"] = capability and tuple(capability)
     return Prediction(

@@ -131,13 +131,15 @@ def varying(marks: list[tuple[int, str]], start: int, end: int) -> Slices:
     return [(position, stop) for (position, part), stop in zip(inside, stops, strict=True) if part in _VARYING]
 
 
-def storages_in(trace: Trace, slices: Slices) -> tuple[np.ndarray, np.ndarray]:
+def storages_in(trace: Trace, slices: Slices, without: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """(storages allocated in these ranges, in order; the ranges' structure, which is equal where the events are).
 
-    Without cuBLAS's workspaces, which only the first window makes.
+    Without cuBLAS's workspaces, which only the first window makes, and the storages ``without``.
     """
     events = np.concatenate([np.arange(start, end) for start, end in slices]) if slices else np.zeros(0, int)
     events = events[trace.category[trace.storage[events]] != CATEGORIES.index("workspace")]
+    if without is not None:
+        events = events[~np.isin(trace.storage[events], without)]
     kind, storage = trace.kind[events], trace.storage[events]
     made = storage[kind == ALLOCATE]
     local = np.full(len(trace.nbytes) + 1, -1)

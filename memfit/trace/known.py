@@ -27,6 +27,17 @@ _MAKERS = frozenset(
 _UNKNOWN_EFFECT = torch.Tag.nondeterministic_seeded
 
 
+class _Content:
+    """A tensor's content beside it; a copy of the tensor (of a net, for its average) gets a copy of it."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Content:
+        with _disable_current_modes():
+            return _Content(self.value.clone())
+
+
 def small(tensor: Any) -> bool:
     """Whether a tensor is of the kind that is followed."""
     if not isinstance(tensor, Tensor):
@@ -37,7 +48,8 @@ def small(tensor: Any) -> bool:
 def value_of(tensor: Any) -> Tensor | None:
     """The tensor's real content, on the CPU, where it is known."""
     if isinstance(tensor, FakeTensor):
-        return tensor.__dict__.get("_memfit_value")
+        content = tensor.__dict__.get("_memfit_value")
+        return None if content is None else content.value
     return tensor if isinstance(tensor, Tensor) and small(tensor) else None
 
 
@@ -60,7 +72,7 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     with _disable_current_modes():
         result = func(*values[0], **values[1])
     if isinstance(out, FakeTensor) and isinstance(result, Tensor):
-        out._memfit_value = result  # type: ignore[attr-defined]
+        out._memfit_value = _Content(result)  # type: ignore[attr-defined]
 
 
 def item(tensor: Any) -> Any:

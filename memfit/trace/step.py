@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,7 +21,7 @@ from memfit.device.patching import replaced
 from memfit.device.rules import card_rules
 from memfit.device.virtual import Virtual, virtual_cpu, virtual_gpu
 from memfit.errors import InputError
-from memfit.events import CATEGORIES, Trace
+from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 from memfit.job import Job, Shape
 from memfit.plan import PhasePolicy
 from memfit.trace.family import TraceFamily, cut, fit, sample_shapes, storages_in, varying
@@ -96,15 +96,30 @@ def _record(job: Job, shapes: list[Shape], how: Tracing) -> tuple[Trace, np.ndar
             tracer.mark("save")
             job.saved(rig.nets, rig.optimizers)
         phases = list(tracer.phases)
+        validates_anew = (
+            job.validates and how.validation.where == "here" and _changes_validation(job, shapes, virtual.device)
+        )
         with recompute(rig.nets, how.checkpointing):
             for shape in shapes[1:]:
                 with tracer.phase("train"):
                     micro = synthetic_micro_batch(job, shape, virtual.device, tracer)
                     run_window(rig, [micro] * micro_batches, lambda part: mark(tracer, rig, part), step=False)
-                if job.validates and how.validation.where == "here":
+                if validates_anew:
                     with tracer.phase("validate"), room(rig, how.validation):
                         _validate(rig, shape, tracer, how.validation)
         return *_split(tracer, phases, len(shapes)), tracer.calls
+
+
+def _changes_validation(job: Job, shapes: Sequence[Shape], device: torch.device) -> bool:
+    """Whether what is validated depends on the training micro-batch's shape."""
+    with device:
+        batches = [job.validation_batch(shape) for shape in shapes]
+    return len({tuple((one.shape, one.dtype) for one in tensors_in(batch)) for batch in batches}) > 1
+
+
+def _kept_from_now_on(trace: Trace) -> np.ndarray:
+    """Storages that are never freed: state that the first window makes, such as a gradient scaler's scale."""
+    return np.setdiff1d(trace.storage[trace.kind == ALLOCATE], trace.storage[trace.kind == FREE])
 
 
 def _split(
@@ -119,19 +134,14 @@ def _split(
         part for name, start, stop in phases if name == "validate" for part in varying(tracer.marks, start, stop)
     ]
     base, structure = storages_in(whole, windows[-1] + validation)
-    earlier, same_as_first = storages_in(whole, windows[0] + validation)
+    earlier, same_as_first = storages_in(whole, windows[0] + validation, without=_kept_from_now_on(whole))
     others = tracer.phases[len(phases) :]
     each = len(others) // max(shapes - 1, 1)
     sizes = [whole.nbytes[base]]
     for i in range(shapes - 1):
-        made, found = storages_in(
-            whole,
-            [
-                part
-                for _, start, stop in others[i * each : (i + 1) * each]
-                for part in varying(tracer.marks, start, stop)
-            ],
-        )
+        own = others[i * each : (i + 1) * each]
+        parts = [part for _, start, stop in own for part in varying(tracer.marks, start, stop)]
+        made, found = storages_in(whole, parts if each == 2 else parts + validation)
         if found.shape != structure.shape or not np.array_equal(found, structure):
             return first, None, base
         sizes.append(whole.nbytes[made])
@@ -223,11 +233,12 @@ def mark(tracer: Tracer, rig: Rig, part: str) -> None:
 
 def categorise_state(tracer: Tracer, rig: Rig) -> None:
     for net in rig.nets.values():
-        trained = is_trained(net)
         for parameter in net.parameters():
-            tracer.categorise(parameter, "parameters" if trained else "frozen")
+            tracer.categorise(parameter, "parameters" if parameter.requires_grad else "frozen")
         for buffer in net.buffers():
-            tracer.categorise(buffer, "buffers" if trained else "frozen")
+            tracer.categorise(buffer, "buffers" if is_trained(net) else "frozen")
+    for bucket in rig.buckets:
+        tracer.categorise(bucket, "communication")
     for average in rig.ema.values():
         for tensor in (*average.parameters(), *average.buffers()):
             tracer.categorise(tensor, "ema")
@@ -250,7 +261,7 @@ def as_trace(tracer: Tracer) -> Trace:
         operator=np.array(tracer.operator, np.int32),
         nbytes=np.array(tracer.nbytes, np.int64),
         category=np.array([code[name or "temporaries"] for name in tracer.category], np.uint8),
-        stream=np.zeros(len(tracer.nbytes), np.uint8),
+        stream=np.array(tracer.stream, np.uint8),
         made_by=np.array(tracer.made_by, np.int32),
         operator_name=np.array([names.setdefault(row[0], len(names)) for row in rows], np.int32),
         operator_module=np.array([row[1] for row in rows], np.int32),
@@ -261,4 +272,5 @@ def as_trace(tracer: Tracer) -> Trace:
         modules=tuple(modules),
         parts=tuple(parts),
         phases=tuple(tracer.phases),
+        net_kind=str(tracer.net_kind),
     )

@@ -21,13 +21,14 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils.flop_counter import flop_registry
 
-from memfit.device import workspace
+from memfit.device import backend, plan_search, workspace
 from memfit.device.answers import NOT_HANDLED
 from memfit.device.patching import replaced
 from memfit.device.virtual import Virtual
 from memfit.events import ALLOCATE, EMPTY_CACHE, FREE
 from memfit.trace import cpu_rules, known, scratch
 from memfit.trace.accumulate import made_in, sums_in_place
+from memfit.trace.net_kind import NetKind
 
 _DEVICE = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
@@ -38,6 +39,10 @@ _SAVES_NUMBERS = {
     torch.ops.aten.div_.Tensor,
 }
 _PLAIN = {Tensor, nn.Parameter, FakeTensor}
+
+
+class _Life:
+    """Put among an autograd node's metadata, it lives as long as the node."""
 
 
 class Tracer(TorchDispatchMode):
@@ -52,11 +57,13 @@ class Tracer(TorchDispatchMode):
         self.operator: list[int] = []
         self.nbytes: list[int] = []
         self.category: list[str | None] = []
+        self.stream: list[int] = []
         self.made_by: list[int] = []
         self.op_rows: list[tuple[str, int, str, int, int]] = []
         self.phases: list[tuple[str, int, int]] = []
         self.calls: list[scratch.Call] = []
         """Calls that take memory inside of themselves."""
+        self.net_kind = NetKind()
         self.marks: list[tuple[int, str]] = []
         self.descriptions: list[scratch.Key | None] | None = None
         """Of every operator, the call from which it can be made again, where a list is put here."""
@@ -68,7 +75,9 @@ class Tracer(TorchDispatchMode):
         self._refs: dict[weakref.ref[Any], int] = {}
         self._numbers: dict[int, int] = {}
         self._number_node = -1
+        self._number_made: tuple[int, weakref.ref[Tensor]] | None = None
         self._cublas_threads: set[bool] = set()
+        self._plans: set[tuple[Any, ...]] = set()
         self._module_paths: dict[int, str] = {}
         self._stack: list[int] = []
         self.modules: dict[str, int] = {"": 0}
@@ -79,9 +88,6 @@ class Tracer(TorchDispatchMode):
 
     def mark(self, part: str) -> None:
         """A part of the window begins. At ``backward``, what the forward left alive becomes activations."""
-        if part in ("fetch", "clip"):
-            for node in list(self._numbers):
-                self._forget_number(node)
         if part == "backward":
             for i in self._refs.values():
                 if self.category[i] is None and self.op_rows[self.made_by[i]][2] == "forward":
@@ -190,17 +196,20 @@ class Tracer(TorchDispatchMode):
         if found is not NOT_HANDLED:
             return found
         node = torch._C._current_autograd_node()
-        if self.device_type == "cpu":
-            self._see_saved_number(func, args, node)
+        number = self._see_saved_number(func, args, node) if self.device_type == "cpu" else None
         if sums_in_place(func, args, node):
             out = args[0].add_(args[1])
         else:
             out = func(*args, **kwargs)
         if self.device_type == "cpu":
             out = cpu_rules.correct(func, args, out)
+        if number is not None:
+            self._number_made = (number, weakref.ref(out))
         known.follow(func, args, kwargs, out)
         self._see_call(func, args, kwargs, out, node)
         self._note_scratch(func, args, kwargs, node)
+        if self.part == "forward":
+            self.net_kind.note(func, args)
         return out
 
     def _see_call(self, func: Any, args: Any, kwargs: Any, out: Any, node: Any) -> None:
@@ -208,10 +217,13 @@ class Tracer(TorchDispatchMode):
         moved = 0
         row = len(self.op_rows)
         outs = out if isinstance(out, tuple | list) else (out,)
+        passes = self._passes(func, args)
         seen = False
-        for one in outs:
+        for index, one in enumerate(outs):
             if isinstance(one, Tensor):
                 seen |= self._see(one, row)
+                if index < len(passes):
+                    self._run_pass(*passes[index], row)
                 if node is not None:
                     made_in(node, one)
                 moved += one.numel() * one.itemsize
@@ -240,6 +252,24 @@ class Tracer(TorchDispatchMode):
             if i is not None and self.op_rows[self.made_by[i]][3]:
                 self.overwritten.add(self.op_rows[self.made_by[i]][1])
 
+    def _passes(self, func: Any, args: Any) -> list[tuple[Any, int]]:
+        """(plan that cuDNN searches, or None; bytes of its workspace) by output of a convolution."""
+        rules = self.virtual.rules
+        if rules is None or func not in plan_search.CONVOLUTIONS:
+            return []
+        searched = plan_search.plans(func, args) if torch.backends.cudnn.benchmark else (None, None)
+        workspaces = iter(workspace.scratch(rules, func, args))
+        asked = args[10][:2] if func is plan_search.BACKWARD else (True,)
+        return [(plan, next(workspaces, 0) if wanted else 0) for plan, wanted in zip(searched, asked, strict=False)]
+
+    def _run_pass(self, plan: Any, nbytes: int, row: int) -> None:
+        """One pass of a convolution, whose output is there: a search at first sight, then its workspace."""
+        if plan is not None and plan not in self._plans:
+            self._plans.add(plan)
+            self._event(EMPTY_CACHE, -1, row)
+        if nbytes:
+            self.calls.append((len(self.kind), row, nbytes))
+
     def _note_scratch(self, func: Any, args: Any, kwargs: Any, node: Any) -> None:
         """What the operator took inside of itself: on a CPU to be measured, on CUDA as its libraries' code has it."""
         row = max(len(self.op_rows) - 1, 0)
@@ -252,27 +282,42 @@ class Tracer(TorchDispatchMode):
             return
         if func in workspace.CUBLAS_OPERATORS and (thread := node is not None) not in self._cublas_threads:
             self._cublas_threads.add(thread)
-            self.nbytes.append(workspace.cublas_workspace(rules))
-            self.category.append("workspace")
-            self.made_by.append(row)
-            self._event(ALLOCATE, len(self.nbytes) - 1)
-        self.calls += [(len(self.kind), row, taken) for taken in workspace.scratch(rules, func, args)]
+            self._event(ALLOCATE, self._storage(workspace.cublas_workspace(rules), "workspace", row))
+        if func not in plan_search.CONVOLUTIONS:
+            self.calls += [(len(self.kind), row, taken) for taken in workspace.scratch(rules, func, args)]
 
-    def _see_saved_number(self, func: Any, args: Any, node: Any) -> None:
-        """A Python number that autograd saves as an 8-byte tensor for the backward of a product or quotient."""
+    def _see_saved_number(self, func: Any, args: Any, node: Any) -> int | None:
+        """A Python number that autograd saves as an 8-byte tensor for the backward of a product or quotient.
+
+        Gives the sequence number of the node that keeps it, if this call makes one. It goes when that backward has run,
+        or with the graph, whichever is first.
+        """
+        if self._number_made is not None:
+            self._follow_number(*self._number_made)
+            self._number_made = None
         if node is not None and node._sequence_nr() != self._number_node:
             self._forget_number(self._number_node)
             self._number_node = node._sequence_nr()
         if not (func in _SAVES_NUMBERS and len(args) == 2 and not isinstance(args[1], Tensor)):
-            return
+            return None
         kept = args[0].requires_grad and torch.is_grad_enabled()
-        if kept and torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
-            i = len(self.nbytes)
-            self.nbytes.append(8)
-            self.category.append("activations")
-            self.made_by.append(max(len(self.op_rows) - 1, 0))
-            self._numbers[torch.autograd._get_sequence_nr() - 1] = i
-            self._event(ALLOCATE, i)
+        if not kept or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            return None
+        i = self._storage(8, "activations", max(len(self.op_rows) - 1, 0))
+        keeper = torch.autograd._get_sequence_nr() - 1
+        self._numbers[keeper] = i
+        self._event(ALLOCATE, i)
+        return keeper
+
+    def _follow_number(self, number: int, made: weakref.ref[Tensor]) -> None:
+        """Ties a number to the node of the product that was made: where that is gone, so is the number."""
+        product = made()
+        if product is None or product.grad_fn is None:
+            self._forget_number(number)
+            return
+        life = _Life()
+        product.grad_fn.metadata[_Life] = life  # type: ignore[index]
+        weakref.finalize(life, self._forget_number, number).atexit = False
 
     def _forget_number(self, node: int) -> None:
         i = self._numbers.pop(node, None)
@@ -284,11 +329,8 @@ class Tracer(TorchDispatchMode):
         key = storage._cdata
         if key in self._ids or tensor.device.type != self.device_type:
             return False
-        i = len(self.nbytes)
+        i = self._storage(storage.nbytes(), None, row)
         self._ids[key], self._keys[i] = i, key
-        self.nbytes.append(storage.nbytes())
-        self.category.append(None)
-        self.made_by.append(row)
         self._refs[weakref.ref(storage, self._gone)] = i
         self.kind.append(ALLOCATE)
         self.storage.append(i)
@@ -305,10 +347,7 @@ class Tracer(TorchDispatchMode):
         old = self._ids.get(storage._cdata)
         if old is None or self.nbytes[old] == nbytes:
             return
-        new = len(self.nbytes)
-        self.nbytes.append(nbytes)
-        self.category.append(self.category[old])
-        self.made_by.append(max(len(self.op_rows) - 1, 0))
+        new = self._storage(nbytes, self.category[old], max(len(self.op_rows) - 1, 0))
         self._event(FREE, old)
         self._event(ALLOCATE, new)
         self._ids[storage._cdata] = new
@@ -317,7 +356,15 @@ class Tracer(TorchDispatchMode):
             if i == old:
                 self._refs[ref] = new
 
-    def _event(self, kind: int, storage: int) -> None:
+    def _storage(self, nbytes: int, category: str | None, row: int) -> int:
+        """A new storage on the stream that the code is on."""
+        self.nbytes.append(nbytes)
+        self.category.append(category)
+        self.stream.append(backend.current_stream().stream_id)
+        self.made_by.append(row)
+        return len(self.nbytes) - 1
+
+    def _event(self, kind: int, storage: int, row: int | None = None) -> None:
         self.kind.append(kind)
         self.storage.append(storage)
-        self.operator.append(max(len(self.op_rows) - 1, 0))
+        self.operator.append(max(len(self.op_rows) - 1, 0) if row is None else row)

@@ -18,21 +18,26 @@ from memfit.plan import Plan, read_plan
 from memfit.planner.predict import plain_nets
 from memfit.sizes import format_size
 from memfit.train import limit
-from memfit.train.folder import RunFolder
+from memfit.train.checkpoints import Checkpoints
+from memfit.train.folder import CannotWriteError, RunFolder
 from memfit.train.loop import Course, train
 from memfit.train.progress import Progress
-from memfit.train.state import load_state
+from memfit.train.resume import resume
+from memfit.train.saver import Saver
 
 
 def main(arguments: list[str]) -> int:
-    """Trains ``RUN/plan.toml``: RUN, windows (0: the job's own), and whether to resume."""
-    path, windows, resume = arguments
+    """Trains ``RUN/plan.toml``: RUN, windows (0: the job's own), resume or start, checkpoints kept, seconds between."""
+    path, windows, start, keep, every = [*arguments, *("2", "60")[len(arguments) - 3 :]]
     folder = RunFolder(path)
     try:
-        return run(folder, int(windows), resume == "resume")
+        return run(folder, int(windows), start == "resume", int(keep), float(every))
     except InputError as error:
         print(f"memfit: {error}", file=sys.stderr)
         return Exit.BAD_INPUT
+    except CannotWriteError as error:
+        say(str(error))
+        return Exit.STOPPED
     except Exception as error:
         mistake = mistake_in_job(error)
         if mistake is None:
@@ -41,12 +46,12 @@ def main(arguments: list[str]) -> int:
         return Exit.BAD_INPUT
 
 
-def run(folder: RunFolder, windows: int, resume: bool) -> Exit:
+def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float) -> Exit:
     """Trains a run's plan within its budget."""
     backend.register()
     plan = read_plan(folder.plan)
     job = load_job(plan.job, dict(plan.settings))
-    device = _device(plan)
+    device = device_of(plan)
     samples, lengths = job.dataset(), job.lengths()
     if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
         write = "write dataset(self) -> a sequence of samples, with a length"
@@ -57,14 +62,24 @@ def run(folder: RunFolder, windows: int, resume: bool) -> Exit:
     plain_nets(job)
     job.collate([samples[0]])
     warm_up()
-    _seed(plan)
+    seed_all(plan.seed)
     before = limit.limit(plan.budget_bytes) if device.type == "cpu" else 0
     resident = limit.resident_bytes()
     try:
         rig = build(job, device, plan.implementation, rate=plan.learning_rate, warmup_windows=plan.warmup_windows)
-        first = load_state(rig, folder.checkpoint) if resume and folder.checkpoint.exists() else 0
+        checkpoints = Checkpoints(folder.checkpoints, keep)
+        first = resume(rig, plan, checkpoints, say, lengths=lengths is not None) if resumed else 0
         folder.keep_lines_before(first)
         last = windows or job.windows
+        saver = Saver(
+            checkpoints=checkpoints,
+            plan=plan,
+            lines=[folder.lines("samples"), folder.lines("metrics")],
+            every=every,
+            asynchronous=plan.checkpoint_writing == "asynchronous",
+            say=say,
+            written=first or None,
+        )
         with Progress(first, last, plan) as shown:
             course = Course(
                 plan=plan,
@@ -75,6 +90,7 @@ def run(folder: RunFolder, windows: int, resume: bool) -> Exit:
                 first=first,
                 last=last,
                 resident_before=resident,
+                saver=saver,
                 show=shown.line,
             )
             return train(rig, course)
@@ -92,7 +108,17 @@ def run(folder: RunFolder, windows: int, resume: bool) -> Exit:
         return Exit.STOPPED
 
 
-def _device(plan: Plan) -> torch.device:
+def say(line: str) -> None:
+    """One line on standard error."""
+    print(f"memfit: {line}", file=sys.stderr, flush=True)
+
+
+def device_of(plan: Plan) -> torch.device:
+    """The device of this machine that a plan runs on, its memory limited to the plan's budget.
+
+    Raises:
+        InputError: the plan is for several devices, or for one that is not here.
+    """
     if len(plan.micro_batches) > 1:
         raise InputError(
             f"plan for {len(plan.micro_batches)} devices",
@@ -113,10 +139,11 @@ def _device(plan: Plan) -> torch.device:
     return torch.device("cuda")
 
 
-def _seed(plan: Plan) -> None:
-    random.seed(plan.seed)
-    np.random.seed(plan.seed % 2**32)
-    torch.manual_seed(plan.seed)
+def seed_all(seed: int) -> None:
+    """Random numbers of every kind begin here."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
 
 
 def warm_up() -> None:

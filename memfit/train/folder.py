@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from memfit.errors import InputError
+from memfit.plan import Plan
+
+
+class CannotWriteError(Exception):
+    """A run's folder cannot be written; the run stops, and can be resumed."""
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns an ``OSError`` into a ``CannotWriteError`` that names the file and says what to do."""
+    try:
+        yield
+    except OSError as error:
+        why = f"{path} cannot be written: {error.strerror or error}"
+        raise CannotWriteError(f"{why}; make room there, or make it writable, and go on with --resume") from error
 
 
 class RunFolder:
@@ -22,8 +38,8 @@ class RunFolder:
         return self.path / "plan.toml"
 
     @property
-    def checkpoint(self) -> Path:
-        return self.path / "checkpoints" / "last.pt"
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
 
     def open(self, *, resume: bool) -> None:
         """Makes the folder.
@@ -46,27 +62,60 @@ class RunFolder:
             ) from error
 
     def append(self, name: str, line: dict[str, Any]) -> None:
-        """Adds one line to ``name``.jsonl."""
-        with open(self.path / f"{name}.jsonl", "a") as file:
+        """Adds one line to ``name``.jsonl.
+
+        Raises:
+            CannotWriteError: it cannot be written, as on a full disk.
+        """
+        path = self.lines(name)
+        with writing(path), open(path, "a") as file:
             file.write(json.dumps(line, allow_nan=True) + "\n")
+
+    def lines(self, name: str) -> Path:
+        """Where the lines of ``metrics`` or ``samples`` are."""
+        return self.path / f"{name}.jsonl"
 
     def keep_lines_before(self, window: int) -> None:
         """Drops the lines of windows that a resumed run does again."""
         for name in ("metrics", "samples"):
-            path = self.path / f"{name}.jsonl"
+            path = self.lines(name)
             if path.exists():
                 lines = [line for line in _whole_lines(path) if line["window"] < window]
-                replace_file(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
+                with writing(path):
+                    replace_file(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
+
+
+SAME = ("job", "settings", "unit", "global_batch", "precision", "seed")
+"""What two plans must agree in to train on the same samples in the same windows, and to hold the same state."""
+
+
+def check_same_samples(before: Plan, now: Plan, where: Path, also: Sequence[str] = ()) -> None:
+    """Whether a run may go on under another plan: one that takes the same samples in the same windows.
+
+    Args:
+        also: what must agree beside ``SAME``.
+
+    Raises:
+        InputError: it takes others; names what differs.
+    """
+    for name in (*SAME, *also):
+        old, new = getattr(before, name), getattr(now, name)
+        if old != new:
+            seen = f"--resume with another plan: its {name} is {new!r}"
+            raise InputError(seen, f"{where} was run with {old!r}", f"plan with {old!r}, or write another --out")
 
 
 def replace_file(path: Path, content: bytes) -> None:
     """Writes a file beside its place, syncs it and renames it there."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(beside, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    try:
+        with open(beside, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _whole_lines(path: Path) -> Iterable[dict[str, Any]]:

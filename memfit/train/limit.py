@@ -35,6 +35,17 @@ def peak_resident_bytes() -> int:
     return _status("VmHWM") - _status("RssFile")
 
 
+def mapped_bytes() -> int:
+    """This process's addresses (VmSize): its private memory, touched or not, and what it maps of files."""
+    return _status("VmSize")
+
+
+def peak_mapped_bytes() -> int:
+    """The most of ``mapped_bytes`` since the start. Its growth is that of ``data_bytes`` while no library is loaded and
+    no thread starts: unlike the resident bytes it counts what RLIMIT_DATA counts, memory that was never touched too."""
+    return _status("VmPeak")
+
+
 def reset_peak() -> None:
     """Starts ``peak_resident_bytes`` anew."""
     Path("/proc/self/clear_refs").write_text("5")

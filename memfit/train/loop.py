@@ -18,8 +18,9 @@ from memfit.errors import Exit, InputError
 from memfit.job import Job
 from memfit.plan import Plan
 from memfit.train import limit
+from memfit.train.final import write_final
 from memfit.train.folder import RunFolder
-from memfit.train.state import save_final, save_state
+from memfit.train.saver import Saver
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +38,7 @@ class Course:
     """Windows [first, last) are trained."""
     resident_before: int
     """Bytes of the process before the job was built."""
-    save_every: float = 60.0
-    """Seconds between checkpoints."""
+    saver: Saver
     show: Callable[[dict[str, Any]], None] = lambda line: None
 
 
@@ -56,7 +56,7 @@ class Stop:
 
 def train(rig: Rig, course: Course) -> Exit:
     """Trains the windows of a course; a checkpoint at the end, when stopped, and in between."""
-    stop, saved = Stop(), time.monotonic()
+    stop, saver = Stop(), course.saver
     predicted = course.plan.phases.get("train", {}).get("process_bytes")
     with recompute(rig.nets, course.plan.checkpointing):
         for number in range(course.first, course.last):
@@ -68,14 +68,16 @@ def train(rig: Rig, course: Course) -> Exit:
             course.folder.append("samples", {"window": number, "rank": 0, "ids": list(window.ids)})
             course.folder.append("metrics", line)
             course.show(line)
-            if stop.asked or time.monotonic() - saved > course.save_every:
-                save_state(rig, number + 1, course.folder.checkpoint)
-                saved = time.monotonic()
+            if number == course.first:
+                saver.warm(rig)
+            if stop.asked or number + 1 == course.last or saver.due():
+                saver.save(rig, number + 1)
             if stop.asked:
+                saver.finish()
                 return Exit.STOPPED
-    save_state(rig, course.last, course.folder.checkpoint)
-    save_final(rig, course.folder.path / "final")
-    return Exit.DONE
+    saved = saver.finish()
+    write_final(rig, course.folder.path / "final")
+    return Exit.DONE if saved else Exit.STOPPED
 
 
 def _micro(rig: Rig, course: Course, ids: tuple[int, ...]) -> MicroBatch:

@@ -1,112 +1,131 @@
-"""A run's whole state in one file: nets, optimizers, schedules, scaler, average, random numbers, position."""
+"""A rig's whole state as plain values and tensors, and put back: what a checkpoint keeps.
+
+Nets with every buffer (of frozen nets the buffers alone), optimizers, schedules, scaler, average, and random numbers of
+every kind. Nothing is copied. An engine that spreads a state over ranks replaces ``state_of`` and ``put_back``.
+"""
 
 from __future__ import annotations
 
-import os
-import pickle
-import zipfile
-import zlib
-from pathlib import Path
+import collections
+import itertools
+import random
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
-from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from memfit.apply.rig import Rig, is_trained
-from memfit.errors import InputError, describe
+from memfit.job import Job
 
-FORMAT = 1
+Rebuild = Callable[[Any], Any]
+"""Makes values and new tensors of what a checkpoint holds; see ``Checkpoint.value``."""
 
 
-def save_state(rig: Rig, next_window: int, path: Path) -> None:
-    """Writes the state beside its place, syncs it and renames it there: the one before stays whole until then."""
-    state = {
-        "memfit_checkpoint": FORMAT,
-        "next_window": next_window,
-        "saved": dict(rig.job.saved(rig.nets, rig.optimizers)),
+def state_of(rig: Rig) -> dict[str, Any]:
+    """The state, whose tensors are the rig's own."""
+    trained = {name: net for name, net in rig.nets.items() if is_trained(net)}
+    own = type(rig.job).saved is Job.saved
+    return {
+        "nets": {name: dict(net.state_dict()) for name, net in trained.items()},
+        "buffers": {name: _buffers(net, name in trained) for name, net in rig.nets.items()},
+        "optimizers": {name: optimizer.state_dict() for name, optimizer in rig.optimizers.items()},
         "schedules": {name: schedule.state_dict() for name, schedule in rig.schedules.items()},
         "scaler": rig.scaler.state_dict() if rig.scaler else None,
-        "ema": {name: net.state_dict() for name, net in rig.ema.items()},
-        "buffers": {name: dict(net.named_buffers()) for name, net in rig.nets.items() if is_trained(net)},
+        "ema": {name: dict(net.state_dict()) for name, net in rig.ema.items()},
         "random": {
+            "python": random.getstate(),
+            "numpy": np.random.get_state(),
             "cpu": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            "cuda": torch.cuda.get_rng_state_all() if rig.device.type == "cuda" else [],
         },
+        "saved": {} if own else dict(rig.job.saved(rig.nets, rig.optimizers)),
     }
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(beside, "wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
-def load_state(rig: Rig, path: Path) -> int:
-    """Puts a state back; gives the next window.
+def put_back(rig: Rig, coded: Mapping[str, Any], new: Rebuild, lying: Rebuild) -> None:
+    """Puts a checkpoint's state into a rig of the same job.
+
+    Args:
+        coded: the state as the checkpoint holds it.
+        new: rebuilds a part with tensors of its own.
+        lying: rebuilds a part with tensors that lie in the file, to copy from.
 
     Raises:
-        InputError: the file is torn, foreign, holds code, or is of another job.
+        KeyError, RuntimeError, ValueError: it is the state of another job.
     """
-    again = "take another checkpoint, or start a new run in another --out"
-    try:
-        with zipfile.ZipFile(path) as file:
-            spoiled = file.testzip()
-        if spoiled is not None:
-            raise zipfile.BadZipFile(f"the checksum of {spoiled} is another")
-        state: dict[str, Any] = torch.load(path, map_location=rig.device, weights_only=True)
-    except (
-        RuntimeError,
-        EOFError,
-        OSError,
-        ValueError,
-        KeyError,
-        pickle.UnpicklingError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
-        raise InputError(f"checkpoint {path}", f"it is torn or no checkpoint: {describe(error)}", again) from error
-    if not isinstance(state, dict) or state.get("memfit_checkpoint") != FORMAT:
-        raise InputError(f"checkpoint {path}", f"it was not written by this version of memfit (format {FORMAT})", again)
-    try:
-        for name, values in state["saved"]["nets"].items():
-            rig.nets[name].load_state_dict(values)
-        for name, values in state["saved"]["optimizers"].items():
-            rig.optimizers[name].load_state_dict(values)
-        for name, values in state["schedules"].items():
-            rig.schedules[name].load_state_dict(values)
-        for name, values in state["ema"].items():
-            rig.ema[name].load_state_dict(values)
-        for name, buffers in state["buffers"].items():
-            for path_, buffer in rig.nets[name].named_buffers():
-                buffer.copy_(buffers[path_])
-    except (KeyError, RuntimeError, ValueError) as error:
-        raise InputError(f"checkpoint {path}", f"it is of another job: {describe(error)}", again) from error
-    if rig.scaler and state["scaler"]:
-        rig.scaler.load_state_dict(state["scaler"])
-    torch.set_rng_state(state["random"]["cpu"].cpu())
-    if state["random"]["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all([one.cpu() for one in state["random"]["cuda"]])
-    return int(state["next_window"])
+    put_nets_back(rig, coded, new, lying)
+    _check_names("optimizers", coded["optimizers"], rig.optimizers)
+    for name, optimizer in rig.optimizers.items():
+        _put_optimizer(optimizer, new(coded["optimizers"][name]))
+    _check_names("schedules", coded["schedules"], rig.schedules)
+    for name, schedule in rig.schedules.items():
+        schedule.load_state_dict(new(coded["schedules"][name]))
+    if rig.scaler and coded["scaler"]:
+        rig.scaler.load_state_dict(new(coded["scaler"]))
+    numbers = new(coded["random"])
+    random.setstate(numbers["python"])
+    np.random.set_state(numbers["numpy"])
+    torch.set_rng_state(numbers["cpu"])
+    if rig.device.type == "cuda" and len(numbers["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(numbers["cuda"])
 
 
-def save_final(rig: Rig, folder: Path) -> None:
-    """One safetensors file for each trained net, of the average where there is one."""
-    folder.mkdir(exist_ok=True)
+def put_nets_back(rig: Rig, coded: Mapping[str, Any], new: Rebuild, lying: Rebuild) -> None:
+    """The nets, their buffers and their average alone."""
+    trained = {name: net for name, net in rig.nets.items() if is_trained(net)}
+    for part, nets in (("nets", trained), ("ema", rig.ema)):
+        _check_names(part, coded[part], nets)
+        for name, net in nets.items():
+            _put_net(net, lying(coded[part][name]))
+    _check_names("buffers", coded["buffers"], rig.nets)
     for name, net in rig.nets.items():
-        if is_trained(net):
-            save_file(_plain(rig.ema.get(name, net)), folder / f"{name}.safetensors")
+        _put_buffers(net, new(coded["buffers"][name]))
 
 
-def _plain(net: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers by name; tensors that are shared come once, as safetensors asks."""
-    seen: set[int] = set()
-    found = {}
-    for name, tensor in net.state_dict().items():
-        if tensor.untyped_storage().data_ptr() not in seen:
-            seen.add(tensor.untyped_storage().data_ptr())
-            found[name] = tensor.contiguous()
-    return found
+def _check_names(part: str, saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    if set(saved) != set(here):
+        raise ValueError(f"it has {part} {', '.join(saved) or 'none'}; the job has {', '.join(here) or 'none'}")
+
+
+def _buffers(net: nn.Module, trained: bool) -> dict[str, Tensor]:
+    """All buffers of a frozen net; of a trained one those that its state_dict leaves out."""
+    kept = set(net.state_dict()) if trained else set()
+    return {path: buffer for path, buffer in net.named_buffers() if path not in kept}
+
+
+def _put_net(net: nn.Module, values: dict[str, Any]) -> None:
+    named = collections.OrderedDict(values)
+    named._metadata = getattr(net.state_dict(), "_metadata", None)  # type: ignore[attr-defined]
+    net.load_state_dict(named)
+
+
+def _put_buffers(net: nn.Module, values: Mapping[str, Tensor]) -> None:
+    for path, value in values.items():
+        owner, _, name = path.rpartition(".")
+        module = net.get_submodule(owner)
+        present = module._buffers.get(name)
+        if present is not None and present.shape == value.shape and present.dtype == value.dtype:
+            present.copy_(value)
+        else:
+            module.register_buffer(name, value, persistent=name not in module._non_persistent_buffers_set)
+
+
+def _put_optimizer(optimizer: Optimizer, values: dict[str, Any]) -> None:
+    """As ``load_state_dict`` does it, but each tensor with the dtype it was kept in.
+
+    torch's own casts every state to its parameter's dtype, which changes states of 8 bits, or of 32 beside weights of
+    16. An optimizer that has its own way of loading is left to it.
+    """
+    hooks = optimizer._optimizer_load_state_dict_pre_hooks or optimizer._optimizer_load_state_dict_post_hooks
+    if type(optimizer).load_state_dict is not Optimizer.load_state_dict or hooks:
+        optimizer.load_state_dict(values)
+        return
+    optimizer.load_state_dict({**values, "state": {}})
+    numbers = itertools.chain.from_iterable(group["params"] for group in values["param_groups"])
+    parameters = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    of_number = dict(zip(numbers, parameters, strict=True))
+    for key, state in values["state"].items():
+        optimizer.state[of_number.get(key, key)] = state

@@ -4,6 +4,7 @@ pytest tests/cli/test_bad_plans.py
 """
 
 import json
+import os
 import pickle
 import shutil
 from collections.abc import Callable
@@ -162,44 +163,61 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-CHECKPOINTS: dict[str, Callable[[Path], object]] = {
-    "torn": lambda path: path.write_bytes(path.read_bytes()[:700]),
-    "empty": lambda path: path.write_bytes(b""),
-    "a foreign pickle": lambda path: path.write_bytes(pickle.dumps({"weights": [1, 2]})),
-    "a pickle that holds code": lambda path: path.write_bytes(pickle.dumps(print)),
-    "of another program": lambda path: torch.save({"net": torch.ones(2)}, path),
-    "with a byte flipped": flip,
-    "of another job": lambda path: torch.save(
-        {**torch.load(path), "saved": {"nets": {"other": {}}, "optimizers": {}}}, path
-    ),
+TENSORS, MANIFEST = "state.safetensors", "manifest.json"
+CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "torn": (lambda path: os.truncate(path / TENSORS, 700), "state.safetensors has 700 bytes"),
+    "empty": (lambda path: (path / TENSORS).write_bytes(b""), "state.safetensors has 0 bytes"),
+    "without its tensors": (lambda path: (path / TENSORS).unlink(), "state.safetensors cannot be read: No such file"),
+    "without its manifest": (lambda path: (path / MANIFEST).unlink(), "it has no manifest.json"),
+    "with a torn manifest": (lambda path: os.truncate(path / MANIFEST, 700), "manifest.json was changed"),
+    "with a byte flipped": (lambda path: flip(path / TENSORS), "state.safetensors was changed"),
+    "with a byte of its manifest flipped": (lambda path: flip(path / MANIFEST), "manifest.json was changed"),
+    "with a byte of its plan flipped": (lambda path: flip(path / "plan.toml"), "plan.toml was changed"),
+    "a pickle that holds code": (lambda path: (path / TENSORS).write_bytes(pickle.dumps(print)), "is a pickle"),
+    "a manifest that is a pickle": (lambda path: torch.save({"a": print}, path / MANIFEST), "is a pickle"),
 }
 
 
-@pytest.mark.parametrize("spoil", CHECKPOINTS.values(), ids=CHECKPOINTS)
-def test_checkpoints(tmp_path: Path, trained: Path, spoil: Callable[[Path], object]) -> None:
-    """Loading alone, in this process."""
+@pytest.mark.parametrize(("spoil", "words"), CHECKPOINTS.values(), ids=CHECKPOINTS)
+def test_checkpoints(tmp_path: Path, trained: Path, spoil: Callable[[Path], object], words: str) -> None:
+    """Reading alone, in this process: refused, named, and the newest whole one is found behind it."""
+    from memfit.errors import InputError
+    from memfit.train.checkpoints import Checkpoints, read_checkpoint
+
+    for number in (1, 2):
+        shutil.copytree(trained / "checkpoints" / "00000002", tmp_path / f"{number:08d}")
+    path, said = tmp_path / "00000002", []
+    assert read_checkpoint(path).next_window == 2
+    spoil(path)
+    with pytest.raises(InputError, match=f"checkpoint {path}: it is torn or no checkpoint: .*{words}.*; take another"):
+        read_checkpoint(path)
+    found = Checkpoints(tmp_path).newest(said.append)
+    assert found is not None
+    assert found.path == tmp_path / "00000001"
+    assert len(said) == 2
+    assert words in said[0]
+    assert f"going on from window 2, with {found.path}" in said[1]
+
+
+def test_a_checkpoint_of_another_job(trained: Path) -> None:
     from memfit.apply.rig import build
     from memfit.errors import InputError
     from memfit.loading import load_job
-    from memfit.train.state import load_state
+    from memfit.train.checkpoints import read_checkpoint
+    from memfit.train.resume import restore
 
-    path = tmp_path / "last.pt"
-    shutil.copy(trained / "checkpoints" / "last.pt", path)
-    rig = build(load_job(RIGHT), "cpu")
-    assert load_state(rig, path) == 2
-    before = {name: value.clone() for name, value in rig.nets["net"].state_dict().items()}
-    spoil(path)
-    with pytest.raises(InputError, match=f"checkpoint {path}"):
-        load_state(rig, path)
-    assert all(torch.equal(value, before[name]) for name, value in rig.nets["net"].state_dict().items())
+    path = trained / "checkpoints" / "00000002"
+    rig = build(load_job("tests/nets.py:Gan"), "cpu")
+    with pytest.raises(InputError, match=f"checkpoint {path}: it is of another job: .*net.*generator"):
+        restore(rig, read_checkpoint(path))
 
 
 def test_a_torn_checkpoint_for_real(tmp_path: Path, trained: Path, plan_file: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(trained, folder)
-    CHECKPOINTS["torn"](folder / "checkpoints" / "last.pt")
+    CHECKPOINTS["torn"][0](folder / "checkpoints" / "00000002")
     found = really("run", str(plan_file), "--out", str(folder), "--resume", "--windows", "3", "--json")
-    is_one_line(found, "checkpoint ", "torn", "start a new run in another --out")
+    is_one_line(found, "checkpoints ", "00000002: it is torn", "start a new run in another --out")
 
 
 REAL = {

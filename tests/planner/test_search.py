@@ -17,7 +17,7 @@ from memfit.planner.predict import predict
 from memfit.planner.search import find_plan
 
 CARD = replace(find_device("a100-40gb"), context_bytes=0, context_low=0, context_high=0)
-JOB = Dit(dim=64, depth=4, heads=4, frames=256)
+JOB = Dit(dim=64, depth=8, heads=4, frames=512)
 
 
 def card(mib: int):
@@ -44,7 +44,7 @@ def test_a_micro_batch_holds_the_longest_item():
 @pytest.fixture(scope="module")
 def tight():
     """A plan that has to recompute: a micro-batch of four is asked for, and everything kept would take more."""
-    return find_plan(JOB, "bench/nets.py:Dit", 10, card(96), micro_batch=4)
+    return find_plan(JOB, "bench/nets.py:Dit", 10, card(100), micro_batch=4)
 
 
 def test_a_tight_budget_recomputes_and_the_prediction_of_the_plan_agrees(tight, tmp_path):
@@ -57,7 +57,7 @@ def test_a_tight_budget_recomputes_and_the_prediction_of_the_plan_agrees(tight, 
     read = read_plan(tmp_path / "plan.toml")
     assert read == plan
     again = predict(
-        JOB, "dit", shape=tight_shape(), device=card(96), micro_batches=3, checkpointing=read.checkpointing, plan=read
+        JOB, "dit", shape=tight_shape(), device=card(100), micro_batches=3, checkpointing=read.checkpointing, plan=read
     )
     assert again.footprint.phases["train"].allocated_bytes == plan.phases["train"]["allocated_bytes"]
     lever = next(lever for lever in plan.levers if lever.name.startswith("checkpointing"))

@@ -1,0 +1,182 @@
+"""Predictions against what was measured: on the CPU, by others on their cards, and on cards of ours.
+
+python bench/accuracy.py                              all sources; writes bench/results/accuracy.json
+python bench/accuracy.py --data RUNS.csv --out F.json any table of timm runs with the columns of the public one
+python bench/accuracy.py --fit                        derives the constants anew, on the fitting half alone
+
+timm goes into bench/.timm (pip install --no-deps --target), never into the environment. Nets that were traced before
+are read from the cache, so that a run that was interrupted goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from rich.console import Console  # noqa: E402
+from rich.progress import track  # noqa: E402
+
+from bench.accuracy_parts import fitting, others, show  # noqa: E402
+from bench.accuracy_parts.gpumemnet import DEVICE, Failed, Predicted, predict_all  # noqa: E402
+from bench.accuracy_parts.statistics import summary  # noqa: E402
+from bench.accuracy_parts.table import Run, is_fitting_half, models_in_order, read_table  # noqa: E402
+from bench.accuracy_parts.timm_job import VERSION, timm_folder  # noqa: E402
+from bench.accuracy_parts.traces import cache_folder  # noqa: E402
+from memfit.device.catalogue import find_device  # noqa: E402
+from memfit.errors import InputError  # noqa: E402
+
+PUBLIC = ROOT.parent / "shared" / "data" / "gpumemnet_timm_a100_40gb.csv"
+RESULTS = Path(__file__).parent / "results" / "accuracy.json"
+console = Console(stderr=True, highlight=False)
+
+
+def main() -> int:
+    """Runs the benchmark; 2 where its input is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="a table of runs; with it, only these are predicted")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="default: bench/results/accuracy.json")
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="0: in this process")
+    parser.add_argument("--models", type=int, help="only so many models, a fair sample; default: all of the table")
+    parser.add_argument("--cache", type=Path, help="where traces are kept; default: a folder in ~/.cache/memfit")
+    parser.add_argument(
+        "--fit", action="store_true", help="write the constants and margins that the fitting half gives"
+    )
+    given = parser.parse_args()
+    try:
+        install_timm()
+        folder = given.cache or cache_folder()
+        if given.data is not None:
+            return predict_table(given.data, given.out, folder, given.workers, given.models)
+        if given.fit:
+            fitting.write(predict(fitting.half(sample(read_table(PUBLIC), given.models)), folder, given.workers)[0])
+        return everything(given.out, folder, given.workers, given.models)
+    except InputError as error:
+        console.print(error, style="red")
+        return 2
+
+
+def predict_table(data: Path, out: Path, folder: Path, workers: int, models: int | None) -> int:
+    """``--data``: one table, none of whose runs was fitted to unless it is the public one."""
+    rows, failed = predict(sample(read_table(data), models), folder, workers)
+    answer = {"gpumemnet": _summary(rows), "families": by_family(rows), **_about(failed), "rows": _lines(rows)}
+    _write(out, answer)
+    show.table(f"{data.name}: runs of others, on {find_device(DEVICE).name}", answer["families"], _summary(rows))
+    show.failures(failed)
+    return 0
+
+
+def everything(out: Path, folder: Path, workers: int, models: int | None) -> int:
+    """All sources, one after another; those that are not there are named."""
+    answer: dict[str, Any] = {"cpu": others.cpu_truth(console)}
+    show.cpu(answer["cpu"])
+    if PUBLIC.exists():
+        runs = sample(read_table(PUBLIC), models)
+        rows, failed = predict(runs, folder, workers)
+        held_out = [row for row in rows if not is_fitting_half(row.run.model)]
+        fitted = [row for row in rows if is_fitting_half(row.run.model)]
+        answer |= {
+            "gpumemnet": _summary(held_out),
+            "gpumemnet_fitting_half": _summary(fitted),
+            "families": by_family(held_out),
+            "families_fitting_half": by_family(fitted),
+            "ladder": fitting.ladder(held_out, folder, console),
+            **_about(failed),
+            "rows": _lines(rows),
+        }
+        show.table("Runs of others, the half that nothing was fitted on", answer["families"], answer["gpumemnet"])
+        show.table("The fitting half", answer["families_fitting_half"], answer["gpumemnet_fitting_half"])
+        show.ladder(answer["ladder"])
+        show.failures(failed)
+    else:
+        console.print(f"{PUBLIC} is not there: no runs of others")
+    answer["published"] = others.published(ROOT / "bench" / "published.toml", console)
+    answer["measured"] = others.measured(ROOT / "bench" / "measured", console)
+    show.cards(answer["measured"])
+    _write(out, answer)
+    return 0
+
+
+def predict(runs: list[Run], folder: Path, workers: int) -> tuple[list[Predicted], list[Failed]]:
+    """Every run of the table, with what could not be traced."""
+    rows: list[Predicted] = []
+    failed: list[Failed] = []
+    models = len({run.model for run in runs})
+    found = predict_all(runs, fitting.context_bytes(), folder, workers)
+    for one in track(found, "predicting", total=models, console=console):
+        if isinstance(one, Failed):
+            failed.append(one)
+        else:
+            rows += one
+    return sorted(rows, key=lambda row: (row.run.model, row.run.batch)), failed
+
+
+def sample(runs: list[Run], models: int | None) -> list[Run]:
+    """The runs of the first so many models, in an order by which every first part is a fair sample."""
+    chosen = {name: place for place, name in enumerate(models_in_order(runs)[:models])}
+    return sorted((run for run in runs if run.model in chosen), key=lambda run: (chosen[run.model], run.batch))
+
+
+def by_family(rows: Sequence[Predicted]) -> dict[str, Any]:
+    """Statistics by kind of net, the most frequent first."""
+    kinds = [row.net_kind for row in rows]
+    names = sorted(set(kinds), key=lambda kind: -kinds.count(kind))
+    return {name: _summary([row for row in rows if row.net_kind == name]) for name in names}
+
+
+def install_timm() -> None:
+    """timm of the pinned version, without what it depends on, in a folder of the benchmark's own."""
+    folder = timm_folder()
+    if (folder / f"timm-{VERSION}.dist-info").exists():
+        return
+    console.print(f"installing timm {VERSION} into {folder}")
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--quiet", "--target", str(folder)]
+    done = subprocess.run([*command, f"timm=={VERSION}"], capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
+        raise InputError(f"timm {VERSION}", reason, f"install it yourself: pip install --no-deps --target {folder} …")
+
+
+def _summary(rows: Sequence[Predicted]) -> dict[str, Any]:
+    return summary(rows, find_device(DEVICE).usable_bytes or 0)
+
+
+def _about(failed: Sequence[Failed]) -> dict[str, Any]:
+    return {
+        "context_mib": fitting.context_bytes() >> 20,
+        "timm": VERSION,
+        "not_traced": {one.model: one.why for one in failed},
+    }
+
+
+def _lines(rows: Sequence[Predicted]) -> list[list[Any]]:
+    """model, batch, label, measured MiB, predicted MiB, low, high, fits, verdict."""
+    return [
+        [
+            row.run.model, row.run.batch, row.run.label, row.run.measured_mib,
+            *(nbytes >> 20 for nbytes in (row.process_bytes, row.low, row.high)), row.fits, row.verdict,
+        ]
+        for row in rows
+    ]  # fmt: skip
+
+
+def _write(path: Path, answer: dict[str, Any]) -> None:
+    rows = answer.pop("rows", None)
+    text = json.dumps(answer, indent=1)
+    if rows is not None:
+        text = text[:-2] + ',\n "rows": [\n  ' + ",\n  ".join(map(json.dumps, rows)) + "\n ]\n}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n")
+    console.print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""Which mechanism brings how much: the same runs, predicted with one rule after another."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from bench.accuracy_parts.statistics import weighted_median
+from bench.accuracy_parts.table import MIB, Run
+from memfit.events import ALLOCATE, CATEGORIES, EMPTY_CACHE, FREE, Trace
+from memfit.trace.third_window import with_third_window
+
+WORKSPACE = CATEGORIES.index("workspace")
+RUNGS = (
+    "naive", "naive + constant", "live bytes + constant", "allocator", "+ cache emptied by plan searches",
+    "+ prefetcher's stream", "+ convolution workspace", "+ third step",
+)  # fmt: skip
+
+
+def rungs(run: Run, trace: Trace) -> list[float]:
+    """MiB by rung, without the constant."""
+    plain = _without(trace, emptied=True, beside=True, scratch=True)
+    emptied = _without(trace, beside=True, scratch=True)
+    prefetched = _without(trace, scratch=True)
+    reserved = [_reserved(one) for one in (plain, emptied, prefetched, trace, with_third_window(trace))]
+    return [run.naive_mib, run.naive_mib, _live(plain), *reserved]
+
+
+def errors(table: list[tuple[Run, list[float]]]) -> list[dict[str, Any]]:
+    """Statistics of each rung, its constant fitted to these very runs by weighted median (none for the first)."""
+    measured = np.array([run.measured_mib for run, _ in table])
+    rows = []
+    for number, name in enumerate(RUNGS):
+        found = np.array([values[number] for _, values in table])
+        constant = weighted_median(measured - found, 1 / measured) if number else 0.0
+        sizes = np.abs(found + constant - measured) / measured
+        rows.append(
+            {
+                "rule": name,
+                "constant_mib": round(constant),
+                "median": float(np.median(sizes)),
+                "mean": float(sizes.mean()),
+                "p90": float(np.percentile(sizes, 90)),
+                "p95": float(np.percentile(sizes, 95)),
+                "within_5_percent": float((sizes <= 0.05).mean()),
+                "worst_under": float(((measured - found - constant) / measured).max()),
+            }
+        )
+    return rows
+
+
+def with_workspace(trace: Trace, factor: float) -> Trace:
+    """The trace with ``factor`` times the workspaces of convolutions' backward."""
+    names = np.array(["convolution_backward" in name for name in trace.names])
+    scaled = (trace.category == WORKSPACE) & names[trace.operator_name[trace.made_by]]
+    return dataclasses.replace(trace, nbytes=np.where(scaled, (trace.nbytes * factor).astype(np.int64), trace.nbytes))
+
+
+def reserved_with_workspace(trace: Trace, factors: tuple[float, ...]) -> list[float]:
+    """MiB reserved up to the third step for each factor."""
+    return [_reserved(with_third_window(with_workspace(trace, factor))) for factor in factors]
+
+
+def _without(trace: Trace, *, emptied: bool = False, beside: bool = False, scratch: bool = False) -> Trace:
+    gone = np.zeros(len(trace.kind), bool)
+    storage = trace.storage
+    if emptied:
+        gone |= trace.kind == EMPTY_CACHE
+    if beside:
+        gone |= (storage >= 0) & (trace.stream[storage] > 0)
+    if scratch:
+        gone |= (storage >= 0) & (trace.category[storage] == WORKSPACE)
+    before = np.concatenate([[0], np.cumsum(~gone)])
+    return dataclasses.replace(
+        trace, kind=trace.kind[~gone], storage=storage[~gone], operator=trace.operator[~gone],
+        phases=tuple((name, int(before[start]), int(before[end])) for name, start, end in trace.phases),
+    )  # fmt: skip
+
+
+def _reserved(trace: Trace) -> float:
+    from memfit.replay.caching import CachingAllocator
+
+    allocator = CachingAllocator()
+    for kind, storage in zip(trace.kind.tolist(), trace.storage.tolist(), strict=True):
+        if kind == ALLOCATE:
+            allocator.malloc(storage, int(trace.nbytes[storage]), int(trace.stream[storage]))
+        elif kind == FREE:
+            allocator.free(storage)
+        else:
+            allocator.empty_cache()
+    return allocator.peak_reserved / MIB
+
+
+def _live(trace: Trace) -> float:
+    sizes = (trace.nbytes + 511) // 512 * 512
+    moved = np.where(trace.kind == EMPTY_CACHE, 0, trace.kind.astype(np.int64) * sizes[trace.storage])
+    return float(np.cumsum(moved).max()) / MIB

@@ -1,0 +1,173 @@
+"""Runs training steps on this machine's card and keeps what they took: bench/measured/CARD.jsonl.
+
+python bench/measure_gpu.py [--list] [--minutes 25] [--only WORD] [--out F.jsonl]
+
+Each configuration runs in a fresh process. Micro-batches grow by a factor of four until one runs out of memory, whole
+and with 24, 40 and 80 GiB (set_per_process_memory_fraction). What is in the file already is not run again, so that
+the work can be done in several calls. Nothing else may use the card meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from rich.console import Console  # noqa: E402
+
+from bench.accuracy_parts.measured import Measured, append_measured, read_measured  # noqa: E402
+from memfit.errors import InputError  # noqa: E402
+
+console = Console(highlight=False)
+JOBS = "bench.accuracy_parts.gpu_jobs"
+BUILT_IN = ("musetalk/stage1", "latentsync/stage1", "f5_tts/small", "gpt_sovits/s1", "gpt_sovits/s2")
+TIMM = ("resnet50", "vit_base_patch16_224", "convnext_tiny", "efficientnet_b0", "swin_tiny_patch4_window7_224")
+SIZES = (1, 4, 16, 64, 256, 1024)
+
+
+def configurations(card: str, driver: str | None) -> list[Measured]:
+    """What is measured, each with micro-batch 1 and the whole card."""
+    import torch
+
+    def one(job: str, precision: str, checkpoint: str = "none", **settings: Any) -> Measured:
+        return Measured(
+            card=card, driver=driver, torch=torch.__version__, job=job, settings=settings, micro_batch=1,
+            precision=precision, checkpoint=checkpoint, memory_gib=None, ok=False, allocated_bytes=0,
+            reserved_bytes=None, process_bytes=None, step_seconds=None,
+        )  # fmt: skip
+
+    found = [one(job, precision) for job in BUILT_IN for precision in ("fp32", "bf16", "fp16")]
+    found += [one(job, "fp16", "all") for job in BUILT_IN]
+    for name, settings in (("UNet", {}), ("Language", {"net": "gpt2"}), ("Language", {"net": "llama"})):
+        for precision in ("fp32", "bf16", "fp16"):
+            found.append(one(f"{JOBS}:{name}", precision, **settings))
+        found.append(one(f"{JOBS}:{name}", "bf16", "all", **settings))
+        found.append(one(f"{JOBS}:{name}", "bf16", implementation="fused", **settings))
+    for model in TIMM:
+        found += [one(f"{JOBS}:Picture", precision, model=model) for precision in ("fp32", "bf16")]
+        found.append(one(f"{JOBS}:Picture", "fp32", model=model, benchmark=True))
+    return found
+
+
+def main() -> int:
+    """2 where there is no card."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="only say what would be run")
+    parser.add_argument("--minutes", type=float, default=25, help="starts nothing new after so long")
+    parser.add_argument("--only", default="", help="only jobs or settings with this word in them")
+    parser.add_argument("--out", type=Path, help="default: bench/measured/CARD.jsonl")
+    given = parser.parse_args()
+    try:
+        card, driver, memory = ("cpu", None, 0) if given.list else card_here()
+        wanted = [one for one in configurations(card, driver) if given.only in json.dumps(asdict(one))]
+        if given.list:
+            for one in wanted:
+                console.print(f"{one.job} {one.settings} {one.precision} checkpoint {one.checkpoint}")
+            console.print(f"{len(wanted)} configurations, each at up to {len(SIZES)} micro-batches")
+            return 0
+        path = given.out or ROOT / "bench" / "measured" / f"{card}.jsonl"
+        measure_all(wanted, path, memory, time.monotonic() + 60 * given.minutes)
+    except InputError as error:
+        console.print(error, style="red")
+        return 2
+    return 0
+
+
+def measure_all(wanted: list[Measured], path: Path, memory: int, until: float) -> None:
+    """Runs what is not in the file yet and adds its lines."""
+    done = {_key(one): one for one in read_measured(path)} if path.exists() else {}
+    budgets = [None, *(gib for gib in (24.0, 40.0, 80.0) if gib * 2**30 < memory)]
+    for one in (replace(one, memory_gib=gib) for gib in budgets for one in wanted):
+        for sized in growing(one):
+            found = done.get(_key(sized))
+            if found is None:
+                if time.monotonic() > until:
+                    console.print("time is up; start it again to go on")
+                    return
+                found = in_a_process(sized)
+                if found is None:
+                    break
+                append_measured(path, found)
+                _say(found)
+            if not found.ok:
+                break
+
+
+def growing(one: Measured) -> Iterator[Measured]:
+    """The configuration at one micro-batch after another."""
+    for size in SIZES:
+        yield replace(one, micro_batch=size * (512 if one.job.startswith(("f5_tts", "e2_tts")) else 1))
+
+
+def in_a_process(one: Measured) -> Measured | None:
+    """Runs it in a fresh process; None, with its last words, where that fails of another thing than memory."""
+    environment = {**os.environ, "MEMFIT_USED_BEFORE": str(used_bytes())}
+    command = [sys.executable, "-m", "bench.accuracy_parts.gpu_step", json.dumps(asdict(one))]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        console.print(f"{one.job}: {(done.stderr.strip().splitlines() or ['no word'])[-1]}", style="red")
+        return None
+    return Measured(**json.loads(lines[-1]))
+
+
+def card_here() -> tuple[str, str, int]:
+    """(catalogue's name, driver, bytes) of the first card.
+
+    Raises:
+        InputError: there is none, or it is not in the catalogue.
+    """
+    from memfit.device.catalogue import catalogue
+    from memfit.device.here import devices_here
+
+    cards = [device for device in devices_here() if device.is_cuda]
+    if not cards:
+        raise InputError("this machine", "it has no CUDA card", "run it on one; --list says what it would measure")
+    name = next((key for key, known in catalogue().items() if known.name == cards[0].name), None)
+    if name is None:
+        raise InputError(
+            f"card {cards[0].name}", "it is not in the catalogue", "add it to memfit/device/catalogue.toml"
+        )
+    import pynvml
+
+    pynvml.nvmlInit()
+    return name, pynvml.nvmlSystemGetDriverVersion(), cards[0].memory_bytes or 0
+
+
+def used_bytes() -> int:
+    """Bytes in use on the first card; 0 where there is none."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).used)
+    except pynvml.NVMLError:
+        return 0
+
+
+def _key(one: Measured) -> str:
+    """What makes two configurations the same."""
+    kept = ("card", "job", "settings", "micro_batch", "precision", "checkpoint", "memory_gib")
+    return json.dumps({name: getattr(one, name) for name in kept}, sort_keys=True)
+
+
+def _say(one: Measured) -> None:
+    gib = one.allocated_bytes / 2**30
+    console.print(
+        f"{one.job} {one.settings} {one.precision} {one.checkpoint} x {one.micro_batch}: "
+        + (f"{gib:.2f} GiB allocated" if one.ok else f"out of memory at {gib:.2f} GiB allocated")
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

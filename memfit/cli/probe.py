@@ -1,0 +1,151 @@
+"""memfit probe: the same step really run on this machine, each trial in a fresh process, beside the prediction."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from memfit.cli.options import choose_device, json_option, memory_option, print_json, set_option, whole_number
+from memfit.errors import Exit, InputError
+
+if TYPE_CHECKING:
+    from memfit.device.catalogue import Device
+    from memfit.train.probe import Probe
+
+
+@click.command("probe")
+@click.argument("target", metavar="JOB|plan.toml")
+@set_option
+@click.option(
+    "--micro-batch",
+    metavar="N",
+    help="Runs this one, in units. Default: the largest that runs within --memory or on the card.",
+)
+@memory_option
+@click.option("--prove", is_flag=True, help="Also runs one more than the largest, which must fail.")
+@click.option("--precision", type=click.Choice(["fp32", "bf16", "fp16"]), help="Default: the job's own.")
+@click.option(
+    "--accumulate", metavar="N", default="1", show_default=True, help="Micro-batches in a window; 1: no accumulation."
+)
+@json_option
+def command(
+    target: str, pairs: tuple[str, ...], micro_batch: str | None, memory: str | None, prove: bool,
+    precision: str | None, accumulate: str, as_json: bool,
+) -> int:  # fmt: skip
+    """Really runs the step of a job or a plan on this machine, beside its prediction.
+
+    Each trial is a fresh process, which cannot take more than --memory (on a CPU: beyond what it held before the job).
+    On a CPU without --memory and --micro-batch, one longest item (or one sample) is run. A plan's own micro-batch is
+    run in its own budget. Exit code 3: nothing ran; 4: the prediction is off by more than its bound.
+    """
+    from memfit.cli.quiet import progress
+
+    fixed, count = whole_number("--micro-batch", micro_batch), whole_number("--accumulate", accumulate)
+    if prove and (fixed is not None or target.endswith(".toml")):
+        write = "leave --micro-batch out, and name a job"
+        raise InputError("--prove", "it is about the largest micro-batch, and this one is fixed", write)
+    with progress(f"probing {target}", quiet=as_json):
+        if target.endswith(".toml"):
+            if pairs or memory or fixed or precision or count != 1:
+                write = "leave the options out, or probe the job"
+                raise InputError(f"options beside {target}", "the plan says these things", write)
+            found, device = _plan(target)
+        else:
+            found, device = _job(target, pairs, fixed, memory, prove, precision, count)
+    if as_json:
+        print_json(probe_json(target, found, device))
+    else:
+        _show(target, found)
+    if found.found is None:
+        return Exit.NOTHING_FITS
+    return Exit.DONE if found.within_bound else Exit.CHECK_FAILED
+
+
+def _job(
+    target: str, pairs: tuple[str, ...], fixed: int | None, memory: str | None, prove: bool, precision: str | None,
+    count: int,
+) -> tuple[Probe, Device]:  # fmt: skip
+    from memfit.loading import load_job, read_settings
+    from memfit.planner.predict import default_checkpointing, plain_nets, with_precision
+    from memfit.trace.step import Tracing
+    from memfit.train.probe import Prober, probe, probe_one
+
+    device = choose_device(None, memory)
+    budget = device.usable_bytes or 0
+    job = with_precision(load_job(target, read_settings(pairs)), precision)
+    modes = default_checkpointing(job, plain_nets(job))
+    prober = Prober(job, target, device, budget, Tracing(device=device, micro_batches=count, checkpointing=modes))
+    one = job.longest or 1
+    if fixed is None and (memory is not None or device.is_cuda):
+        return probe(prober, budget, one, prove=prove), device
+    if prove:
+        raise InputError("--prove without --memory", "there is no limit to reach", "write --memory SIZE")
+    return probe_one(prober, fixed or one), device
+
+
+def _plan(path: str) -> tuple[Probe, Device]:
+    from memfit.device.catalogue import with_memory
+    from memfit.device.here import devices_here
+    from memfit.loading import load_job
+    from memfit.plan import read_plan
+    from memfit.trace.step import Tracing
+    from memfit.train.probe import Prober, probe_one
+
+    plan = read_plan(path)
+    here = next((device for device in devices_here() if device.key == plan.device), None)
+    if here is None:
+        write = "plan again with --memory SIZE, for this machine's own"
+        raise InputError(f"a plan for {plan.device}", "this machine has no such device", write)
+    device = with_memory(here, plan.budget_bytes)
+    job = load_job(plan.job, dict(plan.settings))
+    how = Tracing(device=device, micro_batches=len(plan.micro_batches[0]), checkpointing=plan.checkpointing)
+    return probe_one(Prober(job, plan.job, device, plan.budget_bytes, how), plan.micro_batch), device
+
+
+def probe_json(target: str, found: Probe, device: Device) -> dict[str, Any]:
+    """The JSON of DESIGN.md."""
+    from dataclasses import asdict
+
+    return {
+        "job": target,
+        "device": {"name": device.key, "memory_bytes": device.memory_bytes, "usable_bytes": device.usable_bytes},
+        "trials": [asdict(trial) for trial in found.trials],
+        "found": found.found,
+        "step": found.step,
+        "proved": found.proved,
+        "predicted": asdict(found.predicted),
+        "relative_error": dict(found.relative_error),
+        "within_bound": found.within_bound,
+        "seconds": found.seconds,
+    }
+
+
+def _show(target: str, found: Probe) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from memfit.sizes import format_size
+
+    console = Console(highlight=False)
+    if found.found is None:
+        console.print("[bold red]Nothing ran[/]: " + found.trials[-1].error)
+    else:
+        proof = f", and {found.found + found.step} really fails" if found.proved else ""
+        console.print(f"[bold green]Runs[/]: a micro-batch of {found.found}{proof}.")
+    console.print(f"{target}: {len(found.trials)} trials in {found.seconds:.1f} s", style="dim")
+    table = Table(box=None, pad_edge=False)
+    for title in ("micro-batch", "", "allocated", "process", "seconds"):
+        table.add_column(title, justify="left" if not title else "right")
+    for trial in found.trials:
+        if trial.ok:
+            cells = ("ran", format_size(trial.allocated_bytes or 0), format_size(trial.process_bytes or 0))
+            table.add_row(str(trial.micro_batch), *cells, f"{trial.seconds:.2f}")
+        else:
+            table.add_row(str(trial.micro_batch), "out of memory", "", "", "")
+    console.print(table)
+    for name, error in found.relative_error.items():
+        predicted = found.predicted.phases[name].allocated_bytes
+        console.print(f"{name}: {format_size(predicted)} predicted, {error:+.2%} of what was measured")
+    if not found.within_bound:
+        console.print("[bold yellow]The prediction is outside its bound.[/]")

@@ -1,0 +1,58 @@
+"""memfit validate: a job's validation on a checkpoint, by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from memfit.cli.options import json_option, print_json
+from memfit.errors import Exit
+
+
+@click.command("validate")
+@click.argument("target", metavar="RUN|CHECKPOINT")
+@click.option("--memory", metavar="SIZE", help="The budget, as 24GiB, 24GB or 512MiB. Default: the plan's.")
+@json_option
+def command(target: str, memory: str | None, as_json: bool) -> int:
+    """Validates the newest whole checkpoint of RUN, or the folder RUN/checkpoints/NUMBER.
+
+    One batch as large as training's micro-batches, or smaller where that does not fit, in a process that cannot take
+    more than the budget. The same checkpoint gives the same values.
+    """
+    from memfit.sizes import parse_size
+    from memfit.train.limit import ENVIRONMENT
+
+    budget = 0 if memory is None else parse_size(memory)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "found.json"
+        arguments = [sys.executable, "-m", "memfit.train.validation", target, str(file), str(budget)]
+        code = subprocess.run(arguments, env={**os.environ, **ENVIRONMENT}, stdout=sys.stderr).returncode
+        if code < 0:
+            click.echo(f"memfit: the validating process was killed by signal {-code}", err=True)
+            return Exit.STOPPED
+        if code == Exit.DONE:
+            found = json.loads(file.read_text())
+            print_json(found) if as_json else _show(found)
+    return code
+
+
+def _show(found: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from memfit.sizes import format_size
+
+    console = Console(highlight=False)
+    items = "1 item" if found["items"] == 1 else f"{found['items']} items"
+    console.print(f"{found['checkpoint']}, after {found['window']} windows, on {items}:")
+    for name, value in found["values"].items():
+        shown = "not a finite number" if value is None else f"{value:.6g}" if isinstance(value, int | float) else value
+        console.print(f"  {name}: {shown}")
+    measured, budget = format_size(found["measured_process_bytes"]), format_size(found["budget_bytes"])
+    console.print(f"{found['seconds']:.1f} s; peak {measured} of {budget}.")

@@ -1,0 +1,37 @@
+"""Margins: how far measured runs lay from their predictions, by kind of net (margins.toml, by bench/accuracy.py --fit).
+
+A margin holds 95 % of the measured errors of its kind, and is the shortest that does. Readings of the card are what was
+measured: cuDNN's trials are among the errors, which is why the upper side is the longer one.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+
+@dataclass(frozen=True, kw_only=True)
+class Margin:
+    """Bounds of measured over predicted process bytes, minus 1; and how many runs they are from (0: none like it)."""
+
+    low: float = 0.0
+    high: float = 0.0
+    runs: int = 0
+
+
+@cache
+def margins() -> dict[str, Margin]:
+    """The measured kinds of nets, as ``Trace.net_kind`` calls them."""
+    tables = tomllib.loads(files("memfit.replay").joinpath("margins.toml").read_text())
+    return {kind: Margin(low=table["low"], high=table["high"], runs=table["runs"]) for kind, table in tables.items()}
+
+
+def margin_of(net_kind: str) -> Margin:
+    """The kind's own margin; of a kind that was never measured, the widest there is, from 0 runs."""
+    known = margins()
+    if net_kind in known:
+        return known[net_kind]
+    low, high = min(one.low for one in known.values()), max(one.high for one in known.values())
+    return Margin(low=low, high=high)

@@ -1,0 +1,127 @@
+"""What to change in the project that a job stands for, so that it trains as the plan says: its keys and lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from memfit.job import Job
+from memfit.plan import Plan
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_BY_MODE = {
+    "full": "module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False), of "
+    "torch.utils.checkpoint",
+    "selective": "torch.utils.checkpoint.checkpoint(..., use_reentrant=False, context_fn=...) around module.forward, "
+    "whose context keeps the outputs of matmuls, convolutions and attention",
+    "offload": "with torch.autograd.graph.save_on_cpu(pin_memory=True): around module.forward",
+}
+"""What a mode is in plain PyTorch, for modules that no switch of the project covers."""
+_SHOWN = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One choice of a plan, and what to write where."""
+
+    lever: str
+    """A setting of the job, or a choice of the plan."""
+    value: str
+    write: str
+    """The file and key, or the code line."""
+    modules: tuple[str, ...] = ()
+    """Paths of the modules that it is about, where they are not all that a switch covers."""
+
+
+def upstream_changes(job: Job, name: str, plan: Plan) -> list[Change]:
+    """What the plan sets, and what it has otherwise than the project's own defaults; empty for a job without a project.
+
+    Args:
+        name: the job's name, whose part after the slash is the variant.
+    """
+    says = job.upstream
+    if not says:
+        return []
+    wanted = {key: value for key, value in _choices(job, plan) if key in says}
+    wanted |= {key: "yes" for key in _taken(plan) if key in says and key not in wanted}
+    variant = name.rpartition("/")[2]
+    plain = [
+        Change(lever=key, value=_text(value), write=written)
+        for key, value in wanted.items()
+        if (written := _written(says[key], value, variant)) is not None
+    ]
+    return plain + list(_recompute(job, plan, variant))
+
+
+def _choices(job: Job, plan: Plan) -> Iterator[tuple[str, Any]]:
+    yield "micro_batch", plan.micro_batch
+    micro_batches = max(len(rank) for rank in plan.micro_batches)
+    if micro_batches > 1:
+        yield "accumulation", micro_batches
+    if len(plan.micro_batches) > 1:
+        yield "devices", len(plan.micro_batches)
+    yield "engine", plan.engine
+    for name, value in plan.settings.items():
+        if value != getattr(type(job), name, None):
+            yield name, value
+
+
+def _taken(plan: Plan) -> Iterator[str]:
+    """The plan's levers that were taken, as keys: ``free gradients`` is ``free_gradients``."""
+    return (lever.name.replace(" ", "_").replace("-", "_") for lever in plan.levers if lever.taken)
+
+
+def _written(text: str | Mapping[str, str], value: Any, variant: str) -> str | None:
+    found = text if isinstance(text, str) else text.get(_text(value))
+    return None if found is None else found.replace("{value}", _text(value)).replace("{variant}", variant)
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _recompute(job: Job, plan: Plan, variant: str) -> Iterator[Change]:
+    """The project's switch where it does what the plan says, and a line for each other group of modules."""
+    from memfit.planner.predict import checkpoint_all, plain_nets
+
+    nets = plain_nets(job)
+    modes = {path: mode for path, mode in plan.checkpointing.items() if mode != "keep"}
+    switched = checkpoint_all(job, nets)
+    key = job.upstream.get("checkpointing")
+    full = {path for path, mode in modes.items() if mode == "full"}
+    on, was_on = bool(switched) and set(switched) <= full, type(job).checkpoint == "all"
+    if key is not None and (on != was_on if "{value}" in key else on):
+        yield Change(lever="checkpointing", value=_text(on), write=_written(key, on, variant) or "")
+    left = {path: mode for path, mode in modes.items() if not (on and path in switched)}
+    lines = {name.partition(" ")[2]: text for name, text in job.upstream.items() if name.startswith("recompute ")}
+    for prefix, text in lines.items():
+        covered = tuple(path for path, mode in left.items() if mode == "full" and _under(path, prefix))
+        if covered:
+            yield Change(lever="recompute", value="full", write=_written(text, "full", variant) or "", modules=covered)
+            left = {path: mode for path, mode in left.items() if path not in covered}
+    for mode, line in _BY_MODE.items():
+        paths = tuple(path for path, found in left.items() if found == mode)
+        if paths:
+            yield Change(lever="recompute", value=mode, write=line, modules=paths)
+
+
+def _under(path: str, prefix: str) -> bool:
+    return path == prefix or path.startswith(f"{prefix}.")
+
+
+def show_upstream(changes: Iterable[Change], console: Console | None = None) -> None:
+    """Each change with its value; nothing where there is none."""
+    from rich.console import Console
+
+    console = console or Console(highlight=False)
+    for number, change in enumerate(changes):
+        if number == 0:
+            console.print("\nTo train so in the project itself, change")
+        console.print(f"{change.lever} = {change.value}\n  {change.write}", markup=False)
+        if change.modules:
+            more = len(change.modules) - _SHOWN
+            also = f" and {more} more" if more > 0 else ""
+            console.print(f"  for {', '.join(change.modules[:_SHOWN])}{also}", markup=False)

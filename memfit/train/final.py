@@ -1,0 +1,32 @@
+"""The final weights: one safetensors file for each trained net, of the average where there is one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from memfit.apply.rig import Rig, is_trained
+from memfit.train.folder import writing
+from memfit.train.tensor_file import write_tensors
+from memfit.train.tree import encode
+
+
+def write_final(rig: Rig, folder: Path) -> None:
+    """Writes ``NET.safetensors`` beside its place, syncs it and renames it there. Tied tensors come once.
+
+    Raises:
+        CannotWriteError: a file cannot be written.
+    """
+    with writing(folder):
+        folder.mkdir(exist_ok=True)
+    for name, net in rig.nets.items():
+        if is_trained(net):
+            path = folder / f"{name}.safetensors"
+            beside = folder / f".{path.name}.{os.getpid()}"
+            _, tensors = encode(dict(rig.ema.get(name, net).state_dict()), f"net {name!r}")
+            try:
+                with writing(path):
+                    write_tensors(beside, tensors, {"format": "pt"})
+                    beside.replace(path)
+            finally:
+                beside.unlink(missing_ok=True)

@@ -1,0 +1,187 @@
+"""State as JSON and tensors, and back, with every type kept: what a checkpoint holds instead of a pickle.
+
+JSON has no tensors, tuples, infinities, nor keys that are numbers. Each becomes an object of one key that begins with
+``$``; a tensor becomes the name under which its bytes are kept. What is none of the kinds below is refused: to read it
+back, code would have to run.
+"""
+
+from __future__ import annotations
+
+import base64
+import collections
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from memfit.errors import InputError
+
+KEPT = "numbers, text, bytes, None, lists, tuples, dicts, sets, tensors and numpy arrays"
+_DICTS: dict[str, Any] = {"dict": dict, "ordered": collections.OrderedDict, "counter": collections.Counter}
+_LISTS: dict[str, Any] = {
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "deque": collections.deque,
+    "size": torch.Size,
+}
+
+
+def encode(value: Any, where: str) -> tuple[Any, dict[str, Tensor]]:
+    """(JSON, tensors by name). Tensors are not copied, and one that comes twice is kept once.
+
+    Args:
+        where: what the value is, for messages; a tensor's name is the path to it, as ``nets.unet.0.weight``.
+
+    Raises:
+        InputError: something in it cannot be kept; says where.
+    """
+    encoder = _Encoder(where)
+    return encoder.encode(value, ""), encoder.tensors
+
+
+def decode(coded: Any, tensor: Callable[[Mapping[str, Any]], Tensor]) -> Any:
+    """The value again.
+
+    Args:
+        tensor: gives a new tensor for a ``{"$tensor": name, …}``; the optional keys ``dtype`` and ``shape`` (kept as
+            plain bytes), ``stride`` (not row-major) and ``device`` (not the CPU) say how it was.
+    """
+    if isinstance(coded, list):
+        return [decode(one, tensor) for one in coded]
+    if not isinstance(coded, dict):
+        return coded
+    kind = next(iter(coded), "")
+    if not kind.startswith("$"):
+        return {key: decode(one, tensor) for key, one in coded.items()}
+    content = coded[kind]
+    match kind.removeprefix("$"):
+        case "tensor":
+            return tensor(coded)
+        case "float":
+            return float(content)
+        case "complex":
+            return complex(*(decode(part, tensor) for part in content))
+        case "bytes":
+            return base64.b64decode(content)
+        case "dtype":
+            return getattr(torch, content)
+        case "device":
+            return torch.device(content)
+        case "array":
+            return tensor({"$tensor": content}).numpy().view(coded["numpy"]).reshape(coded["shape"])
+        case "scalar":
+            return np.frombuffer(base64.b64decode(content), coded["numpy"])[0]
+        case name if name in _DICTS:
+            pairs = ((decode(key, tensor), decode(one, tensor)) for key, one in content)
+            return _DICTS[name](dict(pairs))
+        case name if name in _LISTS:
+            return _LISTS[name](decode(one, tensor) for one in content)
+    raise ValueError(f"unknown kind {kind}")
+
+
+class _Encoder:
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self.tensors: dict[str, Tensor] = {}
+        self._names: dict[Any, str] = {}
+
+    def encode(self, value: Any, path: str) -> Any:
+        kind = type(value)
+        if value is None or kind in (bool, int, str):
+            return value
+        if kind is float:
+            return value if math.isfinite(value) else {"$float": repr(value)}
+        if isinstance(value, Tensor):
+            return self._tensor(value, path)
+        if kind is dict and all(type(key) is str and not key.startswith("$") for key in value):
+            return {key: self.encode(one, _join(path, key)) for key, one in value.items()}
+        if kind is list:
+            return [self.encode(one, _join(path, index)) for index, one in enumerate(value)]
+        for name, such in _DICTS.items():
+            if kind is such:
+                pairs = [
+                    [self.encode(key, _join(path, "key")), self.encode(one, _join(path, key))]
+                    for key, one in value.items()
+                ]
+                return {f"${name}": pairs}
+        for name, such in _LISTS.items():
+            if kind is such:
+                return {f"${name}": [self.encode(one, _join(path, index)) for index, one in enumerate(value)]}
+        return self._rest(value, path)
+
+    def _rest(self, value: Any, path: str) -> Any:
+        kind = type(value)
+        if kind is complex:
+            return {"$complex": [self.encode(part, path) for part in (value.real, value.imag)]}
+        if kind is bytes:
+            return {"$bytes": base64.b64encode(value).decode()}
+        if kind is torch.dtype:
+            return {"$dtype": str(value).removeprefix("torch.")}
+        if kind is torch.device:
+            return {"$device": str(value)}
+        if isinstance(value, np.generic) and value.dtype.kind in "biufc":
+            return {"$scalar": base64.b64encode(value.tobytes()).decode(), "numpy": value.dtype.str}
+        if kind is np.ndarray and value.dtype.kind in "biufc":
+            flat = torch.from_numpy(np.ascontiguousarray(value).reshape(-1).view(np.uint8).copy())
+            return {"$array": self._name(flat, path), "numpy": value.dtype.str, "shape": list(value.shape)}
+        write = f"keep {KEPT}, or leave it out of the state and make it anew"
+        raise InputError(f"{self._what}: {path}", f"a {kind.__module__}.{kind.__qualname__}", write)
+
+    def _tensor(self, value: Tensor, path: str) -> dict[str, Any]:
+        if (
+            value.layout is not torch.strided
+            or value.is_quantized
+            or value.is_meta
+            or is_traceable_wrapper_subclass(value)
+        ):
+            kind = "quantized" if value.is_quantized else "meta" if value.is_meta else str(value.layout)
+            what = f"a {type(value).__name__} ({kind.removeprefix('torch.')}), not a plain tensor with its own bytes"
+            write = "give its plain tensors (indices and values, say) by name instead"
+            raise InputError(f"{self._what}: {path}", what, write)
+        value = value.detach().as_subclass(Tensor).resolve_conj().resolve_neg()
+        found: dict[str, Any] = {"$tensor": self._name(value, path)}
+        if value.dtype not in DTYPES:
+            found |= {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
+        if not value.is_contiguous() and is_dense(value):
+            found["stride"] = list(value.stride())
+        if value.device.type != "cpu":
+            found["device"] = value.device.type
+        return found
+
+    def _name(self, value: Tensor, path: str) -> str:
+        same = (value.untyped_storage()._cdata, value.storage_offset(), value.shape, value.stride(), value.dtype)
+        if same not in self._names:
+            tries = (path if not i else f"{path}#{i}" for i in itertools.count())
+            self._names[same] = next(name for name in tries if name not in self.tensors)
+            self.tensors[self._names[same]] = value
+        return self._names[same]
+
+
+def _join(path: str, key: Any) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+DTYPES = {
+    torch.float64: "F64", torch.int64: "I64", torch.uint64: "U64", torch.complex64: "C64",
+    torch.float32: "F32", torch.int32: "I32", torch.uint32: "U32",
+    torch.float16: "F16", torch.bfloat16: "BF16", torch.int16: "I16", torch.uint16: "U16",
+    torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+}  # fmt: skip
+"""What safetensors calls them. Others are kept as their bytes."""
+
+
+def is_dense(value: Tensor) -> bool:
+    """Whether the elements fill one range of memory, in any order of dimensions (``channels_last`` does)."""
+    expected = 1
+    for stride, size in sorted((st, si) for st, si in zip(value.stride(), value.shape, strict=True) if si > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True

@@ -1,0 +1,168 @@
+"""The process that validates a checkpoint by hand: started by ``memfit validate``, limited to the plan's budget."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from memfit.apply.rig import Rig, build
+from memfit.device import backend
+from memfit.errors import Exit, InputError, mistake_in_job
+from memfit.geometry import shape_of
+from memfit.job import Job, Shape
+from memfit.loading import load_job
+from memfit.planner.predict import plain_nets
+from memfit.sizes import format_size
+from memfit.trace.step import fetch_synthetic, validate_once
+from memfit.train import limit
+from memfit.train.checkpoints import Checkpoint, Checkpoints, is_checkpoint, read_checkpoint
+from memfit.train.child import device_of, say, seed_all, warm_up
+from memfit.train.resume import of_this_job
+from memfit.train.state import put_nets_back
+
+
+def main(arguments: list[str]) -> int:
+    """Validates RUN or a checkpoint, writes what was found into a file: TARGET, FILE, bytes (0: the plan's budget)."""
+    target, file, budget = Path(arguments[0]), Path(arguments[1]), int(arguments[2])
+    try:
+        found = validate(find_checkpoint(target), budget)
+    except InputError as error:
+        say(str(error))
+        return Exit.BAD_INPUT
+    except Exception as error:
+        mistake = mistake_in_job(error)
+        if mistake is None:
+            raise
+        say(str(mistake))
+        return Exit.BAD_INPUT
+    if found is None:
+        return Exit.NOTHING_FITS
+    file.write_text(json.dumps(found, allow_nan=False))
+    return Exit.DONE
+
+
+def find_checkpoint(target: Path) -> Checkpoint:
+    """The checkpoint itself, or the newest whole one of a run.
+
+    Raises:
+        InputError: there is none, or it is torn or foreign.
+    """
+    if is_checkpoint(target):
+        return read_checkpoint(target)
+    found = Checkpoints(target / "checkpoints").newest(say)
+    if found is None:
+        why = "there is no checkpoint in it" if target.exists() else "no such folder"
+        write = "write a folder that memfit run --out wrote, or one of its checkpoints/NUMBER"
+        raise InputError(f"run {target}", why, write)
+    return found
+
+
+def validate(checkpoint: Checkpoint, budget: int = 0) -> dict[str, Any] | None:
+    """One validation batch of the size that training's micro-batches have, or smaller where that does not fit.
+
+    Random numbers begin at the plan's seed, so that the same checkpoint gives the same values. None: not even one item
+    fits into the budget.
+
+    Args:
+        budget: bytes; 0: the plan's.
+    """
+    backend.register()
+    plan = replace(checkpoint.plan, budget_bytes=budget or checkpoint.plan.budget_bytes)
+    job = load_job(plan.job, dict(plan.settings))
+    if not job.validates:
+        write = f"write validate(self, nets, batch) and validates = True in {type(job).__name__}"
+        raise InputError(f"job {plan.job}", "it has no validation", write)
+    device = device_of(plan)
+    plain_nets(job)
+    warm_up()
+    seed_all(plan.seed)
+    before = limit.limit(plan.budget_bytes) if device.type == "cpu" else 0
+    resident = limit.resident_bytes()
+    begin = time.perf_counter()
+    shape: Shape | None = shape_of(job, plan.micro_batch)
+    try:
+        rig = build(job, device)
+        with of_this_job(checkpoint):
+            put_nets_back(rig, checkpoint.state, checkpoint.on(device), checkpoint.lying)
+        limit.reset_peak()
+        while shape is not None:
+            values = _tried(rig, shape, plan.seed)
+            if values is not None:
+                return {
+                    "checkpoint": str(checkpoint.path),
+                    "window": checkpoint.next_window,
+                    "items": shape.items,
+                    "values": values,
+                    "measured_process_bytes": limit.peak_resident_bytes() - resident,
+                    "budget_bytes": plan.budget_bytes,
+                    "seconds": time.perf_counter() - begin,
+                }
+            shape = _smaller(shape)
+    except Exception as error:
+        if not limit.is_memory_failure(error):
+            raise
+    limit.lift()
+    held = f" over the {format_size(before)} held before" if before else ""
+    say(
+        f"validation of {checkpoint.path}: out of memory, even with one item; "
+        f"the budget is {format_size(plan.budget_bytes)}{held}; write a larger --memory"
+    )
+    return None
+
+
+def _tried(rig: Rig, shape: Shape, seed: int) -> dict[str, Any] | None:
+    """The values of one batch; None where memory runs out, and says so."""
+    seed_all(seed)
+    try:
+        return plain_values(
+            rig.job,
+            validate_once(rig, lambda: fetch_synthetic(rig.job, shape, rig.device, validation=True), lambda part: None),
+        )
+    except Exception as error:
+        if not limit.is_memory_failure(error):
+            raise
+    smaller = _smaller(shape)
+    if smaller is not None:
+        say(f"validation of {shape.items} items does not fit: {smaller.items} are tried")
+    return None
+
+
+def _smaller(shape: Shape) -> Shape | None:
+    return replace(shape, items=shape.items // 2) if shape.items > 1 else None
+
+
+def plain_values(job: Job, values: Any) -> dict[str, Any]:
+    """What ``validate`` gave as numbers by name; a tensor of several numbers as nested lists, NaN as None.
+
+    Raises:
+        InputError: it gave something else.
+    """
+    write = "write validate(self, nets, batch) -> {'name': number}"
+    if not isinstance(values, Mapping):
+        raise InputError(
+            f"{type(job).__name__}.validate()", f"gave {type(values).__name__}, not numbers by name", write
+        )
+    found = {}
+    for name, value in values.items():
+        plain = value.detach().float().cpu().tolist() if isinstance(value, Tensor) else value
+        if not isinstance(plain, int | float | list):
+            raise InputError(f"{type(job).__name__}.validate(): {name!r}", f"a {type(value).__name__}", write)
+        found[str(name)] = _finite(plain)
+    return found
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return value if abs(value) < float("inf") else None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

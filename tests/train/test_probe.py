@@ -1,0 +1,163 @@
+"""Probe against a simulated machine, whose trials obey a formula, and really on this one.
+
+python -m pytest tests/train/test_probe.py
+"""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from memfit.cli.probe import command
+from memfit.device.catalogue import find_device, with_memory
+from memfit.errors import Exit, InputError
+from memfit.plan import Plan, write_plan
+from memfit.trace.step import Tracing
+from memfit.train.probe import Prober, probe, probe_one
+from memfit.train.trial import Question, Trial, run_trial
+
+BUDGET = 1000 << 20
+
+
+class SimulatedProber(Prober):
+    """Predicts 10 MiB and 16 MiB a unit, in no time."""
+
+    def need(self, units: int) -> int:
+        return self.footprint(units).process_bytes
+
+    def footprint(self, units: int):
+        nbytes = (10 << 20) + units * (16 << 20)
+        phase = SimpleNamespace(allocated_bytes=nbytes, process_bytes=nbytes)
+        phase.phases = {"train": phase}
+        self._footprints[units] = phase
+        return phase
+
+
+def simulated(need, longest=None):
+    """A prober on a machine on which ``units`` take ``need(units)`` bytes, and the trials that it was asked for."""
+    asked: list[int] = []
+
+    def run(question: Question) -> Trial:
+        units = question.items * (question.length or 1)
+        asked.append(units)
+        nbytes = need(units)
+        if nbytes > BUDGET:
+            return Trial(micro_batch=units, ok=False)
+        allocated = (10 << 20) + units * (16 << 20)
+        return Trial(
+            micro_batch=units, ok=True, allocated_bytes=allocated, process_bytes=nbytes, phases={"train": allocated}
+        )
+
+    job = SimpleNamespace(longest=longest, settings=dict)
+    device = with_memory(find_device("cpu"), BUDGET)
+    return SimulatedProber(job, "simulated", device, BUDGET, Tracing(device=device), run), asked
+
+
+def exact(units):
+    return (10 << 20) + units * (16 << 20)
+
+
+@pytest.mark.parametrize(
+    ("need", "found", "trials"),
+    [
+        (exact, 61, [59, 61]),
+        (lambda units: exact(units) + (5 << 20), 61, [59, 61]),
+        (lambda units: exact(units) + (40 << 20), 59, [59]),
+        (lambda units: exact(units) * 102 // 100, 60, [59, 60]),
+        (lambda units: exact(units) + (70 << 20), 57, [59, 54, 57]),
+    ],
+)
+def test_found_was_run_in_few_trials_of_a_simulated_machine(need, found, trials):
+    prober, asked = simulated(need)
+    answer = probe(prober, BUDGET, 1)
+    assert need(found) <= BUDGET < need(found + 1)
+    assert (answer.found, asked) == (found, trials)
+
+
+def test_proof_runs_one_more_on_a_simulated_machine():
+    prober, asked = simulated(exact)
+    answer = probe(prober, BUDGET, 1, prove=True)
+    assert (answer.found, answer.proved, asked) == (61, True, [59, 61, 62])
+
+
+def test_nothing_runs_on_a_simulated_machine_that_is_too_small():
+    prober, asked = simulated(lambda units: 2 * BUDGET)
+    answer = probe(prober, BUDGET, 1)
+    assert answer.found is None
+    assert not answer.proved
+    assert len(asked) <= 4
+    assert not any(trial.ok for trial in answer.trials)
+
+
+def test_a_prediction_that_is_off_is_outside_its_bound():
+    prober, _ = simulated(exact)
+    trial = Trial(micro_batch=3, ok=True, allocated_bytes=exact(3), phases={"train": int(exact(3) * 1.05)})
+    prober._run = lambda question: trial
+    answer = probe_one(prober, 3)
+    assert answer.relative_error["train"] == pytest.approx(1 / 1.05 - 1)
+    assert not answer.within_bound
+
+
+def plan_of(tmp_path, **changes):
+    plan = Plan(
+        job="tests/nets.py:Convolution", settings={}, device="cpu", budget_bytes=60 << 20, unit="samples",
+        global_batch=24, micro_batch=16, micro_batches=[[16, 8]], arithmetic="", engine="single", precision="fp32",
+        seed=0, **changes,
+    )  # fmt: skip
+    write_plan(plan, tmp_path / "plan.toml")
+    return str(tmp_path / "plan.toml")
+
+
+def test_a_plan_is_really_run_beside_its_prediction(tmp_path):
+    done = CliRunner().invoke(command, [plan_of(tmp_path), "--json"], standalone_mode=False)
+    assert done.exception is None, done.stderr
+    answer = json.loads(done.stdout)
+    (trial,) = answer["trials"]
+    assert (answer["found"], trial["micro_batch"], trial["ok"], done.return_value) == (16, 16, True, Exit.DONE)
+    assert answer["relative_error"].keys() == {"train", "validate", "save"}
+    assert answer["relative_error"]["train"] == pytest.approx(0, abs=0.02)
+    assert trial["allocated_bytes"] <= trial["process_bytes"] <= 60 << 20
+    assert trial["seconds"] > 0
+
+
+@pytest.mark.slow
+def test_a_trial_fails_under_half_of_what_it_needs():
+    question = Question(job="tests/nets.py:Convolution", settings={}, items=64, length=None, budget_bytes=24 << 20)
+    trial = run_trial(question)
+    assert not trial.ok
+    assert "memory" in trial.error
+    assert trial.process_bytes is None
+
+
+def test_a_step_that_fails_otherwise_is_the_jobs_fault(tmp_path):
+    (tmp_path / "bad.py").write_text(
+        "import memfit\nclass Bad(memfit.Job):\n    pass\nraise ValueError('no such net')\n"
+    )
+    with pytest.raises(InputError, match="no such net"):
+        run_trial(Question(job=f"{tmp_path}/bad.py:Bad", settings={}, items=1, length=None))
+
+
+@pytest.mark.parametrize(
+    ("options", "seen"),
+    [
+        (["tests/nets.py:Convolution", "--micro-batch", "4", "--prove"], "--prove"),
+        (["plan.toml", "--micro-batch", "4"], "options beside plan.toml"),
+    ],
+)
+def test_options_that_contradict_each_other(options, seen):
+    done = CliRunner().invoke(command, options, standalone_mode=False)
+    assert isinstance(done.exception, InputError)
+    assert str(done.exception).startswith(seen)
+
+
+@pytest.mark.slow
+def test_the_largest_is_found_and_proved_on_this_machine():
+    done = CliRunner().invoke(
+        command, ["tests/nets.py:Convolution", "--memory", "200MiB", "--prove", "--json"], standalone_mode=False
+    )
+    answer = json.loads(done.stdout)
+    found, trials = answer["found"], {trial["micro_batch"]: trial["ok"] for trial in answer["trials"]}
+    assert answer["proved"]
+    assert (trials[found], trials[found + 1]) == (True, False)
+    assert len(trials) <= 4

@@ -1,0 +1,95 @@
+"""memfit validate: a checkpoint's own nets, within a budget, and the same values each time.
+
+python -m pytest tests/train/test_validation.py
+"""
+
+import json
+import os
+import pickle
+import shutil
+
+import pytest
+import torch
+
+from memfit.apply.rig import build
+from memfit.device.catalogue import with_memory
+from memfit.device.here import cpu_here
+from memfit.geometry import shape_of
+from memfit.loading import load_job
+from memfit.planner.search import find_plan
+from memfit.trace.step import fetch_synthetic, validate_once
+from memfit.train.checkpoints import Checkpoints
+from memfit.train.child import seed_all
+from memfit.train.saver import Saver
+from memfit.train.validation import main
+from tests.cli.asking import is_one_line, really
+
+JOB = "tests/nets.py:Convolution"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """(a run's folder with checkpoints of windows 1 and 2, the nets of window 2)."""
+    run = tmp_path_factory.mktemp("runs")
+    job = load_job(JOB)
+    plan = find_plan(job, JOB, 6, with_memory(cpu_here(), 256 << 20), micro_batch=4).plan
+    saver = Saver(checkpoints=Checkpoints(run / "checkpoints"), plan=plan)
+    for number in (1, 2):
+        torch.manual_seed(number)
+        rig = build(job, "cpu")
+        saver.save(rig, number)
+    return run, rig
+
+
+def expected(rig):
+    seed_all(0)
+    shape = shape_of(rig.job, 4)
+    return validate_once(rig, lambda: fetch_synthetic(rig.job, shape, rig.device, validation=True), lambda part: None)
+
+
+def test_the_newest_checkpoint_of_a_run_gives_its_own_nets_values(saved):
+    run, rig = saved
+    code, out, err = really("validate", str(run), "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["checkpoint"] == str(run / "checkpoints" / "00000002")
+    assert (found["window"], found["items"]) == (2, 4)
+    assert found["values"] == {"loss": float(expected(rig)["loss"])}
+    assert 0 < found["measured_process_bytes"] < found["budget_bytes"]
+
+
+def test_a_torn_one_is_passed_over_and_a_small_budget_ends_with_3(saved, tmp_path):
+    run = shutil.copytree(saved[0], tmp_path / "run")
+    os.truncate(run / "checkpoints" / "00000002" / "state.safetensors", 1000)
+    code, out, err = really("validate", str(run), "--memory", "64KiB")
+    assert (code, out) == (3, "")
+    assert "00000002: it is torn or no checkpoint: state.safetensors has 1000 bytes" in err
+    assert "out of memory, even with one item; the budget is 64.0 KiB" in err
+    assert "Traceback" not in err
+    is_one_line(
+        really("validate", str(run / "checkpoints" / "00000002")),
+        "00000002: it is torn or no checkpoint",
+        "take another",
+    )
+
+
+def wrong(target, tmp_path, capfd):
+    capfd.readouterr()
+    return main([str(target), str(tmp_path / "found.json"), "0"]), *capfd.readouterr()
+
+
+def test_what_cannot_be_validated_is_one_line(saved, tmp_path, capfd):
+    class Code:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "ran"),))
+
+    (tmp_path / "weights.pt").write_bytes(pickle.dumps(Code()))
+    is_one_line(wrong(tmp_path / "none", tmp_path, capfd), "no such folder", "memfit run --out")
+    is_one_line(wrong(tmp_path, tmp_path, capfd), "there is no checkpoint in it")
+    is_one_line(wrong(tmp_path / "weights.pt", tmp_path, capfd), "weights.pt: it is foreign, a pickle")
+    assert not (tmp_path / "ran").exists()
+
+    job = load_job("tests/nets.py:Gan")
+    plan = find_plan(job, "tests/nets.py:Gan", 4, with_memory(cpu_here(), 256 << 20), micro_batch=4).plan
+    Saver(checkpoints=Checkpoints(tmp_path / "checkpoints"), plan=plan).save(build(job, "cpu"), 1)
+    is_one_line(wrong(tmp_path, tmp_path, capfd), "Gan: it has no validation", "validates = True in Gan")
