@@ -6,7 +6,7 @@ same however it is split. Upstream's top-3 accuracy, a metric of every step, is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 import torch

@@ -7,7 +7,7 @@ judges the same waveform again. Upstream's per-epoch decay of the learning rate 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
