@@ -184,7 +184,7 @@ def _validation(job: Job, how: Tracing, gradients: int, state: int) -> list[Leve
     free = "gradients of the last window are of no use there" if live else "the job frees them after each step already"
     found = [
         _lever(
-            "free gradients before validation and saving", how.validation.gradients == "free",
+            "free gradients", how.validation.gradients == "free",
             {"validate": live, "save": live}, "nothing", free, seconds=0.0,
         )
     ]  # fmt: skip

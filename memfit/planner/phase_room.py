@@ -34,7 +34,7 @@ def _reads_its_own_batch(job: Job) -> bool:
 
 def words(policy: PhasePolicy, job_levers: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """A policy's levers by name."""
-    found = ["free gradients before validation and saving"] if policy.gradients == "free" else []
+    found = ["free gradients"] if policy.gradients == "free" else []
     found += [name for name, more in job_levers.items() if more.items() <= policy.settings.items()]
     if policy.items is not None:
         found.append("smaller validation batch")
