@@ -66,7 +66,7 @@ def show_answers(answers: Mapping[str, Answer], devices: Sequence[Device]) -> No
             shown.geometry.arithmetic() if answer.plan else "does not fit",
             shown.policy if answer.plan else "",
             format_size(takes),
-            f"{shown.seconds:.2f} s" if answer.plan and shown.seconds is not None else "-",
+            f"{shown.seconds:.3g} s" if answer.plan and shown.seconds is not None else "-",
         )
     console.print(table)
 
@@ -136,7 +136,7 @@ def _show_beside(answer: Answer, console: Console) -> None:
         for draft in answer.alternatives:
             modes = [mode for mode in draft.modes.values() if mode != "keep"]
             counts = ", ".join(f"{modes.count(mode)} {mode}" for mode in dict.fromkeys(modes)) or "nothing"
-            window = f"{draft.seconds:.2f} s" if draft.seconds is not None else "-"
+            window = f"{draft.seconds:.3g} s" if draft.seconds is not None else "-"
             table.add_row(draft.geometry.arithmetic(), counts, format_size(draft.peak), window)
         console.print(table)
     step = answer.next_step
@@ -145,7 +145,7 @@ def _show_beside(answer: Answer, console: Console) -> None:
 
 
 def _time(seconds: float | None) -> str:
-    return f"about {seconds:.2f} s a window" if seconds is not None else "time of a window unknown"
+    return f"about {seconds:.3g} s a window" if seconds is not None else "time of a window unknown"
 
 
 def _table(*columns: str, title: str | None = None) -> Table:
