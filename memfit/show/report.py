@@ -13,7 +13,7 @@ from memfit.geometry import shape_of
 from memfit.job import Job
 from memfit.loading import load_job
 from memfit.plan import Plan, read_plan
-from memfit.planner.curve import memory_curves, policies
+from memfit.planner.curve import curve
 from memfit.planner.predict import Prediction, plain_nets, predict
 from memfit.show.page import Page, Section, Table
 from memfit.show.report_curve import curve_section
@@ -24,6 +24,7 @@ from memfit.show.rows import number, process_peaks, read_lines
 from memfit.show.terminal import headline, remarks
 from memfit.show.trace_file import read_trace
 from memfit.sizes import format_size
+from memfit.trace.step import Tracing
 from memfit.train.folder import RunFolder
 
 BEYOND = 4
@@ -174,7 +175,7 @@ def _memory(plan: Plan) -> tuple[list[Section], list[str]]:
         count = len(plan.micro_batches[0])
         shape, modes = shape_of(job, plan.micro_batch), plan.checkpointing
         try:
-            found = predict(job, plan.job, shape, _device(plan), micro_batches=count, checkpointing=modes)
+            found = predict(job, plan.job, shape, _device(plan), micro_batches=count, checkpointing=modes, plan=plan)
             sections = [*memory_sections(found, _state(job)), *_of_plan(job, plan)]
             return sections, _changes(plan, found)
         except Exception as error:  # the job's code is the user's: a report says what it raised
@@ -184,17 +185,16 @@ def _memory(plan: Plan) -> tuple[list[Section], list[str]]:
 
 def _of_plan(job: Job, plan: Plan) -> list[Section]:
     """Memory against micro-batch, up to a rank's whole share."""
-    share, known = sum(plan.micro_batches[0]), policies(job).values()
-    more = {} if plan.checkpointing in known else {"this plan's": plan.checkpointing}
-    curves = memory_curves(job, _device(plan), share, accumulating=len(plan.micro_batches[0]) > 1, more=more)
-    return [curve_section(curves, plan.unit, _device(plan), plan.micro_batch)]
+    how = Tracing(device=_device(plan), implementation=plan.implementation)
+    points = curve(job, how, _device(plan), sum(plan.micro_batches[0]))
+    return [curve_section(points, plan.unit, _device(plan), plan.micro_batch)]
 
 
 def _of_prediction(job: Job | None, prediction: Prediction) -> list[Section]:
     if job is None:
         return []
-    curves = memory_curves(job, prediction.device, BEYOND * prediction.micro_batch, accumulating=False)
-    return [curve_section(curves, prediction.unit, prediction.device, prediction.micro_batch)]
+    points = curve(job, Tracing(device=prediction.device), prediction.device, BEYOND * prediction.micro_batch)
+    return [curve_section(points, prediction.unit, prediction.device, prediction.micro_batch)]
 
 
 def _changes(plan: Plan, found: Prediction) -> list[str]:
