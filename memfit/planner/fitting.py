@@ -21,6 +21,8 @@ from memfit.trace.step import Tracing
 
 ROUNDS = 5
 """Choices that are traced again for one budget, at most."""
+PAGEABLE = 0.25
+"""Of the link's rate, what copies through memory that is not pinned are taken to reach; the training waits for them."""
 CLOSE = 0.01
 """Of a budget: a choice that leaves less than this is not improved further."""
 
@@ -140,7 +142,7 @@ class Fitting:
         operators = self._forward_operators(kept, layout)
         by_block = np.bincount(layout.block_of, weights=operators, minlength=len(tops))
         more: dict[str, np.ndarray] = {mode: call + each * operators for mode, (call, each) in self.overheads.items()}
-        link = self.device.link_bytes if self.device.is_cuda else None
+        link = (self.device.link_bytes or 0) * PAGEABLE or None if self.device.is_cuda else None
         return Observed(
             layout=layout,
             keep=seen(kept),
