@@ -21,6 +21,8 @@ from memfit.trace.step import Tracing
 
 ROUNDS = 5
 """Choices that are traced again for one budget, at most."""
+OUTSIDE = 0.1
+"""Of a budget, what is set aside for fragmentation at first; a choice's own trace says how much it is."""
 CLOSE = 0.01
 """Of a budget: a choice that leaves less than this is not improved further."""
 
@@ -140,7 +142,6 @@ class Fitting:
         operators = self._forward_operators(kept, layout)
         by_block = np.bincount(layout.block_of, weights=operators, minlength=len(tops))
         more: dict[str, np.ndarray] = {mode: call + each * operators for mode, (call, each) in self.overheads.items()}
-        link = self.device.link_bytes if self.device.is_cuda else None
         return Observed(
             layout=layout,
             keep=seen(kept),
@@ -149,7 +150,7 @@ class Fitting:
             overhead=more,
             block_overhead={mode: call + each * by_block for mode, (call, each) in self.overheads.items()},
             barred=barred,
-            offload_rate=link,
+            offload_rate=None,
         )
 
     def _forward_operators(self, traced: MicroTrace, layout: Layout) -> np.ndarray:
@@ -170,7 +171,7 @@ class Fitting:
         """
         problem = self.problem(shape, accumulated=accumulated)
         best: Selection | None = None
-        aim, tried = budget - outside, set()
+        aim, tried = budget - min(outside, OUTSIDE * budget), set()
         for _ in range(ROUNDS):
             choice = solve(problem, aim) or (floor(problem) if best is None else None)
             if choice is None or tuple(choice) in tried:
