@@ -76,8 +76,11 @@ def plan_report(plan: Plan) -> Page:
     )
 
 
-def run_report(path: Path) -> Page:
+def run_report(path: Path, *, curves: bool = True) -> Page:
     """A run: what it did against what was predicted, what its ranks saw, and its plan.
+
+    Args:
+        curves: whether memory against micro-batch is in it, which takes many traces.
 
     Raises:
         InputError: the folder is no run's.
@@ -92,7 +95,7 @@ def run_report(path: Path) -> Page:
     plan = read_plan(folder.plan)
     lines, ids = read_lines(path / "metrics.jsonl"), read_lines(path / "samples.jsonl")
     verdict, tone = run_verdict(path, plan, lines)
-    memory, notes = _memory(plan)
+    memory, notes = _memory(plan, curves)
     failure = flight_section(path / "flight.json")
     sections = [*failure, *run_sections(plan, lines, ids), plan_section(plan), *memory]
     return Page(
@@ -168,7 +171,7 @@ def _about(prediction: Prediction) -> list[str]:
     ]
 
 
-def _memory(plan: Plan) -> tuple[list[Section], list[str]]:
+def _memory(plan: Plan, curves: bool = True) -> tuple[list[Section], list[str]]:
     """The sections of the plan's step, traced again, and what is to be said about that; where it cannot be, why."""
     job, problem = _job(plan.job, plan.settings)
     if job is not None:
@@ -176,7 +179,7 @@ def _memory(plan: Plan) -> tuple[list[Section], list[str]]:
         shape, modes = shape_of(job, plan.micro_batch), plan.checkpointing
         try:
             found = predict(job, plan.job, shape, _device(plan), micro_batches=count, checkpointing=modes, plan=plan)
-            sections = [*memory_sections(found, _state(job)), *_of_plan(job, plan)]
+            sections = [*memory_sections(found, _state(job)), *(_of_plan(job, plan) if curves else [])]
             return sections, _changes(plan, found)
         except Exception as error:  # the job's code is the user's: a report says what it raised
             problem = _first_line(error)
