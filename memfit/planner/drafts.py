@@ -136,8 +136,13 @@ class Drafts:
         return float(np.interp(micro, points, [self._kept_seconds[point] for point in points]))
 
     def peak_of(self, found: MicroTrace) -> int:
-        """Process bytes of a traced micro-batch, the high end of their interval, where nothing is given back for it."""
-        return footprint_on(found.trace, unlimited(self.device)).phases["train"].process_bytes_high
+        """Process bytes of a traced micro-batch, replayed on the device; where it does not fit, what it would take."""
+        replayed = footprint_on(found.trace, self.device)
+        return replayed.phases["train"].process_bytes if replayed.fits else self.whole_peak_of(found)
+
+    def whole_peak_of(self, found: MicroTrace) -> int:
+        """Process bytes of a traced micro-batch where the allocator never has to give anything back."""
+        return footprint_on(found.trace, unlimited(self.device)).phases["train"].process_bytes
 
     def _best_tried(self) -> Draft | None:
         fitting = [draft for draft in self.tried.values() if draft.fits]
@@ -166,7 +171,7 @@ class Drafts:
         small = self.geometries[-1]
         traced = self._trace_kept(small.micro_batch)
         base = self.fitting.resident(traced)
-        slope = max(self.peak_of(traced) - base, 1) / small.micro_batch
+        slope = max(self.whole_peak_of(traced) - base, 1) / small.micro_batch
         most = max((self.budget - base) / slope, 0)
         start = next((g for g in self.geometries if g.micro_batch <= most), small)
         larger = [g.micro_batch for g in self.geometries if g.micro_batch <= LARGER * start.micro_batch]
@@ -178,7 +183,7 @@ class Drafts:
         """A micro-batch as it is, with gradients of an earlier one; notes its seconds."""
         traced = self.fitting.trace(shape_of(self.job, micro), self.modes or {}, accumulated=True)
         self._kept_seconds[micro] = self.fitting.total_seconds(traced)
-        self._kept_peaks[micro] = self.peak_of(traced)
+        self._kept_peaks[micro] = self.whole_peak_of(traced)
         return traced
 
     def _measure(self, geometry: Geometry) -> None:
@@ -188,7 +193,7 @@ class Drafts:
         kept = self.fitting.trace(shape, self.modes, accumulated=accumulated) if self.modes else None
         kept = kept or self.fitting.kept(shape, accumulated=accumulated)
         peak, seconds = self.peak_of(kept), self.fitting.total_seconds(kept)
-        self._kept_peaks.setdefault(micro, peak)
+        self._kept_peaks.setdefault(micro, self.whole_peak_of(kept))
         self._kept_seconds[micro] = seconds
         if peak <= self.budget or self.modes is not None:
             rank = self._window(geometry, seconds)
@@ -213,7 +218,7 @@ class Drafts:
         shape, accumulated = self._shape(geometry)
         problem = self.fitting.problem(shape, accumulated=accumulated)
         observed = self.fitting.observed(shape, accumulated=accumulated)
-        outside = self.peak_of(self.fitting.kept(shape, accumulated=accumulated)) - observed.keep.peak
+        outside = self.whole_peak_of(self.fitting.kept(shape, accumulated=accumulated)) - observed.keep.peak
         self._measured[geometry.micro_batch] = (problem, observed.keep.total_seconds, outside)
         return outside
 

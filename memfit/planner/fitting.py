@@ -19,7 +19,7 @@ from memfit.trace.durations import overheads
 from memfit.trace.session import MicroTrace, Session, open_session
 from memfit.trace.step import Tracing
 
-ROUNDS = 5
+ROUNDS = 6
 """Choices that are traced again for one budget, at most."""
 OUTSIDE = 0.1
 """Of a budget, what is set aside for fragmentation at first; a choice's own trace says how much it is."""
@@ -171,20 +171,24 @@ class Fitting:
         """
         problem = self.problem(shape, accumulated=accumulated)
         best: Selection | None = None
+        lowest = floor(problem)
+        fitted, failed = problem.peak(lowest), float(budget)
         aim, tried = budget - min(outside, OUTSIDE * budget), set()
         for _ in range(ROUNDS):
-            choice = solve(problem, aim) or (floor(problem) if best is None else None)
-            if choice is None or tuple(choice) in tried:
+            choice = solve(problem, aim) or lowest
+            if tuple(choice) in tried:
                 break
             tried.add(tuple(choice))
             found = self.check(shape, problem, choice, peak_of, accumulated=accumulated, traced=len(tried))
-            if found.peak <= budget and (best is None or found.more_seconds < best.more_seconds):
-                best = found
-            if (best is not None and budget - best.peak <= CLOSE * budget) or (
-                not found.modes and found.peak <= budget
-            ):
+            if found.peak > budget:
+                failed = min(failed, aim)
+            elif best is None or found.more_seconds < best.more_seconds:
+                best, fitted = found, max(fitted, aim)
+            if found.peak <= budget and (budget - found.peak <= CLOSE * budget or not found.modes):
                 break
             aim = budget - (found.peak - problem.peak(choice))
+            if not fitted < aim < failed:
+                aim = (fitted + failed) / 2
         return best
 
     def lowest(self, shape: Shape, peak_of: Callable[[MicroTrace], int], *, accumulated: bool) -> Selection:
