@@ -20,10 +20,10 @@ ENVIRONMENT = {
     "MALLOC_ARENA_MAX": "1",
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "0",
 }
-"""For the child that is limited. With glibc's moving threshold, freed blocks stay in the heap, whose gaps serve no larger
-block and count in full: with one of 128 KiB a net of small tensors (latentsync/tiny) lost 60 MiB to them within four
-windows, with this one 12 MiB. A second arena is a second heap with gaps. With oneDNN's cache of compiled kernels, a net of many
-different convolutions holds memory that is no tensor (gpt_sovits/tiny: 140 MiB)."""
+"""For the child that is limited. With glibc's moving threshold, freed blocks stay in the heap, whose gaps serve no
+larger block and count in full: with one of 128 KiB a net of small tensors (latentsync/tiny) lost 60 MiB to them within
+four windows, with this one 12 MiB. A second arena is a second heap with gaps. With oneDNN's cache of compiled kernels,
+a net of many different convolutions holds memory that is no tensor (gpt_sovits/tiny: 140 MiB)."""
 
 
 def data_bytes() -> int:
