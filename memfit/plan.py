@@ -16,7 +16,7 @@ from memfit.job import Precision
 VERSION = 1
 MODES = ("keep", "selective", "full", "offload")
 """What a plan may do with what a module's forward saves for its backward."""
-PLACES = {"validation": ("here", "process", "skip"), "saving": ("here",)}
+PLACES = {"validation": ("here", "skip"), "saving": ("here",)}
 """Where a phase may run."""
 IMPLEMENTATIONS = ("job", "loop", "foreach", "fused")
 """How the optimizers' steps are carried out: as the job has it, or so where they can be."""
@@ -48,7 +48,7 @@ class PhasePolicy:
     """What makes room for validation or saving; everything is put back afterwards. The defaults cost nothing."""
 
     where: str = "here"
-    """here, process (validation alone: a process of its own reads the newest checkpoint), or skip."""
+    """here, or skip (validation alone)."""
     gradients: str = "free"
     """free: those that the last window left behind; keep."""
     optimizer: str = "keep"

@@ -133,14 +133,14 @@ def show_summary(folder: RunFolder, budget: int, unit: str, *, as_json: bool) ->
     if as_json:
         print_json(summary)
         return
-    console = Console(highlight=False)
+    console, predicted = Console(highlight=False), last["predicted_process_bytes"]
     console.print(
         f"[bold green]Done[/]: {len(lines)} windows in {summary['seconds']:.1f} s, "
         f"loss {first['loss']:.4f} to {last['loss']:.4f}."
     )
     console.print(
         f"Peak {format_size(measured)} measured, "
-        f"{format_size(summary['predicted_process_bytes'])} predicted, {format_size(budget)} allowed."
+        f"{'unknown' if predicted is None else format_size(predicted)} predicted, {format_size(budget)} allowed."
     )
     asked, done = summary["global_batch_asked"], summary["global_batch_done"]
     console.print(f"Global batch {asked} asked, at most {done} done in a window. Written to {folder.path}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import random
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -19,10 +20,13 @@ from memfit.engine.mesh import is_lost_rank, join
 from memfit.engine.place import is_restart, launched
 from memfit.engine.start import start
 from memfit.errors import Exit, InputError, describe, mistake_in_job
+from memfit.geometry import shape_of
+from memfit.job import Job
 from memfit.loading import load_job
 from memfit.plan import Plan, read_plan
 from memfit.planner.predict import plain_nets
 from memfit.sizes import format_size
+from memfit.trace.step import fetch_synthetic
 from memfit.train import launch, limit
 from memfit.train.chain import chain_of, check_chain
 from memfit.train.checkpoints import Checkpoints
@@ -103,6 +107,7 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float,
     )
     plain_nets(job)
     job.collate([samples[0]])
+    warm_data(job, plan.micro_batch)
     warm_up()
     seed_all(plan.seed)
     before = limit.limit(plan.budget_bytes) if device.type == "cpu" else 0
@@ -231,6 +236,16 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+def warm_data(job: Job, units: int) -> None:
+    """What a job makes and keeps when validation first asks for data, and imports for it, it takes before the limit.
+
+    A job that fails in it fails in validation too, which says so.
+    """
+    if job.validates:
+        with suppress(Exception):
+            fetch_synthetic(job, replace(shape_of(job, units), items=1), torch.device("cpu"), validation=True)
 
 
 def warm_up() -> None:

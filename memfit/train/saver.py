@@ -31,9 +31,6 @@ from memfit.train.state import state_of
 from memfit.train.tensor_file import in_file_order
 from memfit.train.tree import encode, is_dense
 
-_STACK = 512 << 10
-"""Bytes of the writer's stack; the system's default of 8 MiB would come out of a CPU's budget."""
-
 
 @dataclass(kw_only=True)
 class Saver:
@@ -182,15 +179,13 @@ class Saver:
             except Exception as error:
                 self._fault = error
 
-        before = threading.stack_size(_STACK)
         try:
-            self._thread = threading.Thread(target=guarded, name="memfit-saver")
-            self._thread.start()
+            with limit.small_stacks():
+                self._thread = threading.Thread(target=guarded, name="memfit-saver")
+                self._thread.start()
         except RuntimeError:
             self._thread = None
             work()
-        finally:
-            threading.stack_size(before)
 
     def _join(self) -> None:
         if self._thread is not None:

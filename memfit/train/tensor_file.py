@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memfit.train.limit import small_stacks
 from memfit.train.tree import DTYPES
 
 BLOCK = 4 << 20
@@ -127,7 +128,8 @@ class Checksums:
     def __enter__(self) -> Checksums:
         try:
             assert self._thread is not None
-            self._thread.start()
+            with small_stacks():
+                self._thread.start()
         except RuntimeError:
             self._thread = None
         return self

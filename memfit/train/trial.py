@@ -67,7 +67,7 @@ def run_trial(question: Question) -> Trial:
     done = subprocess.run(
         [sys.executable, "-m", "memfit.train.trial"],
         input=json.dumps(asdict(question)),
-        env={**os.environ, **ENVIRONMENT, "MALLOC_ARENA_MAX": "1"},
+        env={**os.environ, **ENVIRONMENT},
         capture_output=True,
         text=True,
     )
@@ -188,12 +188,13 @@ def _prepared(question: Question) -> tuple[Shape, Callable[[Callable[[str], Any]
     from memfit.device import backend
     from memfit.planner.predict import plain_nets
     from memfit.trace.step import fetch_synthetic, synthetic_micro_batch, validate_once
-    from memfit.train.child import warm_up
+    from memfit.train.child import warm_data, warm_up
 
     backend.register()
     shape = Shape(items=question.items, length=question.length)
     device = torch.device(question.device)
     plain_nets(job)
+    warm_data(job, shape.units)
     warm_up()
     torch.manual_seed(0)
 

@@ -24,7 +24,7 @@ from memfit.sizes import format_size
 from memfit.trace.step import fetch_synthetic, validate_once
 from memfit.train import limit
 from memfit.train.checkpoints import Checkpoint, Checkpoints, is_checkpoint, read_checkpoint
-from memfit.train.child import device_of, say, seed_all, warm_up
+from memfit.train.child import device_of, say, seed_all, warm_data, warm_up
 from memfit.train.parent import die_with_parent
 from memfit.train.phases import VALIDATION
 from memfit.train.recovery import give_back, release
@@ -86,6 +86,7 @@ def validate(checkpoint: Checkpoint, budget: int = 0) -> dict[str, Any] | None:
         raise InputError(f"job {plan.job}", "it has no validation", write)
     device = device_of(plan)
     plain_nets(job)
+    warm_data(job, plan.micro_batch)
     warm_up()
     seed_all(plan.seed)
     before = limit.limit(plan.budget_bytes) if device.type == "cpu" else 0

@@ -112,7 +112,7 @@ def mouth_mask(resolution: int) -> np.ndarray:
     return mask
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=8)
 def _whisper_mel(data: bytes) -> np.ndarray:
     from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
 
