@@ -68,6 +68,11 @@ def gather(engine: Engine, value: Value) -> list[Value]:
     return found
 
 
+def reported(engine: Engine, report: str | None) -> str | None:
+    """The report of the first rank that has one; None where no rank has. Every rank calls it at the same place."""
+    return next((text for text in gather(engine, report) if text is not None), None)
+
+
 def agree(engine: Engine, failed: bool) -> bool:
     """Whether any rank failed. Every rank calls it at the same place."""
     if engine.mesh is None or _fake(engine):

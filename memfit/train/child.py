@@ -83,7 +83,7 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float,
     """Trains a run's plan within its budget."""
     backend.register()
     if launched() is not None:
-        join()
+        join("unproven" if UNPROVEN in os.environ else "")
     plan = read_plan(folder.plan)
     _check_ranks(plan)
     device = device_of(plan)
@@ -151,7 +151,8 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float,
         )
         return train(rig, course)
     except SpoiledByTrialError as error:
-        say(f"{error}: starting again without a trial of every phase")
+        if engine.rank == 0:
+            say(f"{error}: starting again without a trial of every phase")
         limit.lift()
         os.environ[UNPROVEN] = "1"
         os.execv(sys.executable, sys.orig_argv)
