@@ -118,6 +118,11 @@ def total(
     return all_sums, all_units
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor that an engine has sharded, gathered from its ranks, which all call it; another is itself."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
+
+
 def _fake(engine: Engine) -> bool:
     assert engine.mesh is not None
     return dist.get_backend(engine.mesh.get_group(DATA)) == "fake"

@@ -30,6 +30,7 @@ from memfit.train.monitor import Monitor
 from memfit.train.phases import AbandonedError, Phases
 from memfit.train.recovery import Failure, Ids, Recovery, describe_request
 from memfit.train.saver import Saver
+from memfit.train.spread_saver import SpreadSaver
 from memfit.train.streams import COLLATE, LOSS, seed_stream
 
 
@@ -48,8 +49,8 @@ class Course:
     """Windows [first, last) are trained."""
     resident_before: int
     """Bytes of the process before the job was built."""
-    saver: Saver | None
-    """On rank 0."""
+    saver: Saver | SpreadSaver | None
+    """On rank 0; where a state is spread over ranks, on all."""
     say: Callable[[str], None] = lambda line: None
     proves: bool = False
     """Whether every phase is tried before the first window."""
@@ -134,13 +135,14 @@ def train(rig: Rig, course: Course) -> Exit:
             ranks = gather(engine, (mine, line["measured_process_bytes"]))
             told = [one for one, _ in ranks]
             stopped, last = any(one.stop for one in told), number + 1 == course.last
-            if saver is not None:
+            if engine.rank == 0:
                 line |= _of_all(told, [measured for _, measured in ranks], line["seconds"])
                 line["predicted_process_bytes"] = predicted
                 for rank, one in enumerate(told):
                     course.folder.append("samples", {"window": number, "rank": rank, "ids": list(one.ids)})
                 course.folder.append("metrics", line)
                 check_finite(line, window)
+            if saver is not None:
                 if number == course.first:
                     saver.warm(rig)
                 if stopped or last or any(one.due for one in told):

@@ -56,6 +56,10 @@ class Torn(Net):
         rank = int(os.environ.get("RANK", "0"))
         return super().dataset()[: 50 - 10 * rank]
 
+class Still(Net):
+    def nets(self):
+        return {"net": nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1))}
+
 class Uneven(Net):
     # Rank 1 alone changes a weight in its forward, and has no memory for its first validations.
     validates = True
