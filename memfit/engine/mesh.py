@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+import uuid
 from datetime import timedelta
 
 import torch
@@ -14,12 +16,45 @@ DATA = "data"
 TIMEOUT_SECONDS = 120.0
 """A collective that waits longer has lost a rank: the process ends, and torchrun starts all of them again."""
 
+_STALE = timedelta(seconds=2)
+"""How long a store's port may stay silent before it is asked for again."""
 
-def join() -> None:
-    """Joins the default process group, once all ranks have: gloo for the host's tensors, NCCL for a card's."""
-    seconds = float(os.environ.get("MEMFIT_COLLECTIVE_SECONDS", TIMEOUT_SECONDS))
+
+def join(turn: str = "") -> None:
+    """Joins the default process group, once all ranks have: gloo for the host's tensors, NCCL for a card's.
+
+    Args:
+        turn: another one where all ranks join again without being started again.
+    """
+    timeout = timedelta(seconds=float(os.environ.get("MEMFIT_COLLECTIVE_SECONDS", TIMEOUT_SECONDS)))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
+    board, rank, world = next(dist.rendezvous("env://", timeout=timeout))
+    store = _fresh_store(board, f"memfit/{turn}", rank, timeout)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+
+
+def _fresh_store(board: dist.Store, key: str, rank: int, timeout: timedelta) -> dist.Store:
+    """A store that rank 0 makes for this start alone, its port told on torchrun's.
+
+    torchrun's own outlives the processes (torch 2.13): started again, they would read addresses of those that are gone.
+    """
+    host, until = os.environ["MASTER_ADDR"], time.monotonic() + timeout.total_seconds()
+    if rank == 0:
+        store, mark = dist.TCPStore(host, 0, is_master=True, timeout=timeout, wait_for_workers=False), uuid.uuid4().hex
+        store.set("start", mark)
+        board.set(key, f"{store.port} {mark}")
+        return store
+    while time.monotonic() < until:
+        port, told = board.get(key).decode().split()
+        try:
+            store = dist.TCPStore(host, int(port), is_master=False, timeout=_STALE, wait_for_workers=False)
+            if store.get("start").decode() == told:
+                store.set_timeout(timeout)
+                return store
+        except RuntimeError:
+            pass
+        time.sleep(0.2)
+    raise dist.DistStoreError(f"rank 0 opened no store within {timeout.total_seconds():g} s")
 
 
 def data_mesh(device_type: str) -> DeviceMesh:

@@ -68,6 +68,11 @@ def gather(engine: Engine, value: Value) -> list[Value]:
     return found
 
 
+def reported(engine: Engine, report: str | None) -> str | None:
+    """The report of the first rank that has one; None where no rank has. Every rank calls it at the same place."""
+    return next((text for text in gather(engine, report) if text is not None), None)
+
+
 def agree(engine: Engine, failed: bool) -> bool:
     """Whether any rank failed. Every rank calls it at the same place."""
     if engine.mesh is None or _fake(engine):
@@ -111,6 +116,11 @@ def total(
         all_sums[name] = torch.tensor(math.fsum(value for value, _ in pairs), dtype=torch.float64)
         all_units[name] = math.fsum(count for _, count in pairs)
     return all_sums, all_units
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor that an engine has sharded, gathered from its ranks, which all call it; another is itself."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
 
 
 def _fake(engine: Engine) -> bool:

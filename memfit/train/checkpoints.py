@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from memfit.train.tensor_file import BLOCK, TensorFile, TornError, looks_like_pi
 from memfit.train.tree import decode
 
 FORMAT = 2
-MANIFEST, TENSORS, PLAN = "manifest.json", "state.safetensors", "plan.toml"
+MANIFEST, TENSORS, PLAN, PARTS = "manifest.json", "state.safetensors", "plan.toml", "parts"
 _START = '{"crc32":"%08x",'
 Say = Callable[[str], None]
 
@@ -43,7 +43,13 @@ class Checkpoint:
     """The plan that was run."""
     state: Mapping[str, Any]
     """As ``memfit.train.tree.encode`` gives it."""
-    tensors: TensorFile
+    tensors: TensorFile | None
+    """None where the state is in parts."""
+
+    @property
+    def parts(self) -> Path | None:
+        """The folder of parts that ranks wrote (``memfit.train.spread``); None where one file holds the state."""
+        return self.path / PARTS if self.tensors is None else None
 
     def lying(self, coded: Any) -> Any:
         """A part of the state with tensors that lie in the file: to copy from, never to write to."""
@@ -74,6 +80,7 @@ class Checkpoint:
         return build
 
     def _lying(self, spec: Mapping[str, Any]) -> Tensor:
+        assert self.tensors is not None
         dtype = getattr(torch, spec["dtype"]) if "dtype" in spec else None
         return self.tensors.get(spec["$tensor"], dtype, spec.get("shape"))
 
@@ -119,18 +126,36 @@ class Checkpoints:
         """
         beside = self.path / f".{next_window:08d}.{os.getpid()}"
         shutil.rmtree(beside, ignore_errors=True)
-        try:
+        with self._put_in_place(beside, next_window, lines):
             beside.mkdir(parents=True)
             sums = write_tensors(beside / TENSORS, tensors, body=body)
             file = {"bytes": (beside / TENSORS).stat().st_size, "block_bytes": BLOCK, "crc32": sums}
-            manifest = {
-                "memfit_checkpoint": FORMAT,
-                "next_window": next_window,
-                "file": file,
-                "plan_crc32": _write_plan(plan, beside / PLAN),
-                "state": state,
-            }
-            _write_synced(beside / MANIFEST, _with_checksum(manifest))
+            _write_manifest(beside, next_window, plan, {"file": file, "state": state})
+
+    def beside(self, next_window: int) -> Path:
+        """Where ranks write the parts of a checkpoint, under ``parts``."""
+        return self.path / f".{next_window:08d}.parts"
+
+    def write_parts(self, next_window: int, plan: Plan, lines: Sequence[Path] = ()) -> None:
+        """Makes a checkpoint of what all ranks have written ``beside``; rank 0 calls it.
+
+        Raises:
+            OSError: it cannot be written; what was there before is untouched.
+        """
+        beside = self.beside(next_window)
+        with self._put_in_place(beside, next_window, lines):
+            found = {}
+            for file in sorted((beside / PARTS).iterdir()):
+                found[file.name] = {"bytes": file.stat().st_size, "crc32": _sum_of(file)}
+                _sync(file)
+            _sync(beside / PARTS)
+            _write_manifest(beside, next_window, plan, {"parts": found})
+
+    @contextlib.contextmanager
+    def _put_in_place(self, beside: Path, next_window: int, lines: Sequence[Path]) -> Iterator[None]:
+        """Around the writing of a checkpoint: synced and renamed to its place, or removed."""
+        try:
+            yield
             for path in lines:
                 if path.exists():
                     _sync(path)
@@ -214,15 +239,14 @@ def read_checkpoint(path: Path) -> Checkpoint:
         )
     try:
         manifest = _read_manifest(path / MANIFEST)
-        file = manifest["file"]
-        tensors = open_tensors(path / TENSORS, file["bytes"], file["crc32"])
+        tensors = _tensors(path, manifest)
         if zlib.crc32(_bytes_of(path / PLAN)) != manifest["plan_crc32"]:
             raise TornError(f"{PLAN} was changed: its checksum is another")
         return Checkpoint(
             path=path,
             next_window=int(manifest["next_window"]),
             plan=read_plan(path / PLAN),
-            state=manifest["state"],
+            state=manifest.get("state", {}),
             tensors=tensors,
         )
     except TornError as error:
@@ -231,6 +255,31 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise InputError(
             f"checkpoint {path}", f"it was not written by this memfit: {describe(error)}", again
         ) from error
+
+
+def _tensors(path: Path, manifest: Mapping[str, Any]) -> TensorFile | None:
+    """The checked file of tensors; None where they are in parts, all checked."""
+    if "parts" not in manifest:
+        file = manifest["file"]
+        return open_tensors(path / TENSORS, file["bytes"], file["crc32"])
+    for name, part in manifest["parts"].items():
+        if not (path / PARTS / name).is_file() or _sum_of(path / PARTS / name) != part["crc32"]:
+            raise TornError(f"{PARTS}/{name} is missing or was changed: its checksum is another")
+    return None
+
+
+def _sum_of(path: Path) -> int:
+    """Checksum of a file's bytes."""
+    found = 0
+    with open(path, "rb") as file:
+        while block := file.read(BLOCK):
+            found = zlib.crc32(block, found)
+    return found
+
+
+def _write_manifest(folder: Path, next_window: int, plan: Plan, rest: Mapping[str, Any]) -> None:
+    start = {"memfit_checkpoint": FORMAT, "next_window": next_window, "plan_crc32": _write_plan(plan, folder / PLAN)}
+    _write_synced(folder / MANIFEST, _with_checksum({**start, **rest}))
 
 
 def is_checkpoint(path: Path) -> bool:

@@ -7,6 +7,7 @@ import random
 import sys
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,6 +38,7 @@ from memfit.train.parent import alone_in, die_with_parent
 from memfit.train.recovery import SampleTooLargeError
 from memfit.train.resume import resume
 from memfit.train.saver import Saver
+from memfit.train.spread_saver import SpreadSaver
 
 UNPROVEN = "MEMFIT_UNPROVEN"
 """Set for a process that starts again because the trial of its first window could not be undone."""
@@ -87,7 +89,7 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float,
     """Trains a run's plan within its budget."""
     backend.register()
     if launched() is not None:
-        join()
+        join("unproven" if UNPROVEN in os.environ else "")
     plan = read_plan(folder.plan)
     _check_ranks(plan)
     device = device_of(plan)
@@ -128,19 +130,16 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float,
             check_chain(engine, chain)
             for line in chain.lines(plan) if engine.rank == 0 else ():
                 say(line)
-        saver = None
+        saver: Saver | SpreadSaver | None = None
+        lines = [folder.lines("samples"), folder.lines("metrics")]
+        common: dict[str, Any] = {"checkpoints": checkpoints, "plan": plan, "lines": lines, "every": every}
+        common |= {"say": say if engine.rank == 0 else _silent, "written": first or None}
+        if engine.lockstep:
+            saver = SpreadSaver(**common)
+        elif engine.rank == 0:
+            saver = Saver(**common, asynchronous=plan.checkpoint_writing == "asynchronous")
         if engine.rank == 0:
             folder.keep_lines_before(first)
-            saver = Saver(
-                checkpoints=checkpoints,
-                plan=plan,
-                lines=[folder.lines("samples"), folder.lines("metrics")],
-                every=every,
-                asynchronous=plan.checkpoint_writing == "asynchronous",
-                say=say,
-                written=first or None,
-            )
-        if engine.rank == 0:
             folder.write_course(first, last)
         course = Course(
             plan=plan,
@@ -158,7 +157,8 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float,
         )
         return train(rig, course)
     except SpoiledByTrialError as error:
-        say(f"{error}: starting again without a trial of every phase")
+        if engine.rank == 0:
+            say(f"{error}: starting again without a trial of every phase")
         limit.lift()
         os.environ[UNPROVEN] = "1"
         os.execv(sys.executable, sys.orig_argv)

@@ -21,6 +21,7 @@ from memfit.apply.moving import CannotRepeatError, Moving
 from memfit.apply.random_state import random_state, set_random_state
 from memfit.apply.rig import Rig, tensors_in
 from memfit.apply.window import Attempt, Guard, TurnGradients, run_window
+from memfit.engine.ranks import reported
 from memfit.train.once import numbers_of, put_numbers_back
 from memfit.train.recovery import Recovery, give_back
 
@@ -30,7 +31,7 @@ def prove_training(rig: Rig, parts: Sequence[MicroBatch], recovery: Recovery, ma
 
     Raises:
         SampleTooLargeError: one of its samples does not fit alone.
-        CannotRepeatError: its forward changes tensors other than buffers, which cannot be undone.
+        CannotRepeatError: its forward changes tensors other than buffers, which cannot be undone. Every rank raises it.
     """
     moving, random = Moving(rig.nets), random_state(rig.device)
     moving.keep()
@@ -62,8 +63,9 @@ def prove_training(rig: Rig, parts: Sequence[MicroBatch], recovery: Recovery, ma
             rig.scaler.load_state_dict(scaler)
         set_random_state(random, rig.device)
         give_back(rig.device)
-    if changed:
-        raise CannotRepeatError(f"the forward changed {changed[0]}, and there is no copy from before")
+    told = reported(rig.engine, changed[0] if changed else None)
+    if told is not None:
+        raise CannotRepeatError(f"the forward changed {told}, and there is no copy from before")
 
 
 def _tried(act: Callable[[], None], optimizer: Optimizer | None, further: Sequence[Tensor]) -> None:

@@ -6,13 +6,16 @@ import os
 from pathlib import Path
 
 from memfit.apply.rig import Rig, is_trained
+from memfit.engine.ranks import whole
 from memfit.train.folder import writing
 from memfit.train.tensor_file import write_tensors
 from memfit.train.tree import encode
 
 
 def write_final(rig: Rig, folder: Path) -> None:
-    """Writes ``NET.safetensors`` beside its place, syncs it and renames it there. Tied tensors come once.
+    """Writes ``NET.safetensors`` beside its place, syncs it and renames it there, on rank 0. Tied tensors come once.
+
+    Of an engine that spreads its state, every rank calls it.
 
     Raises:
         CannotWriteError: a file cannot be written.
@@ -23,7 +26,10 @@ def write_final(rig: Rig, folder: Path) -> None:
         if is_trained(net):
             path = folder / f"{name}.safetensors"
             beside = folder / f".{path.name}.{os.getpid()}"
-            _, tensors = encode(dict(rig.ema.get(name, net).state_dict()), f"net {name!r}")
+            values = {key: whole(value) for key, value in rig.ema.get(name, net).state_dict().items()}
+            if rig.engine.rank > 0:
+                continue
+            _, tensors = encode(values, f"net {name!r}")
             try:
                 with writing(path):
                     write_tensors(beside, tensors, {"format": "pt"})

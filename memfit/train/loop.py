@@ -30,6 +30,7 @@ from memfit.train.monitor import Monitor
 from memfit.train.phases import AbandonedError, Phases
 from memfit.train.recovery import Failure, Ids, Recovery, describe_request
 from memfit.train.saver import Saver
+from memfit.train.spread_saver import SpreadSaver
 from memfit.train.streams import COLLATE, LOSS, seed_stream
 
 
@@ -48,8 +49,8 @@ class Course:
     """Windows [first, last) are trained."""
     resident_before: int
     """Bytes of the process before the job was built."""
-    saver: Saver | None
-    """On rank 0."""
+    saver: Saver | SpreadSaver | None
+    """On rank 0; where a state is spread over ranks, on all."""
     say: Callable[[str], None] = lambda line: None
     proves: bool = False
     """Whether every phase is tried before the first window."""
@@ -129,19 +130,19 @@ def train(rig: Rig, course: Course) -> Exit:
             line = window_line(window, result, done, time.perf_counter() - begin, course.plan)
             norms = [norm for norm in line["gradient_norm"].values() if norm is not None]
             line |= monitor.end(line["loss"], norms[0] if len(norms) == 1 else None, recovery.retries)
-            if every and (number + 1) % every == 0 and not stop.asked:
-                with stop.abandons():
-                    line |= _validation_line(phases, number)
+            if every and (number + 1) % every == 0 and not any(gather(engine, stop.asked)):
+                line |= _validation_line(phases, number, stop)
             ranks = gather(engine, (mine, line["measured_process_bytes"]))
             told = [one for one, _ in ranks]
             stopped, last = any(one.stop for one in told), number + 1 == course.last
-            if saver is not None:
+            if engine.rank == 0:
                 line |= _of_all(told, [measured for _, measured in ranks], line["seconds"])
                 line["predicted_process_bytes"] = predicted
                 for rank, one in enumerate(told):
                     course.folder.append("samples", {"window": number, "rank": rank, "ids": list(one.ids)})
                 course.folder.append("metrics", line)
                 check_finite(line, window)
+            if saver is not None:
                 if number == course.first:
                     saver.warm(rig)
                 if stopped or last or any(one.due for one in told):
@@ -185,13 +186,14 @@ def validate_every(rig: Rig, course: Course) -> int:
 
 
 class SpoiledByTrialError(RuntimeError):
-    """The trial of a window cannot be undone: the rig must be built again, and trained without a trial."""
+    """The trial of a window cannot be undone: the rig must be built again, and trained without a trial. All ranks
+    raise it."""
 
 
 def _prove(rig: Rig, course: Course, recovery: Recovery, phases: Phases, mark: Callable[[str], None]) -> None:
-    """Each phase is tried once, the largest first."""
+    """Each phase is tried once, the largest first: every rank tries the largest micro-batch of any rank."""
     some = range(course.first, min(course.first + PROVEN_FROM, course.last))
-    windows = [course.windows.window(number).ranks[rig.engine.rank] for number in some]
+    windows = [share for number in some for share in course.windows.window(number).ranks]
     ids = largest(windows, lambda ids: padded_units(course, ids))
     parts = [_micro(rig, course, course.first, ids) for _ in range(min(max(map(len, windows)), 2))]
     try:
@@ -209,9 +211,9 @@ PROVEN_FROM = 64
 """Windows among which the largest micro-batch is looked for."""
 
 
-def _validation_line(phases: Phases, window: int) -> dict[str, Any]:
+def _validation_line(phases: Phases, window: int, stop: Stop) -> dict[str, Any]:
     begin = time.perf_counter()
-    found = phases.validate(window)
+    found = phases.validate(window, abandons=stop.abandons)
     return {
         "validation": dict(found.metrics) if found.metrics is not None else None,
         "validation_tries": found.tries,

@@ -7,7 +7,7 @@ out with a warning. What worked is what the next validation begins with. It neve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from memfit.apply.random_state import random_state, set_random_state
 from memfit.apply.rig import Rig
 from memfit.apply.room import idle_nets_aside, idle_nets_back, room, with_settings
 from memfit.device.patching import replaced
-from memfit.engine.ranks import together
+from memfit.engine.ranks import gather
 from memfit.errors import describe
 from memfit.geometry import shape_of
 from memfit.job import Shape
@@ -40,6 +40,16 @@ class Validated:
     metrics: Mapping[str, float] | None
     tries: int
     note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tried:
+    """What one try gave on one rank."""
+
+    metrics: Mapping[str, float] | None = None
+    abandoned: bool = False
+    reason: str | None = None
+    memory: bool = False
 
 
 class Phases:
@@ -89,33 +99,53 @@ class Phases:
         with idle_nets_aside(self._rig, phase, self._files), back:
             yield
 
-    def validate(self, window: int, *, briefly: bool = False) -> Validated:
-        """Validates, with less and less where memory fails; says what came of it.
+    def validate(
+        self,
+        window: int,
+        *,
+        briefly: bool = False,
+        abandons: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> Validated:
+        """Validates, with less and less where memory fails; says what came of it. All ranks try and give up together.
 
         Args:
             briefly: loops whose turns do the same with memory run their first two turns and their last.
+            abandons: around what may be cut short by ``AbandonedError``.
         """
         if self._policies["validate"].where == "skip":
             return Validated(metrics=None, tries=0, note="the plan leaves it out")
         whole = shape_of(self._rig.job, self._plan.micro_batch)
-        tries, reason = 0, ""
+        tries = 0
         while True:
             shape = replace(whole, items=min(self._items or whole.items, whole.items))
             tries += 1
-            try:
-                with self.phase("validate"), together(self._rig.engine):
-                    return Validated(metrics=self._once(shape, briefly), tries=tries)
-            except AbandonedError:
+            mine = self._try(shape, briefly, abandons)
+            ranks = gather(self._rig.engine, mine)
+            if any(one.abandoned for one in ranks):
                 return Validated(metrics=None, tries=tries, note="the run was asked to stop")
-            except Exception as error:
-                reason, memory = describe(error), limit.is_memory_failure(error)
-                release(error)
+            failures = {rank: one for rank, one in enumerate(ranks) if one.reason is not None}
+            if not failures:
+                return Validated(metrics=mine.metrics, tries=tries)
             give_back(self._rig.device)
-            if memory and self._smaller(shape):
+            reason = "; ".join(
+                f"rank {rank}: {one.reason}" if len(ranks) > 1 else str(one.reason) for rank, one in failures.items()
+            )
+            if all(one.memory for one in failures.values()) and self._smaller(shape):
                 self._say(f"window {window}: validation did not fit ({reason}); tried again with less")
             else:
                 self._say(f"window {window}: validation was left out: {reason}")
                 return Validated(metrics=None, tries=tries, note=reason)
+
+    def _try(self, shape: Shape, briefly: bool, abandons: Callable[[], AbstractContextManager[None]]) -> _Tried:
+        try:
+            with abandons(), self.phase("validate"):
+                return _Tried(metrics=self._once(shape, briefly))
+        except AbandonedError:
+            return _Tried(abandoned=True)
+        except Exception as error:
+            failed = _Tried(reason=describe(error), memory=limit.is_memory_failure(error))
+            release(error)
+            return failed
 
     def _smaller(self, shape: Shape) -> bool:
         """Makes the next try need less; whether there was anything left to do."""

@@ -22,11 +22,11 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from memfit.apply.losses import MicroBatch
-from memfit.apply.moving import Moving
+from memfit.apply.moving import CannotRepeatError, Moving
 from memfit.apply.random_state import random_state, set_random_state
 from memfit.apply.rig import Rig, tensors_in
 from memfit.apply.window import Attempt, Guard, TurnGradients
-from memfit.engine.ranks import RanksOutOfMemoryError, gather
+from memfit.engine.ranks import RanksOutOfMemoryError, gather, reported
 from memfit.errors import describe
 from memfit.sizes import format_size
 from memfit.train import limit
@@ -235,7 +235,14 @@ class Recovery:
         for net in self._rig.nets.values():
             for parameter in net.parameters():
                 parameter.grad = None
-        self._moving.restore()
+        changed = None
+        try:
+            self._moving.restore()
+        except CannotRepeatError as error:
+            changed = str(error)
+        changed = reported(self._rig.engine, changed)
+        if changed is not None:
+            raise CannotRepeatError(changed)
         if self._rig.scaler is not None:
             self._rig.scaler._per_optimizer_states.clear()
         give_back(self._rig.device)

@@ -12,6 +12,7 @@ from memfit.plan import Plan
 from memfit.train.checkpoints import Checkpoint, Checkpoints, Say
 from memfit.train.folder import check_same_samples, writing
 from memfit.train.limit import is_memory_failure
+from memfit.train.spread import load_spread
 from memfit.train.state import put_back
 
 
@@ -30,7 +31,16 @@ def resume(rig: Rig, plan: Plan, checkpoints: Checkpoints, say: Say, *, lengths:
     found = checkpoints.newest(say)
     if found is not None:
         check_same_samples(found.plan, plan, found.path, ("micro_batch",) if lengths else ())
-        restore(rig, found)
+        if found.parts is not None:
+            load_spread(rig, found.parts)
+        elif rig.engine.lockstep:
+            raise InputError(
+                f"checkpoint {found.path}",
+                f"it is in one file, and --engine {rig.engine.name} reads parts",
+                f"go on with engine {found.plan.engine!r}, as the plan in it has it",
+            )
+        else:
+            restore(rig, found)
     gather(rig.engine, None)
     if rig.engine.rank > 0:
         return found.next_window if found else 0

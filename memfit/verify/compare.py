@@ -54,6 +54,7 @@ def compare(
         loss = loss.worse(Difference(relative=relative, of_bound=relative / bound, name=name))
     findings = [*_other_draws(before.micro_losses, [one for one, _ in everyone], shares)]
     findings += _other_weights(job, [one for _, one in everyone])
+    findings += _moving_buffers(list(before.moved))
     return {
         "differences": {"loss": asdict(loss), "gradients": asdict(gradients), "parameters": asdict(parameters)},
         "bound": bound,
@@ -84,6 +85,18 @@ def _other_draws(alone: Micro, ranks: list[Micro], shares: list[int]) -> list[Fi
                         )
                         return [Finding(code="rank_draws", kind="fault", text=text)]
     return []
+
+
+def _moving_buffers(names: list[str]) -> list[Finding]:
+    """State that a forward moves, as spectral normalisation's vectors: it follows the number of forwards of a rank."""
+    if not names:
+        return []
+    some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    text = (
+        f"forwards move buffers ({some}): a rank that runs fewer micro-batches moves them less, so they and what is "
+        "computed with them differ by the number of ranks; compared with the window's first ones"
+    )
+    return [Finding(code="moving_buffers", kind="note", text=text)]
 
 
 def _other_weights(job: Job, ranks: list[dict[str, list[float]]]) -> list[Finding]:

@@ -82,8 +82,7 @@ def verify_world(plan: Plan, engine: Engine, folder: Path, windows: int) -> dict
         for number, before in enumerate(alone):
             _put_back(rig, before["begin"])
             recording.begin()
-            apart = rig.job.unsynchronised
-            recording.forced = {n: v for n, v in before["seen"].weights.items() if n.split(".")[0] not in apart}
+            recording.forced = before["seen"].weights
             result = run_window(rig, micro_batches(rig, course, course.windows.window(number)))
             losses = {name: float(value) for name, value in result.losses.items()}
             everyone = gather(engine, (recording.seen.micro_losses, _sums_by_net(recording)))

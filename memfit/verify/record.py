@@ -7,11 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from memfit.apply.rig import Rig
 from memfit.engine.protocol import Engine
+from memfit.engine.ranks import whole
 from memfit.job import Job, Turn
 
 
@@ -27,6 +30,8 @@ class Seen:
     """The sum of the micro-batches' gradients' absolute values, on the same scale: what rounding is relative to."""
     weights: dict[str, Tensor] = field(default_factory=dict)
     """After their step."""
+    moved: dict[str, None] = field(default_factory=dict)
+    """Buffers that a forward wrote, but for batch normalisation's running statistics."""
     scales: dict[str, float] = field(default_factory=dict)
     """What clipping multiplied each gradient with."""
 
@@ -41,6 +46,8 @@ class Recording:
         self._parameters: list[nn.Parameter] = []
         self.forced: dict[str, Tensor] = {}
         """Weights to go on with after their step: what a later turn computes then begins from equal weights too."""
+        self._buffers: dict[str, Tensor] = {}
+        self._at_begin: dict[str, Tensor] = {}
         self._raw: dict[str, Tensor] = {}
         self._sums: dict[str, Tensor] = {}
 
@@ -51,18 +58,30 @@ class Recording:
         """Learns the parameters' names, and listens to the losses."""
         self._names = {id(p): f"{name}.{path}" for name, net in rig.nets.items() for path, p in net.named_parameters()}
         self._parameters = [p for net in rig.nets.values() for p in net.parameters() if p.requires_grad]
+        self._buffers = {
+            f"{name}.{path}.{key}".replace("..", "."): buffer
+            for name, net in rig.nets.items()
+            for path, module in net.named_modules()
+            for key, buffer in module.named_buffers(recurse=False)
+            if not isinstance(module, _BatchNorm)
+        }
         _listen(rig.job, self)
 
     def begin(self) -> None:
         """A new window."""
         self.seen, self._raw = Seen(), {}
+        self._at_begin = {name: buffer.detach().clone() for name, buffer in self._buffers.items()}
 
     @contextmanager
     def accumulating(self, nets: Any, last: bool) -> Iterator[None]:
-        """One micro-batch; where asked, notes the size of its own gradient."""
+        """One micro-batch, from the window's first buffers; where asked, notes the size of its own gradient."""
+        for name, buffer in self._buffers.items():
+            buffer.data.copy_(self._at_begin[name])
         before = {id(p): p.grad.clone() for p in self._parameters if self._magnitudes and p.grad is not None}
         with self._engine.accumulating(nets, last):
             yield
+        moved = [name for name, buffer in self._buffers.items() if not torch.equal(buffer, self._at_begin[name])]
+        self.seen.moved.update(dict.fromkeys(moved))
         for parameter in self._parameters if self._magnitudes else ():
             if parameter.grad is not None:
                 name = self._names[id(parameter)]
@@ -106,11 +125,6 @@ class Recording:
     def name_of(self, parameter: nn.Parameter) -> str:
         """``net.path``."""
         return self._names.get(id(parameter), f"parameter of {tuple(parameter.shape)}")
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """A tensor that an engine has sharded, gathered from its ranks; another is itself."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
 
 
 def _listen(job: Job, recording: Recording) -> None:

@@ -55,6 +55,30 @@ class Torn(Net):
     def dataset(self):
         rank = int(os.environ.get("RANK", "0"))
         return super().dataset()[: 50 - 10 * rank]
+
+class Still(Net):
+    def nets(self):
+        return {"net": nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1))}
+
+class Uneven(Net):
+    # Rank 1 alone changes a weight in its forward, and has no memory for its first validations.
+    validates = True
+    validate_every = 2
+
+    def nets(self):
+        return {**super().nets(), "slow": nn.Linear(16, 1).requires_grad_(False)}
+
+    def loss(self, nets, batch):
+        if os.environ.get("RANK") == "1":
+            with torch.no_grad():
+                nets["slow"].bias += 1
+        return super().loss(nets, batch)
+
+    def validate(self, nets, batch):
+        self.tried = getattr(self, "tried", 0) + 1
+        if os.environ.get("RANK") == "1" and self.tried < 3:
+            raise MemoryError("planted")
+        return {"error": float(nets["net"](batch[0]).square().mean()), "items": len(batch[0])}
 """
 
 
@@ -113,6 +137,19 @@ def test_ranks_with_other_data_sets_stop_with_the_numbers_of_each(tmp_path):
     assert stopped.returncode == 2
     assert stopped.stderr.count("rank 0: 50; rank 1: 40") == 1
     assert "Traceback" not in stopped.stderr
+
+
+def test_a_trial_spoiled_and_a_validation_failed_on_one_rank_are_agreed_on_by_all(tmp_path):
+    run = tmp_path / "run"
+    done = memfit("run", plan(tmp_path, name="Uneven"), "--out", run, "--windows", 4)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("starting again without a trial") == 1
+    assert "slow.bias" in done.stderr
+    validated = [line for line in lines(run, "metrics") if "validation" in line]
+    assert [line["window"] for line in validated] == [1, 3]
+    assert [line["validation_tries"] for line in validated] == [3, 1]
+    assert validated[0]["validation"]["items"] < 5
+    assert "rank 1: MemoryError: planted" in done.stderr
 
 
 def test_a_plan_names_ddp_and_the_parts_of_its_ranks(tmp_path):
