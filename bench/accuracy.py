@@ -27,6 +27,7 @@ from rich.progress import track  # noqa: E402
 
 from bench.accuracy_parts import fitting, others, show  # noqa: E402
 from bench.accuracy_parts.gpumemnet import DEVICE, Failed, Predicted, predict_all  # noqa: E402
+from bench.accuracy_parts.ladder import ladder  # noqa: E402
 from bench.accuracy_parts.statistics import summary  # noqa: E402
 from bench.accuracy_parts.table import Run, is_fitting_half, models_in_order, read_table  # noqa: E402
 from bench.accuracy_parts.timm_job import VERSION, timm_folder  # noqa: E402
@@ -35,6 +36,7 @@ from memfit.device.catalogue import find_device  # noqa: E402
 from memfit.errors import InputError  # noqa: E402
 
 PUBLIC = ROOT.parent / "shared" / "data" / "gpumemnet_timm_a100_40gb.csv"
+SOURCES = ("gpumemnet", "cpu", "published", "measured")
 RESULTS = Path(__file__).parent / "results" / "accuracy.json"
 console = Console(stderr=True, highlight=False)
 
@@ -46,6 +48,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS, help="default: bench/results/accuracy.json")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="0: in this process")
     parser.add_argument("--models", type=int, help="only so many models, a fair sample; default: all of the table")
+    parser.add_argument("--sources", default=",".join(SOURCES), help="which of them, with commas; default: %(default)s")
     parser.add_argument("--cache", type=Path, help="where traces are kept; default: a folder in ~/.cache/memfit")
     parser.add_argument(
         "--fit", action="store_true", help="write the constants and margins that the fitting half gives"
@@ -58,7 +61,7 @@ def main() -> int:
             return predict_table(given.data, given.out, folder, given.workers, given.models)
         if given.fit:
             fitting.write(predict(fitting.half(sample(read_table(PUBLIC), given.models)), folder, given.workers)[0])
-        return everything(given.out, folder, given.workers, given.models)
+        return everything(given.sources.split(","), given.out, folder, given.workers, given.models)
     except InputError as error:
         console.print(error, style="red")
         return 2
@@ -74,35 +77,45 @@ def predict_table(data: Path, out: Path, folder: Path, workers: int, models: int
     return 0
 
 
-def everything(out: Path, folder: Path, workers: int, models: int | None) -> int:
-    """All sources, one after another; those that are not there are named."""
-    answer: dict[str, Any] = {"cpu": others.cpu_truth(console)}
-    show.cpu(answer["cpu"])
-    if PUBLIC.exists():
-        runs = sample(read_table(PUBLIC), models)
-        rows, failed = predict(runs, folder, workers)
-        held_out = [row for row in rows if not is_fitting_half(row.run.model)]
-        fitted = [row for row in rows if is_fitting_half(row.run.model)]
-        answer |= {
-            "gpumemnet": _summary(held_out),
-            "gpumemnet_fitting_half": _summary(fitted),
-            "families": by_family(held_out),
-            "families_fitting_half": by_family(fitted),
-            "ladder": fitting.ladder(held_out, folder, console),
-            **_about(failed),
-            "rows": _lines(rows),
-        }
-        show.table("Runs of others, the half that nothing was fitted on", answer["families"], answer["gpumemnet"])
-        show.table("The fitting half", answer["families_fitting_half"], answer["gpumemnet_fitting_half"])
-        show.ladder(answer["ladder"])
-        show.failures(failed)
-    else:
-        console.print(f"{PUBLIC} is not there: no runs of others")
-    answer["published"] = others.published(ROOT / "bench" / "results" / "published.json", console)
-    answer["measured"] = others.measured(ROOT / "bench" / "measured", console)
-    show.cards(answer["measured"])
+def everything(sources: Sequence[str], out: Path, folder: Path, workers: int, models: int | None) -> int:
+    """One source after another; those that are not there are named. What others left in the file stays."""
+    answer: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
+    if "gpumemnet" in sources:
+        answer |= _table_of_others(folder, workers, models)
+    if "cpu" in sources:
+        answer["cpu"] = others.cpu_truth(console)
+        show.cpu(answer["cpu"])
+    if "published" in sources:
+        answer["published"] = others.published(ROOT / "bench" / "results" / "published.json", console)
+        show.published(answer["published"] or [])
+    if "measured" in sources:
+        answer["measured"] = others.measured(ROOT / "bench" / "measured", console)
+        show.cards(answer["measured"])
     _write(out, answer)
     return 0
+
+
+def _table_of_others(folder: Path, workers: int, models: int | None) -> dict[str, Any]:
+    if not PUBLIC.exists():
+        console.print(f"{PUBLIC} is not there: no runs of others")
+        return {}
+    rows, failed = predict(sample(read_table(PUBLIC), models), folder, workers)
+    held_out = [row for row in rows if not is_fitting_half(row.run.model)]
+    fitted = [row for row in rows if is_fitting_half(row.run.model)]
+    answer = {
+        "gpumemnet": _summary(held_out),
+        "gpumemnet_fitting_half": _summary(fitted),
+        "families": by_family(held_out),
+        "families_fitting_half": by_family(fitted),
+        "ladder": ladder([row.run for row in held_out], folder, workers),
+        **_about(failed),
+        "rows": _lines(rows),
+    }
+    show.table("Runs of others, the half that nothing was fitted on", answer["families"], answer["gpumemnet"])
+    show.table("The fitting half", answer["families_fitting_half"], answer["gpumemnet_fitting_half"])
+    show.ladder(answer["ladder"])
+    show.failures(failed)
+    return answer
 
 
 def predict(runs: list[Run], folder: Path, workers: int) -> tuple[list[Predicted], list[Failed]]:

@@ -190,6 +190,10 @@ class Job(Settings):
         """What ``validate`` is given; by default a batch of the training micro-batch's shape."""
         return self.batch(shape)
 
+    validation_levers: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """What makes validation smaller and not otherwise: a name, and the settings that do it. The least costly first."""
+    dials: ClassVar[Mapping[str, str]] = {}
+    """Settings that make the job smaller, and what each changes: offered where nothing fits."""
     net_phases: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Phases (train, validate) that use a net, for nets that not every phase uses."""
     validation_smaller: ClassVar[Mapping[str, Any]] = {}
@@ -222,6 +226,10 @@ class Job(Settings):
     def checkpointable(self, nets: Nets) -> list[str] | None:
         """Paths (``net.block.0``) of the modules that may be recomputed; None: the repeated blocks of every net."""
         return None
+
+    def also_checkpointable(self, nets: Nets) -> list[str]:
+        """Paths of further modules that a plan may recompute, and that ``checkpoint=all`` leaves as they are."""
+        return []
 
     def autocast(self, device: torch.device | str) -> contextlib.AbstractContextManager[Any]:
         """The autocast context of the job's precision on this device; does nothing in fp32."""

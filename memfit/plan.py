@@ -18,6 +18,8 @@ MODES = ("keep", "selective", "full", "offload")
 """What a plan may do with what a module's forward saves for its backward."""
 PLACES = {"validation": ("here", "skip"), "saving": ("here",)}
 """Where a phase may run."""
+IMPLEMENTATIONS = ("job", "loop", "foreach", "fused")
+"""How the optimizers' steps are carried out: as the job has it, or so where they can be."""
 ENGINES = ("single", "ddp", "fsdp2", "zero1", "zero2", "zero3")
 WRITING = ("synchronous", "asynchronous")
 """Whether the training waits while a checkpoint is written from its tensors, or a copy is written beside it."""
@@ -33,6 +35,12 @@ class Lever:
     saves_bytes: int
     costs: str
     reason: str
+    saves: dict[str, int] = field(default_factory=dict)
+    """Bytes saved at each phase's peak."""
+    seconds: float | None = None
+    """What it costs in time, of one window; absent where that is not known. Negative: it is faster."""
+    changes_learning: bool = False
+    """Whether other weights are learned with it, beyond rounding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,13 +80,19 @@ class Plan:
     seed: int
     checkpointing: dict[str, str] = field(default_factory=dict)
     """Mode by module path; modules that are not named keep what they save."""
-    checkpoint_writing: str = "synchronous"
     validate_every: int | None = None
     """Windows between validations, 0: none; absent: the job's own."""
     validation: PhasePolicy = field(default_factory=PhasePolicy)
     saving: PhasePolicy = field(default_factory=PhasePolicy)
+    implementation: str = "job"
+    """Of the optimizers' steps: job, loop, foreach or fused, see ``memfit.apply.implementation``."""
     idle_nets: str = "keep"
     """aside: nets that a phase does not use (``Job.net_phases``) wait on the host (of a CPU run: in a file); keep."""
+    learning_rate: float = 1.0
+    """What the job's learning rates are multiplied by."""
+    warmup_windows: int = 0
+    """Windows over which they rise from the job's own."""
+    checkpoint_writing: str = "synchronous"
     reasons: dict[str, str] = field(default_factory=dict)
     """Why each choice was made."""
     levers: list[Lever] = field(default_factory=list)
@@ -96,6 +110,7 @@ def write_plan(plan: Plan, path: str | Path) -> None:
 
     values = {key: value for key, value in asdict(plan).items() if value is not None}
     values["settings"] = _without_none(values["settings"])
+    values["levers"] = [_without_none(lever) for lever in values["levers"]]
     for phase in PLACES:
         values[phase] = _without_none(values[phase])
     for phase in values["phases"].values():
@@ -167,10 +182,17 @@ def _checked(values: dict[str, Any], path: str) -> Plan:
     for name, least in {"budget_bytes": 1, "global_batch": 1, "micro_batch": 1, "seed": 0}.items():
         if values[name] < least:
             raise InputError(f"plan file {path}: {name} = {values[name]}", f"less than {least}", _AGAIN)
+    rate = values.get("learning_rate", 1.0)
+    if not 0 < rate < float("inf"):
+        raise InputError(f"plan file {path}: learning_rate = {rate}", "not a number above 0", "write 1.0")
+    if values.get("warmup_windows", 0) < 0:
+        seen = f"plan file {path}: warmup_windows = {values['warmup_windows']}"
+        raise InputError(seen, "less than 0", "write 0 for no warm-up")
     every = values.get("validate_every", 0)
     if every < 0:
         raise InputError(f"plan file {path}: validate_every = {every}", "less than 0", "write 0 for no validation")
     _check_word(f"plan file {path}: idle_nets", values.get("idle_nets", "keep"), ("keep", "aside"))
+    _check_word(f"plan file {path}: implementation", values.get("implementation", "job"), IMPLEMENTATIONS)
     _check_word(f"plan file {path}: precision", values["precision"], PRECISIONS)
     _check_word(f"plan file {path}: engine", values["engine"], ENGINES)
     _check_word(f"plan file {path}: checkpoint_writing", values.get("checkpoint_writing", WRITING[0]), WRITING)

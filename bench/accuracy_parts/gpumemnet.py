@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench.accuracy_parts.table import MIB, Run
+from bench.accuracy_parts.workers import each
 
 DEVICE = "a100-40gb"
 
@@ -50,19 +48,7 @@ def predict_all(runs: list[Run], context_bytes: int, folder: Path, workers: int)
     for run in runs:
         by_model.setdefault(run.model, []).append(run)
     work = partial(_predict_model, context_bytes=context_bytes, folder=folder)
-    if workers < 1:
-        yield from map(work, by_model.values())
-        return
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=spawn, max_tasks_per_child=40) as pool:
-        waiting = [pool.submit(work, some) for some in by_model.values()]
-        try:
-            for done in as_completed(waiting):
-                yield done.result()
-        except KeyboardInterrupt:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    yield from each(work, by_model.values(), workers)
 
 
 def _predict_model(runs: list[Run], context_bytes: int, folder: Path) -> list[Predicted] | Failed:

@@ -3,20 +3,55 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.progress import track
 
 from bench.accuracy_parts.statistics import weighted_median
-from bench.accuracy_parts.table import MIB, Run
+from bench.accuracy_parts.table import MIB, Run, models_in_order
+from bench.accuracy_parts.workers import each
 from memfit.events import ALLOCATE, CATEGORIES, EMPTY_CACHE, FREE, Trace
 from memfit.trace.third_window import with_third_window
 
+_console = Console(stderr=True)
 WORKSPACE = CATEGORIES.index("workspace")
 RUNGS = (
     "naive", "naive + constant", "live bytes + constant", "allocator", "+ cache emptied by plan searches",
     "+ prefetcher's stream", "+ convolution workspace", "+ third step",
 )  # fmt: skip
+
+
+FACTORS = (0.75, 1.0, 1.25, 1.5)
+"""Of the convolution workspace, tried beside."""
+MODELS = 12
+"""Models that the ladder is climbed on: it takes nine replays a run."""
+
+
+def ladder(runs: Sequence[Run], folder: Path, workers: int) -> dict[str, Any]:
+    """Errors of runs that ran, by rule and by factor of the convolution workspace."""
+    chosen = models_in_order(list(runs))[:MODELS]
+    ran = [run for run in runs if run.label == "ran" and run.model in chosen]
+    found = list(track(each(partial(_climb, folder=folder), ran, workers), "ladder", total=len(ran), console=_console))
+    measured = np.array([run.measured_mib for run, _, _ in found])
+    tried = []
+    for factor, reserved in zip(FACTORS, np.array([sizes for _, _, sizes in found]).T, strict=True):
+        constant = weighted_median(measured - reserved, 1 / measured)
+        sizes = np.abs(reserved + constant - measured) / measured
+        tried.append({"factor": factor, "median": float(np.median(sizes)), "p90": float(np.percentile(sizes, 90))})
+    table = errors([(run, values) for run, values, _ in found])
+    return {"models": len(chosen), "runs": len(ran), "rungs": table, "convolution_workspace": tried}
+
+
+def _climb(run: Run, folder: Path) -> tuple[Run, list[float], list[float]]:
+    from bench.accuracy_parts.traces import stored
+
+    trace = stored(folder, run.model, [run.batch]).at(run.batch)
+    return run, rungs(run, trace), [_reserved(with_third_window(with_workspace(trace, factor))) for factor in FACTORS]
 
 
 def rungs(run: Run, trace: Trace) -> list[float]:
@@ -56,11 +91,6 @@ def with_workspace(trace: Trace, factor: float) -> Trace:
     names = np.array(["convolution_backward" in name for name in trace.names])
     scaled = (trace.category == WORKSPACE) & names[trace.operator_name[trace.made_by]]
     return dataclasses.replace(trace, nbytes=np.where(scaled, (trace.nbytes * factor).astype(np.int64), trace.nbytes))
-
-
-def reserved_with_workspace(trace: Trace, factors: tuple[float, ...]) -> list[float]:
-    """MiB reserved up to the third step for each factor."""
-    return [_reserved(with_third_window(with_workspace(trace, factor))) for factor in factors]
 
 
 def _without(trace: Trace, *, emptied: bool = False, beside: bool = False, scratch: bool = False) -> Trace:

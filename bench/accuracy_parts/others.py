@@ -13,7 +13,7 @@ from rich.progress import track
 
 from bench.accuracy_parts.measured import Measured, read_measured
 
-NETS = ("convolution", "unet", "dit", "decoder")
+NETS = ("convolution", "dit", "decoder")
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -56,8 +56,8 @@ def published(path: Path, console: Console) -> list[dict[str, Any]] | None:
     if not path.exists():
         console.print(f"{path.name} is not there: bench/published.py writes it")
         return None
-    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
-    return rows
+    kept = ("job", "card", "micro_batch", "published", "kind", "phase", "predicted_bytes", "error")
+    return [{name: row.get(name) for name in kept} for row in json.loads(path.read_text())["rows"]]
 
 
 def measured(folder: Path, console: Console) -> list[dict[str, Any]]:
@@ -79,6 +79,8 @@ def beside(run: Measured) -> dict[str, Any]:
     device = find_device(run.card)
     if run.memory_gib is not None:
         device = with_memory(device, int(run.memory_gib * 2**30))
+    if device.usable_bytes is None:
+        device = with_memory(device, 1 << 50)
     modes = checkpoint_all(job, plain_nets(job)) if run.checkpoint == "all" else {}
     prediction = predict(job, run.job, shape_of(job, run.micro_batch), device, checkpointing=modes)
     found = prediction.footprint

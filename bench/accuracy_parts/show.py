@@ -66,6 +66,13 @@ def cards(rows: Sequence[Mapping[str, Any]]) -> None:
             )
 
 
+def published(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Figures of others' READMEs and issues, each with its own unknowns."""
+    for row in rows:
+        told = f"{row['job']} on {row['card']}, {row['phase']}"
+        console.print(f"{told}: published {row['published']}, predicted {row['predicted_bytes'] / 2**30:.2f} GiB")
+
+
 def failures(failed: Sequence[Any]) -> None:
     """Nets that could not be traced."""
     for one in failed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bench.accuracy_parts.gpumemnet import Predicted
-from bench.accuracy_parts.table import MIB
+from bench.accuracy_parts.table import MIB, Run
 
 CLOSE = 0.05
 """Part of the card's memory around its limit within which nobody is asked for a verdict."""
@@ -20,6 +21,8 @@ def summary(rows: Sequence[Predicted], usable_bytes: int) -> dict[str, Any]:
     ran = [row for row in rows if row.run.label == "ran"]
     judged = [row for row in rows if row.run.label in ("ran", "does not fit")]
     clear = [row for row in judged if abs(row.need / usable_bytes - 1) > CLOSE]
+    smooth = set(map(id, regular([row.run for row in ran])))
+    without_trials = np.abs([row.error for row in ran if id(row.run) in smooth])
     errors = np.array([row.error for row in ran])
     sizes = np.abs(errors)
     if not ran:
@@ -38,6 +41,9 @@ def summary(rows: Sequence[Predicted], usable_bytes: int) -> dict[str, Any]:
         "verdicts_wrong_clear": _part(clear, lambda row: row.verdict == ("no" if row.run.label == "ran" else "yes")),
         "verdicts_close_clear": _part(clear, lambda row: row.verdict == "close"),
         "coverage": _part(ran, lambda row: row.low <= row.run.measured_mib * MIB <= row.high),
+        "regular_runs": len(without_trials),
+        "regular_median": float(np.median(without_trials)) if len(without_trials) else None,
+        "regular_p95": float(np.percentile(without_trials, 95)) if len(without_trials) else None,
         "did_not_fit": len(judged) - len(ran),
         "models": len({row.run.model for row in rows}),
     }
@@ -60,6 +66,41 @@ def context_of(rows: Sequence[Predicted], context_bytes: int) -> int:
     measured = np.array([row.run.measured_mib for row in ran])
     reserved = np.array([(row.process_bytes - context_bytes) / MIB for row in ran])
     return round(weighted_median(measured - reserved, 1 / measured)) * MIB
+
+
+def regular(runs: Sequence[Run], above: float = 0.1) -> list[Run]:
+    """The runs of models none of whose readings shows cuDNN's trials, of at least three.
+
+    By the measurements alone: a reading shows trials that lies above what a larger batch reads, or far above the line
+    through the model's other readings. That is no need of the run.
+    """
+    by_model: dict[str, list[Run]] = {}
+    for run in runs:
+        by_model.setdefault(run.model, []).append(run)
+    return [
+        run
+        for some in by_model.values()
+        if len(some) >= 3 and not any(_shows_trials(run, some, above) for run in some)
+        for run in some
+    ]
+
+
+def _shows_trials(run: Run, runs: Sequence[Run], above: float) -> bool:
+    others = [other for other in runs if other is not run]
+    falls = any(other.batch > run.batch and other.measured_mib < 0.98 * run.measured_mib for other in others)
+    return falls or run.measured_mib > (1 + above) * _line(others, run.batch)
+
+
+def _line(runs: Sequence[Run], batch: int) -> float:
+    """Theil and Sen's line: the median of the slopes, and of what they leave; MiB at a batch."""
+    slopes = [
+        (one.measured_mib - other.measured_mib) / (one.batch - other.batch)
+        for one, other in itertools.combinations(runs, 2)
+        if one.batch != other.batch
+    ]
+    slope = float(np.median(slopes))
+    line = float(np.median([run.measured_mib - slope * run.batch for run in runs])) + slope * batch
+    return max(line, 1.0)
 
 
 def shortest_interval(errors: Sequence[float], part: float = 0.95) -> tuple[float, float]:

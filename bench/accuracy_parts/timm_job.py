@@ -28,9 +28,12 @@ def import_timm() -> Any:
     folder = str(timm_folder())
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    torchvision_stand_in.install()
-    import timm
-
+    with torchvision_stand_in.present():
+        import timm
+        import timm.data.loader
+        import timm.loss
+        import timm.optim
+        import timm.utils
     return timm
 
 
@@ -46,7 +49,9 @@ class Timm(Job):
     def nets(self) -> Nets:
         timm = import_timm()
         torch.backends.cudnn.benchmark = True
-        return {"net": timm.create_model(self.model).train()}
+        net = timm.create_model(self.model).train()
+        self._size = timm.data.resolve_data_config(model=net)["input_size"]
+        return {"net": net}
 
     def optimizers(self, nets: Nets) -> dict[str, Any]:
         from timm.optim import create_optimizer_v2
@@ -66,12 +71,9 @@ class Timm(Job):
         return Loss(loss, 1)
 
     def _prefetching(self, items: int) -> Any:
-        from timm.data import resolve_data_config
         from timm.data.loader import PrefetchLoader
-        from timm.models import get_pretrained_cfg
 
-        size = resolve_data_config(pretrained_cfg=get_pretrained_cfg(self.model).to_dict())["input_size"]
-        return PrefetchLoader(_Images(items, size), channels=size[0], device=torch.device("cuda"))
+        return PrefetchLoader(_Images(items, self._size), channels=self._size[0], device=torch.device("cuda"))
 
 
 class _Images:

@@ -6,14 +6,18 @@ with; its data sets and transforms are imported and, for synthetic images, never
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import importlib.machinery
 import importlib.util
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 from torch import nn
+
+_PATHS = ("", ".datasets", ".ops", ".ops.misc", ".transforms", ".transforms.functional", ".utils")
 
 
 class InterpolationMode(enum.Enum):
@@ -47,18 +51,27 @@ class _Named(ModuleType):
         return made
 
 
-def install() -> None:
-    """Puts the stand-in in ``sys.modules``, unless torchvision is installed."""
+@contextlib.contextmanager
+def present() -> Iterator[None]:
+    """The stand-in is in ``sys.modules`` inside, unless torchvision is installed: import timm there. It does not stay,
+    since diffusers and Transformers would take it for torchvision."""
     if "torchvision" in sys.modules or importlib.util.find_spec("torchvision") is not None:
+        yield
         return
-    for path in ("", ".datasets", ".ops", ".ops.misc", ".transforms", ".transforms.functional", ".utils"):
-        module = _Named(f"torchvision{path}")
-        module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, None, is_package=True)
+    names = [f"torchvision{path}" for path in _PATHS]
+    for name in names:
+        module = _Named(name)
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
         module.__path__ = []
-        sys.modules[module.__name__] = module
-        parent, _, child = module.__name__.rpartition(".")
+        sys.modules[name] = module
+        parent, _, child = name.rpartition(".")
         if parent:
             setattr(sys.modules[parent], child, module)
     sys.modules["torchvision.ops.misc"].FrozenBatchNorm2d = FrozenBatchNorm2d  # type: ignore[attr-defined]
-    for path in ("torchvision.transforms", "torchvision.transforms.functional"):
-        sys.modules[path].InterpolationMode = InterpolationMode  # type: ignore[attr-defined]
+    for name in ("torchvision.transforms", "torchvision.transforms.functional"):
+        sys.modules[name].InterpolationMode = InterpolationMode  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for name in names:
+            del sys.modules[name]

@@ -56,6 +56,9 @@ class Told:
         return len(self.units)
 
 
+_NUMBERS = (int, float)
+
+
 def losses_of(
     rig: Rig, turn: Turn, batch: Any, shared: dict[str, Any], *, may_be_empty: bool = False
 ) -> dict[str, tuple[Tensor, Units]]:
@@ -89,7 +92,7 @@ def losses_of(
                 raise InputError(
                     f"loss {name!r}", f"its units are a tensor of shape {tuple(count.shape)}, not one number", write
                 )
-        elif not (isinstance(count, int | float) and (0 < count < math.inf or (may_be_empty and count == 0))):
+        elif not (isinstance(count, _NUMBERS) and (0 < count < math.inf or (may_be_empty and count == 0))):
             raise InputError(
                 f"loss {name!r}",
                 f"{count!r} valid units",

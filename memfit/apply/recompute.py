@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from memfit.blocks import find_module
@@ -67,15 +68,30 @@ def _wrapped(module: nn.Module, mode: str) -> Callable[..., Any]:
         if mode == "offload":
             with torch.autograd.graph.save_on_cpu():
                 return forward(*args, **kwargs)
-        if mode == "selective":
-            return checkpoint(forward, *args, use_reentrant=False, context_fn=_selective_contexts, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+    def contexts() -> Any:
+        first, again = create_selective_checkpoint_contexts(_policy) if mode == "selective" else (nullcontext(),) * 2
+        return first, _again(module, again)
 
     return kept
 
 
-def _selective_contexts() -> Any:
-    return create_selective_checkpoint_contexts(_policy)
+@contextmanager
+def _again(module: nn.Module, recomputing: AbstractContextManager[Any]) -> Iterator[None]:
+    """A second forward of the same batch, which batch normalisation does not count into its statistics again.
+
+    They are put back through ``data``: autograd has saved them, and would take a change for a fault.
+    """
+    norms = [norm for norm in module.modules() if isinstance(norm, _BatchNorm)]
+    statistics = [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
+    before = [buffer.detach().clone() for buffer in statistics]
+    try:
+        with recomputing:
+            yield
+    finally:
+        for buffer, value in zip(statistics, before, strict=True):
+            buffer.data.copy_(value)
 
 
 def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LinearLR
 
+from memfit.apply.implementation import with_implementation
 from memfit.engine.protocol import Engine
 from memfit.engine.single import Single
 from memfit.errors import InputError
@@ -42,8 +44,21 @@ class Rig:
         return [p for name in optimizers for group in self.optimizers[name].param_groups for p in group["params"]]
 
 
-def build(job: Job, device: torch.device | str, engine: Engine | None = None) -> Rig:
+def build(
+    job: Job,
+    device: torch.device | str,
+    engine: Engine | None = None,
+    implementation: str = "job",
+    *,
+    rate: float = 1.0,
+    warmup_windows: int = 0,
+) -> Rig:
     """Builds a job on a device, and puts its nets onto the ranks of an engine (None: one rank).
+
+    Args:
+        implementation: of the optimizers' steps, as a plan has it.
+        rate: what the job's learning rates are multiplied by.
+        warmup_windows: windows over which they rise from the job's own.
 
     Raises:
         InputError: nets or optimizers are missing or not what they should be, naming which, or the engine cannot
@@ -60,11 +75,20 @@ def build(job: Job, device: torch.device | str, engine: Engine | None = None) ->
     optimizers = job.optimizers(nets)
     _check_optimizers(job, nets, optimizers)
     engine.check(job, nets, optimizers)
+    optimizers = with_implementation(optimizers, implementation)
     rig = Rig(job=job, device=device, nets=nets, optimizers=optimizers, engine=engine, ema=ema)
+    for optimizer in optimizers.values():
+        for group in optimizer.param_groups:
+            group["lr"] *= rate
     if job.wrapper == "ddp" and engine.name == "single":
         trained = [p for net in nets.values() for p in net.parameters() if p.requires_grad]
         rig.buckets = [torch.empty(n, dtype=kind, device=device) for kind, n in ddp_buckets(trained)]
     rig.schedules = dict(job.schedules(optimizers, job.windows))
+    if warmup_windows and rate > 1:
+        rig.schedules |= {
+            f"warm-up of {name}": LinearLR(optimizer, start_factor=1 / rate, total_iters=warmup_windows)
+            for name, optimizer in optimizers.items()
+        }
     if job.precision == "fp16":
         rig.scaler = torch.amp.GradScaler(device.type)
     return rig

@@ -44,12 +44,11 @@ def room(rig: Rig, policy: PhasePolicy, folder: Path | None = None) -> Iterator[
 @contextmanager
 def idle_nets_aside(rig: Rig, phase: str, folder: Path | None = None) -> Iterator[None]:
     """Inside, nets that this phase does not use (``Job.net_phases``) wait on the host; of a CPU run in files."""
-    idle = [net for name, net in rig.nets.items() if phase not in rig.job.net_phases.get(name, (phase,))]
-    if not idle:
+    tensors = [tensor for name in rig.nets if not _uses(rig, phase, name) for tensor in _tensors(rig, name)]
+    if not tensors:
         yield
         return
     with _waiting_place(rig.device, folder) as away:
-        tensors = [tensor for net in idle for tensor in (*net.parameters(), *net.buffers())]
         for tensor in tensors:
             tensor.data = away(tensor.data)
         try:
@@ -58,6 +57,29 @@ def idle_nets_aside(rig: Rig, phase: str, folder: Path | None = None) -> Iterato
             home = _home(rig.device)
             for tensor in tensors:
                 tensor.data = home(tensor.data)
+
+
+@contextmanager
+def idle_nets_back(rig: Rig, phase: str) -> Iterator[None]:
+    """Inside, nets that wait while training goes on, and that this phase uses, are on the device; then they wait on."""
+    names = [name for name in rig.nets if _uses(rig, phase, name) and not _uses(rig, "train", name)]
+    tensors = [tensor for name in names for tensor in _tensors(rig, name)]
+    places, home = [tensor.data for tensor in tensors], _home(rig.device)
+    try:
+        for tensor in tensors:
+            tensor.data = home(tensor.data)
+        yield
+    finally:
+        for tensor, place in zip(tensors, places, strict=True):
+            tensor.data = place.copy_(tensor.data)
+
+
+def _uses(rig: Rig, phase: str, net: str) -> bool:
+    return phase in rig.job.net_phases.get(net, (phase,))
+
+
+def _tensors(rig: Rig, net: str) -> list[Tensor]:
+    return [*rig.nets[net].parameters(), *rig.nets[net].buffers()]
 
 
 def with_settings(job: Job, settings: Mapping[str, Any]) -> Job:

@@ -49,15 +49,21 @@ class TurnGradients:
 
 @dataclass(frozen=True, kw_only=True)
 class WindowResult:
-    """What a window gave: each loss per valid unit, its units, and each turn's gradient norm (None: not clipped)."""
+    """What a window gave: its losses, their units, and each turn's gradient norm (None: not clipped)."""
 
-    losses: dict[str, Tensor]
+    sums: dict[str, Tensor]
+    """Each loss over all valid units."""
     units: dict[str, Units]
     norms: dict[str, Tensor | None]
     skipped: tuple[str, ...]
     """Turns that took no step because the window held no valid unit."""
     micro_batches: Sequence[MicroBatch]
     """What the last turn was made of."""
+
+    @property
+    def losses(self) -> dict[str, Tensor]:
+        """Each loss per valid unit."""
+        return {name: value / self.units[name] for name, value in self.sums.items()}
 
 
 Attempt = Callable[[Sequence[MicroBatch]], TurnGradients]
@@ -125,7 +131,7 @@ def run_window(
         _after_the_steps(rig, mark, guard, stepped=len(skipped) < len(turns))
     units = {name: count for one in made for name, count in one.units.items()}
     return WindowResult(
-        losses={name: value / units[name] for one in made for name, value in one.sums.items()},
+        sums={name: value for one in made for name, value in one.sums.items()},
         units=units,
         norms={turn.name: one.norm for turn, one in zip(turns, made, strict=True)},
         skipped=tuple(skipped),

@@ -5,6 +5,7 @@ Nothing is dropped and nothing repeated: the last window of an epoch is short, i
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -98,7 +99,7 @@ class Windows:
         """The window of this number, counted over all epochs from 0."""
         while self._starts[-1] <= number:
             self._starts.append(self._starts[-1] + len(self._epoch(len(self._starts) - 1)))
-        epoch = int(np.searchsorted(self._starts, number, side="right")) - 1
+        epoch = bisect_right(self._starts, number) - 1
         return Window(number=number, epoch=epoch, ranks=self._epoch(epoch)[number - self._starts[epoch]])
 
     def per_epoch(self, epoch: int) -> int:

@@ -1,21 +1,17 @@
-"""memfit plan: the best way to fit a global batch into a device, and why."""
+"""memfit plan: the best way to fit a global batch into the device, and why."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from memfit.cli.options import (
-    choose_device,
-    device_option,
-    json_option,
-    memory_option,
-    print_json,
-    set_option,
-    whole_number,
-)
+from memfit.cli.options import choose_device, json_option, memory_option, print_json, set_option, whole_number
 from memfit.errors import Exit, InputError
+
+if TYPE_CHECKING:
+    from memfit.device.catalogue import Device
 
 
 @click.command("plan")
@@ -24,48 +20,122 @@ from memfit.errors import Exit, InputError
 @click.option(
     "--global-batch", metavar="N", required=True, help="Units that one optimizer step learns from, over all devices."
 )
-@click.option("--micro-batch", metavar="N", help="Fixes the micro-batch, in units. Default: the largest that fits.")
+@click.option("--micro-batch", metavar="N", help="Fixes the micro-batch, in units. Default: the fastest that fits.")
 @click.option("--devices", metavar="N", default="1", show_default=True, help="Data-parallel devices.")
-@device_option
+@click.option(
+    "--device",
+    "device_names",
+    metavar="NAME",
+    multiple=True,
+    help="A card of the catalogue (memfit devices), or cpu; may be repeated, or all. Default: this machine's own.",
+)
 @memory_option
+@click.option(
+    "--keep",
+    metavar="A,B",
+    help="Leaves choices as the job has them: checkpointing, optimizer, precision, validation.",
+)
+@click.option("--allow", metavar="A,B", help="Allows what changes learning: precision. Default: nothing.")
+@click.option("--tuned-for", metavar="N", help="The global batch that the job's learning rate was tuned for.")
+@click.option(
+    "--learning-rate",
+    "rule",
+    metavar="RULE",
+    default="none",
+    show_default=True,
+    help="Multiplies the rate by a rule: linear, sqrt, or none.",
+)
+@click.option("--curve", is_flag=True, help="Memory against micro-batch for each policy, before the plan.")
 @click.option(
     "--seed", metavar="N", default="0", show_default=True, help="Of the data's order and of every random number."
 )
 @click.option("--out", metavar="F", type=click.Path(dir_okay=False), help="Writes the plan file that memfit run takes.")
 @json_option
 def command(
-    job: str, pairs: tuple[str, ...], global_batch: str, micro_batch: str | None, devices: str, device_name: str | None,
-    memory: str | None, seed: str, out: str | None, as_json: bool,
+    job: str, pairs: tuple[str, ...], global_batch: str, micro_batch: str | None, devices: str,
+    device_names: tuple[str, ...], memory: str | None, keep: str | None, allow: str | None, tuned_for: str | None,
+    rule: str, curve: bool, seed: str, out: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """How JOB's global batch fits into the device: micro-batch, accumulation, recompute, with reasons."""
     from memfit.cli.quiet import progress
     from memfit.loading import load_job, read_settings
 
-    if device_name is None and memory is None:
+    if not device_names and memory is None:
         raise InputError(
             "memfit plan without --device or --memory",
             "there is nothing to fit into",
             "write --device NAME or --memory SIZE",
         )
-    device = choose_device(device_name, memory)
+    targets = _devices(device_names, memory)
+    if out is not None and len(targets) > 1:
+        raise InputError(f"--out with {len(targets)} devices", "a plan is for one device", "write one --device")
     asked = whole_number("--global-batch", global_batch)
-    fixed, ranks = whole_number("--micro-batch", micro_batch), whole_number("--devices", devices)
-    start = whole_number("--seed", seed, least=0)
+    choices: dict[str, Any] = {
+        "micro_batch": whole_number("--micro-batch", micro_batch),
+        "devices": whole_number("--devices", devices),
+        "seed": whole_number("--seed", seed, least=0),
+        "keep": _words(keep),
+        "allow": _words(allow),
+        "tuned_for": whole_number("--tuned-for", tuned_for),
+        "rule": rule,
+    }
+    if choices["micro_batch"] is not None and choices["micro_batch"] > asked:
+        raise InputError(
+            f"--micro-batch {micro_batch}", f"more than the global batch of {asked}", f"write {asked} or less"
+        )
+    loaded = load_job(job, read_settings(pairs))
+    answers = {}
     with progress(f"planning {job}", quiet=as_json):
         from memfit.plan import write_plan
-        from memfit.planner.search import find_plan, plan_json
+        from memfit.planner.answer_json import plan_json
+        from memfit.planner.search import find_plan
         from memfit.show.upstream import show_upstream, upstream_changes
 
-        loaded = load_job(job, read_settings(pairs))
-        answer = find_plan(loaded, job, asked, device, micro_batch=fixed, devices=ranks, seed=start)
-        changes = upstream_changes(loaded, job, answer.plan) if answer.plan is not None else []
-    if out is not None and answer.plan is not None:
-        write_plan(answer.plan, out)
+        points = _curve(loaded, targets[0], asked) if curve else []
+        for device in targets:
+            answers[device.key] = find_plan(loaded, job, asked, device, **choices)
+        first = answers[targets[0].key]
+        changes = upstream_changes(loaded, job, first.plan) if first.plan is not None and len(targets) == 1 else []
+    if out is not None and first.plan is not None:
+        write_plan(first.plan, out)
     if as_json:
-        print_json(plan_json(answer) | {"upstream": [asdict(change) for change in changes]})
+        found: dict[str, Any] = {"devices": {key: plan_json(answer) for key, answer in answers.items()}}
+        if len(targets) == 1:
+            found = plan_json(first) | {"upstream": [asdict(change) for change in changes]}
+        if curve:
+            found["curve"] = [asdict(point) for point in points]
+        print_json(found)
     else:
-        from memfit.show.plan import show_answer
+        from memfit.show.plan import show_answer, show_answers, show_curve
 
-        show_answer(answer, device, out)
-        show_upstream(changes)
-    return Exit.DONE if answer.plan is not None else Exit.NOTHING_FITS
+        if curve:
+            show_curve(points, targets[0])
+        if len(targets) == 1:
+            show_answer(first, targets[0], out)
+            show_upstream(changes)
+        else:
+            show_answers(answers, targets)
+    return Exit.DONE if any(answer.plan is not None for answer in answers.values()) else Exit.NOTHING_FITS
+
+
+def _devices(names: tuple[str, ...], memory: str | None) -> list[Device]:
+    """The devices that are meant; ``all``: every card of the catalogue."""
+    from memfit.device.catalogue import catalogue
+
+    if not names:
+        return [choose_device(None, memory)]
+    keys: dict[str, None] = {}
+    for name in names:
+        keys |= dict.fromkeys([key for key in catalogue() if key != "cpu"] if name == "all" else [name])
+    return [choose_device(key, memory) for key in keys]
+
+
+def _words(text: str | None) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip()) if text else ()
+
+
+def _curve(job: Any, device: Device, most: int) -> list[Any]:
+    from memfit.planner.curve import curve
+    from memfit.trace.step import Tracing
+
+    return curve(job, Tracing(device=device), device, most)

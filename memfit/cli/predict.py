@@ -105,7 +105,7 @@ def command(
         if shape is not None and count is not None:
             raise InputError("--shape and --micro-batch", "they say the same thing twice", "write one of them")
         wanted = parse_shape(shape, loaded) if shape is not None else shape_of(loaded, count or loaded.longest or 1)
-        modes = None
+        modes, plan = None, None
         if checkpoint == "none":
             modes = {}
         elif checkpoint == "all":
@@ -119,9 +119,10 @@ def command(
                     "neither none, all nor a plan file",
                     "write none, all, or a file that memfit plan --out wrote",
                 )
-            modes = dict(read_plan(checkpoint).checkpointing)
+            plan = read_plan(checkpoint)
+            modes = dict(plan.checkpointing)
         prediction = predict(
-            loaded, job, wanted, device, micro_batches=accumulated or 1, checkpointing=modes,
+            loaded, job, wanted, device, micro_batches=accumulated or 1, checkpointing=modes, plan=plan,
             engine=engine, world=ranks or 1, rank=which,
         )  # fmt: skip
         sequence = None

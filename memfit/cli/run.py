@@ -6,11 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from memfit.cli.options import json_option, print_json, whole_number
 from memfit.errors import Exit
+
+if TYPE_CHECKING:
+    from memfit.train.folder import RunFolder
 
 CHILD = "memfit.train.child"
 RANK = "memfit.train.rank"
@@ -91,7 +95,7 @@ def command(
         click.echo(f"memfit: the training process was killed by signal {-code}; go on with --resume", err=True)
         return Exit.STOPPED
     if code == Exit.DONE:
-        _show(folder, read.budget_bytes, as_json)
+        show_summary(folder, read.budget_bytes, read.unit, as_json=as_json)
     return code
 
 
@@ -104,22 +108,23 @@ def _in_a_child(arguments: list[str], environment: dict[str, str]) -> int:
                 continue
 
 
-def _show(folder: object, budget: int, as_json: bool) -> None:
+def show_summary(folder: RunFolder, budget: int, unit: str, *, as_json: bool) -> None:
+    """What a run that is done learnt, took and did, by its lines."""
     from rich.console import Console
 
     from memfit.sizes import format_size
-    from memfit.train.folder import RunFolder
 
-    assert isinstance(folder, RunFolder)
     lines = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
     first, last = lines[0], lines[-1]
     measured = max(line["measured_process_bytes"] for line in lines)
+    noise = next((line["noise_scale"] for line in reversed(lines) if line["noise_scale"] is not None), None)
     summary = {
         "windows": len(lines),
         "loss_first": first["loss"],
         "loss_last": last["loss"],
         "global_batch_asked": last["global_batch_asked"],
         "global_batch_done": max(line["global_batch_done"] for line in lines),
+        "noise_scale": noise,
         "predicted_process_bytes": last["predicted_process_bytes"],
         "measured_process_bytes": measured,
         "budget_bytes": budget,
@@ -139,3 +144,8 @@ def _show(folder: object, budget: int, as_json: bool) -> None:
     )
     asked, done = summary["global_batch_asked"], summary["global_batch_done"]
     console.print(f"Global batch {asked} asked, at most {done} done in a window. Written to {folder.path}")
+    if noise is not None:
+        console.print(
+            f"Noise scale about {noise:.0f} {unit}: "
+            "a global batch far above it wastes samples (McCandlish et al. 2018)."
+        )

@@ -48,12 +48,12 @@ def attended(folder: RunFolder, plan: Plan, kept_by: list[Watcher]) -> Iterator[
 
 
 def write_report(folder: RunFolder) -> None:
-    """The run's page, where what draws it is installed; a report that cannot be written ends no run."""
+    """The run's page without curves, where what draws it is installed; one that cannot be written ends no run."""
     try:
         from memfit.show.page import write_page
         from memfit.show.report import run_report
 
-        write_page(run_report(folder.path), folder.path / "report.html")
+        write_page(run_report(folder.path, curves=False), folder.path / "report.html")
     except (ImportError, InputError, OSError) as error:
         click.echo(f"memfit: no report was written: {error}", err=True)
 

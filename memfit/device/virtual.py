@@ -22,7 +22,7 @@ import torch.utils._foreach_utils
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import _foreach_supported_types
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from memfit.device import backend
 from memfit.device.answers import NOT_HANDLED, Assumptions, answer, asks_data
@@ -137,6 +137,26 @@ def _device_hint(tensor: Any) -> str:
     return "cuda" if kind == backend.NAME else kind
 
 
+def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
+    """``copy.deepcopy`` of a fake tensor, whose known content (of a constant) is copied for real."""
+    if tensor.constant is not None:
+        with _disable_current_modes():
+            memo[id(tensor.constant)] = tensor.constant.clone()
+    return Tensor.__deepcopy__(tensor, memo)
+
+
+@contextlib.contextmanager
+def _cudnn_flags_kept() -> Iterator[None]:
+    """What code inside sets of cuDNN (``benchmark``, say) holds inside, and not in the process's real work."""
+    cudnn: Any = torch.backends.cudnn
+    before = {name: getattr(cudnn, name) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(cudnn, name, value)
+
+
 @contextlib.contextmanager
 def _fakes_pass_for_tensors() -> Iterator[None]:
     """What torch asks of a tensor's Python type or its weak references, answered as for a plain tensor."""
@@ -145,7 +165,9 @@ def _fakes_pass_for_tensors() -> Iterator[None]:
         appended(_foreach_supported_types, FakeTensor),
         appended(torch.utils._foreach_utils._foreach_supported_types, FakeTensor),
         replaced(torch._meta_registrations, device_hint=_device_hint),
+        replaced(FakeTensor, __deepcopy__=_copied),
         default_device_kept(),
+        _cudnn_flags_kept(),
         without_weights(),
         warnings.catch_warnings(),
     ):

@@ -6,7 +6,7 @@ same however it is split. Upstream's top-3 accuracy, a metric of every step, is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -46,6 +46,7 @@ class S1(Job):
     clips: int = 64
     """Clips of synthesized speech in the data set."""
 
+    dials: ClassVar[Mapping[str, str]] = {"clip_seconds": "shorter clips"}
     upstream: ClassVar[Upstream] = GPT_SOVITS_S1
 
     def nets(self) -> Nets:

@@ -7,7 +7,7 @@ judges the same waveform again. Upstream's per-epoch decay of the learning rate 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -46,6 +46,7 @@ class S2(Job):
     clips: int = 64
     """Clips of synthesized speech in the data set."""
 
+    dials: ClassVar[Mapping[str, str]] = {"clip_seconds": "shorter clips", "segment_frames": "shorter judged segments"}
     upstream: ClassVar[Upstream] = GPT_SOVITS_S2
 
     def widths(self) -> Widths:

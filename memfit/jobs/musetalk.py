@@ -57,6 +57,7 @@ class Stage1(Job):
     """Height and width that the SyncNet sees."""
     judged_size: ClassVar[int] = 224
     """Height and width of the largest images that VGG and, in the generator's turn, the discriminators see."""
+    dials: ClassVar[Mapping[str, str]] = {"resolution": "smaller faces", "frames": "shorter clips"}
     unsynchronised: ClassVar[tuple[str, ...]] = ("discriminator", "mouth_discriminator")
     """Nets that every rank of upstream trains by itself."""
     upstream: ClassVar[Upstream] = MUSETALK

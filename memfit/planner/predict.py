@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from memfit.errors import InputError
 from memfit.events import Trace
 from memfit.footprint import Footprint
 from memfit.job import Job, Nets, Shape
+from memfit.plan import Plan
 from memfit.replay import footprint
 from memfit.replay.caching import CachingAllocator
 from memfit.replay.exact import ExactAllocator
@@ -73,6 +74,7 @@ def predict(
     world: int = 1,
     rank: int | None = None,
     engine_choices: Mapping[str, Any] | None = None,
+    plan: Plan | None = None,
 ) -> Prediction:
     """Predicts one micro-batch shape of a job on a device.
 
@@ -83,6 +85,7 @@ def predict(
         engine, engine_choices: how the nets are put onto ranks, as ``Tracing`` has them.
         world: ranks, each on such a device, each with such micro-batches.
         rank: which of them; None: the one that needs most.
+        plan: where its optimizers' implementation and its room for validation and saving come from.
 
     Raises:
         InputError: a rank that is not there, several ranks on the engine of one, or a job that the engine cannot carry.
@@ -95,6 +98,8 @@ def predict(
         device=device, micro_batches=micro_batches, checkpointing=modes, engine=engine, world=world,
         rank=BINDING_RANK if rank is None else rank, engine_choices=engine_choices or {},
     )  # fmt: skip
+    if plan is not None:
+        how = replace(how, implementation=plan.implementation, validation=plan.validation, saving=plan.saving)
     trace = trace_job(job, shape, how)
     return Prediction(
         job=name,

@@ -1,30 +1,41 @@
-"""The search for a plan: the largest micro-batch that fits, accumulation to the exact global batch, recompute last.
+"""The search for a plan: the fastest way to run the exact global batch that fits, and what lies beside it.
 
-Policies are tried in the order of what they cost: the job's own checkpointing, then everything that can be recomputed.
-Within one, a smaller micro-batch with accumulation comes before the next policy.
+Free levers come first: they cost neither speed nor learning. Then micro-batch and checkpointing are chosen together, by
+time: at a fixed global batch a smaller micro-batch that keeps everything is often faster than a larger one that
+recomputes. Last comes room for validation and saving. The answer is traced whole and replayed before it is given.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
 
+from memfit.apply.room import with_settings
 from memfit.device.catalogue import Device
+from memfit.errors import InputError
 from memfit.footprint import Footprint
-from memfit.geometry import Geometry, shape_of, split
-from memfit.job import Job
-from memfit.plan import Lever, Plan
-from memfit.planner.predict import checkpoint_all, default_checkpointing, footprint_on, plain_nets
+from memfit.geometry import Geometry, shape_of
+from memfit.job import Job, Shape
+from memfit.plan import Lever, PhasePolicy, Plan
+from memfit.planner import levers, phase_room
+from memfit.planner.advice import Rate, learning_rate
+from memfit.planner.dials import Dial, dials
+from memfit.planner.drafts import Draft, Drafts
+from memfit.planner.fitting import open_fitting
+from memfit.planner.next_step import NextStep, next_step
+from memfit.planner.predict import default_checkpointing, footprint_on, plain_nets, with_precision
 from memfit.planner.saving import choose_writing
-from memfit.planner.timing import window_seconds
-from memfit.sizes import format_size
-from memfit.trace.step import Tracing, trace_family, trace_job
+from memfit.trace.step import Tracing, trace_job
 
-RECOMPUTED = "every block recomputed"
+KEEP = ("checkpointing", "optimizer", "precision", "validation")
+"""Choices that a person can leave as the job has them."""
+ALLOW = ("precision",)
+"""Choices that change what is learned, made only where a person allows them."""
 HOST_MARGIN_BYTES, HOST_MARGIN = 24 << 20, 0.02
 """Of a CPU's budget, left for what is no tensor: f5_tts/tiny needs 12 to 24 MiB beyond (bench/host_margin.py)."""
+ROUNDS = 3
+"""Whole traces whose training is over the budget, before the search gives up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +56,12 @@ class Answer:
     plan: Plan | None
     chosen: Candidate | None
     floor: Candidate
-    alternatives: tuple[Candidate, ...]
-    seconds: float
+    alternatives: tuple[Draft, ...]
+    next_step: NextStep | None = None
+    dials: tuple[Dial, ...] = ()
+    """Where nothing fits: settings of the job that would make it smaller."""
+    learning_rate: Rate = field(default_factory=lambda: learning_rate(None, 1))
+    seconds: float = 0.0
 
 
 def find_plan(
@@ -58,36 +73,75 @@ def find_plan(
     micro_batch: int | None = None,
     devices: int = 1,
     seed: int = 0,
+    keep: Collection[str] = (),
+    allow: Collection[str] = (),
+    tuned_for: int | None = None,
+    rule: str = "none",
 ) -> Answer:
-    """The first policy under which the global batch fits, with its largest micro-batch.
+    """The fastest plan that fits.
 
     Args:
         micro_batch: fixes that choice, in units.
         devices: data-parallel ranks.
+        keep: choices that stay as the job has them, of ``KEEP``.
+        allow: choices that change what is learned and may be made, of ``ALLOW``.
+        tuned_for: the global batch that the job's learning rate was tuned for.
+        rule: by which the learning rate should follow, of ``memfit.planner.advice``.
+
+    Raises:
+        InputError: a word of ``keep`` or ``allow`` that is no choice, or of both; an unknown rule.
     """
     begin = time.perf_counter()
-    job = type(job)(**{**job.settings(), "wrapper": "none"})
-    card, device = device, _less_host_margin(device)
-    nets = plain_nets(job)
-    own, everything = default_checkpointing(job, nets), checkpoint_all(job, nets)
-    policies = {"the job's own checkpointing": own}
-    if everything != own:
-        policies[RECOMPUTED] = everything
-    tried: list[Candidate] = []
-    for policy, modes in policies.items():
-        tried.append(_largest(job, policy, modes, global_batch, device, micro_batch, devices))
-        if tried[-1].footprint.fits:
+    _check_words("--keep", keep, KEEP)
+    _check_words("--allow", allow, ALLOW)
+    if "precision" in keep and "precision" in allow:
+        raise InputError("--keep precision --allow precision", "one says what the other forbids", "write one of them")
+    asked = _Asked(
+        name=name, global_batch=global_batch, card=device, micro_batch=micro_batch, devices=devices, seed=seed,
+        keep=frozenset(keep), rate=learning_rate(tuned_for, global_batch, rule),
+    )  # fmt: skip
+    job = with_settings(job, {"wrapper": "none"})
+    answers = [_find(job, asked)]
+    if "precision" in allow and job.precision == "fp32" and (device.compute_capability or (8, 0)) >= (8, 0):
+        answers.append(_find(with_precision(job, "bf16"), asked))
+    fitting = [answer for answer in answers if answer.plan is not None]
+    best = min(fitting or answers[:1], key=lambda answer: (answer.floor.seconds is None, answer.floor.seconds or 0.0))
+    return replace(best, seconds=time.perf_counter() - begin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What a plan is asked for."""
+
+    name: str
+    global_batch: int
+    card: Device
+    micro_batch: int | None
+    devices: int
+    seed: int
+    keep: frozenset[str]
+    rate: Rate
+
+
+def _find(job: Job, asked: _Asked) -> Answer:
+    """The answer for one precision."""
+    device, keep, nets = _less_host_margin(asked.card), asked.keep, plain_nets(job)
+    own = default_checkpointing(job, nets)
+    implementation = "job" if "optimizer" in keep else levers.implementation(job, device)
+    how = Tracing(device=device, implementation=implementation, validation=PhasePolicy(), saving=PhasePolicy())
+    budget = device.usable_bytes or 0
+    for _ in range(ROUNDS):
+        drafted = _drafted(job, how, replace(device, usable_bytes=budget), asked, own)
+        found, how = _whole(job, how, device, drafted.best, own, may_choose="validation" not in keep)
+        if found.footprint.fits or not drafted.best.fits or found.footprint.limiting_phase != "train":
             break
-    chosen = tried[-1] if tried[-1].footprint.fits else None
-    floor = min(tried, key=lambda candidate: _process_bytes(candidate.footprint))
-    plan, beside = None, []
-    if chosen is not None:
-        same = chosen.geometry.micro_batch
-        others = [(policy, modes) for policy, modes in policies.items() if policy != chosen.policy]
-        beside = [_largest(job, policy, modes, global_batch, device, same, devices) for policy, modes in others]
-        plan = _plan(job, name, card, chosen, beside, own, seed)
-        writing = choose_writing(chosen.footprint, device)
-        chosen = replace(chosen, footprint=writing.footprint)
+        budget -= max(-found.footprint.headroom_bytes, budget // 200)
+    plan = None
+    if found.footprint.fits:
+        taken = levers.describe(job, device, how, found, own, nets, keep, drafted.bytes)
+        plan = _plan(job, asked, found, own, how, taken)
+        writing = choose_writing(found.footprint, device)
+        found = replace(found, footprint=writing.footprint)
         plan = replace(
             plan,
             checkpoint_writing=writing.how,
@@ -96,11 +150,78 @@ def find_plan(
         )
     return Answer(
         plan=plan,
-        chosen=chosen,
-        floor=floor,
-        alternatives=tuple(c for c in beside if c.footprint.fits),
-        seconds=time.perf_counter() - begin,
+        chosen=found if plan else None,
+        floor=found,
+        alternatives=tuple(drafted.beside),
+        next_step=drafted.next_step if plan else None,
+        dials=() if plan else tuple(dials(job, how, device)),
+        learning_rate=asked.rate,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Drafted:
+    """The best draft, or the lowest where none fits; the three next best; what more memory would bring; and bytes."""
+
+    best: Draft
+    beside: list[Draft] = field(default_factory=list)
+    next_step: NextStep | None = None
+    bytes: dict[str, int] = field(default_factory=dict)
+
+
+def _drafted(job: Job, how: Tracing, device: Device, asked: _Asked, own: Mapping[str, str]) -> _Drafted:
+    first = shape_of(job, min(job.longest or 2, -(-asked.global_batch // asked.devices)))
+    with open_fitting(job, how, first) as fitting:
+        drafts = Drafts(
+            fitting, device, asked.global_batch, asked.devices,
+            fixed=asked.micro_batch, modes=own if "checkpointing" in asked.keep else None,
+        )  # fmt: skip
+        best = drafts.best()
+        if best is None:
+            return _Drafted(best=min(drafts.tried.values(), key=lambda draft: draft.peak))
+        found = levers.traced(drafts) | drafts.around(best)
+        return _Drafted(best=best, beside=drafts.beside(best), next_step=next_step(drafts, best), bytes=found)
+
+
+def _whole(
+    job: Job, how: Tracing, device: Device, draft: Draft, own: Mapping[str, str], *, may_choose: bool
+) -> tuple[Candidate, Tracing]:
+    """A draft traced with its optimizer step, validation and saving, and the room that these then need."""
+    count = len(draft.geometry.micro_batches[0])
+    shape: Shape = shape_of(job, draft.geometry.micro_batch)
+    how = replace(how, micro_batches=count, checkpointing=draft.modes)
+    for policy in phase_room.policies(job) if may_choose else [how.validation]:
+        how = replace(how, validation=policy)
+        footprint = footprint_on(trace_job(job, shape, how), device)
+        if footprint.fits or footprint.limiting_phase != "validate" or not draft.fits:
+            break
+    found = Candidate(
+        policy=policy_name(draft.modes, own),
+        checkpointing=draft.modes,
+        geometry=draft.geometry,
+        footprint=footprint,
+        seconds=draft.seconds,
+    )
+    return found, how
+
+
+def policy_name(modes: Mapping[str, str], own: Mapping[str, str]) -> str:
+    """What a choice of modes is called."""
+    if not modes:
+        return "everything kept"
+    if dict(modes) == dict(own):
+        return "the job's own checkpointing"
+    counts = {mode: list(modes.values()).count(mode) for mode in dict.fromkeys(modes.values())}
+    return ", ".join(f"{count} modules {_DONE[mode]}" for mode, count in counts.items())
+
+
+_DONE = {"full": "recomputed", "selective": "recomputed selectively", "offload": "offloaded", "keep": "kept"}
+
+
+def _check_words(option: str, words: Collection[str], known: tuple[str, ...]) -> None:
+    for word in words:
+        if word not in known:
+            raise InputError(f"{option} {word}", "no such choice", f"write some of {','.join(known)}")
 
 
 def _less_host_margin(device: Device) -> Device:
@@ -112,120 +233,13 @@ def _less_host_margin(device: Device) -> Device:
     )
 
 
-def _largest(
-    job: Job, policy: str, modes: Mapping[str, str], global_batch: int, device: Device, fixed: int | None, devices: int
-) -> Candidate:
-    """The largest micro-batch that fits under one policy; where none does, the smallest, which does not."""
-    share, budget = -(-global_batch // devices), device.usable_bytes or 0
-    smallest = min(job.longest or 1, share)
-
-    def at(micro: int) -> Candidate:
-        geometry = split(global_batch, micro, job.unit, devices)
-        count = len(geometry.micro_batches[0])
-        how = Tracing(device=device, micro_batches=count, checkpointing=modes)
-        trace = trace_job(job, shape_of(job, micro), how)
-        return Candidate(
-            policy=policy,
-            checkpointing=modes,
-            geometry=geometry,
-            footprint=footprint_on(trace, device),
-            seconds=window_seconds(trace, device, count),
-        )
-
-    if fixed is not None:
-        return at(min(fixed, share))
-    whole = at(share)
-    if whole.footprint.fits or share == smallest:
-        return whole
-    family = trace_family(job, Tracing(device=device, micro_batches=2, checkpointing=modes), shape_of(job, smallest))
-
-    def derived(micro: int, on: Device) -> Footprint:
-        return footprint_on(family.bound(shape_of(job, micro)), on)
-
-    highest = _last_true(lambda micro: derived(micro, device).fits, smallest, share - 1)
-    found = {highest: at(highest)}
-
-    def fits(micro: int) -> bool:
-        if micro not in found:
-            found[micro] = at(micro)
-        return found[micro].footprint.fits
-
-    if not fits(highest) and highest > smallest:
-        unlimited = replace(device, usable_bytes=1 << 60)
-        scratch = _process_bytes(found[highest].footprint) - _process_bytes(derived(highest, unlimited))
-        expected = _last_true(
-            lambda micro: _process_bytes(derived(micro, unlimited)) + scratch * micro / highest <= budget,
-            smallest,
-            highest - 1,
-        )
-        _close_in(fits, smallest, expected, highest)
-    fitting = [micro for micro, candidate in found.items() if candidate.footprint.fits]
-    return found[max(fitting)] if fitting else at(smallest)
-
-
-def _process_bytes(found: Footprint) -> int:
-    return found.phases[found.limiting_phase].process_bytes
-
-
-def _close_in(fits: Callable[[int], bool], smallest: int, start: int, high: int) -> None:
-    """Tries numbers below ``high``, which fails, until the largest that passes is known to a hundredth."""
-    low, step = None, 1
-    tolerance = max(high // 128, 1)
-    while low is None:
-        if fits(start):
-            low = start
-        elif start == smallest:
-            return
-        else:
-            high, start, step = start, max(start - step, smallest), step * 2
-    step = 1
-    while high - low > tolerance:
-        middle = min(low + step, (low + high) // 2)
-        if fits(middle):
-            low, step = middle, step * 2
-        else:
-            high, step = middle, 1
-
-
-def _last_true(test: Callable[[int], bool], low: int, high: int) -> int:
-    """The largest number in [low, high] that passes, taking the test as monotone; ``low`` where none does."""
-    if high <= low or test(high):
-        return max(high, low)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if test(middle):
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def _plan(
-    job: Job, name: str, device: Device, chosen: Candidate, beside: list[Candidate], own: Mapping[str, str], seed: int
-) -> Plan:
-    geometry, found = chosen.geometry, chosen.footprint
-    budget = device.usable_bytes or 0
-    accumulates = len(geometry.micro_batches[0]) > 1
-    micro_reason = (
-        "the whole global batch fits at once"
-        if not accumulates
-        else f"the largest that fits {format_size(budget)}; the rest is accumulated"
-    )
-    reasons = {
-        "micro_batch": micro_reason,
-        "checkpointing": "the job's own fits"
-        if dict(chosen.checkpointing) == dict(own)
-        else "nothing fits without recomputing, even at the smallest micro-batch",
-        "precision": "the job's own; another would change what is learned",
-        "engine": "one device"
-        if geometry.data_parallel == 1
-        else f"{geometry.data_parallel} devices with the same weights",
-    }
+def _plan(job: Job, asked: _Asked, chosen: Candidate, own: Mapping[str, str], how: Tracing, taken: list[Lever]) -> Plan:
+    geometry, found, device = chosen.geometry, chosen.footprint, asked.card
     return Plan(
-        job=name,
+        job=asked.name,
         settings=job.settings(),
         device=device.key,
-        budget_bytes=budget,
+        budget_bytes=device.usable_bytes or 0,
         unit=job.unit,
         global_batch=geometry.global_batch,
         micro_batch=geometry.micro_batch,
@@ -233,74 +247,15 @@ def _plan(
         arithmetic=geometry.arithmetic(),
         engine="single" if geometry.data_parallel == 1 else "ddp",
         precision=job.precision,
-        seed=seed,
+        seed=asked.seed,
         checkpointing=dict(chosen.checkpointing),
-        reasons=reasons,
-        levers=_levers(chosen, beside, accumulates),
+        validation=how.validation,
+        saving=how.saving,
+        implementation=how.implementation,
+        learning_rate=asked.rate.factor,
+        warmup_windows=asked.rate.warmup_windows,
+        reasons=levers.reasons(chosen, own, device, how),
+        levers=taken,
         phases={phase: asdict(value) for phase, value in found.phases.items()},
         step_seconds=chosen.seconds,
     )
-
-
-def _levers(chosen: Candidate, beside: list[Candidate], accumulates: bool) -> list[Lever]:
-    """What was taken and left; bytes are of training's peak at the chosen micro-batch."""
-
-    def peak(candidate: Candidate) -> int:
-        return candidate.footprint.phases["train"].allocated_bytes
-
-    reason = "the global batch does not fit at once" if accumulates else "the global batch fits at once"
-    levers = [Lever(name="accumulation", taken=accumulates, saves_bytes=0, costs="smaller kernels", reason=reason)]
-    for candidate in beside:
-        taken = chosen.policy == RECOMPUTED
-        reason = "nothing fits without it" if taken else "it fits without"
-        saves = max(peak(candidate) - peak(chosen) if taken else peak(chosen) - peak(candidate), 0)
-        levers.append(
-            Lever(
-                name="recompute every block",
-                taken=taken,
-                saves_bytes=saves,
-                costs="about one more forward",
-                reason=reason,
-            )
-        )
-    return levers
-
-
-def plan_json(answer: Answer) -> dict[str, Any]:
-    """The JSON of DESIGN.md."""
-    found: dict[str, Any] = {"fits": answer.plan is not None}
-    shown = answer.chosen or answer.floor
-    geometry, replayed = shown.geometry, shown.footprint
-    if answer.plan is not None:
-        found |= asdict(answer.plan)
-    found |= {
-        "verdict": replayed.verdict,
-        "global_batch": geometry.global_batch,
-        "micro_batch": geometry.micro_batch,
-        "micro_batches": list(geometry.micro_batches[0]),
-        "data_parallel": geometry.data_parallel,
-        "engine": "single" if geometry.data_parallel == 1 else "ddp",
-        "checkpointing": dict(shown.checkpointing),
-        "levers": [asdict(lever) for lever in answer.plan.levers] if answer.plan else [],
-        "phases": {phase: asdict(value) for phase, value in replayed.phases.items()},
-        "step_seconds": shown.seconds,
-        "failed_request": asdict(replayed.failed_request) if replayed.failed_request else None,
-        "headroom_bytes": replayed.headroom_bytes,
-    }
-    found["alternatives"] = [
-        {
-            "policy": c.policy,
-            "micro_batch": c.geometry.micro_batch,
-            "arithmetic": c.geometry.arithmetic(),
-            "step_seconds": c.seconds,
-            "allocated_bytes": c.footprint.phases["train"].allocated_bytes,
-        }
-        for c in answer.alternatives
-    ]
-    found["learning_rate"] = {
-        "rule": "none",
-        "factor": 1.0,
-        "reason": "the global batch is the one that was asked for; the rate stays as the job sets it",
-    }
-    found["seconds"] = answer.seconds
-    return found

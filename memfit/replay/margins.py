@@ -1,7 +1,7 @@
-"""Margins: how far measured runs lay from their predictions, by kind of net (margins.toml, by bench/accuracy.py --fit).
+"""Margins: how far measured runs lay from their predictions, by kind of net.
 
-A margin holds 95 % of the measured errors of its kind, and is the shortest that does. Readings of the card are what was
-measured: cuDNN's trials are among the errors, which is why the upper side is the longer one.
+margins.toml is written by bench/accuracy.py --fit. A margin is the shortest interval that holds 95 % of the measured
+runs of its kind, of which the readings that show cuDNN's trials, no need of the run, are left out beforehand.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A plan in the terminal: the arithmetic first, then its memory, then each choice with its reason."""
+"""A plan in the terminal: the arithmetic first, then its memory, each choice with its reason, and what is beside."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -11,7 +12,11 @@ from memfit.sizes import format_size
 
 if TYPE_CHECKING:
     from memfit.device.catalogue import Device
+    from memfit.planner.curve import Point
     from memfit.planner.search import Answer
+
+WIDTH = 32
+"""Characters of the longest bar of a curve."""
 
 
 def show_answer(answer: Answer, device: Device, out: str | None, console: Console | None = None) -> None:
@@ -19,28 +24,16 @@ def show_answer(answer: Answer, device: Device, out: str | None, console: Consol
     console = console or Console(highlight=False)
     plan = answer.plan
     if plan is None:
-        found = answer.floor.footprint
-        console.print(
-            "[bold red]Nothing fits[/]: "
-            + f"{format_size(-found.headroom_bytes)} too much on {device.name} at the least, "
-            f"with {answer.floor.policy} and {answer.floor.geometry.arithmetic()}."
-        )
-        if found.failed_request:
-            console.print(
-                f"{found.failed_request.phase} fails on {format_size(found.failed_request.bytes)} "
-                f"in {found.failed_request.module or 'the step'}."
-            )
+        _show_shortfall(answer, device, console)
         return
     console.print(f"[bold green]{plan.arithmetic}[/] ({plan.unit}), {plan.precision}, {plan.engine}")
-    recomputed = sum(1 for mode in plan.checkpointing.values() if mode != "keep")
-    time = f"about {plan.step_seconds:.2f} s a window" if plan.step_seconds is not None else "time of a window unknown"
+    modes = [mode for mode in plan.checkpointing.values() if mode != "keep"]
+    counts = ", ".join(f"{modes.count(mode)} {mode}" for mode in dict.fromkeys(modes)) or "nothing recomputed"
     console.print(
-        f"{plan.job} on {device.name}, {format_size(plan.budget_bytes)}; {recomputed} modules recomputed; {time}\n",
+        f"{plan.job} on {device.name}, {format_size(plan.budget_bytes)}; {counts}; {_time(plan.step_seconds)}\n",
         style="dim",
     )
-    table = Table(box=None, pad_edge=False)
-    for name in ("phase", "allocated", "process", "of budget"):
-        table.add_column(name, justify="left" if name == "phase" else "right")
+    table = _table("phase", "allocated", "process", "of budget")
     for name, phase in plan.phases.items():
         table.add_row(
             name,
@@ -52,16 +45,112 @@ def show_answer(answer: Answer, device: Device, out: str | None, console: Consol
     console.print()
     for choice, reason in plan.reasons.items():
         console.print(f"{choice}: {reason}", soft_wrap=False)
-    levers = Table(box=None, pad_edge=False, title="\nLevers", title_justify="left", title_style="default")
-    for name in ("lever", "taken", "saves", "costs"):
-        levers.add_column(name)
-    for lever in plan.levers:
+    console.print(f"learning rate: x {answer.learning_rate.factor:.4g}: {answer.learning_rate.reason}")
+    _show_levers(answer, console)
+    _show_beside(answer, console)
+    if out:
+        console.print(f"\nWritten to {out}; run it with: memfit run {out} --out RUN")
+
+
+def show_answers(answers: Mapping[str, Answer], devices: Sequence[Device]) -> None:
+    """One line for each device: whether it can run this, how, and how fast."""
+    console = Console(highlight=False)
+    table = _table("device", "memory", "plan", "recompute", "process", "a window")
+    for device in devices:
+        answer = answers[device.key]
+        shown = answer.chosen or answer.floor
+        takes = max(phase.process_bytes for phase in shown.footprint.phases.values())
+        table.add_row(
+            device.key,
+            format_size(device.usable_bytes or 0),
+            shown.geometry.arithmetic() if answer.plan else "does not fit",
+            shown.policy if answer.plan else "",
+            format_size(takes),
+            f"{shown.seconds:.3g} s" if answer.plan and shown.seconds is not None else "-",
+        )
+    console.print(table)
+
+
+def show_curve(points: Sequence[Point], device: Device) -> None:
+    """Memory against micro-batch, a bar for each point; beyond the device's memory it is drawn light."""
+    console = Console(highlight=False)
+    most = max((point.process_bytes for point in points), default=1)
+    for policy in dict.fromkeys(point.policy for point in points):
+        table = _table("micro-batch", "process", "", title=policy)
+        for point in points:
+            if point.policy == policy:
+                bar = ("█" if point.fits else "░") * max(round(WIDTH * point.process_bytes / most), 1)
+                table.add_row(str(point.micro_batch), format_size(point.process_bytes), bar)
+        console.print(table)
+    console.print(f"░ is over the {format_size(device.usable_bytes or 0)} of {device.name}\n")
+
+
+def _show_shortfall(answer: Answer, device: Device, console: Console) -> None:
+    floor = answer.floor
+    found = floor.footprint
+    console.print(
+        "[bold red]Nothing fits[/]: " + f"{format_size(-found.headroom_bytes)} too much on {device.name} at the least, "
+        f"with {floor.policy} and {floor.geometry.arithmetic()}."
+    )
+    if found.failed_request:
+        console.print(
+            f"{found.failed_request.phase} fails on {format_size(found.failed_request.bytes)} "
+            f"in {found.failed_request.module or 'the step'}."
+        )
+    phase = found.phases[found.limiting_phase]
+    parts = sorted(phase.categories.items(), key=lambda part: -part[1])
+    console.print(
+        f"The floor of {found.limiting_phase}: "
+        + ", ".join(f"{name} {format_size(nbytes)}" for name, nbytes in parts if nbytes)
+    )
+    if answer.dials:
+        table = _table("setting", "from", "to", "process", "saves", "fits", "changes", title="\nThe job's own dials")
+        for dial in answer.dials:
+            table.add_row(
+                dial.setting, str(dial.now), str(dial.value), format_size(dial.process_bytes),
+                format_size(dial.saves_bytes), "yes" if dial.fits else "no", dial.changes,
+            )  # fmt: skip
+        console.print(table)
+        dial = answer.dials[0]
+        console.print(f"None is taken unasked: write --set {dial.setting}={dial.value}, say.")
+
+
+def _show_levers(answer: Answer, console: Console) -> None:
+    assert answer.plan is not None
+    levers = _table("lever", "taken", "saves", "costs", "why", title="\nLevers")
+    for lever in answer.plan.levers:
+        reason = f"changes learning; {lever.reason}" if lever.changes_learning else lever.reason
         levers.add_row(
             lever.name,
             "yes" if lever.taken else "no",
             format_size(lever.saves_bytes) if lever.saves_bytes else "-",
             lever.costs,
+            reason,
         )
     console.print(levers)
-    if out:
-        console.print(f"\nWritten to {out}; run it with: memfit run {out} --out RUN")
+
+
+def _show_beside(answer: Answer, console: Console) -> None:
+    if answer.alternatives:
+        table = _table("next best", "recompute", "process", "a window", title="\nBeside it")
+        for draft in answer.alternatives:
+            modes = [mode for mode in draft.modes.values() if mode != "keep"]
+            counts = ", ".join(f"{modes.count(mode)} {mode}" for mode in dict.fromkeys(modes)) or "nothing"
+            window = f"{draft.seconds:.3g} s" if draft.seconds is not None else "-"
+            table.add_row(draft.geometry.arithmetic(), counts, format_size(draft.peak), window)
+        console.print(table)
+    step = answer.next_step
+    if step is not None:
+        console.print(f"\n{format_size(step.more_bytes)} more would save {step.saves:.0%} of the time.")
+
+
+def _time(seconds: float | None) -> str:
+    return f"about {seconds:.3g} s a window" if seconds is not None else "time of a window unknown"
+
+
+def _table(*columns: str, title: str | None = None) -> Table:
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="default")
+    for name in columns:
+        right = name in ("allocated", "process", "of budget", "a window", "memory", "micro-batch", "saves")
+        table.add_column(name, justify="right" if right else "left")
+    return table

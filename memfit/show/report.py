@@ -13,7 +13,7 @@ from memfit.geometry import shape_of
 from memfit.job import Job
 from memfit.loading import load_job
 from memfit.plan import Plan, read_plan
-from memfit.planner.curve import memory_curves, policies
+from memfit.planner.curve import curve
 from memfit.planner.predict import Prediction, plain_nets, predict
 from memfit.show.page import Page, Section, Table
 from memfit.show.report_curve import curve_section
@@ -21,9 +21,10 @@ from memfit.show.report_flight import flight_section
 from memfit.show.report_memory import memory_sections
 from memfit.show.report_run import run_sections, run_verdict
 from memfit.show.rows import number, process_peaks, read_lines
-from memfit.show.terminal import headline
+from memfit.show.terminal import headline, remarks
 from memfit.show.trace_file import read_trace
 from memfit.sizes import format_size
+from memfit.trace.step import Tracing
 from memfit.train.folder import RunFolder
 
 BEYOND = 4
@@ -54,7 +55,10 @@ def prediction_report(prediction: Prediction) -> Page:
         tone=TONES[prediction.footprint.verdict],
         about=_about(prediction),
         sections=[*memory_sections(prediction, _state(job)), *_of_prediction(job, prediction)],
-        notes=[f"Parameters are not told apart by module: {problem}"] if problem else [],
+        notes=[
+            *([f"Parameters are not told apart by module: {problem}"] if problem else []),
+            *remarks(prediction.footprint),
+        ],
     )
 
 
@@ -72,8 +76,11 @@ def plan_report(plan: Plan) -> Page:
     )
 
 
-def run_report(path: Path) -> Page:
+def run_report(path: Path, *, curves: bool = True) -> Page:
     """A run: what it did against what was predicted, what its ranks saw, and its plan.
+
+    Args:
+        curves: whether memory against micro-batch is in it, which takes many traces.
 
     Raises:
         InputError: the folder is no run's.
@@ -88,7 +95,7 @@ def run_report(path: Path) -> Page:
     plan = read_plan(folder.plan)
     lines, ids = read_lines(path / "metrics.jsonl"), read_lines(path / "samples.jsonl")
     verdict, tone = run_verdict(path, plan, lines)
-    memory, notes = _memory(plan)
+    memory, notes = _memory(plan, curves)
     failure = flight_section(path / "flight.json")
     sections = [*failure, *run_sections(plan, lines, ids), plan_section(plan), *memory]
     return Page(
@@ -164,15 +171,15 @@ def _about(prediction: Prediction) -> list[str]:
     ]
 
 
-def _memory(plan: Plan) -> tuple[list[Section], list[str]]:
+def _memory(plan: Plan, curves: bool = True) -> tuple[list[Section], list[str]]:
     """The sections of the plan's step, traced again, and what is to be said about that; where it cannot be, why."""
     job, problem = _job(plan.job, plan.settings)
     if job is not None:
         count = len(plan.micro_batches[0])
         shape, modes = shape_of(job, plan.micro_batch), plan.checkpointing
         try:
-            found = predict(job, plan.job, shape, _device(plan), micro_batches=count, checkpointing=modes)
-            sections = [*memory_sections(found, _state(job)), *_of_plan(job, plan)]
+            found = predict(job, plan.job, shape, _device(plan), micro_batches=count, checkpointing=modes, plan=plan)
+            sections = [*memory_sections(found, _state(job)), *(_of_plan(job, plan) if curves else [])]
             return sections, _changes(plan, found)
         except Exception as error:  # the job's code is the user's: a report says what it raised
             problem = _first_line(error)
@@ -181,17 +188,16 @@ def _memory(plan: Plan) -> tuple[list[Section], list[str]]:
 
 def _of_plan(job: Job, plan: Plan) -> list[Section]:
     """Memory against micro-batch, up to a rank's whole share."""
-    share, known = sum(plan.micro_batches[0]), policies(job).values()
-    more = {} if plan.checkpointing in known else {"this plan's": plan.checkpointing}
-    curves = memory_curves(job, _device(plan), share, accumulating=len(plan.micro_batches[0]) > 1, more=more)
-    return [curve_section(curves, plan.unit, _device(plan), plan.micro_batch)]
+    how = Tracing(device=_device(plan), implementation=plan.implementation)
+    points = curve(job, how, _device(plan), sum(plan.micro_batches[0]))
+    return [curve_section(points, plan.unit, _device(plan), plan.micro_batch)]
 
 
 def _of_prediction(job: Job | None, prediction: Prediction) -> list[Section]:
     if job is None:
         return []
-    curves = memory_curves(job, prediction.device, BEYOND * prediction.micro_batch, accumulating=False)
-    return [curve_section(curves, prediction.unit, prediction.device, prediction.micro_batch)]
+    points = curve(job, Tracing(device=prediction.device), prediction.device, BEYOND * prediction.micro_batch)
+    return [curve_section(points, prediction.unit, prediction.device, prediction.micro_batch)]
 
 
 def _changes(plan: Plan, found: Prediction) -> list[str]:

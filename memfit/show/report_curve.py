@@ -5,23 +5,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memfit.device.catalogue import Device, catalogue
-from memfit.planner.curve import Curve
+from memfit.planner.curve import Point
 from memfit.show.page import Section, Table
 from memfit.sizes import format_size
 
 COMMON = ("t4", "rtx4090", "rtx5090", "a100-40gb", "l40s", "a100-80gb", "h200")
-LOOKS = (("activations", "", "circle"), ("parameters", "dash", "square"), ("optimizer", "dot", "diamond"))
+LOOKS = (
+    ("activations", "", "circle"),
+    ("parameters", "dash", "square"),
+    ("optimizer", "dot", "diamond"),
+    ("ema", "dashdot", "triangle-up"),
+)
 
 
-def curve_section(curves: Sequence[Curve], unit: str, device: Device, chosen: int) -> Section:
+def curve_section(points: Sequence[Point], unit: str, device: Device, chosen: int) -> Section:
     """Lines by policy; the limit of the device and, of a card, of other cards that the lines come near to.
 
     Args:
+        points: of each policy the same micro-batches, ascending.
         chosen: the micro-batch that is read out at first, in ``unit``.
     """
-    highest = max(bytes_ for curve in curves for bytes_ in curve.process_bytes)
-    limits, sizes = _limits(device, highest), curves[0].micro_batches
-    looks = [LOOKS[i % len(LOOKS)] for i in range(len(curves))]
+    taken: dict[str, list[int]] = {}
+    for point in points:
+        taken.setdefault(point.policy, []).append(point.process_bytes)
+    sizes = list(dict.fromkeys(point.micro_batch for point in points))
+    limits = _limits(device, max(point.process_bytes for point in points))
     figure = {
         "kind": "curve",
         "id": "curve",
@@ -30,16 +38,16 @@ def curve_section(curves: Sequence[Curve], unit: str, device: Device, chosen: in
         "start": min(range(len(sizes)), key=lambda i: abs(sizes[i] - chosen)),
         "limits": [{"name": name, "bytes": bytes_} for name, bytes_ in limits],
         "lines": [
-            {"name": curve.policy, "y": curve.process_bytes, "colour": colour, "dash": dash, "symbol": symbol}
-            for curve, (colour, dash, symbol) in zip(curves, looks, strict=True)
+            {"name": policy, "y": bytes_, "colour": colour, "dash": dash, "symbol": symbol}
+            for (policy, bytes_), (colour, dash, symbol) in zip(taken.items(), LOOKS, strict=False)
         ],
     }
-    rows = [(f"{size:,}", *(format_size(curve.process_bytes[i]) for curve in curves)) for i, size in enumerate(sizes)]
-    columns = (f"micro-batch, {unit}", *(curve.policy for curve in curves))
-    fits = [(name, *(_largest(curve, bytes_) for curve in curves)) for name, bytes_ in limits]
+    rows = [(f"{size:,}", *(format_size(bytes_[i]) for bytes_ in taken.values())) for i, size in enumerate(sizes)]
+    columns = (f"micro-batch, {unit}", *taken)
+    fits = [(name, *(_largest(sizes, bytes_, limit) for bytes_ in taken.values())) for name, limit in limits]
     return Section(
         title="Memory against micro-batch",
-        text="What the process takes at its highest, in whatever phase that is, without operators' own scratch",
+        text="What the process takes in training, with gradients accumulated, at the high end of the interval",
         figure=figure,
         tables=[
             Table(
@@ -68,6 +76,6 @@ def _limits(device: Device, highest: int) -> list[tuple[str, int]]:
     return sorted(own + near, key=lambda card: card[1])
 
 
-def _largest(curve: Curve, limit: int) -> str:
-    fitting = [size for size, bytes_ in zip(curve.micro_batches, curve.process_bytes, strict=True) if bytes_ <= limit]
+def _largest(sizes: Sequence[int], taken: Sequence[int], limit: int) -> str:
+    fitting = [size for size, bytes_ in zip(sizes, taken, strict=True) if bytes_ <= limit]
     return f"{max(fitting):,}" if fitting else "none"

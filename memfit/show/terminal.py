@@ -45,16 +45,16 @@ def show_prediction(prediction: Prediction, console: Console | None = None) -> N
         f"in {worst.largest_request.module or 'the step'}.",
         soft_wrap=False,
     )
-    for line in notes(found):
+    for line in remarks(found):
         console.print(line, style="dim")
 
 
-def notes(found: Footprint) -> list[str]:
+def remarks(found: Footprint) -> list[str]:
     """What the interval rests on, where that is little, and what a reading of the card may show beside the need."""
     lines = []
     if found.measured_runs == 0:
         kind = found.net_kind or "unknown"
-        lines.append(f"No net of this kind ({kind}) was ever measured: the interval is the widest of those that were.")
+        lines.append(f"A net of this kind ({kind}) was never measured: the interval is the widest of those that were.")
     if found.plan_searches:
         lines.append(
             f"cudnn.benchmark tries plans {found.plan_searches} times in the first step: a reading of the card may "

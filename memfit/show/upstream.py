@@ -70,6 +70,9 @@ def _choices(job: Job, plan: Plan) -> Iterator[tuple[str, Any]]:
     if len(plan.micro_batches) > 1:
         yield "devices", len(plan.micro_batches)
     yield "engine", plan.engine
+    if plan.implementation != "job":
+        yield "optimizer", plan.implementation
+    yield from plan.validation.settings.items()
     for name, value in plan.settings.items():
         if value != getattr(type(job), name, None):
             yield name, value

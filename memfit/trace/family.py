@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memfit.events import ALLOCATE, CATEGORIES, Trace
+from memfit.events import ALLOCATE, CATEGORIES, EMPTY_CACHE, Trace
 from memfit.job import Shape
 from memfit.trace.polynomial import Fit
 
@@ -137,9 +137,10 @@ def varying(marks: list[tuple[int, str]], start: int, end: int) -> Slices:
 def storages_in(trace: Trace, slices: Slices, without: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """(storages allocated in these ranges, in order; the ranges' structure, which is equal where the events are).
 
-    Without cuBLAS's workspaces, which only the first window makes, and the storages ``without``.
+    Without cuBLAS's workspaces and cuDNN's searches, which only the first window makes, and the storages ``without``.
     """
     events = np.concatenate([np.arange(start, end) for start, end in slices]) if slices else np.zeros(0, int)
+    events = events[trace.kind[events] != EMPTY_CACHE]
     events = events[trace.category[trace.storage[events]] != CATEGORIES.index("workspace")]
     if without is not None:
         events = events[~np.isin(trace.storage[events], without)]

@@ -61,7 +61,8 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
         if i < len(args)
         for tensor in (args[i] if isinstance(args[i], list) else [args[i]])
     ]
-    if not changed and not small(out):
+    outs = out if isinstance(out, list | tuple) else (out,)
+    if not changed and not all(map(small, outs)):
         return
     values = _real_arguments(func, args, kwargs)
     if values is None or _UNKNOWN_EFFECT in func.tags:
@@ -71,8 +72,10 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
         return
     with _disable_current_modes():
         result = func(*values[0], **values[1])
-    if isinstance(out, FakeTensor) and isinstance(result, Tensor):
-        out._memfit_value = _Content(result)  # type: ignore[attr-defined]
+    results = result if isinstance(result, list | tuple) else (result,)
+    for one, known in zip(outs, results, strict=True):
+        if isinstance(one, FakeTensor) and isinstance(known, Tensor):
+            one._memfit_value = _Content(known)  # type: ignore[attr-defined]
 
 
 def item(tensor: Any) -> Any:

@@ -53,9 +53,10 @@ class NetKind:
         found = self._found
         attends = found["attention"] > 0
         spatial = found["spatial"] + found["depthwise"] > 0
+        other = found["1-d"] + found["3-d"]
         if found["recurrent"]:
             family = "recurrent"
-        elif found["1-d"] or found["3-d"]:
+        elif other > found["spatial"] + found["depthwise"] + found["cut"]:
             family = f"{'1-d' if found['1-d'] else '3-d'} {'hybrid' if attends else 'convolution'}"
         elif attends:
             family = "hybrid" if spatial else "attention"

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from memfit.cache import keep, read_kept
 from memfit.device.measure import AllocatorEvents
@@ -84,32 +85,33 @@ def with_scratch(trace: Trace, calls: Iterable[Call]) -> Trace:
 
 def measure(keys: set[Key]) -> dict[Key, int]:
     """Scratch bytes of calls, from the disk where they were measured before."""
-    store = _store()
-    known: dict[Key, int] = read_kept(store)
+    place = store("scratch")
+    known: dict[Key, int] = read_kept(place)
     missing = sorted(keys - known.keys())
     if missing:
         known |= _measure_really(missing)
         with contextlib.suppress(OSError):
-            keep(store, known)
+            keep(place, known)
     return {key: known[key] for key in keys}
 
 
 def _measure_really(keys: list[Key]) -> dict[Key, int]:
-    before = torch.get_rng_state()
-    with torch.no_grad(), AllocatorEvents() as events:
+    with _disable_current_modes(), torch.no_grad(), AllocatorEvents() as events:
+        before = torch.default_generator.get_state()
         for number, key in enumerate(keys):
             name, args, kwargs = json.loads(key)
-            real = [_real(one) for one in args]
-            named = {key_: _real(one) for key_, one in kwargs.items()}
+            tensors = [real(one) for one in args]
+            named = {key_: real(one) for key_, one in kwargs.items()}
             with events.phase(str(number)):
-                out = _operator(name)(*real, **named)
-            del real, named, out
-    torch.set_rng_state(before)
+                out = operator(name)(*tensors, **named)
+            del tensors, named, out
+        torch.default_generator.set_state(before)
     found = events.scratch()
     return {key: found[str(number)] for number, key in enumerate(keys)}
 
 
-def _operator(name: str) -> Any:
+def operator(name: str) -> Any:
+    """The operator that a trace calls ``aten.mm.default``."""
     found: Any = torch.ops
     for part in name.split("."):
         found = getattr(found, part)
@@ -128,7 +130,8 @@ def _value(value: Any) -> Any:
     raise TypeError
 
 
-def _real(value: Any) -> Any:
+def real(value: Any) -> Any:
+    """An argument made again from its description; a tensor holds halves or zeros."""
     if isinstance(value, dict) and "tensor" in value:
         shape, stride, dtype = value["tensor"]
         made = torch.empty_strided(shape, stride, dtype=getattr(torch, dtype))
@@ -136,12 +139,13 @@ def _real(value: Any) -> Any:
     if isinstance(value, dict):
         return getattr(torch, value["dtype"])
     if isinstance(value, list):
-        return [_real(one) for one in value]
+        return [real(one) for one in value]
     return value
 
 
-def _store() -> str:
+def store(what: str) -> str:
+    """The kept file of what was measured on this processor, with this build of torch and so many threads."""
     build = (torch.__version__, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads())
     machine = (platform.processor(), platform.machine())
     name = hashlib.sha256(repr((build, machine)).encode()).hexdigest()[:16]
-    return f"scratch-{name}.json"
+    return f"{what}-{name}.json"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 
 from memfit.apply.recompute import recompute
 from memfit.apply.rig import Rig, build, is_trained, tensors_in
+from memfit.apply.room import room, with_settings
 from memfit.apply.window import MicroBatch, run_window
 from memfit.device.catalogue import Device
 from memfit.device.libraries import as_in_a_real_run
@@ -25,11 +26,15 @@ from memfit.engine.start import start
 from memfit.errors import InputError
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 from memfit.job import Job, Shape
+from memfit.plan import PhasePolicy
 from memfit.trace.family import Kind, Member, TraceFamily, cut, sample_shapes, storages_in, varying
 from memfit.trace.polynomial import fit
 from memfit.trace.repeats import shortened
 from memfit.trace.scratch import Call, with_scratch
 from memfit.trace.tracer import Tracer
+
+AS_IT_IS = PhasePolicy(gradients="keep")
+"""A phase for which no room is made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +50,7 @@ class Tracing:
         world: ranks.
         rank: which of them is traced.
         engine_choices: what the engine lets one choose, such as FSDP2's ``half_gather``.
+        implementation: of the optimizers' steps, as a plan has it.
     """
 
     device: Device
@@ -55,6 +61,10 @@ class Tracing:
     world: int = 1
     rank: int = 0
     engine_choices: Mapping[str, Any] = field(default_factory=dict)
+    implementation: str = "job"
+    validation: PhasePolicy = AS_IT_IS
+    """What makes room for validation; by default nothing does."""
+    saving: PhasePolicy = AS_IT_IS
 
 
 def trace_job(job: Job, shape: Shape, how: Tracing) -> Trace:
@@ -87,7 +97,7 @@ def _record(
     """(the first shape's trace; bytes of the varying storages at every shape, where its events are the same; which
     these are; calls that may have scratch)."""
     with (
-        _virtual(how.device) as virtual,
+        on_virtual_device(how.device) as virtual,
         as_in_a_real_run(),
         _ranks(how, tracer := Tracer(virtual)),
         tracer.recording(),
@@ -95,31 +105,33 @@ def _record(
         micro_batches = min(how.micro_batches, 2)
         engine = start(how.engine, virtual.device, **how.engine_choices)
         with tracer.phase("setup"):
-            rig = build(job, virtual.device, engine)
+            rig = build(job, virtual.device, engine, how.implementation)
             tracer.name_modules(rig.nets)
-            _categorise_state(tracer, rig)
+            categorise_state(tracer, rig)
         with recompute(rig.nets, how.checkpointing):
             for _ in range(2):
                 with tracer.phase("train"):
                     micro = synthetic_micro_batch(job, shapes[0], virtual.device, tracer)
-                    run_window(rig, [micro] * micro_batches, lambda part: _mark(tracer, rig, part))
-                    _categorise_state(tracer, rig)
-        if job.validates:
-            with tracer.phase("validate"):
-                _validate(rig, shapes[0], tracer)
-        with tracer.phase("save"):
+                    run_window(rig, [micro] * micro_batches, lambda part: mark(tracer, rig, part))
+                    categorise_state(tracer, rig)
+        if job.validates and how.validation.where == "here":
+            with tracer.phase("validate"), room(rig, how.validation):
+                _validate(rig, shapes[0], tracer, how.validation)
+        with tracer.phase("save"), room(rig, how.saving):
             tracer.mark("save")
             job.saved(rig.nets, rig.optimizers)
         phases = list(tracer.phases)
-        validates_anew = job.validates and _changes_validation(job, shapes, virtual.device)
+        validates_anew = (
+            job.validates and how.validation.where == "here" and _changes_validation(job, shapes, virtual.device)
+        )
         with recompute(rig.nets, how.checkpointing):
             for shape in shapes[1:]:
                 with tracer.phase("train"):
                     micro = synthetic_micro_batch(job, shape, virtual.device, tracer)
-                    run_window(rig, [micro] * micro_batches, lambda part: _mark(tracer, rig, part), step=False)
+                    run_window(rig, [micro] * micro_batches, lambda part: mark(tracer, rig, part), step=False)
                 if validates_anew:
-                    with tracer.phase("validate"):
-                        _validate(rig, shape, tracer)
+                    with tracer.phase("validate"), room(rig, how.validation):
+                        _validate(rig, shape, tracer, how.validation)
         return *_split(tracer, phases, len(shapes)), tracer.calls
 
 
@@ -162,10 +174,13 @@ def _split(
     return first, twice, np.concatenate([base, earlier])
 
 
-def _validate(rig: Rig, shape: Shape, tracer: Tracer) -> None:
+def _validate(rig: Rig, shape: Shape, tracer: Tracer, policy: PhasePolicy) -> None:
     """Loops of the validation whose turns do the same run a few of them."""
-    with replaced(rig.job, repeats=shortened(tracer)):
-        _validate_whole(rig, shape, tracer)
+    asked = replace(rig, job=with_settings(rig.job, policy.settings))
+    if policy.items is not None:
+        shape = Shape(items=min(policy.items, shape.items), length=shape.length)
+    with replaced(asked.job, repeats=shortened(tracer)):
+        _validate_whole(asked, shape, tracer)
 
 
 def _validate_whole(rig: Rig, shape: Shape, tracer: Tracer) -> None:
@@ -173,7 +188,7 @@ def _validate_whole(rig: Rig, shape: Shape, tracer: Tracer) -> None:
 
 
 @contextmanager
-def _virtual(device: Device) -> Iterator[Virtual]:
+def on_virtual_device(device: Device) -> Iterator[Virtual]:
     try:
         with virtual_gpu(card_rules(device)) if device.is_cuda else virtual_cpu() as virtual:
             yield virtual
@@ -241,7 +256,7 @@ def validate_once(rig: Rig, fetch: Any, mark: Any) -> Any:
         return rig.job.validate(rig.nets, batch)
 
 
-def _mark(tracer: Tracer, rig: Rig, part: str) -> None:
+def mark(tracer: Tracer, rig: Rig, part: str) -> None:
     for net in rig.nets.values():
         for parameter in net.parameters():
             if parameter.grad is not None:
@@ -252,7 +267,7 @@ def _mark(tracer: Tracer, rig: Rig, part: str) -> None:
     tracer.mark(part)
 
 
-def _categorise_state(tracer: Tracer, rig: Rig) -> None:
+def categorise_state(tracer: Tracer, rig: Rig) -> None:
     for net in rig.nets.values():
         for parameter in net.parameters():
             tracer.categorise(parameter, "parameters" if parameter.requires_grad else "frozen")

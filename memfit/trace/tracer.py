@@ -65,6 +65,10 @@ class Tracer(TorchDispatchMode):
         """Calls that take memory inside of themselves."""
         self.net_kind = NetKind()
         self.marks: list[tuple[int, str]] = []
+        self.descriptions: list[scratch.Key | None] | None = None
+        """Of every operator, the call from which it can be made again, where a list is put here."""
+        self.overwritten: set[int] = set()
+        """Modules in whose forward the output of a product, convolution or attention was written to afterwards."""
         self.part = "setup"
         self._is_quiet = False
         self._ids: dict[int, int] = {}
@@ -249,8 +253,18 @@ class Tracer(TorchDispatchMode):
                 moved += one.numel() * one.itemsize
             elif isinstance(one, tuple | list):
                 moved += sum(each.numel() * each.itemsize for each in one if isinstance(each, Tensor))
+        if func._schema.is_mutable and self.part == "forward":
+            self._see_overwritten(args[0] if args else None)
         work = flops(*args, **kwargs, out_val=out) if flops else 0
         self.op_rows.append((str(func), self._current_module(node), self.part, work, moved))
+        if self.descriptions is not None:
+            self.descriptions.append(scratch.describe(func, args, kwargs))
+
+    def _see_overwritten(self, target: Any) -> None:
+        if isinstance(target, Tensor):
+            i = self._ids.get(target.untyped_storage()._cdata)
+            if i is not None and self.op_rows[self.made_by[i]][3]:
+                self.overwritten.add(self.op_rows[self.made_by[i]][1])
 
     def _passes(self, func: Any, args: Any) -> list[tuple[Any, int]]:
         """(plan that cuDNN searches, or None; bytes of its workspace) by output of a convolution."""

@@ -113,7 +113,9 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float,
     before = limit.limit(plan.budget_bytes) if device.type == "cpu" else 0
     resident = limit.resident_bytes()
     try:
-        rig = build(job, device, engine)
+        rig = build(
+            job, device, engine, plan.implementation, rate=plan.learning_rate, warmup_windows=plan.warmup_windows
+        )
         checkpoints = Checkpoints(folder.checkpoints, keep)
         first = (
             resume(rig, plan, checkpoints, say if engine.rank == 0 else _silent, lengths=lengths is not None)

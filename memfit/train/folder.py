@@ -24,8 +24,12 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        why = f"{path} cannot be written: {error.strerror or error}"
-        raise CannotWriteError(f"{why}; make room there, or make it writable, and go on with --resume") from error
+        raise _cannot_write(path, error) from error
+
+
+def _cannot_write(path: Path, error: OSError) -> CannotWriteError:
+    why = f"{path} cannot be written: {error.strerror or error}"
+    return CannotWriteError(f"{why}; make room there, or make it writable, and go on with --resume")
 
 
 class RunFolder:
@@ -83,13 +87,16 @@ class RunFolder:
         Raises:
             CannotWriteError: it cannot be written, as on a full disk.
         """
-        path = self.lines(name)
-        with writing(path):
-            if name not in self._files:
-                self._files[name] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-            whole = (json.dumps(line, allow_nan=True) + "\n").encode()
-            if os.write(self._files[name], whole) != len(whole):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if name not in self._files:
+            with writing(self.lines(name)):
+                self._files[name] = os.open(self.lines(name), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        whole = (json.dumps(line) + "\n").encode()
+        try:
+            written = os.write(self._files[name], whole)
+        except OSError as error:
+            raise _cannot_write(self.lines(name), error) from error
+        if written != len(whole):
+            raise _cannot_write(self.lines(name), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
     def lines(self, name: str) -> Path:
         """Where the lines of ``metrics`` or ``samples`` are."""

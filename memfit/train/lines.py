@@ -18,7 +18,7 @@ def window_line(window: Window, result: WindowResult, done: int, seconds: float,
         done: padded units that were learnt from.
     """
     units = {name: float(value) for name, value in result.units.items()}
-    losses = {name: float(value) if units[name] else None for name, value in result.losses.items()}
+    losses = {name: float(value) / units[name] if units[name] else None for name, value in result.sums.items()}
     known = [value for value in losses.values() if value is not None]
     return {
         "window": window.number,

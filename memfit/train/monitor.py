@@ -25,7 +25,7 @@ from memfit.apply.losses import MicroBatch
 from memfit.apply.rig import Rig
 from memfit.train import limit
 
-MEMORY_EVERY, DEVICE_EVERY = 0.1, 1.0
+PROCESS_EVERY, DEVICE_EVERY = 0.1, 1.0
 """Seconds between two readings at most."""
 DECAY, NOISE_AFTER = 0.9, 5
 SPIKE_AFTER, SPIKE = 10, 6.0
@@ -43,8 +43,8 @@ class Monitor:
         self._parts: Sequence[MicroBatch] = ()
         self._fetched = 0
         self._small: torch.Tensor | None = None
-        self._memory: dict[str, Any] = {}
-        self._memory_at, self._device_at = -math.inf, -math.inf
+        self._process: dict[str, Any] = {}
+        self._process_at, self._device_at = -math.inf, -math.inf
         self._device: dict[str, float | None] = {"gpu_utilisation": None}
         self._nvml = _nvml_handle(rig.device)
         self._clock = (time.perf_counter(), time.process_time())
@@ -66,16 +66,13 @@ class Monitor:
         if self._small is not None and norm is not None and not retries:
             self._learn_noise(float(self._small), norm)
         now = time.perf_counter()
-        if now - self._memory_at > MEMORY_EVERY:
-            self._memory, self._memory_at = self._read_memory(), now
+        if now - self._process_at > PROCESS_EVERY:
+            self._process, self._process_at = self._read_memory() | self._read_cpu(now), now
         if self._nvml is not None and now - self._device_at > DEVICE_EVERY:
             self._device, self._device_at = {"gpu_utilisation": _gpu_utilisation(self._nvml)}, now
-        wall, cpu = now - self._clock[0], time.process_time() - self._clock[1]
-        self._clock = (now, self._clock[1] + cpu)
         return {
-            **self._memory,
+            **self._process,
             **self._device,
-            "cpu_utilisation": cpu / wall / len(os.sched_getaffinity(0)),
             "noise_scale": self.noise_scale,
             "alarm": self._alarm(loss),
         }
@@ -110,8 +107,15 @@ class Monitor:
         if len(seen) < SPIKE_AFTER:
             return None
         mean = sum(seen) / len(seen)
+        if loss <= mean + SPIKE * 1e-3 * abs(mean):
+            return None
         spread = math.sqrt(sum((one - mean) ** 2 for one in seen) / len(seen))
-        return "spike" if loss > mean + SPIKE * max(spread, 1e-3 * abs(mean)) else None
+        return "spike" if loss > mean + SPIKE * spread else None
+
+    def _read_cpu(self, now: float) -> dict[str, Any]:
+        wall, cpu = now - self._clock[0], time.process_time() - self._clock[1]
+        self._clock = (now, self._clock[1] + cpu)
+        return {"cpu_utilisation": cpu / wall / len(os.sched_getaffinity(0))}
 
     def _read_memory(self) -> dict[str, Any]:
         found: dict[str, Any] = {"measured_process_bytes": limit.peak_resident_bytes() - self._before}

@@ -7,13 +7,13 @@ out with a warning. What worked is what the next validation begins with. It neve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memfit.apply.random_state import random_state, set_random_state
 from memfit.apply.rig import Rig
-from memfit.apply.room import idle_nets_aside, room, with_settings
+from memfit.apply.room import idle_nets_aside, idle_nets_back, room, with_settings
 from memfit.device.patching import replaced
 from memfit.engine.ranks import together
 from memfit.errors import describe
@@ -54,6 +54,7 @@ class Phases:
         self._rig, self._plan, self._files, self._say = rig, plan, files, say
         self._policies = {"validate": plan.validation, "save": plan.saving}
         self._items: int | None = plan.validation.items
+        self._trains = False
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -73,14 +74,19 @@ class Phases:
     def training(self) -> Iterator[None]:
         """Around the windows: nets that training does not use wait aside, where the plan says so."""
         with self._idle_aside("train"):
-            yield
+            self._trains = True
+            try:
+                yield
+            finally:
+                self._trains = False
 
     @contextmanager
     def _idle_aside(self, phase: str) -> Iterator[None]:
         if self._plan.idle_nets != "aside" or phase == "save":
             yield
             return
-        with idle_nets_aside(self._rig, phase, self._files):
+        back = idle_nets_back(self._rig, phase) if self._trains else nullcontext()
+        with idle_nets_aside(self._rig, phase, self._files), back:
             yield
 
     def validate(self, window: int, *, briefly: bool = False) -> Validated:

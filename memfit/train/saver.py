@@ -26,6 +26,7 @@ from memfit.plan import Plan
 from memfit.sizes import format_size
 from memfit.train import limit
 from memfit.train.checkpoints import Checkpoints
+from memfit.train.recovery import give_back, release
 from memfit.train.state import state_of
 from memfit.train.tensor_file import in_file_order
 from memfit.train.tree import encode, is_dense
@@ -33,7 +34,10 @@ from memfit.train.tree import encode, is_dense
 
 @dataclass(kw_only=True)
 class Saver:
-    """Saves when asked, never raises for what the disk or the memory does not hold, and says so instead."""
+    """Saves when asked, never raises for what the disk or the memory does not hold, and says so instead.
+
+    A write that memory fails in is tried once more.
+    """
 
     checkpoints: Checkpoints
     plan: Plan
@@ -126,7 +130,14 @@ class Saver:
 
     def _write(self, next_window: int, state: Any, tensors: Mapping[str, Tensor], body: Tensor | None = None) -> None:
         try:
-            self.checkpoints.write(next_window, state, tensors, self.plan, self.lines, body)
+            try:
+                self.checkpoints.write(next_window, state, tensors, self.plan, self.lines, body)
+            except (MemoryError, RuntimeError, OSError) as error:
+                if not limit.is_memory_failure(error):
+                    raise
+                release(error)
+                give_back(torch.device("cpu"))
+                self.checkpoints.write(next_window, state, tensors, self.plan, self.lines, body)
             self.written, self.failed = next_window, False
         except OSError as error:
             self._failed(

@@ -8,7 +8,7 @@ from torch import nn
 from memfit.device.catalogue import find_device
 from memfit.events import ALLOCATE, EMPTY_CACHE, FREE
 from memfit.job import Job, Shape
-from memfit.trace.step import Tracing, trace_job
+from memfit.trace.step import Tracing, trace_family, trace_job
 from memfit.trace.third_window import with_third_window
 
 
@@ -107,3 +107,24 @@ def test_the_third_window_does_what_a_traced_third_one_would(benchmark):
             assert balance[storage] in (0, 1)  # allocated once, freed at most once, after that
     live = np.cumsum(np.where(three.kind == EMPTY_CACHE, 0, three.kind * sizes))
     assert live[second.stop - 1] == live[third.stop - 1]
+
+
+def test_what_a_job_sets_of_cudnn_ends_with_its_trace():
+    class Sets(Twice):
+        def nets(self):
+            torch.backends.cudnn.benchmark = True
+            return super().nets()
+
+    before = torch.backends.cudnn.benchmark
+    assert (trace_job(Sets(), Shape(items=4), Tracing(device=find_device("a100-40gb"))).kind == EMPTY_CACHE).any()
+    assert torch.backends.cudnn.benchmark is before is False
+
+
+@pytest.mark.parametrize("benchmark", [True], indirect=True)
+def test_a_family_derives_micro_batches_although_each_is_searched_for_anew(benchmark):
+    family = trace_family(Twice(), Tracing(device=find_device("a100-40gb")), Shape(items=4))
+    assert family.derives
+    direct = trace_job(Twice(), Shape(items=7), Tracing(device=find_device("a100-40gb"), scratch=False))
+    derived = family.at(Shape(items=7))
+    assert np.array_equal(derived.nbytes[derived.storage], direct.nbytes[direct.storage])
+    assert np.array_equal(derived.kind, direct.kind)

@@ -8,7 +8,7 @@ from memfit.device.catalogue import find_device
 from memfit.job import Job, Shape
 from memfit.planner.predict import footprint_on, predict
 from memfit.replay.margins import margin_of, margins
-from memfit.show.terminal import notes
+from memfit.show.terminal import remarks
 from memfit.trace.step import Tracing, trace_job
 
 
@@ -103,11 +103,11 @@ def test_the_interval_is_the_measured_one_and_a_kind_never_measured_says_so():
     assert measured.measured_runs == margin.runs > 0
     assert train.process_bytes_low == int((train.reserved_bytes + card.context_low) * (1 + margin.low))
     assert train.process_bytes_low < train.process_bytes < train.process_bytes_high
-    assert not any("never measured" in line for line in notes(measured))
+    assert not any("never measured" in line for line in remarks(measured))
 
     never = predict(Net(name="recurrent"), "net", Shape(items=2), card).footprint
     assert never.measured_runs == 0
-    assert any("recurrent, float32" in line and "never measured" in line for line in notes(never))
+    assert any("recurrent, float32" in line and "never measured" in line for line in remarks(never))
     widest = margin_of("recurrent, float32")
     assert all(widest.low <= one.low and widest.high >= one.high for one in margins().values())
 
@@ -118,7 +118,7 @@ def test_on_a_cpu_the_replay_is_exact():
     found = footprint_on(trace, _with_memory(cpu))
     assert found.measured_runs is None
     assert all(one.process_bytes_low == one.process_bytes == one.process_bytes_high for one in found.phases.values())
-    assert notes(found) == []
+    assert remarks(found) == []
 
 
 def test_plan_searches_have_a_line_of_their_own_and_are_not_in_the_need():
@@ -132,7 +132,7 @@ def test_plan_searches_have_a_line_of_their_own_and_are_not_in_the_need():
         torch.backends.cudnn.benchmark = before
     assert plain.plan_searches == 0
     assert searching.plan_searches == 5  # three passes of each of two convolutions; no gradient of the picture
-    assert ["cudnn.benchmark tries plans 5 times" in line for line in notes(searching)] == [True]
+    assert ["cudnn.benchmark tries plans 5 times" in line for line in remarks(searching)] == [True]
     assert searching.phases["train"].allocated_bytes == plain.phases["train"].allocated_bytes
 
 

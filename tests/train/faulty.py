@@ -194,6 +194,7 @@ def run(
     validate=True,
     validation=None,
     saves=print,
+    idle_nets="keep",
     **course,
 ):
     """(exit code, everything that was learnt, ids of every window, lines of metrics, points)."""
@@ -202,6 +203,7 @@ def run(
         job="", settings={}, device="cpu", budget_bytes=1 << 30, unit="samples", global_batch=8, micro_batch=micro,
         micro_batches=[[8]], arithmetic="", engine="single", precision="fp32", seed=5,
         validate_every=None if validate else 0, validation=validation or PhasePolicy(),
+        idle_nets=idle_nets,
     )  # fmt: skip
     folder = RunFolder(path)
     folder.open(resume=False)

@@ -4,9 +4,12 @@ python -m pytest tests/train/test_faults.py
 """
 
 import json
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
+from torch import nn
 
 from memfit.errors import Exit
 from memfit.plan import PhasePolicy
@@ -170,13 +173,54 @@ def test_an_optimizers_state_that_waits_in_a_file_comes_back_bit_for_bit(tmp_pat
     assert not list((tmp_path / "run").glob(".aside*"))
 
 
-def test_saving_that_fails_costs_no_step(tmp_path, monkeypatch):
+class Judged(Noisy):
+    """A net that only validation uses, and one that only training uses."""
+
+    net_phases: ClassVar = {"judge": ("validate",), "front": ("train",)}
+
+    def nets(self):
+        judge = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)).requires_grad_(False)
+        return {**super().nets(), "judge": judge}
+
+    def loss(self, nets, batch):
+        self.seen.setdefault("train", set()).add(waiting(nets))
+        return super().loss(nets, batch)
+
+    def validate(self, nets, batch):
+        self.seen.setdefault("validate", set()).add(waiting(nets))
+        return {"size": nets["judge"](batch[0]).square().mean()}
+
+
+def waiting(nets):
+    """Nets whose parameters lie in files."""
+    files = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if "/.aside." in line]
+    ranges = [tuple(int(end, 16) for end in file[0].split("-")) for file in files]
+    return tuple(n for n, net in nets.items() if any(a <= next(net.parameters()).data_ptr() < b for a, b in ranges))
+
+
+def test_a_net_that_a_phase_does_not_use_waits_in_a_file(tmp_path):
+    class Job(Judged):
+        seen: ClassVar = {}
+
+    _, wanted, _, metrics, _ = run(tmp_path / "keep", Job(), 3)
+    assert Job.seen == {"train": {()}, "validate": {()}}
+    Job.seen.clear()
+    code, learnt, _, found, _ = run(tmp_path / "aside", Job(), 3, idle_nets="aside")
+    assert code == Exit.DONE
+    assert Job.seen == {"train": {("judge",)}, "validate": {("front",)}}
+    assert [line["validation"] for line in found] == [line["validation"] for line in metrics]
+    assert same(learnt, wanted)
+    assert not list((tmp_path / "aside").glob(".aside*"))
+
+
+@pytest.mark.parametrize("failing", [(2,), (3,), (2, 3)])
+def test_saving_that_fails_costs_no_step(failing, tmp_path, monkeypatch):
     _, wanted, ids, _, _ = run(tmp_path / "whole", Noisy(), 3)
     calls = []
 
     def write(*arguments, plain=Checkpoints.write, **options):
         calls.append(1)
-        if len(calls) == 2:
+        if len(calls) in failing:
             run_out_of_memory()
         return plain(*arguments, **options)
 
@@ -184,6 +228,7 @@ def test_saving_that_fails_costs_no_step(tmp_path, monkeypatch):
     said = []
     code, learnt, found, _, _ = run(tmp_path / "run", Noisy(), 3, every=0, saves=said.append)
     assert code == Exit.DONE
-    assert any("no memory for it" in line for line in said)
+    assert [line.split(":")[0] for line in said] == ["checkpoint of window 2 not written"] * (len(failing) - 1)
+    assert all("no memory for it" in line for line in said)
     assert found == ids
     assert same(learnt, wanted)

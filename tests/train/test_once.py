@@ -59,7 +59,7 @@ def as_plain(kind):
     return lambda learned: kind(learned, lr=0.1, **({} if kind is torch.optim.Rprop else options))
 
 
-CASES = {kind.__name__: as_plain(kind) for kind in PER_PARAMETER} | {
+CASES = {kind.__name__: as_plain(kind) for kind in sorted(PER_PARAMETER, key=lambda kind: kind.__name__)} | {
     "AdamW foreach": lambda learned: torch.optim.AdamW(learned, lr=0.1, foreach=True),
     "Adam fused": lambda learned: torch.optim.Adam(learned, lr=0.1, fused=True),
     "SGD foreach": lambda learned: torch.optim.SGD(learned, lr=0.1, momentum=0.9, nesterov=True, foreach=True),

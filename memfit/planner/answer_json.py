@@ -1,0 +1,47 @@
+"""An answer as the JSON of ``memfit plan``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from memfit.planner.search import Answer, policy_name
+
+
+def plan_json(answer: Answer) -> dict[str, Any]:
+    """The JSON of DESIGN.md."""
+    found: dict[str, Any] = {"fits": answer.plan is not None}
+    shown = answer.chosen or answer.floor
+    geometry, replayed = shown.geometry, shown.footprint
+    if answer.plan is not None:
+        found |= asdict(answer.plan)
+    found |= {
+        "verdict": replayed.verdict,
+        "global_batch": geometry.global_batch,
+        "micro_batch": geometry.micro_batch,
+        "micro_batches": list(geometry.micro_batches[0]),
+        "data_parallel": geometry.data_parallel,
+        "engine": "single" if geometry.data_parallel == 1 else "ddp",
+        "checkpointing": dict(shown.checkpointing),
+        "levers": [asdict(lever) for lever in answer.plan.levers] if answer.plan else [],
+        "phases": {phase: asdict(value) for phase, value in replayed.phases.items()},
+        "step_seconds": shown.seconds,
+        "failed_request": asdict(replayed.failed_request) if replayed.failed_request else None,
+        "headroom_bytes": replayed.headroom_bytes,
+    }
+    found["alternatives"] = [
+        {
+            "policy": policy_name(draft.modes, {}),
+            "micro_batch": draft.geometry.micro_batch,
+            "arithmetic": draft.geometry.arithmetic(),
+            "step_seconds": draft.seconds,
+            "process_bytes": draft.peak,
+            "traced": draft.traced,
+        }
+        for draft in answer.alternatives
+    ]
+    found["next_step"] = asdict(answer.next_step) if answer.next_step else None
+    found["dials"] = [asdict(dial) for dial in answer.dials]
+    found["learning_rate"] = asdict(answer.learning_rate)
+    found["seconds"] = answer.seconds
+    return found

@@ -1,0 +1,262 @@
+"""Drafts: ways to run one window, over micro-batches and selections, measured where that is worth it.
+
+One micro-batch's shape is traced under every uniform choice (``fitting``). For another micro-batch the same figures are
+taken to grow with it, which ranks the rest; what ranks first is traced itself, until nothing unmeasured ranks first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from memfit.device.catalogue import Device
+from memfit.geometry import Geometry, shape_of, split
+from memfit.job import Shape
+from memfit.planner.fitting import Fitting
+from memfit.planner.predict import footprint_on
+from memfit.planner.selection import Problem, floor, scaled, solve
+from memfit.trace.session import MicroTrace
+
+EXPLORED = 3
+"""Micro-batches whose selections are traced, at most."""
+LARGER = 4
+"""Times as large as the largest micro-batch that keeps everything: where the time of larger ones is looked up."""
+RANKED = 24
+"""Micro-batches that are ranked, at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """One way to run a window."""
+
+    geometry: Geometry
+    modes: Mapping[str, str]
+    seconds: float | None
+    """Of the window; None where the device's rates are not known."""
+    rank: float
+    """What drafts are compared by: seconds, or work where those are not known."""
+    peak: int
+    """Process bytes of a micro-batch's forward and backward."""
+    fits: bool
+    traced: bool
+    """Whether these were traced, or follow from another micro-batch."""
+
+
+class Drafts:
+    """The drafts of one job, global batch and device."""
+
+    def __init__(
+        self, fitting: Fitting, device: Device, global_batch: int, ranks: int, *,
+        fixed: int | None = None, modes: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """``fixed``: the micro-batch; ``modes``: the checkpointing, where it is not to be chosen."""
+        self.fitting, self.device, self.modes = fitting, device, modes
+        self.job = fitting.session.rig.job
+        self.budget = device.usable_bytes or 0
+        share = -(-global_batch // ranks)
+        self.geometries = [split(global_batch, m, self.job.unit, ranks) for m in sizes(share, self.job.longest, fixed)]
+        self.step_seconds = fitting.step_seconds()
+        self.tried: dict[int, Draft] = {}
+        self._measured: dict[int, tuple[Problem, float, float]] = {}
+        self._kept_seconds: dict[int, float] = {}
+        self._kept_peaks: dict[int, int] = {}
+
+    def best(self) -> Draft | None:
+        """The draft of the least time among those that fit; ties go to the larger micro-batch."""
+        self._measure(self._start())
+        for _ in range(EXPLORED):
+            best = self._best_tried()
+            rest = [g for g in self.geometries if g.micro_batch not in self.tried]
+            if best is not None:
+                rest = [g for g in rest if self.least(g) < best.rank]
+            drafts = [self.estimate(geometry) for geometry in rest]
+            worth = [draft for draft in drafts if draft.fits and (best is None or draft.rank < best.rank)]
+            if not worth:
+                break
+            first = min(worth, key=lambda draft: (draft.rank, -draft.geometry.micro_batch))
+            self._measure(first.geometry)
+        return self._best_tried() or self._fallback()
+
+    def beside(self, best: Draft) -> list[Draft]:
+        """The three next best that fit, each of another micro-batch, and the fastest that recomputes all or nothing."""
+        others = [draft for micro, draft in self.tried.items() if micro != best.geometry.micro_batch]
+        known = {draft.geometry.micro_batch for draft in (best, *others)}
+        others += [self.estimate(g) for g in self.geometries if g.micro_batch not in known]
+        return sorted((draft for draft in others if draft.fits), key=lambda draft: draft.rank)[:3]
+
+    def around(self, best: Draft) -> dict[str, int]:
+        """Process bytes beside the best draft: everything kept, as little as can be, the whole batch at once."""
+        micro = best.geometry.micro_batch
+        shape, accumulated = self._shape(best.geometry)
+        found = {"chosen": best.peak, "keep": self._kept_peaks[micro]}
+        every = dict.fromkeys(self.fitting.blocks(shape, accumulated=accumulated), "full")
+        found["floor"] = self.peak_of(self.fitting.trace(shape, every, accumulated=accumulated))
+        found["more ms"] = round(1000 * (best.rank - self._window(best.geometry, self._kept_seconds[micro])))
+        share = max(sum(rank) for rank in best.geometry.micro_batches)
+        found["at once"] = self.peak_of(self.fitting.trace(shape_of(self.job, share), best.modes, accumulated=False))
+        return found
+
+    def estimate(self, geometry: Geometry, budget: int | None = None) -> Draft:
+        """What follows for a micro-batch from the nearest that was measured."""
+        micro, budget = geometry.micro_batch, self.budget if budget is None else budget
+        if self.kept_peak(micro) <= budget:
+            rank = self._window(geometry, self.kept_seconds(micro))
+            return self._draft(geometry, self.modes or {}, rank, self.kept_peak(micro), fits=True, traced=False)
+        if not self._measured:
+            self._observe(next(g for g in self.geometries if g.micro_batch in self.tried))
+        near = min(self._measured, key=lambda one: abs(np.log(one / micro)))
+        problem, seconds, outside = self._measured[near]
+        kept = self.kept_seconds(micro)
+        other = scaled(problem, micro / near, kept / seconds)
+        choice = solve(other, budget - outside)
+        fits = choice is not None
+        if choice is None:
+            choice = floor(other)
+        rank = self._window(geometry, kept + other.seconds(choice))
+        modes = other.modes(choice) if self.modes is None else self.modes
+        return self._draft(geometry, modes, rank, int(other.peak(choice) + outside), fits=fits, traced=False)
+
+    def least(self, geometry: Geometry) -> float:
+        """The rank of a micro-batch that recomputes nothing, fits or not."""
+        return self._window(geometry, self.kept_seconds(geometry.micro_batch))
+
+    def kept_peak(self, micro: int) -> int:
+        """Process bytes of one micro-batch that recomputes nothing: by the line through two that were traced."""
+        low, high = min(self._kept_peaks), max(self._kept_peaks)
+        slope = (self._kept_peaks[high] - self._kept_peaks[low]) / max(high - low, 1)
+        return int(self._kept_peaks[low] + slope * (micro - low))
+
+    def kept_seconds(self, micro: int) -> float:
+        """Of one micro-batch that recomputes nothing: by the line between the nearest two that were traced."""
+        points = sorted(self._kept_seconds)
+        if micro >= points[-1] or len(points) == 1:
+            return self._kept_seconds[points[-1]] * micro / points[-1]
+        return float(np.interp(micro, points, [self._kept_seconds[point] for point in points]))
+
+    def peak_of(self, found: MicroTrace) -> int:
+        """Process bytes of a traced micro-batch, replayed on the device; where it does not fit, what it would take."""
+        replayed = footprint_on(found.trace, self.device)
+        return replayed.phases["train"].process_bytes if replayed.fits else self.whole_peak_of(found)
+
+    def whole_peak_of(self, found: MicroTrace) -> int:
+        """Process bytes of a traced micro-batch where the allocator never has to give anything back."""
+        return footprint_on(found.trace, unlimited(self.device)).phases["train"].process_bytes
+
+    def _best_tried(self) -> Draft | None:
+        fitting = [draft for draft in self.tried.values() if draft.fits]
+        return min(fitting, key=lambda draft: (draft.rank, -draft.geometry.micro_batch)) if fitting else None
+
+    def _fallback(self) -> Draft | None:
+        """Smaller micro-batches, until one fits; where none does, the smallest is left among the tried."""
+        expected = self._expected()
+        for geometry in self.geometries:
+            if geometry.micro_batch < min(self.tried) and geometry.micro_batch <= expected:
+                self._measure(geometry)
+                if self.tried[geometry.micro_batch].fits:
+                    return self.tried[geometry.micro_batch]
+        last = self.geometries[-1]
+        if last.micro_batch not in self.tried:
+            self._measure(last)
+        return self._best_tried()
+
+    def _expected(self) -> int:
+        """The largest micro-batch that should fit by what was measured; the smallest where none should."""
+        fitting = [g.micro_batch for g in self.geometries if self.estimate(g).fits]
+        return max(fitting, default=self.geometries[-1].micro_batch)
+
+    def _start(self) -> Geometry:
+        """The largest micro-batch that should fit as it is, by the smallest's trace and a line."""
+        small = self.geometries[-1]
+        traced = self._trace_kept(small.micro_batch)
+        base = self.fitting.resident(traced)
+        slope = max(self.whole_peak_of(traced) - base, 1) / small.micro_batch
+        most = max((self.budget - base) / slope, 0)
+        start = next((g for g in self.geometries if g.micro_batch <= most), small)
+        larger = [g.micro_batch for g in self.geometries if g.micro_batch <= LARGER * start.micro_batch]
+        if larger[0] not in self._kept_seconds:
+            self._trace_kept(larger[0])
+        return start
+
+    def _trace_kept(self, micro: int) -> MicroTrace:
+        """A micro-batch as it is, with gradients of an earlier one; notes its seconds."""
+        traced = self.fitting.trace(shape_of(self.job, micro), self.modes or {}, accumulated=True)
+        self._kept_seconds[micro] = self.fitting.total_seconds(traced)
+        self._kept_peaks[micro] = self.whole_peak_of(traced)
+        return traced
+
+    def _measure(self, geometry: Geometry) -> None:
+        """Traces a micro-batch: as it is, and where that does not fit, under its best selection."""
+        micro = geometry.micro_batch
+        shape, accumulated = self._shape(geometry)
+        kept = self.fitting.trace(shape, self.modes, accumulated=accumulated) if self.modes else None
+        kept = kept or self.fitting.kept(shape, accumulated=accumulated)
+        peak, seconds = self.peak_of(kept), self.fitting.total_seconds(kept)
+        self._kept_peaks.setdefault(micro, self.whole_peak_of(kept))
+        self._kept_seconds[micro] = seconds
+        if peak <= self.budget or self.modes is not None:
+            rank = self._window(geometry, seconds)
+            self.tried[micro] = self._draft(
+                geometry, self.modes or {}, rank, peak, fits=peak <= self.budget, traced=True
+            )
+            if self.modes is not None:
+                resident = float(self.fitting.resident(kept))
+                only = Problem(ways=[], base=np.array([float(peak)]), bytes=[], resident=resident)
+                self._measured[micro] = (only, seconds, 0.0)
+            return
+        outside = self._observe(geometry)
+        chosen = self.fitting.select(shape, self.budget, self.peak_of, accumulated=accumulated, outside=outside)
+        fits = chosen is not None
+        if chosen is None:
+            chosen = self.fitting.lowest(shape, self.peak_of, accumulated=accumulated)
+        rank = self._window(geometry, seconds + chosen.more_seconds)
+        self.tried[micro] = self._draft(geometry, chosen.modes, rank, chosen.peak, fits=fits, traced=True)
+
+    def _observe(self, geometry: Geometry) -> float:
+        """Traces a micro-batch under every uniform choice; gives its bytes outside of tensors."""
+        shape, accumulated = self._shape(geometry)
+        problem = self.fitting.problem(shape, accumulated=accumulated)
+        observed = self.fitting.observed(shape, accumulated=accumulated)
+        outside = self.whole_peak_of(self.fitting.kept(shape, accumulated=accumulated)) - observed.keep.peak
+        self._measured[geometry.micro_batch] = (problem, observed.keep.total_seconds, outside)
+        return outside
+
+    def _shape(self, geometry: Geometry) -> tuple[Shape, bool]:
+        return shape_of(self.job, geometry.micro_batch), len(geometry.micro_batches[0]) > 1
+
+    def _draft(
+        self, geometry: Geometry, modes: Mapping[str, str], rank: float, peak: int, *, fits: bool, traced: bool
+    ) -> Draft:
+        return Draft(
+            geometry=geometry, modes=modes, seconds=rank if self.fitting.knows_rates else None, rank=rank, peak=peak,
+            fits=fits, traced=traced,
+        )  # fmt: skip
+
+    def _window(self, geometry: Geometry, micro_seconds: float) -> float:
+        longest = max(sum(rank) for rank in geometry.micro_batches)
+        return micro_seconds * longest / geometry.micro_batch + self.step_seconds
+
+
+def sizes(share: int, longest: int | None, fixed: int | None) -> list[int]:
+    """Micro-batches that split a rank's share into as even parts as can be, from all of it to the smallest.
+
+    A micro-batch holds the longest item at least.
+    """
+    if fixed is not None:
+        return [min(fixed, share)]
+    smallest = min(longest or 1, share)
+    found: list[int] = []
+    count = 1
+    while True:
+        size = max(-(-share // count), smallest)
+        if not found or size < found[-1]:
+            found.append(size)
+        if size == smallest or len(found) >= RANKED:
+            return found if found[-1] == smallest else [*found, smallest]
+        count = count + 1 if count < RANKED // 2 else -(-count * 5 // 4)
+
+
+def unlimited(device: Device) -> Device:
+    """The device with memory without end."""
+    return replace(device, usable_bytes=1 << 60)

@@ -1,0 +1,213 @@
+"""Fitting: a job in a session, its uniform choices observed, and a selection that is traced again until it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from memfit.device.catalogue import Device
+from memfit.job import Job, Shape
+from memfit.planner.layout import Layout, blocks_of, holds, kept_by_module, with_parts
+from memfit.planner.observe import Observation, observe
+from memfit.planner.selection import Problem, floor, problem_of, solve
+from memfit.planner.timing import OVERHEADS, operator_seconds
+from memfit.planner.ways import WHOLE_MODES, Observed, ways_of
+from memfit.trace.durations import overheads
+from memfit.trace.session import MicroTrace, Session, open_session
+from memfit.trace.step import Tracing
+
+ROUNDS = 6
+"""Choices that are traced again for one budget, at most."""
+OUTSIDE = 0.1
+"""Of a budget, what is set aside for fragmentation at first; a choice's own trace says how much it is."""
+CLOSE = 0.01
+"""Of a budget: a choice that leaves less than this is not improved further."""
+
+
+@contextmanager
+def open_fitting(job: Job, how: Tracing, shape: Shape) -> Iterator[Fitting]:
+    """A job in a session on ``how.device``."""
+    mine = OVERHEADS if how.device.is_cuda else overheads()
+    with open_session(job, how, shape) as session:
+        yield Fitting(session, how.device, {mode: (call, each) for mode, (call, each) in mine.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """A choice for every block, with its traced peak and its estimated time for one micro-batch."""
+
+    modes: Mapping[str, str]
+    peak: int
+    """Bytes, as the peak function given to ``select`` counts them."""
+    seconds: float | None
+    """Of the micro-batch's forward and backward; None where the device's rates are not known."""
+    more_seconds: float
+    """Than keeping everything takes, by the sums of the integer program."""
+    traced: int
+    """Choices that were traced on the way."""
+
+
+class Fitting:
+    """One job on one device."""
+
+    def __init__(self, session: Session, device: Device, overheads: Mapping[str, tuple[float, float]]) -> None:
+        self.session, self.device, self.overheads = session, device, overheads
+        self._layout: Layout | None = None
+        self._observed: dict[tuple[Shape, bool], Observed] = {}
+        self._problems: dict[tuple[Shape, bool], Problem] = {}
+        self._kept: dict[tuple[Shape, bool], MicroTrace] = {}
+
+    def trace(self, shape: Shape, modes: Mapping[str, str], *, accumulated: bool) -> MicroTrace:
+        """One micro-batch under these modes."""
+        return self.session.micro_batch(shape, modes, accumulated=accumulated)
+
+    def kept(self, shape: Shape, *, accumulated: bool) -> MicroTrace:
+        """One micro-batch with everything kept."""
+        key = (shape, accumulated)
+        if key not in self._kept:
+            self._kept[key] = self.trace(shape, {}, accumulated=accumulated)
+        return self._kept[key]
+
+    def work(self, traced: MicroTrace) -> np.ndarray:
+        """Of each operator, what drafts are ranked by where no rates are known: the time on some card."""
+        return traced.trace.operator_flops * 1e-14 + traced.trace.operator_bytes * 1e-12
+
+    def resident(self, traced: MicroTrace) -> int:
+        """Process bytes before the micro-batch."""
+        outside = (self.device.context_bytes or 0) if self.device.is_cuda else 0
+        return int(traced.trace.nbytes[traced.trace.made_by < 0].sum()) + outside
+
+    @property
+    def knows_rates(self) -> bool:
+        """Whether seconds are known."""
+        return not self.device.is_cuda or (self.device.fp32_flops is not None and self.device.bandwidth is not None)
+
+    def step_seconds(self) -> float:
+        """Of the optimizers' step."""
+        traced = self.session.optimizer_step()
+        assert traced is not None
+        return self.total_seconds(traced)
+
+    def total_seconds(self, traced: MicroTrace) -> float:
+        """Of all operators; where no rates are known, the work that stands for them."""
+        seconds = self.seconds(traced)
+        return float(self.work(traced).sum() if seconds is None else seconds.sum())
+
+    def seconds(self, traced: MicroTrace) -> np.ndarray | None:
+        """Of each operator; None where the device's rates are not known."""
+        return operator_seconds(traced.trace, self.device, self.session.rig.job.precision, traced.calls)
+
+    def observed(self, shape: Shape, *, accumulated: bool) -> Observed:
+        """This shape under every uniform choice."""
+        key = (shape, accumulated)
+        if key not in self._observed:
+            self._observed[key] = self._observe(shape, accumulated)
+        return self._observed[key]
+
+    def problem(self, shape: Shape, *, accumulated: bool) -> Problem:
+        """The integer program of a shape."""
+        key = (shape, accumulated)
+        if key not in self._problems:
+            observed = self.observed(shape, accumulated=accumulated)
+            self._problems[key] = problem_of(observed.layout, observed.keep, ways_of(observed))
+        return self._problems[key]
+
+    def layout(self, shape: Shape, *, accumulated: bool) -> Layout:
+        """Blocks and parts, the same for every shape."""
+        if self._layout is None:
+            rig, kept = self.session.rig, self.kept(shape, accumulated=accumulated)
+            self._layout = with_parts(blocks_of(rig.job, rig.nets), rig.nets, kept_by_module(kept.trace))
+        return self._layout
+
+    def blocks(self, shape: Shape, *, accumulated: bool) -> list[str]:
+        """Paths of the blocks."""
+        return [block.path for block in self.layout(shape, accumulated=accumulated).blocks]
+
+    def _observe(self, shape: Shape, accumulated: bool) -> Observed:
+        kept, layout = self.kept(shape, accumulated=accumulated), self.layout(shape, accumulated=accumulated)
+
+        def seen(traced: MicroTrace) -> Observation:
+            seconds = self.seconds(traced)
+            return observe(traced.trace, self.work(traced) if seconds is None else seconds, layout)
+
+        def under(paths: list[str], mode: str) -> Observation:
+            able = [path for path in paths if mode != "selective" or path not in barred]
+            return seen(self.trace(shape, dict.fromkeys(able, mode), accumulated=accumulated))
+
+        tops, parts = [block.path for block in layout.blocks], [part for block in layout.blocks for part in block.parts]
+        barred = frozenset(path for path in (*tops, *parts) if holds(path, self.session.overwritten))
+        operators = self._forward_operators(kept, layout)
+        by_block = np.bincount(layout.block_of, weights=operators, minlength=len(tops))
+        more: dict[str, np.ndarray] = {mode: call + each * operators for mode, (call, each) in self.overheads.items()}
+        return Observed(
+            layout=layout,
+            keep=seen(kept),
+            blocks={mode: under(tops, mode) for mode in WHOLE_MODES} if tops else {},
+            parts={mode: under(parts, mode) for mode in WHOLE_MODES} if parts else {},
+            overhead=more,
+            block_overhead={mode: call + each * by_block for mode, (call, each) in self.overheads.items()},
+            barred=barred,
+            offload_rate=None,
+        )
+
+    def _forward_operators(self, traced: MicroTrace, layout: Layout) -> np.ndarray:
+        """int (units,): operators in each unit's forward."""
+        trace = traced.trace
+        unit = layout.of_modules(trace.modules)[trace.operator_module]
+        forward = np.array([part == "forward" for part in trace.parts])[trace.operator_part]
+        return np.bincount(unit[(unit >= 0) & forward], minlength=len(layout.units))
+
+    def select(
+        self, shape: Shape, budget: int, peak_of: Callable[[MicroTrace], int], *, accumulated: bool, outside: float = 0
+    ) -> Selection | None:
+        """The fastest choice whose traced peak is within the budget; None where none is.
+
+        Args:
+            peak_of: the bytes that a traced micro-batch takes, to be held against the budget.
+            outside: how much of them should be no tensor's.
+        """
+        problem = self.problem(shape, accumulated=accumulated)
+        best: Selection | None = None
+        lowest = floor(problem)
+        fitted, failed = problem.peak(lowest), float(budget)
+        aim, tried = budget - min(outside, OUTSIDE * budget), set()
+        for _ in range(ROUNDS):
+            choice = solve(problem, aim) or lowest
+            if tuple(choice) in tried:
+                break
+            tried.add(tuple(choice))
+            found = self.check(shape, problem, choice, peak_of, accumulated=accumulated, traced=len(tried))
+            if found.peak > budget:
+                failed = min(failed, aim)
+            elif best is None or found.more_seconds < best.more_seconds:
+                best, fitted = found, max(fitted, aim)
+            if found.peak <= budget and (budget - found.peak <= CLOSE * budget or not found.modes):
+                break
+            aim = budget - (found.peak - problem.peak(choice))
+            if not fitted < aim < failed:
+                aim = (fitted + failed) / 2
+        return best
+
+    def lowest(self, shape: Shape, peak_of: Callable[[MicroTrace], int], *, accumulated: bool) -> Selection:
+        """The choice of the lowest peak."""
+        problem = self.problem(shape, accumulated=accumulated)
+        return self.check(shape, problem, floor(problem), peak_of, accumulated=accumulated, traced=1)
+
+    def check(
+        self, shape: Shape, problem: Problem, choice: list[int], peak_of: Callable[[MicroTrace], int], *,
+        accumulated: bool, traced: int,
+    ) -> Selection:  # fmt: skip
+        """A choice, traced."""
+        modes = problem.modes(choice)
+        found = self.trace(shape, modes, accumulated=accumulated)
+        seconds = self.seconds(found)
+        return Selection(
+            modes=modes,
+            peak=peak_of(found),
+            seconds=None if seconds is None else float(seconds.sum()),
+            more_seconds=problem.seconds(choice),
+            traced=traced,
+        )

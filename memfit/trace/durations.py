@@ -1,0 +1,134 @@
+"""Durations: how long operators take on this machine's processor. Each distinct call is run here, once, and kept.
+
+As with scratch, a call is made again from its description, on tensors of the same shapes, strides and types. Left out:
+what a call costs beyond itself in a busy process (cold caches, other threads).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils._python_dispatch import _disable_current_modes
+
+from memfit.apply.recompute import recompute
+from memfit.cache import keep, read_kept
+from memfit.trace import scratch
+from memfit.trace.scratch import Key
+
+ENOUGH = 0.03
+"""Seconds after which a call has been timed often enough."""
+MOST = 5
+"""Runs of one call; the median counts."""
+
+
+def now() -> float:
+    """Seconds: of this process's own work where torch runs on one thread, which other processes hardly disturb."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
+def durations(keys: set[Key]) -> dict[Key, float | None]:
+    """Seconds of calls, from the disk where they were timed before; None where a call cannot be made again."""
+    place = scratch.store("durations")
+    known: dict[Key, float | None] = read_kept(place)
+    missing = sorted(keys - known.keys())
+    if missing:
+        with _disable_current_modes(), torch.no_grad():
+            before = torch.default_generator.get_state()
+            known |= {key: _timed(key) for key in missing}
+            torch.default_generator.set_state(before)
+        with contextlib.suppress(OSError):
+            keep(place, known)
+    return {key: known[key] for key in keys}
+
+
+def _timed(key: Key) -> float | None:
+    name, args, kwargs = json.loads(key)
+    try:
+        operator = scratch.operator(name)
+        real = [scratch.real(one) for one in args]
+        named = {one: scratch.real(value) for one, value in kwargs.items()}
+        return _median_seconds(operator, real, named)
+    except (RuntimeError, TypeError, NotImplementedError, IndexError, ValueError):
+        return None
+
+
+def _median_seconds(operator: Any, args: list[Any], kwargs: dict[str, Any]) -> float:
+    operator(*args, **kwargs)
+    runs: list[float] = []
+    while len(runs) < MOST and (not runs or sum(runs) < ENOUGH):
+        begin = now()
+        operator(*args, **kwargs)
+        runs.append(now() - begin)
+    return sorted(runs)[(len(runs) - 1) // 2]
+
+
+class _Chain(nn.Module):
+    """So many products and activations of a few numbers each, whose own work takes next to no time."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(length))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = functional.gelu(layer(x))
+        return x
+
+
+def overheads() -> dict[str, list[float]]:
+    """By mode, seconds beyond its operators that recomputing takes: of one call, and of each operator in it.
+
+    Autograd's hooks and, for ``selective``, a Python mode around every operator. Measured once on this machine.
+    """
+    place = scratch.store("overheads")
+    known: dict[str, list[float]] = read_kept(place)
+    if not known:
+        with _disable_current_modes():
+            before = torch.default_generator.get_state()
+            known = _measured_overheads()
+            torch.default_generator.set_state(before)
+        with contextlib.suppress(OSError):
+            keep(place, known)
+    return known
+
+
+def _measured_overheads() -> dict[str, list[float]]:
+    short, long = (2, 24)
+    more: dict[str, list[float]] = {"full": [], "selective": []}
+    for length in (short, long):
+        net, x = nn.Sequential(_Chain(length)), torch.randn(4, 8, requires_grad=True)
+        kept, forward = _step_seconds(net, x, "keep"), _forward_seconds(net, x)
+        more["full"].append(_step_seconds(net, x, "full") - kept - forward)
+        more["selective"].append(_step_seconds(net, x, "selective") - kept - forward / 2)
+    found = {}
+    for mode, (first, last) in more.items():
+        each = max((last - first) / (2 * (long - short)), 0.0)
+        found[mode] = [max(first - 2 * short * each, 0.0), each]
+    return found
+
+
+def _step_seconds(net: nn.Module, x: Tensor, mode: str) -> float:
+    with recompute({"net": net}, {"net.0": mode}):
+        return _repeated(lambda: net(x).sum().backward())
+
+
+def _forward_seconds(net: nn.Module, x: Tensor) -> float:
+    return _repeated(lambda: net(x))
+
+
+def _repeated(work: Callable[[], Any], times: int = 15) -> float:
+    work()
+    runs = []
+    for _ in range(times):
+        begin = now()
+        work()
+        runs.append(now() - begin)
+    return statistics.median(runs)

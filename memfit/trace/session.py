@@ -1,0 +1,144 @@
+"""Session: a job built once on the virtual device, and micro-batches of it traced under many choices of recompute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from memfit.apply.implementation import supports, with_implementation
+from memfit.apply.recompute import recompute
+from memfit.apply.rig import Rig, build
+from memfit.apply.window import run_window
+from memfit.device.libraries import as_in_a_real_run
+from memfit.events import ALLOCATE, FREE, Trace
+from memfit.job import Job, Shape
+from memfit.trace.scratch import Key, with_scratch
+from memfit.trace.step import Tracing, as_trace, categorise_state, mark, on_virtual_device, synthetic_micro_batch
+from memfit.trace.tracer import Tracer
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MicroTrace:
+    """Forward and backward of one micro-batch, with everything that is resident then, as a trace of one phase."""
+
+    trace: Trace
+    calls: tuple[Key | None, ...]
+    """For each operator, the call as ``memfit.trace.scratch`` describes it; empty for a card."""
+
+
+class Session:
+    """Made by ``open_session``."""
+
+    def __init__(self, rig: Rig, tracer: Tracer) -> None:
+        self.rig, self._tracer = rig, tracer
+
+    @property
+    def overwritten(self) -> set[str]:
+        """Paths of modules whose costly outputs were written to afterwards: ``selective`` cannot keep those."""
+        paths = list(self._tracer.modules)
+        return {paths[index] for index in self._tracer.overwritten}
+
+    def micro_batch(self, shape: Shape, modes: Mapping[str, str], *, accumulated: bool) -> MicroTrace:
+        """One micro-batch under these modes; weights stay as they are.
+
+        Args:
+            accumulated: whether gradients of an earlier micro-batch are resident, and are added to.
+        """
+        tracer, rig = self._tracer, self.rig
+        tracer.mark("setup")
+        if accumulated or rig.job.zero_grad == "after_forward":
+            self._make_gradients()
+        first, row, calls = len(tracer.kind), len(tracer.op_rows), len(tracer.calls)
+        if tracer.device_type == "cpu":
+            tracer.descriptions = []
+        with recompute(rig.nets, modes):
+            micro = synthetic_micro_batch(rig.job, shape, rig.device, tracer)
+            run_window(rig, [micro], lambda part: mark(tracer, rig, part), step=False)
+        found = MicroTrace(trace=self._slice(first, row, calls), calls=tuple(tracer.descriptions or ()))
+        tracer.descriptions = None
+        return found
+
+    def optimizer_step(self, implementation: str = "job") -> MicroTrace | None:
+        """Clipping and the optimizers' steps alone, on gradients that are there; None where they cannot run so.
+
+        Args:
+            implementation: another than that of the session; ``job``: the same.
+        """
+        tracer, rig = self._tracer, self.rig
+        if implementation != "job" and not all(supports(one, implementation) for one in rig.optimizers.values()):
+            return None
+        optimizers = with_implementation(rig.optimizers, implementation)
+        for name, optimizer in optimizers.items():
+            optimizer.state = rig.optimizers[name].state
+        self._make_gradients()
+        first, row, calls = len(tracer.kind), len(tracer.op_rows), len(tracer.calls)
+        if tracer.device_type == "cpu":
+            tracer.descriptions = []
+        for name, optimizer in optimizers.items():
+            mark(tracer, rig, "optimizer")
+            if rig.job.clip is not None:
+                torch.nn.utils.clip_grad_norm_(rig.parameters_of((name,)), rig.job.clip)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        found = MicroTrace(trace=self._slice(first, row, calls), calls=tuple(tracer.descriptions or ()))
+        tracer.descriptions = None
+        return found
+
+    def _make_gradients(self) -> None:
+        for optimizer in self.rig.optimizers.values():
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = torch.empty_like(parameter)
+
+    def _slice(self, first: int, row: int, calls: int) -> Trace:
+        """The events from ``first`` on; what was there before is allocated at their beginning."""
+        tracer = self._tracer
+        whole = as_trace(tracer)
+        alive = np.zeros(len(whole.nbytes), bool)
+        alive[whole.storage[:first][whole.kind[:first] == ALLOCATE]] = True
+        alive[whole.storage[:first][whole.kind[:first] == FREE]] = False
+        made = whole.storage[first:][whole.kind[first:] == ALLOCATE]
+        used = np.concatenate([np.flatnonzero(alive), made])
+        local = np.full(len(whole.nbytes), -1, np.int32)
+        local[used] = np.arange(len(used), dtype=np.int32)
+        before = len(used) - len(made)
+        storage = np.where(whole.storage[first:] >= 0, local[whole.storage[first:]], -1)
+        trace = Trace(
+            kind=np.concatenate([np.full(before, ALLOCATE, np.int8), whole.kind[first:]]),
+            storage=np.concatenate([np.arange(before, dtype=np.int32), storage.astype(np.int32)]),
+            operator=np.concatenate([np.zeros(before, np.int32), np.maximum(whole.operator[first:] - row, 0)]),
+            nbytes=whole.nbytes[used],
+            category=whole.category[used],
+            stream=whole.stream[used],
+            made_by=np.maximum(whole.made_by[used] - row, -1),
+            operator_name=whole.operator_name[row:], operator_module=whole.operator_module[row:],
+            operator_part=whole.operator_part[row:], operator_flops=whole.operator_flops[row:],
+            operator_bytes=whole.operator_bytes[row:],
+            names=whole.names, modules=whole.modules, parts=whole.parts,
+            phases=(("train", 0, before + len(storage)),),
+        )  # fmt: skip
+        shifted = [
+            (position - first + before, max(owner - row, 0), key) for position, owner, key in tracer.calls[calls:]
+        ]
+        return with_scratch(trace, shifted)
+
+
+@contextmanager
+def open_session(job: Job, how: Tracing, shape: Shape) -> Iterator[Session]:
+    """The job on the virtual device, after one window of this shape, which makes the optimizers' state."""
+    with on_virtual_device(how.device) as virtual, as_in_a_real_run(), Tracer(virtual).recording() as tracer:
+        with tracer.phase("setup"):
+            rig = build(job, virtual.device, implementation=how.implementation)
+            tracer.name_modules(rig.nets)
+            categorise_state(tracer, rig)
+        with recompute(rig.nets, how.checkpointing):
+            micro = synthetic_micro_batch(job, shape, virtual.device, tracer)
+            run_window(rig, [micro], lambda part: mark(tracer, rig, part))
+            categorise_state(tracer, rig)
+        for optimizer in rig.optimizers.values():
+            optimizer.zero_grad(set_to_none=True)
+        yield Session(rig, tracer)

@@ -1,0 +1,41 @@
+"""pytest tests/apply/test_recompute.py: recomputing changes nothing but memory."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from memfit.apply.recompute import recompute
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.3), nn.Conv2d(8, 3, 3))
+    return nn.Sequential(block, nn.BatchNorm2d(3))
+
+
+def trained(model: nn.Module, mode: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Gradients and buffers after two steps of two forwards each."""
+    torch.manual_seed(1)
+    with recompute({"net": model}, {"net.0": mode}):
+        for _ in range(2):
+            losses = [model(torch.randn(4, 3, 9, 9)).square().sum() for _ in range(2)]
+            sum(losses).backward()
+    return [p.grad for p in model.parameters()], list(model.buffers())
+
+
+@pytest.mark.parametrize("mode", ["selective", "full", "offload"])
+def test_gradients_and_statistics_are_those_of_keeping_everything(mode):
+    model = net()
+    other = copy.deepcopy(model)
+    for kept, again in zip(trained(model, "keep"), trained(other, mode), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(kept, again, strict=True))
+    assert model[0][1].num_batches_tracked == 4
+
+
+def test_it_is_taken_off_again():
+    model = net()
+    with recompute({"net": model}, {"net.0": "full"}):
+        assert "forward" in model[0].__dict__
+    assert "forward" not in model[0].__dict__

@@ -1,0 +1,109 @@
+"""The joint search: exact global batches, the faster of two ways, what is kept, and what is said where nothing fits.
+
+python -m pytest tests/planner/test_search.py
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from bench.nets import Dit
+from memfit.device.catalogue import find_device, with_memory
+from memfit.errors import InputError
+from memfit.plan import read_plan, write_plan
+from memfit.planner.advice import learning_rate
+from memfit.planner.drafts import sizes
+from memfit.planner.predict import predict
+from memfit.planner.search import find_plan
+
+CARD = replace(find_device("a100-40gb"), context_bytes=0, context_low=0, context_high=0)
+JOB = Dit(dim=64, depth=8, heads=4, frames=512)
+
+
+def card(mib: int):
+    return with_memory(CARD, mib << 20)
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [(64, (64, 32, 22, 16, 13, 11, 10, 8, 7)), (1, (1,)), (7, (7, 4, 3, 2, 1))],
+)
+def test_micro_batches_split_a_share_evenly(share, expected):
+    found = sizes(share, None, None)
+    assert tuple(found[: len(expected)]) == expected
+    assert found[-1] == 1
+    assert found == sorted(set(found), reverse=True)
+    assert sizes(share, None, 3) == [min(3, share)]
+
+
+def test_a_micro_batch_holds_the_longest_item():
+    assert sizes(6000, 282, None)[-1] == 282
+    assert min(sizes(100, 282, None)) == 100
+
+
+@pytest.fixture(scope="module")
+def tight():
+    """A plan that has to recompute: a micro-batch of four is asked for, and everything kept would take more."""
+    return find_plan(JOB, "bench/nets.py:Dit", 10, card(100), micro_batch=4)
+
+
+def test_a_tight_budget_recomputes_and_the_prediction_of_the_plan_agrees(tight, tmp_path):
+    plan = tight.plan
+    assert plan is not None
+    assert plan.arithmetic == "10 = 2 x 4 + 2 on 1 device"
+    assert set(plan.checkpointing.values()) <= {"full", "selective", "offload"}
+    assert plan.checkpointing
+    write_plan(plan, tmp_path / "plan.toml")
+    read = read_plan(tmp_path / "plan.toml")
+    known = {key: value for key, value in plan.settings.items() if value is not None}
+    assert read == replace(plan, settings=known)
+    again = predict(
+        JOB, "dit", shape=tight_shape(), device=card(100), micro_batches=3, checkpointing=read.checkpointing, plan=read
+    )
+    assert again.footprint.phases["train"].allocated_bytes == plan.phases["train"]["allocated_bytes"]
+    lever = next(lever for lever in plan.levers if lever.name.startswith("checkpointing"))
+    assert lever.taken
+    assert lever.saves["train"] > 0
+    assert lever.seconds is not None
+    assert not lever.changes_learning
+
+
+def tight_shape():
+    from memfit.job import Shape
+
+    return Shape(items=4)
+
+
+def test_what_stays_as_the_job_has_it_is_not_touched():
+    found = find_plan(JOB, "dit", 4, card(4096), keep=("checkpointing", "optimizer", "validation"))
+    assert found.plan is not None
+    assert found.plan.checkpointing == {}
+    assert found.plan.implementation == "job"
+    with pytest.raises(InputError, match="no such choice"):
+        find_plan(JOB, "dit", 4, card(4096), keep=("sharding",))
+    with pytest.raises(InputError, match="forbids"):
+        find_plan(JOB, "dit", 4, card(4096), keep=("precision",), allow=("precision",))
+
+
+def test_where_nothing_fits_the_floor_and_the_dials_are_told():
+    found = find_plan(Dit(dim=64, depth=2, heads=4, frames=4096), "dit", 2, card(8))
+    assert found.plan is None
+    assert found.floor.footprint.headroom_bytes < 0
+    assert found.floor.geometry.micro_batch == 1
+    assert sum(found.floor.footprint.phases["train"].categories.values()) > 0
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
+def test_learning_rates_follow_only_when_asked(rule, factor):
+    found = learning_rate(16, 64, rule)
+    assert found.factor == factor
+    assert found.rules == {"none": 1.0, "linear": 4.0, "sqrt": 2.0}
+    assert (found.warmup_windows > 0) == (rule != "none")
+
+
+def test_a_rule_without_a_batch_to_start_from_is_refused():
+    assert learning_rate(None, 64).factor == 1.0
+    with pytest.raises(InputError, match="--tuned-for N"):
+        learning_rate(None, 64, "linear")
+    with pytest.raises(InputError, match="no such rule"):
+        learning_rate(16, 64, "cubic")

@@ -1,0 +1,28 @@
+"""python -m pytest tests/trace/test_known.py"""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from memfit.device.rules import CardRules
+from memfit.device.virtual import virtual_cpu, virtual_gpu
+from memfit.trace.tracer import Tracer
+
+
+@pytest.mark.parametrize("device", [virtual_cpu, lambda: virtual_gpu(CardRules())], ids=["cpu", "gpu"])
+def test_numbers_that_follow_from_the_code_are_known_also_as_a_list(device):
+    with device() as virtual, Tracer(virtual).recording(), virtual.device:
+        assert (4 ** torch.arange(3)).flip(0).tolist() == [16, 4, 1]
+        assert torch.stack([torch.tensor(2), torch.tensor(3)]).tolist() == [2, 3]
+        assert [part.item() for part in torch.arange(6).split(2)[1]] == [2, 3]
+
+
+@pytest.mark.parametrize("device", [virtual_cpu, lambda: virtual_gpu(CardRules())], ids=["cpu", "gpu"])
+def test_a_copy_of_a_net_has_its_own_known_numbers(device):
+    with device() as virtual, Tracer(virtual).recording(), virtual.device:
+        net = nn.BatchNorm2d(3)
+        average = copy.deepcopy(net)
+        net.num_batches_tracked += 1
+        assert (net.num_batches_tracked.item(), average.num_batches_tracked.item()) == (1, 0)

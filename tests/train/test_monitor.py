@@ -1,0 +1,67 @@
+"""The gradient noise scale, where it is known exactly; what a run says of it.
+
+python -m pytest tests/train/test_monitor.py
+"""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from memfit.apply.losses import MicroBatch
+from memfit.apply.rig import build
+from memfit.apply.window import Guard, run_window
+from memfit.cli.run import show_summary
+from memfit.job import Job, Loss
+from memfit.train.folder import RunFolder
+from memfit.train.monitor import Monitor
+
+WIDTH, SIGNAL = 256, 16.0
+"""Gradient of one sample: a vector of squared norm SIGNAL, and noise of variance 1 in each of WIDTH places."""
+
+
+class Quadratic(Job):
+    """Loss |w - x|^2 / 2 with w fixed at distance sqrt(SIGNAL) from the mean of x: noise scale WIDTH / SIGNAL."""
+
+    def nets(self):
+        return {"w": nn.Linear(WIDTH, 1, bias=False)}
+
+    def optimizers(self, nets):
+        nn.init.constant_(nets["w"].weight, (SIGNAL / WIDTH) ** 0.5)
+        return {"sgd": torch.optim.SGD(nets["w"].parameters(), lr=0.0)}
+
+    def loss(self, nets, batch):
+        return Loss((nets["w"].weight - batch).square().sum() / 2, len(batch))
+
+
+@pytest.mark.parametrize(("sizes", "told"), [((4,) * 8, False), ((4,) * 8, True), ((6, 6, 6, 2), True)])
+def test_the_noise_scale_of_a_quadratic_is_its_variance_over_its_squared_gradient(sizes, told):
+    """Over the 19 windows that the decay keeps, the estimate's standard deviation is 5 to 7 %; 25 % is allowed."""
+    rig = build(Quadratic(), "cpu")
+    monitor, generator = Monitor(rig, 0), torch.Generator().manual_seed(0)
+    for number in range(60):
+        data = [torch.randn(size, WIDTH, generator=generator) for size in sizes]
+        parts = [MicroBatch(fetch=lambda x=x: x, padded_units=len(x), units=len(x) if told else None) for x in data]
+        monitor.begin(parts)
+        result = run_window(rig, parts, monitor.mark, guard=Guard(norms=True))
+        line = monitor.end(0.0, float(result.norms["loss"]), 0)
+        assert (line["noise_scale"] is None) == (number < 4)
+    assert line["noise_scale"] == pytest.approx(WIDTH / SIGNAL, rel=0.25)
+
+
+@pytest.mark.parametrize("known", [17.4, None])
+def test_a_run_says_what_its_noise_scale_means(known, tmp_path, capsys):
+    folder = RunFolder(tmp_path)
+    for number, noise in enumerate([None, known, None]):
+        folder.append("metrics", {
+            "window": number, "loss": 1.0, "global_batch_asked": 64, "global_batch_done": 64, "seconds": 1.0,
+            "predicted_process_bytes": 1 << 20, "measured_process_bytes": 1 << 20, "noise_scale": noise,
+        })  # fmt: skip
+    show_summary(folder, 1 << 20, "samples", as_json=True)
+    assert json.loads(capsys.readouterr().out)["noise_scale"] == known
+    show_summary(folder, 1 << 20, "samples", as_json=False)
+    said = " ".join(capsys.readouterr().out.split())
+    words = "Noise scale about 17 samples: a global batch far above it wastes samples (McCandlish et al. 2018)."
+    assert (words in said) == (known is not None)
+    assert ("Noise scale" in said) == (known is not None)
