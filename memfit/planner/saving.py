@@ -26,8 +26,7 @@ def choose_writing(found: Footprint, device: Device) -> Writing:
     The copy's buffers stay for the whole run, so that they are in every phase: of a CPU's budget, in which they then
     count as ``buffers``. For a card they are pinned memory of the host, and the card holds no second copy.
     """
-    save = found.phases.get("save") or found.phases["train"]
-    copy = sum(save.categories[name] for name in _STATE)
+    copy = _copied(found)
     size = format_size(copy)
     if device.is_cuda:
         reason = f"asynchronous: {size} are copied into pinned memory of the host, none of the card's"
@@ -35,6 +34,13 @@ def choose_writing(found: Footprint, device: Device) -> Writing:
     if found.headroom_bytes < copy:
         reason = f"synchronous: a copy of {size} does not fit beside {found.limiting_phase}; training waits meanwhile"
         return Writing(how="synchronous", reason=reason, footprint=found)
+    reason = f"asynchronous: a copy of {size} fits into the budget, and training goes on while it is written"
+    return Writing(how="asynchronous", reason=reason, footprint=with_copy(found))
+
+
+def with_copy(found: Footprint) -> Footprint:
+    """The footprint of a CPU's run that keeps the buffers of a copy of its state."""
+    copy = _copied(found)
     phases = {
         name: replace(
             phase,
@@ -47,6 +53,9 @@ def choose_writing(found: Footprint, device: Device) -> Writing:
         )
         for name, phase in found.phases.items()
     }
-    reason = f"asynchronous: a copy of {size} fits into the budget, and training goes on while it is written"
-    footprint = replace(found, phases=phases, headroom_bytes=found.headroom_bytes - copy)
-    return Writing(how="asynchronous", reason=reason, footprint=footprint)
+    return replace(found, phases=phases, headroom_bytes=found.headroom_bytes - copy)
+
+
+def _copied(found: Footprint) -> int:
+    save = found.phases.get("save") or found.phases["train"]
+    return sum(save.categories[name] for name in _STATE)

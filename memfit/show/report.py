@@ -15,6 +15,7 @@ from memfit.loading import load_job
 from memfit.plan import Plan, read_plan
 from memfit.planner.curve import curve
 from memfit.planner.predict import Prediction, plain_nets, predict
+from memfit.planner.saving import with_copy
 from memfit.show.page import Page, Section, Table
 from memfit.show.report_curve import curve_section
 from memfit.show.report_flight import flight_section
@@ -203,7 +204,9 @@ def _of_prediction(job: Job | None, prediction: Prediction) -> list[Section]:
 def _changes(plan: Plan, found: Prediction) -> list[str]:
     """Phases whose peak is no longer the plan's."""
     notes = []
-    for name, phase in found.footprint.phases.items():
+    copies = plan.checkpoint_writing == "asynchronous" and not found.device.is_cuda
+    footprint = with_copy(found.footprint) if copies else found.footprint
+    for name, phase in footprint.phases.items():
         planned = number(plan.phases.get(name, {}).get("allocated_bytes"))
         if planned is not None and abs(phase.allocated_bytes - planned) > 0.01 * planned:
             sizes = f"{format_size(phase.allocated_bytes)}, where the plan says {format_size(planned)}"
