@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,8 @@ import click
 
 from memfit.cli.options import json_option, print_json
 from memfit.errors import Exit
+
+CRASHES = (-signal.SIGSEGV, -signal.SIGABRT)
 
 
 @click.command("validate")
@@ -26,7 +29,7 @@ def command(target: str, memory: str | None, as_json: bool) -> int:
     One batch as large as training's micro-batches, or smaller where that does not fit, in a process that cannot take
     more than the budget. The same checkpoint gives the same values.
     """
-    from memfit.sizes import parse_size
+    from memfit.sizes import format_size, parse_size
     from memfit.train.limit import ENVIRONMENT
     from memfit.train.parent import for_child
 
@@ -35,6 +38,10 @@ def command(target: str, memory: str | None, as_json: bool) -> int:
         file = Path(folder) / "found.json"
         arguments = [sys.executable, "-m", "memfit.train.validation", target, str(file), str(budget)]
         code = subprocess.run(arguments, env={**os.environ, **ENVIRONMENT, **for_child()}, stdout=sys.stderr).returncode
+        if code in CRASHES and budget:
+            told = f"a library ended the process (signal {-code}) where it found no memory"
+            click.echo(f"memfit: {target}: out of memory: {told}; the budget is {format_size(budget)}", err=True)
+            return Exit.NOTHING_FITS
         if code < 0:
             click.echo(f"memfit: the validating process was killed by signal {-code}", err=True)
             return Exit.STOPPED

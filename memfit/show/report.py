@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,15 +50,17 @@ def report(path: str | Path) -> Page:
 def prediction_report(prediction: Prediction) -> Page:
     """A prediction's footprint over its events."""
     job, problem = _job(prediction.job, prediction.settings)
+    more, why = _curve(lambda: _of_prediction(job, prediction))
     return Page(
         title=f"prediction of {prediction.job}",
         verdict=headline(prediction).plain.rstrip("."),
         tone=TONES[prediction.footprint.verdict],
         about=_about(prediction),
-        sections=[*memory_sections(prediction, _state(job)), *_of_prediction(job, prediction)],
+        sections=[*memory_sections(prediction, _state(job)), *more],
         notes=[
             *([f"Parameters are not told apart by module: {problem}"] if problem else []),
             *remarks(prediction.footprint),
+            *why,
         ],
     )
 
@@ -180,11 +182,21 @@ def _memory(plan: Plan, curves: bool = True) -> tuple[list[Section], list[str]]:
         shape, modes = shape_of(job, plan.micro_batch), plan.checkpointing
         try:
             found = predict(job, plan.job, shape, _device(plan), micro_batches=count, checkpointing=modes, plan=plan)
-            sections = [*memory_sections(found, _state(job)), *(_of_plan(job, plan) if curves else [])]
-            return sections, _changes(plan, found)
+            sections, notes = memory_sections(found, _state(job)), _changes(plan, found)
         except Exception as error:  # the job's code is the user's: a report says what it raised
             problem = _first_line(error)
+        else:
+            more, why = _curve(lambda: _of_plan(job, plan)) if curves else ([], [])
+            return [*sections, *more], [*notes, *why]
     return [], [f"Memory over the step is not here, since the job could not be traced: {problem}"]
+
+
+def _curve(make: Callable[[], list[Section]]) -> tuple[list[Section], list[str]]:
+    """Memory against micro-batch, or why it is not there."""
+    try:
+        return make(), []
+    except Exception as error:  # as above
+        return [], [f"Memory against micro-batch is not here: {_first_line(error)}"]
 
 
 def _of_plan(job: Job, plan: Plan) -> list[Section]:

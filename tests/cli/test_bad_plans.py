@@ -111,10 +111,6 @@ def of_job(name: str) -> tuple[str, str]:
 TRAINED = {
     "a plan for another kind of device": ([('device = "cpu"', 'device = "t4"')], ["plan for t4", "no CUDA device"]),
     "a plan for an unknown device": ([('device = "cpu"', 'device = "gpu"')], ["plan for gpu", "no CUDA device"]),
-    "a plan for several devices": (
-        [("    ],\n]", "    ],\n    [],\n]"), ('engine = "single"', 'engine = "ddp"')],
-        ["plan for 2 devices", "one device"],
-    ),
     "an unknown setting": ([("width = 8", "widht = 8")], ["setting 'widht'", "write width="]),
     "a job that is gone": ([of_job("Gone")], ["has no Gone"]),
     "no data set": ([of_job("NoDataset")], ["the job has no dataset()"]),
@@ -215,6 +211,9 @@ def test_a_checkpoint_of_another_job(trained: Path) -> None:
 def test_a_torn_checkpoint_for_real(tmp_path: Path, trained: Path, plan_file: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(trained, folder)
+    for other in (folder / "checkpoints").iterdir():
+        if other.name != "00000002":
+            shutil.rmtree(other)
     CHECKPOINTS["torn"][0](folder / "checkpoints" / "00000002")
     found = really("run", str(plan_file), "--out", str(folder), "--resume", "--windows", "3", "--json")
     is_one_line(found, "checkpoints ", "00000002: it is torn", "start a new run in another --out")
@@ -222,7 +221,6 @@ def test_a_torn_checkpoint_for_real(tmp_path: Path, trained: Path, plan_file: Pa
 
 REAL = {
     "LossTurnsNaN": ["window 0", "not a finite number"],
-    "UnitsZeroInTheRun": ["window 0", "no valid unit"],
     "SamplesDoNotCollate": ["collate", "write collate(self, samples)"],
 }
 

@@ -47,5 +47,5 @@ def test_a_run_on_a_disk_that_fills_stops_cleanly_and_goes_on_when_there_is_room
             read_checkpoint(checkpoints.folder(window))
         for window in checkpoints.numbers()[1:]:
             shutil.rmtree(checkpoints.folder(window))
-        assert one.run(run, resume=True, log=log)["code"] == 0, log.read_text()
+        assert one.run(run, resume=True, keep=2, log=log)["code"] == 0, log.read_text()
     same_end(run, whole)

@@ -120,8 +120,8 @@ def test_an_interrupted_run_finishes_its_window_and_exits_with_5(plan, tmp_path)
         os.killpg(child.pid, signal.SIGINT)
         child.communicate(timeout=300)
     assert child.returncode == 5
-    (saved,) = (run / "checkpoints").iterdir()
-    assert int(saved.name) == len(lines(run, "samples"))
+    newest = max(int(one.name) for one in (run / "checkpoints").iterdir())
+    assert newest == len(lines(run, "samples"))
     assert len(lines(run, "samples")) == len(lines(run, "metrics"))
 
 

@@ -65,7 +65,8 @@ def test_a_torn_one_is_passed_over_and_a_small_budget_ends_with_3(saved, tmp_pat
     code, out, err = really("validate", str(run), "--memory", "256KiB")
     assert (code, out) == (3, ""), err
     assert "00000002: it is torn or no checkpoint: state.safetensors has 1000 bytes" in err
-    assert "out of memory, even with one item; the budget is 256 KiB" in err
+    assert "out of memory" in err
+    assert "the budget is 256 KiB" in err
     assert "Traceback" not in err
     is_one_line(
         really("validate", str(run / "checkpoints" / "00000002")),
