@@ -19,7 +19,7 @@ POINTS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One micro-batch under one policy: forward and backward with accumulated gradients, at the interval's high end."""
+    """One micro-batch under one policy: forward and backward with accumulated gradients."""
 
     policy: str
     micro_batch: int

@@ -185,7 +185,7 @@
     }));
     const layout = () => {
       const { axis, layout } = base();
-      const annotations = drawn.map((limit) => ({ xref: "paper", x: 1, xanchor: "right", y: limit.bytes / scale, yanchor: "bottom", showarrow: false, text: `${escape(limit.name)} ${size(limit.bytes)}`, font: { color: colour("limit"), size: 12 } }));
+      const annotations = drawn.map((limit) => ({ xref: "paper", x: 0.005, xanchor: "left", y: limit.bytes / scale, yanchor: "bottom", showarrow: false, text: `${escape(limit.name)} ${size(limit.bytes)}`, font: { color: colour("limit"), size: 12 } }));
       const shapes = drawn.map((limit) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: limit.bytes / scale, y1: limit.bytes / scale, line: { color: colour("limit"), width: 1, dash: "dash" } }));
       return {
         ...layout, annotations, shapes, showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { color: colour("ink") } }, margin: { l: 70, r: 14, t: 60, b: 46 },

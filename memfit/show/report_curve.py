@@ -47,7 +47,7 @@ def curve_section(points: Sequence[Point], unit: str, device: Device, chosen: in
     fits = [(name, *(_largest(sizes, bytes_, limit) for bytes_ in taken.values())) for name, limit in limits]
     return Section(
         title="Memory against micro-batch",
-        text="What the process takes in training, with gradients accumulated, at the high end of the interval",
+        text="What the process takes in training, with gradients accumulated",
         figure=figure,
         tables=[
             Table(
