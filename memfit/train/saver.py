@@ -159,7 +159,15 @@ class Saver:
         except OSError:
             free = None
         room = "" if free is None else f" ({format_size(free)} are free there)"
-        return f"give {self.checkpoints.path} {format_size(nbytes)} that can be written{room}"
+        needed = format_size(max(nbytes, self._size_of_written()))
+        return f"give {self.checkpoints.path} {needed} that can be written{room}"
+
+    def _size_of_written(self) -> int:
+        """Bytes that the newest whole checkpoint takes on disk; 0 where there is none."""
+        if self.written is None:
+            return 0
+        files = self.checkpoints.folder(self.written).rglob("*")
+        return sum(file.stat().st_blocks * 512 for file in files)
 
     def _failed(self, next_window: int, why: str, what_to_do: str) -> None:
         self.failed = True
