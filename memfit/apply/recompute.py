@@ -1,7 +1,8 @@
 """Recompute: what of a module's forward is kept for its backward. Put onto instances, and taken off again.
 
 keep: everything that autograd saves. selective: the outputs of matmuls, convolutions and attention; the rest is
-computed again. full: the module's inputs alone. offload: everything, but moved to the host until the backward.
+computed again. full: the module's inputs alone. offload: nothing on the device; all of it waits on the host for the
+backward, copied on the stream that computes (``memfit.apply.offload``).
 
 Recomputing is torch.utils.checkpoint without reentry, which restores the random state: dropout comes out the same.
 """
@@ -18,6 +19,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from memfit.apply.offload import on_the_host
 from memfit.blocks import find_module
 from memfit.errors import InputError
 from memfit.job import Nets
@@ -66,7 +68,7 @@ def _wrapped(module: nn.Module, mode: str) -> Callable[..., Any]:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         if mode == "offload":
-            with torch.autograd.graph.save_on_cpu():
+            with on_the_host(module):
                 return forward(*args, **kwargs)
         return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
