@@ -62,6 +62,7 @@ class Drafts:
         self._measured: dict[int, tuple[Problem, float, float]] = {}
         self._kept_seconds: dict[int, float] = {}
         self._kept_peaks: dict[int, int] = {}
+        self._resident = 0
 
     def best(self) -> Draft | None:
         """The draft of the least time among those that fit; ties go to the larger micro-batch."""
@@ -109,7 +110,8 @@ class Drafts:
         near = min(self._measured, key=lambda one: abs(np.log(one / micro)))
         problem, seconds, outside = self._measured[near]
         kept = self.kept_seconds(micro)
-        other = scaled(problem, micro / near, kept / seconds)
+        fixed = max(self.kept_peak(0) - self._resident, 0.0) if len(self._kept_peaks) > 1 else 0.0
+        other = scaled(problem, micro / near, kept / seconds, fixed)
         choice = solve(other, budget - outside)
         fits = choice is not None
         if choice is None:
@@ -129,11 +131,17 @@ class Drafts:
         return int(self._kept_peaks[low] + slope * (micro - low))
 
     def kept_seconds(self, micro: int) -> float:
-        """Of one micro-batch that recomputes nothing: by the line between the nearest two that were traced."""
+        """Of one micro-batch that recomputes nothing: by the line through the nearest two that were traced.
+
+        A part of the time is the micro-batch's own, whatever its size: launches, weights that are read.
+        """
         points = sorted(self._kept_seconds)
-        if micro >= points[-1] or len(points) == 1:
-            return self._kept_seconds[points[-1]] * micro / points[-1]
-        return float(np.interp(micro, points, [self._kept_seconds[point] for point in points]))
+        if len(points) == 1:
+            return self._kept_seconds[points[0]] * micro / points[0]
+        above = min(max(int(np.searchsorted(points, micro)), 1), len(points) - 1)
+        (low, first), (high, last) = ((point, self._kept_seconds[point]) for point in points[above - 1 : above + 1])
+        slope = max((last - first) / (high - low), 0.0)
+        return max(first + slope * (micro - low), first * min(micro / low, 1.0))
 
     def peak_of(self, found: MicroTrace) -> int:
         """Process bytes of a traced micro-batch, replayed on the device; where it does not fit, what it would take."""
@@ -170,7 +178,7 @@ class Drafts:
         """The largest micro-batch that should fit as it is, by the smallest's trace and a line."""
         small = self.geometries[-1]
         traced = self._trace_kept(small.micro_batch)
-        base = self.fitting.resident(traced)
+        self._resident = base = self.fitting.resident(traced)
         slope = max(self.whole_peak_of(traced) - base, 1) / small.micro_batch
         most = max((self.budget - base) / slope, 0)
         start = next((g for g in self.geometries if g.micro_batch <= most), small)

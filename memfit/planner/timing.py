@@ -21,7 +21,7 @@ LAUNCH = 5e-6
 OVERHEADS = {"full": (60e-6, 2e-6), "selective": (60e-6, 10e-6), "offload": (20e-6, 10e-6)}
 """By mode, seconds of the host for one call, and for each operator in it, where a card waits for them."""
 CPU_FLOPS, CPU_BANDWIDTH = 2e10, 5e9
-"""Of one core, for the few calls that cannot be timed by themselves."""
+"""Of one core, for the few calls that cannot be timed by themselves, where ``memfit calibrate`` was not run."""
 
 
 def operator_seconds(
@@ -73,9 +73,9 @@ def window_seconds(
 
 def _rates(device: Device, precision: str) -> tuple[float, float, float] | None:
     """Operations and bytes a second, and seconds of a launch."""
-    if not device.is_cuda:
-        return CPU_FLOPS, CPU_BANDWIDTH, 0.0
     flops = {"bf16": device.bf16_flops, "fp16": device.fp16_flops}.get(precision) or device.fp32_flops
+    if not device.is_cuda:
+        return flops or CPU_FLOPS, device.bandwidth or CPU_BANDWIDTH, 0.0
     if flops is None or device.bandwidth is None:
         return None
     return flops, device.bandwidth, LAUNCH
