@@ -31,7 +31,12 @@ def start(name: str, device: torch.device, **how: Any) -> Engine:
         return Single()
     if not dist.is_initialized():
         raise InputError(f"--engine {name}", "no process group was joined", "start it with torchrun, or memfit run")
-    if name not in _ON_RANKS:
-        known = ", ".join(("single", *_ON_RANKS))
-        raise InputError(f"--engine {name}", "this memfit has no such engine yet", f"write one of {known}")
+    check_known(name)
     return _ON_RANKS[name](rank=dist.get_rank(), world=dist.get_world_size(), mesh=data_mesh(device.type), **how)
+
+
+def check_known(name: str) -> None:
+    """Raises InputError where there is no such engine."""
+    known = ("single", *_ON_RANKS)
+    if name not in known:
+        raise InputError(f"--engine {name}", "this memfit has no such engine yet", f"write one of {', '.join(known)}")
