@@ -41,7 +41,8 @@ class Engine(Protocol):
 
     @property
     def lockstep(self) -> bool:
-        """Whether collectives run inside forward and backward: then every rank runs as many micro-batches."""
+        """Whether collectives run inside forward and backward: then every rank runs as many micro-batches, and a rank
+        whose memory runs out ends, for all to start again with less (``memfit.train.less``)."""
 
     def place(self, job: Job, nets: Nets) -> Nets:
         """The nets as this engine trains them, with rank 0's values; called before the optimizers are made.
