@@ -43,6 +43,10 @@ class Engine(Protocol):
     def lockstep(self) -> bool:
         """Whether collectives run inside forward and backward: then every rank runs as many micro-batches."""
 
+    @property
+    def spread(self) -> bool:
+        """Whether ranks hold parts of the state: then each writes its own into a checkpoint."""
+
     def place(self, job: Job, nets: Nets) -> Nets:
         """The nets as this engine trains them, with rank 0's values; called before the optimizers are made.
 
@@ -56,6 +60,9 @@ class Engine(Protocol):
     def check(self, job: Job, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
         """Raises InputError where the engine cannot carry these optimizers or turns."""
 
+    def divide(self, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
+        """The optimizers, which were checked, as this engine steps them; before anything has kept their groups."""
+
     def accumulating(self, nets: Nets, last: bool) -> AbstractContextManager[Any]:
         """Around the forward and backward of one micro-batch; ``last`` of this rank's window."""
 
@@ -65,11 +72,17 @@ class Engine(Protocol):
     def reduce(self, prepared: Any) -> None:
         """Gradients become the sum over ranks. One that no rank has stays None."""
 
+    def gradients(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """The tensors in which this rank holds the gradients, once they are reduced; writing to them changes those."""
+
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
         """Scales the whole gradient, of all ranks' shards, to at most this norm; gives the norm before."""
 
     def step(self, optimizer: Optimizer) -> None:
         """One step of an optimizer."""
+
+    def zero_grad(self, optimizer: Optimizer) -> None:
+        """Lets go of the gradients, whole or begun."""
 
     def share_buffers(self, nets: Nets) -> None:
         """Buffers of trained nets (running statistics) become rank 0's, as a checkpoint of rank 0 holds them."""

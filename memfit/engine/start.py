@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,9 +14,15 @@ from memfit.engine.fsdp2 import Fsdp2
 from memfit.engine.mesh import data_mesh
 from memfit.engine.protocol import Engine
 from memfit.engine.single import Single
+from memfit.engine.zero import Zero
 from memfit.errors import InputError
 
-_ON_RANKS: dict[str, Callable[..., Engine]] = {"ddp": Ddp, "fsdp2": Fsdp2}
+_ON_RANKS: dict[str, Callable[..., Engine]] = {
+    "ddp": Ddp,
+    "fsdp2": Fsdp2,
+    "zero1": partial(Zero, stage=1),
+    "zero2": partial(Zero, stage=2),
+}
 
 
 def start(name: str, device: torch.device, **how: Any) -> Engine:

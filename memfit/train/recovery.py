@@ -235,6 +235,8 @@ class Recovery:
         for net in self._rig.nets.values():
             for parameter in net.parameters():
                 parameter.grad = None
+        for optimizer in self._rig.optimizers.values():
+            self._rig.engine.zero_grad(optimizer)
         changed = None
         try:
             self._moving.restore()

@@ -1,0 +1,118 @@
+"""DeepSpeed's ZeRO optimizers, as memfit makes them: quietly, on the process group at hand, summing over ranks."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from memfit.errors import InputError
+
+MOST_ELEMENTS = 500_000_000
+"""DeepSpeed's own reduce_bucket_size and allgather_bucket_size."""
+
+_SHARED_MEMORY = "deepspeed_shm_comm"
+"""DeepSpeed's own all-reduce on a CPU, which it would compile here; collectives are torch.distributed's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """What DeepSpeed lets one choose; sizes are in elements. None: DeepSpeed's own, or all there is where that is less.
+
+    Attributes:
+        reduce_bucket_size: gradients are reduced in parts of so many; a buffer of that size stands through a backward.
+        allgather_bucket_size: stepped weights are gathered in parts of so many.
+        overlap_comm: gradients are reduced beside the backward, which takes a second such buffer.
+        offload_optimizer: the optimizer's state, its copy of the weights and its step are on the host.
+    """
+
+    reduce_bucket_size: int | None = None
+    allgather_bucket_size: int | None = None
+    overlap_comm: bool = False
+    offload_optimizer: bool = False
+
+
+def ready(device: torch.device) -> None:
+    """DeepSpeed imported, silent but for errors, and joined to the default process group.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    if importlib.util.find_spec("deepspeed") is None:
+        raise InputError(
+            "--engine zero1, zero2 or zero3",
+            "DeepSpeed is not installed",
+            "pip install memfit[deepspeed], or write fsdp2",
+        )
+    os.environ.setdefault("DS_ACCELERATOR", device.type)
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    import deepspeed.comm
+    import deepspeed.ops
+    from deepspeed.utils import logger
+
+    logger.setLevel(logging.ERROR)
+    deepspeed.ops.__compatible_ops__[_SHARED_MEMORY] = False
+    if deepspeed.comm.comm.cdb is None:
+        deepspeed.comm.init_distributed(
+            dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False, dist_init_required=False
+        )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what torch remarks of DeepSpeed's calls."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*is deprecated", category=FutureWarning)
+        yield
+
+
+def partitioned(
+    optimizer: Optimizer,
+    names: Mapping[nn.Parameter, str],
+    group: dist.ProcessGroup,
+    choices: Choices,
+    *,
+    gradients: bool,
+) -> Any:
+    """DeepSpeed's optimizer of stage 1 or 2 around this one, whose groups then hold this rank's flat part.
+
+    Args:
+        names: of the parameters.
+        gradients: whether they are partitioned too (stage 2).
+    """
+    from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig
+    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+    from deepspeed.utils.timer import NoopTimer
+
+    kind = optimizer.param_groups[0]["params"][0].dtype
+    elements = sum(p.numel() for p in names)
+    most = min(MOST_ELEMENTS, elements + elements % 2)
+    offload = DeepSpeedZeroOffloadOptimizerConfig(device="cpu") if choices.offload_optimizer else None
+    return DeepSpeedZeroOptimizer(
+        optimizer,
+        dict(names),
+        timers=NoopTimer(),
+        optimizer_params=None,
+        dp_process_group=group,
+        reduce_bucket_size=choices.reduce_bucket_size or most,
+        allgather_bucket_size=choices.allgather_bucket_size or most,
+        overlap_comm=choices.overlap_comm,
+        offload_optimizer_config=offload,
+        clip_grad=0.0,
+        communication_data_type=kind,
+        gradient_accumulation_dtype=kind,
+        gradient_average=False,
+        partition_grads=gradients,
+        check_grad_overflow=False,
+        compute_grad_norm=offload is not None,
+    )

@@ -1,0 +1,254 @@
+"""DeepSpeed's ZeRO: the optimizer's state is divided among ranks (stage 1), and gradients too (stage 2).
+
+DeepSpeed's own optimizer classes around the job's one optimizer, told where a window's last micro-batch ends. Weights
+become parts of one flat tensor for each group of the optimizer; each rank has a copy of its part, which is stepped, and
+gathers the others'. Gradients are sums over ranks: DeepSpeed's averaging is switched off, and nothing is divided by a
+number of micro-batches.
+
+Stage 1 keeps gradients whole until the window's end, as data parallelism does. Stage 2 reduces them after every
+micro-batch, so all ranks run as many.
+
+Left out: several optimizers or turns, float16's scaled losses, optimizers whose step of a part is another than that of
+the whole; ranks of one window whose batches use different parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
+
+from memfit.engine import deepspeed
+from memfit.engine.ddp import Ddp
+from memfit.engine.fsdp2 import ELEMENTWISE
+from memfit.engine.mesh import DATA
+from memfit.engine.ranks import gather
+from memfit.errors import InputError
+from memfit.job import Job, Nets
+
+REBUILT = ("Adagrad",)
+"""Optimizers that DeepSpeed makes anew, with one learning rate for all groups (``initialize_optimizer_states``)."""
+
+
+@dataclass(kw_only=True)
+class Divided:
+    """What DeepSpeed made of the job's optimizer."""
+
+    zero: Any
+    """Its optimizer."""
+    parameters: tuple[nn.Parameter, ...]
+    used: set[int] = field(default_factory=set)
+    """Parameters that this window gave a gradient, by their place."""
+    ever: set[int] = field(default_factory=set)
+    """The same, of any window."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Zero:
+    """The engine of DeepSpeed's ZeRO."""
+
+    rank: int
+    world: int
+    mesh: DeviceMesh
+    stage: int
+    choices: deepspeed.Choices = field(default_factory=deepspeed.Choices)
+    _made: list[Divided] = field(default_factory=list, repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        """zero1 or zero2."""
+        return f"zero{self.stage}"
+
+    @property
+    def lockstep(self) -> bool:
+        """Stage 1 reduces after the window, unless it overlaps that with the last backward."""
+        return self.stage > 1 or self.choices.overlap_comm
+
+    @property
+    def spread(self) -> bool:
+        """The optimizer's state."""
+        return True
+
+    @property
+    def _group(self) -> dist.ProcessGroup:
+        return self.mesh.get_group(DATA)
+
+    @property
+    def _replicas(self) -> Ddp:
+        """What is not divided is as under data parallelism."""
+        return Ddp(rank=self.rank, world=self.world, mesh=self.mesh)
+
+    def place(self, job: Job, nets: Nets) -> Nets:
+        """Rank 0's parameters and buffers on every rank.
+
+        Raises:
+            InputError: the ranks built different nets, or they cannot be trained so.
+        """
+        if job.unsynchronised:
+            raise InputError(
+                f"unsynchronised = {job.unsynchronised!r} on --engine {self.name}",
+                "DeepSpeed has one gradient for all ranks",
+                "write --engine ddp",
+            )
+        if job.precision == "fp16":
+            raise InputError(
+                f"precision=fp16 on --engine {self.name}",
+                "its scaled losses are undone in whole gradients, which DeepSpeed does not keep",
+                "write precision=bf16, or --engine ddp",
+            )
+        return self._replicas.place(job, nets)
+
+    def averages(self, job: Job, nets: Nets) -> Nets:
+        """Rank 0 keeps them."""
+        return self._replicas.averages(job, nets)
+
+    def check(self, job: Job, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
+        """Raises InputError where DeepSpeed cannot carry these optimizers or turns."""
+        turns = job.turns(list(optimizers))
+        if len(optimizers) > 1 or len(turns) > 1:
+            what = f"optimizers {', '.join(optimizers)}" if len(optimizers) > 1 else f"{len(turns)} turns in a window"
+            raise InputError(
+                f"{what} on --engine {self.name}",
+                "DeepSpeed reduces every gradient that a backward makes, the other turns' too",
+                "write --engine ddp or --engine fsdp2",
+            )
+        ((name, optimizer),) = optimizers.items()
+        kind = type(optimizer)
+        if not (kind.__module__.startswith("torch.optim") and kind.__name__ in ELEMENTWISE) or (
+            kind.__name__ in REBUILT
+        ):
+            raise InputError(
+                f"optimizer {name!r} on --engine {self.name}",
+                f"the step of {kind.__name__} on a flat part of all parameters may differ from its step on each",
+                "write --engine ddp, or an optimizer such as torch.optim.AdamW",
+            )
+        paths = {id(p): f"{net}.{path}" for net, module in nets.items() for path, p in module.named_parameters()}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.dtype != torch.float32:
+                    raise InputError(
+                        f"parameter {paths[id(parameter)]} on --engine {self.name}",
+                        f"DeepSpeed would step a float32 copy of {parameter.dtype}, which learns otherwise",
+                        "train float32 parameters (precision=bf16 computes in bfloat16), or write --engine ddp",
+                    )
+
+    def divide(self, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
+        """DeepSpeed takes over the optimizer, whose groups then hold this rank's flat part."""
+        (optimizer,) = optimizers.values()
+        parameters = tuple(p for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
+        names = {p: f"{net}.{path}" for net, module in nets.items() for path, p in module.named_parameters()}
+        deepspeed.ready(parameters[0].device)
+        own = {p: names[p] for p in parameters}
+        zero = deepspeed.partitioned(optimizer, own, self._group, self.choices, gradients=self.stage == 2)
+        made = Divided(zero=zero, parameters=parameters)
+        for place, parameter in enumerate(parameters):
+            parameter.register_post_accumulate_grad_hook(lambda _, place=place: made.used.add(place))
+        self._made.append(made)
+
+    @contextmanager
+    def accumulating(self, nets: Nets, last: bool) -> Iterator[None]:
+        """Tells DeepSpeed where a backward begins and ends, and whether it is the window's last."""
+        zero = self._zero
+        zero.clear_backward_seen_flag()
+        zero.set_gradient_accumulation_boundary(last)
+        zero.enter_backward()
+        try:
+            with deepspeed.quiet():
+                yield
+                if self.lockstep:
+                    self._reduce(last)
+        finally:
+            zero.exit_backward()
+
+    def prepare(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Stage 1: the buffer of a reduction, and zeros where another rank has a gradient and this one has none."""
+        if not self.lockstep:
+            self._replicas.fill(parameters)
+            self._zero.setup_buckets()
+
+    def reduce(self, prepared: None) -> None:
+        """Stage 1 reduces here; stage 2 has."""
+        if not self.lockstep:
+            self._zero.set_gradient_accumulation_boundary(True)
+            self._reduce(last=True)
+
+    def _reduce(self, last: bool) -> None:
+        """As ``DeepSpeedEngine.allreduce_gradients``."""
+        if self.stage > 1:
+            self._zero.overlapping_partition_gradients_reduce_epilogue()
+        elif last:
+            self._zero.reduce_gradients()
+
+    def gradients(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """This rank's parts."""
+        zero = self._zero
+        if zero.cpu_offload:
+            return [part.grad for part in zero.single_partition_of_fp32_groups]
+        return [one for parts in zero.averaged_gradients.values() for one in parts or ()]
+
+    def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
+        """By the norm of all parts of all ranks."""
+        parts = self.gradients(parameters)
+        square = torch.stack([torch.linalg.vector_norm(part) for part in parts]).square().sum()
+        dist.all_reduce(square, group=self._group)
+        norm = square.sqrt()
+        if max_norm != math.inf:
+            torch._foreach_mul_(parts, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+        return norm
+
+    def step(self, optimizer: Optimizer) -> None:
+        """Of this rank's part; then all gather the parts of the others.
+
+        Raises:
+            InputError: a parameter has no gradient, and DeepSpeed would change it all the same.
+        """
+        self._check_unused(optimizer)
+        with deepspeed.quiet():
+            self._zero.step()
+
+    def zero_grad(self, optimizer: Optimizer) -> None:
+        """Lets go of everything that backwards have left in DeepSpeed's hands."""
+        zero = self._zero
+        self._made[0].used.clear()
+        zero.zero_grad(set_to_none=True)
+        zero.micro_step_id = -1
+        for bucket in zero.ipg_buckets.values():
+            bucket.clear()
+        zero.extra_large_param_to_reduce.clear()
+        zero.params_already_reduced = [False] * len(zero.params_already_reduced)
+        for parts in (zero.averaged_gradients, zero.all_grad_tensors):
+            parts.clear()
+        zero._release_ipg_buffers()
+
+    def share_buffers(self, nets: Nets) -> None:
+        """Running statistics of rank 0, as under data parallelism."""
+        self._replicas.share_buffers(nets)
+
+    @property
+    def _zero(self) -> Any:
+        return self._made[0].zero
+
+    def _check_unused(self, optimizer: Optimizer) -> None:
+        """A parameter without a gradient is stepped with zeros: decayed, and moved by what it has learnt before."""
+        made = self._made[0]
+        used = set[int]().union(*gather(self, sorted(made.used)))
+        place = 0
+        for group, parameters in zip(optimizer.param_groups, self._zero.bit16_groups, strict=True):
+            for parameter in parameters:
+                if place not in used and (group.get("weight_decay") or place in made.ever):
+                    raise InputError(
+                        f"parameter {self._zero.param_names[parameter]} on --engine {self.name}",
+                        "no loss of this window uses it, and DeepSpeed would step it all the same",
+                        "freeze it (requires_grad_(False)), or write --engine ddp",
+                    )
+                place += 1
+        made.ever |= used
+        made.used.clear()
