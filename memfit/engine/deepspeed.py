@@ -34,12 +34,20 @@ class Choices:
         allgather_bucket_size: stepped weights are gathered in parts of so many.
         overlap_comm: gradients are reduced beside the backward, which takes a second such buffer.
         offload_optimizer: the optimizer's state, its copy of the weights and its step are on the host.
+        offload_param: weights lie on the host while they are not gathered (stage 3).
+        prefetch_bucket_size: parameters gathered before their module is reached (stage 3).
+        param_persistence_threshold: smaller parameters stay gathered (stage 3).
+        max_live_parameters: parameters that are not released before they are used again (stage 3).
     """
 
     reduce_bucket_size: int | None = None
     allgather_bucket_size: int | None = None
     overlap_comm: bool = False
     offload_optimizer: bool = False
+    offload_param: bool = False
+    prefetch_bucket_size: int = 50_000_000
+    param_persistence_threshold: int = 100_000
+    max_live_parameters: int = 1_000_000_000
 
 
 def ready(device: torch.device) -> None:
@@ -94,9 +102,7 @@ def partitioned(
     from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
     from deepspeed.utils.timer import NoopTimer
 
-    kind = optimizer.param_groups[0]["params"][0].dtype
-    elements = sum(p.numel() for p in names)
-    most = min(MOST_ELEMENTS, elements + elements % 2)
+    most = _most(names)
     offload = DeepSpeedZeroOffloadOptimizerConfig(device="cpu") if choices.offload_optimizer else None
     return DeepSpeedZeroOptimizer(
         optimizer,
@@ -109,10 +115,58 @@ def partitioned(
         overlap_comm=choices.overlap_comm,
         offload_optimizer_config=offload,
         clip_grad=0.0,
-        communication_data_type=kind,
-        gradient_accumulation_dtype=kind,
+        communication_data_type=torch.float32,
         gradient_average=False,
         partition_grads=gradients,
         check_grad_overflow=False,
         compute_grad_norm=offload is not None,
     )
+
+
+def sharded(
+    optimizer: Optimizer,
+    nets: nn.ModuleDict,
+    names: Mapping[nn.Parameter, str],
+    group: dist.ProcessGroup,
+    choices: Choices,
+) -> Any:
+    """DeepSpeed's optimizer of stage 3 around this one; the nets' parameters become parts, gathered around their use.
+
+    Gradients come out as means over ranks.
+
+    Args:
+        names: of the parameters that the optimizer steps.
+    """
+    from deepspeed.runtime.zero.offload_config import (
+        DeepSpeedZeroOffloadOptimizerConfig,
+        DeepSpeedZeroOffloadParamConfig,
+    )
+    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+    from deepspeed.utils.timer import NoopTimer
+
+    return DeepSpeedZeroOptimizer_Stage3(
+        nets,
+        optimizer,
+        dict(names),
+        timers=NoopTimer(),
+        ds_config=None,
+        dp_process_group=group,
+        reduce_bucket_size=choices.reduce_bucket_size or _most(names),
+        prefetch_bucket_size=choices.prefetch_bucket_size,
+        max_live_parameters=choices.max_live_parameters,
+        param_persistence_threshold=choices.param_persistence_threshold,
+        overlap_comm=choices.overlap_comm,
+        offload_optimizer_config=DeepSpeedZeroOffloadOptimizerConfig(device="cpu")
+        if choices.offload_optimizer
+        else None,
+        offload_param_config=DeepSpeedZeroOffloadParamConfig(device="cpu") if choices.offload_param else None,
+        offload_ratio=1.0,
+        clip_grad=0.0,
+        communication_data_type=torch.float32,
+    )
+
+
+def _most(names: Mapping[nn.Parameter, str]) -> int:
+    """DeepSpeed's own bucket, or one that holds all parameters, which is as good."""
+    elements = sum(p.numel() for p in names)
+    return min(MOST_ELEMENTS, elements + elements % 2)

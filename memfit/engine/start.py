@@ -22,6 +22,7 @@ _ON_RANKS: dict[str, Callable[..., Engine]] = {
     "fsdp2": Fsdp2,
     "zero1": partial(Zero, stage=1),
     "zero2": partial(Zero, stage=2),
+    "zero3": partial(Zero, stage=3),
 }
 
 

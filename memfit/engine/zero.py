@@ -1,12 +1,12 @@
-"""DeepSpeed's ZeRO: the optimizer's state is divided among ranks (stage 1), and gradients too (stage 2).
+"""DeepSpeed's ZeRO: the optimizer's state is divided among ranks (stage 1), gradients too (2), and weights (3).
 
 DeepSpeed's own optimizer classes around the job's one optimizer, told where a window's last micro-batch ends. Weights
 become parts of one flat tensor for each group of the optimizer; each rank has a copy of its part, which is stepped, and
 gathers the others'. Gradients are sums over ranks: DeepSpeed's averaging is switched off, and nothing is divided by a
 number of micro-batches.
 
-Stage 1 keeps gradients whole until the window's end, as data parallelism does. Stage 2 reduces them after every
-micro-batch, so all ranks run as many.
+Stage 1 keeps gradients whole until the window's end, as data parallelism does. Stages 2 and 3 reduce them after every
+micro-batch, so all ranks run as many. Stage 3 has means over ranks at the window's end, which are made sums.
 
 Left out: several optimizers or turns, float16's scaled losses, optimizers whose step of a part is another than that of
 the whole; ranks of one window whose batches use different parameters.
@@ -45,6 +45,8 @@ class Divided:
     zero: Any
     """Its optimizer."""
     parameters: tuple[nn.Parameter, ...]
+    groups: tuple[int, ...]
+    """Of each parameter, the optimizer's group."""
     used: set[int] = field(default_factory=set)
     """Parameters that this window gave a gradient, by their place."""
     ever: set[int] = field(default_factory=set)
@@ -64,7 +66,7 @@ class Zero:
 
     @property
     def name(self) -> str:
-        """zero1 or zero2."""
+        """zero1, zero2 or zero3."""
         return f"zero{self.stage}"
 
     @property
@@ -74,7 +76,7 @@ class Zero:
 
     @property
     def spread(self) -> bool:
-        """The optimizer's state."""
+        """The optimizer's state, at least."""
         return True
 
     @property
@@ -107,7 +109,17 @@ class Zero:
         return self._replicas.place(job, nets)
 
     def averages(self, job: Job, nets: Nets) -> Nets:
-        """Rank 0 keeps them."""
+        """Rank 0 keeps them.
+
+        Raises:
+            InputError: no rank has the whole weights.
+        """
+        if self.stage == 3:
+            raise InputError(
+                f"ema={job.ema} on --engine zero3",
+                "DeepSpeed keeps no rank's weights whole, nor an average of them in parts",
+                "write --engine fsdp2 or --engine zero2",
+            )
         return self._replicas.averages(job, nets)
 
     def check(self, job: Job, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
@@ -143,13 +155,20 @@ class Zero:
     def divide(self, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
         """DeepSpeed takes over the optimizer, whose groups then hold this rank's flat part."""
         (optimizer,) = optimizers.values()
-        parameters = tuple(p for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
+        numbered = [
+            (p, n) for n, group in enumerate(optimizer.param_groups) for p in group["params"] if p.requires_grad
+        ]
         names = {p: f"{net}.{path}" for net, module in nets.items() for path, p in module.named_parameters()}
-        deepspeed.ready(parameters[0].device)
-        own = {p: names[p] for p in parameters}
-        zero = deepspeed.partitioned(optimizer, own, self._group, self.choices, gradients=self.stage == 2)
-        made = Divided(zero=zero, parameters=parameters)
-        for place, parameter in enumerate(parameters):
+        deepspeed.ready(numbered[0][0].device)
+        own = {p: names[p] for p, _ in numbered}
+        with deepspeed.quiet():
+            if self.stage == 3:
+                trained = nn.ModuleDict({name: net for name, net in nets.items() if _is_trained(net)})
+                zero = deepspeed.sharded(optimizer, trained, own, self._group, self.choices)
+            else:
+                zero = deepspeed.partitioned(optimizer, own, self._group, self.choices, gradients=self.stage == 2)
+        made = Divided(zero=zero, parameters=tuple(own), groups=tuple(n for _, n in numbered))
+        for place, parameter in enumerate(own):
             parameter.register_post_accumulate_grad_hook(lambda _, place=place: made.used.add(place))
         self._made.append(made)
 
@@ -158,6 +177,8 @@ class Zero:
         """Tells DeepSpeed where a backward begins and ends, and whether it is the window's last."""
         zero = self._zero
         zero.clear_backward_seen_flag()
+        if self.stage == 3:
+            zero.parameter_offload.get_param_coordinator().reset_step()
         zero.set_gradient_accumulation_boundary(last)
         zero.enter_backward()
         try:
@@ -165,6 +186,7 @@ class Zero:
                 yield
                 if self.lockstep:
                     self._reduce(last)
+                zero.backward_epilogue()
         finally:
             zero.exit_backward()
 
@@ -186,12 +208,14 @@ class Zero:
             self._zero.overlapping_partition_gradients_reduce_epilogue()
         elif last:
             self._zero.reduce_gradients()
+        if self.stage == 3 and last:
+            torch._foreach_mul_(self.gradients(()), self.world)
 
     def gradients(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         """This rank's parts."""
         zero = self._zero
-        if zero.cpu_offload:
-            return [part.grad for part in zero.single_partition_of_fp32_groups]
+        if self.choices.offload_optimizer:
+            return [part.grad for part in self.parts]
         return [one for parts in zero.averaged_gradients.values() for one in parts or ()]
 
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
@@ -219,6 +243,11 @@ class Zero:
         zero = self._zero
         self._made[0].used.clear()
         zero.zero_grad(set_to_none=True)
+        if self.stage == 3:
+            for bucket in zero.ipg_buckets.values():
+                bucket.clear_params()
+            zero.averaged_gradients.clear()
+            return
         zero.micro_step_id = -1
         for bucket in zero.ipg_buckets.values():
             bucket.clear()
@@ -233,6 +262,15 @@ class Zero:
         self._replicas.share_buffers(nets)
 
     @property
+    def parts(self) -> list[Tensor]:
+        """This rank's flat parts of the weights, which are stepped."""
+        zero = self._zero
+        found: list[Tensor] = (
+            zero.fp32_partitioned_groups_flat if self.stage == 3 else zero.single_partition_of_fp32_groups
+        )
+        return found
+
+    @property
     def _zero(self) -> Any:
         return self._made[0].zero
 
@@ -240,15 +278,17 @@ class Zero:
         """A parameter without a gradient is stepped with zeros: decayed, and moved by what it has learnt before."""
         made = self._made[0]
         used = set[int]().union(*gather(self, sorted(made.used)))
-        place = 0
-        for group, parameters in zip(optimizer.param_groups, self._zero.bit16_groups, strict=True):
-            for parameter in parameters:
-                if place not in used and (group.get("weight_decay") or place in made.ever):
-                    raise InputError(
-                        f"parameter {self._zero.param_names[parameter]} on --engine {self.name}",
-                        "no loss of this window uses it, and DeepSpeed would step it all the same",
-                        "freeze it (requires_grad_(False)), or write --engine ddp",
-                    )
-                place += 1
+        for place, (parameter, group) in enumerate(zip(made.parameters, made.groups, strict=True)):
+            decays = optimizer.param_groups[group].get("weight_decay")
+            if place not in used and (decays or place in made.ever):
+                raise InputError(
+                    f"parameter {made.zero.param_names[parameter]} on --engine {self.name}",
+                    "no loss of this window uses it, and DeepSpeed would step it all the same",
+                    "freeze it (requires_grad_(False)), or write --engine ddp",
+                )
         made.ever |= used
         made.used.clear()
+
+
+def _is_trained(net: nn.Module) -> bool:
+    return any(p.requires_grad for p in net.parameters())
