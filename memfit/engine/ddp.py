@@ -154,6 +154,10 @@ class Ddp:
         """torch's own."""
         optimizer.zero_grad(set_to_none=True)
 
+    def weights(self, net: nn.Module) -> dict[str, Tensor]:
+        """Every rank has them."""
+        return dict(net.state_dict())
+
     def share_buffers(self, nets: Nets) -> None:
         """Running statistics of rank 0, as DistributedDataParallel has it."""
         for net in nets.values():

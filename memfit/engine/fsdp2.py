@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 
 from memfit.blocks import items
 from memfit.engine.ddp import Ddp
+from memfit.engine.ranks import whole
 from memfit.engine.single import copied
 from memfit.errors import InputError
 from memfit.job import Job, Nets
@@ -147,6 +148,10 @@ class Fsdp2:
     def zero_grad(self, optimizer: Optimizer) -> None:
         """torch's own."""
         optimizer.zero_grad(set_to_none=True)
+
+    def weights(self, net: nn.Module) -> dict[str, Tensor]:
+        """Gathered from the shards."""
+        return {key: whole(value) for key, value in net.state_dict().items()}
 
     def share_buffers(self, nets: Nets) -> None:
         """Running statistics of rank 0, as under data parallelism."""

@@ -84,5 +84,8 @@ class Engine(Protocol):
     def zero_grad(self, optimizer: Optimizer) -> None:
         """Lets go of the gradients, whole or begun."""
 
+    def weights(self, net: nn.Module) -> dict[str, Tensor]:
+        """A net's state_dict with whole tensors; every rank calls it, in the same order."""
+
     def share_buffers(self, nets: Nets) -> None:
         """Buffers of trained nets (running statistics) become rank 0's, as a checkpoint of rank 0 holds them."""

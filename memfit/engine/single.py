@@ -67,6 +67,10 @@ class Single:
         """torch's own."""
         optimizer.zero_grad(set_to_none=True)
 
+    def weights(self, net: nn.Module) -> dict[str, Tensor]:
+        """They are here."""
+        return dict(net.state_dict())
+
     def share_buffers(self, nets: Nets) -> None:
         """They are rank 0's."""
 

@@ -31,6 +31,7 @@ from memfit.engine.ddp import Ddp
 from memfit.engine.fsdp2 import ELEMENTWISE
 from memfit.engine.mesh import DATA
 from memfit.engine.ranks import gather
+from memfit.engine.zero_parts import Run, runs, whole
 from memfit.errors import InputError
 from memfit.job import Job, Nets
 
@@ -142,15 +143,19 @@ class Zero:
                 f"the step of {kind.__name__} on a flat part of all parameters may differ from its step on each",
                 "write --engine ddp, or an optimizer such as torch.optim.AdamW",
             )
-        paths = {id(p): f"{net}.{path}" for net, module in nets.items() for path, p in module.named_parameters()}
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.dtype != torch.float32:
-                    raise InputError(
-                        f"parameter {paths[id(parameter)]} on --engine {self.name}",
-                        f"DeepSpeed would step a float32 copy of {parameter.dtype}, which learns otherwise",
-                        "train float32 parameters (precision=bf16 computes in bfloat16), or write --engine ddp",
-                    )
+        for path, parameter in _held(nets):
+            if parameter.dtype != torch.float32:
+                raise InputError(
+                    f"parameter {path} on --engine {self.name}",
+                    f"DeepSpeed would step a float32 copy of {parameter.dtype}, which learns otherwise",
+                    "train float32 parameters (precision=bf16 computes in bfloat16), or write --engine ddp",
+                )
+            if self.stage == 3 and parameter.dim() == 0:
+                raise InputError(
+                    f"parameter {path} on --engine zero3",
+                    "it is a single number, which DeepSpeed does not cut",
+                    "make it a tensor of shape (1,), or write --engine zero2",
+                )
 
     def divide(self, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
         """DeepSpeed takes over the optimizer, whose groups then hold this rank's flat part."""
@@ -179,6 +184,7 @@ class Zero:
         zero.clear_backward_seen_flag()
         if self.stage == 3:
             zero.parameter_offload.get_param_coordinator().reset_step()
+            _gather_on_access(zero.module, True)
         zero.set_gradient_accumulation_boundary(last)
         zero.enter_backward()
         try:
@@ -189,6 +195,8 @@ class Zero:
                 zero.backward_epilogue()
         finally:
             zero.exit_backward()
+            if self.stage == 3:
+                _gather_on_access(zero.module, False)
 
     def prepare(self, parameters: Sequence[nn.Parameter]) -> None:
         """Stage 1: the buffer of a reduction, and zeros where another rank has a gradient and this one has none."""
@@ -215,7 +223,7 @@ class Zero:
         """This rank's parts."""
         zero = self._zero
         if self.choices.offload_optimizer:
-            return [part.grad for part in self.parts]
+            return [part.grad for part in self.parts if part.grad is not None]
         return [one for parts in zero.averaged_gradients.values() for one in parts or ()]
 
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
@@ -257,6 +265,10 @@ class Zero:
             parts.clear()
         zero._release_ipg_buffers()
 
+    def weights(self, net: nn.Module) -> dict[str, Tensor]:
+        """Gathered where they are cut."""
+        return {name: self._whole(value) for name, value in net.state_dict(keep_vars=True).items()}
+
     def share_buffers(self, nets: Nets) -> None:
         """Running statistics of rank 0, as under data parallelism."""
         self._replicas.share_buffers(nets)
@@ -269,6 +281,40 @@ class Zero:
             zero.fp32_partitioned_groups_flat if self.stage == 3 else zero.single_partition_of_fp32_groups
         )
         return found
+
+    def runs(self) -> list[Run]:
+        """What this rank holds of the parameters that are stepped."""
+        return runs(self._zero, self.stage, self.rank)
+
+    def names_by_group(self) -> list[list[str]]:
+        """``net.path`` of the parameters that each group of the optimizer steps, on all ranks together."""
+        made = self._made[0]
+        found: list[list[str]] = [[] for _ in range(1 + max(made.groups))]
+        for parameter, group in zip(made.parameters, made.groups, strict=True):
+            found[group].append(made.zero.param_names[parameter])
+        return found
+
+    def weights_changed(self) -> None:
+        """Somebody wrote to the nets' weights, or to this rank's parts of them: what DeepSpeed holds beside follows."""
+        zero = self._zero
+        with torch.no_grad(), deepspeed.quiet():
+            if self.stage < 3:
+                for run in self.runs():
+                    run.of(run.flat).copy_(run.parameter.detach().reshape(-1)[run.start : run.start + run.count])
+                return
+            zero._partition_all_parameters()
+            for flat, part in zip(zero.fp32_partitioned_groups_flat, zero.fp16_partitioned_groups_flat, strict=True):
+                flat.data.copy_(part.data)
+            if zero.persistent_parameters:
+                zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
+
+    def _whole(self, value: Any) -> Tensor:
+        if not hasattr(value, "ds_tensor"):
+            held: Tensor = value.detach()
+            return held
+        part = value.ds_tensor.data
+        start = min(self.rank * part.numel(), value.ds_numel)
+        return whole(part[: value.ds_numel - start], start, value.ds_shape, self._group)
 
     @property
     def _zero(self) -> Any:
@@ -288,6 +334,21 @@ class Zero:
                 )
         made.ever |= used
         made.used.clear()
+
+
+def _gather_on_access(nets: nn.Module, gathers: bool) -> None:
+    """Whether a parameter that is read outside of its module's forward is gathered then, as ``DeepSpeedEngine.forward``
+    has it."""
+    for module in nets.modules():
+        module._parameters._in_forward = gathers  # type: ignore[attr-defined]
+
+
+def _held(nets: Nets) -> Iterator[tuple[str, nn.Parameter]]:
+    """(``net.path``, parameter) of what DeepSpeed is given: all of every trained net."""
+    for name, net in nets.items():
+        if _is_trained(net):
+            for path, parameter in net.named_parameters():
+                yield f"{name}.{path}", parameter
 
 
 def _is_trained(net: nn.Module) -> bool:

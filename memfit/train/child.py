@@ -134,7 +134,7 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float,
         lines = [folder.lines("samples"), folder.lines("metrics")]
         common: dict[str, Any] = {"checkpoints": checkpoints, "plan": plan, "lines": lines, "every": every}
         common |= {"say": say if engine.rank == 0 else _silent, "written": first or None}
-        if engine.lockstep:
+        if engine.spread:
             saver = SpreadSaver(**common)
         elif engine.rank == 0:
             saver = Saver(**common, asynchronous=plan.checkpoint_writing == "asynchronous")
