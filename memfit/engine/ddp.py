@@ -55,6 +55,7 @@ class Ddp:
     mesh: DeviceMesh
     name: str = "ddp"
     lockstep: bool = False
+    steps_together: bool = False
     spread: bool = False
 
     @property
@@ -149,6 +150,10 @@ class Ddp:
     def step(self, optimizer: Optimizer) -> None:
         """The same step on every rank."""
         optimizer.step()
+
+    def stepped(self, optimizer: Optimizer) -> list[Tensor]:
+        """Its parameters."""
+        return [p for group in optimizer.param_groups for p in group["params"]]
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         """torch's own."""

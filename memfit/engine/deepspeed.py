@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import logging
 import os
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from memfit.device.patching import replaced
 from memfit.errors import InputError
 
 MOST_ELEMENTS = 500_000_000
@@ -23,6 +25,8 @@ MOST_ELEMENTS = 500_000_000
 
 _SHARED_MEMORY = "deepspeed_shm_comm"
 """DeepSpeed's own all-reduce on a CPU, which it would compile here; collectives are torch.distributed's."""
+_MUON = "deepspeed.runtime.zero.muon.muon_optimizer"
+"""Imported by the first reduction of any gradient; its kernels, which nothing here uses, would load a compiler."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +55,7 @@ class Choices:
 
 
 def ready(device: torch.device) -> None:
-    """DeepSpeed imported, silent but for errors, and joined to the default process group.
+    """DeepSpeed imported with all that it imports later, silent but for errors, and joined to the process group.
 
     Raises:
         InputError: it is not installed.
@@ -70,6 +74,8 @@ def ready(device: torch.device) -> None:
 
     logger.setLevel(logging.ERROR)
     deepspeed.ops.__compatible_ops__[_SHARED_MEMORY] = False
+    with replaced(torch, compile=lambda function=None, **how: function or (lambda decorated: decorated)):
+        importlib.import_module(_MUON)
     if deepspeed.comm.comm.cdb is None:
         deepspeed.comm.init_distributed(
             dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False, dist_init_required=False

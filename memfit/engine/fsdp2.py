@@ -53,6 +53,7 @@ class Fsdp2:
     mesh: DeviceMesh
     name: str = "fsdp2"
     lockstep: bool = True
+    steps_together: bool = False
     spread: bool = True
     sync_each_micro_batch: bool = True
     half_gather: bool = False
@@ -144,6 +145,10 @@ class Fsdp2:
     def step(self, optimizer: Optimizer) -> None:
         """Of this rank's shards."""
         optimizer.step()
+
+    def stepped(self, optimizer: Optimizer) -> list[Tensor]:
+        """Its parameters."""
+        return [p for group in optimizer.param_groups for p in group["params"]]
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         """torch's own."""

@@ -47,6 +47,10 @@ class Engine(Protocol):
     def spread(self) -> bool:
         """Whether ranks hold parts of the state: then each writes its own into a checkpoint."""
 
+    @property
+    def steps_together(self) -> bool:
+        """Whether a step runs collectives: one that failed on one rank can then not be finished by that rank alone."""
+
     def place(self, job: Job, nets: Nets) -> Nets:
         """The nets as this engine trains them, with rank 0's values; called before the optimizers are made.
 
@@ -80,6 +84,9 @@ class Engine(Protocol):
 
     def step(self, optimizer: Optimizer) -> None:
         """One step of an optimizer."""
+
+    def stepped(self, optimizer: Optimizer) -> list[Tensor]:
+        """The weights that a step of this optimizer writes on this rank."""
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         """Lets go of the gradients, whole or begun."""

@@ -25,6 +25,7 @@ class Single:
     world: int = 1
     mesh: None = None
     lockstep: bool = False
+    steps_together: bool = False
     spread: bool = False
 
     def place(self, job: Job, nets: Nets) -> Nets:
@@ -62,6 +63,10 @@ class Single:
     def step(self, optimizer: Optimizer) -> None:
         """One step."""
         optimizer.step()
+
+    def stepped(self, optimizer: Optimizer) -> list[Tensor]:
+        """Its parameters."""
+        return [p for group in optimizer.param_groups for p in group["params"]]
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         """torch's own."""

@@ -76,6 +76,11 @@ class Zero:
         return self.stage > 1 or self.choices.overlap_comm
 
     @property
+    def steps_together(self) -> bool:
+        """Stepped weights are gathered."""
+        return True
+
+    @property
     def spread(self) -> bool:
         """The optimizer's state, at least."""
         return True
@@ -164,7 +169,6 @@ class Zero:
             (p, n) for n, group in enumerate(optimizer.param_groups) for p in group["params"] if p.requires_grad
         ]
         names = {p: f"{net}.{path}" for net, module in nets.items() for path, p in module.named_parameters()}
-        deepspeed.ready(numbered[0][0].device)
         own = {p: names[p] for p, _ in numbered}
         with deepspeed.quiet():
             if self.stage == 3:
@@ -223,7 +227,7 @@ class Zero:
         """This rank's parts."""
         zero = self._zero
         if self.choices.offload_optimizer:
-            return [part.grad for part in self.parts if part.grad is not None]
+            return [part.grad for part in self.stepped(zero.optimizer) if part.grad is not None]
         return [one for parts in zero.averaged_gradients.values() for one in parts or ()]
 
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
@@ -245,6 +249,11 @@ class Zero:
         self._check_unused(optimizer)
         with deepspeed.quiet():
             self._zero.step()
+
+    def stepped(self, optimizer: Optimizer) -> list[Tensor]:
+        """This rank's flat parts of the weights."""
+        zero = self._zero
+        return list(zero.fp32_partitioned_groups_flat if self.stage == 3 else zero.single_partition_of_fp32_groups)
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         """Lets go of everything that backwards have left in DeepSpeed's hands."""
@@ -272,15 +281,6 @@ class Zero:
     def share_buffers(self, nets: Nets) -> None:
         """Running statistics of rank 0, as under data parallelism."""
         self._replicas.share_buffers(nets)
-
-    @property
-    def parts(self) -> list[Tensor]:
-        """This rank's flat parts of the weights, which are stepped."""
-        zero = self._zero
-        found: list[Tensor] = (
-            zero.fp32_partitioned_groups_flat if self.stage == 3 else zero.single_partition_of_fp32_groups
-        )
-        return found
 
     def runs(self) -> list[Run]:
         """What this rank holds of the parameters that are stepped."""

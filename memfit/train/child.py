@@ -93,7 +93,7 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float,
     plan = read_plan(folder.plan)
     _check_ranks(plan)
     device = device_of(plan)
-    engine = start(plan.engine, device)
+    engine = start(plan.engine, device, **plan.engine_choices)
     job = load_job(plan.job, dict(plan.settings))
     samples, lengths = job.dataset(), job.lengths()
     if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):

@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
         if launched() is not None:
             join()
         plan = read_plan(folder / "plan.toml")
-        engine = start(plan.engine, torch.device("cpu"))
+        engine = start(plan.engine, torch.device("cpu"), **plan.engine_choices)
         result = verify_world(plan, engine, folder, windows)
         if engine.world == 1:
             result["findings"] = [asdict(one) for one in split_findings(job_of(plan), plan.seed)]

@@ -9,7 +9,6 @@ from torch import nn
 
 from memfit.apply.rig import build
 from memfit.apply.window import run_window
-from memfit.engine.deepspeed import Choices
 from memfit.engine.mesh import join
 from memfit.engine.start import start
 from memfit.errors import InputError
@@ -200,7 +199,7 @@ def refusals(engine):
 def main():
     join()
     rank, folder = dist.get_rank(), Path(sys.argv[1])
-    found = {(case, name, *how): train(case, start(name, CPU, choices=Choices(**how))) for case, name, how in CASES}
+    found = {(case, name, *how): train(case, start(name, CPU, **how)) for case, name, how in CASES}
     found["refusals"] = {name: refusals(lambda name=name: start(name, CPU)) for name in ("zero1", "zero2", "zero3")}
     for writer, readers in READERS.items():
         found["saved", writer] = saved(start(writer, CPU), folder / writer)
