@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from memfit.engine.mesh import DATA
 from memfit.errors import describe
@@ -120,7 +121,15 @@ def total(
 
 def whole(tensor: Tensor) -> Tensor:
     """A tensor that an engine has sharded, gathered from its ranks, which all call it; another is itself."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def part_of(tensor: Tensor, like: Tensor) -> Tensor:
+    """This rank's part of a whole tensor that every rank has, where ``like`` is sharded; else the tensor itself."""
+    if not isinstance(like, DTensor):
+        return tensor
+    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def _fake(engine: Engine) -> bool:

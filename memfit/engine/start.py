@@ -42,9 +42,7 @@ def start(name: str, device: torch.device, **how: Any) -> Engine:
     Raises:
         InputError: no such engine, a choice that it does not have, or several ranks without a process group.
     """
-    if name not in CHOICES:
-        known = ", ".join(CHOICES)
-        raise InputError(f"--engine {name}", "this memfit has no such engine yet", f"write one of {known}")
+    check_known(name)
     check_choices(name, how)
     if name == "single":
         return Single()
@@ -75,3 +73,10 @@ def check_choices(engine: str, choices: Mapping[str, Any]) -> None:
             even = "even, " if key == "allgather_bucket_size" else ""
             write = f"write a whole number, {even}{wants} or more, of elements"
             raise InputError(f"engine_choices.{key} = {value!r}", "no such number of elements", write)
+
+
+def check_known(name: str) -> None:
+    """Raises InputError where there is no such engine."""
+    if name not in CHOICES:
+        known = ", ".join(CHOICES)
+        raise InputError(f"--engine {name}", "this memfit has no such engine yet", f"write one of {known}")

@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,8 +52,9 @@ def _code_of(folder: Path, exits: Sequence[int]) -> int:
     for note in folder.glob(".ended-*"):
         with contextlib.suppress(OSError, ValueError, KeyError):
             return int(json.loads(note.read_text())["code"])
-    if any(code < 0 for code in exits):
-        names = ", ".join(str(-code) for code in exits if code < 0)
+    killed = [-code for code in exits if code < 0]
+    if killed and (set(killed) != {signal.SIGTERM} or len(killed) == len(exits)):
+        names = ", ".join(map(str, killed))
         print(f"memfit: ranks were killed by signal {names} too often; go on with --resume", file=sys.stderr)
         return Exit.STOPPED
     return Exit.FAULT

@@ -23,7 +23,7 @@ from memfit.batch.windows import Window, Windows
 from memfit.engine.mesh import join
 from memfit.engine.place import launched
 from memfit.engine.protocol import Engine
-from memfit.engine.ranks import gather
+from memfit.engine.ranks import gather, part_of
 from memfit.engine.single import Single
 from memfit.engine.start import start
 from memfit.errors import Exit, InputError, mistake_in_job
@@ -158,10 +158,18 @@ def _state(rig: Rig) -> dict[str, Any]:
 
 
 def _put_back(rig: Rig, state: dict[str, Any]) -> None:
+    """A state of one rank, put into nets and optimizers that may be sharded."""
     state = copy.deepcopy(state)
     for name, net in rig.nets.items():
-        net.load_state_dict(state["nets"][name])
+        here = net.state_dict()
+        net.load_state_dict({key: part_of(value, here[key]) for key, value in state["nets"][name].items()})
     for name, optimizer in rig.optimizers.items():
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        for index, own in state["optimizers"][name]["state"].items():
+            like = parameters[index]
+            for key, value in own.items():
+                if isinstance(value, torch.Tensor) and value.shape == like.shape:
+                    own[key] = part_of(value, like)
         optimizer.load_state_dict(state["optimizers"][name])
 
 

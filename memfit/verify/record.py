@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from memfit.apply.rig import Rig
 from memfit.engine.protocol import Engine
-from memfit.engine.ranks import whole
+from memfit.engine.ranks import part_of, whole
 from memfit.job import Job, Turn
 
 
@@ -107,8 +107,8 @@ class Recording:
         for parameter in parameters:
             name = self.name_of(parameter)
             self.seen.weights[name] = whole(parameter).clone()
-            if name in self.forced and not hasattr(parameter, "full_tensor"):
-                parameter.data.copy_(self.forced[name])
+            if name in self.forced:
+                parameter.data.copy_(part_of(self.forced[name], parameter.data))
 
     def _note(self, parameters: Sequence[nn.Parameter]) -> None:
         for parameter in parameters:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from memfit.engine.start import check_known
 from memfit.errors import Exit, InputError
 from memfit.plan import Plan, write_plan
 from memfit.train.launch import torchrun
@@ -62,6 +63,7 @@ def verify(
     Raises:
         InputError: the job cannot be built or run, or the engine cannot carry it.
     """
+    check_known(engine)
     found: list[World] = []
     findings: list[Finding] = []
     for world in sorted({1, *worlds}):
