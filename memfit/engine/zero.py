@@ -31,7 +31,7 @@ from memfit.engine.ddp import Ddp
 from memfit.engine.fsdp2 import ELEMENTWISE
 from memfit.engine.mesh import DATA
 from memfit.engine.ranks import gather
-from memfit.engine.zero_parts import Run, runs, whole
+from memfit.engine.zero_parts import whole
 from memfit.errors import InputError
 from memfit.job import Job, Nets
 
@@ -86,7 +86,8 @@ class Zero:
         return True
 
     @property
-    def _group(self) -> dist.ProcessGroup:
+    def group(self) -> dist.ProcessGroup:
+        """Of the ranks that share a window."""
         return self.mesh.get_group(DATA)
 
     @property
@@ -173,9 +174,9 @@ class Zero:
         with deepspeed.quiet():
             if self.stage == 3:
                 trained = nn.ModuleDict({name: net for name, net in nets.items() if _is_trained(net)})
-                zero = deepspeed.sharded(optimizer, trained, own, self._group, self.choices)
+                zero = deepspeed.sharded(optimizer, trained, own, self.group, self.choices)
             else:
-                zero = deepspeed.partitioned(optimizer, own, self._group, self.choices, gradients=self.stage == 2)
+                zero = deepspeed.partitioned(optimizer, own, self.group, self.choices, gradients=self.stage == 2)
         made = Divided(zero=zero, parameters=tuple(own), groups=tuple(n for _, n in numbered))
         for place, parameter in enumerate(own):
             parameter.register_post_accumulate_grad_hook(lambda _, place=place: made.used.add(place))
@@ -234,7 +235,7 @@ class Zero:
         """By the norm of all parts of all ranks."""
         parts = self.gradients(parameters)
         square = torch.stack([torch.linalg.vector_norm(part) for part in parts]).square().sum()
-        dist.all_reduce(square, group=self._group)
+        dist.all_reduce(square, group=self.group)
         norm = square.sqrt()
         if max_norm != math.inf:
             torch._foreach_mul_(parts, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
@@ -282,39 +283,18 @@ class Zero:
         """Running statistics of rank 0, as under data parallelism."""
         self._replicas.share_buffers(nets)
 
-    def runs(self) -> list[Run]:
-        """What this rank holds of the parameters that are stepped."""
-        return runs(self._zero, self.stage, self.rank)
-
-    def names_by_group(self) -> list[list[str]]:
-        """``net.path`` of the parameters that each group of the optimizer steps, on all ranks together."""
-        made = self._made[0]
-        found: list[list[str]] = [[] for _ in range(1 + max(made.groups))]
-        for parameter, group in zip(made.parameters, made.groups, strict=True):
-            found[group].append(made.zero.param_names[parameter])
-        return found
-
-    def weights_changed(self) -> None:
-        """Somebody wrote to the nets' weights, or to this rank's parts of them: what DeepSpeed holds beside follows."""
-        zero = self._zero
-        with torch.no_grad(), deepspeed.quiet():
-            if self.stage < 3:
-                for run in self.runs():
-                    run.of(run.flat).copy_(run.parameter.detach().reshape(-1)[run.start : run.start + run.count])
-                return
-            zero._partition_all_parameters()
-            for flat, part in zip(zero.fp32_partitioned_groups_flat, zero.fp16_partitioned_groups_flat, strict=True):
-                flat.data.copy_(part.data)
-            if zero.persistent_parameters:
-                zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
-
     def _whole(self, value: Any) -> Tensor:
         if not hasattr(value, "ds_tensor"):
             held: Tensor = value.detach()
             return held
         part = value.ds_tensor.data
         start = min(self.rank * part.numel(), value.ds_numel)
-        return whole(part[: value.ds_numel - start], start, value.ds_shape, self._group)
+        return whole(part[: value.ds_numel - start], start, value.ds_shape, self.group)
+
+    @property
+    def divided(self) -> Divided:
+        """What DeepSpeed made of the job's optimizer; not before ``divide``."""
+        return self._made[0]
 
     @property
     def _zero(self) -> Any:

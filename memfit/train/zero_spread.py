@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from memfit.apply.rig import Rig, is_trained
 from memfit.engine.zero import Zero
 from memfit.engine.zero_parts import Run, boxes
+from memfit.engine.zero_whole import named, runs_of, weights_changed
 
 
 class Piece(Tensor):
@@ -78,7 +79,7 @@ def zero_state(rig: Rig, engine: Zero) -> dict[str, Any]:
     Every parameter's optimizer state is there, made where there was none.
     """
     ((name, optimizer),) = rig.optimizers.items()
-    own = engine.runs()
+    own = runs_of(engine)
     _make_state(optimizer, own)
     return {"nets": _nets(rig, engine, own), "optimizers": {name: _optimizer_state(optimizer, own, engine)}}
 
@@ -87,13 +88,13 @@ def take_zero_state(rig: Rig, engine: Zero, state: dict[str, Any]) -> None:
     """What was read into the tensors of ``zero_state`` becomes the rig's: numbers, and what DeepSpeed holds twice."""
     ((name, optimizer),) = rig.optimizers.items()
     given = state["optimizers"][name]
-    for run in engine.runs():
+    for run in runs_of(engine):
         for key, value in given["state"].get(run.name, {}).items():
             if not isinstance(value, Tensor):
                 optimizer.state[run.flat][key] = value
     for group, read in zip(optimizer.param_groups, given["param_groups"], strict=True):
         group.update({key: value for key, value in read.items() if key != "params"})
-    engine.weights_changed()
+    weights_changed(engine)
 
 
 def _nets(rig: Rig, engine: Zero, own: list[Run]) -> dict[str, Any]:
@@ -117,9 +118,9 @@ def _weight(value: Any, engine: Zero) -> Tensor | Piece:
 
 def _optimizer_state(optimizer: Optimizer, own: list[Run], engine: Zero) -> dict[str, Any]:
     state = {run.name: {key: _value(value, run) for key, value in optimizer.state[run.flat].items()} for run in own}
-    names = engine.names_by_group()
+    made = list(zip(named(engine), engine.divided.groups, strict=True))
     groups = [
-        {**{key: value for key, value in group.items() if key != "params"}, "params": names[number]}
+        {**{k: v for k, v in group.items() if k != "params"}, "params": [name for name, own in made if own == number]}
         for number, group in enumerate(optimizer.param_groups)
     ]
     return {"state": state, "param_groups": groups}

@@ -26,6 +26,7 @@ from memfit.engine.protocol import Engine
 from memfit.engine.ranks import gather, part_of
 from memfit.engine.single import Single
 from memfit.engine.start import start
+from memfit.engine.zero import Zero
 from memfit.errors import Exit, InputError, mistake_in_job
 from memfit.plan import Plan, read_plan
 from memfit.train.folder import RunFolder, replace_file
@@ -34,6 +35,7 @@ from memfit.verify.additivity import split_findings
 from memfit.verify.compare import compare
 from memfit.verify.record import Recording
 from memfit.verify.spec import job_of, samples_of
+from memfit.verify.zero import put_zero_back
 
 
 def main(arguments: list[str]) -> int:
@@ -80,7 +82,7 @@ def verify_world(plan: Plan, engine: Engine, folder: Path, windows: int) -> dict
     found = []
     with recompute(rig.nets, plan.checkpointing):
         for number, before in enumerate(alone):
-            _put_back(rig, before["begin"])
+            _put_back(rig, engine, before["begin"])
             recording.begin()
             recording.forced = before["seen"].weights
             result = run_window(rig, micro_batches(rig, course, course.windows.window(number)))
@@ -157,9 +159,12 @@ def _state(rig: Rig) -> dict[str, Any]:
     }
 
 
-def _put_back(rig: Rig, state: dict[str, Any]) -> None:
+def _put_back(rig: Rig, engine: Engine, state: dict[str, Any]) -> None:
     """A state of one rank, put into nets and optimizers that may be sharded."""
     state = copy.deepcopy(state)
+    if isinstance(engine, Zero):
+        put_zero_back(rig, engine, state)
+        return
     for name, net in rig.nets.items():
         here = net.state_dict()
         net.load_state_dict({key: part_of(value, here[key]) for key, value in state["nets"][name].items()})
