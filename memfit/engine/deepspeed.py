@@ -6,9 +6,10 @@ import importlib
 import importlib.util
 import logging
 import os
+import sys
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from memfit.device.patching import replaced
+from memfit.device.redirect import SaysCuda
 from memfit.errors import InputError
 
 MOST_ELEMENTS = 500_000_000
@@ -25,8 +27,13 @@ MOST_ELEMENTS = 500_000_000
 
 _SHARED_MEMORY = "deepspeed_shm_comm"
 """DeepSpeed's own all-reduce on a CPU, which it would compile here; collectives are torch.distributed's."""
-_MUON = "deepspeed.runtime.zero.muon.muon_optimizer"
-"""Imported by the first reduction of any gradient; its kernels, which nothing here uses, would load a compiler."""
+_LATER = (
+    "deepspeed.runtime.zero.stage_1_and_2",
+    "deepspeed.runtime.zero.stage3",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "deepspeed.compile.z3_eager_fallback",
+)
+"""Imported in the middle of a window otherwise. Muon's kernels, which nothing here uses, would load a compiler."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,39 +61,96 @@ class Choices:
     max_live_parameters: int = 1_000_000_000
 
 
-def ready(device: torch.device) -> None:
-    """DeepSpeed imported with all that it imports later, silent but for errors, and joined to the process group.
+def load() -> None:
+    """Imports DeepSpeed with all that it imports later, silent but for errors.
 
     Raises:
         InputError: it is not installed.
     """
     if importlib.util.find_spec("deepspeed") is None:
-        raise InputError(
-            "--engine zero1, zero2 or zero3",
-            "DeepSpeed is not installed",
-            "pip install memfit[deepspeed], or write fsdp2",
-        )
-    os.environ.setdefault("DS_ACCELERATOR", device.type)
+        write = "pip install memfit[deepspeed], or write --engine fsdp2"
+        raise InputError("--engine zero1, zero2 or zero3", "DeepSpeed is not installed", write)
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    import deepspeed.comm
-    import deepspeed.ops
+    if "deepspeed" not in sys.modules:
+        with replaced(os, environ={**os.environ, "DS_ACCELERATOR": "cpu"}):
+            importlib.import_module("deepspeed")
+    from deepspeed import ops
     from deepspeed.utils import logger
 
     logger.setLevel(logging.ERROR)
-    deepspeed.ops.__compatible_ops__[_SHARED_MEMORY] = False
+    ops.__compatible_ops__[_SHARED_MEMORY] = False
     with replaced(torch, compile=lambda function=None, **how: function or (lambda decorated: decorated)):
-        importlib.import_module(_MUON)
+        for module in _LATER:
+            importlib.import_module(module)
+
+
+def ready(device: torch.device) -> None:
+    """DeepSpeed imported, on this kind of device, and joined to the default process group."""
+    load()
+    import deepspeed.comm
+    from deepspeed.accelerator import get_accelerator, set_accelerator
+
+    warnings.filterwarnings("ignore", message=".*all_gather_into_tensor. is deprecated", category=FutureWarning)
+    warnings.filterwarnings("ignore", message=".*reduce_scatter_tensor. is deprecated", category=FutureWarning)
+    if device.type in ("cpu", "cuda") and get_accelerator().device_name() != device.type:
+        set_accelerator(_accelerator(device.type))
     if deepspeed.comm.comm.cdb is None:
         deepspeed.comm.init_distributed(
             dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False, dist_init_required=False
         )
 
 
+def _accelerator(kind: str) -> Any:
+    """DeepSpeed's interface to a kind of device."""
+    name = "CPU_Accelerator" if kind == "cpu" else "CUDA_Accelerator"
+    return getattr(importlib.import_module(f"deepspeed.accelerator.{kind}_accelerator"), name)()
+
+
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Without what torch remarks of DeepSpeed's calls."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*is deprecated", category=FutureWarning)
+def traced(device: torch.device) -> Iterator[None]:
+    """Inside, DeepSpeed runs on fake tensors and a fake process group, whose ranks are all taken to be like this one.
+
+    Args:
+        device: the CPU, or what stands for a card.
+    """
+    from deepspeed.accelerator import real_accelerator
+    from deepspeed.runtime.zero import partitioned_param_coordinator as coordinator
+
+    accelerator = _accelerator("cpu" if device.type == "cpu" else "cuda")
+    with ExitStack() as stack:
+        stack.enter_context(replaced(real_accelerator, ds_accelerator=accelerator))
+        names = {"current_device_name": lambda: str(device), "device_name": lambda index=None: str(device)}
+        stack.enter_context(replaced(accelerator, available_memory=lambda index=None: 1 << 60, **names))
+        if device.type != "cpu":
+            stack.enter_context(_backwards_on_what_stands_for_cuda())
+        stack.enter_context(replaced(coordinator, assert_ints_same_as_other_ranks=lambda numbers: None))
+        stack.enter_context(replaced(torch.nn.functional, linear=torch.nn.functional.linear))
+        stack.enter_context(replaced(os, environ={**os.environ, "LOCAL_RANK": "0"}))
+        yield
+
+
+@contextmanager
+def _backwards_on_what_stands_for_cuda() -> Iterator[None]:
+    """What autograd's own thread calls of DeepSpeed says cuda too, and that thread does not know what it means."""
+    from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
+    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+
+    def redirected(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with SaysCuda():
+                return method(*args, **kwargs)
+
+        return call
+
+    called = {
+        DeepSpeedZeRoOffload: ("pre_sub_module_backward_function", "post_sub_module_backward_function"),
+        DeepSpeedZeroOptimizer_Stage3: ("reduce_ready_partitions_and_remove_grads",),
+        DeepSpeedZeroOptimizer: ("process_gradients",),
+    }
+    with ExitStack() as stack:
+        for owner, names in called.items():
+            stack.enter_context(replaced(owner, **{name: redirected(vars(owner)[name]) for name in names}))
         yield
 
 

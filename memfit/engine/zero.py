@@ -171,12 +171,11 @@ class Zero:
         ]
         names = {p: f"{net}.{path}" for net, module in nets.items() for path, p in module.named_parameters()}
         own = {p: names[p] for p, _ in numbered}
-        with deepspeed.quiet():
-            if self.stage == 3:
-                trained = nn.ModuleDict({name: net for name, net in nets.items() if _is_trained(net)})
-                zero = deepspeed.sharded(optimizer, trained, own, self.group, self.choices)
-            else:
-                zero = deepspeed.partitioned(optimizer, own, self.group, self.choices, gradients=self.stage == 2)
+        if self.stage == 3:
+            trained = nn.ModuleDict({name: net for name, net in nets.items() if _is_trained(net)})
+            zero = deepspeed.sharded(optimizer, trained, own, self.group, self.choices)
+        else:
+            zero = deepspeed.partitioned(optimizer, own, self.group, self.choices, gradients=self.stage == 2)
         made = Divided(zero=zero, parameters=tuple(own), groups=tuple(n for _, n in numbered))
         for place, parameter in enumerate(own):
             parameter.register_post_accumulate_grad_hook(lambda _, place=place: made.used.add(place))
@@ -193,11 +192,10 @@ class Zero:
         zero.set_gradient_accumulation_boundary(last)
         zero.enter_backward()
         try:
-            with deepspeed.quiet():
-                yield
-                if self.lockstep:
-                    self._reduce(last)
-                zero.backward_epilogue()
+            yield
+            if self.lockstep:
+                self._reduce(last)
+            zero.backward_epilogue()
         finally:
             zero.exit_backward()
             if self.stage == 3:
@@ -248,8 +246,7 @@ class Zero:
             InputError: a parameter has no gradient, and DeepSpeed would change it all the same.
         """
         self._check_unused(optimizer)
-        with deepspeed.quiet():
-            self._zero.step()
+        self._zero.step()
 
     def stepped(self, optimizer: Optimizer) -> list[Tensor]:
         """This rank's flat parts of the weights."""

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from memfit.engine import deepspeed
 from memfit.engine.ranks import gather
 from memfit.engine.zero import Zero
 from memfit.engine.zero_parts import Run, runs, whole
@@ -74,7 +73,7 @@ def put_weights(engine: Zero, weights: Mapping[str, Tensor]) -> None:
 def weights_changed(engine: Zero) -> None:
     """Somebody wrote to the nets' weights, or to this rank's parts of them: what DeepSpeed holds beside follows."""
     zero = engine.divided.zero
-    with torch.no_grad(), deepspeed.quiet():
+    with torch.no_grad():
         if engine.stage < 3:
             for run in runs_of(engine):
                 run.of(run.flat).copy_(run.parameter.detach().reshape(-1)[run.start : run.start + run.count])
