@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -287,7 +288,7 @@ def categorise_state(tracer: Tracer, rig: Rig) -> None:
             tracer.categorise(parameter, "parameters" if parameter.requires_grad else "frozen")
         for buffer in net.buffers():
             tracer.categorise(buffer, "buffers" if is_trained(net) else "frozen")
-    for bucket in rig.buckets:
+    for bucket in itertools.chain(*rig.buckets.values()):
         tracer.categorise(bucket, "communication")
     for average in rig.ema.values():
         for tensor in (*average.parameters(), *average.buffers()):
