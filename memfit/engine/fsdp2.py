@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 
 from memfit.blocks import items
 from memfit.engine.ddp import Ddp
+from memfit.engine.lists import Passing
 from memfit.engine.ranks import whole
 from memfit.engine.single import copied
 from memfit.errors import InputError
@@ -170,6 +171,7 @@ class Fsdp2:
         for path in units(net):
             module = net.get_submodule(path)
             fully_shard(module, mesh=self.mesh, mp_policy=policy)
+            Passing().watch(module)
             module.set_gradient_divide_factor(1.0)  # type: ignore[operator]
             module.set_force_sum_reduction_for_comms(True)  # type: ignore[operator]
 
@@ -192,8 +194,7 @@ def units(net: nn.Module) -> list[str]:
     """Paths of the modules that are gathered one by one, the net itself last.
 
     These are items of its lists (blocks) that hold LEAST bytes or a hundredth of the net, and share no parameter with
-    the rest. Of an item within an item, the inner ones, unless the outer one holds more beside them: FSDP2 hands a
-    module copies of the lists that it is called with, and the stages that hold blocks are where lists are emptied.
+    the rest. Of an item within an item, the inner ones, unless the outer one holds more beside them.
     """
     holders = Counter(map(id, _held(net)))
     least = max(1, min(LEAST, sum(p.nbytes for p in net.parameters()) // 100))

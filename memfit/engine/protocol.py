@@ -41,7 +41,8 @@ class Engine(Protocol):
 
     @property
     def lockstep(self) -> bool:
-        """Whether collectives run inside forward and backward: then every rank runs as many micro-batches."""
+        """Whether collectives run inside forward and backward: then every rank runs as many micro-batches, and a rank
+        whose memory runs out ends, for all to start again with less (``memfit.train.less``)."""
 
     @property
     def spread(self) -> bool:

@@ -87,16 +87,17 @@ def agree(engine: Engine, failed: bool) -> bool:
 def together(engine: Engine) -> Iterator[None]:
     """A part of the window that every rank ends well, or after which every rank raises RanksOutOfMemoryError.
 
-    On one rank, the failure itself passes through.
+    The failure itself passes through on one rank, and on an engine in lockstep: the others may then wait in a
+    collective inside of this part, and cannot be asked.
     """
-    report = None
+    report, agrees = None, engine.world > 1 and not engine.lockstep
     try:
         yield
     except Exception as error:
-        if engine.world == 1 or not is_memory_failure(error):
+        if not (agrees and is_memory_failure(error)):
             raise
         report = describe(error)
-    if engine.world > 1 and agree(engine, report is not None):
+    if agrees and agree(engine, report is not None):
         reports = enumerate(gather(engine, report))
         raise RanksOutOfMemoryError({rank: text for rank, text in reports if text is not None})
 

@@ -32,6 +32,7 @@ from memfit.train import launch, limit
 from memfit.train.chain import chain_of, check_chain
 from memfit.train.checkpoints import Checkpoints
 from memfit.train.folder import CannotWriteError, RunFolder
+from memfit.train.less import Less, StartAgainError, read_less, write_less
 from memfit.train.loop import Course, SpoiledByTrialError, train
 from memfit.train.once import TornStepError
 from memfit.train.parent import alone_in, die_with_parent
@@ -56,6 +57,9 @@ def main(arguments: list[str]) -> int:
         with _alone(folder):
             code = run(folder, int(windows), resumed, int(keep), float(every), oversized == "skip")
         return code if code == Exit.DONE else _ends(folder, code, "stopped; go on with --resume")
+    except StartAgainError as error:
+        say(str(error))
+        return Exit.STOPPED
     except InputError as error:
         return _ends(folder, Exit.BAD_INPUT, str(error))
     except CannotWriteError as error:
@@ -154,8 +158,14 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float,
             say=say if engine.rank == 0 else _silent,
             proves=UNPROVEN not in os.environ,
             skips=skips,
+            less=read_less(folder, plan),
         )
         return train(rig, course)
+    except StartAgainError as error:
+        limit.lift()
+        write_less(folder, plan, error.less)
+        again = f"all ranks start again from the newest checkpoint, {_words(error.less, plan.unit)}"
+        raise StartAgainError(f"rank {engine.rank}: {error}; {again}", error.less) from None
     except SpoiledByTrialError as error:
         if engine.rank == 0:
             say(f"{error}: starting again without a trial of every phase")
@@ -178,6 +188,14 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float,
         )
         _ends(folder, Exit.STOPPED, text)
         return Exit.STOPPED
+
+
+def _words(less: Less, unit: str) -> str:
+    if less.most is not None:
+        return f"with micro-batches of at most {less.most} {unit}"
+    if less.left_out:
+        return f"without samples {', '.join(map(str, less.left_out))}"
+    return "with less in validation" if less.validates else "without validation"
 
 
 def _what_to_do(error: Exception) -> str:

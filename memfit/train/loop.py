@@ -25,6 +25,7 @@ from memfit.train.envelope import largest, prove_training
 from memfit.train.final import write_final
 from memfit.train.flight import write_flight
 from memfit.train.folder import RunFolder
+from memfit.train.less import AS_PLANNED, Less
 from memfit.train.lines import check_finite, window_line
 from memfit.train.monitor import Monitor
 from memfit.train.phases import AbandonedError, Phases
@@ -54,6 +55,8 @@ class Course:
     say: Callable[[str], None] = lambda line: None
     proves: bool = False
     """Whether every phase is tried before the first window."""
+    less: Less = AS_PLANNED
+    """What ranks that started again do with less."""
     skips: bool = False
     """Whether a sample that does not fit alone is left out, instead of ending the run."""
 
@@ -94,6 +97,7 @@ def train(rig: Rig, course: Course) -> Exit:
         cost=lambda ids: padded_units(course, ids),
         largest=course.plan.micro_batch,
         skips=course.skips,
+        less=course.less,
         told=lambda failure: _record(rig, course, at.window, failure),
     )
     monitor = Monitor(rig, course.resident_before)
@@ -102,7 +106,7 @@ def train(rig: Rig, course: Course) -> Exit:
         recovery.mark(part)
         monitor.mark(part)
 
-    phases = Phases(rig, course.plan, course.folder.path, course.say)
+    phases = Phases(rig, course.plan, course.folder.path, course.say, course.less)
     every = validate_every(rig, course)
     with recompute(rig.nets, course.plan.checkpointing), phases.training():
         if course.proves and course.first < course.last:
@@ -193,7 +197,7 @@ class SpoiledByTrialError(RuntimeError):
 def _prove(rig: Rig, course: Course, recovery: Recovery, phases: Phases, mark: Callable[[str], None]) -> None:
     """Each phase is tried once, the largest first: every rank tries the largest micro-batch of any rank."""
     some = range(course.first, min(course.first + PROVEN_FROM, course.last))
-    windows = [share for number in some for share in course.windows.window(number).ranks]
+    windows = [recovery.parts(share) for number in some for share in course.windows.window(number).ranks]
     ids = largest(windows, lambda ids: padded_units(course, ids))
     parts = [_micro(rig, course, course.first, ids) for _ in range(min(max(map(len, windows)), 2))]
     try:
@@ -245,7 +249,8 @@ def _learnt(result: WindowResult) -> list[Ids]:
 
 def _record(rig: Rig, course: Course, window: int, failure: Failure) -> None:
     """A memory failure is told, and what was resident is written down."""
-    course.say(f"window {window}: out of memory in {failure.part} ({describe_request(failure)}); done again")
+    again = "all ranks start" if rig.engine.lockstep and rig.engine.world > 1 else "done"
+    course.say(f"window {window}: out of memory in {failure.part} ({describe_request(failure)}); {again} again")
     with contextlib.suppress(OSError, MemoryError):
         write_flight(course.folder, course.plan, rig, window, failure, course.resident_before)
 

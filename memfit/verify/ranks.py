@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,15 @@ from memfit.plan import Plan, read_plan
 from memfit.train.folder import RunFolder, replace_file
 from memfit.train.loop import Course, micro_batches
 from memfit.verify.additivity import split_findings
+from memfit.verify.bounds import sum_bound
 from memfit.verify.compare import compare
 from memfit.verify.record import Recording
+from memfit.verify.rounding import allow_for, move_last_bits, moved
 from memfit.verify.spec import job_of, samples_of
 from memfit.verify.zero import put_zero_back
+
+ALONE_SECONDS = 3600
+"""How long the other ranks may wait while rank 0 runs alone."""
 
 
 def main(arguments: list[str]) -> int:
@@ -46,6 +52,7 @@ def main(arguments: list[str]) -> int:
     folder, windows = Path(arguments[0]), int(arguments[1])
     try:
         if launched() is not None:
+            os.environ.setdefault("MEMFIT_COLLECTIVE_SECONDS", str(ALONE_SECONDS))
             join()
         plan = read_plan(folder / "plan.toml")
         engine = start(plan.engine, torch.device("cpu"), **plan.engine_choices)
@@ -73,12 +80,12 @@ def _failed(folder: Path, line: str) -> int:
 
 def verify_world(plan: Plan, engine: Engine, folder: Path, windows: int) -> dict[str, Any]:
     """Differences of every window and what they point at; on ranks above 0 an empty dict."""
-    if engine.rank == 0:
-        torch.save(_alone(plan, engine.world, windows), folder / "alone.pt")
-    gather(engine, None)
-    alone = torch.load(folder / "alone.pt", weights_only=False, mmap=True)
     recording = Recording(engine)
     rig, course = _built(plan, recording, engine.world, folder)
+    if engine.rank == 0:
+        torch.save(_alone(plan, engine, windows), folder / "alone.pt")
+    gather(engine, None)
+    alone = torch.load(folder / "alone.pt", weights_only=False, mmap=True)
     found = []
     with recompute(rig.nets, plan.checkpointing):
         for number, before in enumerate(alone):
@@ -95,10 +102,10 @@ def verify_world(plan: Plan, engine: Engine, folder: Path, windows: int) -> dict
     return {"windows": found} if engine.rank == 0 else {}
 
 
-def _alone(plan: Plan, ranks: int, windows: int) -> list[dict[str, Any]]:
-    """Every window on one rank, with what it began and ended with."""
+def _alone(plan: Plan, engine: Engine, windows: int) -> list[dict[str, Any]]:
+    """Every window of an engine's ranks on one rank, with what it began and ended with."""
     recording = Recording(Single(), magnitudes=True)
-    rig, course = _built(plan, recording, ranks, Path())
+    rig, course = _built(plan, recording, engine.world, Path())
     found = []
     with recompute(rig.nets, plan.checkpointing):
         for number in range(windows):
@@ -111,11 +118,21 @@ def _alone(plan: Plan, ranks: int, windows: int) -> list[dict[str, Any]]:
                 for name, optimizer in rig.optimizers.items()
             }
             recording.begin()
-            result = run_window(rig, micro_batches(rig, course, whole))
+            result, seen = run_window(rig, micro_batches(rig, course, whole)), recording.seen
+            if engine.lockstep:
+                after = copy.deepcopy(_state(rig))
+                _put_back(rig, begin)
+                move_last_bits(rig)
+                recording.begin()
+                recording.forced = moved(seen.weights)
+                run_window(replace(rig, schedules={}, ema={}), micro_batches(rig, course, whole))
+                allow_for(seen, recording.seen, sum_bound(len(window.micro_batches)))
+                recording.forced = {}
+                _put_back(rig, after)
             found.append(
                 {
                     "begin": begin,
-                    "seen": recording.seen,
+                    "seen": seen,
                     "losses": {name: float(value) for name, value in result.losses.items()},
                     "optimizers": optimizers,
                     "names": names,
