@@ -119,8 +119,12 @@ def traced(device: torch.device) -> Iterator[None]:
     accelerator = _accelerator("cpu" if device.type == "cpu" else "cuda")
     with ExitStack() as stack:
         stack.enter_context(replaced(real_accelerator, ds_accelerator=accelerator))
-        names = {"current_device_name": lambda: str(device), "device_name": lambda index=None: str(device)}
-        stack.enter_context(replaced(accelerator, available_memory=lambda index=None: 1 << 60, **names))
+        answers: dict[str, Callable[..., Any]] = {
+            "available_memory": lambda index=None: 1 << 60,
+            "current_device_name": lambda: str(device),
+            "device_name": lambda index=None: str(device),
+        }
+        stack.enter_context(replaced(accelerator, **answers))
         if device.type != "cpu":
             stack.enter_context(_backwards_on_what_stands_for_cuda())
         stack.enter_context(replaced(coordinator, assert_ints_same_as_other_ranks=lambda numbers: None))

@@ -121,14 +121,14 @@ def _alone(plan: Plan, engine: Engine, windows: int) -> list[dict[str, Any]]:
             result, seen = run_window(rig, micro_batches(rig, course, whole)), recording.seen
             if engine.lockstep:
                 after = copy.deepcopy(_state(rig))
-                _put_back(rig, begin)
+                _put_back(rig, recording.engine, begin)
                 move_last_bits(rig)
                 recording.begin()
                 recording.forced = moved(seen.weights)
                 run_window(replace(rig, schedules={}, ema={}), micro_batches(rig, course, whole))
                 allow_for(seen, recording.seen, sum_bound(len(window.micro_batches)))
                 recording.forced = {}
-                _put_back(rig, after)
+                _put_back(rig, recording.engine, after)
             found.append(
                 {
                     "begin": begin,

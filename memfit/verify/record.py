@@ -55,6 +55,11 @@ class Recording:
         self._raw: dict[str, Tensor] = {}
         self._sums: dict[str, Tensor] = {}
 
+    @property
+    def engine(self) -> Engine:
+        """The engine itself."""
+        return self._engine
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
