@@ -93,6 +93,8 @@ class Plan:
     warmup_windows: int = 0
     """Windows over which they rise from the job's own."""
     checkpoint_writing: str = "synchronous"
+    engine_choices: dict[str, Any] = field(default_factory=dict)
+    """What the engine lets one choose, by the names that ``memfit.engine.start`` lists; absent: its defaults."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Why each choice was made."""
     levers: list[Lever] = field(default_factory=list)

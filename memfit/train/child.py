@@ -97,7 +97,7 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float,
     plan = read_plan(folder.plan)
     _check_ranks(plan)
     device = device_of(plan)
-    engine = start(plan.engine, device)
+    engine = start(plan.engine, device, **plan.engine_choices)
     job = load_job(plan.job, dict(plan.settings))
     samples, lengths = job.dataset(), job.lengths()
     if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
@@ -138,7 +138,7 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float,
         lines = [folder.lines("samples"), folder.lines("metrics")]
         common: dict[str, Any] = {"checkpoints": checkpoints, "plan": plan, "lines": lines, "every": every}
         common |= {"say": say if engine.rank == 0 else _silent, "written": first or None}
-        if engine.lockstep:
+        if engine.spread:
             saver = SpreadSaver(**common)
         elif engine.rank == 0:
             saver = Saver(**common, asynchronous=plan.checkpoint_writing == "asynchronous")

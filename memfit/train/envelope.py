@@ -21,6 +21,7 @@ from memfit.apply.moving import CannotRepeatError, Moving
 from memfit.apply.random_state import random_state, set_random_state
 from memfit.apply.rig import Rig, tensors_in
 from memfit.apply.window import Attempt, Guard, TurnGradients, run_window
+from memfit.engine.protocol import Engine
 from memfit.engine.ranks import reported
 from memfit.train.once import numbers_of, put_numbers_back
 from memfit.train.recovery import Recovery, give_back
@@ -47,7 +48,7 @@ def prove_training(rig: Rig, parts: Sequence[MicroBatch], recovery: Recovery, ma
         return made
 
     def once(act: Callable[[], None], optimizer: Optimizer | None, further: Sequence[Tensor]) -> None:
-        _tried(act, optimizer, further)
+        _tried(rig.engine, act, optimizer, further)
         moving.watch()
 
     guard = Guard(gradients=gradients, once=once, norms=recovery.guard.norms)
@@ -68,13 +69,13 @@ def prove_training(rig: Rig, parts: Sequence[MicroBatch], recovery: Recovery, ma
         raise CannotRepeatError(f"the forward changed {told}, and there is no copy from before")
 
 
-def _tried(act: Callable[[], None], optimizer: Optimizer | None, further: Sequence[Tensor]) -> None:
+def _tried(engine: Engine, act: Callable[[], None], optimizer: Optimizer | None, further: Sequence[Tensor]) -> None:
     """Runs a step without its effect."""
     if optimizer is None:
         with _LeavesAlone(list(further)):
             act()
         return
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = engine.stepped(optimizer)
     had, numbers = set(optimizer.state), numbers_of(optimizer)
     kept = {p: dict(optimizer.state[p]) for p in had}
     try:

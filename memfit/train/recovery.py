@@ -34,7 +34,7 @@ from memfit.errors import describe
 from memfit.sizes import format_size
 from memfit.train import limit
 from memfit.train.less import AS_PLANNED, Less, StartAgainError
-from memfit.train.once import Once
+from memfit.train.once import Once, once_together
 
 GROW_AFTER = 16
 """Windows without a failure after which micro-batches are tried twice as large; doubled by each failure to grow."""
@@ -99,7 +99,8 @@ class Recovery:
         self._quiet, self._wait, self._growing = 0, GROW_AFTER, False
         self._part, self._index = "", -1
         self._allocator_retries = _allocator_retries(rig.device)
-        self.guard = Guard(gradients=self._gradients, once=Once(self._relieve), norms=True)
+        once = once_together if rig.engine.steps_together else Once(self._relieve)
+        self.guard = Guard(gradients=self._gradients, once=once, norms=True)
 
     def parts(self, planned: Sequence[Ids]) -> list[Ids]:
         """A window's micro-batches, cut to the size that fits now, without samples that never fit."""
@@ -251,6 +252,8 @@ class Recovery:
         for net in self._rig.nets.values():
             for parameter in net.parameters():
                 parameter.grad = None
+        for optimizer in self._rig.optimizers.values():
+            self._rig.engine.zero_grad(optimizer)
         changed = None
         try:
             self._moving.restore()
