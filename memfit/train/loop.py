@@ -80,6 +80,7 @@ def train(rig: Rig, course: Course) -> Exit:
 
     def stopped_at(number: int) -> Exit:
         if saver is not None and saver.finish() is not None and saver.written != number:
+            course.folder.flush()
             with phases.phase("save"):
                 saver.save(rig, number)
             saver.finish()
@@ -87,7 +88,7 @@ def train(rig: Rig, course: Course) -> Exit:
 
     phases = Phases(rig, course.plan, course.folder.path, course.say)
     every = validate_every(rig, course)
-    with recompute(rig.nets, course.plan.checkpointing), phases.training():
+    with recompute(rig.nets, course.plan.checkpointing), phases.training(), contextlib.closing(course.folder):
         if course.proves and course.first < course.last:
             with contextlib.suppress(AbandonedError):
                 _prove(rig, course, recovery, phases, mark, stop)
@@ -137,6 +138,7 @@ def train(rig: Rig, course: Course) -> Exit:
                 if number == course.first:
                     saver.warm(rig)
                 if stopped or last or any(one.due for one in told):
+                    course.folder.flush()
                     with phases.phase("save"):
                         saver.save(rig, number + 1)
             if stopped:

@@ -248,13 +248,13 @@ def _has_state(optimizer: Optimizer, parameter: Tensor) -> bool:
     return next(tensors_in(optimizer.state.get(parameter, {})), None) is not None
 
 
-_NUMBERS = (int, float)
+_NUMBERS = frozenset((int, float, bool))
 
 
 def numbers_of(optimizer: Optimizer) -> list[tuple[dict[Any, Any], dict[Any, Any]]]:
     """Dicts of the optimizer, with what they hold beside tensors."""
     dicts = [*optimizer.param_groups, *(state for state in optimizer.state.values() if isinstance(state, dict))]
-    kept = [(one, {k: v for k, v in one.items() if isinstance(v, _NUMBERS)}) for one in dicts]
+    kept = [(one, {k: v for k, v in one.items() if type(v) in _NUMBERS}) for one in dicts]
     return [(one, values) for one, values in kept if values]
 
 
