@@ -16,6 +16,7 @@ from memfit.geometry import Geometry, shape_of, split
 from memfit.job import Shape
 from memfit.planner.fitting import Fitting
 from memfit.planner.predict import footprint_on
+from memfit.planner.probed import Probed, probed
 from memfit.planner.selection import Problem, floor, scaled, solve
 from memfit.trace.session import MicroTrace
 
@@ -63,6 +64,9 @@ class Drafts:
         self._kept_seconds: dict[int, float] = {}
         self._kept_peaks: dict[int, int] = {}
         self._resident = 0
+        self.probed = probed(self.job, device)
+        self.slower = self._slower(self.probed) if self.probed is not None and fitting.knows_rates else 1.0
+        """Times the estimate that a window took which was really run on this machine."""
 
     def best(self) -> Draft | None:
         """The draft of the least time among those that fit; ties go to the larger micro-batch."""
@@ -94,7 +98,8 @@ class Drafts:
         found = {"chosen": best.peak, "keep": self._kept_peaks[micro]}
         every = dict.fromkeys(self.fitting.blocks(shape, accumulated=accumulated), "full")
         found["floor"] = self.peak_of(self.fitting.trace(shape, every, accumulated=accumulated))
-        found["more ms"] = round(1000 * (best.rank - self._window(best.geometry, self._kept_seconds[micro])))
+        more = best.rank - self._window(best.geometry, self._kept_seconds[micro])
+        found["more ms"] = round(1000 * more * self.slower)
         share = max(sum(rank) for rank in best.geometry.micro_batches)
         found["at once"] = self.peak_of(self.fitting.trace(shape_of(self.job, share), best.modes, accumulated=False))
         return found
@@ -237,9 +242,14 @@ class Drafts:
         self, geometry: Geometry, modes: Mapping[str, str], rank: float, peak: int, *, fits: bool, traced: bool
     ) -> Draft:
         return Draft(
-            geometry=geometry, modes=modes, seconds=rank if self.fitting.knows_rates else None, rank=rank, peak=peak,
-            fits=fits, traced=traced,
+            geometry=geometry, modes=modes, seconds=rank * self.slower if self.fitting.knows_rates else None,
+            rank=rank, peak=peak, fits=fits, traced=traced,
         )  # fmt: skip
+
+    def _slower(self, window: Probed) -> float:
+        traced = self.fitting.trace(window.shape, window.checkpointing, accumulated=window.micro_batches > 1)
+        estimate = self.fitting.total_seconds(traced) * window.micro_batches + self.step_seconds
+        return window.seconds / estimate if estimate else 1.0
 
     def _window(self, geometry: Geometry, micro_seconds: float) -> float:
         longest = max(sum(rank) for rank in geometry.micro_batches)
