@@ -53,8 +53,12 @@ class Images(Plain):
             ),
             "vit": lambda: t.ViTForImageClassification(
                 t.ViTConfig(
-                    hidden_size=192, num_hidden_layers=6, num_attention_heads=3, intermediate_size=768,
-                    image_size=self.side, patch_size=8,
+                    hidden_size=192,
+                    num_hidden_layers=6,
+                    num_attention_heads=3,
+                    intermediate_size=768,
+                    image_size=self.side,
+                    patch_size=8,
                 )  # fmt: skip
             ),
         }

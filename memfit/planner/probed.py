@@ -53,5 +53,7 @@ def _key(job: Job, device: Device) -> str:
     kind: Any = type(job)
     threads = 0 if device.is_cuda else torch.get_num_threads()
     settings = {name: value for name, value in job.settings().items() if name != "wrapper"}
-    what = json.dumps([kind.__module__, kind.__qualname__, settings, device.name, threads, torch.__version__], default=str)
+    what = json.dumps(
+        [kind.__module__, kind.__qualname__, settings, device.name, threads, torch.__version__], default=str
+    )
     return hashlib.sha256(what.encode()).hexdigest()[:16]

@@ -41,7 +41,9 @@ def time_error(net_kind: str, device: Device) -> TimeError:
         words = f"an estimate; of nets of other kinds, {low:+.0%} to {high:+.0%} was measured on {device.key}"
         return TimeError(low=low, high=high, words=words)
     low, high, runs = found["low"], found["high"], int(found["runs"])
-    words = f"an estimate; measured were {low:+.0%} to {high:+.0%} of it, in {runs} runs of {net_kind} nets on {device.key}"
+    words = (
+        f"an estimate; measured were {low:+.0%} to {high:+.0%} of it, in {runs} runs of {net_kind} nets on {device.key}"
+    )
     return TimeError(low=low, high=high, runs=runs, words=words)
 
 
@@ -58,6 +60,4 @@ def with_time_error(plan: Plan, net_kind: str, device: Device, probed: bool) -> 
         return replace(plan, reasons={**plan.reasons, "time": words})
     error = time_error(net_kind, device)
     low, high = (None if part is None else plan.step_seconds * (1 + part) for part in (error.low, error.high))
-    return replace(
-        plan, step_seconds_low=low, step_seconds_high=high, reasons={**plan.reasons, "time": error.words}
-    )
+    return replace(plan, step_seconds_low=low, step_seconds_high=high, reasons={**plan.reasons, "time": error.words})
