@@ -39,7 +39,9 @@ def main() -> int:
     parser.add_argument("--json", help="writes the figures to this file")
     asked = parser.parse_args()
     settings = dict(pair.split("=", 1) for pair in asked.pairs)
-    print(f"{'frames x clips':16}{'estimated':>10}{'measured':>10}{'plan':>24}{'/ faster':>10}   accumulation / recompute")
+    print(
+        f"{'frames x clips':16}{'estimated':>10}{'measured':>10}{'plan':>24}{'/ faster':>10}   accumulation / recompute"
+    )
     rows = []
     for case in asked.cases.split(","):
         frames, clips = map(int, case.split("x"))

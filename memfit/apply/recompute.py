@@ -17,23 +17,14 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint
 
 from memfit.apply.offload import on_the_host
+from memfit.apply.selective import selective_contexts
 from memfit.blocks import find_module
 from memfit.errors import InputError
 from memfit.job import Nets
 from memfit.plan import MODES
-
-_aten = torch.ops.aten
-COSTLY = frozenset(
-    {
-        _aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default, _aten.convolution.default,
-        _aten._scaled_dot_product_flash_attention.default, _aten._scaled_dot_product_efficient_attention.default,
-        _aten._scaled_dot_product_cudnn_attention.default, _aten._scaled_dot_product_flash_attention_for_cpu.default,
-    }
-)  # fmt: skip
-"""The operators whose outputs ``selective`` keeps."""
 
 
 @contextmanager
@@ -73,7 +64,7 @@ def _wrapped(module: nn.Module, mode: str) -> Callable[..., Any]:
         return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
     def contexts() -> Any:
-        first, again = create_selective_checkpoint_contexts(_policy) if mode == "selective" else (nullcontext(),) * 2
+        first, again = selective_contexts() if mode == "selective" else (nullcontext(),) * 2
         return first, _again(module, again)
 
     return kept
@@ -94,7 +85,3 @@ def _again(module: nn.Module, recomputing: AbstractContextManager[Any]) -> Itera
     finally:
         for buffer, value in zip(statistics, before, strict=True):
             buffer.data.copy_(value)
-
-
-def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operator in COSTLY else CheckpointPolicy.PREFER_RECOMPUTE

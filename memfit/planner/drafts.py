@@ -14,8 +14,10 @@ import numpy as np
 from memfit.device.catalogue import Device
 from memfit.geometry import Geometry, shape_of, split
 from memfit.job import Shape
+from memfit.planner.engines import Communicates, silent
 from memfit.planner.fitting import Fitting
 from memfit.planner.predict import footprint_on
+from memfit.planner.probed import Probed, probed
 from memfit.planner.selection import Problem, floor, scaled, solve
 from memfit.trace.session import MicroTrace
 
@@ -49,9 +51,10 @@ class Drafts:
 
     def __init__(
         self, fitting: Fitting, device: Device, global_batch: int, ranks: int, *,
-        fixed: int | None = None, modes: Mapping[str, str] | None = None,
+        fixed: int | None = None, modes: Mapping[str, str] | None = None, communicates: Communicates = silent,
     ) -> None:  # fmt: skip
         """``fixed``: the micro-batch; ``modes``: the checkpointing, where it is not to be chosen."""
+        self.ranks, self._communicates = ranks, communicates
         self.fitting, self.device, self.modes = fitting, device, modes
         self.job = fitting.session.rig.job
         self.budget = device.usable_bytes or 0
@@ -63,6 +66,9 @@ class Drafts:
         self._kept_seconds: dict[int, float] = {}
         self._kept_peaks: dict[int, int] = {}
         self._resident = 0
+        self.probed = probed(self.job, device)
+        self.slower = self._slower(self.probed) if self.probed is not None and fitting.knows_rates else 1.0
+        """Times the estimate that a window took which was really run on this machine."""
 
     def best(self) -> Draft | None:
         """The draft of the least time among those that fit; ties go to the larger micro-batch."""
@@ -94,7 +100,8 @@ class Drafts:
         found = {"chosen": best.peak, "keep": self._kept_peaks[micro]}
         every = dict.fromkeys(self.fitting.blocks(shape, accumulated=accumulated), "full")
         found["floor"] = self.peak_of(self.fitting.trace(shape, every, accumulated=accumulated))
-        found["more ms"] = round(1000 * (best.rank - self._window(best.geometry, self._kept_seconds[micro])))
+        more = best.rank - self._window(best.geometry, self._kept_seconds[micro])
+        found["more ms"] = round(1000 * more * self.slower)
         share = max(sum(rank) for rank in best.geometry.micro_batches)
         found["at once"] = self.peak_of(self.fitting.trace(shape_of(self.job, share), best.modes, accumulated=False))
         return found
@@ -145,12 +152,12 @@ class Drafts:
 
     def peak_of(self, found: MicroTrace) -> int:
         """Process bytes of a traced micro-batch, replayed on the device; where it does not fit, what it would take."""
-        replayed = footprint_on(found.trace, self.device)
+        replayed = footprint_on(found.trace, self.device, self.ranks)
         return replayed.phases["train"].process_bytes if replayed.fits else self.whole_peak_of(found)
 
     def whole_peak_of(self, found: MicroTrace) -> int:
         """Process bytes of a traced micro-batch where the allocator never has to give anything back."""
-        return footprint_on(found.trace, unlimited(self.device)).phases["train"].process_bytes
+        return footprint_on(found.trace, unlimited(self.device), self.ranks).phases["train"].process_bytes
 
     def _best_tried(self) -> Draft | None:
         fitting = [draft for draft in self.tried.values() if draft.fits]
@@ -237,13 +244,19 @@ class Drafts:
         self, geometry: Geometry, modes: Mapping[str, str], rank: float, peak: int, *, fits: bool, traced: bool
     ) -> Draft:
         return Draft(
-            geometry=geometry, modes=modes, seconds=rank if self.fitting.knows_rates else None, rank=rank, peak=peak,
-            fits=fits, traced=traced,
+            geometry=geometry, modes=modes, seconds=rank * self.slower if self.fitting.knows_rates else None,
+            rank=rank, peak=peak, fits=fits, traced=traced,
         )  # fmt: skip
+
+    def _slower(self, window: Probed) -> float:
+        traced = self.fitting.trace(window.shape, window.checkpointing, accumulated=window.micro_batches > 1)
+        estimate = self.fitting.total_seconds(traced) * window.micro_batches + self.step_seconds
+        return window.seconds / estimate if estimate else 1.0
 
     def _window(self, geometry: Geometry, micro_seconds: float) -> float:
         longest = max(sum(rank) for rank in geometry.micro_batches)
-        return micro_seconds * longest / geometry.micro_batch + self.step_seconds
+        told = self._communicates(len(geometry.micro_batches[0]))
+        return micro_seconds * longest / geometry.micro_batch + self.step_seconds + told
 
 
 def sizes(share: int, longest: int | None, fixed: int | None) -> list[int]:
