@@ -69,7 +69,7 @@ def test_accelerate_takes_the_plans_sharding(engine, tmp_path):
     for one in started(plan(engine, job="tests/nets.py:Transformer"), "accelerate", tmp_path):
         assert one["processes"] == 2
         if engine == "fsdp2":
-            assert (one["fsdp"], one["gathered"]) == ("2", "Block")
+            assert (one["fsdp"], one["gathered"]) == ("2", "DiTBlock")
         else:
             assert (one["stage"], one["accumulation"]) == ("2", "2")
 
