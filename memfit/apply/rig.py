@@ -34,6 +34,8 @@ class Rig:
     buckets: dict[str, list[Tensor]] = field(default_factory=dict)
     """By net, flat copies of the gradients that the job's own wrapper keeps."""
     engine: Engine = field(default_factory=Single)
+    stepped: dict[str, list[nn.Parameter]] = field(default_factory=dict)
+    """The nets' parameters that each optimizer steps."""
 
     def shares(self, optimizers: tuple[str, ...]) -> bool:
         """Whether ranks share the gradients of these optimizers, or each trains by itself (``Job.unsynchronised``)."""
@@ -42,7 +44,7 @@ class Rig:
 
     def parameters_of(self, optimizers: tuple[str, ...]) -> list[nn.Parameter]:
         """The parameters that these optimizers step."""
-        return [p for name in optimizers for group in self.optimizers[name].param_groups for p in group["params"]]
+        return [p for name in optimizers for p in self.stepped[name]]
 
 
 def build(
@@ -77,7 +79,9 @@ def build(
     _check_optimizers(job, nets, optimizers)
     engine.check(job, nets, optimizers)
     optimizers = with_implementation(optimizers, implementation)
-    rig = Rig(job=job, device=device, nets=nets, optimizers=optimizers, engine=engine, ema=ema)
+    stepped = {name: [p for group in one.param_groups for p in group["params"]] for name, one in optimizers.items()}
+    engine.divide(nets, optimizers)
+    rig = Rig(job=job, device=device, nets=nets, optimizers=optimizers, engine=engine, ema=ema, stepped=stepped)
     for optimizer in optimizers.values():
         for group in optimizer.param_groups:
             group["lr"] *= rate

@@ -27,6 +27,7 @@ from memfit.planner.fitting import open_fitting
 from memfit.planner.next_step import NextStep, next_step
 from memfit.planner.predict import BINDING_RANK, default_checkpointing, footprint_on, plain_nets, with_precision
 from memfit.planner.saving import choose_writing
+from memfit.planner.time_error import with_time_error
 from memfit.sizes import format_size
 from memfit.trace.step import Tracing, trace_job
 
@@ -199,7 +200,7 @@ def _find(job: Job, asked: _Asked) -> Answer:
     plan = None
     if found.footprint.fits:
         taken = levers.describe(job, device, how, found, own, nets, keep, drafted.bytes)
-        plan = _plan(job, asked, found, own, how, taken)
+        plan = with_time_error(_plan(job, asked, found, own, how, taken), drafted.net_kind, device, drafted.probed)
         writing = choose_writing(found.footprint, device)
         found = replace(found, footprint=writing.footprint)
         plan = replace(
@@ -227,6 +228,8 @@ class _Drafted:
     beside: list[Draft] = field(default_factory=list)
     next_step: NextStep | None = None
     bytes: dict[str, int] = field(default_factory=dict)
+    net_kind: str = ""
+    probed: bool = False
 
 
 def _drafted(
@@ -243,7 +246,10 @@ def _drafted(
         if best is None:
             return _Drafted(best=min(drafts.tried.values(), key=lambda draft: draft.peak))
         found = levers.traced(drafts) | drafts.around(best)
-        return _Drafted(best=best, beside=drafts.beside(best), next_step=next_step(drafts, best), bytes=found)
+        return _Drafted(
+            best=best, beside=drafts.beside(best), next_step=next_step(drafts, best), bytes=found,
+            net_kind=fitting.session.net_kind, probed=drafts.probed is not None,
+        )  # fmt: skip
 
 
 def _whole(

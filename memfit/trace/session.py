@@ -51,6 +51,11 @@ class Session:
         paths = list(self._tracer.modules)
         return {paths[index] for index in self._tracer.overwritten}
 
+    @property
+    def net_kind(self) -> str:
+        """As ``Trace.net_kind``, of what was traced so far."""
+        return str(self._tracer.net_kind)
+
     def micro_batch(self, shape: Shape, modes: Mapping[str, str], *, accumulated: bool) -> MicroTrace:
         """One micro-batch under these modes; weights stay as they are.
 

@@ -34,7 +34,7 @@ from memfit.errors import describe
 from memfit.sizes import format_size
 from memfit.train import limit
 from memfit.train.less import AS_PLANNED, Less, StartAgainError
-from memfit.train.once import Once
+from memfit.train.once import Once, once_together
 
 GROW_AFTER = 16
 """Windows without a failure after which micro-batches are tried twice as large; doubled by each failure to grow."""
@@ -99,7 +99,8 @@ class Recovery:
         self._quiet, self._wait, self._growing = 0, GROW_AFTER, False
         self._part, self._index = "", -1
         self._allocator_retries = _allocator_retries(rig.device)
-        self.guard = Guard(gradients=self._gradients, once=Once(self._relieve), norms=True)
+        once = once_together if rig.engine.steps_together else Once(self._relieve)
+        self.guard = Guard(gradients=self._gradients, once=once, norms=True)
 
     def parts(self, planned: Sequence[Ids]) -> list[Ids]:
         """A window's micro-batches, cut to the size that fits now, without samples that never fit."""
@@ -148,6 +149,15 @@ class Recovery:
             self.cap, self._quiet, self._growing = self.cap * 2, 0, True
             if self.cap >= self._largest:
                 self.cap = None
+
+    @property
+    def can_go_back(self) -> bool:
+        """Whether this turn's forward has changed nothing of which there is no copy."""
+        return not self._moving.changed()
+
+    def go_back(self) -> None:
+        """Puts a window of which no turn has stepped back to its start."""
+        self._restore()
 
     def _gradients(self, attempt: Attempt, parts: Sequence[MicroBatch]) -> TurnGradients:
         self._moving.keep()
@@ -251,6 +261,8 @@ class Recovery:
         for net in self._rig.nets.values():
             for parameter in net.parameters():
                 parameter.grad = None
+        for optimizer in self._rig.optimizers.values():
+            self._rig.engine.zero_grad(optimizer)
         changed = None
         try:
             self._moving.restore()

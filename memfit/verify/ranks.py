@@ -27,6 +27,7 @@ from memfit.engine.protocol import Engine
 from memfit.engine.ranks import gather, part_of
 from memfit.engine.single import Single
 from memfit.engine.start import start
+from memfit.engine.zero import Zero
 from memfit.errors import Exit, InputError, mistake_in_job
 from memfit.plan import Plan, read_plan
 from memfit.train.folder import RunFolder, replace_file
@@ -37,6 +38,7 @@ from memfit.verify.compare import compare
 from memfit.verify.record import Recording
 from memfit.verify.rounding import allow_for, move_last_bits, moved
 from memfit.verify.spec import job_of, samples_of
+from memfit.verify.zero import put_zero_back
 
 ALONE_SECONDS = 3600
 """How long the other ranks may wait while rank 0 runs alone."""
@@ -53,7 +55,7 @@ def main(arguments: list[str]) -> int:
             os.environ.setdefault("MEMFIT_COLLECTIVE_SECONDS", str(ALONE_SECONDS))
             join()
         plan = read_plan(folder / "plan.toml")
-        engine = start(plan.engine, torch.device("cpu"))
+        engine = start(plan.engine, torch.device("cpu"), **plan.engine_choices)
         result = verify_world(plan, engine, folder, windows)
         if engine.world == 1:
             result["findings"] = [asdict(one) for one in split_findings(job_of(plan), plan.seed)]
@@ -87,7 +89,7 @@ def verify_world(plan: Plan, engine: Engine, folder: Path, windows: int) -> dict
     found = []
     with recompute(rig.nets, plan.checkpointing):
         for number, before in enumerate(alone):
-            _put_back(rig, before["begin"])
+            _put_back(rig, engine, before["begin"])
             recording.begin()
             recording.forced = before["seen"].weights
             result = run_window(rig, micro_batches(rig, course, course.windows.window(number)))
@@ -119,14 +121,14 @@ def _alone(plan: Plan, engine: Engine, windows: int) -> list[dict[str, Any]]:
             result, seen = run_window(rig, micro_batches(rig, course, whole)), recording.seen
             if engine.lockstep:
                 after = copy.deepcopy(_state(rig))
-                _put_back(rig, begin)
+                _put_back(rig, recording.engine, begin)
                 move_last_bits(rig)
                 recording.begin()
                 recording.forced = moved(seen.weights)
                 run_window(replace(rig, schedules={}, ema={}), micro_batches(rig, course, whole))
                 allow_for(seen, recording.seen, sum_bound(len(window.micro_batches)))
                 recording.forced = {}
-                _put_back(rig, after)
+                _put_back(rig, recording.engine, after)
             found.append(
                 {
                     "begin": begin,
@@ -174,9 +176,12 @@ def _state(rig: Rig) -> dict[str, Any]:
     }
 
 
-def _put_back(rig: Rig, state: dict[str, Any]) -> None:
+def _put_back(rig: Rig, engine: Engine, state: dict[str, Any]) -> None:
     """A state of one rank, put into nets and optimizers that may be sharded."""
     state = copy.deepcopy(state)
+    if isinstance(engine, Zero):
+        put_zero_back(rig, engine, state)
+        return
     for name, net in rig.nets.items():
         here = net.state_dict()
         net.load_state_dict({key: part_of(value, here[key]) for key, value in state["nets"][name].items()})
