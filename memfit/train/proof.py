@@ -38,6 +38,7 @@ class Proof:
     failed: bool = False
     """Whether a window was not the same on one device."""
     _process: subprocess.Popen[bytes] | None = None
+    _started: bool = False
 
     @property
     def _folder(self) -> Path:
@@ -70,15 +71,17 @@ class Proof:
         }
         replace_file(self._folder / "window.json", json.dumps(told).encode())
         mine = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+        self._started = True
         with small_stacks():
             self._process = subprocess.Popen([sys.executable, "-m", REPLAY, str(self.run)], env=mine, stdout=sys.stderr)
 
     def finish(self) -> bool:
-        """Waits for the last one; gives whether all were the same."""
+        """Waits for the last one, on rank 0; gives whether all were the same."""
         if self._process is not None:
             self._process.wait()
             self._busy()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._started:
+            shutil.rmtree(self._folder, ignore_errors=True)
         return not self.failed
 
     def _busy(self) -> bool:
