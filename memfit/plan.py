@@ -102,6 +102,9 @@ class Plan:
     """The predicted Footprint, by phase."""
     step_seconds: float | None = None
     """Estimated time of one window; absent where the device's rates are not known."""
+    step_seconds_low: float | None = None
+    """The estimate with its measured error; absent where that was not measured on the device."""
+    step_seconds_high: float | None = None
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:

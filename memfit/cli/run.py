@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -89,7 +91,7 @@ def command(
         else:
             code = _in_a_child([sys.executable, "-m", CHILD, *arguments], {**os.environ, **ENVIRONMENT, **for_child()})
     if code not in (Exit.BAD_INPUT, Exit.FAULT):
-        with progress("writing the report", quiet=as_json):
+        with contextlib.suppress(KeyboardInterrupt), progress("writing the report", quiet=as_json):
             write_report(folder)
     if code < 0:
         click.echo(f"memfit: the training process was killed by signal {-code}; go on with --resume", err=True)
@@ -100,12 +102,25 @@ def command(
 
 
 def _in_a_child(arguments: list[str], environment: dict[str, str]) -> int:
-    with subprocess.Popen(arguments, env=environment, stdout=sys.stderr) as child:
-        while True:
-            try:
-                return child.wait()
-            except KeyboardInterrupt:
-                continue
+    """Runs a process that is told of SIGINT and SIGTERM too, and hears them only once it can end cleanly."""
+    child: list[subprocess.Popen[bytes]] = []
+
+    def tell(number: int, frame: object) -> None:
+        for one in child:
+            one.send_signal(number)
+
+    signals = (signal.SIGINT, signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    before = {number: signal.signal(number, tell) for number in signals}
+    try:
+        with subprocess.Popen(arguments, env=environment, stdout=sys.stderr) as process:
+            child.append(process)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+            return process.wait()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def show_summary(folder: RunFolder, budget: int, unit: str, *, as_json: bool) -> None:

@@ -42,6 +42,7 @@ LATENTSYNC: Upstream = {
     "free_gradients": f"{_LS_TRAIN}: optimizer.zero_grad(set_to_none=True) before pipeline(...)",
     "validation_decode": f"{_LS_PIPELINE}: decode_latents over slices of {{value}} frames",
     "validation_keeps": f"{_LS_PIPELINE}: synced_video_frames.append(decoded_latents.cpu()); faces stay on the CPU",
+    "validation_judge": "eval/syncnet/syncnet_eval.py: SyncNetEval.evaluate(..., batch_size={value})",
     "validation_frames": f"{_LS_CONFIG}: data.val_video_path: a video of {{value}} frames, 25 a second",
     "pixel_space_supervise": f"{_LS_CONFIG}: run.pixel_space_supervise: {{value}}",
     "sync_weight": f"{_LS_CONFIG}: run.sync_loss_weight: {{value}} (0: run.use_syncnet: false)",

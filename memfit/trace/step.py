@@ -104,7 +104,7 @@ def _record(
     with (
         on_virtual_device(how.device) as virtual,
         as_in_a_real_run(),
-        _ranks(how, tracer := Tracer(virtual)),
+        ranks_of(how, tracer := Tracer(virtual)),
         tracer.recording(),
     ):
         micro_batches = min(how.micro_batches, 2)
@@ -207,7 +207,7 @@ def on_virtual_device(device: Device) -> Iterator[Virtual]:
         ) from error
 
 
-def _ranks(how: Tracing, tracer: Tracer) -> AbstractContextManager[Any]:
+def ranks_of(how: Tracing, tracer: Tracer) -> AbstractContextManager[Any]:
     """The process group of which one rank is traced."""
     if how.engine == "single":
         return nullcontext()

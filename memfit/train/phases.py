@@ -24,14 +24,11 @@ from memfit.trace.step import fetch_synthetic, validate_once
 from memfit.train import limit
 from memfit.train.less import AS_PLANNED, Less, StartAgainError
 from memfit.train.recovery import give_back, release
+from memfit.train.stop import AbandonedError
 from memfit.train.streams import seed_stream
 
 VALIDATION = 2
 """The purpose of validation's random stream: every validation draws the same."""
-
-
-class AbandonedError(Exception):
-    """The person asked the run to stop, and does not want to wait for what it is at."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,9 +143,10 @@ class Phases:
 
     def _try(self, shape: Shape, briefly: bool, abandons: Callable[[], AbstractContextManager[None]]) -> _Tried:
         try:
-            with abandons(), self.phase("validate"):
+            with self.phase("validate"), abandons():
                 return _Tried(metrics=self._once(shape, briefly))
-        except AbandonedError:
+        except AbandonedError as error:
+            release(error)
             return _Tried(abandoned=True)
         except Exception as error:
             failed = _Tried(reason=describe(error), memory=limit.is_memory_failure(error))

@@ -152,6 +152,15 @@ class Recovery:
             if self.cap >= self._largest:
                 self.cap = None
 
+    @property
+    def can_go_back(self) -> bool:
+        """Whether this turn's forward has changed nothing of which there is no copy."""
+        return not self._moving.changed()
+
+    def go_back(self) -> None:
+        """Puts a window of which no turn has stepped back to its start."""
+        self._restore()
+
     def _gradients(self, attempt: Attempt, parts: Sequence[MicroBatch]) -> TurnGradients:
         self._moving.keep()
         random = random_state(self._rig.device) if self._several else None
