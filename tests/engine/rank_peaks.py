@@ -136,6 +136,7 @@ def settled():
                 work = call(*args, **kwargs)
             if work is not None:
                 work.wait()
+                return work
             end = time.monotonic() + 5
             while time.monotonic() < end and any(
                 now > before for now, before in zip(map(holders, tensors), counts, strict=True)
