@@ -136,6 +136,10 @@ def settled():
                 work = call(*args, **kwargs)
             if work is not None:
                 work.wait()
+                now, last = list(map(holders, tensors)), None
+                while now != last:
+                    time.sleep(0.02)
+                    now, last = list(map(holders, tensors)), now
                 return work
             end = time.monotonic() + 5
             while time.monotonic() < end and any(
