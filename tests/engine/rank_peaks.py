@@ -122,7 +122,10 @@ def measure(case, operators):
 @contextmanager
 def settled():
     """Inside, a collective returns when its thread has let go of its tensors; pickled objects are the transport's."""
-    names = ("all_gather_single", "reduce_scatter_single", "all_reduce", "broadcast", "all_gather_object")
+    names = (
+        "all_gather_single", "all_gather_into_tensor", "all_gather", "reduce_scatter_single", "reduce_scatter_tensor",
+        "all_reduce", "broadcast", "all_gather_object",
+    )  # fmt: skip
     before = {name: getattr(dist, name) for name in names}
 
     def holders(tensor):
