@@ -72,6 +72,8 @@ def command(
     count = whole_number("--windows", windows)
     kept, every = whole_number("--keep", keep), whole_number("--save-every", save_every, least=0)
     read = read_plan(plan)
+    if read.allocator == "expandable_segments":
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     folder = RunFolder(out)
     ranks, place = len(read.micro_batches), launched()
     resume = resume or (place is not None and is_restart())

@@ -28,6 +28,7 @@ from memfit.planner.next_step import NextStep, next_step
 from memfit.planner.predict import BINDING_RANK, default_checkpointing, footprint_on, plain_nets, with_precision
 from memfit.planner.saving import choose_writing
 from memfit.planner.time_error import with_time_error
+from memfit.planner.varied import Varied, varied
 from memfit.sizes import format_size
 from memfit.trace.step import Tracing, trace_job
 
@@ -64,6 +65,8 @@ class Answer:
     floor: Candidate
     alternatives: tuple[Draft, ...]
     next_step: NextStep | None = None
+    lengths: Varied | None = None
+    """The first windows, one after the other, where their lengths vary."""
     dials: tuple[Dial, ...] = ()
     """Where nothing fits: settings of the job that would make it smaller."""
     learning_rate: Rate = field(default_factory=lambda: learning_rate(None, 1))
@@ -196,15 +199,29 @@ def _find(job: Job, asked: _Asked) -> Answer:
         drafted = _drafted(job, how, replace(device, usable_bytes=budget), asked, own, told)
         found, how = _whole(job, how, device, drafted.best, own, may_choose="validation" not in keep)
         found = replace(found, communication_seconds=told(len(found.geometry.micro_batches[0])))
-        if found.footprint.fits or not drafted.best.fits or found.footprint.limiting_phase != "train":
+        over = max(-found.footprint.headroom_bytes, budget // 200)
+        lengths = None
+        if found.footprint.fits:
+            lengths = varied(job, device, found.geometry, found.checkpointing, how.implementation, asked.seed)
+            if lengths is None or lengths.fits:
+                break
+            over = budget // 20
+        elif not drafted.best.fits or found.footprint.limiting_phase != "train":
             break
-        budget -= max(-found.footprint.headroom_bytes, budget // 200)
+        budget -= over
     plan = None
-    if found.footprint.fits:
+    if found.footprint.fits and (lengths is None or lengths.fits):
         taken = levers.describe(job, device, how, found, own, nets, keep, drafted.bytes)
         plan = with_time_error(_plan(job, asked, found, own, how, taken), drafted.net_kind, device, drafted.probed)
         writing = choose_writing(found.footprint, device)
         found = replace(found, footprint=writing.footprint)
+        if lengths is not None:
+            plan = replace(
+                plan,
+                allocator=lengths.allocator,
+                levers=[*plan.levers, *lengths.levers()],
+                reasons={**plan.reasons, "varied lengths": lengths.reason()},
+            )
         plan = replace(
             plan,
             checkpoint_writing=writing.how,
@@ -219,6 +236,7 @@ def _find(job: Job, asked: _Asked) -> Answer:
         next_step=drafted.next_step if plan else None,
         dials=() if plan else tuple(dials(job, how, device)),
         learning_rate=asked.rate,
+        lengths=lengths,
     )
 
 
