@@ -124,8 +124,7 @@ def predict(
 
 
 def binding_ranks(job: Job, nets: Nets, engine: str, world: int) -> tuple[int, ...]:
-    """Ranks of which one needs most, see ``BINDING_RANK``; under ZeRO's stages 1 and 2 the one that keeps most gradients
-    may need more."""
+    """Ranks of which one needs most: ``BINDING_RANK``, under ZeRO's stages 1 and 2 or the one with most gradients."""
     if engine not in ("zero1", "zero2") or world == 1:
         return (BINDING_RANK,)
     groups = [group["params"] for optimizer in job.optimizers(nets).values() for group in optimizer.param_groups]
