@@ -66,7 +66,9 @@ class Moving:
 
     def learn(self) -> None:
         """A window has passed: what it changed without a copy is copied from now on."""
-        self._seen_to_change.update(key for _, tensor, key in self._watched_now() if self._watched[key] != _mark(tensor))
+        self._seen_to_change.update(
+            key for _, tensor, key in self._watched_now() if self._watched[key] != _mark(tensor)
+        )
 
     def restore(self, *, checked: bool = True) -> None:
         """Puts back what ``keep`` remembered. Graphs that hold the tensors do not notice.
