@@ -1,14 +1,22 @@
-"""What the caching allocator reserves over batches of different shapes, packed as the sampler of F5-TTS does."""
+"""What the caching allocator reserves over batches of different shapes, packed as the sampler of F5-TTS does.
+
+python bench/creep.py f5_tts/base 3200 2 12     clips of 2 to 12 s in batches of 3200 frames: GiB after each batch
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from memfit.device.catalogue import Device, find_device
 from memfit.events import ALLOCATE, FREE, Trace
 from memfit.job import Job, Shape
+from memfit.loading import load_job
 from memfit.replay.caching import CachingAllocator
 from memfit.trace.step import Tracing, trace_family
 
@@ -66,3 +74,14 @@ def _next(names: dict[int, int]) -> int:
 
 def _process(allocator: CachingAllocator, device: Device) -> int:
     return allocator.reserved + (device.context_bytes or 0)
+
+
+def main(name: str, frames: str, low: str, high: str, batches: str = "20") -> None:
+    """Prints process bytes after each batch."""
+    shapes = packed_shapes(int(frames), (float(low), float(high)), int(batches))
+    for shape, nbytes in zip(shapes, reserved_after(load_job(name), "rtx4090", shapes), strict=True):
+        print(f"{shape.items:3d} x {shape.length:4d} frames: {nbytes / 2**30:6.2f} GiB")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -16,7 +16,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ import torch
 
 from bench.nets import Decoder, Dit, Plain, UNet
 from memfit.apply.recompute import recompute
+from memfit.device.calibrated import processor
 from memfit.device.catalogue import find_device
 from memfit.device.measure import AllocatorEvents
 from memfit.job import Nets, Shape
@@ -56,7 +57,7 @@ def main() -> int:
         figures[name] = bench(name, kind(**settings), Shape(items=items), asked.rounds, asked.compiled)
     if asked.json:
         with open(asked.json, "w") as file:
-            json.dump(figures, file, indent=1)
+            json.dump({"command": sys.argv[1:], "versions": versions(), "nets": figures}, file, indent=1)
     return int(any(row.get("over") for rows in figures.values() for row in rows))
 
 
@@ -78,7 +79,7 @@ def bench(name: str, job: Plain, shape: Shape, rounds: int, compiled: bool) -> l
     times: list[list[float]] = [[] for _ in rows]
     for _ in range(rounds):
         for row, seen in zip(rows, times, strict=True):
-            seen.append(seconds(job, nets, shape, row["modes"]))
+            seen.append(seconds(job, nets, [shape], row["modes"]))
     print(
         f"\n{name}: {(unlimited - resident) / MIB:.1f} MiB of activations, {len(every)} blocks; chosen in {took:.0f} s"
     )
@@ -100,12 +101,16 @@ def bench(name: str, job: Plain, shape: Shape, rounds: int, compiled: bool) -> l
     return rows
 
 
-def extremes(job: Plain, shape: Shape) -> tuple[dict[str, str], tuple[int, int]]:
+def versions() -> dict[str, str]:
+    """What the figures were measured with."""
+    return {"torch": torch.__version__, "processor": processor(), "threads": str(torch.get_num_threads())}
+
+
+def extremes(job: Plain, shape: Shape, *, accumulated: bool = True) -> tuple[dict[str, str], tuple[int, int]]:
     """(every block recomputed; predicted bytes with everything kept and with everything recomputed)."""
     with open_fitting(job, Tracing(device=find_device("cpu")), shape) as fitting:
-        layout = fitting.observed(shape, accumulated=True).layout
-        every = {block.path: "full" for block in layout.blocks}
-        kept, recomputed = (peak_of(fitting.trace(shape, modes, accumulated=True)) for modes in ({}, every))
+        every = dict.fromkeys(fitting.blocks(shape, accumulated=accumulated), "full")
+        kept, recomputed = (peak_of(fitting.trace(shape, modes, accumulated=accumulated)) for modes in ({}, every))
     return every, (kept, recomputed)
 
 
@@ -169,13 +174,16 @@ def measured(job: Plain, nets: Nets, shape: Shape, modes: Mapping[str, str]) -> 
     return events.peaks()["step"].allocated_bytes
 
 
-def seconds(job: Plain, nets: Nets, shape: Shape, modes: Mapping[str, str]) -> float:
-    """Of one forward and backward into gradients that are there."""
+def seconds(
+    job: Plain, nets: Nets, shapes: Sequence[Shape], modes: Mapping[str, str], *, accumulated: bool = True
+) -> float:
+    """Of a forward and backward of each; ``accumulated``: into gradients that are there from the start."""
     for net in nets.values():
         for p in net.parameters():
-            p.grad = torch.zeros_like(p)
+            p.grad = torch.zeros_like(p) if accumulated else None
     begin = now()
-    _step(job, nets, shape, modes)
+    for shape in shapes:
+        _step(job, nets, shape, modes)
     return now() - begin
 
 
@@ -198,7 +206,7 @@ def _compiled(job: Plain, nets: Nets, shape: Shape, part: float, resident: int, 
             net.forward = torch.compile(forward)  # type: ignore[method-assign]
             measured(job, nets, shape, {})
             seen = measured(job, nets, shape, {})
-            took = statistics.median(seconds(job, nets, shape, {}) for _ in range(2))
+            took = statistics.median(seconds(job, nets, [shape], {}) for _ in range(2))
     finally:
         del net.forward
     whole = unlimited - resident

@@ -109,9 +109,9 @@ def rows(figure: dict[str, Any]) -> Iterator[Row]:
     if figure.get("at_failure"):
         settings = settings | {"validation_frames": validation(card.key).fails_from or 250}
     trace = traced(name, card.key, figure["micro_batch"], settings)
-    for world in figure.get("zero2", [1]):
+    for world in figure.get("zero2", [figure.get("world", 1)]):
         trained = sum(p.numel() for net in plain_nets(job).values() for p in net.parameters() if p.requires_grad)
-        own = zero2(trace, world, trained) if world > 1 else trace
+        own = zero2(trace, world, trained) if "zero2" in figure else trace
         found = footprint_on(own, card)
         peak = found.phases[figure["phase"]]
         if figure.get("at_failure"):
@@ -123,7 +123,7 @@ def rows(figure: dict[str, Any]) -> Iterator[Row]:
         binary, decimal = readings(figure["published"])
         yield Row(
             job=name, card=card.key, micro_batch=figure["micro_batch"], unit=job.unit,
-            engine="zero2" if world > 1 else job.wrapper if job.wrapper != "none" else "single", world=world,
+            engine="zero2" if "zero2" in figure else job.wrapper.partition("_")[0] if job.wrapper != "none" else "single", world=world,
             published=figure["published"], kind=figure["kind"], phase=figure["phase"],
             predicted_bytes=predicted, allocated_bytes=peak.allocated_bytes,
             error=predicted / binary - 1, error_decimal=predicted / decimal - 1 if decimal else None,

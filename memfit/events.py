@@ -16,6 +16,8 @@ CATEGORIES = (
 
 ALLOCATE, FREE, EMPTY_CACHE = 1, -1, 0
 """Kinds of event. EMPTY_CACHE: the allocator gives its free segments back (``torch.cuda.empty_cache``)."""
+TO_HOST, TO_DEVICE = "to_host", "to_device"
+"""Names of the operators that copy over the link between a card and its host."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -93,6 +93,8 @@ class Plan:
     warmup_windows: int = 0
     """Windows over which they rise from the job's own."""
     checkpoint_writing: str = "synchronous"
+    engine_choices: dict[str, Any] = field(default_factory=dict)
+    """What the engine lets one choose, by the names that ``memfit.engine.start`` lists; absent: its defaults."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Why each choice was made."""
     levers: list[Lever] = field(default_factory=list)
@@ -100,6 +102,9 @@ class Plan:
     """The predicted Footprint, by phase."""
     step_seconds: float | None = None
     """Estimated time of one window; absent where the device's rates are not known."""
+    step_seconds_low: float | None = None
+    """The estimate with its measured error; absent where that was not measured on the device."""
+    step_seconds_high: float | None = None
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:

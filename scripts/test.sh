@@ -6,6 +6,7 @@ if ! command -v chromedriver >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-
     { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1 ||
         echo "chromium could not be installed: the tests of reports in a browser are skipped" >&2
 fi
+.venv/bin/python -c "from bench.accuracy import install_timm; install_timm()"
 .venv/bin/ruff check .
 .venv/bin/mypy
 .venv/bin/lint-imports

@@ -19,14 +19,14 @@ CLOSE = 0.05
 def summary(rows: Sequence[Predicted], usable_bytes: int) -> dict[str, Any]:
     """Statistics as fractions. Errors are of the runs that ran; fits of those and of the ones that did not fit."""
     ran = [row for row in rows if row.run.label == "ran"]
+    if not ran:
+        return {"runs": 0}
     judged = [row for row in rows if row.run.label in ("ran", "does not fit")]
     clear = [row for row in judged if abs(row.need / usable_bytes - 1) > CLOSE]
     smooth = set(map(id, regular([row.run for row in ran])))
     without_trials = np.abs([row.error for row in ran if id(row.run) in smooth])
     errors = np.array([row.error for row in ran])
     sizes = np.abs(errors)
-    if not ran:
-        return {"runs": 0}
     return {
         "runs": len(ran),
         "median": float(np.median(sizes)),

@@ -2,7 +2,8 @@
 
 Buffers of modules in training mode are copied from the start; another tensor (a momentum encoder's parameter, say) from
 the first window on in which it was seen to change. A change that was not copied before is found by autograd's version
-counter and refused. Not seen: writes through ``.data`` into the same memory, and values that are no tensors.
+counter and refused. Not seen: writes through ``.data`` into the same memory, values that are no tensors, and writes to
+parameters that DeepSpeed gathers and drops.
 """
 
 from __future__ import annotations
@@ -124,5 +125,7 @@ def _places(modules: list[nn.Module]) -> Iterator[_Place]:
 
 
 def _mark(tensor: Any) -> tuple[int, int]:
+    if hasattr(tensor, "ds_tensor"):
+        return 0, 0
     plain = type(tensor) in (Tensor, nn.Parameter)
     return tensor._version, tensor.data_ptr() if plain else 0

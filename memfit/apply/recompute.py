@@ -1,7 +1,8 @@
 """Recompute: what of a module's forward is kept for its backward. Put onto instances, and taken off again.
 
 keep: everything that autograd saves. selective: the outputs of matmuls, convolutions and attention; the rest is
-computed again. full: the module's inputs alone. offload: everything, but moved to the host until the backward.
+computed again. full: the module's inputs alone. offload: nothing on the device; all of it waits on the host for the
+backward, copied on the stream that computes (``memfit.apply.offload``).
 
 Recomputing is torch.utils.checkpoint without reentry, which restores the random state: dropout comes out the same.
 """
@@ -16,22 +17,14 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint
 
+from memfit.apply.offload import on_the_host
+from memfit.apply.selective import selective_contexts
 from memfit.blocks import find_module
 from memfit.errors import InputError
 from memfit.job import Nets
 from memfit.plan import MODES
-
-_aten = torch.ops.aten
-COSTLY = frozenset(
-    {
-        _aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default, _aten.convolution.default,
-        _aten._scaled_dot_product_flash_attention.default, _aten._scaled_dot_product_efficient_attention.default,
-        _aten._scaled_dot_product_cudnn_attention.default, _aten._scaled_dot_product_flash_attention_for_cpu.default,
-    }
-)  # fmt: skip
-"""The operators whose outputs ``selective`` keeps."""
 
 
 @contextmanager
@@ -66,12 +59,12 @@ def _wrapped(module: nn.Module, mode: str) -> Callable[..., Any]:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         if mode == "offload":
-            with torch.autograd.graph.save_on_cpu():
+            with on_the_host(module):
                 return forward(*args, **kwargs)
         return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
     def contexts() -> Any:
-        first, again = create_selective_checkpoint_contexts(_policy) if mode == "selective" else (nullcontext(),) * 2
+        first, again = selective_contexts() if mode == "selective" else (nullcontext(),) * 2
         return first, _again(module, again)
 
     return kept
@@ -92,7 +85,3 @@ def _again(module: nn.Module, recomputing: AbstractContextManager[Any]) -> Itera
     finally:
         for buffer, value in zip(statistics, before, strict=True):
             buffer.data.copy_(value)
-
-
-def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operator in COSTLY else CheckpointPolicy.PREFER_RECOMPUTE

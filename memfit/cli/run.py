@@ -65,7 +65,7 @@ def command(
     from memfit.engine.place import is_restart, launched
     from memfit.plan import read_plan, write_plan
     from memfit.train.folder import RunFolder, check_same_samples
-    from memfit.train.launch import torchrun
+    from memfit.train.launch import restarts, torchrun
     from memfit.train.limit import ENVIRONMENT
     from memfit.train.parent import for_child
 
@@ -87,7 +87,7 @@ def command(
     with attended(folder, read, keepers(folder, read, wandb)):
         if ranks > 1:
             os.environ.update({**ENVIRONMENT, **for_child()})
-            code = torchrun(ranks, RANK, arguments, folder.path)
+            code = torchrun(ranks, RANK, arguments, folder.path, restarts(read))
         else:
             code = _in_a_child([sys.executable, "-m", CHILD, *arguments], {**os.environ, **ENVIRONMENT, **for_child()})
     if code not in (Exit.BAD_INPUT, Exit.FAULT):

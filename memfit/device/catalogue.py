@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import difflib
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 from memfit.errors import InputError
+
+Entry = TypeVar("Entry")
 
 CUBLAS_WORKSPACE = 8_519_680
 CUBLAS_WORKSPACE_LARGE = 32 << 20
@@ -94,11 +97,7 @@ def find_interconnect(name: str) -> Interconnect:
     Raises:
         InputError: no such interconnect; names the nearest one.
     """
-    known = interconnects()
-    if name not in known:
-        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0)[0]
-        raise InputError(f"interconnect {name!r}", f"not one of {', '.join(known)}", f"write {near}")
-    return known[name]
+    return _named("interconnect", interconnects(), name)
 
 
 def interconnect_of(device: Device) -> Interconnect | None:
@@ -127,11 +126,14 @@ def find_device(name: str) -> Device:
     Raises:
         InputError: no such device; names the nearest one.
     """
-    devices = catalogue()
-    if name not in devices:
-        near = difflib.get_close_matches(name.lower(), devices, n=1, cutoff=0)[0]
-        raise InputError(f"device {name!r}", f"not one of {', '.join(devices)}", f"write {near}")
-    return devices[name]
+    return _named("device", catalogue(), name)
+
+
+def _named(what: str, known: Mapping[str, Entry], name: str) -> Entry:
+    if name not in known:
+        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0)[0]
+        raise InputError(f"{what} {name!r}", f"not one of {', '.join(known)}", f"write {near}")
+    return known[name]
 
 
 def with_memory(device: Device, nbytes: int) -> Device:

@@ -2,7 +2,9 @@
 
 ``{value}`` stands for the plan's value and ``{variant}`` for what follows the slash of the job's name. Where a value
 is no number to fill in, its words are listed. Keys that begin with ``recompute`` and a path are for modules under that
-path which the project's own switch leaves alone.
+path which the project's own switch leaves alone. Keys were read in the projects' configuration files: LatentSync's
+configs/unet/stage1.yaml, MuseTalk's configs/training (d6cb984, 403ad78), F5-TTS's F5TTS_v1_Base.yaml (2daa1c5),
+GPT-SoVITS's s1longer-v2.yaml (af2d119) and s2.json (19dfdfc).
 """
 
 from __future__ import annotations

@@ -14,8 +14,10 @@ import numpy as np
 from memfit.device.catalogue import Device
 from memfit.geometry import Geometry, shape_of, split
 from memfit.job import Shape
+from memfit.planner.engines import Communicates, silent
 from memfit.planner.fitting import Fitting
 from memfit.planner.predict import footprint_on
+from memfit.planner.probed import Probed, probed
 from memfit.planner.selection import Problem, floor, scaled, solve
 from memfit.trace.session import MicroTrace
 
@@ -49,9 +51,10 @@ class Drafts:
 
     def __init__(
         self, fitting: Fitting, device: Device, global_batch: int, ranks: int, *,
-        fixed: int | None = None, modes: Mapping[str, str] | None = None,
+        fixed: int | None = None, modes: Mapping[str, str] | None = None, communicates: Communicates = silent,
     ) -> None:  # fmt: skip
         """``fixed``: the micro-batch; ``modes``: the checkpointing, where it is not to be chosen."""
+        self.ranks, self._communicates = ranks, communicates
         self.fitting, self.device, self.modes = fitting, device, modes
         self.job = fitting.session.rig.job
         self.budget = device.usable_bytes or 0
@@ -62,6 +65,10 @@ class Drafts:
         self._measured: dict[int, tuple[Problem, float, float]] = {}
         self._kept_seconds: dict[int, float] = {}
         self._kept_peaks: dict[int, int] = {}
+        self._resident = 0
+        self.probed = probed(self.job, device)
+        self.slower = self._slower(self.probed) if self.probed is not None and fitting.knows_rates else 1.0
+        """Times the estimate that a window took which was really run on this machine."""
 
     def best(self) -> Draft | None:
         """The draft of the least time among those that fit; ties go to the larger micro-batch."""
@@ -93,7 +100,8 @@ class Drafts:
         found = {"chosen": best.peak, "keep": self._kept_peaks[micro]}
         every = dict.fromkeys(self.fitting.blocks(shape, accumulated=accumulated), "full")
         found["floor"] = self.peak_of(self.fitting.trace(shape, every, accumulated=accumulated))
-        found["more ms"] = round(1000 * (best.rank - self._window(best.geometry, self._kept_seconds[micro])))
+        more = best.rank - self._window(best.geometry, self._kept_seconds[micro])
+        found["more ms"] = round(1000 * more * self.slower)
         share = max(sum(rank) for rank in best.geometry.micro_batches)
         found["at once"] = self.peak_of(self.fitting.trace(shape_of(self.job, share), best.modes, accumulated=False))
         return found
@@ -109,7 +117,8 @@ class Drafts:
         near = min(self._measured, key=lambda one: abs(np.log(one / micro)))
         problem, seconds, outside = self._measured[near]
         kept = self.kept_seconds(micro)
-        other = scaled(problem, micro / near, kept / seconds)
+        fixed = max(self.kept_peak(0) - self._resident, 0.0) if len(self._kept_peaks) > 1 else 0.0
+        other = scaled(problem, micro / near, kept / seconds, fixed)
         choice = solve(other, budget - outside)
         fits = choice is not None
         if choice is None:
@@ -129,20 +138,26 @@ class Drafts:
         return int(self._kept_peaks[low] + slope * (micro - low))
 
     def kept_seconds(self, micro: int) -> float:
-        """Of one micro-batch that recomputes nothing: by the line between the nearest two that were traced."""
+        """Of one micro-batch that recomputes nothing: by the line through the nearest two that were traced.
+
+        A part of the time is the micro-batch's own, whatever its size: launches, weights that are read.
+        """
         points = sorted(self._kept_seconds)
-        if micro >= points[-1] or len(points) == 1:
-            return self._kept_seconds[points[-1]] * micro / points[-1]
-        return float(np.interp(micro, points, [self._kept_seconds[point] for point in points]))
+        if len(points) == 1:
+            return self._kept_seconds[points[0]] * micro / points[0]
+        above = min(max(int(np.searchsorted(points, micro)), 1), len(points) - 1)
+        (low, first), (high, last) = ((point, self._kept_seconds[point]) for point in points[above - 1 : above + 1])
+        slope = max((last - first) / (high - low), 0.0)
+        return max(first + slope * (micro - low), first * min(micro / low, 1.0))
 
     def peak_of(self, found: MicroTrace) -> int:
         """Process bytes of a traced micro-batch, replayed on the device; where it does not fit, what it would take."""
-        replayed = footprint_on(found.trace, self.device)
+        replayed = footprint_on(found.trace, self.device, self.ranks)
         return replayed.phases["train"].process_bytes if replayed.fits else self.whole_peak_of(found)
 
     def whole_peak_of(self, found: MicroTrace) -> int:
         """Process bytes of a traced micro-batch where the allocator never has to give anything back."""
-        return footprint_on(found.trace, unlimited(self.device)).phases["train"].process_bytes
+        return footprint_on(found.trace, unlimited(self.device), self.ranks).phases["train"].process_bytes
 
     def _best_tried(self) -> Draft | None:
         fitting = [draft for draft in self.tried.values() if draft.fits]
@@ -170,7 +185,7 @@ class Drafts:
         """The largest micro-batch that should fit as it is, by the smallest's trace and a line."""
         small = self.geometries[-1]
         traced = self._trace_kept(small.micro_batch)
-        base = self.fitting.resident(traced)
+        self._resident = base = self.fitting.resident(traced)
         slope = max(self.whole_peak_of(traced) - base, 1) / small.micro_batch
         most = max((self.budget - base) / slope, 0)
         start = next((g for g in self.geometries if g.micro_batch <= most), small)
@@ -229,13 +244,19 @@ class Drafts:
         self, geometry: Geometry, modes: Mapping[str, str], rank: float, peak: int, *, fits: bool, traced: bool
     ) -> Draft:
         return Draft(
-            geometry=geometry, modes=modes, seconds=rank if self.fitting.knows_rates else None, rank=rank, peak=peak,
-            fits=fits, traced=traced,
+            geometry=geometry, modes=modes, seconds=rank * self.slower if self.fitting.knows_rates else None,
+            rank=rank, peak=peak, fits=fits, traced=traced,
         )  # fmt: skip
+
+    def _slower(self, window: Probed) -> float:
+        traced = self.fitting.trace(window.shape, window.checkpointing, accumulated=window.micro_batches > 1)
+        estimate = self.fitting.total_seconds(traced) * window.micro_batches + self.step_seconds
+        return window.seconds / estimate if estimate else 1.0
 
     def _window(self, geometry: Geometry, micro_seconds: float) -> float:
         longest = max(sum(rank) for rank in geometry.micro_batches)
-        return micro_seconds * longest / geometry.micro_batch + self.step_seconds
+        told = self._communicates(len(geometry.micro_batches[0]))
+        return micro_seconds * longest / geometry.micro_batch + self.step_seconds + told
 
 
 def sizes(share: int, longest: int | None, fixed: int | None) -> list[int]:

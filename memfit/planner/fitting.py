@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from memfit.planner.layout import Layout, blocks_of, holds, kept_by_module, with
 from memfit.planner.observe import Observation, observe
 from memfit.planner.selection import Problem, floor, problem_of, solve
 from memfit.planner.timing import OVERHEADS, operator_seconds
-from memfit.planner.ways import WHOLE_MODES, Observed, ways_of
+from memfit.planner.ways import RECOMPUTED, Observed, ways_of
 from memfit.trace.durations import overheads
 from memfit.trace.session import MicroTrace, Session, open_session
 from memfit.trace.step import Tracing
@@ -129,29 +129,53 @@ class Fitting:
     def _observe(self, shape: Shape, accumulated: bool) -> Observed:
         kept, layout = self.kept(shape, accumulated=accumulated), self.layout(shape, accumulated=accumulated)
 
-        def seen(traced: MicroTrace) -> Observation:
-            seconds = self.seconds(traced)
-            return observe(traced.trace, self.work(traced) if seconds is None else seconds, layout)
-
         def under(paths: list[str], mode: str) -> Observation:
             able = [path for path in paths if mode != "selective" or path not in barred]
-            return seen(self.trace(shape, dict.fromkeys(able, mode), accumulated=accumulated))
+            return self._seen(self.trace(shape, dict.fromkeys(able, mode), accumulated=accumulated), layout)
 
         tops, parts = [block.path for block in layout.blocks], [part for block in layout.blocks for part in block.parts]
         barred = frozenset(path for path in (*tops, *parts) if holds(path, self.session.overwritten))
         operators = self._forward_operators(kept, layout)
         by_block = np.bincount(layout.block_of, weights=operators, minlength=len(tops))
         more: dict[str, np.ndarray] = {mode: call + each * operators for mode, (call, each) in self.overheads.items()}
-        return Observed(
+        found = Observed(
             layout=layout,
-            keep=seen(kept),
-            blocks={mode: under(tops, mode) for mode in WHOLE_MODES} if tops else {},
-            parts={mode: under(parts, mode) for mode in WHOLE_MODES} if parts else {},
+            keep=self._seen(kept, layout),
+            blocks={mode: under(tops, mode) for mode in RECOMPUTED} if tops else {},
+            parts={mode: under(parts, mode) for mode in RECOMPUTED} if parts else {},
             overhead=more,
             block_overhead={mode: call + each * by_block for mode, (call, each) in self.overheads.items()},
             barred=barred,
-            offload_rate=None,
         )
+        return self._with_offload(shape, found, accumulated) if self._offload_pays(found) else found
+
+    def _seen(self, traced: MicroTrace, layout: Layout) -> Observation:
+        seconds = self.seconds(traced)
+        return observe(traced.trace, self.work(traced) if seconds is None else seconds, layout)
+
+    def _offload_pays(self, observed: Observed) -> bool:
+        """Whether moving what some block keeps to the host and back takes less time than recomputing it."""
+        if not self.knows_rates or not self.device.link_bytes or "full" not in observed.blocks:
+            return False
+        block_of, count = observed.layout.block_of, len(observed.layout.blocks)
+        kept = np.bincount(block_of, weights=observed.keep.kept.sum(0), minlength=count)
+        more = observed.blocks["full"].seconds - observed.keep.seconds
+        recomputed = np.bincount(block_of, weights=more, minlength=count) + observed.block_overhead["full"]
+        return bool((2 * kept / self.device.link_bytes < recomputed).any())
+
+    def _with_offload(self, shape: Shape, observed: Observed, accumulated: bool) -> Observed:
+        modes = dict.fromkeys([block.path for block in observed.layout.blocks], "offload")
+        traced = self.trace(shape, modes, accumulated=accumulated)
+        return replace(observed, blocks={**observed.blocks, "offload": self._seen(traced, observed.layout)})
+
+    def offload_too(self, shape: Shape, *, accumulated: bool) -> bool:
+        """Lets what blocks keep be moved to the host, however long that takes; False where that is no new choice."""
+        observed = self.observed(shape, accumulated=accumulated)
+        if not self.device.link_bytes or "offload" in observed.blocks or not observed.layout.blocks:
+            return False
+        self._observed[shape, accumulated] = self._with_offload(shape, observed, accumulated)
+        self._problems.pop((shape, accumulated), None)
+        return True
 
     def _forward_operators(self, traced: MicroTrace, layout: Layout) -> np.ndarray:
         """int (units,): operators in each unit's forward."""
@@ -189,6 +213,8 @@ class Fitting:
             aim = budget - (found.peak - problem.peak(choice))
             if not fitted < aim < failed:
                 aim = (fitted + failed) / 2
+        if best is None and self.offload_too(shape, accumulated=accumulated):
+            return self.select(shape, budget, peak_of, accumulated=accumulated, outside=outside)
         return best
 
     def lowest(self, shape: Shape, peak_of: Callable[[MicroTrace], int], *, accumulated: bool) -> Selection:

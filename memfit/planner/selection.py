@@ -87,10 +87,15 @@ def problem_of(layout: Layout, keep: Observation, ways: list[list[Way]]) -> Prob
     )
 
 
-def scaled(problem: Problem, factor: float, slower: float) -> Problem:
-    """The problem of a micro-batch with so many times the bytes, and so many times the seconds."""
+def scaled(problem: Problem, factor: float, slower: float, fixed: float = 0.0) -> Problem:
+    """The problem of a micro-batch with so many times the bytes, and so many times the seconds.
+
+    Args:
+        fixed: bytes beyond the resident ones that do not grow with it, such as a weight's gradient before it is added.
+    """
     ways = [[replace(way, seconds=way.seconds * slower) for way in some] for some in problem.ways]
-    base = problem.resident + (problem.base - problem.resident) * factor
+    stays = problem.resident + fixed
+    base = stays + (problem.base - stays) * factor
     return replace(problem, ways=ways, base=base, bytes=[part * factor for part in problem.bytes])
 
 

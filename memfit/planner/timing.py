@@ -2,7 +2,8 @@
 
 On this machine's processor each distinct operator was timed here (``memfit.trace.durations``). For a card, each takes
 the longer of its arithmetic and its memory traffic, and at least a launch: the roofline model (Williams, Waterman,
-Patterson, 2009). Left out: kernels that reach a part of the peak, overlap. Good enough to rank plans of one card.
+Patterson, 2009). A copy between host and card goes at the link's rate. Left out: kernels that reach a part of the peak,
+overlap. Good enough to rank plans of one card.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from memfit.device.catalogue import Device
-from memfit.events import Trace
+from memfit.events import TO_DEVICE, TO_HOST, Trace
 from memfit.trace.durations import durations
 
 LAUNCH = 5e-6
 """Seconds that a kernel takes at least, from one launch to the next."""
-OVERHEADS = {"full": (60e-6, 2e-6), "selective": (60e-6, 10e-6)}
-"""By mode, seconds of the host for one recomputed call, and for each operator in it, where a card waits for them."""
+OVERHEADS = {"full": (60e-6, 2e-6), "selective": (60e-6, 10e-6), "offload": (20e-6, 10e-6)}
+"""By mode, seconds of the host for one call, and for each operator in it, where a card waits for them."""
 CPU_FLOPS, CPU_BANDWIDTH = 2e10, 5e9
-"""Of one core, for the few calls that cannot be timed by themselves."""
+"""Of one core, for the few calls that cannot be timed by themselves, where ``memfit calibrate`` was not run."""
 
 
 def operator_seconds(
@@ -37,6 +38,9 @@ def operator_seconds(
         return None
     flops, bandwidth, launch = rates
     seconds = np.maximum(trace.operator_flops / flops, trace.operator_bytes / bandwidth) + launch
+    if device.link_bytes is not None:
+        link = np.isin(np.array(trace.names), (TO_HOST, TO_DEVICE))[trace.operator_name]
+        seconds[link] = trace.operator_bytes[link] / device.link_bytes + launch
     if calls:
         timed = durations({call for call in calls if call is not None})
         for row, call in enumerate(calls):
@@ -69,9 +73,9 @@ def window_seconds(
 
 def _rates(device: Device, precision: str) -> tuple[float, float, float] | None:
     """Operations and bytes a second, and seconds of a launch."""
-    if not device.is_cuda:
-        return CPU_FLOPS, CPU_BANDWIDTH, 0.0
     flops = {"bf16": device.bf16_flops, "fp16": device.fp16_flops}.get(precision) or device.fp32_flops
+    if not device.is_cuda:
+        return flops or CPU_FLOPS, device.bandwidth or CPU_BANDWIDTH, 0.0
     if flops is None or device.bandwidth is None:
         return None
     return flops, device.bandwidth, LAUNCH

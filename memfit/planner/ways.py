@@ -18,8 +18,8 @@ import numpy as np
 from memfit.planner.layout import Layout
 from memfit.planner.observe import Observation
 
-WHOLE_MODES = ("full", "selective")
-"""Modes of a block."""
+RECOMPUTED = ("full", "selective")
+"""Modes of a block, and of its parts. A block may also be moved to the host: ``offload``."""
 LEAST = 0.002
 """Of what a block keeps: a slower way that saves less than this is no way."""
 
@@ -52,8 +52,6 @@ class Observed:
     """The same, by block."""
     barred: frozenset[str] = frozenset()
     """Blocks and parts that cannot be recomputed selectively, since they write to what would be kept."""
-    offload_rate: float | None = None
-    """Bytes a second to the host and back; None: nothing can be moved away."""
 
 
 def ways_of(observed: Observed) -> list[list[Way]]:
@@ -73,12 +71,6 @@ def _ways(observed: Observed, index: int) -> Iterator[Way]:
         yield Way(
             modes={block.path: mode}, kept=seen.kept[:, units], peak=seen.block_peak[:, :, index], seconds=max(more, 0)
         )
-    if observed.offload_rate is not None:
-        moved = keep.kept[:, units].sum()
-        yield Way(
-            modes={block.path: "offload"}, kept=np.zeros_like(keep.kept[:, units]),
-            peak=keep.block_peak[:, :, index], seconds=2 * moved / observed.offload_rate,
-        )  # fmt: skip
     modes = [
         [mode for mode in ("keep", *observed.parts) if mode != "selective" or part not in observed.barred]
         for part in block.parts

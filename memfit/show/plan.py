@@ -12,6 +12,7 @@ from memfit.sizes import format_size
 
 if TYPE_CHECKING:
     from memfit.device.catalogue import Device
+    from memfit.plan import Plan
     from memfit.planner.curve import Point
     from memfit.planner.search import Answer
 
@@ -30,7 +31,7 @@ def show_answer(answer: Answer, device: Device, out: str | None, console: Consol
     modes = [mode for mode in plan.checkpointing.values() if mode != "keep"]
     counts = ", ".join(f"{modes.count(mode)} {mode}" for mode in dict.fromkeys(modes)) or "nothing recomputed"
     console.print(
-        f"{plan.job} on {device.name}, {format_size(plan.budget_bytes)}; {counts}; {_time(plan.step_seconds)}\n",
+        f"{plan.job} on {device.name}, {format_size(plan.budget_bytes)}; {counts}; {_time(plan)}\n",
         style="dim",
     )
     table = _table("phase", "allocated", "process", "of budget")
@@ -144,8 +145,12 @@ def _show_beside(answer: Answer, console: Console) -> None:
         console.print(f"\n{format_size(step.more_bytes)} more would save {step.saves:.0%} of the time.")
 
 
-def _time(seconds: float | None) -> str:
-    return f"about {seconds:.3g} s a window" if seconds is not None else "time of a window unknown"
+def _time(plan: Plan) -> str:
+    if plan.step_seconds is None:
+        return "time of a window unknown"
+    low, high = plan.step_seconds_low, plan.step_seconds_high
+    between = "" if low is None or high is None else f" ({low:.3g} to {high:.3g})"
+    return f"about {plan.step_seconds:.3g} s{between} a window"
 
 
 def _table(*columns: str, title: str | None = None) -> Table:

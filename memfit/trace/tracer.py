@@ -25,7 +25,7 @@ from memfit.device import backend, plan_search, workspace
 from memfit.device.answers import NOT_HANDLED
 from memfit.device.patching import replaced
 from memfit.device.virtual import Virtual
-from memfit.events import ALLOCATE, EMPTY_CACHE, FREE
+from memfit.events import ALLOCATE, EMPTY_CACHE, FREE, TO_DEVICE, TO_HOST
 from memfit.trace import collectives, cpu_rules, known, scratch
 from memfit.trace.accumulate import made_in, sums_in_place
 from memfit.trace.net_kind import NetKind
@@ -38,6 +38,7 @@ _SAVES_NUMBERS = {
     torch.ops.aten.mul_.Tensor,
     torch.ops.aten.div_.Tensor,
 }
+_COPIES = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}
 _PLAIN = {Tensor, nn.Parameter, FakeTensor}
 
 
@@ -246,6 +247,10 @@ class Tracer(TorchDispatchMode):
                     if isinstance(each, Tensor):
                         seen |= self._see(each, row)
                         moved += each.numel() * each.itemsize
+        link = self._crosses(func, args, outs[0]) if func in _COPIES else None
+        if link:
+            self._note_operator(link, node, 0, outs[0].numel() * outs[0].itemsize, func, args, kwargs)
+            return
         if not (seen or flops or func._schema.is_mutable):
             return
         for one in args:
@@ -256,9 +261,22 @@ class Tracer(TorchDispatchMode):
         if func._schema.is_mutable and self.part == "forward":
             self._see_overwritten(args[0] if args else None)
         work = flops(*args, **kwargs, out_val=out) if flops else 0
-        self.op_rows.append((str(func), self._current_module(node), self.part, work, moved))
+        self._note_operator(str(func), node, work, moved, func, args, kwargs)
+
+    def _note_operator(
+        self, name: str, node: Any, work: int, moved: int, func: Any, args: Any, kwargs: Any
+    ) -> None:  # fmt: skip
+        self.op_rows.append((name, self._current_module(node), self.part, work, moved))
         if self.descriptions is not None:
             self.descriptions.append(scratch.describe(func, args, kwargs))
+
+    def _crosses(self, func: Any, args: Any, out: Tensor) -> str | None:
+        """What a copy between host and device is called; None where it stays on one of them."""
+        source = args[0] if func is torch.ops.aten._to_copy.default else args[1]
+        there, here = out.device.type, source.device.type
+        if there == here or self.device_type not in (there, here):
+            return None
+        return TO_DEVICE if there == self.device_type else TO_HOST
 
     def _see_overwritten(self, target: Any) -> None:
         if isinstance(target, Tensor):

@@ -24,6 +24,7 @@ from memfit.train import launch, limit
 from memfit.train.chain import chain_of, check_chain
 from memfit.train.checkpoints import Checkpoints
 from memfit.train.folder import CannotWriteError, RunFolder
+from memfit.train.less import Less, StartAgainError, read_less, write_less
 from memfit.train.loop import Course, SpoiledByTrialError, train
 from memfit.train.once import TornStepError
 from memfit.train.parent import alone_in, die_with_parent
@@ -52,6 +53,9 @@ def main(arguments: list[str]) -> int:
         with _alone(folder):
             code = run(folder, int(windows), resumed, int(keep), float(every), oversized == "skip")
         return code if code == Exit.DONE else _ends(folder, code, "stopped; go on with --resume")
+    except StartAgainError as error:
+        say(str(error))
+        return Exit.STOPPED
     except InputError as error:
         return _ends(folder, Exit.BAD_INPUT, str(error))
     except CannotWriteError as error:
@@ -89,7 +93,7 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float,
     plan = read_plan(folder.plan)
     _check_ranks(plan)
     device = device_of(plan)
-    engine = start(plan.engine, device)
+    engine = start(plan.engine, device, **plan.engine_choices)
     job = load_job(plan.job, dict(plan.settings))
     samples, lengths = job.dataset(), job.lengths()
     if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
@@ -128,7 +132,7 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float,
         lines = [folder.lines("samples"), folder.lines("metrics")]
         common: dict[str, Any] = {"checkpoints": checkpoints, "plan": plan, "lines": lines, "every": every}
         common |= {"say": say if engine.rank == 0 else _silent, "written": first or None}
-        if engine.lockstep:
+        if engine.spread:
             saver = SpreadSaver(**common)
         elif engine.rank == 0:
             saver = Saver(**common, asynchronous=plan.checkpoint_writing == "asynchronous")
@@ -148,8 +152,14 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float,
             say=say if engine.rank == 0 else _silent,
             proves=UNPROVEN not in os.environ,
             skips=skips,
+            less=read_less(folder, plan),
         )
         return train(rig, course)
+    except StartAgainError as error:
+        limit.lift()
+        write_less(folder, plan, error.less)
+        again = f"all ranks start again from the newest checkpoint, {_words(error.less, plan.unit)}"
+        raise StartAgainError(f"rank {engine.rank}: {error}; {again}", error.less) from None
     except SpoiledByTrialError as error:
         if engine.rank == 0:
             say(f"{error}: starting again without a trial of every phase")
@@ -172,6 +182,14 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float,
         )
         _ends(folder, Exit.STOPPED, text)
         return Exit.STOPPED
+
+
+def _words(less: Less, unit: str) -> str:
+    if less.most is not None:
+        return f"with micro-batches of at most {less.most} {unit}"
+    if less.left_out:
+        return f"without samples {', '.join(map(str, less.left_out))}"
+    return "with less in validation" if less.validates else "without validation"
 
 
 def _what_to_do(error: Exception) -> str:

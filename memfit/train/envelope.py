@@ -25,6 +25,7 @@ from memfit.apply.moving import CannotRepeatError, Moving
 from memfit.apply.random_state import random_state, set_random_state
 from memfit.apply.rig import Rig, tensors_in
 from memfit.apply.window import Attempt, Guard, TurnGradients, run_window
+from memfit.engine.protocol import Engine
 from memfit.engine.ranks import reported
 from memfit.train.checkpoints import Checkpoints
 from memfit.train.once import numbers_of, put_numbers_back
@@ -63,7 +64,7 @@ def proven_training(
             with _LeavesAlone(list(further)):
                 act()
         else:
-            made.extend((optimizer, key) for key in _tried(act, optimizer))
+            made.extend((optimizer, key) for key in _tried(rig.engine, act, optimizer))
         moving.watch()
 
     guard = Guard(gradients=gradients, once=once, norms=recovery.guard.norms)
@@ -87,9 +88,9 @@ def proven_training(
         give_back(rig.device)
 
 
-def _tried(act: Callable[[], None], optimizer: Optimizer) -> set[Any]:
+def _tried(engine: Engine, act: Callable[[], None], optimizer: Optimizer) -> set[Any]:
     """Runs a step without its effect, but for the state that it makes; gives the keys of that state."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = engine.stepped(optimizer)
     had, numbers = set(optimizer.state), numbers_of(optimizer)
     kept = {p: dict(optimizer.state[p]) for p in had}
     made: set[Any] = set()

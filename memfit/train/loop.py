@@ -22,6 +22,7 @@ from memfit.train.envelope import largest, proven_training, try_saving
 from memfit.train.final import write_final
 from memfit.train.flight import write_flight
 from memfit.train.folder import RunFolder
+from memfit.train.less import AS_PLANNED, Less
 from memfit.train.lines import check_finite, window_line
 from memfit.train.monitor import Monitor
 from memfit.train.phases import Phases
@@ -52,6 +53,8 @@ class Course:
     say: Callable[[str], None] = lambda line: None
     proves: bool = False
     """Whether every phase is tried before the first window."""
+    less: Less = AS_PLANNED
+    """What ranks that started again do with less."""
     skips: bool = False
     """Whether a sample that does not fit alone is left out, instead of ending the run."""
 
@@ -67,6 +70,7 @@ def train(rig: Rig, course: Course) -> Exit:
         cost=lambda ids: padded_units(course, ids),
         largest=course.plan.micro_batch,
         skips=course.skips,
+        less=course.less,
         told=lambda failure: _record(rig, course, at.window, failure),
     )
     monitor = Monitor(rig, course.resident_before)
@@ -86,7 +90,7 @@ def train(rig: Rig, course: Course) -> Exit:
             saver.finish()
         return Exit.STOPPED
 
-    phases = Phases(rig, course.plan, course.folder.path, course.say)
+    phases = Phases(rig, course.plan, course.folder.path, course.say, course.less)
     every = validate_every(rig, course)
     with recompute(rig.nets, course.plan.checkpointing), phases.training(), contextlib.closing(course.folder):
         if course.proves and course.first < course.last:
@@ -191,7 +195,7 @@ def _prove(
     """Each phase is tried once, the largest first, after training, whose step makes the state that the others lie
     beside. Every rank tries the largest micro-batch of any rank."""
     some = range(course.first, min(course.first + PROVEN_FROM, course.last))
-    windows = [share for number in some for share in course.windows.window(number).ranks]
+    windows = [recovery.parts(share) for number in some for share in course.windows.window(number).ranks]
     ids = largest(windows, lambda ids: padded_units(course, ids))
     parts = [_micro(rig, course, course.first, ids) for _ in range(min(max(map(len, windows)), 2))]
     sizes = {name: phase.get("process_bytes", 0) for name, phase in course.plan.phases.items()}
@@ -245,7 +249,8 @@ def _learnt(result: WindowResult) -> list[Ids]:
 
 def _record(rig: Rig, course: Course, window: int, failure: Failure) -> None:
     """A memory failure is told, and what was resident is written down."""
-    course.say(f"window {window}: out of memory in {failure.part} ({describe_request(failure)}); done again")
+    again = "all ranks start" if rig.engine.lockstep and rig.engine.world > 1 else "done"
+    course.say(f"window {window}: out of memory in {failure.part} ({describe_request(failure)}); {again} again")
     with contextlib.suppress(OSError, MemoryError):
         write_flight(course.folder, course.plan, rig, window, failure, course.resident_before)
 

@@ -16,6 +16,7 @@ from memfit.footprint import Footprint
 from memfit.geometry import shape_of
 from memfit.job import Job, Shape
 from memfit.planner.predict import footprint_on
+from memfit.planner.probed import Probed, keep_probed
 from memfit.trace.step import Tracing, trace_job
 from memfit.train.trial import Question, Trial, run_trial
 
@@ -94,6 +95,15 @@ class Prober:
             )
         return self.trials[units]
 
+    def remember(self, units: int, seconds: float) -> None:
+        """Keeps a window's time, to which a plan of this job then holds its estimates."""
+        shape = self.shape(units)
+        window = Probed(
+            items=shape.items, length=shape.length, micro_batches=min(self._how.micro_batches, 2),
+            checkpointing=dict(self._how.checkpointing), seconds=seconds,
+        )  # fmt: skip
+        keep_probed(self._job, self._device, window)
+
     def largest(self, budget: float, near: int) -> int:
         """The largest micro-batch, in whole steps, whose predicted need is within ``budget``; 0 where none is.
 
@@ -171,6 +181,8 @@ def finish(prober: Prober, found: int | None, begin: float, *, proved: bool) -> 
         for name, measured in trial.phases.items()
         if name in predicted.phases and measured
     }
+    if trial.ok and trial.seconds is not None:
+        prober.remember(shown, trial.seconds)
     return Probe(
         trials=tuple(prober.trials.values()),
         found=found,

@@ -7,7 +7,9 @@ import pytest
 
 from memfit.batch.audit import CURES, Meant, audit
 from tests.batch.audit import faults
+from tests.batch.audit.collect import targets
 
+TARGETS = targets(faults)
 GLOBAL_64, FRAMES_3200 = Meant(global_batch=64), Meant(global_batch=3200, unit="frames")
 CASES = [
     ("sovits_s1", "double-sharding", (1, 2, 3), None, (2, 3)),
@@ -37,12 +39,17 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "code", "worlds", "meant", "found_in"), CASES, ids=[case[0] for case in CASES])
 def test_the_fault_is_found_and_the_cure_passes(name, code, worlds, meant, found_in) -> None:
-    found = audit(getattr(faults, name), worlds, meant=meant)
+    found = audit(TARGETS[name], worlds, meant=meant)
     assert {finding.code for finding in found.findings} == {code}, found.findings
     assert tuple(finding.world for finding in found.findings) == found_in
     assert all(CURES[code] in finding.text for finding in found.findings)
-    cured = audit(getattr(faults, f"{name}_cured"), worlds, meant=meant)
+    cured = audit(TARGETS[f"{name}_cured"], worlds, meant=meant)
     assert cured.ok, cured.findings
+
+
+def test_every_target_is_tried() -> None:
+    names = {case[0] for case in CASES}
+    assert set(TARGETS) == names | {f"{name}_cured" for name in names}
 
 
 def test_every_code_is_tried_and_documented() -> None:

@@ -13,7 +13,9 @@ from memfit.errors import InputError
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("target", ["faults.py:sovits_s1", "right.py:accelerate_prepared", "targets.py:gathers"])
+@pytest.mark.parametrize(
+    "target", ["faults/of_systems.py:sovits_s1", "right/of_accelerate.py:accelerate_prepared", "targets.py:gathers"]
+)
 def test_real_processes_and_simulation_count_alike(target) -> None:
     real = audit(f"{HERE}/{target}", [2], real=True)
     simulated = audit(f"{HERE}/{target}", [2])

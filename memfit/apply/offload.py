@@ -1,0 +1,81 @@
+"""Offload: what a forward saves for its backward waits on the host.
+
+torch's own ``save_on_cpu`` copies every saved tensor by itself, the weights among them. Here weights stay, and a
+storage that several operators save is copied once each way. From a card the copies go through pinned memory on the
+stream that computes: they take their time there, and nothing has to be waited for. Left out: copies on a stream of
+their own beside the computing, fetched ahead of time.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+LEAST = 1 << 16
+"""Bytes of a storage: smaller ones stay, since their copies take longer than they are worth."""
+
+
+class _Copy:
+    """A storage's elements on the host, and on the device while some of the tensors on it were asked for again."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        whole = _whole(tensor)
+        self._device = tensor.device
+        self._host = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=tensor.device.type == "cuda")
+        self._host.copy_(whole, non_blocking=True)
+        self._there: Tensor | None = None
+        self.tensors = self._left = 0
+
+    def back(self) -> Tensor:
+        """The elements on the device; let go of with the last tensor."""
+        if self._there is None:
+            self._there, self._left = self._host.to(self._device, non_blocking=True), self.tensors
+        there = self._there
+        self._left -= 1
+        if self._left <= 0:
+            self._there = None
+        return there
+
+
+class _Away:
+    """A tensor without its bytes."""
+
+    def __init__(self, copy: _Copy, tensor: Tensor) -> None:
+        copy.tensors += 1
+        self._copy, self._shape, self._stride = copy, tensor.shape, tensor.stride()
+        self._offset = tensor.storage_offset()
+
+    def back(self) -> Tensor:
+        return self._copy.back().as_strided(self._shape, self._stride, self._offset)
+
+
+def on_the_host(module: nn.Module) -> AbstractContextManager[None]:
+    """Inside, what operators save for the backward is moved to the host; the module's weights and buffers stay."""
+    stays = {t.untyped_storage()._cdata for t in (*module.parameters(), *module.buffers())}
+    known: dict[tuple[int, int, torch.dtype], tuple[StorageWeakRef, _Copy]] = {}
+
+    def pack(tensor: Tensor) -> Tensor | _Away:
+        if tensor.layout is not torch.strided or tensor.untyped_storage().nbytes() < LEAST:
+            return tensor
+        storage = tensor.untyped_storage()
+        if storage._cdata in stays:
+            return tensor
+        key = (storage._cdata, tensor._version, tensor.dtype)
+        ref, copy = known.get(key, (None, None))
+        if copy is None or ref is None or ref.expired():
+            copy = _Copy(tensor)
+            known[key] = (StorageWeakRef(storage), copy)
+        return _Away(copy, tensor)
+
+    def unpack(packed: Tensor | _Away) -> Tensor:
+        return packed.back() if isinstance(packed, _Away) else packed
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """All of the elements of a tensor's storage."""
+    return tensor.detach().as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)

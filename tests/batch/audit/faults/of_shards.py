@@ -1,0 +1,116 @@
+"""Not sharded, sharded with a constant rank, shuffled apart, unequal."""
+
+import random
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler
+
+from tests.batch.audit.faults.data import SIZE, Clips
+
+
+def wrapped_by_accelerate(rank, world):
+    from accelerate import Accelerator
+
+    return Accelerator(cpu=True).prepare(wrapped_by_accelerate_cured(rank, world))
+
+
+def wrapped_by_accelerate_cured(rank, world):
+    return DataLoader(Clips(), batch_size=4, sampler=DistributedSampler(Clips(), world, rank))
+
+
+def unsharded(rank, world):
+    return DataLoader(Clips(), batch_size=4, shuffle=True)
+
+
+def unsharded_cured(rank, world):
+    return DataLoader(Clips(), batch_size=4, sampler=DistributedSampler(Clips(), world, rank))
+
+
+def rank_zero_everywhere(rank, world):
+    return DataLoader(Clips(), batch_size=4, sampler=DistributedSampler(Clips(), world, 0))
+
+
+rank_zero_everywhere_cured = unsharded_cured
+
+
+class OwnShuffle(Sampler):
+    def __init__(self, rank, world, seed=None):
+        self.rank, self.world, self.seed, self.epoch = rank, world, seed, 0
+        self.dataset = range(SIZE)
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        ids = list(range(SIZE))
+        random.Random(None if self.seed is None else self.seed + self.epoch).shuffle(ids)
+        return iter(ids[self.rank :: self.world])
+
+
+def shuffled_apart(rank, world):
+    return OwnShuffle(rank, world)
+
+
+def shuffled_apart_cured(rank, world):
+    return OwnShuffle(rank, world, seed=3)
+
+
+class Unsplit(IterableDataset):
+    """Every worker gives everything."""
+
+    def __init__(self, rank, world, split):
+        self.rank, self.world, self.split, self.epoch = rank, world, split, 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        info = torch.utils.data.get_worker_info()
+        ids = np.random.default_rng(self.epoch).permutation(SIZE)[self.rank :: self.world]
+        yield from map(int, ids[info.id :: info.num_workers] if self.split else ids)
+
+
+def workers_repeat(rank, world):
+    return DataLoader(Unsplit(rank, world, split=False), batch_size=4, num_workers=2)
+
+
+def workers_repeat_cured(rank, world):
+    return DataLoader(Unsplit(rank, world, split=True), batch_size=4, num_workers=2)
+
+
+class Uneven(Sampler):
+    def __init__(self, rank, world, even):
+        self.rank, self.world, self.even, self.epoch = rank, world, even, 0
+        self.data_source = Clips(601)
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        ids = np.random.default_rng(self.epoch).permutation(601)
+        if self.even:
+            ids = np.append(ids, ids[: -601 % self.world])
+        return iter(ids[self.rank :: self.world].tolist())
+
+
+def uneven(rank, world):
+    return Uneven(rank, world, even=False)
+
+
+def uneven_cured(rank, world):
+    return Uneven(rank, world, even=True)
+
+
+class SameOrder(DistributedSampler):
+    """Its set_epoch changes nothing."""
+
+    def set_epoch(self, epoch):
+        pass
+
+
+def same_order(rank, world):
+    return DataLoader(Clips(), batch_size=4, sampler=SameOrder(Clips(), world, rank))
+
+
+same_order_cured = unsharded_cured
