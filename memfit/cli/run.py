@@ -138,6 +138,7 @@ def show_summary(folder: RunFolder, budget: int, unit: str, *, as_json: bool) ->
     """What a run that is done learnt, took and did, by its lines."""
     from rich.console import Console
 
+    from memfit.show.rows import noise_words
     from memfit.sizes import format_size
 
     lines = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
@@ -170,8 +171,5 @@ def show_summary(folder: RunFolder, budget: int, unit: str, *, as_json: bool) ->
     )
     asked, done = summary["global_batch_asked"], summary["global_batch_done"]
     console.print(f"Global batch {asked} asked, at most {done} done in a window. Written to {folder.path}")
-    if noise is not None:
-        console.print(
-            f"Noise scale about {noise:.0f} {unit}: "
-            "a global batch far above it wastes samples (McCandlish et al. 2018)."
-        )
+    if words := noise_words(lines, unit):
+        console.print(words)

@@ -19,10 +19,13 @@ import gc
 import re
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
@@ -254,7 +257,6 @@ class Recovery:
         return [micro for micro in parts if micro.ids != failed]
 
     def _too_large(self, failure: Failure, failed: Ids) -> str:
-        shapes = ", ".join(str(tuple(t.shape)) for t in tensors_in(self._remake(failed).fetch()))
         needs = failure.held_bytes + (failure.requested_bytes or 0)
         name = (
             f"sample {failed[0]}"
@@ -262,9 +264,20 @@ class Recovery:
             else f"samples {', '.join(map(str, failed))} (BatchNorm needs two)"
         )
         return (
-            f"{name} of {self._cost(failed)} {self._rig.job.unit}, tensors {shapes}, does not fit alone: "
+            f"{name} of {self._cost(failed)} {self._rig.job.unit}, tensors {self._shapes(failed)}, does not fit alone: "
             f"its {failure.part} needs at least {format_size(needs)} ({describe_request(failure)})"
         )
+
+    def _shapes(self, ids: Ids) -> str:
+        """Of a batch of these samples; where there is no memory for it either, of one without memory."""
+        modes: list[AbstractContextManager[Any]] = [nullcontext(), FakeTensorMode(allow_non_fake_inputs=True)]
+        for mode in modes:
+            try:
+                with mode:
+                    return ", ".join(str(tuple(tensor.shape)) for tensor in tensors_in(self._remake(ids).fetch()))
+            except Exception as error:  # a job's collate may do what a tensor without memory cannot
+                release(error)
+        return "of unknown shapes"
 
     def _failure(self, error: Exception, parts: Sequence[MicroBatch]) -> Failure:
         ids = parts[self._index].ids if 0 <= self._index < len(parts) else ()
