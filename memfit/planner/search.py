@@ -20,6 +20,7 @@ from memfit.job import Job, Shape
 from memfit.plan import Lever, PhasePolicy, Plan
 from memfit.planner import levers, phase_room
 from memfit.planner.advice import Rate, learning_rate
+from memfit.planner.beneath import beneath
 from memfit.planner.dials import Dial, dials
 from memfit.planner.drafts import Draft, Drafts
 from memfit.planner.fitting import open_fitting
@@ -61,6 +62,8 @@ class Answer:
     next_step: NextStep | None = None
     dials: tuple[Dial, ...] = ()
     """Where nothing fits: settings of the job that would make it smaller."""
+    beneath: tuple[str, ...] = ()
+    """Where nothing fits: what else would, in words."""
     learning_rate: Rate = field(default_factory=lambda: learning_rate(None, 1))
     seconds: float = 0.0
 
@@ -156,6 +159,7 @@ def _find(job: Job, asked: _Asked) -> Answer:
         alternatives=tuple(drafted.beside),
         next_step=drafted.next_step if plan else None,
         dials=() if plan else tuple(dials(job, how, device)),
+        beneath=() if plan else tuple(beneath(found.footprint, job.precision, device)),
         learning_rate=asked.rate,
     )
 
