@@ -203,7 +203,7 @@ def _whole(
     for policy in phase_room.policies(job) if may_choose else [how.validation]:
         how = replace(how, validation=policy)
         footprint = footprint_on(trace_job(job, shape, how), device)
-        if footprint.fits or footprint.limiting_phase != "validate" or not draft.fits:
+        if footprint.fits or footprint.limiting_phase != "validate":
             break
     found = Candidate(
         policy=policy_name(draft.modes, own),

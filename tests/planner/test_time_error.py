@@ -1,4 +1,7 @@
-"""The error beside a plan's time, and the probe that it is held to. python -m pytest tests/planner/test_time_error.py"""
+"""The error beside a plan's time, and the probe that it is held to.
+
+python -m pytest tests/planner/test_time_error.py
+"""
 
 from dataclasses import replace
 
