@@ -1,6 +1,6 @@
 """Selective recompute: the outputs of matmuls, convolutions and attention are kept, the rest is computed again.
 
-torch's selective checkpointing keeps every such output. Recomputing stops at the last tensor that the backward asks for,
+torch's selective checkpointing keeps every such output. Recomputing stops at the last tensor that the backward needs,
 so what a product gives after that (a block's last one, which is only added to something) is never looked up: it is let
 go of when the forward ends.
 """

@@ -54,6 +54,7 @@ def plan_json(answer: Answer) -> dict[str, Any]:
     found["next_step"] = asdict(answer.next_step) if answer.next_step else None
     found["sequence"] = sequence_json(answer.lengths.found) if answer.lengths and answer.lengths.found else None
     found["dials"] = [asdict(dial) for dial in answer.dials]
+    found["beneath"] = list(answer.beneath)
     found["learning_rate"] = asdict(answer.learning_rate)
     found["seconds"] = answer.seconds
     return found

@@ -20,6 +20,7 @@ from memfit.job import Job, Shape
 from memfit.plan import Lever, PhasePolicy, Plan
 from memfit.planner import levers, phase_room
 from memfit.planner.advice import Rate, learning_rate
+from memfit.planner.beneath import beneath
 from memfit.planner.dials import Dial, dials
 from memfit.planner.drafts import Draft, Drafts
 from memfit.planner.engines import Communicates, candidates, communicates
@@ -69,6 +70,8 @@ class Answer:
     """The first windows, one after the other, where their lengths vary."""
     dials: tuple[Dial, ...] = ()
     """Where nothing fits: settings of the job that would make it smaller."""
+    beneath: tuple[str, ...] = ()
+    """Where nothing fits: what else would, in words."""
     learning_rate: Rate = field(default_factory=lambda: learning_rate(None, 1))
     seconds: float = 0.0
 
@@ -233,6 +236,7 @@ def _find(job: Job, asked: _Asked) -> Answer:
         alternatives=tuple(drafted.beside),
         next_step=drafted.next_step if plan else None,
         dials=() if plan else tuple(dials(job, how, device)),
+        beneath=() if plan else tuple(beneath(found.footprint, job.precision, device)),
         learning_rate=asked.rate,
         lengths=lengths,
     )
@@ -280,7 +284,7 @@ def _whole(
     for policy in phase_room.policies(job) if may_choose else [how.validation]:
         how = replace(how, validation=policy)
         footprint = footprint_on(trace_job(job, shape, how), device, how.world)
-        if footprint.fits or footprint.limiting_phase != "validate" or not draft.fits:
+        if footprint.fits or footprint.limiting_phase != "validate":
             break
     found = Candidate(
         policy=policy_name(draft.modes, own),
