@@ -17,7 +17,7 @@ from memfit.planner.search import find_plan
 from tests.verify.jobs import Sound, Unsynchronised
 
 CARD = replace(find_device("a100-40gb"), context_bytes=0, context_low=0, context_high=0)
-JOB = Dit(dim=256, depth=4, heads=4, frames=32)
+JOB = Dit(dim=512, depth=4, heads=4, frames=32)
 NAME = "bench/nets.py:Dit"
 
 
