@@ -59,7 +59,7 @@ class Images(Plain):
                     intermediate_size=768,
                     image_size=self.side,
                     patch_size=8,
-                )  # fmt: skip
+                )
             ),
         }
         return {"net": makers[self.kind]()}

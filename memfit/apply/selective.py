@@ -1,6 +1,6 @@
 """Selective recompute: the outputs of matmuls, convolutions and attention are kept, the rest is computed again.
 
-torch's selective checkpointing keeps every such output. Recomputing stops at the last tensor that the backward asks for,
+torch's selective checkpointing keeps every such output. Recomputing stops at the last tensor that the backward needs,
 so what a product gives after that (a block's last one, which is only added to something) is never looked up: it is let
 go of when the forward ends.
 """
@@ -36,7 +36,7 @@ def selective_contexts() -> tuple[AbstractContextManager[Any], AbstractContextMa
         if operator not in COSTLY:
             return CheckpointPolicy.PREFER_RECOMPUTE
         if not context.is_recompute and _RECOMPUTE is not None:
-            key = torch_checkpoint._sac_storage_key(operator, args)  # type: ignore[attr-defined]
+            key = torch_checkpoint._sac_storage_key(operator, args)
             kept.append((key, first.func_counter[key] - 1, saved[0]))
         return CheckpointPolicy.MUST_SAVE
 

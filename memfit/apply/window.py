@@ -155,12 +155,12 @@ def _gradients(
     told = Told.by_all(gather(engine, own)) if shared_by_ranks else own
     with together(engine):
         sums, found = _backwards(rig, turn, micro_batches, shared, mark, told)
+    mark("clip")
     all_sums, all_units = total(engine, sums, found)
     if shared_by_ranks:
         found = all_units
     norm, empty = None, _none_valid(found)
     if finish and not _none_valid(all_units):
-        mark("clip")
         if shared_by_ranks and engine.world > 1:
             parameters = rig.parameters_of(turn.optimizers)
             with together(engine):

@@ -42,6 +42,13 @@ RANK = "memfit.train.rank"
     show_default=True,
     help="What a sample does that does not fit alone: stop the run, or be left out and counted.",
 )
+@click.option(
+    "--verify-every",
+    metavar="N",
+    default="0",
+    show_default=True,
+    help="Every N windows, what ranks did is done again on one device and compared, beside the training; 0: never.",
+)
 @click.option("--wandb", is_flag=True, help="Keeps the scalars for Weights & Biases too, offline, under RUN/wandb.")
 @json_option
 def command(
@@ -52,6 +59,7 @@ def command(
     keep: str,
     save_every: str,
     oversized: str,
+    verify_every: str,
     wandb: bool,
     as_json: bool,
 ) -> int:
@@ -71,7 +79,10 @@ def command(
 
     count = whole_number("--windows", windows)
     kept, every = whole_number("--keep", keep), whole_number("--save-every", save_every, least=0)
+    proofs = whole_number("--verify-every", verify_every, least=0)
     read = read_plan(plan)
+    if read.allocator == "expandable_segments":
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     folder = RunFolder(out)
     ranks, place = len(read.micro_batches), launched()
     resume = resume or (place is not None and is_restart())
@@ -81,7 +92,7 @@ def command(
             check_same_samples(read_plan(folder.plan), read, folder.plan)
         write_plan(read, folder.plan)
     start = "resume" if resume else "start"
-    arguments = [str(folder.path), str(count or 0), start, str(kept), str(every), oversized]
+    arguments = [str(folder.path), str(count or 0), start, str(kept), str(every), oversized, str(proofs)]
     if place is not None:
         os.execve(sys.executable, [sys.executable, "-m", RANK, *arguments], {**os.environ, **ENVIRONMENT})
     with attended(folder, read, keepers(folder, read, wandb)):

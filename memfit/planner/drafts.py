@@ -16,6 +16,7 @@ from memfit.geometry import Geometry, shape_of, split
 from memfit.job import Shape
 from memfit.planner.engines import Communicates, silent
 from memfit.planner.fitting import Fitting
+from memfit.planner.layout import kept_by_module, within
 from memfit.planner.predict import footprint_on
 from memfit.planner.probed import Probed, probed
 from memfit.planner.selection import Problem, floor, scaled, solve
@@ -102,6 +103,9 @@ class Drafts:
         found["floor"] = self.peak_of(self.fitting.trace(shape, every, accumulated=accumulated))
         more = best.rank - self._window(best.geometry, self._kept_seconds[micro])
         found["more ms"] = round(1000 * more * self.slower)
+        blocks = self.fitting.blocks(shape, accumulated=accumulated)
+        kept = kept_by_module(self.fitting.kept(shape, accumulated=accumulated).trace)
+        found["activations"] = sum(nbytes for path, nbytes in kept.items() if within(path, blocks))
         share = max(sum(rank) for rank in best.geometry.micro_batches)
         found["at once"] = self.peak_of(self.fitting.trace(shape_of(self.job, share), best.modes, accumulated=False))
         return found

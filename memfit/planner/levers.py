@@ -12,6 +12,7 @@ from memfit.job import Job, Nets
 from memfit.plan import Lever
 from memfit.planner import phase_room
 from memfit.planner.drafts import Drafts, unlimited
+from memfit.planner.levers_validation import made, of_validation
 from memfit.planner.predict import footprint_on, plain_nets
 from memfit.sizes import format_size
 from memfit.trace.step import Tracing
@@ -49,35 +50,34 @@ def describe(
     link = device.link_bytes
     return [
         *_optimizer(job, how, drafted, keep),
-        _lever(
-            "no DDP for one device" if one else "gradients as bucket views", True,
-            {"train": gradients, "validate": gradients, "save": gradients}, "nothing",
-            "DDP's buckets hold every gradient a second time", seconds=0.0,
-        ),
+        *_buckets(found, gradients, one=one),
         *_ema(job, found, link),
         *_checkpointing(found, own, drafted, keep),
+        _offload(found, drafted, link, cuda=device.is_cuda),
         _accumulation(found, drafted),
-        *_validation(job, how, gradients, state),
-        _lever(
+        *of_validation(job, found, how, gradients),
+        made(
             "optimizer state on the host", False, {"train": state}, _copies(2 * state, link),
             "what fits without it is faster", seconds=None if link is None else 2 * state / link,
         ),
-        _lever(
+        made(
             "8-bit optimizer", False, {"train": state - state // 4}, "nothing noticeable",
-            "it changes what is learned; a job that has it as a setting takes it with --set", changes_learning=True,
+            "a job that has it as a setting takes it with --set", changes_learning=True,
         ),
-        *_precision(job),
+        _sharding(found, gradients, state),
+        _precision(job, found, keep),
     ]  # fmt: skip
 
 
 def traced(drafts: Drafts) -> dict[str, int]:
-    """Bytes of an optimizer's step: ``step own``, as the job has it, and ``step fused``, where there is such a one."""
+    """Bytes of an optimizer's step: ``step own``, as the job has it, ``step fused`` and ``step foreach``, where there
+    are such; and ``own fused`` or ``own foreach`` is 1 where the job's own is one."""
     session = drafts.fitting.session
     rig = session.rig
     cuda = drafts.device.is_cuda
     own = {implementation_of(optimizer, cuda) for optimizer in rig.job.optimizers(rig.nets).values()} - {None}
-    kinds = {"own": next(iter(own)) if len(own) == 1 else "job", "fused": "fused"}
-    found = {}
+    kinds = {"own": next(iter(own)) if len(own) == 1 else "job", "fused": "fused", "foreach": "foreach"}
+    found = {f"own {kind}": 1 for kind in own}
     for name, kind in kinds.items():
         step = session.optimizer_step(kind or "job")
         if step is not None:
@@ -110,30 +110,72 @@ def reasons(chosen: Candidate, own: Mapping[str, str], device: Device, how: Trac
     }
 
 
-def _lever(
-    name: str, taken: bool, saves: Mapping[str, int], costs: str, reason: str, *,
-    seconds: float | None = None, changes_learning: bool = False,
-) -> Lever:  # fmt: skip
-    saves = {phase: max(nbytes, 0) for phase, nbytes in saves.items()}
-    return Lever(
-        name=name, taken=taken, saves_bytes=max(saves.values(), default=0), costs=costs, reason=reason, saves=saves,
-        seconds=seconds, changes_learning=changes_learning,
-    )  # fmt: skip
-
-
 def _optimizer(job: Job, how: Tracing, drafted: Mapping[str, int], keep: Collection[str]) -> list[Lever]:
     own = drafted.get("step own")
     if own is None:
         return []
-    fused = drafted.get("step fused", own)
-    taken = how.implementation == "fused"
+    found = []
+    for kind, costs, why in (
+        ("foreach", "nothing", "all tensors at once, with temporaries as large as the parameters"),
+        ("fused", "nothing", "the same rule in one kernel, without temporaries"),
+    ):
+        if f"step {kind}" not in drafted:
+            continue
+        taken = how.implementation == kind or (how.implementation == "job" and drafted.get(f"own {kind}") == 1)
+        if taken:
+            reason = why if how.implementation == kind else "the job's own"
+        elif "optimizer" in keep:
+            reason = "--keep optimizer"
+        elif how.implementation == "fused":
+            reason = f"the fused one does the same in {format_size(drafted['step fused'])}"
+        else:
+            reason = "on this device it is no faster"
+        name = {"foreach": "for-each optimizer", "fused": "fused optimizer"}[kind]
+        found.append(made(name, taken, {"train": own - drafted[f"step {kind}"]}, costs, reason, seconds=0.0))
+    return found
+
+
+def _buckets(found: Candidate, gradients: int, *, one: bool) -> list[Lever]:
+    saves = dict.fromkeys(found.footprint.phases, gradients)
+    twice = "DDP's buckets hold every gradient a second time"
+    return [
+        made("no DDP for one device", one, saves, "nothing", twice if one else "there are several", seconds=0.0),
+        made(
+            "gradients as bucket views", not one, {} if one else saves, "nothing",
+            "without DDP there are no buckets" if one else twice, seconds=0.0,
+        ),
+    ]  # fmt: skip
+
+
+def _sharding(found: Candidate, gradients: int, state: int) -> Lever:
+    """Of parameters, gradients and optimizer state over ranks, of which each then holds its part."""
+    ranks = found.geometry.data_parallel
+    whole = found.footprint.phases["train"].categories["parameters"] + gradients + state
+    if ranks == 1:
+        reason = "one device has nobody to share with; with --devices 2 each would hold half"
+        return made("sharding", False, {}, "weights gathered before each use", reason)
+    reason = "whole copies fit, and nothing has to be gathered; memfit predict --engine fsdp2 has its bytes"
+    saves = dict.fromkeys(found.footprint.phases, whole - whole // ranks)
+    return made("sharding", False, saves, "weights gathered before each use", reason)
+
+
+def _offload(found: Candidate, drafted: Mapping[str, int], link: float | None, *, cuda: bool) -> Lever:
+    """Of what the blocks keep for the backward, all of it or that of the modules which were chosen."""
+    modes = list(found.checkpointing.values())
+    taken, kept = "offload" in modes, drafted.get("activations", 0)
+    seconds = None if link is None else 2 * kept * len(found.geometry.micro_batches[0]) / link
+    if not cuda:
+        return made("offload of saved activations", False, {}, "copies", "the host is the device", seconds=None)
     if taken:
-        reason = "the same rule in one kernel, without temporaries"
-    elif "optimizer" in keep:
-        reason = "--keep optimizer"
+        reason = f"{modes.count('offload')} modules: recomputing them takes longer, or more memory"
+    elif link is None:
+        reason = "the link's rate is not known"
     else:
-        reason = "the job's own takes no more" if own <= fused else "on this device it is no faster"
-    return [_lever("fused optimizer", taken, {"train": own - fused}, "nothing", reason, seconds=0.0)]
+        reason = "recomputing takes less time" if any(mode != "keep" for mode in modes) else "it fits without"
+    return made(
+        "offload of saved activations", taken, {"train": kept}, _copies(2 * kept, link, "micro-batch"), reason,
+        seconds=seconds,
+    )  # fmt: skip
 
 
 def _ema(job: Job, found: Candidate, link: float | None) -> list[Lever]:
@@ -141,7 +183,7 @@ def _ema(job: Job, found: Candidate, link: float | None) -> list[Lever]:
     if not average:
         return []
     return [
-        _lever(
+        made(
             "average of the weights on the host", False, dict.fromkeys(found.footprint.phases, average),
             _copies(average, link), "what fits without it is faster",
             seconds=None if link is None else average / link,
@@ -165,48 +207,29 @@ def _checkpointing(
     modes = sorted({mode for mode in found.checkpointing.values() if mode != "keep"})
     name = f"checkpointing by module ({', '.join(modes)})" if modes else "checkpointing by module"
     saves = kept - chosen if recomputed else kept - drafted.get("floor", kept)
-    return [_lever(name, recomputed, {"train": saves}, costs, reason, seconds=seconds if recomputed else None)]
+    return [made(name, recomputed, {"train": saves}, costs, reason, seconds=seconds if recomputed else None)]
 
 
 def _accumulation(found: Candidate, drafted: Mapping[str, int]) -> Lever:
     taken = len(found.geometry.micro_batches[0]) > 1
     saves = drafted.get("at once", 0) - drafted.get("chosen", 0) if taken else 0
     reason = "a window takes the least time so" if taken else "the global batch fits at once"
-    return _lever("accumulation", taken, {"train": saves}, "smaller kernels", reason)
+    return made("accumulation", taken, {"train": saves}, "smaller kernels", reason)
 
 
-def _validation(job: Job, how: Tracing, gradients: int, state: int) -> list[Lever]:
-    if not job.validates:
-        return []
-    live = gradients if job.zero_grad == "after_forward" else 0
-    taken = phase_room.words(how.validation, job.validation_levers)
-    left = "validation fits without"
-    free = "gradients of the last window are of no use there" if live else "the job frees them after each step already"
-    found = [
-        _lever(
-            "free gradients", how.validation.gradients == "free",
-            {"validate": live, "save": live}, "nothing", free, seconds=0.0,
-        )
-    ]  # fmt: skip
-    for name in job.validation_levers:
-        found.append(_lever(name, name in taken, {}, "smaller kernels", _why(name in taken, left)))
-    aside = "optimizer state aside in validation"
-    found.append(_lever(aside, aside in taken, {"validate": state}, "two copies", _why(aside in taken, left)))
-    skip = "skip validation"
-    found.append(_lever(skip, skip in taken, {}, "no validation in the run", _why(skip in taken, left)))
-    return found
-
-
-def _why(taken: bool, left: str) -> str:
-    return "validation does not fit without" if taken else left
-
-
-def _precision(job: Job) -> list[Lever]:
+def _precision(job: Job, found: Candidate, keep: Collection[str]) -> Lever:
+    """Half precision under autocast: what products leave for the backward is half as large."""
+    train = found.footprint.phases["train"].categories
     if job.precision != "fp32":
-        return []
-    reason = "it changes what is learned; --set precision=bf16 asks for it"
-    return [_lever("bf16 autocast", False, {}, "nothing", reason, changes_learning=True)]
+        allowed = type(job).precision == "fp32"
+        reason = "it was allowed or asked for" if allowed else "the job's own"
+        return made(
+            f"{job.precision} autocast", True, {"train": train["activations"]}, "nothing", reason,
+            changes_learning=allowed,
+        )  # fmt: skip
+    reason = "--keep precision" if "precision" in keep else "--allow precision takes it"
+    return made("bf16 autocast", False, {"train": train["activations"] // 2}, "nothing", reason, changes_learning=True)
 
 
-def _copies(nbytes: int, link: float | None) -> str:
-    return "copies of unknown time" if link is None else f"{1000 * nbytes / link:.0f} ms of copies a window"
+def _copies(nbytes: int, link: float | None, each: str = "window") -> str:
+    return "copies of unknown time" if link is None else f"{1000 * nbytes / link:.0f} ms of copies a {each}"

@@ -19,7 +19,7 @@ def policies(job: Job) -> Iterator[PhasePolicy]:
         settings |= more
         policy = replace(policy, settings=dict(settings))
         yield policy
-    if not _reads_its_own_batch(job):
+    if can_be_smaller(job):
         policy = replace(policy, items=1)
         yield policy
     policy = replace(policy, optimizer="aside")
@@ -27,9 +27,9 @@ def policies(job: Job) -> Iterator[PhasePolicy]:
     yield PhasePolicy(where="skip")
 
 
-def _reads_its_own_batch(job: Job) -> bool:
-    """Whether a smaller batch is no choice: the job's validation does not look at the shape."""
-    return type(job).validation_batch is not Job.validation_batch
+def can_be_smaller(job: Job) -> bool:
+    """Whether a smaller batch is a choice: the job's validation looks at the shape."""
+    return type(job).validation_batch is Job.validation_batch
 
 
 def words(policy: PhasePolicy, job_levers: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -20,6 +20,7 @@ from memfit.job import Job, Shape
 from memfit.plan import Lever, PhasePolicy, Plan
 from memfit.planner import levers, phase_room
 from memfit.planner.advice import Rate, learning_rate
+from memfit.planner.beneath import beneath
 from memfit.planner.dials import Dial, dials
 from memfit.planner.drafts import Draft, Drafts
 from memfit.planner.engines import Communicates, candidates, communicates
@@ -28,6 +29,7 @@ from memfit.planner.next_step import NextStep, next_step
 from memfit.planner.predict import BINDING_RANK, default_checkpointing, footprint_on, plain_nets, with_precision
 from memfit.planner.saving import choose_writing
 from memfit.planner.time_error import with_time_error
+from memfit.planner.varied import Varied, varied
 from memfit.sizes import format_size
 from memfit.trace.step import Tracing, trace_job
 
@@ -64,8 +66,12 @@ class Answer:
     floor: Candidate
     alternatives: tuple[Draft, ...]
     next_step: NextStep | None = None
+    lengths: Varied | None = None
+    """The first windows, one after the other, where their lengths vary."""
     dials: tuple[Dial, ...] = ()
     """Where nothing fits: settings of the job that would make it smaller."""
+    beneath: tuple[str, ...] = ()
+    """Where nothing fits: what else would, in words."""
     learning_rate: Rate = field(default_factory=lambda: learning_rate(None, 1))
     seconds: float = 0.0
 
@@ -160,9 +166,7 @@ def _told(answer: Answer) -> str:
         return f"{shown.engine} is {format_size(-shown.footprint.headroom_bytes)} over"
     if shown.seconds is None:
         return f"{shown.engine} fits"
-    ranks = (
-        f", {1000 * shown.communication_seconds:.0f} ms of them between ranks" if shown.communication_seconds else ""
-    )
+    ranks = f", {shown.communication_seconds:.2g} s of them between ranks" if shown.communication_seconds else ""
     return f"{shown.engine} takes {shown.seconds:.3g} s a window{ranks}"
 
 
@@ -196,15 +200,29 @@ def _find(job: Job, asked: _Asked) -> Answer:
         drafted = _drafted(job, how, replace(device, usable_bytes=budget), asked, own, told)
         found, how = _whole(job, how, device, drafted.best, own, may_choose="validation" not in keep)
         found = replace(found, communication_seconds=told(len(found.geometry.micro_batches[0])))
-        if found.footprint.fits or not drafted.best.fits or found.footprint.limiting_phase != "train":
+        over = max(-found.footprint.headroom_bytes, budget // 200)
+        lengths = None
+        if found.footprint.fits:
+            lengths = varied(job, device, found.geometry, found.checkpointing, how.implementation, asked.seed)
+            if lengths is None or lengths.fits:
+                break
+            over = budget // 20
+        elif not drafted.best.fits or found.footprint.limiting_phase != "train":
             break
-        budget -= max(-found.footprint.headroom_bytes, budget // 200)
+        budget -= over
     plan = None
-    if found.footprint.fits:
+    if found.footprint.fits and (lengths is None or lengths.fits):
         taken = levers.describe(job, device, how, found, own, nets, keep, drafted.bytes)
         plan = with_time_error(_plan(job, asked, found, own, how, taken), drafted.net_kind, device, drafted.probed)
         writing = choose_writing(found.footprint, device)
         found = replace(found, footprint=writing.footprint)
+        if lengths is not None:
+            plan = replace(
+                plan,
+                allocator=lengths.allocator,
+                levers=[*plan.levers, *lengths.levers()],
+                reasons={**plan.reasons, "varied lengths": lengths.reason()},
+            )
         plan = replace(
             plan,
             checkpoint_writing=writing.how,
@@ -218,7 +236,9 @@ def _find(job: Job, asked: _Asked) -> Answer:
         alternatives=tuple(drafted.beside),
         next_step=drafted.next_step if plan else None,
         dials=() if plan else tuple(dials(job, how, device)),
+        beneath=() if plan else tuple(beneath(found.footprint, job.precision, device)),
         learning_rate=asked.rate,
+        lengths=lengths,
     )
 
 
@@ -264,7 +284,7 @@ def _whole(
     for policy in phase_room.policies(job) if may_choose else [how.validation]:
         how = replace(how, validation=policy)
         footprint = footprint_on(trace_job(job, shape, how), device, how.world)
-        if footprint.fits or footprint.limiting_phase != "validate" or not draft.fits:
+        if footprint.fits or footprint.limiting_phase != "validate":
             break
     found = Candidate(
         policy=policy_name(draft.modes, own),

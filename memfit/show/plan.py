@@ -12,7 +12,7 @@ from memfit.sizes import format_size
 
 if TYPE_CHECKING:
     from memfit.device.catalogue import Device
-    from memfit.plan import Plan
+    from memfit.plan import Lever, Plan
     from memfit.planner.curve import Point
     from memfit.planner.search import Answer
 
@@ -89,9 +89,13 @@ def show_curve(points: Sequence[Point], device: Device) -> None:
 def _show_shortfall(answer: Answer, device: Device, console: Console) -> None:
     floor = answer.floor
     found = floor.footprint
+    if answer.lengths and not answer.lengths.fits:
+        console.print(f"[bold red]Nothing fits[/]: with {floor.policy} and {floor.geometry.arithmetic()} a window fits")
+        console.print(answer.lengths.reason())
+        return
     console.print(
         "[bold red]Nothing fits[/]: " + f"{format_size(-found.headroom_bytes)} too much on {device.name} at the least, "
-        f"with {floor.policy} and {floor.geometry.arithmetic()}."
+        f"with {floor.policy}, {floor.engine} and {floor.geometry.arithmetic()}."
     )
     if found.failed_request:
         console.print(
@@ -114,6 +118,8 @@ def _show_shortfall(answer: Answer, device: Device, console: Console) -> None:
         console.print(table)
         dial = answer.dials[0]
         console.print(f"None is taken unasked: write --set {dial.setting}={dial.value}, say.")
+    for way in answer.beneath:
+        console.print(f"Or {way}.")
 
 
 def _show_levers(answer: Answer, console: Console) -> None:
@@ -124,7 +130,7 @@ def _show_levers(answer: Answer, console: Console) -> None:
         levers.add_row(
             lever.name,
             "yes" if lever.taken else "no",
-            format_size(lever.saves_bytes) if lever.saves_bytes else "-",
+            _saves(lever),
             lever.costs,
             reason,
         )
@@ -143,6 +149,15 @@ def _show_beside(answer: Answer, console: Console) -> None:
     step = answer.next_step
     if step is not None:
         console.print(f"\n{format_size(step.more_bytes)} more would save {step.saves:.0%} of the time.")
+
+
+def _saves(lever: Lever) -> str:
+    """Bytes by phase, those that are the same together."""
+    phases: dict[int, list[str]] = {}
+    for phase, nbytes in lever.saves.items():
+        if nbytes:
+            phases.setdefault(nbytes, []).append(phase)
+    return "; ".join(f"{format_size(nbytes)} {', '.join(names)}" for nbytes, names in phases.items()) or "-"
 
 
 def _time(plan: Plan) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ import torch
 from memfit.apply.implementation import supports, with_implementation
 from memfit.apply.recompute import recompute
 from memfit.apply.rig import Rig, build
+from memfit.apply.room import with_settings
 from memfit.apply.window import run_window
 from memfit.device.libraries import as_in_a_real_run
 from memfit.engine.start import start
@@ -63,6 +64,8 @@ class Session:
             accumulated: whether gradients of an earlier micro-batch are resident, and are added to.
         """
         tracer, rig = self._tracer, self.rig
+        if accumulated and rig.job.zero_grad == "after_forward":
+            rig = replace(rig, job=with_settings(rig.job, {"zero_grad": "after_step"}))
         tracer.mark("setup")
         if accumulated or rig.job.zero_grad == "after_forward":
             self._make_gradients()

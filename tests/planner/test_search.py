@@ -8,13 +8,17 @@ from dataclasses import replace
 import pytest
 
 from bench.nets import Dit
+from bench.planner import peak_of
 from memfit.device.catalogue import find_device, with_memory
 from memfit.errors import InputError
 from memfit.plan import read_plan, write_plan
 from memfit.planner.advice import learning_rate
-from memfit.planner.drafts import sizes
+from memfit.planner.beneath import beneath
+from memfit.planner.drafts import Drafts, sizes
+from memfit.planner.fitting import open_fitting
 from memfit.planner.predict import predict
 from memfit.planner.search import find_plan
+from memfit.trace.step import Tracing
 
 CARD = replace(find_device("a100-40gb"), context_bytes=0, context_low=0, context_high=0)
 JOB = Dit(dim=64, depth=8, heads=4, frames=512)
@@ -93,6 +97,51 @@ def test_where_nothing_fits_the_floor_and_the_dials_are_told():
     assert sum(found.floor.footprint.phases["train"].categories.values()) > 0
 
 
+def test_what_else_would_get_under_the_floor_is_told(tight):
+    found, small = tight.floor.footprint, card(100)
+    parts = found.phases["train"].categories
+    shared = parts["parameters"] + parts["gradients"] + parts["optimizer"] + parts["ema"]
+    for over, ranks in ((shared // 2, 2), (shared // 2 + 2, 4), (shared - shared // 16, 16)):
+        ways = beneath(replace(found, limiting_phase="train", headroom_bytes=-over), "fp32", small)
+        assert f"shard over {ranks} devices" in ways[0]
+    ways = beneath(replace(found, limiting_phase="train", headroom_bytes=-shared), "bf16", small)
+    assert len(ways) == 1
+    assert "--device t4" in ways[0]
+
+
+def test_blocks_wait_on_the_host_where_recomputing_is_not_enough():
+    roomy = card(4096)
+    with open_fitting(JOB, Tracing(device=roomy), tight_shape()) as fitting:
+        blocks = fitting.blocks(tight_shape(), accumulated=True)
+        moved = peak_of(fitting.trace(tight_shape(), dict.fromkeys(blocks, "offload"), accumulated=True))
+        recomputed = peak_of(fitting.trace(tight_shape(), dict.fromkeys(blocks, "full"), accumulated=True))
+        chosen = fitting.select(tight_shape(), moved, peak_of, accumulated=True)
+    assert moved < recomputed
+    assert chosen.peak <= moved
+    assert "offload" in chosen.modes.values()
+
+
+def test_every_lever_has_its_four_facts(tight):
+    levers = {lever.name: lever for lever in tight.plan.levers}
+    assert {
+        "no DDP for one device", "gradients as bucket views", "accumulation", "offload of saved activations",
+        "optimizer state on the host", "8-bit optimizer", "sharding", "bf16 autocast",
+    } <= levers.keys()  # fmt: skip
+    for lever in levers.values():
+        assert lever.costs
+        assert lever.reason
+        assert lever.saves_bytes == max(lever.saves.values(), default=0)
+        assert lever.changes_learning == (lever.name in ("8-bit optimizer", "bf16 autocast"))
+
+
+def test_a_larger_micro_batch_takes_less_than_its_share_of_the_time():
+    with open_fitting(JOB, Tracing(device=card(4096)), tight_shape()) as fitting:
+        drafts = Drafts(fitting, card(4096), 32, 1)
+        drafts._kept_seconds = {1: 1.0, 4: 2.5}
+        assert drafts.kept_seconds(2) == pytest.approx(1.5)
+        assert drafts.kept_seconds(16) == pytest.approx(8.5)
+
+
 @pytest.mark.parametrize(("rule", "factor"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
 def test_learning_rates_follow_only_when_asked(rule, factor):
     found = learning_rate(16, 64, rule)
@@ -107,3 +156,14 @@ def test_a_rule_without_a_batch_to_start_from_is_refused():
         learning_rate(None, 64, "linear")
     with pytest.raises(InputError, match="no such rule"):
         learning_rate(16, 64, "cubic")
+
+
+def test_a_later_micro_batch_finds_gradients_though_the_job_frees_them_after_the_first_forward():
+    late = type("Late", (Dit,), {"zero_grad": "after_forward", "__annotations__": {}})
+    job = late(dim=64, depth=2, heads=4, frames=64)
+    peaks = {}
+    for one in (job, Dit(dim=64, depth=2, heads=4, frames=64)):
+        with open_fitting(one, Tracing(device=card(4096)), tight_shape()) as fitting:
+            drafts = Drafts(fitting, card(4096), 8, 1)
+            peaks[type(one)] = drafts.peak_of(fitting.trace(tight_shape(), {}, accumulated=True))
+    assert len(set(peaks.values())) == 1

@@ -1,0 +1,75 @@
+"""pytest tests/apply/test_offload.py: what waits on the host, and that nothing changes by it."""
+
+import torch
+from torch import nn
+
+from memfit.apply.offload import LEAST, _Away, on_the_host
+
+WIDE = LEAST // 4 // 8
+"""Columns of eight rows that make a storage just large enough."""
+
+
+class Shared(nn.Module):
+    """Two products of one input, and a view of it: autograd saves the same storage three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDE, 16), nn.Linear(WIDE, 16)
+
+    def forward(self, x):
+        x = x.exp()
+        return (self.a(x) * self.b(x)).sum() + (x[:, : WIDE // 2] * x[:, WIDE // 2 :]).sum()
+
+
+def packed(module, x):
+    """What the module's operators saved, as it was put away, and the gradients."""
+    found = []
+    hooks = on_the_host(module)
+    pack = hooks.pack_hook
+    hooks.pack_hook = lambda tensor: found.append(pack(tensor)) or found[-1]
+    with hooks:
+        loss = module(x)
+    loss.backward()
+    return found, [p.grad for p in module.parameters()] + [x.grad]
+
+
+def test_a_storage_is_copied_once_and_the_weights_stay():
+    torch.manual_seed(0)
+    module, x = Shared(), torch.randn(8, WIDE, requires_grad=True)
+    found, gradients = packed(module, x)
+    away = [one for one in found if isinstance(one, _Away)]
+    assert len(away) >= 4
+    assert len({id(one._copy) for one in away}) == 1
+    assert away[0]._copy._there is None
+    weights = {p.untyped_storage().data_ptr() for p in module.parameters()}
+    assert weights & {one.untyped_storage().data_ptr() for one in found if not isinstance(one, _Away)}
+    plain, y = Shared(), x.detach().clone().requires_grad_()
+    plain.load_state_dict(module.state_dict())
+    plain(y).backward()
+    assert all(
+        torch.equal(mine, theirs)
+        for mine, theirs in zip(gradients, [*(p.grad for p in plain.parameters()), y.grad], strict=True)
+    )
+
+
+def test_a_tensor_that_was_written_to_is_copied_again():
+    x = torch.randn(8, WIDE, requires_grad=True)
+    with on_the_host(nn.Module()):
+        y = x * 1
+        first = y.sin()
+        with torch.no_grad():
+            kept = y.clone()
+        second = (y * 1).add_(1).sin()
+        loss = first.sum() + second.sum()
+    loss.backward()
+    assert torch.allclose(x.grad, kept.cos() + (kept + 1).cos())
+
+
+def test_it_can_be_gone_through_twice():
+    module, x = Shared(), torch.randn(8, WIDE, requires_grad=True)
+    with on_the_host(module):
+        loss = module(x)
+    loss.backward(retain_graph=True)
+    once = x.grad.clone()
+    loss.backward()
+    assert torch.equal(x.grad, 2 * once)
