@@ -14,5 +14,5 @@ class Proven(jobs.Sound):
         return [{"x": one, "y": (one[0] > 0).long()} for one in x]
 
 
-class OfTheRank(Proven):
-    loss = jobs.NoiseOfTheRank.loss
+class OfTheRank(jobs.NoiseOfTheRank, Proven):
+    """Its draws differ by the rank."""
