@@ -123,7 +123,7 @@ def rows(figure: dict[str, Any]) -> Iterator[Row]:
         binary, decimal = readings(figure["published"])
         yield Row(
             job=name, card=card.key, micro_batch=figure["micro_batch"], unit=job.unit,
-            engine="zero2" if "zero2" in figure else job.wrapper if job.wrapper != "none" else "single", world=world,
+            engine="zero2" if "zero2" in figure else job.wrapper.partition("_")[0] if job.wrapper != "none" else "single", world=world,
             published=figure["published"], kind=figure["kind"], phase=figure["phase"],
             predicted_bytes=predicted, allocated_bytes=peak.allocated_bytes,
             error=predicted / binary - 1, error_decimal=predicted / decimal - 1 if decimal else None,

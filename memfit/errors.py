@@ -78,7 +78,7 @@ def describe(error: BaseException) -> str:
 
 def _is_ours(frame: FrameType) -> bool:
     """Whether a frame is memfit's machinery: not one of its jobs, nor the base class that jobs inherit from."""
-    name = frame.f_globals.get("__name__") or ""
+    name = getattr(frame.f_globals.get("__spec__"), "name", None) or frame.f_globals.get("__name__") or ""
     return name.partition(".")[0] == "memfit" and not name.startswith("memfit.job")
 
 

@@ -88,9 +88,10 @@ class Job(Settings):
     """When gradients are freed: right after the optimizer step, or only after the next forward."""
     ema: float | None = None
     """Decay of an exponential moving average of the trained nets, kept on rank 0; None: no average."""
-    wrapper: Literal["none", "ddp"] = "none"
+    wrapper: Literal["none", "ddp", "ddp_find_unused"] = "none"
     """What is put around the trained nets on a single device too. ddp: DistributedDataParallel, which keeps buckets as
-    large as the gradients. ``memfit plan`` takes it off: memfit's own engines keep no buckets between windows."""
+    large as the gradients; ddp_find_unused: the same with find_unused_parameters. ``memfit plan`` takes it off:
+    memfit's own engines keep no buckets between windows."""
     windows: int = 20
     """Optimizer steps of ``memfit run`` without --windows."""
     unsynchronised: ClassVar[tuple[str, ...]] = ()

@@ -23,6 +23,8 @@ IMPLEMENTATIONS = ("job", "loop", "foreach", "fused")
 ENGINES = ("single", "ddp", "fsdp2", "zero1", "zero2", "zero3")
 WRITING = ("synchronous", "asynchronous")
 """Whether the training waits while a checkpoint is written from its tensors, or a copy is written beside it."""
+ALLOCATORS = ("default", "expandable_segments")
+"""How the card's caching allocator makes its segments."""
 PRECISIONS = typing.get_args(Precision)
 
 
@@ -93,6 +95,10 @@ class Plan:
     warmup_windows: int = 0
     """Windows over which they rise from the job's own."""
     checkpoint_writing: str = "synchronous"
+    allocator: str = "default"
+    """expandable_segments: ``memfit run`` sets PYTORCH_CUDA_ALLOC_CONF so, unless it is set."""
+    engine_choices: dict[str, Any] = field(default_factory=dict)
+    """What the engine lets one choose, by the names that ``memfit.engine.start`` lists; absent: its defaults."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Why each choice was made."""
     levers: list[Lever] = field(default_factory=list)
@@ -199,6 +205,7 @@ def _checked(values: dict[str, Any], path: str) -> Plan:
     _check_word(f"plan file {path}: precision", values["precision"], PRECISIONS)
     _check_word(f"plan file {path}: engine", values["engine"], ENGINES)
     _check_word(f"plan file {path}: checkpoint_writing", values.get("checkpoint_writing", WRITING[0]), WRITING)
+    _check_word(f"plan file {path}: allocator", values.get("allocator", ALLOCATORS[0]), ALLOCATORS)
     for module, mode in values.get("checkpointing", {}).items():
         _check_word(f"plan file {path}: checkpointing.{module}", mode, MODES)
     own = values["settings"].get("precision", values["precision"])

@@ -13,7 +13,7 @@ from memfit.engine.ranks import is_memory_failure
 from memfit.job import Shape
 from memfit.trace.step import synthetic_micro_batch
 from memfit.train import limit
-from memfit.train.child import warm_up
+from memfit.train.warm import warm_torch
 from tests.nets import JOBS
 
 
@@ -22,7 +22,7 @@ def main() -> None:
     job = JOBS[name](**json.loads(settings))
     shape = Shape(items=int(items), length=int(length) or None)
     train(job, shape)
-    warm_up()
+    warm_torch()
     limit.limit(int(budget))
     try:
         train(job, shape)

@@ -2,7 +2,8 @@
 
 Buffers of modules in training mode are copied from the start; another tensor (a momentum encoder's parameter, say) from
 the first window on in which it was seen to change. A change that was not copied before is found by autograd's version
-counter and refused. Not seen: writes through ``.data`` into the same memory, and values that are no tensors.
+counter and refused. Not seen: writes through ``.data`` into the same memory, values that are no tensors, and writes to
+parameters that DeepSpeed gathers and drops.
 """
 
 from __future__ import annotations
@@ -36,37 +37,39 @@ class Moving:
         self._modes: list[bool] = []
         self._learns: list[bool] = []
         self._parameters = list({id(p): p for net in nets.values() for p in net.parameters()}.values())
+        self._places: list[_Place] = []
 
     def keep(self) -> None:
         """Remembers the state now. Tensors that stay as they were cost nothing; the others a copy, made once."""
         before, self._kept, self._watched = self._kept, {}, {}
-        with torch.no_grad():
-            for module, name, tensor, is_buffer in self._tensors():
-                key = (id(module), name)
-                if tensor is None:
+        if len(self._places) != sum(len(one._buffers) + len(one._parameters) for one in self._modules):
+            self._places = list(_places(self._modules))
+        for module, holder, name, key, is_buffer in self._places:
+            tensor = holder.get(name)
+            if tensor is None:
+                if is_buffer:
                     self._kept[key] = (None, None)
-                elif key in self._seen_to_change or (is_buffer and module.training):
-                    copy = before.get(key, (None, None))[1]
-                    if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
-                        copy = torch.empty_like(tensor)
+            elif key in self._seen_to_change or (is_buffer and module.training):
+                copy = before.get(key, (None, None))[1]
+                if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
+                    copy = torch.empty_like(tensor, requires_grad=False)
+                with torch.no_grad():
                     self._kept[key] = (tensor, copy.copy_(tensor))
-                else:
-                    self._watched[key] = _mark(tensor)
+            else:
+                self._watched[key] = _mark(tensor)
         self._modes = [module.training for module in self._modules]
         self._learns = [parameter.requires_grad for parameter in self._parameters]
 
     def watch(self) -> None:
         """What has no copy is taken to be right as it is now."""
-        for module, name, tensor, _ in self._tensors():
-            if tensor is not None and (id(module), name) in self._watched:
-                self._watched[id(module), name] = _mark(tensor)
+        for _, tensor, key in self._watched_now():
+            self._watched[key] = _mark(tensor)
 
     def learn(self) -> None:
         """A window has passed: what it changed without a copy is copied from now on."""
-        for module, name, tensor, _ in self._tensors():
-            key = (id(module), name)
-            if tensor is not None and key in self._watched and self._watched[key] != _mark(tensor):
-                self._seen_to_change.add(key)
+        self._seen_to_change.update(
+            key for _, tensor, key in self._watched_now() if self._watched[key] != _mark(tensor)
+        )
 
     def restore(self, *, checked: bool = True) -> None:
         """Puts back what ``keep`` remembered. Graphs that hold the tensors do not notice.
@@ -83,12 +86,11 @@ class Moving:
             if parameter.requires_grad != learns:
                 parameter.requires_grad_(learns)
         with torch.no_grad():
-            for module, name, _, is_buffer in list(self._tensors()):
-                key = (id(module), name)
+            for _, holder, name, key, is_buffer in _places(self._modules):
                 if key in self._kept:
                     old, copy = self._kept[key]
                     if is_buffer:
-                        module._buffers[name] = old
+                        holder[name] = old
                     if old is not None and copy is not None:
                         old.data.copy_(copy)
         changed = self.changed() if checked else []
@@ -98,20 +100,32 @@ class Moving:
     def changed(self) -> list[str]:
         """Tensors that were changed since ``keep`` and have no copy, as ``net.path.name``."""
         return [
-            f"{self._names[id(module)]}.{name}"
-            for module, name, tensor, _ in self._tensors()
-            if tensor is not None and self._watched.get((id(module), name), _mark(tensor)) != _mark(tensor)
+            f"{self._names[id(module)]}.{key[1]}"
+            for module, tensor, key in self._watched_now()
+            if self._watched[key] != _mark(tensor)
         ]
 
-    def _tensors(self) -> Iterator[tuple[nn.Module, str, Tensor | None, bool]]:
-        for module in self._modules:
-            for name, buffer in module._buffers.items():
-                yield module, name, buffer, True
-            for name, parameter in module._parameters.items():
-                if parameter is not None:
-                    yield module, name, parameter, False
+    def _watched_now(self) -> Iterator[tuple[nn.Module, Tensor, tuple[int, str]]]:
+        """Tensors without a copy, as they are in their modules now."""
+        for module, holder, name, key, _ in self._places:
+            tensor = holder.get(name)
+            if tensor is not None and key in self._watched:
+                yield module, tensor, key
+
+
+_Place = tuple[nn.Module, dict[str, Any], str, tuple[int, str], bool]
+"""A module, what holds its buffers or parameters, a name in that, its key, and whether it is a buffer."""
+
+
+def _places(modules: list[nn.Module]) -> Iterator[_Place]:
+    for module in modules:
+        for is_buffer, holder in ((True, module._buffers), (False, module._parameters)):
+            for name in list(holder):
+                yield module, holder, name, (id(module), name), is_buffer
 
 
 def _mark(tensor: Any) -> tuple[int, int]:
+    if hasattr(tensor, "ds_tensor"):
+        return 0, 0
     plain = type(tensor) in (Tensor, nn.Parameter)
     return tensor._version, tensor.data_ptr() if plain else 0

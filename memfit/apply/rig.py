@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,9 +31,11 @@ class Rig:
     scaler: torch.amp.GradScaler | None = None
     ema: Nets = field(default_factory=dict)
     """Averaged copies of the trained nets; empty where the job has no average, or this rank keeps none."""
-    buckets: list[Tensor] = field(default_factory=list)
-    """Flat copies of the gradients that the job's own wrapper keeps."""
+    buckets: dict[str, list[Tensor]] = field(default_factory=dict)
+    """By net, flat copies of the gradients that the job's own wrapper keeps."""
     engine: Engine = field(default_factory=Single)
+    stepped: dict[str, list[nn.Parameter]] = field(default_factory=dict)
+    """The nets' parameters that each optimizer steps."""
 
     def shares(self, optimizers: tuple[str, ...]) -> bool:
         """Whether ranks share the gradients of these optimizers, or each trains by itself (``Job.unsynchronised``)."""
@@ -41,7 +44,7 @@ class Rig:
 
     def parameters_of(self, optimizers: tuple[str, ...]) -> list[nn.Parameter]:
         """The parameters that these optimizers step."""
-        return [p for name in optimizers for group in self.optimizers[name].param_groups for p in group["params"]]
+        return [p for name in optimizers for p in self.stepped[name]]
 
 
 def build(
@@ -76,13 +79,15 @@ def build(
     _check_optimizers(job, nets, optimizers)
     engine.check(job, nets, optimizers)
     optimizers = with_implementation(optimizers, implementation)
-    rig = Rig(job=job, device=device, nets=nets, optimizers=optimizers, engine=engine, ema=ema)
+    stepped = {name: [p for group in one.param_groups for p in group["params"]] for name, one in optimizers.items()}
+    engine.divide(nets, optimizers)
+    rig = Rig(job=job, device=device, nets=nets, optimizers=optimizers, engine=engine, ema=ema, stepped=stepped)
     for optimizer in optimizers.values():
         for group in optimizer.param_groups:
             group["lr"] *= rate
-    if job.wrapper == "ddp" and engine.name == "single":
-        trained = [p for net in nets.values() for p in net.parameters() if p.requires_grad]
-        rig.buckets = [torch.empty(n, dtype=kind, device=device) for kind, n in ddp_buckets(trained)]
+    if job.wrapper != "none" and engine.name == "single":
+        for name in filter(lambda name: is_trained(nets[name]), nets):
+            _wrap(rig, name)
     rig.schedules = dict(job.schedules(optimizers, job.windows))
     if warmup_windows and rate > 1:
         rig.schedules |= {
@@ -92,6 +97,32 @@ def build(
     if job.precision == "fp16":
         rig.scaler = torch.amp.GradScaler(device.type)
     return rig
+
+
+def _wrap(rig: Rig, name: str) -> None:
+    """Buckets as DistributedDataParallel keeps them for a net.
+
+    A first one holds all gradients of a dtype; the second forward puts those of 25 MiB in its place, which are made
+    before it is freed (torch/nn/parallel/distributed.py, ``_pre_forward``). With find_unused_parameters they are of 25
+    MiB from the beginning.
+    """
+    net = rig.nets[name]
+    trained = [p for p in net.parameters() if p.requires_grad]
+    kinds = {p.dtype: sum(q.numel() for q in trained if q.dtype is p.dtype) for p in trained}
+    forwards = itertools.count()
+
+    def make(sizes: Iterable[tuple[torch.dtype, int]]) -> list[Tensor]:
+        return [torch.empty(n, dtype=kind, device=rig.device) for kind, n in sizes]
+
+    def before_forward(module: nn.Module, inputs: Any) -> None:
+        if torch.is_grad_enabled() and next(forwards) == 1:
+            rig.buckets[name] = make(ddp_buckets(trained))
+
+    if rig.job.wrapper == "ddp_find_unused":
+        rig.buckets[name] = make(ddp_buckets(trained))
+    else:
+        rig.buckets[name] = make(kinds.items())
+        net.register_forward_pre_hook(before_forward)
 
 
 def ddp_buckets(parameters: Sequence[nn.Parameter]) -> list[tuple[torch.dtype, int]]:

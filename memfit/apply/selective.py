@@ -36,7 +36,7 @@ def selective_contexts() -> tuple[AbstractContextManager[Any], AbstractContextMa
         if operator not in COSTLY:
             return CheckpointPolicy.PREFER_RECOMPUTE
         if not context.is_recompute and _RECOMPUTE is not None:
-            key = torch_checkpoint._sac_storage_key(operator, args)  # type: ignore[attr-defined]
+            key = torch_checkpoint._sac_storage_key(operator, args)
             kept.append((key, first.func_counter[key] - 1, saved[0]))
         return CheckpointPolicy.MUST_SAVE
 

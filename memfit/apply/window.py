@@ -126,7 +126,7 @@ def run_window(
         if rig.job.zero_grad == "after_step" or not step:
             mark("zero_grad")
             for optimizer in rig.optimizers.values():
-                optimizer.zero_grad(set_to_none=True)
+                rig.engine.zero_grad(optimizer)
     if step:
         _after_the_steps(rig, mark, guard, stepped=len(skipped) < len(turns))
     units = {name: count for one in made for name, count in one.units.items()}
@@ -155,12 +155,12 @@ def _gradients(
     told = Told.by_all(gather(engine, own)) if shared_by_ranks else own
     with together(engine):
         sums, found = _backwards(rig, turn, micro_batches, shared, mark, told)
+    mark("clip")
     all_sums, all_units = total(engine, sums, found)
     if shared_by_ranks:
         found = all_units
     norm, empty = None, _none_valid(found)
     if finish and not _none_valid(all_units):
-        mark("clip")
         if shared_by_ranks and engine.world > 1:
             parameters = rig.parameters_of(turn.optimizers)
             with together(engine):
@@ -199,7 +199,7 @@ def _backwards(
             if index == 0 and rig.job.zero_grad == "after_forward":
                 mark("zero_grad")
                 for name in turn.optimizers:
-                    rig.optimizers[name].zero_grad(set_to_none=True)
+                    rig.engine.zero_grad(rig.optimizers[name])
             mark("backward")
             _backward(rig.scaler.scale(loss) if rig.scaler else loss, turn)
             del loss
@@ -266,7 +266,7 @@ def _finish_gradients(rig: Rig, turn: Turn, found: Mapping[str, Units], told: To
     if rig.scaler:
         for name in turn.optimizers:
             rig.scaler.unscale_(rig.optimizers[name])
-    gradients = [p.grad for p in parameters if p.grad is not None]
+    gradients = rig.engine.gradients(parameters)
     if not known_units(told, found) and told.count > 1 and gradients:
         (count,) = found.values()
         torch._foreach_mul_(gradients, told.padded / count)

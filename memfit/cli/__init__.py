@@ -17,6 +17,7 @@ VERBS = {
     "calibrate": "This machine's rates, and its card's context, measured once and kept.",
     "probe": "The step really run on this machine, beside its prediction.",
     "run": "Train a plan inside its memory budget.",
+    "export": "A plan as DeepSpeed, Accelerate or torchrun read it.",
     "verify": "One device against many, step by step: losses, gradients, weights.",
     "validate": "Validate a run's newest checkpoint, or another, by hand.",
     "report": "A run, a plan or a trace as one HTML file.",

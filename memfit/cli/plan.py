@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 )
 @click.option("--micro-batch", metavar="N", help="Fixes the micro-batch, in units. Default: the fastest that fits.")
 @click.option("--devices", metavar="N", default="1", show_default=True, help="Data-parallel devices.")
+@click.option("--engine", metavar="E", help="How nets are put onto devices. Default: the fastest that fits.")
 @click.option(
     "--device",
     "device_names",
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 @click.option("--out", metavar="F", type=click.Path(dir_okay=False), help="Writes the plan file that memfit run takes.")
 @json_option
 def command(
-    job: str, pairs: tuple[str, ...], global_batch: str, micro_batch: str | None, devices: str,
+    job: str, pairs: tuple[str, ...], global_batch: str, micro_batch: str | None, devices: str, engine: str | None,
     device_names: tuple[str, ...], memory: str | None, keep: str | None, allow: str | None, tuned_for: str | None,
     rule: str, curve: bool, seed: str, out: str | None, as_json: bool,
 ) -> int:  # fmt: skip
@@ -73,6 +74,7 @@ def command(
     choices: dict[str, Any] = {
         "micro_batch": whole_number("--micro-batch", micro_batch),
         "devices": whole_number("--devices", devices),
+        "engine": engine,
         "seed": whole_number("--seed", seed, least=0),
         "keep": _words(keep),
         "allow": _words(allow),

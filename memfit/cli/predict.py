@@ -143,6 +143,8 @@ def command(
     if trace is not None:
         _write_trace(Path(trace), prediction)
     if as_json:
+        from memfit.planner.answer_json import sequence_json
+
         found = {} if sequence is None else {"sequence": sequence_json(sequence)}
         print_json(prediction_json(prediction) | found)
     else:
@@ -185,17 +187,6 @@ def _write_trace(path: Path, prediction: Any) -> None:
         write_trace(path, prediction)
     else:
         write_perfetto(path, prediction.trace, f"{prediction.job} on {prediction.device.name}")
-
-
-def sequence_json(sequence: Any) -> dict[str, Any]:
-    """Peaks over the windows, and the same under expandable segments."""
-    from dataclasses import asdict
-
-    plain, expandable = (
-        {**asdict(found), "ratio": found.ratio, "fits": found.failed_window is None}
-        for found in (sequence.plain, sequence.expandable)
-    )
-    return {**plain, "expandable_segments": expandable}
 
 
 def prediction_json(prediction: Any) -> dict[str, Any]:

@@ -123,13 +123,16 @@ def probe_json(target: str, found: Probe, device: Device) -> dict[str, Any]:
 
 def _show(target: str, found: Probe) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from memfit.sizes import format_size
 
     console = Console(highlight=False)
     if found.found is None:
-        console.print("[bold red]Nothing ran[/]: " + found.trials[-1].error)
+        last = found.trials[-1]
+        where = f" in {last.failed_in}" if last.failed_in else ""
+        console.print(f"[bold red]Nothing ran[/]: out of memory{where}: {escape(last.error)}")
     else:
         proof = f", and {found.found + found.step} really fails" if found.proved else ""
         console.print(f"[bold green]Runs[/]: a micro-batch of {found.found}{proof}.")
@@ -142,7 +145,8 @@ def _show(target: str, found: Probe) -> None:
             cells = ("ran", format_size(trial.allocated_bytes or 0), format_size(trial.process_bytes or 0))
             table.add_row(str(trial.micro_batch), *cells, f"{trial.seconds:.2f}")
         else:
-            table.add_row(str(trial.micro_batch), "out of memory", "", "", "")
+            where = f" in {trial.failed_in}" if trial.failed_in else ""
+            table.add_row(str(trial.micro_batch), f"out of memory{where}", "", "", "")
     console.print(table)
     for name, error in found.relative_error.items():
         predicted = found.predicted.phases[name].allocated_bytes

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -63,13 +65,15 @@ def command(
     from memfit.engine.place import is_restart, launched
     from memfit.plan import read_plan, write_plan
     from memfit.train.folder import RunFolder, check_same_samples
-    from memfit.train.launch import torchrun
+    from memfit.train.launch import restarts, torchrun
     from memfit.train.limit import ENVIRONMENT
     from memfit.train.parent import for_child
 
     count = whole_number("--windows", windows)
     kept, every = whole_number("--keep", keep), whole_number("--save-every", save_every, least=0)
     read = read_plan(plan)
+    if read.allocator == "expandable_segments":
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     folder = RunFolder(out)
     ranks, place = len(read.micro_batches), launched()
     resume = resume or (place is not None and is_restart())
@@ -85,11 +89,11 @@ def command(
     with attended(folder, read, keepers(folder, read, wandb)):
         if ranks > 1:
             os.environ.update({**ENVIRONMENT, **for_child()})
-            code = torchrun(ranks, RANK, arguments, folder.path)
+            code = torchrun(ranks, RANK, arguments, folder.path, restarts(read))
         else:
             code = _in_a_child([sys.executable, "-m", CHILD, *arguments], {**os.environ, **ENVIRONMENT, **for_child()})
     if code not in (Exit.BAD_INPUT, Exit.FAULT):
-        with progress("writing the report", quiet=as_json):
+        with contextlib.suppress(KeyboardInterrupt), progress("writing the report", quiet=as_json):
             write_report(folder)
     if code < 0:
         click.echo(f"memfit: the training process was killed by signal {-code}; go on with --resume", err=True)
@@ -100,12 +104,25 @@ def command(
 
 
 def _in_a_child(arguments: list[str], environment: dict[str, str]) -> int:
-    with subprocess.Popen(arguments, env=environment, stdout=sys.stderr) as child:
-        while True:
-            try:
-                return child.wait()
-            except KeyboardInterrupt:
-                continue
+    """Runs a process that is told of SIGINT and SIGTERM too, and hears them only once it can end cleanly."""
+    child: list[subprocess.Popen[bytes]] = []
+
+    def tell(number: int, frame: object) -> None:
+        for one in child:
+            one.send_signal(number)
+
+    signals = (signal.SIGINT, signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    before = {number: signal.signal(number, tell) for number in signals}
+    try:
+        with subprocess.Popen(arguments, env=environment, stdout=sys.stderr) as process:
+            child.append(process)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+            return process.wait()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def show_summary(folder: RunFolder, budget: int, unit: str, *, as_json: bool) -> None:

@@ -35,7 +35,8 @@ def command(
     steps = whole_number("--windows", windows)
     asked, micro = whole_number("--global-batch", global_batch), whole_number("--micro-batch", micro_batch)
     if engine not in ENGINES or (engine == "single" and max(worlds) > 1):
-        raise InputError(f"--engine {engine}", "no engine of several ranks", "write --engine ddp")
+        several = ", ".join(one for one in ENGINES if one != "single")
+        raise InputError(f"--engine {engine}", "no engine of several ranks", f"write one of {several}")
     with progress(f"verifying {target}", quiet=as_json):
         from memfit.verify.spec import plan_for
         from memfit.verify.verify import as_json as to_json

@@ -55,6 +55,8 @@ class Ddp:
     mesh: DeviceMesh
     name: str = "ddp"
     lockstep: bool = False
+    steps_together: bool = False
+    spread: bool = False
 
     @property
     def _group(self) -> dist.ProcessGroup:
@@ -99,23 +101,30 @@ class Ddp:
                     "give them turns of their own, or write --engine single",
                 )
 
+    def divide(self, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
+        """Every rank has the whole."""
+
     def accumulating(self, nets: Nets, last: bool) -> AbstractContextManager[Any]:
         """Nothing: no backward communicates."""
         return nullcontext()
 
     def prepare(self, parameters: Sequence[nn.Parameter]) -> Prepared:
         """Buffers, and zeros where another rank has a gradient and this one has none."""
-        here = [p.grad is not None for p in parameters]
-        somewhere = [any(rank) for rank in zip(*gather(self, here), strict=True)]
-        for parameter, has, needs in zip(parameters, here, somewhere, strict=True):
-            if needs and not has:
-                parameter.grad = torch.zeros_like(parameter)
+        self.fill(parameters)
         gradients = [p.grad for p in parameters if p.grad is not None]
         in_place = [g.nbytes >= BUCKET_BYTES // 2 and g.is_contiguous() for g in gradients]
         return Prepared(
             large=tuple(g for g, alone in zip(gradients, in_place, strict=True) if alone),
             buckets=_buckets([g for g, alone in zip(gradients, in_place, strict=True) if not alone]),
         )
+
+    def fill(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Zeros where another rank has a gradient and this one has none."""
+        here = [p.grad is not None for p in parameters]
+        somewhere = [any(rank) for rank in zip(*gather(self, here), strict=True)]
+        for parameter, has, needs in zip(parameters, here, somewhere, strict=True):
+            if needs and not has:
+                parameter.grad = torch.zeros_like(parameter)
 
     def reduce(self, prepared: Prepared) -> None:
         """Sums every gradient over the ranks."""
@@ -130,6 +139,10 @@ class Ddp:
             dist.all_reduce(buffer, group=self._group)
             torch._foreach_copy_(list(gradients), views)
 
+    def gradients(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """The whole sums."""
+        return [p.grad for p in parameters if p.grad is not None]
+
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
         """Every rank has the whole gradient."""
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
@@ -137,6 +150,18 @@ class Ddp:
     def step(self, optimizer: Optimizer) -> None:
         """The same step on every rank."""
         optimizer.step()
+
+    def stepped(self, optimizer: Optimizer) -> list[Tensor]:
+        """Its parameters."""
+        return [p for group in optimizer.param_groups for p in group["params"]]
+
+    def zero_grad(self, optimizer: Optimizer) -> None:
+        """torch's own."""
+        optimizer.zero_grad(set_to_none=True)
+
+    def weights(self, net: nn.Module) -> dict[str, Tensor]:
+        """Every rank has them."""
+        return dict(net.state_dict())
 
     def share_buffers(self, nets: Nets) -> None:
         """Running statistics of rank 0, as DistributedDataParallel has it."""

@@ -25,6 +25,8 @@ from torch.optim import Optimizer
 
 from memfit.blocks import items
 from memfit.engine.ddp import Ddp
+from memfit.engine.lists import Passing
+from memfit.engine.ranks import whole
 from memfit.engine.single import copied
 from memfit.errors import InputError
 from memfit.job import Job, Nets
@@ -52,6 +54,8 @@ class Fsdp2:
     mesh: DeviceMesh
     name: str = "fsdp2"
     lockstep: bool = True
+    steps_together: bool = False
+    spread: bool = True
     sync_each_micro_batch: bool = True
     half_gather: bool = False
 
@@ -98,6 +102,9 @@ class Fsdp2:
                     "write --engine ddp, or an optimizer such as torch.optim.AdamW",
                 )
 
+    def divide(self, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
+        """The optimizers were made of this rank's shards."""
+
     @contextmanager
     def accumulating(self, nets: Nets, last: bool) -> Iterator[None]:
         """Scatters gradients after this backward, or keeps them whole until the window's last one.
@@ -127,6 +134,10 @@ class Fsdp2:
     def reduce(self, prepared: None) -> None:
         """Nothing: the last backward scattered the sums."""
 
+    def gradients(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """This rank's shards."""
+        return [p.grad for p in parameters if p.grad is not None]
+
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
         """By the norm of all shards of all ranks."""
         norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
@@ -135,6 +146,18 @@ class Fsdp2:
     def step(self, optimizer: Optimizer) -> None:
         """Of this rank's shards."""
         optimizer.step()
+
+    def stepped(self, optimizer: Optimizer) -> list[Tensor]:
+        """Its parameters."""
+        return [p for group in optimizer.param_groups for p in group["params"]]
+
+    def zero_grad(self, optimizer: Optimizer) -> None:
+        """torch's own."""
+        optimizer.zero_grad(set_to_none=True)
+
+    def weights(self, net: nn.Module) -> dict[str, Tensor]:
+        """Gathered from the shards."""
+        return {key: whole(value) for key, value in net.state_dict().items()}
 
     def share_buffers(self, nets: Nets) -> None:
         """Running statistics of rank 0, as under data parallelism."""
@@ -148,6 +171,7 @@ class Fsdp2:
         for path in units(net):
             module = net.get_submodule(path)
             fully_shard(module, mesh=self.mesh, mp_policy=policy)
+            Passing().watch(module)
             module.set_gradient_divide_factor(1.0)  # type: ignore[operator]
             module.set_force_sum_reduction_for_comms(True)  # type: ignore[operator]
 
@@ -170,8 +194,7 @@ def units(net: nn.Module) -> list[str]:
     """Paths of the modules that are gathered one by one, the net itself last.
 
     These are items of its lists (blocks) that hold LEAST bytes or a hundredth of the net, and share no parameter with
-    the rest. Of an item within an item, the inner ones, unless the outer one holds more beside them: FSDP2 hands a
-    module copies of the lists that it is called with, and the stages that hold blocks are where lists are emptied.
+    the rest. Of an item within an item, the inner ones, unless the outer one holds more beside them.
     """
     holders = Counter(map(id, _held(net)))
     least = max(1, min(LEAST, sum(p.nbytes for p in net.parameters()) // 100))

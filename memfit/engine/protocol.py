@@ -41,7 +41,16 @@ class Engine(Protocol):
 
     @property
     def lockstep(self) -> bool:
-        """Whether collectives run inside forward and backward: then every rank runs as many micro-batches."""
+        """Whether collectives run inside forward and backward: then every rank runs as many micro-batches, and a rank
+        whose memory runs out ends, for all to start again with less (``memfit.train.less``)."""
+
+    @property
+    def spread(self) -> bool:
+        """Whether ranks hold parts of the state: then each writes its own into a checkpoint."""
+
+    @property
+    def steps_together(self) -> bool:
+        """Whether a step runs collectives: one that failed on one rank can then not be finished by that rank alone."""
 
     def place(self, job: Job, nets: Nets) -> Nets:
         """The nets as this engine trains them, with rank 0's values; called before the optimizers are made.
@@ -56,6 +65,9 @@ class Engine(Protocol):
     def check(self, job: Job, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
         """Raises InputError where the engine cannot carry these optimizers or turns."""
 
+    def divide(self, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
+        """The optimizers, which were checked, as this engine steps them; before anything has kept their groups."""
+
     def accumulating(self, nets: Nets, last: bool) -> AbstractContextManager[Any]:
         """Around the forward and backward of one micro-batch; ``last`` of this rank's window."""
 
@@ -65,11 +77,23 @@ class Engine(Protocol):
     def reduce(self, prepared: Any) -> None:
         """Gradients become the sum over ranks. One that no rank has stays None."""
 
+    def gradients(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """The tensors in which this rank holds the gradients, once they are reduced; writing to them changes those."""
+
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
         """Scales the whole gradient, of all ranks' shards, to at most this norm; gives the norm before."""
 
     def step(self, optimizer: Optimizer) -> None:
         """One step of an optimizer."""
+
+    def stepped(self, optimizer: Optimizer) -> list[Tensor]:
+        """The weights that a step of this optimizer writes on this rank."""
+
+    def zero_grad(self, optimizer: Optimizer) -> None:
+        """Lets go of the gradients, whole or begun."""
+
+    def weights(self, net: nn.Module) -> dict[str, Tensor]:
+        """A net's state_dict with whole tensors; every rank calls it, in the same order."""
 
     def share_buffers(self, nets: Nets) -> None:
         """Buffers of trained nets (running statistics) become rank 0's, as a checkpoint of rank 0 holds them."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from memfit.engine.mesh import DATA
 from memfit.errors import describe
@@ -86,16 +87,17 @@ def agree(engine: Engine, failed: bool) -> bool:
 def together(engine: Engine) -> Iterator[None]:
     """A part of the window that every rank ends well, or after which every rank raises RanksOutOfMemoryError.
 
-    On one rank, the failure itself passes through.
+    The failure itself passes through on one rank, and on an engine in lockstep: the others may then wait in a
+    collective inside of this part, and cannot be asked.
     """
-    report = None
+    report, agrees = None, engine.world > 1 and not engine.lockstep
     try:
         yield
     except Exception as error:
-        if engine.world == 1 or not is_memory_failure(error):
+        if not (agrees and is_memory_failure(error)):
             raise
         report = describe(error)
-    if engine.world > 1 and agree(engine, report is not None):
+    if agrees and agree(engine, report is not None):
         reports = enumerate(gather(engine, report))
         raise RanksOutOfMemoryError({rank: text for rank, text in reports if text is not None})
 
@@ -120,7 +122,15 @@ def total(
 
 def whole(tensor: Tensor) -> Tensor:
     """A tensor that an engine has sharded, gathered from its ranks, which all call it; another is itself."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def part_of(tensor: Tensor, like: Tensor) -> Tensor:
+    """This rank's part of a whole tensor that every rank has, where ``like`` is sharded; else the tensor itself."""
+    if not isinstance(like, DTensor):
+        return tensor
+    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def _fake(engine: Engine) -> bool:

@@ -25,6 +25,8 @@ class Single:
     world: int = 1
     mesh: None = None
     lockstep: bool = False
+    steps_together: bool = False
+    spread: bool = False
 
     def place(self, job: Job, nets: Nets) -> Nets:
         """The nets as they are."""
@@ -37,6 +39,9 @@ class Single:
     def check(self, job: Job, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
         """One rank carries every job."""
 
+    def divide(self, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
+        """There is one rank."""
+
     def accumulating(self, nets: Nets, last: bool) -> AbstractContextManager[Any]:
         """Nothing to do."""
         return nullcontext()
@@ -47,6 +52,10 @@ class Single:
     def reduce(self, prepared: None) -> None:
         """Gradients are whole already."""
 
+    def gradients(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """The whole sums."""
+        return [p.grad for p in parameters if p.grad is not None]
+
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
         """torch's own."""
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
@@ -54,6 +63,18 @@ class Single:
     def step(self, optimizer: Optimizer) -> None:
         """One step."""
         optimizer.step()
+
+    def stepped(self, optimizer: Optimizer) -> list[Tensor]:
+        """Its parameters."""
+        return [p for group in optimizer.param_groups for p in group["params"]]
+
+    def zero_grad(self, optimizer: Optimizer) -> None:
+        """torch's own."""
+        optimizer.zero_grad(set_to_none=True)
+
+    def weights(self, net: nn.Module) -> dict[str, Tensor]:
+        """They are here."""
+        return dict(net.state_dict())
 
     def share_buffers(self, nets: Nets) -> None:
         """They are rank 0's."""

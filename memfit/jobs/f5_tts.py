@@ -38,7 +38,7 @@ class F5TTS(Job, ABC):
     """Characters; one more embedding is for padding."""
     dropout: float = 0.1
     optimizer: Literal["fused", "foreach", "8bit"] = "fused"
-    wrapper: Literal["none", "ddp"] = "none"
+    wrapper: Literal["none", "ddp_find_unused"] = "none"
     learning_rate: float = 7.5e-5
     warmup_windows: int = 20000
     cond_drop: float = 0.2

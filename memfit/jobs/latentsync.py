@@ -68,13 +68,19 @@ class Stage1(Job):
     """Where the faces and the decoded frames of the whole validation video wait."""
     validation_decode: int = 16
     """Frames that the VAE decodes at once in validation."""
+    validation_judge: int = 20
+    """Clips of 5 frames that the evaluator of lips and sound sees at once in validation."""
     inference_steps: int = 20
     guidance: float = 1.5
     validate_every: int = 10_000
     clips: int = 64
     """Clips of drawn talking faces in the data set."""
 
-    validation_smaller: ClassVar[Mapping[str, Any]] = {"validation_keeps": "host", "validation_decode": 1}
+    validation_smaller: ClassVar[Mapping[str, Any]] = {
+        "validation_keeps": "host",
+        "validation_decode": 1,
+        "validation_judge": 1,
+    }
     net_shapes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Arguments of the nets by name, where they are not the published ones."""
     sync_size: ClassVar[tuple[int, int]] = (128, 256)
@@ -84,6 +90,7 @@ class Stage1(Job):
     validation_levers: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "sliced decode in validation": {"validation_decode": 1},
         "validation frames on the host": {"validation_keeps": "host"},
+        "sliced judging in validation": {"validation_judge": 1},
     }
     dials: ClassVar[Mapping[str, str]] = {
         "resolution": "smaller faces",

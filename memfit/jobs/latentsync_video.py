@@ -100,7 +100,7 @@ def judge(job: Stage1, nets: Nets, images: Tensor, cepstra: Tensor) -> dict[str,
     """``face_score``, the detector's best, and ``sync_distance`` between lips and sound, means over the video.
 
     images: bytes (v, 3, r, r) on the host; cepstra (v, 1, 13, 20) on the host. The detector sees frame by frame, the
-    evaluator 20 clips of 5 frames at a time.
+    evaluator ``validation_judge`` clips of 5 frames at a time.
     """
     device = next(nets["detector"].parameters()).device
     scores, distances = [], []
@@ -108,11 +108,12 @@ def judge(job: Stage1, nets: Nets, images: Tensor, cepstra: Tensor) -> dict[str,
         frame = F.interpolate(images[index : index + 1].float(), size=job.detector_size).to(device)
         scores.append(nets["detector"](frame)[0][:, :2].max().cpu())
     evaluator: Any = nets["evaluator"]
-    for index in job.repeats(-(-(len(images) - 4) // 20)):
-        first = range(20 * index, min(20 * index + 20, len(images) - 4))
+    most = job.validation_judge
+    for index in job.repeats(-(-(len(images) - 4) // most)):
+        first = range(most * index, min(most * index + most, len(images) - 4))
         clips = torch.stack([images[k : k + 5].transpose(0, 1) for k in first]).float()
         clips = F.interpolate(clips.flatten(0, 1), size=(224, 224)).unflatten(0, clips.shape[:2])
         seen = evaluator.see(clips.to(device))
         heard = evaluator.hear(cepstra[first.start : first.stop].to(device))
-        distances.append((seen - heard).norm(dim=1).mean().cpu())
-    return {"face_score": torch.stack(scores).mean(), "sync_distance": torch.stack(distances).mean()}
+        distances.append((seen - heard).norm(dim=1).cpu())
+    return {"face_score": torch.stack(scores).mean(), "sync_distance": torch.cat(distances).mean()}

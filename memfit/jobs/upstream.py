@@ -2,7 +2,9 @@
 
 ``{value}`` stands for the plan's value and ``{variant}`` for what follows the slash of the job's name. Where a value
 is no number to fill in, its words are listed. Keys that begin with ``recompute`` and a path are for modules under that
-path which the project's own switch leaves alone.
+path which the project's own switch leaves alone. Keys were read in the projects' configuration files: LatentSync's
+configs/unet/stage1.yaml, MuseTalk's configs/training (d6cb984, 403ad78), F5-TTS's F5TTS_v1_Base.yaml (2daa1c5),
+GPT-SoVITS's s1longer-v2.yaml (af2d119) and s2.json (19dfdfc).
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ LATENTSYNC: Upstream = {
     "free_gradients": f"{_LS_TRAIN}: optimizer.zero_grad(set_to_none=True) before pipeline(...)",
     "validation_decode": f"{_LS_PIPELINE}: decode_latents over slices of {{value}} frames",
     "validation_keeps": f"{_LS_PIPELINE}: synced_video_frames.append(decoded_latents.cpu()); faces stay on the CPU",
+    "validation_judge": "eval/syncnet/syncnet_eval.py: SyncNetEval.evaluate(..., batch_size={value})",
     "validation_frames": f"{_LS_CONFIG}: data.val_video_path: a video of {{value}} frames, 25 a second",
     "pixel_space_supervise": f"{_LS_CONFIG}: run.pixel_space_supervise: {{value}}",
     "sync_weight": f"{_LS_CONFIG}: run.sync_loss_weight: {{value}} (0: run.use_syncnet: false)",

@@ -6,6 +6,16 @@ from dataclasses import asdict
 from typing import Any
 
 from memfit.planner.search import Answer, policy_name
+from memfit.planner.sequence import SequencePrediction
+
+
+def sequence_json(sequence: SequencePrediction) -> dict[str, Any]:
+    """Peaks over the windows, and the same under expandable segments."""
+    plain, expandable = (
+        {**asdict(found), "ratio": found.ratio, "fits": found.failed_window is None}
+        for found in (sequence.plain, sequence.expandable)
+    )
+    return {**plain, "expandable_segments": expandable}
 
 
 def plan_json(answer: Answer) -> dict[str, Any]:
@@ -16,12 +26,13 @@ def plan_json(answer: Answer) -> dict[str, Any]:
     if answer.plan is not None:
         found |= asdict(answer.plan)
     found |= {
-        "verdict": replayed.verdict,
+        "verdict": "no" if answer.lengths and not answer.lengths.fits else replayed.verdict,
         "global_batch": geometry.global_batch,
         "micro_batch": geometry.micro_batch,
         "micro_batches": list(geometry.micro_batches[0]),
         "data_parallel": geometry.data_parallel,
-        "engine": "single" if geometry.data_parallel == 1 else "ddp",
+        "engine": shown.engine,
+        "communication_seconds": shown.communication_seconds,
         "checkpointing": dict(shown.checkpointing),
         "levers": [asdict(lever) for lever in answer.plan.levers] if answer.plan else [],
         "phases": {phase: asdict(value) for phase, value in replayed.phases.items()},
@@ -41,6 +52,7 @@ def plan_json(answer: Answer) -> dict[str, Any]:
         for draft in answer.alternatives
     ]
     found["next_step"] = asdict(answer.next_step) if answer.next_step else None
+    found["sequence"] = sequence_json(answer.lengths.found) if answer.lengths and answer.lengths.found else None
     found["dials"] = [asdict(dial) for dial in answer.dials]
     found["beneath"] = list(answer.beneath)
     found["learning_rate"] = asdict(answer.learning_rate)

@@ -14,6 +14,7 @@ import numpy as np
 from memfit.device.catalogue import Device
 from memfit.geometry import Geometry, shape_of, split
 from memfit.job import Shape
+from memfit.planner.engines import Communicates, silent
 from memfit.planner.fitting import Fitting
 from memfit.planner.layout import kept_by_module, within
 from memfit.planner.predict import footprint_on
@@ -51,9 +52,10 @@ class Drafts:
 
     def __init__(
         self, fitting: Fitting, device: Device, global_batch: int, ranks: int, *,
-        fixed: int | None = None, modes: Mapping[str, str] | None = None,
+        fixed: int | None = None, modes: Mapping[str, str] | None = None, communicates: Communicates = silent,
     ) -> None:  # fmt: skip
         """``fixed``: the micro-batch; ``modes``: the checkpointing, where it is not to be chosen."""
+        self.ranks, self._communicates = ranks, communicates
         self.fitting, self.device, self.modes = fitting, device, modes
         self.job = fitting.session.rig.job
         self.budget = device.usable_bytes or 0
@@ -154,12 +156,12 @@ class Drafts:
 
     def peak_of(self, found: MicroTrace) -> int:
         """Process bytes of a traced micro-batch, replayed on the device; where it does not fit, what it would take."""
-        replayed = footprint_on(found.trace, self.device)
+        replayed = footprint_on(found.trace, self.device, self.ranks)
         return replayed.phases["train"].process_bytes if replayed.fits else self.whole_peak_of(found)
 
     def whole_peak_of(self, found: MicroTrace) -> int:
         """Process bytes of a traced micro-batch where the allocator never has to give anything back."""
-        return footprint_on(found.trace, unlimited(self.device)).phases["train"].process_bytes
+        return footprint_on(found.trace, unlimited(self.device), self.ranks).phases["train"].process_bytes
 
     def _best_tried(self) -> Draft | None:
         fitting = [draft for draft in self.tried.values() if draft.fits]
@@ -257,7 +259,8 @@ class Drafts:
 
     def _window(self, geometry: Geometry, micro_seconds: float) -> float:
         longest = max(sum(rank) for rank in geometry.micro_batches)
-        return micro_seconds * longest / geometry.micro_batch + self.step_seconds
+        told = self._communicates(len(geometry.micro_batches[0]))
+        return micro_seconds * longest / geometry.micro_batch + self.step_seconds + told
 
 
 def sizes(share: int, longest: int | None, fixed: int | None) -> list[int]:

@@ -8,7 +8,7 @@ recomputes. Last comes room for validation and saving. The answer is traced whol
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from memfit.apply.room import with_settings
@@ -23,11 +23,14 @@ from memfit.planner.advice import Rate, learning_rate
 from memfit.planner.beneath import beneath
 from memfit.planner.dials import Dial, dials
 from memfit.planner.drafts import Draft, Drafts
+from memfit.planner.engines import Communicates, candidates, communicates
 from memfit.planner.fitting import open_fitting
 from memfit.planner.next_step import NextStep, next_step
-from memfit.planner.predict import default_checkpointing, footprint_on, plain_nets, with_precision
+from memfit.planner.predict import BINDING_RANK, default_checkpointing, footprint_on, plain_nets, with_precision
 from memfit.planner.saving import choose_writing
 from memfit.planner.time_error import with_time_error
+from memfit.planner.varied import Varied, varied
+from memfit.sizes import format_size
 from memfit.trace.step import Tracing, trace_job
 
 KEEP = ("checkpointing", "optimizer", "precision", "validation")
@@ -49,6 +52,9 @@ class Candidate:
     geometry: Geometry
     footprint: Footprint
     seconds: float | None
+    engine: str = "single"
+    communication_seconds: float = 0.0
+    """Of ``seconds``, what ranks tell each other, by the card's own link; 0 where that is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +66,8 @@ class Answer:
     floor: Candidate
     alternatives: tuple[Draft, ...]
     next_step: NextStep | None = None
+    lengths: Varied | None = None
+    """The first windows, one after the other, where their lengths vary."""
     dials: tuple[Dial, ...] = ()
     """Where nothing fits: settings of the job that would make it smaller."""
     beneath: tuple[str, ...] = ()
@@ -76,6 +84,7 @@ def find_plan(
     *,
     micro_batch: int | None = None,
     devices: int = 1,
+    engine: str | None = None,
     seed: int = 0,
     keep: Collection[str] = (),
     allow: Collection[str] = (),
@@ -87,30 +96,80 @@ def find_plan(
     Args:
         micro_batch: fixes that choice, in units.
         devices: data-parallel ranks.
+        engine: how nets are put onto them; None: the fastest of those that fit.
         keep: choices that stay as the job has them, of ``KEEP``.
         allow: choices that change what is learned and may be made, of ``ALLOW``.
         tuned_for: the global batch that the job's learning rate was tuned for.
         rule: by which the learning rate should follow, of ``memfit.planner.advice``.
 
     Raises:
-        InputError: a word of ``keep`` or ``allow`` that is no choice, or of both; an unknown rule.
+        InputError: a word of ``keep`` or ``allow`` that is no choice, or of both; an unknown rule; an engine that is
+            not known or cannot carry the job.
     """
     begin = time.perf_counter()
     _check_words("--keep", keep, KEEP)
     _check_words("--allow", allow, ALLOW)
     if "precision" in keep and "precision" in allow:
         raise InputError("--keep precision --allow precision", "one says what the other forbids", "write one of them")
+    engines = candidates(engine, devices)
     asked = _Asked(
         name=name, global_batch=global_batch, card=device, micro_batch=micro_batch, devices=devices, seed=seed,
-        keep=frozenset(keep), rate=learning_rate(tuned_for, global_batch, rule),
+        keep=frozenset(keep), rate=learning_rate(tuned_for, global_batch, rule), engine=engines[0],
     )  # fmt: skip
     job = with_settings(job, {"wrapper": "none"})
-    answers = [_find(job, asked)]
+    best = _of_engines(job, asked, engines)
     if "precision" in allow and job.precision == "fp32" and (device.compute_capability or (8, 0)) >= (8, 0):
-        answers.append(_find(with_precision(job, "bf16"), asked))
-    fitting = [answer for answer in answers if answer.plan is not None]
-    best = min(fitting or answers[:1], key=lambda answer: (answer.floor.seconds is None, answer.floor.seconds or 0.0))
+        best = _best([best, _of_engines(with_precision(job, "bf16"), asked, engines)])
     return replace(best, seconds=time.perf_counter() - begin)
+
+
+def _best(answers: Sequence[Answer]) -> Answer:
+    """The fastest that fits; where none does, the one that is least over."""
+    fitting = [answer for answer in answers if answer.plan is not None]
+    if not fitting:
+        return max(answers, key=lambda answer: answer.floor.footprint.headroom_bytes)
+    return min(fitting, key=lambda answer: (answer.floor.seconds is None, answer.floor.seconds or 0.0))
+
+
+def _of_engines(job: Job, asked: _Asked, engines: Sequence[str]) -> Answer:
+    """The best engine's answer, with the reason.
+
+    Raises:
+        InputError: none can carry the job.
+    """
+    answers: list[Answer] = []
+    told: list[str] = []
+    for engine in engines:
+        first = answers[0].chosen if answers else None
+        if first is not None and not first.checkpointing and len(first.geometry.micro_batches[0]) == 1:
+            told.append(f"{engine} could only add communication")
+            continue
+        try:
+            answer = _find(job, replace(asked, engine=engine))
+        except InputError as error:
+            if not answers and engine == engines[-1]:
+                raise
+            told.append(str(error))
+            continue
+        answers.append(answer)
+        told.append(_told(answer))
+    best = _best(answers)
+    if best.plan is None or asked.devices == 1:
+        return best
+    return replace(best, plan=replace(best.plan, reasons={**best.plan.reasons, "engine": "; ".join(told)}))
+
+
+def _told(answer: Answer) -> str:
+    """What an engine comes to, in words."""
+    shown = answer.floor
+    if answer.plan is None:
+        return f"{shown.engine} is {format_size(-shown.footprint.headroom_bytes)} over"
+    if shown.seconds is None:
+        return f"{shown.engine} fits"
+    ranks = (
+        f", {1000 * shown.communication_seconds:.0f} ms of them between ranks" if shown.communication_seconds else ""
+    )
+    return f"{shown.engine} takes {shown.seconds:.3g} s a window{ranks}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +184,7 @@ class _Asked:
     seed: int
     keep: frozenset[str]
     rate: Rate
+    engine: str
 
 
 def _find(job: Job, asked: _Asked) -> Answer:
@@ -132,20 +192,39 @@ def _find(job: Job, asked: _Asked) -> Answer:
     device, keep, nets = _less_host_margin(asked.card), asked.keep, plain_nets(job)
     own = default_checkpointing(job, nets)
     implementation = "job" if "optimizer" in keep else levers.implementation(job, device)
-    how = Tracing(device=device, implementation=implementation, validation=PhasePolicy(), saving=PhasePolicy())
+    how = Tracing(
+        device=device, implementation=implementation, validation=PhasePolicy(), saving=PhasePolicy(),
+        engine=asked.engine, world=asked.devices, rank=BINDING_RANK,
+    )  # fmt: skip
+    told = communicates(asked.engine, nets, device, asked.devices)
     budget = device.usable_bytes or 0
     for _ in range(ROUNDS):
-        drafted = _drafted(job, how, replace(device, usable_bytes=budget), asked, own)
+        drafted = _drafted(job, how, replace(device, usable_bytes=budget), asked, own, told)
         found, how = _whole(job, how, device, drafted.best, own, may_choose="validation" not in keep)
-        if found.footprint.fits or not drafted.best.fits or found.footprint.limiting_phase != "train":
+        found = replace(found, communication_seconds=told(len(found.geometry.micro_batches[0])))
+        over = max(-found.footprint.headroom_bytes, budget // 200)
+        lengths = None
+        if found.footprint.fits:
+            lengths = varied(job, device, found.geometry, found.checkpointing, how.implementation, asked.seed)
+            if lengths is None or lengths.fits:
+                break
+            over = budget // 20
+        elif not drafted.best.fits or found.footprint.limiting_phase != "train":
             break
-        budget -= max(-found.footprint.headroom_bytes, budget // 200)
+        budget -= over
     plan = None
-    if found.footprint.fits:
+    if found.footprint.fits and (lengths is None or lengths.fits):
         taken = levers.describe(job, device, how, found, own, nets, keep, drafted.bytes)
         plan = with_time_error(_plan(job, asked, found, own, how, taken), drafted.net_kind, device, drafted.probed)
         writing = choose_writing(found.footprint, device)
         found = replace(found, footprint=writing.footprint)
+        if lengths is not None:
+            plan = replace(
+                plan,
+                allocator=lengths.allocator,
+                levers=[*plan.levers, *lengths.levers()],
+                reasons={**plan.reasons, "varied lengths": lengths.reason()},
+            )
         plan = replace(
             plan,
             checkpoint_writing=writing.how,
@@ -161,6 +240,7 @@ def _find(job: Job, asked: _Asked) -> Answer:
         dials=() if plan else tuple(dials(job, how, device)),
         beneath=() if plan else tuple(beneath(found.footprint, job.precision, device)),
         learning_rate=asked.rate,
+        lengths=lengths,
     )
 
 
@@ -176,12 +256,15 @@ class _Drafted:
     probed: bool = False
 
 
-def _drafted(job: Job, how: Tracing, device: Device, asked: _Asked, own: Mapping[str, str]) -> _Drafted:
+def _drafted(
+    job: Job, how: Tracing, device: Device, asked: _Asked, own: Mapping[str, str], told: Communicates
+) -> _Drafted:
     first = shape_of(job, min(job.longest or 2, -(-asked.global_batch // asked.devices)))
     with open_fitting(job, how, first) as fitting:
         drafts = Drafts(
             fitting, device, asked.global_batch, asked.devices,
             fixed=asked.micro_batch, modes=own if "checkpointing" in asked.keep else None,
+            communicates=told,
         )  # fmt: skip
         best = drafts.best()
         if best is None:
@@ -202,7 +285,7 @@ def _whole(
     how = replace(how, micro_batches=count, checkpointing=draft.modes)
     for policy in phase_room.policies(job) if may_choose else [how.validation]:
         how = replace(how, validation=policy)
-        footprint = footprint_on(trace_job(job, shape, how), device)
+        footprint = footprint_on(trace_job(job, shape, how), device, how.world)
         if footprint.fits or footprint.limiting_phase != "validate":
             break
     found = Candidate(
@@ -211,6 +294,7 @@ def _whole(
         geometry=draft.geometry,
         footprint=footprint,
         seconds=draft.seconds,
+        engine=how.engine,
     )
     return found, how
 
@@ -255,7 +339,7 @@ def _plan(job: Job, asked: _Asked, chosen: Candidate, own: Mapping[str, str], ho
         micro_batch=geometry.micro_batch,
         micro_batches=[list(rank) for rank in geometry.micro_batches],
         arithmetic=geometry.arithmetic(),
-        engine="single" if geometry.data_parallel == 1 else "ddp",
+        engine=how.engine,
         precision=job.precision,
         seed=asked.seed,
         checkpointing=dict(chosen.checkpointing),

@@ -75,7 +75,11 @@ def _window(line: str, where: str) -> Window:
 
 
 def predict_sequence(
-    job: Job, device: Device, windows: Sequence[Window], checkpointing: Mapping[str, str]
+    job: Job,
+    device: Device,
+    windows: Sequence[Window],
+    checkpointing: Mapping[str, str],
+    implementation: str = "job",
 ) -> SequencePrediction:
     """Windows through the device's allocator, without and with expandable segments.
 
@@ -88,7 +92,9 @@ def predict_sequence(
         raise InputError(f"a sequence on {device.key}", "only a card caches blocks", "write --device NAME of a card")
     _check(job, {shape for window in windows for shape in window})
     several = max(len(window) for window in windows) > 1
-    how = Tracing(device=device, micro_batches=2 if several else 1, checkpointing=checkpointing)
+    how = Tracing(
+        device=device, micro_batches=2 if several else 1, checkpointing=checkpointing, implementation=implementation
+    )
     family = trace_family(job, how, windows[0][0])
     capacity = None if device.usable_bytes is None else device.usable_bytes - (device.context_bytes or 0)
     plain, expandable = (

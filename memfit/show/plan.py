@@ -89,6 +89,10 @@ def show_curve(points: Sequence[Point], device: Device) -> None:
 def _show_shortfall(answer: Answer, device: Device, console: Console) -> None:
     floor = answer.floor
     found = floor.footprint
+    if answer.lengths and not answer.lengths.fits:
+        console.print(f"[bold red]Nothing fits[/]: with {floor.policy} and {floor.geometry.arithmetic()} a window fits")
+        console.print(answer.lengths.reason())
+        return
     console.print(
         "[bold red]Nothing fits[/]: " + f"{format_size(-found.headroom_bytes)} too much on {device.name} at the least, "
         f"with {floor.policy} and {floor.geometry.arithmetic()}."

@@ -21,6 +21,7 @@ from memfit.show.report_curve import curve_section
 from memfit.show.report_flight import flight_section
 from memfit.show.report_memory import memory_sections
 from memfit.show.report_run import run_sections, run_verdict
+from memfit.show.report_untouched import untouched_section
 from memfit.show.rows import number, process_peaks, read_lines
 from memfit.show.terminal import headline, remarks
 from memfit.show.trace_file import read_trace
@@ -182,7 +183,8 @@ def _memory(plan: Plan, curves: bool = True) -> tuple[list[Section], list[str]]:
         shape, modes = shape_of(job, plan.micro_batch), plan.checkpointing
         try:
             found = predict(job, plan.job, shape, _device(plan), micro_batches=count, checkpointing=modes, plan=plan)
-            sections, notes = memory_sections(found, _state(job)), _changes(plan, found)
+            untouched = untouched_section(job, plan, found)
+            sections, notes = [*untouched, *memory_sections(found, _state(job))], _changes(plan, found)
         except Exception as error:  # the job's code is the user's: a report says what it raised
             problem = _first_line(error)
         else:

@@ -15,10 +15,19 @@ from memfit.apply.rig import Rig, build
 from memfit.apply.room import with_settings
 from memfit.apply.window import run_window
 from memfit.device.libraries import as_in_a_real_run
+from memfit.engine.start import start
 from memfit.events import ALLOCATE, FREE, Trace
 from memfit.job import Job, Shape
 from memfit.trace.scratch import Key, with_scratch
-from memfit.trace.step import Tracing, as_trace, categorise_state, mark, on_virtual_device, synthetic_micro_batch
+from memfit.trace.step import (
+    Tracing,
+    as_trace,
+    categorise_state,
+    mark,
+    on_virtual_device,
+    ranks_of,
+    synthetic_micro_batch,
+)
 from memfit.trace.tracer import Tracer
 
 
@@ -89,7 +98,7 @@ class Session:
         for name, optimizer in optimizers.items():
             mark(tracer, rig, "optimizer")
             if rig.job.clip is not None:
-                torch.nn.utils.clip_grad_norm_(rig.parameters_of((name,)), rig.job.clip)
+                rig.engine.clip(rig.parameters_of((name,)), rig.job.clip)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         found = MicroTrace(trace=self._slice(first, row, calls), calls=tuple(tracer.descriptions or ()))
@@ -138,9 +147,15 @@ class Session:
 @contextmanager
 def open_session(job: Job, how: Tracing, shape: Shape) -> Iterator[Session]:
     """The job on the virtual device, after one window of this shape, which makes the optimizers' state."""
-    with on_virtual_device(how.device) as virtual, as_in_a_real_run(), Tracer(virtual).recording() as tracer:
+    with (
+        on_virtual_device(how.device) as virtual,
+        as_in_a_real_run(),
+        ranks_of(how, tracer := Tracer(virtual)),
+        tracer.recording(),
+    ):
+        engine = start(how.engine, virtual.device, **how.engine_choices)
         with tracer.phase("setup"):
-            rig = build(job, virtual.device, implementation=how.implementation)
+            rig = build(job, virtual.device, engine, how.implementation)
             tracer.name_modules(rig.nets)
             categorise_state(tracer, rig)
         with recompute(rig.nets, how.checkpointing):

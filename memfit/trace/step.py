@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -21,8 +22,10 @@ from memfit.device.libraries import as_in_a_real_run
 from memfit.device.patching import replaced
 from memfit.device.rules import card_rules
 from memfit.device.virtual import Virtual, virtual_cpu, virtual_gpu
+from memfit.engine import deepspeed
 from memfit.engine.fsdp2 import whole_gradients
 from memfit.engine.start import start
+from memfit.engine.zero import Zero
 from memfit.errors import InputError
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 from memfit.job import Job, Shape
@@ -96,10 +99,12 @@ def _record(
 ) -> tuple[Trace, list[np.ndarray | None] | None, np.ndarray, list[Call]]:
     """(the first shape's trace; bytes of the varying storages at every shape, where its events are the same; which
     these are; calls that may have scratch)."""
+    if how.engine.startswith("zero"):
+        deepspeed.load()
     with (
         on_virtual_device(how.device) as virtual,
         as_in_a_real_run(),
-        _ranks(how, tracer := Tracer(virtual)),
+        ranks_of(how, tracer := Tracer(virtual)),
         tracer.recording(),
     ):
         micro_batches = min(how.micro_batches, 2)
@@ -119,7 +124,7 @@ def _record(
                 _validate(rig, shapes[0], tracer, how.validation)
         with tracer.phase("save"), room(rig, how.saving):
             tracer.mark("save")
-            job.saved(rig.nets, rig.optimizers)
+            save_once(rig)
         phases = list(tracer.phases)
         validates_anew = (
             job.validates and how.validation.where == "here" and _changes_validation(job, shapes, virtual.device)
@@ -202,13 +207,17 @@ def on_virtual_device(device: Device) -> Iterator[Virtual]:
         ) from error
 
 
-def _ranks(how: Tracing, tracer: Tracer) -> AbstractContextManager[None]:
+def ranks_of(how: Tracing, tracer: Tracer) -> AbstractContextManager[Any]:
     """The process group of which one rank is traced."""
     if how.engine == "single":
         return nullcontext()
     from memfit.device.fake_group import fake_world
 
-    return fake_world(how.world, rank=how.rank, quiet=tracer.quiet)
+    ranks = ExitStack()
+    ranks.enter_context(fake_world(how.world, rank=how.rank, quiet=tracer.quiet))
+    if how.engine.startswith("zero"):
+        ranks.enter_context(deepspeed.traced(tracer.virtual.device))
+    return ranks
 
 
 def synthetic_micro_batch(job: Job, shape: Shape, device: torch.device, tracer: Tracer | None = None) -> MicroBatch:
@@ -256,6 +265,12 @@ def validate_once(rig: Rig, fetch: Any, mark: Any) -> Any:
         return rig.job.validate(rig.nets, batch)
 
 
+def save_once(rig: Rig) -> None:
+    """What saving makes: the job's own dict; under ZeRO nothing, where every rank writes its parts as they lie."""
+    if not isinstance(rig.engine, Zero):
+        rig.job.saved(rig.nets, rig.optimizers)
+
+
 def mark(tracer: Tracer, rig: Rig, part: str) -> None:
     for net in rig.nets.values():
         for parameter in net.parameters():
@@ -273,7 +288,7 @@ def categorise_state(tracer: Tracer, rig: Rig) -> None:
             tracer.categorise(parameter, "parameters" if parameter.requires_grad else "frozen")
         for buffer in net.buffers():
             tracer.categorise(buffer, "buffers" if is_trained(net) else "frozen")
-    for bucket in rig.buckets:
+    for bucket in itertools.chain(*rig.buckets.values()):
         tracer.categorise(bucket, "communication")
     for average in rig.ema.values():
         for tensor in (*average.parameters(), *average.buffers()):

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
-import random
 import sys
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
 
 from memfit.apply.moving import CannotRepeatError
 from memfit.apply.rig import build
@@ -21,17 +17,14 @@ from memfit.engine.mesh import is_lost_rank, join
 from memfit.engine.place import is_restart, launched
 from memfit.engine.start import start
 from memfit.errors import Exit, InputError, describe, mistake_in_job
-from memfit.geometry import shape_of
-from memfit.job import Job
 from memfit.loading import load_job
 from memfit.plan import Plan, read_plan
-from memfit.planner.predict import plain_nets
 from memfit.sizes import format_size
-from memfit.trace.step import fetch_synthetic
 from memfit.train import launch, limit
 from memfit.train.chain import chain_of, check_chain
 from memfit.train.checkpoints import Checkpoints
 from memfit.train.folder import CannotWriteError, RunFolder
+from memfit.train.less import Less, StartAgainError, read_less, write_less
 from memfit.train.loop import Course, SpoiledByTrialError, train
 from memfit.train.once import TornStepError
 from memfit.train.parent import alone_in, die_with_parent
@@ -39,6 +32,9 @@ from memfit.train.recovery import SampleTooLargeError
 from memfit.train.resume import resume
 from memfit.train.saver import Saver
 from memfit.train.spread_saver import SpreadSaver
+from memfit.train.stop import ends_at_once
+from memfit.train.streams import seed_all
+from memfit.train.warm import warm_up
 
 UNPROVEN = "MEMFIT_UNPROVEN"
 """Set for a process that starts again because the trial of its first window could not be undone."""
@@ -49,6 +45,7 @@ def main(arguments: list[str]) -> int:
     and whether a sample that does not fit alone is skipped or stops the run."""
     path, windows, start_or_resume, keep, every, oversized = [*arguments, *("2", "60", "stop")[len(arguments) - 3 :]]
     folder = RunFolder(path)
+    ends_at_once()
     if launched() is not None:
         os.dup2(2, 1)
     try:
@@ -56,6 +53,9 @@ def main(arguments: list[str]) -> int:
         with _alone(folder):
             code = run(folder, int(windows), resumed, int(keep), float(every), oversized == "skip")
         return code if code == Exit.DONE else _ends(folder, code, "stopped; go on with --resume")
+    except StartAgainError as error:
+        say(str(error))
+        return Exit.STOPPED
     except InputError as error:
         return _ends(folder, Exit.BAD_INPUT, str(error))
     except CannotWriteError as error:
@@ -93,7 +93,7 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float,
     plan = read_plan(folder.plan)
     _check_ranks(plan)
     device = device_of(plan)
-    engine = start(plan.engine, device)
+    engine = start(plan.engine, device, **plan.engine_choices)
     job = load_job(plan.job, dict(plan.settings))
     samples, lengths = job.dataset(), job.lengths()
     if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
@@ -107,10 +107,8 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float,
         seed=plan.seed,
         ranks=engine.world,
     )
-    plain_nets(job)
     job.collate([samples[0]])
-    warm_data(job, plan.micro_batch)
-    warm_up()
+    warm_up(job, plan.micro_batch)
     seed_all(plan.seed)
     before = limit.limit(plan.budget_bytes) if device.type == "cpu" else 0
     resident = limit.resident_bytes()
@@ -134,7 +132,7 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float,
         lines = [folder.lines("samples"), folder.lines("metrics")]
         common: dict[str, Any] = {"checkpoints": checkpoints, "plan": plan, "lines": lines, "every": every}
         common |= {"say": say if engine.rank == 0 else _silent, "written": first or None}
-        if engine.lockstep:
+        if engine.spread:
             saver = SpreadSaver(**common)
         elif engine.rank == 0:
             saver = Saver(**common, asynchronous=plan.checkpoint_writing == "asynchronous")
@@ -154,8 +152,14 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float,
             say=say if engine.rank == 0 else _silent,
             proves=UNPROVEN not in os.environ,
             skips=skips,
+            less=read_less(folder, plan),
         )
         return train(rig, course)
+    except StartAgainError as error:
+        limit.lift()
+        write_less(folder, plan, error.less)
+        again = f"all ranks start again from the newest checkpoint, {_words(error.less, plan.unit)}"
+        raise StartAgainError(f"rank {engine.rank}: {error}; {again}", error.less) from None
     except SpoiledByTrialError as error:
         if engine.rank == 0:
             say(f"{error}: starting again without a trial of every phase")
@@ -178,6 +182,14 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float,
         )
         _ends(folder, Exit.STOPPED, text)
         return Exit.STOPPED
+
+
+def _words(less: Less, unit: str) -> str:
+    if less.most is not None:
+        return f"with micro-batches of at most {less.most} {unit}"
+    if less.left_out:
+        return f"without samples {', '.join(map(str, less.left_out))}"
+    return "with less in validation" if less.validates else "without validation"
 
 
 def _what_to_do(error: Exception) -> str:
@@ -229,33 +241,6 @@ def device_of(plan: Plan) -> torch.device:
         min(plan.budget_bytes / torch.cuda.get_device_properties(local).total_memory, 1.0)
     )
     return torch.device("cuda", local)
-
-
-def seed_all(seed: int) -> None:
-    """Random numbers of every kind begin here."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
-def warm_data(job: Job, units: int) -> None:
-    """What a job makes and keeps when validation first asks for data, and imports for it, it takes before the limit.
-
-    A job that fails in it fails in validation too, which says so.
-    """
-    if job.validates:
-        with suppress(Exception):
-            fetch_synthetic(job, replace(shape_of(job, units), items=1), torch.device("cpu"), validation=True)
-
-
-def warm_up() -> None:
-    """What libraries and thread pools take once, they take before the limit."""
-    net = nn.Sequential(nn.Conv1d(4, 64, 3, padding=1), nn.GELU(), nn.Conv1d(64, 4, 3, padding=1), nn.Linear(512, 512))
-    optimizer = torch.optim.AdamW(net.parameters())
-    for _ in range(2):
-        net(torch.randn(64, 4, 512)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 if __name__ == "__main__":

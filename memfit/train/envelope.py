@@ -1,14 +1,18 @@
 """Before the first step, a run proves that it fits: each phase once, largest first, and nothing of it stays.
 
-Training's largest micro-batch, the same with its gradients resident, the optimizers' steps, validation, saving. What
-does not fit is found in seconds and not after hours: micro-batches become smaller, validation too.
+Training's largest micro-batch, the same with its gradients resident, the optimizers' steps; then, beside the state that
+these make, validation and saving. What does not fit is found in seconds and not after hours: micro-batches become
+smaller, validation too.
 
-A step is tried whole, except that writes to what was there before are left out; the state that it makes is dropped.
+A step is tried whole, except that writes to what was there before are left out; the state that it makes is dropped in
+the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -21,13 +25,21 @@ from memfit.apply.moving import CannotRepeatError, Moving
 from memfit.apply.random_state import random_state, set_random_state
 from memfit.apply.rig import Rig, tensors_in
 from memfit.apply.window import Attempt, Guard, TurnGradients, run_window
+from memfit.engine.protocol import Engine
 from memfit.engine.ranks import reported
+from memfit.train.checkpoints import Checkpoints
 from memfit.train.once import numbers_of, put_numbers_back
 from memfit.train.recovery import Recovery, give_back
+from memfit.train.saver import Saver
+from memfit.train.spread_saver import SpreadSaver
 
 
-def prove_training(rig: Rig, parts: Sequence[MicroBatch], recovery: Recovery, mark: Callable[[str], None]) -> None:
-    """A window of these micro-batches, and its steps, without leaving anything behind.
+@contextmanager
+def proven_training(
+    rig: Rig, parts: Sequence[MicroBatch], recovery: Recovery, mark: Callable[[str], None]
+) -> Iterator[None]:
+    """A window of these micro-batches, and its steps. Inside, the optimizers' state and what gradients a window leaves
+    behind are there, as they will be later; afterwards nothing of it.
 
     Raises:
         SampleTooLargeError: one of its samples does not fit alone.
@@ -39,22 +51,33 @@ def prove_training(rig: Rig, parts: Sequence[MicroBatch], recovery: Recovery, ma
     stale = {p: p.grad for net in rig.nets.values() for p in net.parameters()}
     trial = replace(rig, schedules={})
     changed: list[str] = []
+    made: list[tuple[Optimizer, Any]] = []
 
     def gradients(attempt: Attempt, parts: Sequence[MicroBatch]) -> TurnGradients:
-        made = recovery.guard.gradients(attempt, parts)
+        found = recovery.guard.gradients(attempt, parts)
         changed.extend(moving.changed())
         moving.watch()
-        return made
+        return found
 
     def once(act: Callable[[], None], optimizer: Optimizer | None, further: Sequence[Tensor]) -> None:
-        _tried(act, optimizer, further)
+        if optimizer is None:
+            with _LeavesAlone(list(further)):
+                act()
+        else:
+            made.extend((optimizer, key) for key in _tried(rig.engine, act, optimizer))
         moving.watch()
 
     guard = Guard(gradients=gradients, once=once, norms=recovery.guard.norms)
     recovery.begin()
     try:
         run_window(trial, parts, mark, guard=guard)
+        told = reported(rig.engine, changed[0] if changed else None)
+        if told is not None:
+            raise CannotRepeatError(f"the forward changed {told}, and there is no copy from before")
+        yield
     finally:
+        for optimizer, key in made:
+            optimizer.state.pop(key, None)
         recovery.begin()
         moving.restore(checked=False)
         for parameter, gradient in stale.items():
@@ -63,30 +86,38 @@ def prove_training(rig: Rig, parts: Sequence[MicroBatch], recovery: Recovery, ma
             rig.scaler.load_state_dict(scaler)
         set_random_state(random, rig.device)
         give_back(rig.device)
-    told = reported(rig.engine, changed[0] if changed else None)
-    if told is not None:
-        raise CannotRepeatError(f"the forward changed {told}, and there is no copy from before")
 
 
-def _tried(act: Callable[[], None], optimizer: Optimizer | None, further: Sequence[Tensor]) -> None:
-    """Runs a step without its effect."""
-    if optimizer is None:
-        with _LeavesAlone(list(further)):
-            act()
-        return
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+def _tried(engine: Engine, act: Callable[[], None], optimizer: Optimizer) -> set[Any]:
+    """Runs a step without its effect, but for the state that it makes; gives the keys of that state."""
+    parameters = engine.stepped(optimizer)
     had, numbers = set(optimizer.state), numbers_of(optimizer)
     kept = {p: dict(optimizer.state[p]) for p in had}
+    made: set[Any] = set()
     try:
         with _LeavesAlone([*parameters, *tensors_in(list(optimizer.state.values()))]):
             act()
+        made = set(optimizer.state) - had
+        return made
     finally:
-        for parameter in set(optimizer.state) - had:
+        for parameter in set(optimizer.state) - had - made:
             del optimizer.state[parameter]
         for parameter, state in kept.items():
             optimizer.state[parameter].clear()
             optimizer.state[parameter].update(state)
         put_numbers_back(numbers)
+
+
+def try_saving(saver: Saver | SpreadSaver, rig: Rig, window: int) -> None:
+    """Saves beside the checkpoints, and takes it away again. Every rank that has a saver calls it."""
+    place, written = saver.checkpoints, saver.written
+    saver.checkpoints = Checkpoints(place.path / ".trial", 1)
+    try:
+        saver.save(rig, window)
+        saver.finish()
+    finally:
+        shutil.rmtree(saver.checkpoints.path, ignore_errors=True)
+        saver.checkpoints, saver.written = place, written
 
 
 class _LeavesAlone(TorchDispatchMode):

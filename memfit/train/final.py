@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 from memfit.apply.rig import Rig, is_trained
-from memfit.engine.ranks import whole
 from memfit.train.folder import writing
 from memfit.train.tensor_file import write_tensors
 from memfit.train.tree import encode
@@ -26,7 +25,7 @@ def write_final(rig: Rig, folder: Path) -> None:
         if is_trained(net):
             path = folder / f"{name}.safetensors"
             beside = folder / f".{path.name}.{os.getpid()}"
-            values = {key: whole(value) for key, value in rig.ema.get(name, net).state_dict().items()}
+            values = rig.engine.weights(rig.ema.get(name, net))
             if rig.engine.rank > 0:
                 continue
             _, tensors = encode(values, f"net {name!r}")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,13 +34,20 @@ def _cannot_write(path: Path, error: OSError) -> CannotWriteError:
     return CannotWriteError(f"{why}; make room there, or make it writable, and go on with --resume")
 
 
+FLUSH_EVERY = 0.1
+"""Seconds for which lines wait at most where windows are shorter. A killed process loses lines of windows that no
+checkpoint holds, which the resumed run does again."""
+
+
 class RunFolder:
     """Where a run writes. Lines are appended whole; files appear under their name only when they are complete."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._files: dict[str, int] = {}
-        """Open descriptors: a line then costs one write."""
+        """Open descriptors: lines then cost one write."""
+        self._waiting: dict[str, list[str]] = {}
+        self._flushed = -math.inf
 
     @property
     def plan(self) -> Path:
@@ -82,15 +91,37 @@ class RunFolder:
             replace_file(self.course, json.dumps({"first": first, "last": last}).encode())
 
     def append(self, name: str, line: dict[str, Any]) -> None:
-        """Adds one line to ``name``.jsonl.
+        """Adds one line to ``name``.jsonl; it is in the file after ``flush``, or with a line of ``FLUSH_EVERY`` later.
 
         Raises:
             CannotWriteError: it cannot be written, as on a full disk.
         """
+        self._waiting.setdefault(name, []).append(json.dumps(line))
+        if time.monotonic() - self._flushed > FLUSH_EVERY:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes the lines that wait: before a checkpoint of their windows, and at the end.
+
+        Raises:
+            CannotWriteError: they cannot be written, as on a full disk.
+        """
+        for name in list(self._waiting):
+            self._write(name, ("\n".join(self._waiting.pop(name)) + "\n").encode())
+        self._flushed = time.monotonic()
+
+    def close(self) -> None:
+        """Writes the lines that wait, and closes the files."""
+        try:
+            self.flush()
+        finally:
+            for name in list(self._files):
+                os.close(self._files.pop(name))
+
+    def _write(self, name: str, whole: bytes) -> None:
         if name not in self._files:
             with writing(self.lines(name)):
                 self._files[name] = os.open(self.lines(name), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        whole = (json.dumps(line) + "\n").encode()
         try:
             written = os.write(self._files[name], whole)
         except OSError as error:

@@ -10,16 +10,23 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from memfit.errors import Exit
+from memfit.plan import Plan
 
 MAX_RESTARTS = 3
 """torchrun's own default for an elastic run."""
 SHUTDOWN_SECONDS = 120
 """How long ranks may take to end a window and save, once they are asked to stop."""
+
+
+def restarts(plan: Plan) -> int:
+    """Starts after the first: of sharded ranks one more for each time that a micro-batch or validation is halved."""
+    return MAX_RESTARTS + (0 if plan.engine in ("single", "ddp") else 2 * plan.micro_batch.bit_length())
 
 
 def torchrun(ranks: int, module: str, arguments: Sequence[str], folder: Path, max_restarts: int = MAX_RESTARTS) -> int:
@@ -51,8 +58,12 @@ def _code_of(folder: Path, exits: Sequence[int]) -> int:
     for note in folder.glob(".ended-*"):
         with contextlib.suppress(OSError, ValueError, KeyError):
             return int(json.loads(note.read_text())["code"])
-    if any(code < 0 for code in exits):
-        names = ", ".join(str(-code) for code in exits if code < 0)
+    if Exit.STOPPED in exits:
+        print("memfit: ranks ran out of memory too often; go on with --resume", file=sys.stderr)
+        return Exit.STOPPED
+    killed = [-code for code in exits if code < 0]
+    if killed and (set(killed) != {signal.SIGTERM} or len(killed) == len(exits)):
+        names = ", ".join(map(str, killed))
         print(f"memfit: ranks were killed by signal {names} too often; go on with --resume", file=sys.stderr)
         return Exit.STOPPED
     return Exit.FAULT

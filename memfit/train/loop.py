@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from types import FrameType
 from typing import Any
 
 from memfit.apply.losses import MicroBatch
@@ -21,16 +18,18 @@ from memfit.engine.ranks import gather
 from memfit.errors import Exit
 from memfit.job import Job
 from memfit.plan import Plan
-from memfit.train.envelope import largest, prove_training
+from memfit.train.envelope import largest, proven_training, try_saving
 from memfit.train.final import write_final
 from memfit.train.flight import write_flight
 from memfit.train.folder import RunFolder
+from memfit.train.less import AS_PLANNED, Less
 from memfit.train.lines import check_finite, window_line
 from memfit.train.monitor import Monitor
-from memfit.train.phases import AbandonedError, Phases
-from memfit.train.recovery import Failure, Ids, Recovery, describe_request
+from memfit.train.phases import Phases
+from memfit.train.recovery import Failure, Ids, Recovery, describe_request, release
 from memfit.train.saver import Saver
 from memfit.train.spread_saver import SpreadSaver
+from memfit.train.stop import AbandonedError, Stop
 from memfit.train.streams import COLLATE, LOSS, seed_stream
 
 
@@ -54,33 +53,10 @@ class Course:
     say: Callable[[str], None] = lambda line: None
     proves: bool = False
     """Whether every phase is tried before the first window."""
+    less: Less = AS_PLANNED
+    """What ranks that started again do with less."""
     skips: bool = False
     """Whether a sample that does not fit alone is left out, instead of ending the run."""
-
-
-class Stop:
-    """Set by SIGINT and SIGTERM. The window at hand is finished first; a validation is abandoned."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        self._abandons = False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._ask)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
-        if self._abandons:
-            self._abandons = False
-            raise AbandonedError
-
-    @contextmanager
-    def abandons(self) -> Iterator[None]:
-        """Inside, a signal raises ``AbandonedError``."""
-        self._abandons = True
-        try:
-            yield
-        finally:
-            self._abandons = False
 
 
 def train(rig: Rig, course: Course) -> Exit:
@@ -94,6 +70,7 @@ def train(rig: Rig, course: Course) -> Exit:
         cost=lambda ids: padded_units(course, ids),
         largest=course.plan.micro_batch,
         skips=course.skips,
+        less=course.less,
         told=lambda failure: _record(rig, course, at.window, failure),
     )
     monitor = Monitor(rig, course.resident_before)
@@ -101,19 +78,38 @@ def train(rig: Rig, course: Course) -> Exit:
     def mark(part: str) -> None:
         recovery.mark(part)
         monitor.mark(part)
+        at.stepped = at.stepped or part == "optimizer"
+        if stop.asked and engine.world == 1 and not at.stepped and stop.impatient and recovery.can_go_back:
+            raise AbandonedError
 
-    phases = Phases(rig, course.plan, course.folder.path, course.say)
+    def stopped_at(number: int) -> Exit:
+        if saver is not None and saver.finish() is not None and saver.written != number:
+            course.folder.flush()
+            with phases.phase("save"):
+                saver.save(rig, number)
+            saver.finish()
+        return Exit.STOPPED
+
+    phases = Phases(rig, course.plan, course.folder.path, course.say, course.less)
     every = validate_every(rig, course)
-    with recompute(rig.nets, course.plan.checkpointing), phases.training():
+    with recompute(rig.nets, course.plan.checkpointing), phases.training(), contextlib.closing(course.folder):
         if course.proves and course.first < course.last:
-            _prove(rig, course, recovery, phases, mark)
+            with contextlib.suppress(AbandonedError):
+                _prove(rig, course, recovery, phases, mark, stop)
         for number in range(course.first, course.last):
-            window, at.window = course.windows.window(number), number
+            if stop.asked and engine.world == 1:
+                return stopped_at(number)
+            window, at.window, at.stepped = course.windows.window(number), number, False
             begin = time.perf_counter()
             recovery.begin()
             parts = micro_batches(rig, course, window, recovery)
             monitor.begin(parts)
-            result = run_window(rig, parts, mark, guard=recovery.guard)
+            try:
+                result = run_window(rig, parts, mark, guard=recovery.guard)
+            except AbandonedError as error:
+                release(error)
+                recovery.go_back()
+                return stopped_at(number)
             recovery.end()
             learnt = tuple(ids for ids in _learnt(result) if ids)
             done = sum(padded_units(course, ids) for ids in learnt)
@@ -146,6 +142,7 @@ def train(rig: Rig, course: Course) -> Exit:
                 if number == course.first:
                     saver.warm(rig)
                 if stopped or last or any(one.due for one in told):
+                    course.folder.flush()
                     with phases.phase("save"):
                         saver.save(rig, number + 1)
             if stopped:
@@ -163,6 +160,8 @@ class Position:
     """Where a run is."""
 
     window: int
+    stepped: bool = False
+    """Whether an optimizer has stepped in this window, which must then be finished."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,21 +189,26 @@ class SpoiledByTrialError(RuntimeError):
     raise it."""
 
 
-def _prove(rig: Rig, course: Course, recovery: Recovery, phases: Phases, mark: Callable[[str], None]) -> None:
-    """Each phase is tried once, the largest first: every rank tries the largest micro-batch of any rank."""
+def _prove(
+    rig: Rig, course: Course, recovery: Recovery, phases: Phases, mark: Callable[[str], None], stop: Stop
+) -> None:
+    """Each phase is tried once, the largest first, after training, whose step makes the state that the others lie
+    beside. Every rank tries the largest micro-batch of any rank."""
     some = range(course.first, min(course.first + PROVEN_FROM, course.last))
-    windows = [share for number in some for share in course.windows.window(number).ranks]
+    windows = [recovery.parts(share) for number in some for share in course.windows.window(number).ranks]
     ids = largest(windows, lambda ids: padded_units(course, ids))
     parts = [_micro(rig, course, course.first, ids) for _ in range(min(max(map(len, windows)), 2))]
+    sizes = {name: phase.get("process_bytes", 0) for name, phase in course.plan.phases.items()}
     try:
-        prove_training(rig, parts, recovery, mark)
+        with proven_training(rig, parts, recovery, mark):
+            for name in sorted(("validate", "save"), key=lambda name: -sizes.get(name, 0)):
+                if name == "validate" and validate_every(rig, course):
+                    phases.validate(course.first, briefly=True, abandons=stop.abandons)
+                elif name == "save" and course.saver is not None and course.saver.written != course.first:
+                    with phases.phase("save"):
+                        try_saving(course.saver, rig, course.first)
     except CannotRepeatError as error:
         raise SpoiledByTrialError(str(error)) from error
-    if validate_every(rig, course):
-        phases.validate(course.first, briefly=True)
-    if course.saver is not None and course.saver.written != course.first:
-        with phases.phase("save"):
-            course.saver.save(rig, course.first)
 
 
 PROVEN_FROM = 64
@@ -245,7 +249,8 @@ def _learnt(result: WindowResult) -> list[Ids]:
 
 def _record(rig: Rig, course: Course, window: int, failure: Failure) -> None:
     """A memory failure is told, and what was resident is written down."""
-    course.say(f"window {window}: out of memory in {failure.part} ({describe_request(failure)}); done again")
+    again = "all ranks start" if rig.engine.lockstep and rig.engine.world > 1 else "done"
+    course.say(f"window {window}: out of memory in {failure.part} ({describe_request(failure)}); {again} again")
     with contextlib.suppress(OSError, MemoryError):
         write_flight(course.folder, course.plan, rig, window, failure, course.resident_before)
 

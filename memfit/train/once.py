@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from memfit.apply.rig import tensors_in
+from memfit.errors import describe
 from memfit.train.limit import is_memory_failure
 
 ATTEMPTS = 3
@@ -40,6 +41,20 @@ PER_PARAMETER = frozenset(
 
 class TornStepError(RuntimeError):
     """A step stopped in the middle and cannot be finished: the weights in memory are of no use."""
+
+
+def once_together(act: Callable[[], None], optimizer: Optimizer | None, further: Sequence[Tensor] = ()) -> None:
+    """Runs a step that all ranks take together; one that fails is not tried again, since the others have gone on.
+
+    Raises:
+        TornStepError: memory ran out.
+    """
+    try:
+        act()
+    except Exception as error:
+        if not is_memory_failure(error):
+            raise
+        raise TornStepError(str(error)) from error
 
 
 class Once:
@@ -84,14 +99,9 @@ class Once:
         states = {p: dict(optimizer.state[p]) for p in parameters if p in optimizer.state}
         versions = [tensor._version for tensor in changed]
         for attempt in range(ATTEMPTS):
-            try:
-                act()
+            failure = self._failure_of(act)
+            if failure is None:
                 return
-            except Exception as error:
-                if not is_memory_failure(error):
-                    raise
-                self._relieve(error)
-                failure = str(error)
             if copies is None and [tensor._version for tensor in changed] != versions:
                 break
             with torch.no_grad():
@@ -106,15 +116,27 @@ class Once:
                 copies = self._copies(changed)
         raise TornStepError(failure)
 
-    def _copies(self, parameters: Iterable[Tensor]) -> list[Tensor] | None:
-        """Copies, or None where there is no room for them."""
+    def _failure_of(self, act: Callable[[], None]) -> str | None:
+        """Runs ``act``; gives what was said where memory failed it, after there was made room; None: it is done."""
         try:
-            return [parameter.detach().clone() for parameter in parameters]
+            act()
         except Exception as error:
             if not is_memory_failure(error):
                 raise
             self._relieve(error)
-            return None
+            return describe(error)
+        return None
+
+    def _copies(self, parameters: Iterable[Tensor]) -> list[Tensor] | None:
+        """Copies, or None where there is no room for them."""
+        copies: list[Tensor] | None = None
+
+        def copy() -> None:
+            nonlocal copies
+            copies = [parameter.detach().clone() for parameter in parameters]
+
+        self._failure_of(copy)
+        return copies
 
     def _written_once(
         self,
@@ -127,30 +149,20 @@ class Once:
         """Runs ``act``; after a failure again, without the writes that were done."""
         before = [(tensor, tensor._version) for tensor in changes()]
         counter = _WithoutTheDone({_key(tensor): 0 for tensor, _ in before}) if counted else None
-        try:
-            with counter or nullcontext():
-                act()
+        with counter or nullcontext():
+            failure = self._failure_of(act)
+        if failure is None:
             return
-        except Exception as error:
-            if not is_memory_failure(error):
-                raise
-            self._relieve(error)
-            failure = str(error)
         done = counter.done if counter else {_key(tensor): tensor._version - version for tensor, version in before}
         alike = len(done) == len(before) and all(type(tensor) in (Tensor, nn.Parameter) for tensor, _ in before)
         if any(done.values()) and not alike:
             raise TornStepError(failure)
         for _ in range(ATTEMPTS):
             put_numbers_back(numbers)
-            try:
-                with _WithoutTheDone(done):
-                    act()
+            with _WithoutTheDone(done):
+                failure = self._failure_of(act)
+            if failure is None:
                 return
-            except Exception as error:
-                if not is_memory_failure(error):
-                    raise
-                self._relieve(error)
-                failure = str(error)
         raise TornStepError(failure)
 
 
@@ -250,13 +262,13 @@ def _has_state(optimizer: Optimizer, parameter: Tensor) -> bool:
     return next(tensors_in(optimizer.state.get(parameter, {})), None) is not None
 
 
-_NUMBERS = (int, float)
+_NUMBERS = frozenset((int, float, bool))
 
 
 def numbers_of(optimizer: Optimizer) -> list[tuple[dict[Any, Any], dict[Any, Any]]]:
     """Dicts of the optimizer, with what they hold beside tensors."""
     dicts = [*optimizer.param_groups, *(state for state in optimizer.state.values() if isinstance(state, dict))]
-    kept = [(one, {k: v for k, v in one.items() if isinstance(v, _NUMBERS)}) for one in dicts]
+    kept = [(one, {k: v for k, v in one.items() if type(v) in _NUMBERS}) for one in dicts]
     return [(one, values) for one, values in kept if values]
 
 

@@ -22,15 +22,13 @@ from memfit.job import Shape
 from memfit.plan import PhasePolicy, Plan
 from memfit.trace.step import fetch_synthetic, validate_once
 from memfit.train import limit
+from memfit.train.less import AS_PLANNED, Less, StartAgainError
 from memfit.train.recovery import give_back, release
+from memfit.train.stop import AbandonedError
 from memfit.train.streams import seed_stream
 
 VALIDATION = 2
 """The purpose of validation's random stream: every validation draws the same."""
-
-
-class AbandonedError(Exception):
-    """The person asked the run to stop, and does not want to wait for what it is at."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +56,20 @@ class Phases:
     Args:
         files: a folder for what waits in files.
         say: told of what was left out, and why.
+        less: what is smaller from the start.
     """
 
-    def __init__(self, rig: Rig, plan: Plan, files: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, rig: Rig, plan: Plan, files: Path, say: Callable[[str], None], less: Less = AS_PLANNED
+    ) -> None:  # fmt: skip
         self._rig, self._plan, self._files, self._say = rig, plan, files, say
         self._policies = {"validate": plan.validation, "save": plan.saving}
         self._items: int | None = plan.validation.items
         self._trains = False
+        self._less = less
+        fits = less.validates and all(self._smaller(self._shape()) for _ in range(less.validations))
+        if not fits:
+            self._policies["validate"] = replace(plan.validation, where="skip")
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -113,11 +118,11 @@ class Phases:
             abandons: around what may be cut short by ``AbandonedError``.
         """
         if self._policies["validate"].where == "skip":
-            return Validated(metrics=None, tries=0, note="the plan leaves it out")
-        whole = shape_of(self._rig.job, self._plan.micro_batch)
+            left = "the plan leaves it out" if self._plan.validation.where == "skip" else "it failed before"
+            return Validated(metrics=None, tries=0, note=left)
         tries = 0
         while True:
-            shape = replace(whole, items=min(self._items or whole.items, whole.items))
+            shape = self._shape()
             tries += 1
             mine = self._try(shape, briefly, abandons)
             ranks = gather(self._rig.engine, mine)
@@ -138,14 +143,23 @@ class Phases:
 
     def _try(self, shape: Shape, briefly: bool, abandons: Callable[[], AbstractContextManager[None]]) -> _Tried:
         try:
-            with abandons(), self.phase("validate"):
+            with self.phase("validate"), abandons():
                 return _Tried(metrics=self._once(shape, briefly))
-        except AbandonedError:
+        except AbandonedError as error:
+            release(error)
             return _Tried(abandoned=True)
         except Exception as error:
             failed = _Tried(reason=describe(error), memory=limit.is_memory_failure(error))
             release(error)
+            if self._rig.engine.lockstep and self._rig.engine.world > 1:
+                less = Less(validations=self._less.validations + failed.memory, validates=failed.memory)
+                raise StartAgainError(f"validation: {failed.reason}", less) from None
             return failed
+
+    def _shape(self) -> Shape:
+        """Of the next validation batch."""
+        whole = shape_of(self._rig.job, self._plan.micro_batch)
+        return replace(whole, items=min(self._items or whole.items, whole.items))
 
     def _smaller(self, shape: Shape) -> bool:
         """Makes the next try need less; whether there was anything left to do."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from pathlib import Path
 
 from memfit.engine.place import is_restart
+from memfit.errors import Exit
 from memfit.train.launch import ended_before
 from memfit.train.parent import die_with_parent
 
@@ -20,6 +23,18 @@ def main(arguments: list[str]) -> int:
     return child.main(arguments)
 
 
+def leave(code: int) -> None:
+    """Ends this process. One that failed does not wait for collectives that the other ranks will never join."""
+    if code == Exit.DONE:
+        sys.exit(code)
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
     die_with_parent()
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -5,6 +5,9 @@ for bit. Then the micro-batches from the failed one on are halved by their padde
 The size found is kept for the windows that follow, and grows back after a while. A sample that does not fit alone ends
 the run, or is left out where the person said so.
 
+Ranks in lockstep cannot repeat a window: they start again from their last checkpoint with what is smaller (``less``),
+at once, since a try as it was costs another start; their micro-batches do not grow back.
+
 What is put back: random numbers (each micro-batch has its own streams), buffers and modes (``apply.moving``), gradients
 (none at a turn's start), the scaler. A turn that has stepped is not repeated: the retry begins at the turn that failed.
 """
@@ -16,7 +19,7 @@ import gc
 import re
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -26,11 +29,12 @@ from memfit.apply.moving import CannotRepeatError, Moving
 from memfit.apply.random_state import random_state, set_random_state
 from memfit.apply.rig import Rig, tensors_in
 from memfit.apply.window import Attempt, Guard, TurnGradients
-from memfit.engine.ranks import RanksOutOfMemoryError, gather, reported
+from memfit.engine.ranks import RanksOutOfMemoryError, reported
 from memfit.errors import describe
 from memfit.sizes import format_size
 from memfit.train import limit
-from memfit.train.once import Once
+from memfit.train.less import AS_PLANNED, Less, StartAgainError
+from memfit.train.once import Once, once_together
 
 GROW_AFTER = 16
 """Windows without a failure after which micro-batches are tried twice as large; doubled by each failure to grow."""
@@ -63,6 +67,7 @@ class Recovery:
         cost: padded units of these samples together.
         largest: padded units of the plan's largest micro-batch.
         skips: whether a sample that does not fit alone is left out.
+        less: what is smaller from the start.
         told: called with each failure, while gradients are still held.
     """
 
@@ -74,9 +79,10 @@ class Recovery:
         cost: Callable[[Ids], int],
         largest: int,
         skips: bool = False,
+        less: Less = AS_PLANNED,
         told: Callable[[Failure], None] = lambda failure: None,
     ) -> None:
-        self.cap: int | None = None
+        self.cap = less.most
         """Most padded units of a micro-batch; None: as planned."""
         self.retries = 0
         """Failures of this window."""
@@ -85,17 +91,22 @@ class Recovery:
         self.thrashes = 0
         """Times that the allocator had to give its cache back in this window."""
         self._rig, self._remake, self._cost, self._largest = rig, remake, cost, largest
-        self._skips, self._told = skips, told
+        self._skips, self._told, self._left_out = skips, told, frozenset(less.left_out)
+        self._in_step = rig.engine.lockstep and rig.engine.world > 1
         self._moving = Moving(rig.nets)
         self._several = len(rig.job.turns(list(rig.optimizers))) > 1
         self._least = 2 if any(isinstance(m, _BatchNorm) for net in rig.nets.values() for m in net.modules()) else 1
         self._quiet, self._wait, self._growing = 0, GROW_AFTER, False
         self._part, self._index = "", -1
         self._allocator_retries = _allocator_retries(rig.device)
-        self.guard = Guard(gradients=self._gradients, once=Once(self._relieve), norms=True)
+        once = once_together if rig.engine.steps_together else Once(self._relieve)
+        self.guard = Guard(gradients=self._gradients, once=once, norms=True)
 
     def parts(self, planned: Sequence[Ids]) -> list[Ids]:
-        """A window's micro-batches, cut to the size that fits now."""
+        """A window's micro-batches, cut to the size that fits now, without samples that never fit."""
+        if self._left_out:
+            self.skipped += [i for ids in planned for i in ids if i in self._left_out]
+            planned = [kept for ids in planned if (kept := tuple(i for i in ids if i not in self._left_out))]
         if self.cap is None:
             return list(planned)
         return [part for ids in planned for part in self.cut(ids, self.cap)]
@@ -134,10 +145,19 @@ class Recovery:
             self.cap, self._quiet = max((self.cap or self._largest) // 2, 1), 0
             return
         self._quiet += 1
-        if self.cap is not None and self._quiet >= self._wait:
+        if self.cap is not None and not self._in_step and self._quiet >= self._wait:
             self.cap, self._quiet, self._growing = self.cap * 2, 0, True
             if self.cap >= self._largest:
                 self.cap = None
+
+    @property
+    def can_go_back(self) -> bool:
+        """Whether this turn's forward has changed nothing of which there is no copy."""
+        return not self._moving.changed()
+
+    def go_back(self) -> None:
+        """Puts a window of which no turn has stepped back to its start."""
+        self._restore()
 
     def _gradients(self, attempt: Attempt, parts: Sequence[MicroBatch]) -> TurnGradients:
         self._moving.keep()
@@ -156,6 +176,10 @@ class Recovery:
                 here = not isinstance(error, RanksOutOfMemoryError) or self._rig.engine.rank in error.ranks
                 release(error)
                 self._told(failure)
+            if self._in_step:
+                raise StartAgainError(
+                    f"out of memory in {failure.part} ({describe_request(failure)})", self._less(parts, failure)
+                )
             self.retries, self._quiet = self.retries + 1, 0
             self._restore()
             if random is not None:
@@ -167,15 +191,12 @@ class Recovery:
                 self._wait, self._growing = min(self._wait * 2, LONGEST_WAIT), False
             if here:
                 parts = self._smaller(parts, failure)
-            parts = self._in_lockstep(parts)
 
     def _smaller(self, parts: Sequence[MicroBatch], failure: Failure) -> list[MicroBatch]:
         """The failed micro-batch and those after it, cut; the ones before as they were."""
-        at = min(max(failure.micro_batch, 0), len(parts) - 1)
-        failed = parts[at].ids
-        if len(failed) < 2 * self._least:
+        at, failed, most = self._half(parts, failure)
+        if most is None:
             return self._without(parts, failure, failed)
-        most = max(self._cost(failed) // 2, 1)
         self.cap = min(self.cap or self._largest, most)
         cut: list[MicroBatch] = list(parts[:at])
         for micro in parts[at:]:
@@ -184,6 +205,20 @@ class Recovery:
             else:
                 cut += [self._remake(ids) for ids in self.cut(micro.ids, most)]
         return cut
+
+    def _half(self, parts: Sequence[MicroBatch], failure: Failure) -> tuple[int, Ids, int | None]:
+        """(the failed micro-batch's number, its samples, and what half of them cost; None: it cannot be cut)."""
+        at = min(max(failure.micro_batch, 0), len(parts) - 1)
+        failed = parts[at].ids
+        return at, failed, None if len(failed) < 2 * self._least else max(self._cost(failed) // 2, 1)
+
+    def _less(self, parts: Sequence[MicroBatch], failure: Failure) -> Less:
+        """What is to be smaller when ranks start again."""
+        _, failed, most = self._half(parts, failure)
+        if most is not None:
+            return Less(most=min(self.cap or self._largest, most))
+        self._without(parts, failure, failed)
+        return Less(left_out=failed)
 
     def _without(self, parts: Sequence[MicroBatch], failure: Failure, failed: Ids) -> list[MicroBatch]:
         """The window without a sample that does not fit alone, where the person said so."""
@@ -207,15 +242,6 @@ class Recovery:
             f"its {failure.part} needs at least {format_size(needs)} ({describe_request(failure)})"
         )
 
-    def _in_lockstep(self, parts: Sequence[MicroBatch]) -> Sequence[MicroBatch]:
-        """On an engine in lockstep, as many micro-batches as the rank with the most; the others count nothing."""
-        engine = self._rig.engine
-        if not engine.lockstep or engine.world == 1:
-            return parts
-        missing = max(gather(engine, len(parts))) - len(parts)
-        shortest = min((micro.ids for micro in parts if micro.ids), key=self._cost)[:1]
-        return [*parts, *(replace(self._remake(shortest), counts=False) for _ in range(missing))]
-
     def _failure(self, error: Exception, parts: Sequence[MicroBatch]) -> Failure:
         ids = parts[self._index].ids if 0 <= self._index < len(parts) else ()
         return Failure(
@@ -235,6 +261,8 @@ class Recovery:
         for net in self._rig.nets.values():
             for parameter in net.parameters():
                 parameter.grad = None
+        for optimizer in self._rig.optimizers.values():
+            self._rig.engine.zero_grad(optimizer)
         changed = None
         try:
             self._moving.restore()

@@ -33,7 +33,7 @@ def resume(rig: Rig, plan: Plan, checkpoints: Checkpoints, say: Say, *, lengths:
         check_same_samples(found.plan, plan, found.path, ("micro_batch",) if lengths else ())
         if found.parts is not None:
             load_spread(rig, found.parts)
-        elif rig.engine.lockstep:
+        elif rig.engine.spread:
             raise InputError(
                 f"checkpoint {found.path}",
                 f"it is in one file, and --engine {rig.engine.name} reads parts",

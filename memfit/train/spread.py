@@ -26,7 +26,9 @@ from torch.distributed.checkpoint.state_dict import (
 
 from memfit.apply.rig import Rig, is_trained
 from memfit.engine.mesh import DATA
+from memfit.engine.zero import Zero
 from memfit.errors import InputError, describe
+from memfit.train.zero_spread import take_zero_state, zero_state
 
 _SAME_NAMES = StateDictOptions(strict=True)
 
@@ -51,10 +53,13 @@ def load_spread(rig: Rig, folder: str | Path) -> None:
         raise InputError(
             f"checkpoint {folder}", f"cannot be read into this job: {describe(error)}", "give a checkpoint of this job"
         ) from error
-    model = _trained(rig)
-    set_model_state_dict(model, state["nets"], options=_SAME_NAMES)
-    for name, optimizer in rig.optimizers.items():
-        set_optimizer_state_dict(model, optimizer, state["optimizers"][name], options=_SAME_NAMES)
+    if isinstance(rig.engine, Zero):
+        take_zero_state(rig, rig.engine, state)
+    else:
+        model = _trained(rig)
+        set_model_state_dict(model, state["nets"], options=_SAME_NAMES)
+        for name, optimizer in rig.optimizers.items():
+            set_optimizer_state_dict(model, optimizer, state["optimizers"][name], options=_SAME_NAMES)
     for name, net in rig.ema.items():
         set_model_state_dict(net, state["ema"][name], options=_SAME_NAMES)
     for name, schedule in rig.schedules.items():
@@ -69,14 +74,20 @@ def _trained(rig: Rig) -> nn.ModuleDict:
 
 def _state(rig: Rig) -> dict[str, Any]:
     """The state as tensors and parts of tensors; frozen nets have their buffers alone."""
-    model = _trained(rig)
     return {
-        "nets": get_model_state_dict(model),
+        **(zero_state(rig, rig.engine) if isinstance(rig.engine, Zero) else _nets_and_optimizers(rig)),
         "buffers": {name: dict(net.named_buffers()) for name, net in rig.nets.items() if not is_trained(net)},
-        "optimizers": {name: get_optimizer_state_dict(model, optimizer) for name, optimizer in rig.optimizers.items()},
         "ema": {name: get_model_state_dict(net) for name, net in rig.ema.items()},
         "schedules": {name: schedule.state_dict() for name, schedule in rig.schedules.items()},
         "scaler": rig.scaler.state_dict() if rig.scaler else {},
+    }
+
+
+def _nets_and_optimizers(rig: Rig) -> dict[str, Any]:
+    model = _trained(rig)
+    return {
+        "nets": get_model_state_dict(model),
+        "optimizers": {name: get_optimizer_state_dict(model, optimizer) for name, optimizer in rig.optimizers.items()},
     }
 
 

@@ -24,3 +24,10 @@ def seed_stream(seed: int, window: int, first_id: int, purpose: int) -> None:
     torch.default_generator.manual_seed(own)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(own)
+
+
+def seed_all(seed: int) -> None:
+    """Random numbers of every kind begin here."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

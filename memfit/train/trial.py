@@ -54,6 +54,8 @@ class Trial:
     phases: Mapping[str, int] = field(default_factory=dict)
     """Allocated bytes at the peak of each phase."""
     error: str = ""
+    failed_in: str = ""
+    """The phase in which memory ran out: setup, train, validate or save."""
 
 
 def run_trial(question: Question) -> Trial:
@@ -98,15 +100,22 @@ def _cpu(question: Question) -> Trial:
     shape, run = _prepared(question)
     from memfit.device.measure import AllocatorEvents
 
+    begun: list[str] = []
+
+    @contextmanager
+    def noted(name: str) -> Iterator[None]:
+        begun.append(name)
+        yield
+
     before = limit.limit(question.budget_bytes) if question.budget_bytes is not None else 0
     start = limit.mapped_bytes()
     try:
-        seconds = run(_unnamed)
+        seconds = run(noted)
     except Exception as error:
         if not limit.is_memory_failure(error):
             raise
         limit.lift()
-        return Trial(micro_batch=shape.units, ok=False, error=str(error).splitlines()[0][-200:])
+        return Trial(micro_batch=shape.units, ok=False, error=str(error).splitlines()[0][-200:], failed_in=begun[-1])
     grown = limit.peak_mapped_bytes() - start
     if before:
         limit.lift()
@@ -132,9 +141,11 @@ def _gpu(question: Question) -> Trial:
     import torch
 
     peaks: dict[str, int] = {}
+    begun: list[str] = []
 
     @contextmanager
     def counted(name: str) -> Iterator[None]:
+        begun.append(name)
         torch.cuda.reset_peak_memory_stats()
         yield
         torch.cuda.synchronize()
@@ -148,7 +159,7 @@ def _gpu(question: Question) -> Trial:
     try:
         seconds = run(counted)
     except torch.OutOfMemoryError as error:
-        return Trial(micro_batch=shape.units, ok=False, error=str(error).splitlines()[0])
+        return Trial(micro_batch=shape.units, ok=False, error=str(error).splitlines()[0], failed_in=begun[-1])
     free, total = torch.cuda.mem_get_info()
     reserved = torch.cuda.memory_stats()["reserved_bytes.all.peak"]
     outside = total - free - torch.cuda.memory_reserved()
@@ -170,11 +181,6 @@ def _folded(peaks: dict[str, int]) -> dict[str, int]:
     return {name: max(peak, setup) if name == "train" else peak for name, peak in peaks.items()}
 
 
-@contextmanager
-def _unnamed(name: str) -> Iterator[None]:
-    yield
-
-
 def _prepared(question: Question) -> tuple[Shape, Callable[[Callable[[str], Any]], float]]:
     """(shape, what runs setup, two windows, validation and saving, and gives the second window's seconds)."""
     import torch
@@ -186,16 +192,13 @@ def _prepared(question: Question) -> tuple[Shape, Callable[[Callable[[str], Any]
     from memfit.apply.rig import build
     from memfit.apply.window import run_window
     from memfit.device import backend
-    from memfit.planner.predict import plain_nets
     from memfit.trace.step import fetch_synthetic, synthetic_micro_batch, validate_once
-    from memfit.train.child import warm_data, warm_up
+    from memfit.train.warm import warm_up
 
     backend.register()
     shape = Shape(items=question.items, length=question.length)
     device = torch.device(question.device)
-    plain_nets(job)
-    warm_data(job, shape.units)
-    warm_up()
+    warm_up(job, shape.units)
     torch.manual_seed(0)
 
     def run(phase: Callable[[str], Any]) -> float:

@@ -19,18 +19,18 @@ from memfit.errors import Exit, InputError, mistake_in_job
 from memfit.geometry import shape_of
 from memfit.job import Job, Shape
 from memfit.loading import load_job
-from memfit.planner.predict import plain_nets
 from memfit.sizes import format_size
 from memfit.trace.step import fetch_synthetic, validate_once
 from memfit.train import limit
 from memfit.train.checkpoints import Checkpoint, Checkpoints, is_checkpoint, read_checkpoint
-from memfit.train.child import device_of, say, seed_all, warm_data, warm_up
+from memfit.train.child import device_of, say
 from memfit.train.parent import die_with_parent
 from memfit.train.phases import VALIDATION
 from memfit.train.recovery import give_back, release
 from memfit.train.resume import of_this_job
 from memfit.train.state import put_nets_back
-from memfit.train.streams import seed_stream
+from memfit.train.streams import seed_all, seed_stream
+from memfit.train.warm import warm_up
 
 
 def main(arguments: list[str]) -> int:
@@ -85,9 +85,7 @@ def validate(checkpoint: Checkpoint, budget: int = 0) -> dict[str, Any] | None:
         write = f"write validate(self, nets, batch) and validates = True in {type(job).__name__}"
         raise InputError(f"job {plan.job}", "it has no validation", write)
     device = device_of(plan)
-    plain_nets(job)
-    warm_data(job, plan.micro_batch)
-    warm_up()
+    warm_up(job, plan.micro_batch)
     seed_all(plan.seed)
     before = limit.limit(plan.budget_bytes) if device.type == "cpu" else 0
     resident = limit.resident_bytes()

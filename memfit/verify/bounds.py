@@ -7,7 +7,8 @@ differ by at most
 
     2 (n + 1) u sum|g_i|
 
-so a difference is reported relative to sum|g_i|, and the bound is one number for every element of every tensor. The
+so a difference is reported relative to sum|g_i|, and the bound is one number for every element of every tensor. An
+engine that changes the graph of a micro-batch rounds inside of it too: ``rounding`` adds that to sum|g_i|. The
 loss is such a sum too. A weight's bound follows from its gradient's: the optimizer steps a copy with the gradient moved
 by its bound, up and down, and the weight may differ by what that moves it, twice, and by the rounding of the step
 itself. Where a true gradient is zero, Adam turns rounding into up to a full step; this bound contains that. It is made

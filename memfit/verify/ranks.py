@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,24 @@ from memfit.batch.windows import Window, Windows
 from memfit.engine.mesh import join
 from memfit.engine.place import launched
 from memfit.engine.protocol import Engine
-from memfit.engine.ranks import gather
+from memfit.engine.ranks import gather, part_of
 from memfit.engine.single import Single
 from memfit.engine.start import start
+from memfit.engine.zero import Zero
 from memfit.errors import Exit, InputError, mistake_in_job
 from memfit.plan import Plan, read_plan
 from memfit.train.folder import RunFolder, replace_file
 from memfit.train.loop import Course, micro_batches
 from memfit.verify.additivity import split_findings
+from memfit.verify.bounds import sum_bound
 from memfit.verify.compare import compare
 from memfit.verify.record import Recording
+from memfit.verify.rounding import allow_for, move_last_bits, moved
 from memfit.verify.spec import job_of, samples_of
+from memfit.verify.zero import put_zero_back
+
+ALONE_SECONDS = 3600
+"""How long the other ranks may wait while rank 0 runs alone."""
 
 
 def main(arguments: list[str]) -> int:
@@ -44,9 +52,10 @@ def main(arguments: list[str]) -> int:
     folder, windows = Path(arguments[0]), int(arguments[1])
     try:
         if launched() is not None:
+            os.environ.setdefault("MEMFIT_COLLECTIVE_SECONDS", str(ALONE_SECONDS))
             join()
         plan = read_plan(folder / "plan.toml")
-        engine = start(plan.engine, torch.device("cpu"))
+        engine = start(plan.engine, torch.device("cpu"), **plan.engine_choices)
         result = verify_world(plan, engine, folder, windows)
         if engine.world == 1:
             result["findings"] = [asdict(one) for one in split_findings(job_of(plan), plan.seed)]
@@ -71,16 +80,16 @@ def _failed(folder: Path, line: str) -> int:
 
 def verify_world(plan: Plan, engine: Engine, folder: Path, windows: int) -> dict[str, Any]:
     """Differences of every window and what they point at; on ranks above 0 an empty dict."""
-    if engine.rank == 0:
-        torch.save(_alone(plan, engine.world, windows), folder / "alone.pt")
-    gather(engine, None)
-    alone = torch.load(folder / "alone.pt", weights_only=False, mmap=True)
     recording = Recording(engine)
     rig, course = _built(plan, recording, engine.world, folder)
+    if engine.rank == 0:
+        torch.save(_alone(plan, engine, windows), folder / "alone.pt")
+    gather(engine, None)
+    alone = torch.load(folder / "alone.pt", weights_only=False, mmap=True)
     found = []
     with recompute(rig.nets, plan.checkpointing):
         for number, before in enumerate(alone):
-            _put_back(rig, before["begin"])
+            _put_back(rig, engine, before["begin"])
             recording.begin()
             recording.forced = before["seen"].weights
             result = run_window(rig, micro_batches(rig, course, course.windows.window(number)))
@@ -93,10 +102,10 @@ def verify_world(plan: Plan, engine: Engine, folder: Path, windows: int) -> dict
     return {"windows": found} if engine.rank == 0 else {}
 
 
-def _alone(plan: Plan, ranks: int, windows: int) -> list[dict[str, Any]]:
-    """Every window on one rank, with what it began and ended with."""
+def _alone(plan: Plan, engine: Engine, windows: int) -> list[dict[str, Any]]:
+    """Every window of an engine's ranks on one rank, with what it began and ended with."""
     recording = Recording(Single(), magnitudes=True)
-    rig, course = _built(plan, recording, ranks, Path())
+    rig, course = _built(plan, recording, engine.world, Path())
     found = []
     with recompute(rig.nets, plan.checkpointing):
         for number in range(windows):
@@ -109,11 +118,21 @@ def _alone(plan: Plan, ranks: int, windows: int) -> list[dict[str, Any]]:
                 for name, optimizer in rig.optimizers.items()
             }
             recording.begin()
-            result = run_window(rig, micro_batches(rig, course, whole))
+            result, seen = run_window(rig, micro_batches(rig, course, whole)), recording.seen
+            if engine.lockstep:
+                after = copy.deepcopy(_state(rig))
+                _put_back(rig, recording.engine, begin)
+                move_last_bits(rig)
+                recording.begin()
+                recording.forced = moved(seen.weights)
+                run_window(replace(rig, schedules={}, ema={}), micro_batches(rig, course, whole))
+                allow_for(seen, recording.seen, sum_bound(len(window.micro_batches)))
+                recording.forced = {}
+                _put_back(rig, recording.engine, after)
             found.append(
                 {
                     "begin": begin,
-                    "seen": recording.seen,
+                    "seen": seen,
                     "losses": {name: float(value) for name, value in result.losses.items()},
                     "optimizers": optimizers,
                     "names": names,
@@ -157,11 +176,22 @@ def _state(rig: Rig) -> dict[str, Any]:
     }
 
 
-def _put_back(rig: Rig, state: dict[str, Any]) -> None:
+def _put_back(rig: Rig, engine: Engine, state: dict[str, Any]) -> None:
+    """A state of one rank, put into nets and optimizers that may be sharded."""
     state = copy.deepcopy(state)
+    if isinstance(engine, Zero):
+        put_zero_back(rig, engine, state)
+        return
     for name, net in rig.nets.items():
-        net.load_state_dict(state["nets"][name])
+        here = net.state_dict()
+        net.load_state_dict({key: part_of(value, here[key]) for key, value in state["nets"][name].items()})
     for name, optimizer in rig.optimizers.items():
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        for index, own in state["optimizers"][name]["state"].items():
+            like = parameters[index]
+            for key, value in own.items():
+                if isinstance(value, torch.Tensor) and value.shape == like.shape:
+                    own[key] = part_of(value, like)
         optimizer.load_state_dict(state["optimizers"][name])
 
 

@@ -14,8 +14,11 @@ from torch.optim import Optimizer
 
 from memfit.apply.rig import Rig
 from memfit.engine.protocol import Engine
-from memfit.engine.ranks import whole
-from memfit.job import Job, Turn
+from memfit.engine.ranks import part_of, whole
+from memfit.engine.zero import Zero
+from memfit.engine.zero_whole import put_weights, whole_gradients
+from memfit.job import Job, Nets, Turn
+from memfit.verify.zero import whole_weights
 
 
 @dataclass(kw_only=True)
@@ -47,9 +50,15 @@ class Recording:
         self.forced: dict[str, Tensor] = {}
         """Weights to go on with after their step: what a later turn computes then begins from equal weights too."""
         self._buffers: dict[str, Tensor] = {}
+        self._nets: Nets = {}
         self._at_begin: dict[str, Tensor] = {}
         self._raw: dict[str, Tensor] = {}
         self._sums: dict[str, Tensor] = {}
+
+    @property
+    def engine(self) -> Engine:
+        """The engine itself."""
+        return self._engine
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -65,6 +74,7 @@ class Recording:
             for key, buffer in module.named_buffers(recurse=False)
             if not isinstance(module, _BatchNorm)
         }
+        self._nets = rig.nets
         _listen(rig.job, self)
 
     def begin(self) -> None:
@@ -91,7 +101,10 @@ class Recording:
 
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
         """Notes the gradients before they are clipped."""
-        self._note(parameters)
+        if isinstance(self._engine, Zero):
+            self._note_zero(self._engine)
+        else:
+            self._note(parameters)
         norm = self._engine.clip(parameters, max_norm)
         scale = min(1.0, max_norm / (float(norm) + 1e-6))
         for parameter in parameters:
@@ -100,15 +113,21 @@ class Recording:
 
     def step(self, optimizer: Optimizer) -> None:
         """Notes the gradients that were not clipped."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        zero = self._engine if isinstance(self._engine, Zero) else None
+        parameters = [p for group in optimizer.param_groups for p in group["params"]] if zero is None else []
+        if zero is not None and not self.seen.scales:
+            self._note_zero(zero)
         self._note([p for p in parameters if self.name_of(p) not in self.seen.scales])
         self._engine.step(optimizer)
         self._raw = {}
+        if zero is not None:
+            self.seen.weights |= whole_weights(self._nets, zero)
+            put_weights(zero, self.forced)
         for parameter in parameters:
             name = self.name_of(parameter)
             self.seen.weights[name] = whole(parameter).clone()
-            if name in self.forced and not hasattr(parameter, "full_tensor"):
-                parameter.data.copy_(self.forced[name])
+            if name in self.forced:
+                parameter.data.copy_(part_of(self.forced[name], parameter.data))
 
     def _note(self, parameters: Sequence[nn.Parameter]) -> None:
         for parameter in parameters:
@@ -121,6 +140,10 @@ class Recording:
                 summed = float(self._sums[name].double().norm())
                 normalised = float(parameter.grad.double().norm()) / summed if summed else 1.0
                 self.seen.magnitudes[name] = self._raw[name] * normalised
+
+    def _note_zero(self, engine: Zero) -> None:
+        self.seen.gradients |= whole_gradients(engine)
+        self.seen.scales |= dict.fromkeys(self.seen.gradients, 1.0)
 
     def name_of(self, parameter: nn.Parameter) -> str:
         """``net.path``."""

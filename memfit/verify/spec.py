@@ -52,7 +52,13 @@ def on_ranks(plan: Plan, engine: str, ranks: int) -> Plan:
     """The same plan on another engine and number of ranks."""
     micro = plan.micro_batch
     geometry = split(max(plan.global_batch, ranks), micro, plan.unit, ranks)
-    return replace(plan, engine=engine, micro_batches=[list(rank) for rank in geometry.micro_batches], precision="fp32")
+    return replace(
+        plan,
+        engine=engine,
+        engine_choices=plan.engine_choices if engine == plan.engine else {},
+        micro_batches=[list(rank) for rank in geometry.micro_batches],
+        precision="fp32",
+    )
 
 
 def samples_of(job: Job) -> tuple[Any, Sequence[int] | None]:

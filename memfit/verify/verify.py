@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from memfit.engine.start import check_known
 from memfit.errors import Exit, InputError
 from memfit.plan import Plan, write_plan
 from memfit.train.launch import torchrun
@@ -62,21 +63,18 @@ def verify(
     Raises:
         InputError: the job cannot be built or run, or the engine cannot carry it.
     """
+    check_known(engine)
     found: list[World] = []
     findings: list[Finding] = []
-    for world in sorted({1, *worlds}):
+    for world in (*sorted({*worlds} - {1}), 1):
         name = "single" if world == 1 else engine
         tell(f"world {world}, {name}")
         result = _run(on_ranks(plan, name, world), world, windows)
         findings += [Finding(**{**one, "world": None}) for one in result.get("findings", [])]
-        known = {(one.code, one.text) for one in findings}
-        for window in result["windows"]:
-            for one in window["findings"]:
-                if (one["code"], one["text"]) not in known:
-                    known.add((one["code"], one["text"]))
-                    findings.append(Finding(**{**one, "world": world}))
+        findings += [Finding(**{**one, "world": world}) for seen in result["windows"] for one in seen["findings"]]
         if world in worlds:
             found.append(_world(world, name, result["windows"]))
+    found.sort(key=lambda one: one.world)
     return Verified(worlds=tuple(found), findings=tuple(_first_of_each(findings)))
 
 

@@ -24,7 +24,7 @@ from memfit.engine.mesh import join
 from memfit.engine.start import start
 from memfit.job import Shape
 from memfit.planner.predict import default_checkpointing, plain_nets
-from memfit.trace.step import fetch_synthetic, synthetic_micro_batch, validate_once
+from memfit.trace.step import fetch_synthetic, save_once, synthetic_micro_batch, validate_once
 from tests.nets import JOBS, SHAPES
 
 CPU = torch.device("cpu")
@@ -73,6 +73,22 @@ CASES = [
     Case("gan", "fsdp2"),
     Case("gan", "fsdp2", 2),
 ]
+ALL_CUT = {"param_persistence_threshold": 0}
+ZERO_CASES = [
+    Case("dit", "zero1", 2, {"clip": 1.0}),
+    Case("unet", "zero1", 1, {"clip": 1.0, "ema": 0.9}, {"overlap_comm": True}),
+    Case("decoder", "zero1", 2, {"optimizer": "sgd", "foreach": True}, {"offload_optimizer": True}),
+    Case("dit", "zero2", 2, {**BF16, "clip": 1.0, "ema": 0.9}),
+    Case("unet", "zero2", 1, {}, {"reduce_bucket_size": 100_000, "allgather_bucket_size": 50_000}),
+    Case("convolution", "zero2", 2, {"ema": 0.9}, {"overlap_comm": True}),
+    Case("checkpointed", "zero2", 2, BF16, {"offload_optimizer": True}),
+    Case("dit", "zero3", 2, {"clip": 1.0}, ALL_CUT),
+    Case("dit", "zero3", 1, BF16),
+    Case("unet", "zero3", 2, {}, {**ALL_CUT, "reduce_bucket_size": 100_000, "prefetch_bucket_size": 20_000}),
+    Case("checkpointed", "zero3", 1, BF16, ALL_CUT),
+    Case("decoder", "zero3", 2, {"optimizer": "sgd", "foreach": True}, {**ALL_CUT, "offload_optimizer": True}),
+    Case("convolution", "zero3", 2, {}, {**ALL_CUT, "offload_param": True}),
+]
 
 
 def measure(case, operators):
@@ -97,7 +113,7 @@ def measure(case, operators):
                         rig, lambda: fetch_synthetic(rig.job, case.shape, CPU, validation=True), lambda part: None
                     )
             with events.phase("save"):
-                rig.job.saved(rig.nets, rig.optimizers)
+                save_once(rig)
     finally:
         gc.enable()
     return events.peaks(operators)
@@ -144,7 +160,9 @@ def main():
     operators = pickle.loads((folder / OPERATORS).read_bytes())
     with settled():
         found = {
-            str(case): measure(case, operators) for case in CASES if len(sys.argv) < 3 or str(case) in sys.argv[2:]
+            str(case): measure(case, operators)
+            for case in CASES + ZERO_CASES
+            if len(sys.argv) < 3 or str(case) in sys.argv[2:]
         }
     (folder / f"{dist.get_rank()}.pickle").write_bytes(pickle.dumps(found))
     dist.destroy_process_group()

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from memfit.device.catalogue import find_device
-from memfit.job import Shape
+from memfit.job import Loss, Shape
 from memfit.trace.step import Tracing, trace_family, trace_job
 from tests.nets import JOBS, SHAPES
 
@@ -41,6 +42,18 @@ def test_other_shapes_follow_exactly(name, precision, device):
     derived = family.at(asked)
     assert asked not in family._direct, "it was derived, not traced"
     same(derived, trace_job(job, asked, how))
+
+
+def test_units_in_a_tensor_are_looked_at_outside_of_what_varies():
+    class Counted(JOBS["dit"]):
+        def loss(self, nets, batch):
+            found = super().loss(nets, batch)
+            return Loss(found.sum, torch.as_tensor(found.units, device=found.sum.device))
+
+    how = Tracing(device=CARD, micro_batches=2, scratch=False)
+    family = trace_family(Counted(), how, Shape(items=2, length=64))
+    assert family.derives
+    same(family.at(Shape(items=6, length=128)), trace_job(Counted(), Shape(items=6, length=128), how))
 
 
 def test_validation_of_its_own_size_is_traced_once(monkeypatch):

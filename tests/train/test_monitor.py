@@ -58,6 +58,7 @@ def test_a_run_says_what_its_noise_scale_means(known, tmp_path, capsys):
             "window": number, "loss": 1.0, "global_batch_asked": 64, "global_batch_done": 64, "seconds": 1.0,
             "predicted_process_bytes": 1 << 20, "measured_process_bytes": 1 << 20, "noise_scale": noise,
         })  # fmt: skip
+    folder.close()
     show_summary(folder, 1 << 20, "samples", as_json=True)
     assert json.loads(capsys.readouterr().out)["noise_scale"] == known
     show_summary(folder, 1 << 20, "samples", as_json=False)

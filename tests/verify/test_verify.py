@@ -33,16 +33,20 @@ BUILT_IN = ("latentsync/tiny", "musetalk/tiny", "f5_tts/tiny", "gpt_sovits/tiny"
 
 
 def verify(job: str, *arguments: str) -> tuple[int, dict]:
+    done = run_verify(job, *arguments)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def run_verify(job: str, *arguments: str) -> subprocess.CompletedProcess:
     where = job if "/" in job else f"{ROOT}/tests/verify/jobs.py:{job}"
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-m", "memfit", "verify", where, "--json", *arguments],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "MEMFIT_COLLECTIVE_SECONDS": "60"},
-        timeout=900,
+        timeout=1800,
     )
-    assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("name", FOUND_ALONE)
@@ -66,6 +70,29 @@ def test_a_sound_job_is_the_same_on_three_ranks_to_rounding():
     assert three["bound"] == sum_bound(6)
 
 
+def test_sharded_ranks_are_the_same_to_rounding():
+    code, found = verify("Sound", "--world-sizes", "3", "--engine", "fsdp2")
+    (three,) = found["worlds"]
+    assert (code, three["engine"], found["findings"]) == (0, "fsdp2", [])
+    assert 0 < three["max_relative_difference"]["gradients"] <= three["bound"] == sum_bound(6)
+    assert 0 < three["of_bounds"]["parameters"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "said"),
+    [
+        ("Sound", "zero1", "--engine zero1: this memfit has no such engine yet"),
+        pytest.param("Unsynchronised", "fsdp2", "write --engine ddp", marks=pytest.mark.slow),
+    ],
+)
+def test_an_engine_that_is_not_there_or_cannot_carry_the_job_is_refused_by_name(name, engine, said):
+    done = run_verify(name, "--world-sizes", "2", "--windows", "1", "--engine", engine)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr.splitlines()[-1]
+    assert engine in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("name", "code", "exit_code"),
     [
@@ -83,9 +110,10 @@ def test_what_ranks_do_otherwise_is_found_and_named(name, code, exit_code):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_the_built_in_systems_are_the_same_on_two_and_three_ranks(name):
-    code, found = verify(name, "--world-sizes", "2,3", "--windows", "1")
+def test_the_built_in_systems_are_the_same_on_two_and_three_ranks(name, engine):
+    code, found = verify(name, "--world-sizes", "2,3", "--windows", "1", "--engine", engine)
     assert code == 0, found
     assert [world["ok"] for world in found["worlds"]] == [True, True]
 

@@ -1,0 +1,69 @@
+"""memfit export: a plan in the form that other tools read."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from memfit.cli.options import json_option, print_json
+from memfit.errors import Exit, InputError
+
+
+@click.command("export")
+@click.argument("plan", metavar="PLAN")
+@click.option("--to", required=True, type=click.Choice(["deepspeed", "accelerate", "torchrun"]), help="The tool.")
+@click.option(
+    "--out",
+    metavar="F",
+    type=click.Path(dir_okay=False),
+    help="The file. Default: deepspeed.json, accelerate.yaml or torchrun.sh, here.",
+)
+@json_option
+def command(plan: str, to: str, out: str | None, as_json: bool) -> int:
+    """Writes PLAN as a configuration of DeepSpeed or Accelerate, or as a script that starts torchrun.
+
+    What the tool's form cannot say is named, with what to write in one's own loop.
+    """
+    from memfit.cli.quiet import progress
+    from memfit.plan import read_plan
+
+    read = read_plan(plan)
+    with progress(f"exporting {plan}", quiet=as_json):
+        from memfit.loading import load_job
+        from memfit.planner.predict import plain_nets
+        from memfit.show.export import FILES, export
+
+        job = load_job(read.job, dict(read.settings))
+        file = Path(out or FILES[to])
+        found = export(read, job, plain_nets(job), to, str(file), str(Path(plan).absolute()))
+    try:
+        file.write_text(found.text)
+    except OSError as error:
+        write = "write --out as a file in a folder that can be written"
+        raise InputError(f"--out {file}", f"cannot be written: {error.strerror}", write) from error
+    if as_json:
+        geometry = {**asdict(found.geometry), "global_batch": found.geometry.global_batch}
+        left_out = [{"name": name, "text": text} for name, text in found.left_out.items()]
+        print_json(
+            {
+                "to": to,
+                "file": str(file),
+                "command": found.command,
+                "engine": read.engine,
+                "planned_global_batch": read.global_batch,
+                **geometry,
+                "left_out": left_out,
+            }
+        )
+        return Exit.DONE
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(highlight=False, emoji=False)
+    console.print(f"Written to {file}. Start it with\n\n  {escape(found.command)}\n", soft_wrap=True)
+    console.print("What it cannot say, and your loop must:")
+    for name, text in found.left_out.items():
+        console.print(f"  [bold]{name}[/]: {escape(text)}", soft_wrap=True)
+    return Exit.DONE

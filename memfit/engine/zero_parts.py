@@ -1,0 +1,106 @@
+"""Which elements of which parameter a rank holds under ZeRO, and whole tensors made of all ranks' elements.
+
+DeepSpeed lays parameters end to end in one flat tensor and cuts that into equal parts (stages 1 and 2), or cuts every
+parameter by itself and lays a rank's cuts end to end (stage 3). Either way a rank holds a run of a parameter's
+elements, which lies somewhere in a flat part of the rank's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Elements [start, start + count) of a parameter, row by row, at ``at`` of a flat part."""
+
+    name: str
+    """``net.path``."""
+    parameter: nn.Parameter
+    shape: tuple[int, ...]
+    """Of the whole parameter."""
+    start: int
+    count: int
+    flat: Tensor
+    """The part, as the optimizer steps it."""
+    at: int
+    group: int
+    """The optimizer's group."""
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """This run of a tensor that is laid out as the flat part."""
+        return tensor.view(-1)[self.at : self.at + self.count]
+
+
+def runs(zero: Any, stage: int, rank: int) -> list[Run]:
+    """What this rank holds of the parameters that are stepped, in the order of the optimizer's groups."""
+    return list(_runs_of_cuts(zero, rank) if stage == 3 else _runs_of_laid_out(zero, rank))
+
+
+def _runs_of_laid_out(zero: Any, rank: int) -> Iterator[Run]:
+    for group, flat in enumerate(zero.single_partition_of_fp32_groups):
+        begins, places = zero.grad_start_offset[group][rank], zero.grad_partition_insertion_offset[group][rank]
+        for parameter in zero.params_in_partition[group]:
+            key = zero.get_param_id(parameter)
+            start, at = int(begins[key]), int(places[key])
+            yield Run(
+                name=zero.param_names[parameter], parameter=parameter, shape=tuple(parameter.shape), start=start,
+                count=min(parameter.numel() - start, flat.numel() - at), flat=flat, at=at, group=group,
+            )  # fmt: skip
+
+
+def _runs_of_cuts(zero: Any, rank: int) -> Iterator[Run]:
+    for part, parameters in enumerate(zero.fp16_groups):
+        at = 0
+        for parameter in parameters:
+            size = parameter.partition_numel()
+            start = rank * size
+            yield Run(
+                name=zero.param_names[parameter], parameter=parameter, shape=tuple(parameter.ds_shape), start=start,
+                count=max(min(size, parameter.ds_numel - start), 0), flat=zero.fp32_partitioned_groups_flat[part],
+                at=at, group=zero.sub_group_to_group_id[part],
+            )  # fmt: skip
+            at += size
+
+
+def whole(values: Tensor, start: int, shape: Sequence[int], group: dist.ProcessGroup) -> Tensor:
+    """A whole tensor, of which this rank gives the elements from ``start``; every rank calls it.
+
+    Each element is a sum of one rank's value and zeros, which is exact.
+    """
+    found = torch.zeros(math.prod(shape), dtype=values.dtype, device=values.device)
+    found[start : start + values.numel()] = values.view(-1)
+    dist.all_reduce(found, group=group)
+    return found.view(tuple(shape))
+
+
+def boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(offsets, sizes) of the fewest boxes that make up a run of a tensor's elements, in the order of the run."""
+    if start >= stop:
+        return
+    if len(shape) < 2:
+        yield ((start,), (stop - start,)) if shape else ((), ())
+        return
+    row, rest = math.prod(shape[1:]), shape[1:]
+    (first, begin), (last, end) = divmod(start, row), divmod(stop, row)
+    if first == last:
+        yield from _in_row(first, rest, begin, end)
+        return
+    if begin:
+        yield from _in_row(first, rest, begin, row)
+        first += 1
+    if first < last:
+        yield (first, *(0 for _ in rest)), (last - first, *rest)
+    yield from _in_row(last, rest, 0, end)
+
+
+def _in_row(row: int, rest: Sequence[int], start: int, stop: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    for offsets, sizes in boxes(rest, start, stop):
+        yield (row, *offsets), (1, *sizes)

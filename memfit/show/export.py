@@ -1,0 +1,240 @@
+"""A plan in the forms that DeepSpeed, Accelerate and torchrun read, and what those forms cannot say.
+
+Formats: DeepSpeed 0.19 (``DeepSpeedConfig``), Accelerate 1.15 (``accelerate launch --config_file``), torch's torchrun.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from memfit.job import Job, Nets
+from memfit.plan import PhasePolicy, Plan
+
+FILES = {"deepspeed": "deepspeed.json", "accelerate": "accelerate.yaml", "torchrun": "torchrun.sh"}
+"""The names that the files have where no other is asked for."""
+_STAGES = {"zero1": 1, "zero2": 2, "zero3": 3, "fsdp2": 3}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Geometry:
+    """A window in equal micro-batches, as these tools count it: global batch = world x accumulation x micro-batch."""
+
+    world: int
+    micro_batch: int
+    accumulation: int
+    counts: str
+    """What is counted: samples, or whole micro-batches where those are counted in frames or tokens."""
+
+    @property
+    def global_batch(self) -> int:
+        """Of the three numbers."""
+        return self.world * self.micro_batch * self.accumulation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """A file's text, how to start the tool on it, and by name what the file does not say."""
+
+    text: str
+    command: str
+    geometry: Geometry
+    left_out: Mapping[str, str]
+
+
+def export(plan: Plan, job: Job, nets: Nets, to: str, file: str, plan_file: str) -> Exported:
+    """The plan for one of ``FILES``.
+
+    Args:
+        nets: the job's, without their bytes.
+        file: where the text will be.
+        plan_file: where memfit's own plan is.
+    """
+    geometry = equal(plan, job)
+    left_out = _left_out(plan, job, nets, to, geometry)
+    world = geometry.world
+    cpu = "DS_ACCELERATOR=cpu " if plan.device == "cpu" else ""
+    if to == "deepspeed":
+        text = json.dumps(deepspeed_config(plan, job, geometry), indent=2) + "\n"
+        count = "--num_accelerators" if plan.device == "cpu" else "--num_gpus"
+        command = f"{cpu}deepspeed {count} {world} train.py --deepspeed --deepspeed_config {shlex.quote(file)}"
+    elif to == "accelerate":
+        text = _comments(plan, left_out) + _yaml(accelerate_config(plan, job, nets, geometry))
+        own = "ACCELERATE_USE_CPU=true " if plan.device == "cpu" else ""
+        command = f"{own}accelerate launch --config_file {shlex.quote(file)} train.py"
+    else:
+        text = _script(plan, geometry, left_out, plan_file)
+        command = f"sh {shlex.quote(file)} train.py"
+    return Exported(text=text, command=command, geometry=geometry, left_out=left_out)
+
+
+def equal(plan: Plan, job: Job) -> Geometry:
+    """Equal micro-batches that make up the global batch, none larger than the plan's: of all, the fewest.
+
+    Where a rank's share is not a whole number, the share of the rank with the most; where a micro-batch is counted in
+    frames or tokens, each counts as one.
+    """
+    world = len(plan.micro_batches)
+    if job.longest is not None:
+        count = max(len(rank) for rank in plan.micro_batches)
+        return Geometry(world=world, micro_batch=1, accumulation=count, counts="micro-batches")
+    share = max(sum(rank) for rank in plan.micro_batches)
+    micro = next(size for size in range(min(plan.micro_batch, share), 0, -1) if share % size == 0)
+    return Geometry(world=world, micro_batch=micro, accumulation=share // micro, counts="samples")
+
+
+def deepspeed_config(plan: Plan, job: Job, geometry: Geometry) -> dict[str, Any]:
+    """What ``deepspeed.initialize(config=…)`` takes."""
+    stage = _STAGES.get(plan.engine, 0)
+    found: dict[str, Any] = {
+        "train_batch_size": geometry.global_batch,
+        "train_micro_batch_size_per_gpu": geometry.micro_batch,
+        "gradient_accumulation_steps": geometry.accumulation,
+        "zero_optimization": {"stage": stage},
+        "zero_allow_untested_optimizer": True,
+    }
+    if job.clip is not None:
+        found["gradient_clipping"] = job.clip
+    if plan.precision != "fp32":
+        dtype = {"bf16": "bfloat16", "fp16": "float16"}[plan.precision]
+        found["torch_autocast"] = {"enabled": True, "dtype": dtype}
+    return found
+
+
+def accelerate_config(plan: Plan, job: Job, nets: Nets, geometry: Geometry) -> dict[str, Any]:
+    """What ``accelerate launch --config_file`` takes."""
+    found: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "NO" if geometry.world == 1 else "MULTI_GPU",
+        "machine_rank": 0,
+        "num_machines": 1,
+        "num_processes": geometry.world,
+        "mixed_precision": {"fp32": "no"}.get(plan.precision, plan.precision),
+        "main_training_function": "main",
+        "use_cpu": plan.device == "cpu" and geometry.world == 1,
+    }
+    if plan.engine == "fsdp2":
+        found["distributed_type"] = "FSDP"
+        found["fsdp_config"] = {
+            "fsdp_version": 2,
+            "fsdp_reshard_after_forward": True,
+            "fsdp_offload_params": False,
+            "fsdp_cpu_ram_efficient_loading": False,
+            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_transformer_layer_cls_to_wrap": ",".join(_gathered(nets)),
+        }
+    elif plan.engine in _STAGES:
+        found["distributed_type"] = "DEEPSPEED"
+        found["deepspeed_config"] = {
+            "zero_stage": _STAGES[plan.engine],
+            "gradient_accumulation_steps": geometry.accumulation,
+            "zero3_init_flag": False,
+            "offload_optimizer_device": "none",
+            "offload_param_device": "none",
+        }
+        if job.clip is not None:
+            found["deepspeed_config"]["gradient_clipping"] = job.clip
+    return found
+
+
+def _gathered(nets: Nets) -> list[str]:
+    """Classes of the modules that memfit's FSDP2 gathers one by one."""
+    from memfit.engine.fsdp2 import units
+
+    trained = [net for net in nets.values() if any(p.requires_grad for p in net.parameters())]
+    return sorted({type(net.get_submodule(path)).__name__ for net in trained for path in units(net) if path})
+
+
+def _script(plan: Plan, geometry: Geometry, left_out: Mapping[str, str], plan_file: str) -> str:
+    sizes = shlex.quote(json.dumps(plan.micro_batches))
+    return f"""#!/bin/sh
+{_comments(plan, left_out)}# With arguments (sh torchrun.sh train.py), starts them on every rank; without, memfit itself, which has it all.
+export MEMFIT_GLOBAL_BATCH={plan.global_batch} MEMFIT_MICRO_BATCHES={sizes}
+[ $# -gt 0 ] || set -- -m memfit run {shlex.quote(plan_file)} --out run
+exec torchrun --standalone --nproc-per-node {geometry.world} "$@"
+"""
+
+
+def _comments(plan: Plan, left_out: Mapping[str, str]) -> str:
+    lines = [f"{plan.job}: {plan.arithmetic}, {plan.engine}, {plan.precision}", "Not said here:"]
+    return "".join(f"# {line}\n" for line in [*lines, *(f"- {name}: {text}" for name, text in left_out.items())])
+
+
+def _left_out(plan: Plan, job: Job, nets: Nets, to: str, geometry: Geometry) -> dict[str, str]:
+    """By name, what the form of a tool cannot say, and what to write instead."""
+    world, count, sizes = geometry.world, geometry.accumulation, plan.micro_batches
+    divides = to != "torchrun"
+    factor = f" * {world}" + (f" * {count}" if divides else "")
+    who = f"the tool divides by {count} and averages over {world}" if divides else f"DDP averages over {world}"
+    found = {
+        "normalisation by units": "N = valid units of the window's micro-batches on all ranks, summed before the "
+        f"first backward; each backward on sum_of_losses / N{factor} ({who})"
+    }
+    if to != "torchrun" and geometry.counts == "micro-batches":
+        found["variable length"] = (
+            f"the numbers count micro-batches; each holds at most {plan.micro_batch} {plan.unit}: give the loader "
+            f"memfit.batch.LengthBatchSampler as its batch_sampler"
+        )
+    elif to != "torchrun" and (geometry.micro_batch != plan.micro_batch or geometry.global_batch != plan.global_batch):
+        found["short last micro-batch"] = (
+            f"the plan's micro-batches are {' and '.join(str(list(one)) for one in dict.fromkeys(map(tuple, sizes)))}; "
+            f"the tool's are equal, so {count} x {geometry.micro_batch} on each rank"
+            + (
+                f", {geometry.global_batch} where the plan has {plan.global_batch}: give the loop the plan's own "
+                "sizes, with the N above"
+                if geometry.global_batch != plan.global_batch
+                else ""
+            )
+        )
+    if to == "accelerate" and plan.engine not in ("zero1", "zero2", "zero3"):
+        found["accumulation"] = f"Accelerator(gradient_accumulation_steps={count}), or in the environment: " + (
+            f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS={count}"
+        )
+    if to == "accelerate":
+        found["micro-batch"] = f"DataLoader(batch_size={geometry.micro_batch})"
+        if job.clip is not None and plan.engine not in ("zero1", "zero2", "zero3"):
+            found["clipping"] = f"accelerator.clip_grad_norm_(parameters, {job.clip})"
+    if to == "deepspeed" and plan.engine == "fsdp2":
+        found["engine"] = "fsdp2 became ZeRO's stage 3, which holds other buffers: memfit predict --engine zero3"
+    optimizers = list(job.optimizers(nets))
+    if len(optimizers) > 1 and (to == "deepspeed" or plan.engine in ("zero1", "zero2", "zero3")):
+        found["several optimizers"] = f"a DeepSpeed engine steps one: deepspeed.initialize for each of {optimizers}"
+    recomputed = {module: mode for module, mode in plan.checkpointing.items() if mode != "keep"}
+    if recomputed:
+        found["checkpointing by module"] = f"torch.utils.checkpoint on {json.dumps(recomputed)}"
+    if plan.implementation in ("fused", "foreach", "loop"):
+        found["optimizer's kernels"] = f"the optimizers' steps are {plan.implementation}: torch.optim's own argument"
+    if job.validates:
+        found["validation"] = f"{_policy(plan.validation)}, every {_every(plan, job)} windows"
+    if plan.saving != PhasePolicy():
+        found["saving"] = _policy(plan.saving)
+    if plan.idle_nets != "keep":
+        found["idle nets"] = "nets that a phase does not use wait on the host"
+    if plan.learning_rate != 1.0:
+        found["learning rate"] = f"times {plan.learning_rate:g}, after {plan.warmup_windows} windows of warm-up"
+    return found
+
+
+def _every(plan: Plan, job: Job) -> int:
+    return job.validate_every if plan.validate_every is None else plan.validate_every
+
+
+def _policy(policy: PhasePolicy) -> str:
+    """What is other than usual in a phase's policy, in words."""
+    if policy.where == "skip":
+        return "left out"
+    values = {key: value for key, value in asdict(policy).items() if value not in (None, {}, "here")}
+    return ", ".join(f"{key} {value}" for key, value in values.items())
+
+
+def _yaml(values: Mapping[str, Any], indent: str = "") -> str:
+    """Scalars and mappings; a scalar of JSON is one of YAML."""
+    return "".join(
+        f"{indent}{key}:\n{_yaml(value, indent + '  ')}" if isinstance(value, Mapping)
+        else f"{indent}{key}: {json.dumps(value)}\n"
+        for key, value in values.items()
+    )  # fmt: skip

@@ -1,0 +1,133 @@
+"""memfit export: the real tools are started on what it writes.
+
+python -m pytest tests/cli/test_export.py
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memfit.loading import load_job
+from memfit.plan import Plan, write_plan
+from memfit.planner.predict import plain_nets
+from memfit.show.export import equal, export
+from tests.cli.asking import ROOT, is_one_line, really
+
+JOB = "tests/verify/jobs.py:Sound"
+SCRIPT = f"{ROOT}/tests/cli/exported.py"
+
+
+def plan(engine: str = "ddp", **changes) -> Plan:
+    given = {
+        "job": JOB, "settings": {}, "device": "cpu", "budget_bytes": 1 << 28, "unit": "samples", "global_batch": 16,
+        "micro_batch": 5, "micro_batches": [[5, 3], [5, 3]], "arithmetic": "16 = 2 devices x (1 x 5 + 3)",
+        "engine": engine, "precision": "fp32", "seed": 0,
+    }  # fmt: skip
+    return Plan(**{**given, **changes})
+
+
+def exported(made: Plan, to: str):
+    job = load_job(made.job, dict(made.settings))
+    return export(made, job, plain_nets(job), to, "file", "/plan.toml")
+
+
+def started(made: Plan, to: str, tmp_path: Path, *words: str) -> list[dict]:
+    """What each rank printed, in the order of ranks, when the command that export names is run."""
+    write_plan(made, tmp_path / "plan.toml")
+    code, out, _ = really("export", str(tmp_path / "plan.toml"), "--to", to, "--out", str(tmp_path / "file"), "--json")
+    assert code == 0
+    command = json.loads(out)["command"].replace("train.py", f"{shlex.quote(SCRIPT)} {to} {' '.join(words)}")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [json.loads(line.partition("GIVEN ")[2]) for line in done.stdout.splitlines() if "GIVEN " in line]
+    assert sorted(one["RANK"] for one in found) == list(range(len(made.micro_batches)))
+    return sorted(found, key=lambda one: one["RANK"])
+
+
+def test_torchrun_gives_each_rank_its_own_sizes(tmp_path):
+    zero, one = started(plan(micro_batches=[[5, 4], [5, 2]]), "torchrun", tmp_path)
+    assert (zero["mine"], one["mine"], zero["world"]) == ([5, 4], [5, 2], 2)
+
+
+def test_accelerate_starts_as_many_processes(tmp_path):
+    for one in started(plan(), "accelerate", tmp_path):
+        assert (one["processes"], one["kind"], one["precision"]) == (2, "MULTI_CPU", "no")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["fsdp2", "zero2"])
+def test_accelerate_takes_the_plans_sharding(engine, tmp_path):
+    for one in started(plan(engine, job="tests/nets.py:Transformer"), "accelerate", tmp_path):
+        assert one["processes"] == 2
+        if engine == "fsdp2":
+            assert (one["fsdp"], one["gathered"]) == ("2", "Block")
+        else:
+            assert (one["stage"], one["accumulation"]) == ("2", "2")
+
+
+def test_deepspeed_reads_batch_accumulation_and_stage(tmp_path):
+    pytest.importorskip("deepspeed")
+    for one in started(plan("zero2"), "deepspeed", tmp_path):
+        assert one["WORLD_SIZE"] == 2
+        assert (one["train_batch_size"], one["micro_batch"], one["accumulation"]) == (16, 4, 2)
+        assert (one["stage"], one["clip"]) == (2, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "micro", "expected"),
+    [
+        ([[5, 3], [5, 3]], 5, (16, 4, 2)),
+        ([[7, 7, 7], [7, 7, 7]], 7, (42, 7, 3)),
+        ([[5, 1], [5, 1], [5, 0]], 5, (18, 3, 2)),
+        ([[4, 4, 4, 1]], 4, (13, 1, 13)),
+    ],
+)
+def test_micro_batches_are_equal_and_none_is_larger_than_planned(sizes, micro, expected):
+    made = plan(micro_batches=sizes, micro_batch=micro, global_batch=sum(map(sum, sizes)))
+    found = equal(made, load_job(JOB, {}))
+    assert (found.global_batch, found.micro_batch, found.accumulation) == expected
+    assert found.global_batch == len(sizes) * found.micro_batch * found.accumulation
+
+
+def test_what_a_tool_cannot_say_is_named_with_the_formula():
+    found = exported(plan(checkpointing={"net.0": "full"}, implementation="fused"), "deepspeed").left_out
+    assert "sum_of_losses / N * 2 * 2" in found["normalisation by units"]
+    assert "[5, 3]" in found["short last micro-batch"]
+    assert '"net.0": "full"' in found["checkpointing by module"]
+    assert "fused" in found["optimizer's kernels"]
+    assert exported(plan(), "torchrun").left_out["normalisation by units"].count("*") == 1
+    even = plan(micro_batches=[[4, 4], [4, 4]], micro_batch=4)
+    assert set(exported(even, "deepspeed").left_out) == {"normalisation by units"}
+    uneven = plan(micro_batches=[[5, 1], [5, 1], [5, 0]], global_batch=17)
+    assert "18 where the plan has 17" in exported(uneven, "deepspeed").left_out["short last micro-batch"]
+
+
+def test_frames_are_counted_as_whole_micro_batches():
+    made = plan(
+        job="f5_tts/tiny", unit="frames", global_batch=1500, micro_batch=400, micro_batches=[[400, 350], [400, 350]]
+    )
+    found = exported(made, "deepspeed")
+    assert json.loads(found.text)["train_batch_size"] == 4
+    assert "at most 400 frames" in found.left_out["variable length"]
+    assert "LengthBatchSampler" in found.left_out["variable length"]
+
+
+def test_several_optimizers_are_named_for_deepspeed():
+    made = plan(job="tests/verify/jobs.py:Unsynchronised")
+    assert "'adam', 'judge'" in exported(made, "deepspeed").left_out["several optimizers"]
+
+
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path):
+    write_plan(plan(), tmp_path / "plan.toml")
+    is_one_line(
+        really("export", str(tmp_path / "plan.toml"), "--to", "torchrun", "--out", "/nowhere/x.sh"), "cannot be written"
+    )

@@ -1,0 +1,106 @@
+"""DeepSpeed's ZeRO with real gloo processes: the same steps as one rank takes, and checkpoints for any engine.
+
+python -m pytest tests/engine/test_zero.py
+"""
+
+import itertools
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from memfit.engine.single import Single
+from memfit.engine.zero_parts import boxes
+from tests.engine.zero_ranks import CASES, READERS, loaded, train
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(world, folder):
+    arguments = ["--standalone", "--nproc-per-node", str(world), "-m", "tests.engine.zero_ranks", str(folder)]
+    subprocess.run(
+        [sys.executable, "-W", "error", "-m", "torch.distributed.run", *arguments], cwd=ROOT, check=True, timeout=180,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MEMFIT_COLLECTIVE_SECONDS": "60"},
+    )  # fmt: skip
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def ranks(folder):
+    return run(2, folder)
+
+
+def same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-7)
+
+
+def compare(ranks, case):
+    name, engine, choices = case
+    alone = train(name)
+    for mine in ranks:
+        found = mine[name, engine, *choices]
+        for theirs, ours in zip(found["numbers"], alone["numbers"], strict=True):
+            assert theirs == pytest.approx(ours, rel=1e-5)
+        same(found["weights"], alone["weights"])
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_two_ranks_take_the_steps_of_one(ranks, case):
+    compare(ranks, case)
+
+
+@pytest.mark.slow
+def test_three_ranks_take_the_steps_of_one(tmp_path):
+    ranks = run(3, tmp_path)
+    for case in CASES:
+        compare(ranks, case)
+
+
+@pytest.mark.parametrize("writer", READERS)
+def test_every_engine_goes_on_with_what_any_wrote(ranks, folder, writer):
+    expected = ranks[0]["saved", writer]
+    for reader in READERS[writer]:
+        same(ranks[1]["loaded", writer, reader], expected)
+    same(loaded(Single(), folder / writer), expected)
+
+
+def test_the_same_engine_goes_on_bit_for_bit(ranks):
+    for engine in ("zero1", "zero2", "zero3"):
+        found, expected = ranks[0]["loaded", engine, engine], ranks[0]["saved", engine]
+        assert all(torch.equal(found[name], value) for name, value in expected.items()), engine
+
+
+def test_what_cannot_be_carried_is_refused_by_name_and_with_the_engine_to_use(ranks):
+    for stage, engine in ((1, "zero1"), (2, "zero2"), (3, "zero3")):
+        said = ranks[1]["refusals"][engine]
+        assert said["Gan"].startswith(f"optimizers generator, judge on --engine {engine}")
+        assert "unsynchronised = ('judge',)" in said["Alone"]
+        assert "optimizer 'net'" in said["OwnStep"]
+        assert "parameter net.0.weight" in said["Halves"]
+        assert "precision=fp16" in said["Scaled"]
+        assert "parameter net.unused" in said["Decayed"]
+        assert ("Averaged" in said) == ("Late" in said) == (stage == 3)
+        assert all(
+            f"--engine {engine}" in line and "write" in line and line.count("--engine") > 1 for line in said.values()
+        )
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (3, 4), (2, 3, 4), (2, 1, 3, 2)])
+def test_a_run_of_elements_is_boxes_in_its_order(shape):
+    whole = torch.arange(math.prod(shape)).view(shape)
+    for start, stop in itertools.combinations(range(whole.numel() + 1), 2):
+        parts = list(boxes(shape, start, stop))
+        cut = [whole[tuple(slice(o, o + s) for o, s in zip(*box, strict=True))].reshape(-1) for box in parts]
+        assert torch.cat(cut).tolist() == list(range(start, stop))
+        assert len(parts) <= max(2 * len(shape) - 1, 1)

@@ -1,0 +1,213 @@
+"""What ranks do in test_zero.py: torchrun --nproc-per-node N -m tests.engine.zero_ranks FOLDER."""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from memfit.apply.rig import build
+from memfit.apply.window import run_window
+from memfit.engine.mesh import join
+from memfit.engine.start import start
+from memfit.errors import InputError
+from memfit.job import Loss
+from memfit.train.spread import load_spread, save_spread
+from tests.engine.rank_steps import SHARES, Blocks, OwnStep, idle
+from tests.engine.ranks import CPU, SIZES, Alone, Counted, Gan, Sentences, micro_batch, sentences, vectors
+
+
+class Late(Sentences):
+    """Units that come with the losses, a parameter that nothing uses and nothing moves, and a single number."""
+
+    def nets(self):
+        nets = super().nets()
+        nets["net"].register_parameter("scale", nn.Parameter(torch.tensor(1.5)))
+        return nets
+
+    def optimizers(self, nets):
+        return {"net": torch.optim.AdamW(nets["net"].parameters(), lr=0.1, weight_decay=0.0)}
+
+    def loss(self, nets, batch):
+        x, valid = batch
+        return Loss(((nets["net"](x).squeeze(-1) * nets["net"].scale).square() * valid).sum(), valid.sum())
+
+
+class LateUnits(Late):
+    """The same without the single number."""
+
+    def nets(self):
+        nets = super().nets()
+        nets["net"].scale = nn.Parameter(torch.tensor([1.5]))
+        return nets
+
+
+class Used(Counted):
+    """Units are known before the forward; every parameter is used, and decays."""
+
+    def nets(self):
+        nets = super().nets()
+        del nets["net"].unused
+        return nets
+
+
+class Nets(Blocks):
+    """Tied and frozen parameters, two nets with a group each, one called twice, a schedule."""
+
+    ema: float | None = None
+
+    def nets(self):
+        nets = super().nets() | {"judge": nn.Sequential(nn.Linear(7, 8), nn.Tanh(), nn.Linear(8, 1))}
+        nets["judge"][0].bias.requires_grad_(False)
+        return nets
+
+    def optimizers(self, nets):
+        slow = {"params": [p for p in nets["judge"].parameters() if p.requires_grad], "lr": 0.001, "weight_decay": 0.3}
+        return {"net": torch.optim.AdamW([{"params": nets["net"].parameters()}, slow], lr=0.01)}
+
+    def schedules(self, optimizers, windows):
+        return {"net": torch.optim.lr_scheduler.ExponentialLR(optimizers["net"], 0.5)}
+
+    def loss(self, nets, batch):
+        made = nets["net"](batch)
+        return Loss(
+            made.square().sum() + nets["judge"](made).sum() + nets["judge"](made * 2).square().sum(), len(batch)
+        )
+
+
+class Momentum(Nets):
+    clip: float | None = None
+
+    def optimizers(self, nets):
+        return {"net": torch.optim.SGD(super().optimizers(nets)["net"].param_groups, lr=0.1, momentum=0.9)}
+
+
+JOBS = {
+    "late units": (LateUnits, sentences),
+    "late": (Late, sentences),
+    "used": (Used, sentences),
+    "nets": (Nets, vectors),
+    "sgd": (Momentum, vectors),
+}
+ALL_CUT = {"param_persistence_threshold": 0}
+CASES = [
+    ("late", "zero1", {}),
+    ("used", "zero1", {"overlap_comm": True, "reduce_bucket_size": 64}),
+    ("nets", "zero1", {"offload_optimizer": True}),
+    ("late", "zero2", {"offload_optimizer": True}),
+    ("used", "zero2", {}),
+    ("nets", "zero2", {"overlap_comm": True, "reduce_bucket_size": 64, "allgather_bucket_size": 32}),
+    ("sgd", "zero2", {}),
+    ("used", "zero3", {}),
+    ("late units", "zero3", ALL_CUT),
+    ("nets", "zero3", {**ALL_CUT, "offload_optimizer": True, "prefetch_bucket_size": 0}),
+    ("nets", "zero3", {**ALL_CUT, "offload_param": True, "reduce_bucket_size": 32}),
+    ("sgd", "zero3", {"param_persistence_threshold": 40, "max_live_parameters": 10}),
+]
+READERS = {"zero1": ["zero1", "zero3"], "zero2": ["zero2", "fsdp2"], "zero3": ["zero3", "zero2"], "fsdp2": ["zero3"]}
+"""What goes on with what an engine wrote, on as many ranks; one device does too."""
+
+
+def window(rig, data=vectors):
+    """One window of the same samples, whatever the ranks."""
+    engine, parts = rig.engine, data(SIZES)
+    result = run_window(
+        rig, [micro_batch(rig.job, parts[i]) if i is not None else idle(rig.job, parts[0]) for i in numbers(engine)]
+    )
+    norms = {name: float(norm) for name, norm in result.norms.items() if norm is not None}
+    return [{name: float(value) for name, value in result.losses.items()}, norms]
+
+
+def numbers(engine):
+    """This rank's micro-batches; where ranks need not run as many, none is idle."""
+    if engine.world == 1:
+        return range(len(SIZES))
+    return [i for i in SHARES[engine.world][engine.rank] if i is not None or engine.lockstep]
+
+
+def weights(rig):
+    found = {f"{n}.{key}": value for n, net in rig.nets.items() for key, value in rig.engine.weights(net).items()}
+    return {name: value.detach().clone() for name, value in found.items()}
+
+
+def train(case, engine=None):
+    """Losses, norms and weights of three windows."""
+    kind, data = JOBS[case]
+    rig = build(kind(), CPU, engine)
+    found = [number for _ in range(3) for number in window(rig, data)]
+    return {"weights": weights(rig), "numbers": found}
+
+
+def saved(engine, folder):
+    """Trains a window, saves, trains another; the weights then."""
+    rig = build(Nets(), CPU, engine)
+    window(rig)
+    save_spread(rig, folder)
+    window(rig)
+    return weights(rig)
+
+
+def loaded(engine, folder):
+    """Loads into a new rig, whose weights are others, and trains the other window."""
+    rig = build(Other(), CPU, engine)
+    load_spread(rig, folder)
+    assert rig.optimizers["net"].param_groups[0]["lr"] == 0.005
+    window(rig)
+    return weights(rig)
+
+
+class Other(Nets):
+    def nets(self):
+        nets = super().nets()
+        with torch.no_grad():
+            for net in nets.values():
+                for parameter in net.parameters():
+                    parameter.mul_(1.5)
+        return nets
+
+
+class Halves(Used):
+    def nets(self):
+        return {"net": super().nets()["net"].half()}
+
+
+class Scaled(Used):
+    precision: str = "fp16"
+
+
+class Averaged(Nets):
+    ema: float | None = 0.9
+
+
+class Decayed(Sentences):
+    """``unused`` is used by no loss, and decays."""
+
+
+def refusals(engine):
+    """What the engine says of jobs that it cannot carry."""
+    said = {}
+    for kind in (Late, Gan, Alone, OwnStep, Halves, Scaled, Averaged, Decayed):
+        try:
+            rig = build(kind(), CPU, engine())
+            window(rig, sentences if issubclass(kind, Sentences) else vectors)
+        except InputError as error:
+            said[kind.__name__] = str(error)
+    return said
+
+
+def main():
+    join()
+    rank, folder = dist.get_rank(), Path(sys.argv[1])
+    found = {(case, name, *how): train(case, start(name, CPU, **how)) for case, name, how in CASES}
+    found["refusals"] = {name: refusals(lambda name=name: start(name, CPU)) for name in ("zero1", "zero2", "zero3")}
+    for writer, readers in READERS.items():
+        found["saved", writer] = saved(start(writer, CPU), folder / writer)
+        for name in readers:
+            found["loaded", writer, name] = loaded(start(name, CPU), folder / writer)
+    torch.save(found, folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
