@@ -26,6 +26,7 @@ from memfit.errors import InputError  # noqa: E402
 from memfit.events import Trace  # noqa: E402
 from memfit.footprint import Footprint  # noqa: E402
 from memfit.geometry import shape_of  # noqa: E402
+from memfit.job import Job  # noqa: E402
 from memfit.loading import load_job  # noqa: E402
 from memfit.planner.predict import default_checkpointing, footprint_on, plain_nets  # noqa: E402
 from memfit.replay.caching import CachingAllocator  # noqa: E402
@@ -123,12 +124,16 @@ def rows(figure: dict[str, Any]) -> Iterator[Row]:
         binary, decimal = readings(figure["published"])
         yield Row(
             job=name, card=card.key, micro_batch=figure["micro_batch"], unit=job.unit,
-            engine="zero2" if "zero2" in figure else job.wrapper.partition("_")[0] if job.wrapper != "none" else "single", world=world,
+            engine="zero2" if "zero2" in figure else _engine(job), world=world,
             published=figure["published"], kind=figure["kind"], phase=figure["phase"],
             predicted_bytes=predicted, allocated_bytes=peak.allocated_bytes,
             error=predicted / binary - 1, error_decimal=predicted / decimal - 1 if decimal else None,
             sequence_bytes=_sequence(figure), source=figure["source"], unknown=figure["unknown"], settings=settings,
         )  # fmt: skip
+
+
+def _engine(job: Job) -> str:
+    return "single" if job.wrapper == "none" else "ddp"
 
 
 def _sequence(figure: dict[str, Any]) -> int | None:

@@ -44,7 +44,7 @@ class Settings:
             own = inspect.get_annotations(base)
             hints = typing.get_type_hints(base) if own else {}
             for name in own:
-                if not name.startswith("_") and typing.get_origin(hints[name]) is not ClassVar:
+                if not name.startswith("_") and ClassVar not in (hints[name], typing.get_origin(hints[name])):
                     found[name] = hints[name]
         return found
 

@@ -42,6 +42,13 @@ RANK = "memfit.train.rank"
     show_default=True,
     help="What a sample does that does not fit alone: stop the run, or be left out and counted.",
 )
+@click.option(
+    "--verify-every",
+    metavar="N",
+    default="0",
+    show_default=True,
+    help="Every N windows, what ranks did is done again on one device and compared, beside the training; 0: never.",
+)
 @click.option("--wandb", is_flag=True, help="Keeps the scalars for Weights & Biases too, offline, under RUN/wandb.")
 @json_option
 def command(
@@ -52,6 +59,7 @@ def command(
     keep: str,
     save_every: str,
     oversized: str,
+    verify_every: str,
     wandb: bool,
     as_json: bool,
 ) -> int:
@@ -71,6 +79,7 @@ def command(
 
     count = whole_number("--windows", windows)
     kept, every = whole_number("--keep", keep), whole_number("--save-every", save_every, least=0)
+    proofs = whole_number("--verify-every", verify_every, least=0)
     read = read_plan(plan)
     if read.allocator == "expandable_segments":
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
@@ -83,7 +92,7 @@ def command(
             check_same_samples(read_plan(folder.plan), read, folder.plan)
         write_plan(read, folder.plan)
     start = "resume" if resume else "start"
-    arguments = [str(folder.path), str(count or 0), start, str(kept), str(every), oversized]
+    arguments = [str(folder.path), str(count or 0), start, str(kept), str(every), oversized, str(proofs)]
     if place is not None:
         os.execve(sys.executable, [sys.executable, "-m", RANK, *arguments], {**os.environ, **ENVIRONMENT})
     with attended(folder, read, keepers(folder, read, wandb)):
@@ -129,6 +138,7 @@ def show_summary(folder: RunFolder, budget: int, unit: str, *, as_json: bool) ->
     """What a run that is done learnt, took and did, by its lines."""
     from rich.console import Console
 
+    from memfit.show.rows import noise_words
     from memfit.sizes import format_size
 
     lines = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
@@ -161,8 +171,5 @@ def show_summary(folder: RunFolder, budget: int, unit: str, *, as_json: bool) ->
     )
     asked, done = summary["global_batch_asked"], summary["global_batch_done"]
     console.print(f"Global batch {asked} asked, at most {done} done in a window. Written to {folder.path}")
-    if noise is not None:
-        console.print(
-            f"Noise scale about {noise:.0f} {unit}: "
-            "a global batch far above it wastes samples (McCandlish et al. 2018)."
-        )
+    if words := noise_words(lines, unit):
+        console.print(words)

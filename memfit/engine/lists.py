@@ -1,7 +1,8 @@
-"""Lists and dicts that a module empties or fills while it runs, where FSDP2 hands it copies of them.
+"""Lists and dicts that a module empties or fills while it runs, where FSDP2 or ZeRO's stage 3 hands it copies of them.
 
 FSDP2 replaces the tensors that a sharded module is called with, and for that makes every list and dict around them anew
-(torch 2.13, ``FSDPParamGroup._register_post_backward_hook``). What the module then takes out of its copy (a U-Net's
+(torch 2.13, ``FSDPParamGroup._register_post_backward_hook``); DeepSpeed does it with every module (0.19.8,
+``apply_to_tensors_only``). What the module then takes out of its copy (a U-Net's
 stage its skips) would stay in the caller's.
 """
 
@@ -24,7 +25,7 @@ class Passing:
         self._pairs: list[list[Pair]] = []
 
     def watch(self, module: nn.Module) -> None:
-        """After ``fully_shard``: what the module changes in its copies is changed in what it was called with."""
+        """After it was sharded: what the module changes in its copies is changed in what it was called with."""
         module.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True)
         module.register_forward_pre_hook(self._after, with_kwargs=True)
         module.register_forward_hook(self._leave, always_call=True)

@@ -29,6 +29,7 @@ from torch.optim import Optimizer
 from memfit.engine import deepspeed
 from memfit.engine.ddp import Ddp
 from memfit.engine.fsdp2 import ELEMENTWISE
+from memfit.engine.lists import Passing
 from memfit.engine.mesh import DATA
 from memfit.engine.ranks import gather
 from memfit.engine.zero_parts import whole
@@ -174,6 +175,8 @@ class Zero:
         if self.stage == 3:
             trained = nn.ModuleDict({name: net for name, net in nets.items() if _is_trained(net)})
             zero = deepspeed.sharded(optimizer, trained, own, self.group, self.choices)
+            for module in trained.modules():
+                Passing().watch(module)
         else:
             zero = deepspeed.partitioned(optimizer, own, self.group, self.choices, gradients=self.stage == 2)
         made = Divided(zero=zero, parameters=tuple(own), groups=tuple(n for _, n in numbered))

@@ -70,6 +70,38 @@ def _runs_of_cuts(zero: Any, rank: int) -> Iterator[Run]:
             at += size
 
 
+def held(zero: Any, stage: int) -> Iterator[tuple[Tensor, str]]:
+    """(tensor, category) of the buffers that DeepSpeed holds beside the nets and the optimizer's state."""
+    for bucket in zero.ipg_buckets.values():
+        buffers = [bucket.buffer] if isinstance(bucket.buffer, Tensor) else bucket.buffer or ()
+        yield from ((buffer, "communication") for buffer in buffers)
+    if stage == 3:
+        yield zero.grad_partitions_flat_buffer, "gradients"
+        if zero.offload_optimizer:
+            yield from ((flat, "optimizer") for flat in zero.fp32_partitioned_groups_flat)
+        return
+    yield from ((flat, "optimizer") for flat in zero.single_partition_of_fp32_groups)
+    if zero.grads_in_partition is not None:
+        yield zero.grads_in_partition, "gradients"
+
+
+def most_gradients(groups: Sequence[Sequence[int]], world: int) -> int:
+    """The rank with the most gradients under stages 1 and 2: it keeps each whole that begins in, or enters, its part.
+
+    Args:
+        groups: elements of the parameters of each of the optimizer's groups, in order.
+    """
+    kept = [0] * world
+    for sizes in groups:
+        part = 2 * -(-sum(sizes) // (2 * world))
+        begin = 0
+        for size in sizes:
+            for rank in range(begin // part, min(-(-(begin + size) // part), world)):
+                kept[rank] += size
+            begin += size
+    return max(range(world), key=lambda rank: kept[rank])
+
+
 def whole(values: Tensor, start: int, shape: Sequence[int], group: dist.ProcessGroup) -> Tensor:
     """A whole tensor, of which this rank gives the elements from ``start``; every rank calls it.
 

@@ -11,6 +11,7 @@ import torch
 
 from memfit.blocks import candidates
 from memfit.device.catalogue import Device, nccl_bytes
+from memfit.engine.zero_parts import most_gradients
 from memfit.errors import InputError
 from memfit.events import Trace
 from memfit.footprint import Footprint
@@ -96,11 +97,14 @@ def predict(
     modes = default_checkpointing(job, nets) if checkpointing is None else dict(checkpointing)
     how = Tracing(
         device=device, micro_batches=micro_batches, checkpointing=modes, engine=engine, world=world,
-        rank=BINDING_RANK if rank is None else rank, engine_choices=engine_choices or {},
+        engine_choices=engine_choices or {},
     )  # fmt: skip
     if plan is not None:
         how = replace(how, implementation=plan.implementation, validation=plan.validation, saving=plan.saving)
-    trace = trace_job(job, shape, how)
+    asked = binding_ranks(job, nets, engine, world) if rank is None else (rank,)
+    traces = {one: trace_job(job, shape, replace(how, rank=one)) for one in asked}
+    footprints = {one: footprint_on(trace, device, world) for one, trace in traces.items()}
+    which = max(asked, key=lambda one: max(phase.process_bytes for phase in footprints[one].phases.values()))
     return Prediction(
         job=name,
         settings=job.settings(),
@@ -109,14 +113,23 @@ def predict(
         unit=job.unit,
         device=device,
         nets=net_sizes(nets),
-        footprint=footprint_on(trace, device, world),
-        trace=trace,
+        footprint=footprints[which],
+        trace=traces[which],
         checkpointing=modes,
         engine=engine,
         world=world,
-        rank=how.rank,
+        rank=which,
         seconds=time.perf_counter() - begin,
     )
+
+
+def binding_ranks(job: Job, nets: Nets, engine: str, world: int) -> tuple[int, ...]:
+    """Ranks of which one needs most: ``BINDING_RANK``, under ZeRO's stages 1 and 2 or the one with most gradients."""
+    if engine not in ("zero1", "zero2") or world == 1:
+        return (BINDING_RANK,)
+    groups = [group["params"] for optimizer in job.optimizers(nets).values() for group in optimizer.param_groups]
+    most = most_gradients([[p.numel() for p in group if p.requires_grad] for group in groups], world)
+    return tuple({BINDING_RANK: None, most: None})
 
 
 def _check_ranks(engine: str, world: int, rank: int | None) -> None:

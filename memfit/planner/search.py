@@ -166,9 +166,7 @@ def _told(answer: Answer) -> str:
         return f"{shown.engine} is {format_size(-shown.footprint.headroom_bytes)} over"
     if shown.seconds is None:
         return f"{shown.engine} fits"
-    ranks = (
-        f", {1000 * shown.communication_seconds:.0f} ms of them between ranks" if shown.communication_seconds else ""
-    )
+    ranks = f", {shown.communication_seconds:.2g} s of them between ranks" if shown.communication_seconds else ""
     return f"{shown.engine} takes {shown.seconds:.3g} s a window{ranks}"
 
 

@@ -152,7 +152,8 @@ def _gathered(nets: Nets) -> list[str]:
 def _script(plan: Plan, geometry: Geometry, left_out: Mapping[str, str], plan_file: str) -> str:
     sizes = shlex.quote(json.dumps(plan.micro_batches))
     return f"""#!/bin/sh
-{_comments(plan, left_out)}# With arguments (sh torchrun.sh train.py), starts them on every rank; without, memfit itself, which has it all.
+{_comments(plan, left_out)}# With arguments (sh torchrun.sh train.py), starts them on every rank.
+# Without, memfit itself, which has it all.
 export MEMFIT_GLOBAL_BATCH={plan.global_batch} MEMFIT_MICRO_BATCHES={sizes}
 [ $# -gt 0 ] || set -- -m memfit run {shlex.quote(plan_file)} --out run
 exec torchrun --standalone --nproc-per-node {geometry.world} "$@"

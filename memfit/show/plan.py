@@ -95,7 +95,7 @@ def _show_shortfall(answer: Answer, device: Device, console: Console) -> None:
         return
     console.print(
         "[bold red]Nothing fits[/]: " + f"{format_size(-found.headroom_bytes)} too much on {device.name} at the least, "
-        f"with {floor.policy} and {floor.geometry.arithmetic()}."
+        f"with {floor.policy}, {floor.engine} and {floor.geometry.arithmetic()}."
     )
     if found.failed_request:
         console.print(

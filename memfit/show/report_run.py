@@ -12,7 +12,7 @@ from memfit.batch.audit.picture import Picture
 from memfit.plan import Plan
 from memfit.show.page import Section, Table
 from memfit.show.report_flight import flight_line
-from memfit.show.rows import Rank, number, seen, shown_windows
+from memfit.show.rows import Rank, noise_words, number, seen, shown_windows
 from memfit.sizes import format_size
 
 TABLE_ROWS = 24
@@ -99,7 +99,12 @@ def _windows(plan: Plan, lines: list[dict[str, Any]]) -> Section:
     highest = max(known, plan.budget_bytes) if near else known
     figure = windows_figure([line["window"] for line in shown], panels, highest) | {"own_names": True}
     table = _window_table(plan, lines)
-    return Section(title="The run, window by window", text=_compared(lines), figure=figure, folded=[table])
+    return Section(
+        title="The run, window by window",
+        text=f"{_compared(lines)} {noise_words(lines, plan.unit)}".rstrip(),
+        figure=figure,
+        folded=[table],
+    )
 
 
 def _monitored(plan: Plan, column: Callable[[str], list[float | None]]) -> list[dict[str, Any]]:

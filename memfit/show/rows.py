@@ -20,6 +20,16 @@ MOST = 1500
 """Windows that a plot shows at most."""
 
 
+def noise_words(lines: list[dict[str, Any]], unit: str) -> str:
+    """What the last known gradient noise scale of a run says about its global batch; empty where none is known."""
+    known = (found for line in reversed(lines) if (found := number(line.get("noise_scale"))) is not None)
+    noise = next(known, None)
+    if noise is None:
+        return ""
+    wastes = "a global batch far above it wastes samples (McCandlish et al. 2018)"
+    return f"Noise scale about {noise:.0f} {unit}: {wastes}."
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rank:
     """What one rank was given in the whole run."""

@@ -26,6 +26,7 @@ from memfit.engine import deepspeed
 from memfit.engine.fsdp2 import whole_gradients
 from memfit.engine.start import start
 from memfit.engine.zero import Zero
+from memfit.engine.zero_parts import held
 from memfit.errors import InputError
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 from memfit.job import Job, Shape
@@ -279,6 +280,9 @@ def mark(tracer: Tracer, rig: Rig, part: str) -> None:
     if rig.engine.name == "fsdp2":
         for gradient in whole_gradients(rig.nets):
             tracer.categorise(gradient, "gradients")
+    if isinstance(rig.engine, Zero):
+        for tensor, category in held(rig.engine.divided.zero, rig.engine.stage):
+            tracer.categorise(tensor, category)
     tracer.mark(part)
 
 

@@ -17,6 +17,7 @@ from memfit.engine.mesh import is_lost_rank, join
 from memfit.engine.place import is_restart, launched
 from memfit.engine.start import start
 from memfit.errors import Exit, InputError, describe, mistake_in_job
+from memfit.job import Job
 from memfit.loading import load_job
 from memfit.plan import Plan, read_plan
 from memfit.sizes import format_size
@@ -28,6 +29,7 @@ from memfit.train.less import Less, StartAgainError, read_less, write_less
 from memfit.train.loop import Course, SpoiledByTrialError, train
 from memfit.train.once import TornStepError
 from memfit.train.parent import alone_in, die_with_parent
+from memfit.train.proof import Proof
 from memfit.train.recovery import SampleTooLargeError
 from memfit.train.resume import resume
 from memfit.train.saver import Saver
@@ -42,8 +44,9 @@ UNPROVEN = "MEMFIT_UNPROVEN"
 
 def main(arguments: list[str]) -> int:
     """Trains ``RUN/plan.toml``: RUN, windows (0: the job's own), resume or start, checkpoints kept, seconds between,
-    and whether a sample that does not fit alone is skipped or stops the run."""
-    path, windows, start_or_resume, keep, every, oversized = [*arguments, *("2", "60", "stop")[len(arguments) - 3 :]]
+    whether a sample that does not fit alone is skipped or stops the run, and windows between proofs (0: none)."""
+    defaults = ("2", "60", "stop", "0")
+    path, windows, start_or_resume, keep, every, oversized, proofs = [*arguments, *defaults[len(arguments) - 3 :]]
     folder = RunFolder(path)
     ends_at_once()
     if launched() is not None:
@@ -51,7 +54,9 @@ def main(arguments: list[str]) -> int:
     try:
         resumed = start_or_resume == "resume" or is_restart()
         with _alone(folder):
-            code = run(folder, int(windows), resumed, int(keep), float(every), oversized == "skip")
+            code = run(folder, int(windows), resumed, int(keep), float(every), oversized == "skip", int(proofs))
+        if code == Exit.CHECK_FAILED:
+            return _ends(folder, code, f"a window was not the same on one device; see {folder.lines('verified')}")
         return code if code == Exit.DONE else _ends(folder, code, "stopped; go on with --resume")
     except StartAgainError as error:
         say(str(error))
@@ -85,7 +90,9 @@ def _ends(folder: RunFolder, code: int, line: str) -> int:
     return launch.ends(folder.path, code, line)
 
 
-def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float, skips: bool = False) -> Exit:
+def run(
+    folder: RunFolder, windows: int, resumed: bool, keep: int, every: float, skips: bool = False, proofs: int = 0
+) -> Exit:
     """Trains a run's plan within its budget."""
     backend.register()
     if launched() is not None:
@@ -153,8 +160,10 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float,
             proves=UNPROVEN not in os.environ,
             skips=skips,
             less=read_less(folder, plan),
+            proof=_proof(folder, job, engine.world, proofs) if proofs else None,
         )
-        return train(rig, course)
+        code = train(rig, course)
+        return code if course.proof is None or course.proof.finish() or code != Exit.DONE else Exit.CHECK_FAILED
     except StartAgainError as error:
         limit.lift()
         write_less(folder, plan, error.less)
@@ -182,6 +191,14 @@ def run(folder: RunFolder, windows: int, resumed: bool, keep: int, every: float,
         )
         _ends(folder, Exit.STOPPED, text)
         return Exit.STOPPED
+
+
+def _proof(folder: RunFolder, job: Job, ranks: int, every: int) -> Proof:
+    """Raises InputError where no one device holds what the ranks train."""
+    if job.unsynchronised and ranks > 1:
+        why = f"each rank trains {', '.join(job.unsynchronised)} by itself, and no one device holds them all"
+        raise InputError(f"--verify-every {every}", why, "leave it out, and see memfit verify")
+    return Proof(run=folder.path, every=every, say=say)
 
 
 def _words(less: Less, unit: str) -> str:

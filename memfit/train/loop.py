@@ -26,6 +26,7 @@ from memfit.train.less import AS_PLANNED, Less
 from memfit.train.lines import check_finite, window_line
 from memfit.train.monitor import Monitor
 from memfit.train.phases import Phases
+from memfit.train.proof import Proof
 from memfit.train.recovery import Failure, Ids, Recovery, describe_request, release
 from memfit.train.saver import Saver
 from memfit.train.spread_saver import SpreadSaver
@@ -53,6 +54,8 @@ class Course:
     say: Callable[[str], None] = lambda line: None
     proves: bool = False
     """Whether every phase is tried before the first window."""
+    proof: Proof | None = None
+    """What proves windows during the run."""
     less: Less = AS_PLANNED
     """What ranks that started again do with less."""
     skips: bool = False
@@ -104,6 +107,7 @@ def train(rig: Rig, course: Course) -> Exit:
             recovery.begin()
             parts = micro_batches(rig, course, window, recovery)
             monitor.begin(parts)
+            proves = course.proof is not None and course.proof.begins(rig, number)
             try:
                 result = run_window(rig, parts, mark, guard=recovery.guard)
             except AbandonedError as error:
@@ -112,6 +116,8 @@ def train(rig: Rig, course: Course) -> Exit:
                 return stopped_at(number)
             recovery.end()
             learnt = tuple(ids for ids in _learnt(result) if ids)
+            if course.proof is not None and proves:
+                course.proof.ends(rig, number, learnt, {name: float(one) for name, one in result.losses.items()})
             done = sum(padded_units(course, ids) for ids in learnt)
             mine = _Told(
                 stop=stop.asked,

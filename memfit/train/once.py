@@ -43,20 +43,6 @@ class TornStepError(RuntimeError):
     """A step stopped in the middle and cannot be finished: the weights in memory are of no use."""
 
 
-def once_together(act: Callable[[], None], optimizer: Optimizer | None, further: Sequence[Tensor] = ()) -> None:
-    """Runs a step that all ranks take together; one that fails is not tried again, since the others have gone on.
-
-    Raises:
-        TornStepError: memory ran out.
-    """
-    try:
-        act()
-    except Exception as error:
-        if not is_memory_failure(error):
-            raise
-        raise TornStepError(str(error)) from error
-
-
 class Once:
     """Applies steps once. ``relieve`` is called with each failure, and makes room."""
 

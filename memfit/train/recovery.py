@@ -19,10 +19,15 @@ import gc
 import re
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
 
 from memfit.apply.losses import MicroBatch
 from memfit.apply.moving import CannotRepeatError, Moving
@@ -34,7 +39,7 @@ from memfit.errors import describe
 from memfit.sizes import format_size
 from memfit.train import limit
 from memfit.train.less import AS_PLANNED, Less, StartAgainError
-from memfit.train.once import Once, once_together
+from memfit.train.once import Once, TornStepError
 
 GROW_AFTER = 16
 """Windows without a failure after which micro-batches are tried twice as large; doubled by each failure to grow."""
@@ -99,7 +104,7 @@ class Recovery:
         self._quiet, self._wait, self._growing = 0, GROW_AFTER, False
         self._part, self._index = "", -1
         self._allocator_retries = _allocator_retries(rig.device)
-        once = once_together if rig.engine.steps_together else Once(self._relieve)
+        once = self._stepped_together if rig.engine.steps_together else Once(self._relieve)
         self.guard = Guard(gradients=self._gradients, once=once, norms=True)
 
     def parts(self, planned: Sequence[Ids]) -> list[Ids]:
@@ -192,6 +197,28 @@ class Recovery:
             if here:
                 parts = self._smaller(parts, failure)
 
+    def _stepped_together(
+        self, act: Callable[[], None], optimizer: Optimizer | None, further: Sequence[Tensor] = ()
+    ) -> None:
+        """A step in which ranks wait for each other: one that fails is not tried again, since the others have gone on.
+
+        Raises:
+            StartAgainError: memory ran out.
+            TornStepError: the same, on one rank.
+        """
+        try:
+            act()
+        except Exception as error:
+            if not limit.is_memory_failure(error):
+                raise
+            failure = self._failure(error, [])
+            release(error)
+            self._told(failure)
+            said = f"out of memory in {failure.part} ({describe_request(failure)})"
+            if self._rig.engine.world == 1:
+                raise TornStepError(said) from error
+            raise StartAgainError(said, Less(most=max((self.cap or self._largest) // 2, 1))) from error
+
     def _smaller(self, parts: Sequence[MicroBatch], failure: Failure) -> list[MicroBatch]:
         """The failed micro-batch and those after it, cut; the ones before as they were."""
         at, failed, most = self._half(parts, failure)
@@ -230,7 +257,6 @@ class Recovery:
         return [micro for micro in parts if micro.ids != failed]
 
     def _too_large(self, failure: Failure, failed: Ids) -> str:
-        shapes = ", ".join(str(tuple(t.shape)) for t in tensors_in(self._remake(failed).fetch()))
         needs = failure.held_bytes + (failure.requested_bytes or 0)
         name = (
             f"sample {failed[0]}"
@@ -238,9 +264,20 @@ class Recovery:
             else f"samples {', '.join(map(str, failed))} (BatchNorm needs two)"
         )
         return (
-            f"{name} of {self._cost(failed)} {self._rig.job.unit}, tensors {shapes}, does not fit alone: "
+            f"{name} of {self._cost(failed)} {self._rig.job.unit}, tensors {self._shapes(failed)}, does not fit alone: "
             f"its {failure.part} needs at least {format_size(needs)} ({describe_request(failure)})"
         )
+
+    def _shapes(self, ids: Ids) -> str:
+        """Of a batch of these samples; where there is no memory for it either, of one without memory."""
+        modes: list[AbstractContextManager[Any]] = [nullcontext(), FakeTensorMode(allow_non_fake_inputs=True)]
+        for mode in modes:
+            try:
+                with mode:
+                    return ", ".join(str(tuple(tensor.shape)) for tensor in tensors_in(self._remake(ids).fetch()))
+            except Exception as error:  # a job's collate may do what a tensor without memory cannot
+                release(error)
+        return "of unknown shapes"
 
     def _failure(self, error: Exception, parts: Sequence[MicroBatch]) -> Failure:
         ids = parts[self._index].ids if 0 <= self._index < len(parts) else ()

@@ -46,13 +46,7 @@ def load_spread(rig: Rig, folder: str | Path) -> None:
         InputError: it is the state of another job, or not whole.
     """
     state = _state(rig)
-    try:
-        with _alone():
-            dcp.load(state, **_how(rig, folder))
-    except (dcp.api.CheckpointException, RuntimeError, OSError, ValueError) as error:
-        raise InputError(
-            f"checkpoint {folder}", f"cannot be read into this job: {describe(error)}", "give a checkpoint of this job"
-        ) from error
+    _read(rig, state, folder)
     if isinstance(rig.engine, Zero):
         take_zero_state(rig, rig.engine, state)
     else:
@@ -68,6 +62,30 @@ def load_spread(rig: Rig, folder: str | Path) -> None:
         rig.scaler.load_state_dict(state["scaler"])
 
 
+def load_spread_nets(rig: Rig, folder: str | Path) -> None:
+    """The nets, buffers and averages alone of such a state, into a rig of one device.
+
+    Raises:
+        InputError: it is the state of another job, or not whole.
+    """
+    model = _trained(rig)
+    state = {"nets": get_model_state_dict(model), **_beside(rig)}
+    _read(rig, state, folder)
+    set_model_state_dict(model, state["nets"], options=_SAME_NAMES)
+    for name, net in rig.ema.items():
+        set_model_state_dict(net, state["ema"][name], options=_SAME_NAMES)
+
+
+def _read(rig: Rig, state: dict[str, Any], folder: str | Path) -> None:
+    try:
+        with _alone():
+            dcp.load(state, **_how(rig, folder))
+    except (dcp.api.CheckpointException, RuntimeError, OSError, ValueError) as error:
+        raise InputError(
+            f"checkpoint {folder}", f"cannot be read into this job: {describe(error)}", "give a checkpoint of this job"
+        ) from error
+
+
 def _trained(rig: Rig) -> nn.ModuleDict:
     return nn.ModuleDict({name: net for name, net in rig.nets.items() if is_trained(net)})
 
@@ -76,10 +94,16 @@ def _state(rig: Rig) -> dict[str, Any]:
     """The state as tensors and parts of tensors; frozen nets have their buffers alone."""
     return {
         **(zero_state(rig, rig.engine) if isinstance(rig.engine, Zero) else _nets_and_optimizers(rig)),
-        "buffers": {name: dict(net.named_buffers()) for name, net in rig.nets.items() if not is_trained(net)},
-        "ema": {name: get_model_state_dict(net) for name, net in rig.ema.items()},
+        **_beside(rig),
         "schedules": {name: schedule.state_dict() for name, schedule in rig.schedules.items()},
         "scaler": rig.scaler.state_dict() if rig.scaler else {},
+    }
+
+
+def _beside(rig: Rig) -> dict[str, Any]:
+    return {
+        "buffers": {name: dict(net.named_buffers()) for name, net in rig.nets.items() if not is_trained(net)},
+        "ema": {name: get_model_state_dict(net) for name, net in rig.ema.items()},
     }
 
 

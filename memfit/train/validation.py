@@ -28,6 +28,7 @@ from memfit.train.parent import die_with_parent
 from memfit.train.phases import VALIDATION
 from memfit.train.recovery import give_back, release
 from memfit.train.resume import of_this_job
+from memfit.train.spread import load_spread_nets
 from memfit.train.state import put_nets_back
 from memfit.train.streams import seed_all, seed_stream
 from memfit.train.warm import warm_up
@@ -94,8 +95,11 @@ def validate(checkpoint: Checkpoint, budget: int = 0) -> dict[str, Any] | None:
     shape = replace(whole, items=min(plan.validation.items or whole.items, whole.items))
     try:
         rig = build(job, device)
-        with of_this_job(checkpoint):
-            put_nets_back(rig, checkpoint.state, checkpoint.on(device), checkpoint.lying)
+        if checkpoint.parts is not None:
+            load_spread_nets(rig, checkpoint.parts)
+        else:
+            with of_this_job(checkpoint):
+                put_nets_back(rig, checkpoint.state, checkpoint.on(device), checkpoint.lying)
         limit.reset_peak()
         while True:
             values = _tried(replace(rig, job=with_settings(job, settings)), shape, plan.seed)

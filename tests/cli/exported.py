@@ -10,8 +10,10 @@ how = next(word for word in sys.argv if word in ("deepspeed", "accelerate", "tor
 found = {key: int(os.environ[key]) for key in ("RANK", "WORLD_SIZE")}
 if how == "deepspeed":
     import deepspeed
+    import deepspeed.ops
     from deepspeed.runtime.config import DeepSpeedConfig
 
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # or it would be compiled here
     deepspeed.init_distributed("gloo")
     config = DeepSpeedConfig(sys.argv[sys.argv.index("--deepspeed_config") + 1])
     found |= {

@@ -45,7 +45,6 @@ def test_replicas_hold_everything_and_a_buffer_for_their_gradients(alone):
     [
         (["--world", "2"], "--engine single has one rank"),
         (["--engine", "ddp", "--world", "2", "--rank", "2"], "there are ranks 0 to 1"),
-        (["--engine", "zero1", "--world", "2"], "no such engine yet"),
     ],
 )
 def test_ranks_that_are_not_there(words, said):

@@ -122,7 +122,10 @@ def measure(case, operators):
 @contextmanager
 def settled():
     """Inside, a collective returns when its thread has let go of its tensors; pickled objects are the transport's."""
-    names = ("all_gather_single", "reduce_scatter_single", "all_reduce", "broadcast", "all_gather_object")
+    names = (
+        "all_gather_single", "all_gather_into_tensor", "all_gather", "reduce_scatter_single", "reduce_scatter_tensor",
+        "all_reduce", "broadcast", "all_gather_object",
+    )  # fmt: skip
     before = {name: getattr(dist, name) for name in names}
 
     def holders(tensor):
@@ -136,6 +139,11 @@ def settled():
                 work = call(*args, **kwargs)
             if work is not None:
                 work.wait()
+                now, last = list(map(holders, tensors)), None
+                while now != last:
+                    time.sleep(0.02)
+                    now, last = list(map(holders, tensors)), now
+                return work
             end = time.monotonic() + 5
             while time.monotonic() < end and any(
                 now > before for now, before in zip(map(holders, tensors), counts, strict=True)

@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from memfit.engine.single import Single
-from memfit.engine.zero_parts import boxes
+from memfit.engine.start import CHOICES, check_choices
+from memfit.engine.zero_parts import boxes, most_gradients
+from memfit.errors import InputError
 from tests.engine.zero_ranks import CASES, READERS, loaded, train
 
 ROOT = Path(__file__).parents[2]
@@ -104,3 +106,40 @@ def test_a_run_of_elements_is_boxes_in_its_order(shape):
         cut = [whole[tuple(slice(o, o + s) for o, s in zip(*box, strict=True))].reshape(-1) for box in parts]
         assert torch.cat(cut).tolist() == list(range(start, stop))
         assert len(parts) <= max(2 * len(shape) - 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("engine", "choices", "said"),
+    [
+        ("single", {"overlap_comm": True}, "engine single has no such choice"),
+        ("zero1", {"offload_param": True}, "engine zero1 has no such choice"),
+        ("zero2", {"reduce_bucket": 1}, "write reduce_bucket_size"),
+        ("zero2", {"reduce_bucket_size": 0}, "1 or more"),
+        ("zero2", {"allgather_bucket_size": 33}, "even"),
+        ("zero3", {"overlap_comm": 1}, "neither true nor false"),
+        ("zero3", {"prefetch_bucket_size": True}, "no such number of elements"),
+    ],
+)
+def test_a_choice_that_an_engine_does_not_have_is_refused_by_name(engine, choices, said):
+    with pytest.raises(InputError, match=said) as raised:
+        check_choices(engine, choices)
+    assert f"engine_choices.{next(iter(choices))}" in str(raised.value)
+
+
+def test_every_choice_of_an_engine_is_one_that_it_takes():
+    from dataclasses import fields
+
+    from memfit.engine.deepspeed import Choices
+    from memfit.engine.fsdp2 import Fsdp2
+
+    names = {field.name for field in fields(Choices)}
+    assert {key for stage in (1, 2, 3) for key in CHOICES[f"zero{stage}"]} == names
+    assert set(CHOICES["fsdp2"]) <= {field.name for field in fields(Fsdp2)}
+
+
+@pytest.mark.parametrize(
+    ("groups", "world", "rank"),
+    [([[4, 4, 4, 4]], 2, 0), ([[2, 10, 4]], 2, 1), ([[1, 1, 30]], 4, 0), ([[8], [2, 10, 4]], 2, 1), ([[5]], 1, 0)],
+)
+def test_the_rank_with_the_most_gradients_keeps_each_that_enters_its_part(groups, world, rank):
+    assert most_gradients(groups, world) == rank

@@ -24,7 +24,8 @@ JOB = f"{Path(__file__).parent}/killed_job.py:Killed"
 
 
 def serve() -> None:
-    """For each line ``{"arguments", "log", "kill_after"}`` forks a child; answers with its exit status and seconds."""
+    """For each line ``{"arguments", "log", "kill_after", "stop"}`` forks a child; answers with its exit status and
+    seconds."""
     from memfit.loading import load_job
     from memfit.planner.predict import plain_nets
     from memfit.train import child
@@ -38,16 +39,32 @@ def serve() -> None:
             log = os.open(asked["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(log, 2)
             code = 1
+            if asked["stop"]:
+                os.environ["SLOW"] = asked["stop"]["place"]
             try:
                 code = child.main(asked["arguments"])
+            except SystemExit as ended:
+                code = int(ended.code)
             finally:
                 os._exit(code)
+        if asked["stop"]:
+            stop(pid, **asked["stop"])
         if asked["kill_after"] is not None:
             time.sleep(asked["kill_after"])
             os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         seconds = time.monotonic() - begin
         print(json.dumps({"code": os.waitstatus_to_exitcode(status), "seconds": seconds}), flush=True)
+
+
+def stop(pid: int, *, folder: str, place: str, number: int, lasts: float) -> None:
+    """Waits until a child has written ``reached`` into the folder, tells it to stop, and takes ``wait`` away later."""
+    until = time.monotonic() + 120
+    while not (Path(folder) / "reached").exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    os.kill(pid, number)
+    time.sleep(lasts)
+    (Path(folder) / "wait").unlink()
 
 
 class Server:
@@ -71,11 +88,14 @@ class Server:
         windows: int = 0,
         keep: int = 2,
         log: Path | None = None,
+        stop: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """One process of a run: saved after every window. ``kill_after``: seconds, None: to its end."""
+        """One process of a run: saved after every window. ``kill_after``: seconds, None: to its end. ``stop``: see
+        ``stop``."""
         start = "resume" if resume else "start"
         arguments = [str(folder), str(windows), start, str(keep), "0"]
         asked = {"arguments": arguments, "log": str(log or folder / "log.txt"), "kill_after": kill_after}
+        asked["stop"] = stop
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(asked) + "\n")

@@ -91,6 +91,23 @@ def test_a_sample_that_does_not_fit_alone_ends_the_run_with_its_id_shape_and_byt
         run(tmp_path / "run", TooLarge(), 3)
 
 
+class TooLargeToFetch(Plain):
+    """A sample whose batch never gets its memory."""
+
+    def dataset(self):
+        return [(*sample, 1 << 60 if number == 7 else 1) for number, sample in enumerate(super().dataset())]
+
+    def collate(self, samples):
+        wide = torch.empty(max(size for _, _, size in samples), dtype=torch.uint8)
+        return [*super().collate([(x, y) for x, y, _ in samples]), wide]
+
+
+def test_so_does_one_whose_batch_alone_is_too_large(tmp_path):
+    said = r"sample 7 of 1 samples, tensors \(1, 6\), \(1,\), \(1152921504606846976,\)"
+    with pytest.raises(SampleTooLargeError, match=said):
+        run(tmp_path / "run", TooLargeToFetch(), 3)
+
+
 def test_it_is_left_out_and_counted_where_the_person_said_so(tmp_path):
     code, _, ids, metrics, _ = run(tmp_path / "run", TooLarge(), 3, skips=True)
     assert code == Exit.DONE

@@ -15,41 +15,24 @@ from safetensors.torch import load_file
 
 from memfit.batch.windows import Windows
 from memfit.plan import read_plan
+from tests.train.job_text import linear
 
 ROOT = Path(__file__).parents[2]
-JOB = """
-import os
-import signal
-import torch
-from torch import nn
-import memfit
-
-class Net(memfit.Job):
-    windows: int = 6
+JOB = (
+    "import os\nimport signal\n"
+    + linear(64, "Linear")
+    + """
+class Net(Linear):
     killed: str = ""
 
-    def nets(self):
-        return {"net": nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Dropout(0.1), nn.Linear(64, 1))}
-
-    def optimizers(self, nets):
-        return {"adam": torch.optim.AdamW(nets["net"].parameters(), lr=1e-2)}
-
-    def batch(self, shape):
-        return [torch.randn(shape.items, 16), torch.randn(shape.items)]
-
-    def dataset(self):
-        g = torch.Generator().manual_seed(0)
-        x = torch.randn(50, 16, generator=g)
-        return list(zip(x, x.sum(1)))
-
     def loss(self, nets, batch):
-        error = (nets["net"](batch[0]).squeeze(-1) - batch[1]).square()
+        found = super().loss(nets, batch)
         if self.killed and os.environ.get("RANK") == "1":
             self.calls = getattr(self, "calls", 0) + 1
             if self.calls == 8 and not os.path.exists(self.killed):
                 open(self.killed, "w").close()
                 os.kill(os.getpid(), signal.SIGKILL)
-        return error.sum(), len(error)
+        return found
 
 class Torn(Net):
     def dataset(self):
@@ -80,6 +63,7 @@ class Uneven(Net):
             raise MemoryError("planted")
         return {"error": float(nets["net"](batch[0]).square().mean()), "items": len(batch[0])}
 """
+)
 
 
 def memfit(*arguments, launcher=()):

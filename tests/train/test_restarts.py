@@ -69,6 +69,16 @@ def test_a_rank_without_memory_stops_all_and_all_start_again_with_less(point, un
         torch.testing.assert_close(learnt[name], weight, rtol=1e-4, atol=1e-6)
 
 
+def test_a_checkpoint_in_parts_is_validated_by_hand_on_one_device(undisturbed):
+    _, path, _ = undisturbed
+    done = memfit("validate", path, "--json")
+    assert done.returncode == 0, done.stderr
+    found, last = json.loads(done.stdout), lines(path, "metrics")[-1]
+    assert found["window"] == 3
+    assert found["values"]["items"] == last["validation"]["items"]
+    assert found["values"]["error"] == pytest.approx(last["validation"]["error"], rel=1e-5)
+
+
 @pytest.mark.slow
 def test_a_validation_without_memory_on_one_rank_is_done_with_less(undisturbed, tmp_path):
     weights, path, _ = undisturbed

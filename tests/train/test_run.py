@@ -16,33 +16,9 @@ from safetensors.torch import load_file
 from memfit.errors import InputError
 from memfit.plan import read_plan, write_plan
 from memfit.train.parent import alone_in
+from tests.train.job_text import linear
 
-JOB = """
-import torch
-from torch import nn
-import memfit
-
-class Net(memfit.Job):
-    windows: int = 6
-
-    def nets(self):
-        return {"net": nn.Sequential(nn.Linear(16, 512), nn.Tanh(), nn.Dropout(0.1), nn.Linear(512, 1))}
-
-    def optimizers(self, nets):
-        return {"adam": torch.optim.AdamW(nets["net"].parameters(), lr=1e-2)}
-
-    def batch(self, shape):
-        return [torch.randn(shape.items, 16), torch.randn(shape.items)]
-
-    def dataset(self):
-        g = torch.Generator().manual_seed(0)
-        x = torch.randn(50, 16, generator=g)
-        return list(zip(x, x.sum(1)))
-
-    def loss(self, nets, batch):
-        error = (nets["net"](batch[0]).squeeze(-1) - batch[1]).square()
-        return error.sum(), len(error)
-"""
+JOB = linear(512)
 
 
 def memfit(*arguments, **options):
@@ -111,13 +87,15 @@ def test_a_stopped_run_goes_on_bit_for_bit(plan, tmp_path):
     assert lines(whole, "samples") == lines(parts, "samples")
 
 
-def test_an_interrupted_run_finishes_its_window_and_exits_with_5(plan, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_an_interrupted_run_finishes_its_window_and_exits_with_5(plan, tmp_path, number):
+    """The signal comes to memfit run alone, which passes it on."""
     run = tmp_path / "run"
     arguments = [sys.executable, "-m", "memfit", "run", str(plan), "--out", str(run), "--windows", "100000"]
-    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, start_new_session=True) as child:
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as child:
         while not (run / "metrics.jsonl").exists() and child.poll() is None:
             time.sleep(0.1)
-        os.killpg(child.pid, signal.SIGINT)
+        child.send_signal(number)
         child.communicate(timeout=300)
     assert child.returncode == 5
     newest = max(int(one.name) for one in (run / "checkpoints").iterdir())

@@ -78,11 +78,23 @@ def test_sharded_ranks_are_the_same_to_rounding():
     assert 0 < three["of_bounds"]["parameters"] <= 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["zero1", "zero2", "zero3"])
+def test_ranks_under_zero_are_the_same_to_rounding(engine):
+    code, found = verify("Sound", "--world-sizes", "2,3", "--engine", engine)
+    assert (code, found["findings"]) == (0, [])
+    for world in found["worlds"]:
+        assert world["engine"] == engine
+        assert 0 < world["max_relative_difference"]["gradients"] <= world["bound"]
+        assert 0 < world["of_bounds"]["parameters"] <= 1
+
+
 @pytest.mark.parametrize(
     ("name", "engine", "said"),
     [
-        ("Sound", "zero1", "--engine zero1: this memfit has no such engine yet"),
+        ("Sound", "hsdp", "--engine hsdp: no engine of several ranks; write one of ddp, fsdp2, zero1, zero2, zero3"),
         pytest.param("Unsynchronised", "fsdp2", "write --engine ddp", marks=pytest.mark.slow),
+        pytest.param("Unsynchronised", "zero2", "write --engine ddp", marks=pytest.mark.slow),
     ],
 )
 def test_an_engine_that_is_not_there_or_cannot_carry_the_job_is_refused_by_name(name, engine, said):

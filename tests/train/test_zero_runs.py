@@ -1,0 +1,78 @@
+"""memfit run on ZeRO: stopped and gone on with bit for bit, on other ranks, and after memory ran out on one of them.
+
+python -m pytest tests/train/test_zero_runs.py -m slow
+"""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from memfit.plan import Plan, read_plan, write_plan
+from memfit.verify.spec import on_ranks
+from tests.train.test_ranks import lines, memfit, plan
+from tests.train.test_restarts import JOB, samples
+
+pytestmark = pytest.mark.slow
+CHOICES = {
+    "zero1": {"reduce_bucket_size": 500, "offload_optimizer": True},
+    "zero2": {"overlap_comm": True, "allgather_bucket_size": 256},
+    "zero3": {"param_persistence_threshold": 100, "offload_param": True},
+}
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    """The plan for one device, and the final weights of its run."""
+    folder = tmp_path_factory.mktemp("one")
+    made = replace(on_ranks(read_plan(plan(folder, name="Still")), "single", 1), budget_bytes=256 << 20)
+    return made, ran(made, folder)
+
+
+def ran(plan, folder, *arguments):
+    write_plan(plan, folder / "plan.toml")
+    done = memfit("run", folder / "plan.toml", "--out", folder / "run", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr, done.stderr
+    return load_file(folder / "run" / "final" / "net.safetensors")
+
+
+@pytest.mark.parametrize("engine", CHOICES)
+def test_a_run_goes_on_bit_for_bit_and_on_more_ranks(engine, one, tmp_path):
+    alone, expected = one
+    two = replace(on_ranks(alone, engine, 2), engine_choices=CHOICES[engine])
+    for name in ("whole", "cut", "more"):
+        (tmp_path / name).mkdir()
+    whole = ran(two, tmp_path / "whole")
+    for name, weight in expected.items():
+        torch.testing.assert_close(whole[name], weight, rtol=1e-4, atol=1e-5)
+    ran(two, tmp_path / "cut", "--windows", 3)
+    cut = ran(two, tmp_path / "cut", "--resume")
+    assert all(torch.equal(cut[name], weight) for name, weight in whole.items())
+    assert lines(tmp_path / "cut" / "run", "samples") == lines(tmp_path / "whole" / "run", "samples")
+    ran(two, tmp_path / "more", "--windows", 3)
+    more = ran(on_ranks(two, engine, 3), tmp_path / "more", "--resume")
+    for name, weight in expected.items():
+        torch.testing.assert_close(more[name], weight, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ["zero1", "zero2", "zero3"])
+def test_memory_that_runs_out_on_one_rank_hangs_none(engine, tmp_path):
+    shape = {"unit": "samples", "global_batch": 14, "micro_batch": 3, "micro_batches": [[3, 2], [3, 2], [3, 1]]}
+    planned = Plan(
+        job=JOB, settings={"ema": None} if engine == "zero3" else {}, device="cpu", budget_bytes=256 << 20,
+        arithmetic="", engine=engine, precision="fp32", seed=3, **shape,
+    )  # fmt: skip
+    for name in ("undisturbed", "failing"):
+        (tmp_path / name).mkdir()
+    expected = ran(planned, tmp_path / "undisturbed", "--save-every", 0)
+    settings = {**planned.settings, "fails": "1 forward 13", "mark": str(tmp_path / "failed")}
+    learnt = ran(replace(planned, settings=settings), tmp_path / "failing", "--save-every", 0)
+    assert (tmp_path / "failed").exists()
+    assert samples(tmp_path / "failing" / "run") == samples(tmp_path / "undisturbed" / "run")
+    if engine != "zero1":
+        assert json.loads((tmp_path / "failing" / "run" / "less.json").read_text())["most"] == 1
+    for name, weight in expected.items():
+        torch.testing.assert_close(learnt[name], weight, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,46 @@
+"""memfit run --verify-every: windows of real ranks, proven on one device beside the training.
+
+python -m pytest tests/verify/test_proof.py
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from memfit.plan import Plan, write_plan
+from tests.train.test_ranks import lines, memfit
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(folder: Path, name: str, engine: str, world: int = 2):
+    plan = Plan(
+        job=f"{ROOT}/tests/verify/proven.py:{name}", settings={}, device="cpu", budget_bytes=256 << 20, unit="samples",
+        global_batch=14, micro_batch=3, micro_batches=[[3, 3, 1]] * 2 if world == 2 else [[14]], arithmetic="",
+        engine=engine, precision="fp32", seed=3,
+    )  # fmt: skip
+    write_plan(plan, folder / "plan.toml")
+    return memfit("run", folder / "plan.toml", "--out", folder / "run", "--windows", 4, "--verify-every", 2)
+
+
+@pytest.mark.parametrize("engine", ["fsdp2", pytest.param("ddp", marks=pytest.mark.slow)])
+def test_windows_of_ranks_are_proven_during_the_run(engine, tmp_path):
+    done = run(tmp_path, "Proven", engine)
+    assert done.returncode == 0, done.stderr
+    proofs = lines(tmp_path / "run", "verified")
+    assert proofs[0]["window"] == 1
+    for proof in proofs:
+        assert (proof["engine"], proof["world"], proof["ok"]) == (engine, 2, True)
+        assert proof["max_relative_difference"]["loss"] <= proof["bound"]
+        assert proof["of_bounds"]["parameters"] <= 1
+    assert not (tmp_path / "run" / ".proof").exists()
+    assert [line["window"] for line in lines(tmp_path / "run", "metrics")] == [0, 1, 2, 3]
+
+
+def test_a_window_that_depends_on_the_rank_is_told_and_ends_with_4(tmp_path):
+    done = run(tmp_path, "OfTheRank", "ddp")
+    assert done.returncode == 4, done.stderr
+    assert "WINDOW 1 IS NOT THE SAME ON ONE DEVICE" in done.stderr
+    assert json.loads((tmp_path / "run" / "verified.jsonl").read_text().splitlines()[0])["ok"] is False
+    assert (tmp_path / "run" / "final" / "net.safetensors").exists()
