@@ -154,6 +154,12 @@ def _sharding(found: Candidate, gradients: int, state: int) -> Lever:
     if ranks == 1:
         reason = "one device has nobody to share with; with --devices 2 each would hold half"
         return made("sharding", False, {}, "weights gathered before each use", reason)
+    if found.engine not in ("single", "ddp"):
+        parts = found.footprint.phases["train"].categories
+        less = (ranks - 1) * state + sum(max(gradients - parts[name], 0) for name in ("parameters", "gradients"))
+        held = dict.fromkeys(found.footprint.phases, less)
+        why = f"{found.engine}: the reasons say what each engine comes to"
+        return made("sharding", True, held, "weights or gradients sent between ranks", why)
     reason = "whole copies fit, and nothing has to be gathered; memfit predict --engine fsdp2 has its bytes"
     saves = dict.fromkeys(found.footprint.phases, whole - whole // ranks)
     return made("sharding", False, saves, "weights gathered before each use", reason)
