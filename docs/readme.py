@@ -43,7 +43,8 @@ def published(results: dict[str, Any]) -> str:
     """bench/published.py's rows as a Markdown table. A GB of a tool is GiB; of a README, who knows: both are shown."""
     lines = ["| job, micro-batch | run as | published | predicted | off |", "|---|---|---|---|---|"]
     for row in results["rows"]:
-        run_as = row["engine"] + (f" on {row['world']}" if row["world"] > 1 else "") + f", {row['card']}"
+        several = row["world"] > 1 or row["engine"] == "zero2"
+        run_as = row["engine"] + (f" on {row['world']}" if several else "") + f", {row['card']}"
         predicted = f"{row['predicted_bytes'] / 2**30:.2f} GiB"
         if row["sequence_bytes"]:
             predicted += f", {row['sequence_bytes'] / 2**30:.1f} after 150 batches of varying lengths"
