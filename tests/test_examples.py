@@ -64,7 +64,9 @@ def test_lora_trains_its_own_matrices_alone(capfd: pytest.CaptureFixture[str]) -
     assert lora["phases"]["train"]["categories"]["optimizer"] == 2 * 4 * trained
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name.startswith("unet") else []) for name in SMALL]
+)
 def test_trained_really(capfd: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
     unit, plan = UNITS[name], tmp_path / "plan.toml"
     sizes = ["--global-batch", str(5 * unit), "--micro-batch", str(2 * unit), "--memory", "1GiB", "--out", str(plan)]
