@@ -14,6 +14,9 @@ from memfit.plan import Plan
 def show_verified(found: dict[str, Any], plan: Plan) -> None:
     """Prints the worlds and the findings."""
     console = Console(highlight=False, emoji=False)
+    verdict = "[bold green]The same[/]" if found["ok"] else "[bold red]Not the same[/]"
+    worlds = " and ".join(str(world["world"]) for world in found["worlds"])
+    console.print(f"{verdict} on {worlds} ranks.")
     batch = f"{plan.global_batch} {plan.unit} a window, at most {plan.micro_batch} at once, fp32"
     console.print(f"{escape(plan.job)}: {batch}.")
     table = Table(box=None, pad_edge=False)
@@ -30,7 +33,7 @@ def show_verified(found: dict[str, Any], plan: Plan) -> None:
             f"[{'green' if world['ok'] else 'red'}]{of_bound:.0%}[/]",
         )
     console.print(table)
+    console.print()
     for finding in found["findings"]:
         mark = "[red]fault[/]" if finding["kind"] == "fault" else "[yellow]note[/]"
-        console.print(f"{mark} {finding['code']}: {escape(finding['text'])}", soft_wrap=True)
-    console.print("[bold green]The same[/]" if found["ok"] else "[bold red]Not the same[/]")
+        console.print(f"{mark} {finding['code']}: {escape(finding['text'])}")
