@@ -53,7 +53,7 @@ def test_another_ending_of_a_trace_is_one_line(tmp_path, capsys) -> None:
 def test_a_plan_whose_job_is_gone_still_has_its_report(tmp_path, capsys) -> None:
     (tmp_path / "job.py").write_text(Path(JOB.partition(":")[0]).read_text())
     plan = ["plan", f"{tmp_path}/job.py:Transformer", "--global-batch", "256", "--device", "cpu", "--memory", "1GiB"]
-    assert left_with(*plan, "--out", str(tmp_path / "plan.toml")) == 0
+    assert left_with(*plan, "--micro-batch", "256", "--out", str(tmp_path / "plan.toml")) == 0
     (tmp_path / "job.py").unlink()
     assert left_with("report", str(tmp_path / "plan.toml")) == 0
     page = (tmp_path / "plan.html").read_text()
