@@ -64,7 +64,7 @@ class Stage(nn.Module):
 
     def forward(self, x):
         for block in self.blocks:
-            x = x + block(x)
+            x = torch.tanh(x + block(x))
         return x
 
 
