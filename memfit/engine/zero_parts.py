@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +110,18 @@ def held(zero: Any, stage: int) -> Iterator[tuple[Tensor, str]]:
     yield from ((flat, "optimizer") for flat in zero.single_partition_of_fp32_groups)
     if zero.grads_in_partition is not None:
         yield zero.grads_in_partition, "gradients"
+
+
+def step_parts(zero: Any, stage: int, optimizer: Optimizer) -> None:
+    """The optimizer's steps alone, by the gradients that lie in the flat parts, in as many calls as DeepSpeed makes."""
+    if stage < 3:
+        optimizer.step()
+        return
+    for part, flat in enumerate(zero.fp32_partitioned_groups_flat):
+        group = optimizer.param_groups[zero.sub_group_to_group_id[part]]
+        group["params"] = [flat]
+        optimizer.step()
+        group["params"] = []
 
 
 def most_gradients(groups: Sequence[Sequence[int]], world: int) -> int:

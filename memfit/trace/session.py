@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.optim import Optimizer
 
 from memfit.apply.implementation import supports, with_implementation
 from memfit.apply.recompute import recompute
@@ -16,6 +18,8 @@ from memfit.apply.room import with_settings
 from memfit.apply.window import run_window
 from memfit.device.libraries import as_in_a_real_run
 from memfit.engine.start import start
+from memfit.engine.zero import Zero
+from memfit.engine.zero_parts import step_parts
 from memfit.events import ALLOCATE, FREE, Trace
 from memfit.job import Job, Shape
 from memfit.trace.scratch import Key, with_scratch
@@ -67,8 +71,8 @@ class Session:
         if accumulated and rig.job.zero_grad == "after_forward":
             rig = replace(rig, job=with_settings(rig.job, {"zero_grad": "after_step"}))
         tracer.mark("setup")
-        if accumulated or rig.job.zero_grad == "after_forward":
-            self._make_gradients()
+        held = self._accumulated_in() if accumulated or rig.job.zero_grad == "after_forward" else []
+        _make_gradients(held)
         first, row, calls = len(tracer.kind), len(tracer.op_rows), len(tracer.calls)
         if tracer.device_type == "cpu":
             tracer.descriptions = []
@@ -77,6 +81,7 @@ class Session:
             run_window(rig, [micro], lambda part: mark(tracer, rig, part), step=False)
         found = MicroTrace(trace=self._slice(first, row, calls), calls=tuple(tracer.descriptions or ()))
         tracer.descriptions = None
+        _drop_gradients(held)
         return found
 
     def optimizer_step(self, implementation: str = "job") -> MicroTrace | None:
@@ -91,25 +96,23 @@ class Session:
         optimizers = with_implementation(rig.optimizers, implementation)
         for name, optimizer in optimizers.items():
             optimizer.state = rig.optimizers[name].state
-        self._make_gradients()
+        _make_gradients([one for optimizer in rig.optimizers.values() for one in rig.engine.stepped(optimizer)])
         first, row, calls = len(tracer.kind), len(tracer.op_rows), len(tracer.calls)
         if tracer.device_type == "cpu":
             tracer.descriptions = []
         for name, optimizer in optimizers.items():
             mark(tracer, rig, "optimizer")
-            if rig.job.clip is not None:
-                rig.engine.clip(rig.parameters_of((name,)), rig.job.clip)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            _step(rig, name, optimizer)
         found = MicroTrace(trace=self._slice(first, row, calls), calls=tuple(tracer.descriptions or ()))
         tracer.descriptions = None
         return found
 
-    def _make_gradients(self) -> None:
-        for optimizer in self.rig.optimizers.values():
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = torch.empty_like(parameter)
+    def _accumulated_in(self) -> list[Tensor]:
+        """What holds the gradients of an earlier micro-batch; under ZeRO's stage 3 a buffer that is always there."""
+        engine = self.rig.engine
+        if isinstance(engine, Zero) and engine.stage > 1:
+            return engine.stepped(engine.divided.zero.optimizer) if engine.stage == 2 else []
+        return [parameter for some in self.rig.stepped.values() for parameter in some]
 
     def _slice(self, first: int, row: int, calls: int) -> Trace:
         """The events from ``first`` on; what was there before is allocated at their beginning."""
@@ -142,6 +145,32 @@ class Session:
             (position - first + before, max(owner - row, 0), key) for position, owner, key in tracer.calls[calls:]
         ]
         return with_scratch(trace, shifted)
+
+
+def _make_gradients(parameters: Sequence[Tensor]) -> None:
+    for parameter in parameters:
+        parameter.grad = torch.empty_like(parameter)
+
+
+def _drop_gradients(parameters: Sequence[Tensor]) -> None:
+    for parameter in parameters:
+        parameter.grad = None
+
+
+def _step(rig: Rig, name: str, optimizer: Optimizer) -> None:
+    """Clips and steps by the gradients that were made; under ZeRO nothing is gathered."""
+    engine = rig.engine
+    if isinstance(engine, Zero):
+        zero = engine.divided.zero
+        zero.averaged_gradients = {0: [part.grad for part in engine.stepped(optimizer)]}
+    if rig.job.clip is not None:
+        engine.clip(rig.parameters_of((name,)), rig.job.clip)
+    if isinstance(engine, Zero):
+        step_parts(zero, engine.stage, optimizer)
+        zero.averaged_gradients = {}
+    else:
+        optimizer.step()
+    _drop_gradients(engine.stepped(optimizer))
 
 
 @contextmanager

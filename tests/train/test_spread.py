@@ -16,7 +16,7 @@ from memfit.engine.single import Single
 from memfit.errors import InputError
 from memfit.train.spread import load_spread
 from tests.engine.ranks import CPU, Sentences
-from tests.train.rank_spread import loaded, saved
+from tests.engine.zero_ranks import loaded, saved
 
 ROOT = Path(__file__).parents[2]
 

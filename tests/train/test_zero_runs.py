@@ -81,7 +81,7 @@ def test_what_is_planned_for_zero_is_run_by_torchrun(engine, one, tmp_path):
 def test_memory_that_runs_out_on_one_rank_hangs_none(engine, tmp_path):
     shape = {"unit": "samples", "global_batch": 14, "micro_batch": 3, "micro_batches": [[3, 2], [3, 2], [3, 1]]}
     planned = Plan(
-        job=JOB, device="cpu", budget_bytes=256 << 20,
+        job=JOB, settings={}, device="cpu", budget_bytes=256 << 20,
         arithmetic="", engine=engine, precision="fp32", seed=3, **shape,
     )  # fmt: skip
     for name in ("undisturbed", "failing"):

@@ -1,0 +1,39 @@
+"""Micro-batches and steps of a session on an engine that holds parts.
+
+python -m pytest tests/trace/test_session.py
+"""
+
+import pytest
+
+from memfit.device.catalogue import find_device
+from memfit.job import Shape
+from memfit.trace.session import open_session
+from memfit.trace.step import Tracing
+from tests.nets import JOBS, SHAPES
+
+SHAPE = Shape(items=SHAPES["dit"][0], length=SHAPES["dit"][1])
+
+
+def resident(traced):
+    return int(traced.trace.nbytes[traced.trace.made_by < 0].sum())
+
+
+@pytest.mark.parametrize("engine", ["zero1", "zero2", "zero3"])
+def test_parts_are_stepped_and_gradients_held_as_the_stage_has_it(engine):
+    how = Tracing(device=find_device("cpu"), engine=engine, world=2)
+    with open_session(JOBS["dit"](clip=1.0), how, SHAPE) as session:
+        rig = session.rig
+        (optimizer,) = rig.optimizers.values()
+        parts = sum(part.nbytes for part in rig.engine.stepped(optimizer))
+        first = session.micro_batch(SHAPE, {}, accumulated=False)
+        later = session.micro_batch(SHAPE, {}, accumulated=True)
+        whole = sum(getattr(p, "ds_numel", p.numel()) * 4 for p in rig.stepped["dit"])
+        assert resident(later) - resident(first) == {"zero1": whole, "zero2": parts, "zero3": 0}[engine]
+        steps = [session.optimizer_step(kind) for kind in ("job", "foreach", "loop")]
+        again = session.micro_batch(SHAPE, {}, accumulated=False)
+    assert whole <= 2 * parts < 1.1 * whole
+    assert resident(again) == resident(first)
+    for step in steps:
+        ran = {step.trace.names[name] for name in step.trace.operator_name}
+        assert any("sqrt" in name for name in ran)
+        assert any("norm" in name for name in ran)
