@@ -152,8 +152,7 @@ def update_ema(rig: Rig) -> None:
     for name, average in rig.ema.items():
         decay = rig.job.ema
         assert decay is not None
-        old: list[Tensor] = list(average.parameters())
-        new: list[Tensor] = list(rig.nets[name].parameters())
+        old, new = rig.engine.parts(average), rig.engine.parts(rig.nets[name])
         with torch.no_grad():
             torch._foreach_lerp_(old, new, 1 - decay)
             for mine, theirs in zip(average.buffers(), rig.nets[name].buffers(), strict=True):
