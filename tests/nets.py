@@ -12,7 +12,6 @@ from memfit.job import Job, Loss, Turn
 class Small(Job):
     """Settings that the six have in common."""
 
-    validates: ClassVar[bool] = True
     optimizer: str = "adamw"
     foreach: bool = False
 
