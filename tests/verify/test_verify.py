@@ -29,7 +29,7 @@ FOUND_ALONE = {
     "FixedUnits": [("short_window", "fault")],
     "Hidden": [("changed_in_forward", "fault")],
 }
-APART, SEVERAL = "'discriminator', 'mouth_discriminator'", "optimizers generator, discriminator"
+APART, SEVERAL = "'discriminator', 'mouth_discriminator'", "optimizers discriminator, generator"
 REFUSED = {
     "musetalk/tiny": dict.fromkeys(("fsdp2", "zero1", "zero2", "zero3"), APART),
     "gpt_sovits/tiny": dict.fromkeys(("zero1", "zero2", "zero3"), SEVERAL),
