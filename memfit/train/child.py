@@ -102,6 +102,7 @@ def run(
     device = device_of(plan)
     engine = start(plan.engine, device, **plan.engine_choices)
     job = load_job(plan.job, dict(plan.settings))
+    seed_all(plan.seed)
     samples, lengths = job.dataset(), job.lengths()
     if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
         write = "write dataset(self) -> a sequence of samples, with a length"

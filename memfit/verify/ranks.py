@@ -32,6 +32,7 @@ from memfit.errors import Exit, InputError, mistake_in_job
 from memfit.plan import Plan, read_plan
 from memfit.train.folder import RunFolder, replace_file
 from memfit.train.loop import Course, micro_batches
+from memfit.train.streams import seed_all
 from memfit.verify.additivity import split_findings
 from memfit.verify.bounds import sum_bound
 from memfit.verify.compare import compare
@@ -147,8 +148,9 @@ def _alone(plan: Plan, engine: Engine, windows: int) -> list[dict[str, Any]]:
 
 def _built(plan: Plan, recording: Recording, ranks: int, folder: Path) -> tuple[Rig, Course]:
     job = job_of(plan)
+    seed_all(plan.seed)
     samples, lengths = samples_of(job)
-    torch.manual_seed(plan.seed)
+    seed_all(plan.seed)
     rig = build(job, "cpu", recording)
     recording.watch(rig)
     windows = Windows(

@@ -25,6 +25,7 @@ from memfit.train.child import device_of
 from memfit.train.folder import RunFolder
 from memfit.train.loop import Course, micro_batches
 from memfit.train.spread import load_spread, load_spread_nets
+from memfit.train.streams import seed_all
 from memfit.verify.bounds import sum_bound, weight_bounds, weight_difference
 from memfit.verify.record import Recording
 from memfit.verify.rounding import allow_for, move_last_bits, moved
@@ -103,6 +104,7 @@ def replay(plan: Plan, folder: Path) -> dict[str, Any]:
 
 
 def _course(plan: Plan, rig: Rig, folder: Path) -> Course:
+    seed_all(plan.seed)
     samples, lengths = rig.job.dataset(), rig.job.lengths()
     windows = Windows(
         size=len(samples), lengths=lengths, global_batch=plan.global_batch, micro_batch=plan.micro_batch,
