@@ -110,6 +110,11 @@ _INSTEAD: dict[Any, Callable[..., Any]] = {
 }
 
 
+_RUNS_CODE = frozenset((Tensor.backward, torch.autograd.grad))
+"""Functions that call code of a job, which may make tensors: recomputing and hooks. In a function that a mode handles,
+torch has taken the mode off."""
+
+
 class SaysCuda(TorchFunctionMode):
     """Rewrites the devices that any torch function is given."""
 
@@ -117,6 +122,9 @@ class SaysCuda(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.device:
             return func(*args, **kwargs)
+        if func in _RUNS_CODE:
+            with self:
+                return func(*args, **kwargs)
         instead = _INSTEAD.get(func)
         if instead is not None:
             return instead(*args, **kwargs)
@@ -162,11 +170,6 @@ def _scaler_init() -> Callable[..., None]:
         init(self, redirected(device), *args, **kwargs)
 
     return initialize
-
-
-def _step_without_looking(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
-    """GradScaler steps unless it found an infinity, which a trace has no way to see."""
-    return optimizer.step(*args, **kwargs)
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None: ...
@@ -244,7 +247,7 @@ def says_cuda(card: CardRules, emptied: Callable[[], None]) -> Iterator[None]:
     by_device = {name: _first_redirected(getattr(torch, name)) for name in ("get_autocast_dtype", "set_autocast_dtype")}
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(autocast, __init__=_autocast_init()))
-        stack.enter_context(replaced(GradScaler, __init__=_scaler_init(), _maybe_opt_step=_step_without_looking))
+        stack.enter_context(replaced(GradScaler, __init__=_scaler_init()))
         stack.enter_context(
             replaced(torch, Generator=_Generator, save=lambda *args, **kwargs: None, **legacy, **by_device)
         )

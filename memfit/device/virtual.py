@@ -21,6 +21,7 @@ import torch._meta_registrations
 import torch.utils._foreach_utils
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.amp.grad_scaler import GradScaler
 from torch.optim.optimizer import _foreach_supported_types
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -166,6 +167,7 @@ def _fakes_pass_for_tensors() -> Iterator[None]:
         appended(torch.utils._foreach_utils._foreach_supported_types, FakeTensor),
         replaced(torch._meta_registrations, device_hint=_device_hint),
         replaced(FakeTensor, __deepcopy__=_copied),
+        replaced(GradScaler, _maybe_opt_step=_step_without_looking),
         default_device_kept(),
         _cudnn_flags_kept(),
         without_weights(),
@@ -174,6 +176,11 @@ def _fakes_pass_for_tensors() -> Iterator[None]:
         # copy.deepcopy asks a tensor of another class than Tensor for its address.
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
         yield
+
+
+def _step_without_looking(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+    """GradScaler steps unless it found an infinity, which a trace has no way to see."""
+    return optimizer.step(*args, **kwargs)
 
 
 @contextlib.contextmanager

@@ -161,6 +161,17 @@ def test_checkpointing(gpu, reentrant):
     assert net.weight.grad.shape == (8, 8)
 
 
+@pytest.mark.parametrize("way", ["backward", "grad"])
+def test_a_recomputed_forward_makes_its_tensors_on_the_card(gpu, way):
+    def masked(x):
+        return x * torch.arange(len(x), device=x.device)
+
+    weight = torch.ones(4, device="cuda", requires_grad=True)
+    loss = checkpoint(masked, weight * 2, use_reentrant=False).sum()
+    found = torch.autograd.grad(loss, weight)[0] if way == "grad" else (loss.backward(), weight.grad)[1]
+    assert found.is_cuda
+
+
 def test_code_outside_of_torch_sees_cuda(gpu):
     x = torch.ones(2, device="cuda:0")
     assert x.device == torch.device("cuda:0") == nn.Linear(2, 2).cuda().weight.device
