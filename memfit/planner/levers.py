@@ -72,14 +72,12 @@ def describe(
 def traced(drafts: Drafts) -> dict[str, int]:
     """Bytes of an optimizer's step: ``step own``, as the job has it, ``step fused`` and ``step foreach``, where there
     are such; and ``own fused`` or ``own foreach`` is 1 where the job's own is one."""
-    session = drafts.fitting.session
-    rig = session.rig
-    cuda = drafts.device.is_cuda
-    own = {implementation_of(optimizer, cuda) for optimizer in rig.job.optimizers(rig.nets).values()} - {None}
+    job, cuda = drafts.job, drafts.device.is_cuda
+    own = {implementation_of(optimizer, cuda) for optimizer in job.optimizers(plain_nets(job)).values()} - {None}
     kinds = {"own": next(iter(own)) if len(own) == 1 else "job", "fused": "fused", "foreach": "foreach"}
     found = {f"own {kind}": 1 for kind in own}
     for name, kind in kinds.items():
-        step = session.optimizer_step(kind or "job")
+        step = drafts.fitting.optimizer_step(kind or "job")
         if step is not None:
             found[f"step {name}"] = footprint_on(step.trace, unlimited(drafts.device)).phases["train"].allocated_bytes
     return found

@@ -24,7 +24,7 @@ from memfit.planner.beneath import beneath
 from memfit.planner.dials import Dial, dials
 from memfit.planner.drafts import Draft, Drafts
 from memfit.planner.engines import Communicates, candidates, communicates
-from memfit.planner.fitting import open_fitting
+from memfit.planner.fitting import Fitting, open_fitting
 from memfit.planner.next_step import NextStep, next_step
 from memfit.planner.predict import BINDING_RANK, default_checkpointing, footprint_on, plain_nets, with_precision
 from memfit.planner.saving import choose_writing
@@ -196,20 +196,24 @@ def _find(job: Job, asked: _Asked) -> Answer:
     )  # fmt: skip
     told = communicates(asked.engine, nets, device, asked.devices)
     budget = device.usable_bytes or 0
-    for _ in range(ROUNDS):
-        drafted = _drafted(job, how, replace(device, usable_bytes=budget), asked, own, told)
-        found, how = _whole(job, how, device, drafted.best, own, may_choose="validation" not in keep)
-        found = replace(found, communication_seconds=told(len(found.geometry.micro_batches[0])))
-        over = max(-found.footprint.headroom_bytes, budget // 200)
-        lengths = None
-        if found.footprint.fits:
-            lengths = varied(job, device, found.geometry, found.checkpointing, how.implementation, asked.seed)
-            if lengths is None or lengths.fits:
+    first = shape_of(job, min(job.longest or 2, -(-asked.global_batch // asked.devices)))
+    with open_fitting(job, how, first) as fitting:
+        for _ in range(ROUNDS):
+            drafted = _drafted(fitting, replace(device, usable_bytes=budget), asked, own, told)
+            fitting.pause()
+            found, whole = _whole(job, how, device, drafted.best, own, may_choose="validation" not in keep)
+            found = replace(found, communication_seconds=told(len(found.geometry.micro_batches[0])))
+            over = max(-found.footprint.headroom_bytes, budget // 200)
+            lengths = None
+            if found.footprint.fits:
+                lengths = varied(job, device, found.geometry, found.checkpointing, how.implementation, asked.seed)
+                if lengths is None or lengths.fits:
+                    break
+                over = budget // 20
+            elif not drafted.best.fits or found.footprint.limiting_phase != "train":
                 break
-            over = budget // 20
-        elif not drafted.best.fits or found.footprint.limiting_phase != "train":
-            break
-        budget -= over
+            budget -= over
+    how = whole
     plan = None
     if found.footprint.fits and (lengths is None or lengths.fits):
         taken = levers.describe(job, device, how, found, own, nets, keep, drafted.bytes)
@@ -254,24 +258,20 @@ class _Drafted:
     probed: bool = False
 
 
-def _drafted(
-    job: Job, how: Tracing, device: Device, asked: _Asked, own: Mapping[str, str], told: Communicates
-) -> _Drafted:
-    first = shape_of(job, min(job.longest or 2, -(-asked.global_batch // asked.devices)))
-    with open_fitting(job, how, first) as fitting:
-        drafts = Drafts(
-            fitting, device, asked.global_batch, asked.devices,
-            fixed=asked.micro_batch, modes=own if "checkpointing" in asked.keep else None,
-            communicates=told,
-        )  # fmt: skip
-        best = drafts.best()
-        if best is None:
-            return _Drafted(best=min(drafts.tried.values(), key=lambda draft: draft.peak))
-        found = levers.traced(drafts) | drafts.around(best)
-        return _Drafted(
-            best=best, beside=drafts.beside(best), next_step=next_step(drafts, best), bytes=found,
-            net_kind=fitting.session.net_kind, probed=drafts.probed is not None,
-        )  # fmt: skip
+def _drafted(fitting: Fitting, device: Device, asked: _Asked, own: Mapping[str, str], told: Communicates) -> _Drafted:
+    drafts = Drafts(
+        fitting, device, asked.global_batch, asked.devices,
+        fixed=asked.micro_batch, modes=own if "checkpointing" in asked.keep else None,
+        communicates=told,
+    )  # fmt: skip
+    best = drafts.best()
+    if best is None:
+        return _Drafted(best=min(drafts.tried.values(), key=lambda draft: draft.peak))
+    found = levers.traced(drafts) | drafts.around(best)
+    return _Drafted(
+        best=best, beside=drafts.beside(best), next_step=next_step(drafts, best), bytes=found,
+        net_kind=fitting.net_kind, probed=drafts.probed is not None,
+    )  # fmt: skip
 
 
 def _whole(

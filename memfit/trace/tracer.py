@@ -31,6 +31,7 @@ from memfit.trace.accumulate import made_in, sums_in_place
 from memfit.trace.net_kind import NetKind
 
 _DEVICE = torch.ops.prim.device.default
+_META = torch.device("meta")
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _SAVES_NUMBERS = {
     torch.ops.aten.mul.Tensor,
@@ -197,7 +198,12 @@ class Tracer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE and type(args[0]) is FakeTensor:
-            return args[0].device
+            return _META if args[0].fake_mode.in_kernel_invocation else args[0].fake_device
+        with torch._C.DisableTorchFunction():
+            return self._dispatched(func, types, args, kwargs)
+
+    def _dispatched(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """One call. What it asks of tensors on the way is no torch function of the user's."""
         if any(t not in _PLAIN and is_traceable_wrapper_subclass_type(t) for t in types):
             return NotImplemented
         kwargs = kwargs or {}
@@ -213,7 +219,9 @@ class Tracer(TorchDispatchMode):
         if sums_in_place(func, args, node):
             out = args[0].add_(args[1])
         else:
-            out = func(*args, **kwargs)
+            out = self.virtual.mode.remembered(func, args, kwargs)
+            if out is NOT_HANDLED:
+                out = func(*args, **kwargs)
         if self.device_type == "cpu":
             out = cpu_rules.correct(func, args, out)
         if number is not None:
