@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from memfit.device.catalogue import Device
 from memfit.job import Job, Shape
 from memfit.planner.layout import Layout, blocks_of, holds, kept_by_module, with_parts
 from memfit.planner.observe import Observation, observe

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from memfit.apply.implementation import implementation_of, supports
 from memfit.apply.rig import is_trained
+from memfit.apply.streaming import left_on_the_device
 from memfit.device.catalogue import Device
+from memfit.events import TO_DEVICE
 from memfit.job import Job, Nets
 from memfit.plan import Lever
-from memfit.planner import phase_room
+from memfit.planner import host_state, phase_room
 from memfit.planner.drafts import Drafts, unlimited
 from memfit.planner.levers_validation import made, of_validation
 from memfit.planner.predict import footprint_on, plain_nets
@@ -51,15 +55,12 @@ def describe(
     return [
         *_optimizer(job, how, drafted, keep),
         *_buckets(found, gradients, one=one),
-        *_ema(job, found, link),
+        *_ema(job, how, found, nets, link),
         *_checkpointing(found, own, drafted, keep),
         _offload(found, drafted, link, cuda=device.is_cuda),
         _accumulation(found, drafted),
         *of_validation(job, found, how, gradients),
-        made(
-            "optimizer state on the host", False, {"train": state}, _copies(2 * state, link),
-            "what fits without it is faster", seconds=None if link is None else 2 * state / link,
-        ),
+        _state_on_host(job, device, how, found, nets, drafted),
         made(
             "8-bit optimizer", False, {"train": state - state // 4}, "nothing noticeable",
             "a job that has it as a setting takes it with --set", changes_learning=True,
@@ -79,6 +80,9 @@ def traced(drafts: Drafts) -> dict[str, int]:
     for name, kind in kinds.items():
         step = drafts.fitting.optimizer_step(kind or "job")
         if step is not None:
+            if name == "own":
+                crossing = np.isin(np.array(step.trace.names), TO_DEVICE)[step.trace.operator_name]
+                found["state on the host"] = int(step.trace.operator_bytes[crossing].sum())
             found[f"step {name}"] = footprint_on(step.trace, unlimited(drafts.device)).phases["train"].allocated_bytes
     return found
 
@@ -104,6 +108,8 @@ def reasons(chosen: Candidate, own: Mapping[str, str], device: Device, how: Trac
         "optimizer": f"{how.implementation}: no temporaries as large as the parameters"
         if how.implementation == "fused"
         else "the job's own",
+        **({"optimizer_state": "on the host between steps: else nothing fits, or recomputing takes longer"} if
+           how.optimizer_state == "host" else {}),
         "validation": "; ".join(phase_room.words(how.validation, {})) or "as the job has it",
     }
 
@@ -182,15 +188,35 @@ def _offload(found: Candidate, drafted: Mapping[str, int], link: float | None, *
     )  # fmt: skip
 
 
-def _ema(job: Job, found: Candidate, link: float | None) -> list[Lever]:
-    average = found.footprint.phases["train"].categories["ema"]
-    if not average:
+def _state_on_host(
+    job: Job, device: Device, how: Tracing, found: Candidate, nets: Nets, drafted: Mapping[str, int]
+) -> Lever:
+    """Optimizers' state between steps."""
+    taken, link = how.optimizer_state == "host", device.link_bytes
+    state = found.footprint.phases["train"].categories["optimizer"]
+    if taken:
+        state = drafted.get("state on the host", 0)
+        left = left_on_the_device(job.optimizers(nets))
+        reason = "without it nothing fits, or recomputing takes longer than the copies"
+        reason += f"; the state of {', '.join(left)} stays" if left else ""
+    else:
+        reason = host_state.why_not(job, nets, device, found.engine)
+    return made(
+        "optimizer state on the host", taken, dict.fromkeys(found.footprint.phases, state), _copies(2 * state, link),
+        reason, seconds=None if link is None else 2 * state / link,
+    )  # fmt: skip
+
+
+def _ema(job: Job, how: Tracing, found: Candidate, nets: Nets, link: float | None) -> list[Lever]:
+    if job.ema is None:
         return []
+    taken = how.average == "host"
+    average = sum(t.nbytes for net in nets.values() if is_trained(net) for t in (*net.parameters(), *net.buffers()))
+    reason = "without it nothing fits" if taken else "what fits without it is faster"
     return [
         made(
-            "average of the weights on the host", False, dict.fromkeys(found.footprint.phases, average),
-            _copies(average, link), "what fits without it is faster",
-            seconds=None if link is None else average / link,
+            "average of the weights on the host", taken, dict.fromkeys(found.footprint.phases, average),
+            _copies(2 * average, link), reason, seconds=None if link is None else 2 * average / link,
         )
     ]  # fmt: skip
 

@@ -100,7 +100,10 @@ def predict(
         engine_choices=engine_choices or {},
     )  # fmt: skip
     if plan is not None:
-        how = replace(how, implementation=plan.implementation, validation=plan.validation, saving=plan.saving)
+        how = replace(
+            how, implementation=plan.implementation, validation=plan.validation, saving=plan.saving,
+            optimizer_state=plan.optimizer_state, average=plan.average,
+        )  # fmt: skip
     asked = binding_ranks(job, nets, engine, world) if rank is None else (rank,)
     traces = {one: trace_job(job, shape, replace(how, rank=one)) for one in asked}
     footprints = {one: footprint_on(trace, device, world) for one, trace in traces.items()}

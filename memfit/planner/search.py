@@ -24,6 +24,7 @@ from memfit.planner.beneath import beneath
 from memfit.planner.dials import Dial, dials
 from memfit.planner.drafts import Draft, Drafts
 from memfit.planner.engines import Communicates, candidates, communicates
+from memfit.planner.host_state import host_places, pays
 from memfit.planner.fitting import Fitting, open_fitting
 from memfit.planner.next_step import NextStep, next_step
 from memfit.planner.predict import BINDING_RANK, default_checkpointing, footprint_on, plain_nets, with_precision
@@ -186,13 +187,23 @@ class _Asked:
 
 
 def _find(job: Job, asked: _Asked) -> Answer:
-    """The answer for one precision."""
+    """The answer for one precision, with optimizers' state on the host where nothing fits without, or that is faster."""
+    answer = _placed(job, asked)
+    for places in host_places(job, asked.card, asked.engine, asked.keep):
+        if not pays(answer, asked.card):
+            break
+        answer = _best([answer, _placed(job, asked, **places)])
+    return answer
+
+
+def _placed(job: Job, asked: _Asked, **places: str) -> Answer:
+    """The answer with optimizers' state and the weights' average in these places."""
     device, keep, nets = _less_host_margin(asked.card), asked.keep, plain_nets(job)
     own = default_checkpointing(job, nets)
     implementation = "job" if "optimizer" in keep else levers.implementation(job, device)
     how = Tracing(
         device=device, implementation=implementation, validation=PhasePolicy(), saving=PhasePolicy(),
-        engine=asked.engine, world=asked.devices, rank=BINDING_RANK,
+        engine=asked.engine, world=asked.devices, rank=BINDING_RANK, **places,
     )  # fmt: skip
     told = communicates(asked.engine, nets, device, asked.devices)
     budget = device.usable_bytes or 0
@@ -206,7 +217,7 @@ def _find(job: Job, asked: _Asked) -> Answer:
             over = max(-found.footprint.headroom_bytes, budget // 200)
             lengths = None
             if found.footprint.fits:
-                lengths = varied(job, device, found.geometry, found.checkpointing, how.implementation, asked.seed)
+                lengths = varied(job, how, found.geometry, found.checkpointing, asked.seed)
                 if lengths is None or lengths.fits:
                     break
                 over = budget // 20
@@ -344,6 +355,8 @@ def _plan(job: Job, asked: _Asked, chosen: Candidate, own: Mapping[str, str], ho
         validation=how.validation,
         saving=how.saving,
         implementation=how.implementation,
+        optimizer_state=how.optimizer_state,
+        average=how.average,
         learning_rate=asked.rate.factor,
         warmup_windows=asked.rate.warmup_windows,
         reasons=levers.reasons(chosen, own, device, how),

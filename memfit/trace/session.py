@@ -13,7 +13,7 @@ from memfit.apply.implementation import supports, with_implementation
 from memfit.apply.recompute import recompute
 from memfit.apply.rig import Rig, build
 from memfit.apply.room import with_settings
-from memfit.apply.window import run_window
+from memfit.apply.window import run_window, stepping
 from memfit.device.libraries import as_in_a_real_run
 from memfit.engine.start import start
 from memfit.events import ALLOCATE, FREE, Trace
@@ -99,7 +99,8 @@ class Session:
             mark(tracer, rig, "optimizer")
             if rig.job.clip is not None:
                 rig.engine.clip(rig.parameters_of((name,)), rig.job.clip)
-            optimizer.step()
+            with stepping(rig, optimizer):
+                optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         found = MicroTrace(trace=self._slice(first, row, calls), calls=tuple(tracer.descriptions or ()))
         tracer.descriptions = None
@@ -155,7 +156,10 @@ def open_session(job: Job, how: Tracing, shape: Shape) -> Iterator[Session]:
     ):
         engine = start(how.engine, virtual.device, **how.engine_choices)
         with tracer.phase("setup"):
-            rig = build(job, virtual.device, engine, how.implementation)
+            rig = build(
+                job, virtual.device, engine, how.implementation, optimizer_state=how.optimizer_state,
+                average=how.average,
+            )  # fmt: skip
             tracer.name_modules(rig.nets)
             categorise_state(tracer, rig)
         with recompute(rig.nets, how.checkpointing):

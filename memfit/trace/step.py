@@ -66,6 +66,9 @@ class Tracing:
     rank: int = 0
     engine_choices: Mapping[str, Any] = field(default_factory=dict)
     implementation: str = "job"
+    optimizer_state: str = "device"
+    average: str = "device"
+    """Where both are between steps, as a plan has them."""
     validation: PhasePolicy = AS_IT_IS
     """What makes room for validation; by default nothing does."""
     saving: PhasePolicy = AS_IT_IS
@@ -111,7 +114,10 @@ def _record(
         micro_batches = min(how.micro_batches, 2)
         engine = start(how.engine, virtual.device, **how.engine_choices)
         with tracer.phase("setup"):
-            rig = build(job, virtual.device, engine, how.implementation)
+            rig = build(
+                job, virtual.device, engine, how.implementation, optimizer_state=how.optimizer_state,
+                average=how.average,
+            )  # fmt: skip
             tracer.name_modules(rig.nets)
             categorise_state(tracer, rig)
         with recompute(rig.nets, how.checkpointing):
