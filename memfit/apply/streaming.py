@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-PART = 256 << 20
+PART = 64 << 20
 """Bytes of state that visit the device at once, at most; one parameter's at least."""
 PER_PARAMETER = frozenset(
     {

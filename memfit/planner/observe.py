@@ -119,7 +119,7 @@ def _read_turn(
 
     rest = live - held(np.ones(len(owner), bool))
     is_backward = np.arange(len(live)) >= middle
-    block_at = np.where(unit_at >= 0, layout.block_of[unit_at], -1)
+    block_at = np.append(layout.block_of, -1)[unit_at]
     for kind, at, count, peaks, others in (
         ("unit", unit_at, units, found.unit_peak, found.unit_alive),
         ("block", block_at, len(layout.blocks), found.block_peak, found.block_alive),
