@@ -19,7 +19,6 @@ from memfit.engine.single import Single
 from memfit.errors import InputError
 from memfit.job import Job, Nets
 
-
 WHOLE_STATE = ("single", "ddp")
 """Engines of which each rank holds whole optimizer states, that can wait on the host."""
 

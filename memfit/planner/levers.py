@@ -18,6 +18,7 @@ from memfit.planner import host_state, phase_room
 from memfit.planner.drafts import Drafts, unlimited
 from memfit.planner.levers_validation import made, of_validation
 from memfit.planner.predict import footprint_on, plain_nets
+from memfit.planner.varied import EXPANDABLE
 from memfit.sizes import format_size
 from memfit.trace.step import Tracing
 
@@ -54,6 +55,7 @@ def describe(
     link = device.link_bytes
     return [
         *_optimizer(job, how, drafted, keep),
+        *_allocator(found),
         *_buckets(found, gradients, one=one),
         *_ema(job, how, found, nets, link),
         *_checkpointing(found, own, drafted, keep),
@@ -108,8 +110,11 @@ def reasons(chosen: Candidate, own: Mapping[str, str], device: Device, how: Trac
         "optimizer": f"{how.implementation}: no temporaries as large as the parameters"
         if how.implementation == "fused"
         else "the job's own",
-        **({"optimizer_state": "on the host between steps: else nothing fits, or recomputing takes longer"} if
-           how.optimizer_state == "host" else {}),
+        **(
+            {"optimizer_state": "on the host between steps: else nothing fits, or recomputing takes longer"}
+            if how.optimizer_state == "host"
+            else {}
+        ),
         "validation": "; ".join(phase_room.words(how.validation, {})) or "as the job has it",
     }
 
@@ -149,6 +154,15 @@ def _buckets(found: Candidate, gradients: int, *, one: bool) -> list[Lever]:
             "without DDP there are no buckets" if one else twice, seconds=0.0,
         ),
     ]  # fmt: skip
+
+
+def _allocator(found: Candidate) -> list[Lever]:
+    """Expandable segments, which have no blocks that other sizes cannot use."""
+    if found.allocator_bytes is None:
+        return []
+    taken = found.allocator != "default"
+    reason = "without, a window asks for what lies in fragments" if taken else "it fits without"
+    return [made(EXPANDABLE, taken, {"train": found.allocator_bytes}, "nothing", reason, seconds=0.0)]
 
 
 def _sharding(found: Candidate, gradients: int, state: int) -> Lever:

@@ -24,13 +24,13 @@ from memfit.planner.beneath import beneath
 from memfit.planner.dials import Dial, dials
 from memfit.planner.drafts import Draft, Drafts
 from memfit.planner.engines import Communicates, candidates, communicates
-from memfit.planner.host_state import host_places, pays
 from memfit.planner.fitting import Fitting, open_fitting
+from memfit.planner.host_state import host_places, pays
 from memfit.planner.next_step import NextStep, next_step
 from memfit.planner.predict import BINDING_RANK, default_checkpointing, footprint_on, plain_nets, with_precision
 from memfit.planner.saving import choose_writing
 from memfit.planner.time_error import with_time_error
-from memfit.planner.varied import Varied, varied
+from memfit.planner.varied import EXPANDABLE, Varied, varied
 from memfit.sizes import format_size
 from memfit.trace.step import Tracing, trace_job
 
@@ -54,6 +54,10 @@ class Candidate:
     footprint: Footprint
     seconds: float | None
     engine: str = "single"
+    allocator: str = "default"
+    """expandable_segments where it does not fit without."""
+    allocator_bytes: int | None = None
+    """What expandable segments reserve less than the default ones, in training; None on a CPU."""
     communication_seconds: float = 0.0
     """Of ``seconds``, what ranks tell each other, by the card's own link; 0 where that is not known."""
 
@@ -187,7 +191,7 @@ class _Asked:
 
 
 def _find(job: Job, asked: _Asked) -> Answer:
-    """The answer for one precision, with optimizers' state on the host where nothing fits without, or that is faster."""
+    """The answer for one precision; optimizers' state is on the host where nothing else fits, or where that is faster."""
     answer = _placed(job, asked)
     for places in host_places(job, asked.card, asked.engine, asked.keep):
         if not pays(answer, asked.card):
@@ -234,8 +238,8 @@ def _placed(job: Job, asked: _Asked, **places: str) -> Answer:
         if lengths is not None:
             plan = replace(
                 plan,
-                allocator=lengths.allocator,
-                levers=[*plan.levers, *lengths.levers()],
+                allocator=lengths.allocator if found.allocator == "default" else found.allocator,
+                levers=[*(one for one in plan.levers if one.name != EXPANDABLE), *lengths.levers()],
                 reasons={**plan.reasons, "varied lengths": lengths.reason()},
             )
         plan = replace(
@@ -294,7 +298,11 @@ def _whole(
     how = replace(how, micro_batches=count, checkpointing=draft.modes)
     for policy in phase_room.policies(job) if may_choose else [how.validation]:
         how = replace(how, validation=policy)
-        footprint = footprint_on(trace_job(job, shape, how), device, how.world)
+        trace = trace_job(job, shape, how)
+        plain = footprint = footprint_on(trace, device, how.world)
+        expandable = footprint_on(trace, device, how.world, "expandable_segments") if device.is_cuda else plain
+        if not plain.fits and (expandable.fits or plain.limiting_phase == "train" != expandable.limiting_phase):
+            footprint = expandable
         if footprint.fits or footprint.limiting_phase != "validate":
             break
     found = Candidate(
@@ -304,6 +312,10 @@ def _whole(
         footprint=footprint,
         seconds=draft.seconds,
         engine=how.engine,
+        allocator="default" if footprint is plain else "expandable_segments",
+        allocator_bytes=plain.phases["train"].reserved_bytes - expandable.phases["train"].reserved_bytes
+        if device.is_cuda
+        else None,
     )
     return found, how
 
@@ -355,6 +367,7 @@ def _plan(job: Job, asked: _Asked, chosen: Candidate, own: Mapping[str, str], ho
         validation=how.validation,
         saving=how.saving,
         implementation=how.implementation,
+        allocator=chosen.allocator,
         optimizer_state=how.optimizer_state,
         average=how.average,
         learning_rate=asked.rate.factor,

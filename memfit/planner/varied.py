@@ -13,6 +13,7 @@ from memfit.planner.sequence import SequencePrediction, drawn_windows, predict_s
 from memfit.sizes import format_size
 from memfit.trace.step import Tracing
 
+EXPANDABLE = "expandable allocator"
 WINDOWS = 200
 """Windows that are replayed: reserved memory seldom grows after the first hundred."""
 
@@ -51,7 +52,7 @@ class Varied:
         saves = max(plain.reserved_bytes - expandable.reserved_bytes, 0)
         return [
             Lever(
-                name="expandable allocator", taken=taken, saves_bytes=saves, costs="nothing", reason=why,
+                name=EXPANDABLE, taken=taken, saves_bytes=saves, costs="nothing", reason=why,
                 saves={"train": saves}, seconds=0.0,
             )
         ]  # fmt: skip
@@ -75,9 +76,7 @@ class Varied:
         )
 
 
-def varied(
-    job: Job, how: Tracing, geometry: Geometry, checkpointing: Mapping[str, str], seed: int
-) -> Varied | None:
+def varied(job: Job, how: Tracing, geometry: Geometry, checkpointing: Mapping[str, str], seed: int) -> Varied | None:
     """The first ``WINDOWS`` windows on a card; None where lengths do not vary, or their fragments do not count."""
     device = how.device
     if job.longest is None or not device.is_cuda or geometry.data_parallel > 1:

@@ -37,7 +37,10 @@ class Two(Job):
 
     def optimizers(self, nets):
         make = OPTIMIZERS[self.kind]
-        return {"a": make(list(nets["a"].parameters())), "b": torch.optim.SGD(nets["b"].parameters(), 0.1, momentum=0.9)}
+        return {
+            "a": make(list(nets["a"].parameters())),
+            "b": torch.optim.SGD(nets["b"].parameters(), 0.1, momentum=0.9),
+        }
 
     def schedules(self, optimizers, windows):
         return {name: torch.optim.lr_scheduler.StepLR(one, 1, 0.9) for name, one in optimizers.items()}
