@@ -223,7 +223,8 @@ def _state_on_host(
 
 def _ema(job: Job, how: Tracing, found: Candidate, nets: Nets, link: float | None) -> list[Lever]:
     if job.ema is None:
-        return []
+        name, why = "average of the weights on the host", "the job keeps no average"
+        return [made(name, False, {}, "copies", why)]
     taken = how.average == "host"
     average = sum(t.nbytes for net in nets.values() if is_trained(net) for t in (*net.parameters(), *net.buffers()))
     reason = "without it nothing fits" if taken else "what fits without it is faster"

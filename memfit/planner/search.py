@@ -53,6 +53,8 @@ class Candidate:
     geometry: Geometry
     footprint: Footprint
     seconds: float | None
+    validated: tuple[int, ...] = ()
+    """Allocated bytes of validation, by the policies that were tried; the last one is the plan's."""
     engine: str = "single"
     allocator: str = "default"
     """expandable_segments where it does not fit without."""
@@ -191,7 +193,7 @@ class _Asked:
 
 
 def _find(job: Job, asked: _Asked) -> Answer:
-    """The answer for one precision; optimizers' state is on the host where nothing else fits, or where that is faster."""
+    """The answer for one precision; optimizers' state is on the host where nothing else fits, or that is faster."""
     answer = _placed(job, asked)
     for places in host_places(job, asked.card, asked.engine, asked.keep):
         if not pays(answer, asked.card):
@@ -296,6 +298,7 @@ def _whole(
     count = len(draft.geometry.micro_batches[0])
     shape: Shape = shape_of(job, draft.geometry.micro_batch)
     how = replace(how, micro_batches=count, checkpointing=draft.modes)
+    validated: list[int] = []
     for policy in phase_room.policies(job) if may_choose else [how.validation]:
         how = replace(how, validation=policy)
         trace = trace_job(job, shape, how)
@@ -303,6 +306,7 @@ def _whole(
         expandable = footprint_on(trace, device, how.world, "expandable_segments") if device.is_cuda else plain
         if not plain.fits and (expandable.fits or plain.limiting_phase == "train" != expandable.limiting_phase):
             footprint = expandable
+        validated += [footprint.phases["validate"].allocated_bytes] if "validate" in footprint.phases else []
         if footprint.fits or footprint.limiting_phase != "validate":
             break
     found = Candidate(
@@ -311,6 +315,7 @@ def _whole(
         geometry=draft.geometry,
         footprint=footprint,
         seconds=draft.seconds,
+        validated=tuple(validated),
         engine=how.engine,
         allocator="default" if footprint is plain else "expandable_segments",
         allocator_bytes=plain.phases["train"].reserved_bytes - expandable.phases["train"].reserved_bytes
