@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from memfit.job import Job
@@ -47,7 +48,7 @@ def of_validation(job: Job, found: Candidate, how: Tracing, gradients: int) -> l
         *_autocast(job, found),
     ]  # fmt: skip
     seen = found.validated
-    brought = [before - after for before, after in zip(seen, seen[1:], strict=False)]
+    brought = [before - after for before, after in pairwise(seen)]
     for name in job.validation_levers:
         saves = {"validate": brought.pop(0)} if brought else {}
         levers.append(made(name, name in taken, saves, "smaller kernels", _why(name in taken)))
