@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 
 from memfit.apply.room import with_settings
@@ -32,7 +33,7 @@ from memfit.planner.saving import choose_writing
 from memfit.planner.time_error import with_time_error
 from memfit.planner.varied import EXPANDABLE, Varied, varied
 from memfit.sizes import format_size
-from memfit.trace.step import Tracing, trace_job
+from memfit.trace.step import Tracing, trace_policies
 
 KEEP = ("checkpointing", "optimizer", "precision", "validation")
 """Choices that a person can leave as the job has them."""
@@ -299,16 +300,17 @@ def _whole(
     shape: Shape = shape_of(job, draft.geometry.micro_batch)
     how = replace(how, micro_batches=count, checkpointing=draft.modes)
     validated: list[int] = []
-    for policy in phase_room.policies(job) if may_choose else [how.validation]:
-        how = replace(how, validation=policy)
-        trace = trace_job(job, shape, how)
-        plain = footprint = footprint_on(trace, device, how.world)
-        expandable = footprint_on(trace, device, how.world, "expandable_segments") if device.is_cuda else plain
-        if not plain.fits and (expandable.fits or plain.limiting_phase == "train" != expandable.limiting_phase):
-            footprint = expandable
-        validated += [footprint.phases["validate"].allocated_bytes] if "validate" in footprint.phases else []
-        if footprint.fits or footprint.limiting_phase != "validate":
-            break
+    asked = phase_room.policies(job) if may_choose else [how.validation]
+    with closing(trace_policies(job, shape, how, asked)) as traced:
+        for policy, trace in traced:
+            how = replace(how, validation=policy)
+            plain = footprint = footprint_on(trace, device, how.world)
+            expandable = footprint_on(trace, device, how.world, "expandable_segments") if device.is_cuda else plain
+            if not plain.fits and (expandable.fits or plain.limiting_phase == "train" != expandable.limiting_phase):
+                footprint = expandable
+            validated += [footprint.phases["validate"].allocated_bytes] if "validate" in footprint.phases else []
+            if footprint.fits or footprint.limiting_phase != "validate":
+                break
     found = Candidate(
         policy=policy_name(draft.modes, own),
         checkpointing=draft.modes,

@@ -80,7 +80,8 @@ class Tracer(TorchDispatchMode):
         self._number_node = -1
         self._number_made: tuple[int, weakref.ref[Tensor]] | None = None
         self._cublas_threads: set[bool] = set()
-        self._plans: set[tuple[Any, ...]] = set()
+        self.plans: set[tuple[Any, ...]] = set()
+        """Passes of convolutions for which cuDNN searched its plans already."""
         self._module_paths: dict[int, str] = {}
         self._stack: list[int] = []
         self.modules: dict[str, int] = {"": 0}
@@ -304,8 +305,8 @@ class Tracer(TorchDispatchMode):
 
     def _run_pass(self, plan: Any, nbytes: int, row: int) -> None:
         """One pass of a convolution, whose output is there: a search at first sight, then its workspace."""
-        if plan is not None and plan not in self._plans:
-            self._plans.add(plan)
+        if plan is not None and plan not in self.plans:
+            self.plans.add(plan)
             self._event(EMPTY_CACHE, -1, row)
         if nbytes:
             self.calls.append((len(self.kind), row, nbytes))
