@@ -1,18 +1,23 @@
 """The loop's own cost over a hand-written loop, beside Accelerate's, in the same process: A B C A B C …
 
-python bench/loop.py [--rounds N] [--windows N]
+python bench/loop.py [--windows N]
 
 A step of about 2 ms on one core: an MLP, AdamW. Every loop collates the same samples and clips. memfit is the whole of
 ``memfit.train.loop.train``: recovery, monitors, lines of metrics and samples for each window; no validation, no saving.
-Printed: the median over rounds of CPU time a step, and what it adds to the hand-written loop of its own round.
+Each loop has a thread, and hands on to the next after 20 windows: what disturbs the machine falls on all of them alike.
+A window's time is that of its thread on a core; the first of a turn, with cold caches, is left out. Printed: what the
+windows of a turn take, and what that adds to the hand-written loop's turn beside it, as medians over turns.
 """
 
 import argparse
 import statistics
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -28,10 +33,41 @@ from memfit.train.folder import RunFolder
 from memfit.train.loop import Course, train
 
 BATCH, WIDTH = 32, 256
+TURN, COLD = 20, 2
+"""Windows of a turn, and how many of them find the caches cold."""
+
+
+class InTurn:
+    """Threads that run one after another, each until it calls ``hand_on``."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._batons = {name: threading.Semaphore(0) for name in names}
+        self._next = dict(zip(names, [*names[1:], names[0]], strict=True))
+        self._batons[names[0]].release()
+        self.stamps: dict[str, list[int]] = {name: [] for name in names}
+        """Nanoseconds of each thread on a core, at each of its windows."""
+
+    def wait(self, name: str) -> None:
+        self._batons[name].acquire()
+
+    def hand_on(self, name: str) -> None:
+        self.stamps[name].append(time.thread_time_ns())
+        if len(self.stamps[name]) % TURN == 0:
+            self._batons[self._next[name]].release()
+            self.wait(name)
+
+    def leave(self, name: str) -> None:
+        before = next(one for one, after in self._next.items() if after == name)
+        self._next[before] = self._next.pop(name)
+        self._batons[self._next[before]].release()
 
 
 class Net(Job):
     clip: float | None = 1.0
+
+    def __init__(self, hand_on: Callable[[], None]) -> None:
+        super().__init__()
+        self._hand_on = hand_on
 
     def nets(self):
         torch.manual_seed(0)
@@ -48,27 +84,29 @@ class Net(Job):
         x = torch.randn(BATCH * 64, 64, generator=torch.Generator().manual_seed(0))
         return list(zip(x, x.sum(1), strict=True))
 
+    def collate(self, samples):
+        self._hand_on()
+        return super().collate(samples)
+
     def loss(self, nets, batch):
         error = (nets["net"](batch[0]).squeeze(-1) - batch[1]).square()
         return Loss(error.sum(), len(error))
 
 
-def ours(windows, folder):
-    job = Net()
+def ours(job: Net, windows: int, folder: Path) -> None:
     plan = Plan(
         job="", settings={}, device="cpu", budget_bytes=1 << 30, unit="samples", global_batch=BATCH,
         micro_batch=BATCH, micro_batches=[[BATCH]], arithmetic="", engine="single", precision="fp32", seed=0,
     )  # fmt: skip
-    run = RunFolder(folder)
+    run = RunFolder(folder / "run")
     run.open(resume=False)
     rig, samples = build(job, "cpu", Single()), job.dataset()
     course = Course(
         plan=plan, folder=run, samples=samples, lengths=None, first=0, last=windows, resident_before=0,
         windows=Windows(size=len(samples), lengths=None, global_batch=BATCH, micro_batch=BATCH), saver=_NoSaver(),
     )  # fmt: skip
-    begin = time.process_time()
-    train(rig, course)
-    return (time.process_time() - begin) / windows
+    with patch("signal.signal"):  # of signals only a main thread may be told
+        train(rig, course)
 
 
 class _NoSaver:
@@ -83,36 +121,31 @@ class _NoSaver:
     warm = save = finish = nothing
 
 
-def batches(job, windows):
+def batches(job: Net, windows: int) -> Iterator[list[torch.Tensor]]:
     samples = job.dataset()
     for number in range(windows):
         start = number * BATCH % len(samples)
         yield job.collate(samples[start : start + BATCH])
 
 
-def by_hand(windows, folder):
-    job = Net()
+def by_hand(job: Net, windows: int, folder: Path) -> None:
     net = job.nets()["net"]
     (optimizer,) = job.optimizers({"net": net}).values()
-    begin = time.process_time()
     for batch in batches(job, windows):
         total, units = job.loss({"net": net}, batch)
         (total / units).backward()
         nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-    return (time.process_time() - begin) / windows
 
 
-def accelerate(windows, folder):
+def accelerate(job: Net, windows: int, folder: Path) -> None:
     from accelerate import Accelerator
 
-    job = Net()
     net = job.nets()["net"]
     (optimizer,) = job.optimizers({"net": net}).values()
     accelerator = Accelerator(cpu=True)
     net, optimizer = accelerator.prepare(net, optimizer)
-    begin = time.process_time()
     for batch in batches(job, windows):
         with accelerator.accumulate(net):
             total, units = job.loss({"net": net}, batch)
@@ -120,26 +153,39 @@ def accelerate(windows, folder):
             accelerator.clip_grad_norm_(net.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-    return (time.process_time() - begin) / windows
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--windows", type=int, default=200)
+LOOPS = {"by hand": by_hand, "memfit": ours, "accelerate": accelerate}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--windows", type=int, default=3000)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    loops = {"by hand": by_hand, "memfit": ours, "accelerate": accelerate}
-    seconds = {name: [] for name in loops}
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(asked.rounds + 1):
-            for name, loop in loops.items():
-                found = loop(asked.windows, Path(folder) / f"{name}{number}")
-                if number:
-                    seconds[name].append(found)
-    for name, found in seconds.items():
-        added = statistics.median(a - b for a, b in zip(found, seconds["by hand"], strict=True))
-        print(f"{name:11} {1e3 * statistics.median(found):6.3f} ms a step   {1e3 * added:+6.3f} ms")
+    turns = InTurn(list(LOOPS))
+
+    def run(name: str) -> None:
+        turns.wait(name)
+        with tempfile.TemporaryDirectory() as folder:
+            LOOPS[name](Net(lambda: turns.hand_on(name)), asked.windows, Path(folder))
+        turns.leave(name)
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in LOOPS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    turns_of = {name: _turns(stamps) for name, stamps in turns.stamps.items()}
+    for name, found in turns_of.items():
+        added = [a - b for a, b in zip(found, turns_of["by hand"], strict=True)]
+        print(f"{name:11} {statistics.median(found):.3f} ms a step   {statistics.median(added):+.3f} ms")
+
+
+def _turns(stamps: list[int]) -> list[float]:
+    """Milliseconds of a window, for each turn but the first; a turn ends with a stamp, and another thread's turn."""
+    starts = range(TURN + COLD, len(stamps) - TURN, TURN)
+    return [(stamps[start + TURN - COLD - 1] - stamps[start]) / 1e6 / (TURN - COLD - 1) for start in starts]
 
 
 if __name__ == "__main__":

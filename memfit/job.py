@@ -107,6 +107,11 @@ class Job(Settings):
     checkpointing, names of levers, and ``recompute net.path``. A switch that covers every module which
     ``checkpointable`` names has ``{value}``; code that must be written has not."""
 
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if "validate" in vars(cls) and "validates" not in vars(cls):
+            cls.validates = True
+
     def __init__(self, **values: Any) -> None:
         super().__init__(**values)
         for name, fine, wants in (
@@ -200,7 +205,7 @@ class Job(Settings):
     validation_smaller: ClassVar[Mapping[str, Any]] = {}
     """Settings with which ``validate`` needs less memory; a run takes them where it does not fit."""
     validates: ClassVar[bool] = False
-    """True where ``validate`` is written."""
+    """Whether there is a validation: True in a class that writes ``validate`` and does not say otherwise."""
 
     def validate(self, nets: Nets, batch: Any) -> Mapping[str, Any]:
         """Metrics of one validation batch, run without gradients in evaluation mode."""

@@ -12,7 +12,6 @@ from memfit.job import Job, Loss, Turn
 class Small(Job):
     """Settings that the six have in common."""
 
-    validates: ClassVar[bool] = True
     optimizer: str = "adamw"
     foreach: bool = False
 
@@ -167,6 +166,26 @@ class Decoder(Small):
         return Loss(F.cross_entropy(logits.float(), target, reduction="sum"), target.numel())
 
 
+class Recurrent(Small):
+    """Layers both ways over padded sequences, with dropout between them."""
+
+    def nets(self):
+        return {
+            "in": nn.Embedding(97, 24),
+            "rnn": nn.LSTM(24, 40, 2, batch_first=True, bidirectional=True, dropout=0.1),
+            "gru": nn.GRU(80, 32, batch_first=True),
+            "out": nn.Linear(32, 7),
+        }
+
+    def batch(self, shape):
+        return torch.randint(0, 97, (shape.items, 21))
+
+    def loss(self, nets, batch):
+        hidden, _ = nets["rnn"](nets["in"](batch))
+        out = nets["out"](nets["gru"](hidden)[0])
+        return Loss(F.cross_entropy(out.flatten(0, 1).float(), batch.flatten() % 7, reduction="sum"), batch.numel())
+
+
 class Gan(Small):
     validates: ClassVar[bool] = False
 
@@ -217,6 +236,7 @@ JOBS = {
     "unet": UNet,
     "dit": Transformer,
     "decoder": Decoder,
+    "recurrent": Recurrent,
     "gan": Gan,
     "checkpointed": Checkpointed,
 }
@@ -225,6 +245,7 @@ SHAPES = {
     "unet": (3, None),
     "dit": (3, 40),
     "decoder": (4, None),
+    "recurrent": (5, None),
     "gan": (5, None),
     "checkpointed": (3, 40),
 }

@@ -37,12 +37,13 @@ class Moving:
         self._modes: list[bool] = []
         self._learns: list[bool] = []
         self._parameters = list({id(p): p for net in nets.values() for p in net.parameters()}.values())
+        self._holders = [holder for one in self._modules for holder in (one._buffers, one._parameters)]
         self._places: list[_Place] = []
 
     def keep(self) -> None:
         """Remembers the state now. Tensors that stay as they were cost nothing; the others a copy, made once."""
         before, self._kept, self._watched = self._kept, {}, {}
-        if len(self._places) != sum(len(one._buffers) + len(one._parameters) for one in self._modules):
+        if len(self._places) != sum(map(len, self._holders)):
             self._places = list(_places(self._modules))
         for module, holder, name, key, is_buffer in self._places:
             tensor = holder.get(name)
@@ -62,14 +63,13 @@ class Moving:
 
     def watch(self) -> None:
         """What has no copy is taken to be right as it is now."""
-        for _, tensor, key in self._watched_now():
-            self._watched[key] = _mark(tensor)
+        for _, holder, name, key, _ in self._places:
+            if key in self._watched and (now := holder.get(name)) is not None:
+                self._watched[key] = _mark(now)
 
     def learn(self) -> None:
         """A window has passed: what it changed without a copy is copied from now on."""
-        self._seen_to_change.update(
-            key for _, tensor, key in self._watched_now() if self._watched[key] != _mark(tensor)
-        )
+        self._seen_to_change |= {key for _, key in self._changes()}
 
     def restore(self, *, checked: bool = True) -> None:
         """Puts back what ``keep`` remembered. Graphs that hold the tensors do not notice.
@@ -99,18 +99,15 @@ class Moving:
 
     def changed(self) -> list[str]:
         """Tensors that were changed since ``keep`` and have no copy, as ``net.path.name``."""
-        return [
-            f"{self._names[id(module)]}.{key[1]}"
-            for module, tensor, key in self._watched_now()
-            if self._watched[key] != _mark(tensor)
-        ]
+        return [f"{self._names[id(module)]}.{key[1]}" for module, key in self._changes()]
 
-    def _watched_now(self) -> Iterator[tuple[nn.Module, Tensor, tuple[int, str]]]:
-        """Tensors without a copy, as they are in their modules now."""
-        for module, holder, name, key, _ in self._places:
-            tensor = holder.get(name)
-            if tensor is not None and key in self._watched:
-                yield module, tensor, key
+    def _changes(self) -> list[tuple[nn.Module, tuple[int, str]]]:
+        """Watched tensors that are not as they were."""
+        return [
+            (module, key)
+            for module, holder, name, key, _ in self._places
+            if key in self._watched and (now := holder.get(name)) is not None and self._watched[key] != _mark(now)
+        ]
 
 
 _Place = tuple[nn.Module, dict[str, Any], str, tuple[int, str], bool]
@@ -124,8 +121,10 @@ def _places(modules: list[nn.Module]) -> Iterator[_Place]:
                 yield module, holder, name, (id(module), name), is_buffer
 
 
+_PLAIN = frozenset((Tensor, nn.Parameter))
+
+
 def _mark(tensor: Any) -> tuple[int, int]:
     if hasattr(tensor, "ds_tensor"):
         return 0, 0
-    plain = type(tensor) in (Tensor, nn.Parameter)
-    return tensor._version, tensor.data_ptr() if plain else 0
+    return tensor._version, tensor.data_ptr() if type(tensor) in _PLAIN else 0

@@ -170,8 +170,7 @@ def update_ema(rig: Rig) -> None:
     for name, average in rig.ema.items():
         decay = rig.job.ema
         assert decay is not None
-        old: list[Tensor] = list(average.parameters())
-        new: list[Tensor] = list(rig.nets[name].parameters())
+        old, new = rig.engine.parts(average), rig.engine.parts(rig.nets[name])
         with torch.no_grad():
             if rig.average == "host":
                 update_on_host(old, new, 1 - decay)

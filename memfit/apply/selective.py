@@ -41,7 +41,8 @@ def selective_contexts() -> tuple[AbstractContextManager[Any], AbstractContextMa
         return CheckpointPolicy.MUST_SAVE
 
     contexts: tuple[Any, Any] = create_selective_checkpoint_contexts(policy)
-    first, again = contexts
+    first = contexts[0]
+    again = _Again(policy, first.storage, False)
 
     @contextmanager
     def forward() -> Iterator[None]:
@@ -52,6 +53,16 @@ def selective_contexts() -> tuple[AbstractContextManager[Any], AbstractContextMa
                 first.storage[key][index] = _RECOMPUTE
 
     return (forward() if _RECOMPUTE is not None else first), again
+
+
+class _Again(torch_checkpoint._CachedTorchDispatchMode):
+    """A recomputing that looks up what is kept and nothing else. torch's own counts every operator (2.13), and an
+    engine that gathers parameters inside of the module does not run the same ones twice."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in COSTLY:
+            return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 _RECOMPUTE: Any = getattr(torch_checkpoint, "_RECOMPUTE", None)

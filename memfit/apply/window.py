@@ -20,6 +20,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from memfit.apply.losses import MicroBatch, Told, known_units, losses_of, normalised, nothing
@@ -278,9 +279,11 @@ def _finish_gradients(rig: Rig, turn: Turn, found: Mapping[str, Units], told: To
 
 
 def _step(rig: Rig, optimizer: Optimizer) -> None:
+    """One step; it may be asked for parameter by parameter, which a scaler would refuse."""
     with stepping(rig, optimizer):
         if rig.scaler:
             rig.scaler.step(optimizer)
+            rig.scaler._per_optimizer_states[id(optimizer)]["stage"] = OptState.UNSCALED
         else:
             rig.engine.step(optimizer)
 

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
+from memfit.engine.by_torch import ByTorch
 from memfit.engine.mesh import DATA
 from memfit.engine.ranks import gather
 from memfit.engine.single import copied
@@ -47,7 +48,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ddp:
+class Ddp(ByTorch):
     """The engine of whole replicas."""
 
     rank: int
@@ -138,30 +139,6 @@ class Ddp:
             torch._foreach_copy_(views, list(gradients))
             dist.all_reduce(buffer, group=self._group)
             torch._foreach_copy_(list(gradients), views)
-
-    def gradients(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """The whole sums."""
-        return [p.grad for p in parameters if p.grad is not None]
-
-    def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
-        """Every rank has the whole gradient."""
-        return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-
-    def step(self, optimizer: Optimizer) -> None:
-        """The same step on every rank."""
-        optimizer.step()
-
-    def stepped(self, optimizer: Optimizer) -> list[Tensor]:
-        """Its parameters."""
-        return [p for group in optimizer.param_groups for p in group["params"]]
-
-    def zero_grad(self, optimizer: Optimizer) -> None:
-        """torch's own."""
-        optimizer.zero_grad(set_to_none=True)
-
-    def weights(self, net: nn.Module) -> dict[str, Tensor]:
-        """Every rank has them."""
-        return dict(net.state_dict())
 
     def share_buffers(self, nets: Nets) -> None:
         """Running statistics of rank 0, as DistributedDataParallel has it."""

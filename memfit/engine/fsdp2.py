@@ -24,22 +24,21 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from memfit.blocks import items
+from memfit.engine.by_torch import ByTorch
 from memfit.engine.ddp import Ddp
 from memfit.engine.lists import Passing
 from memfit.engine.ranks import whole
+from memfit.engine.refusals import check_elementwise, check_shared
 from memfit.engine.single import copied
 from memfit.errors import InputError
 from memfit.job import Job, Nets
-
-ELEMENTWISE = ("Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "NAdam", "RAdam", "Adadelta", "Adamax", "ASGD", "Rprop")
-"""Optimizers of torch whose step of an element depends on that element alone: a shard's step is the whole one's."""
 
 LEAST = 25 << 20
 """Bytes that are worth a gather of their own: DDP's bucket."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fsdp2:
+class Fsdp2(ByTorch):
     """The engine of sharded nets.
 
     Attributes:
@@ -70,12 +69,7 @@ class Fsdp2:
         Raises:
             InputError: the ranks built different nets, or a net cannot be sharded.
         """
-        if job.unsynchronised:
-            raise InputError(
-                f"unsynchronised = {job.unsynchronised!r} on --engine fsdp2",
-                "a sharded net has one gradient for all ranks",
-                "write --engine ddp",
-            )
+        check_shared(job, self.name)
         self._replicas.place(job, nets)
         for name, net in nets.items():
             if any(p.requires_grad for p in net.parameters()):
@@ -94,13 +88,7 @@ class Fsdp2:
     def check(self, job: Job, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
         """Raises InputError where an optimizer's step on shards is not its step on whole parameters."""
         for name, optimizer in optimizers.items():
-            kind = type(optimizer)
-            if not (kind.__module__.startswith("torch.optim") and kind.__name__ in ELEMENTWISE):
-                raise InputError(
-                    f"optimizer {name!r} on --engine fsdp2",
-                    f"the step of {kind.__name__} on a part of a parameter may differ from its step on the whole",
-                    "write --engine ddp, or an optimizer such as torch.optim.AdamW",
-                )
+            check_elementwise(name, optimizer, self.name, "a part of a parameter")
 
     def divide(self, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
         """The optimizers were made of this rank's shards."""
@@ -134,26 +122,10 @@ class Fsdp2:
     def reduce(self, prepared: None) -> None:
         """Nothing: the last backward scattered the sums."""
 
-    def gradients(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """This rank's shards."""
-        return [p.grad for p in parameters if p.grad is not None]
-
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
         """By the norm of all shards of all ranks."""
         norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-    def step(self, optimizer: Optimizer) -> None:
-        """Of this rank's shards."""
-        optimizer.step()
-
-    def stepped(self, optimizer: Optimizer) -> list[Tensor]:
-        """Its parameters."""
-        return [p for group in optimizer.param_groups for p in group["params"]]
-
-    def zero_grad(self, optimizer: Optimizer) -> None:
-        """torch's own."""
-        optimizer.zero_grad(set_to_none=True)
 
     def weights(self, net: nn.Module) -> dict[str, Tensor]:
         """Gathered from the shards."""

@@ -95,5 +95,8 @@ class Engine(Protocol):
     def weights(self, net: nn.Module) -> dict[str, Tensor]:
         """A net's state_dict with whole tensors; every rank calls it, in the same order."""
 
+    def parts(self, net: nn.Module) -> list[Tensor]:
+        """What this rank holds of a net's parameters, or of its average's, in their order."""
+
     def share_buffers(self, nets: Nets) -> None:
         """Buffers of trained nets (running statistics) become rank 0's, as a checkpoint of rank 0 holds them."""

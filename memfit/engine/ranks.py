@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -83,21 +83,25 @@ def agree(engine: Engine, failed: bool) -> bool:
     return bool(flag)
 
 
-@contextmanager
-def together(engine: Engine) -> Iterator[None]:
+def together(engine: Engine) -> AbstractContextManager[None]:
     """A part of the window that every rank ends well, or after which every rank raises RanksOutOfMemoryError.
 
     The failure itself passes through on one rank, and on an engine in lockstep: the others may then wait in a
     collective inside of this part, and cannot be asked.
     """
-    report, agrees = None, engine.world > 1 and not engine.lockstep
+    return nullcontext() if engine.world == 1 or engine.lockstep else _together(engine)
+
+
+@contextmanager
+def _together(engine: Engine) -> Iterator[None]:
+    report = None
     try:
         yield
     except Exception as error:
-        if not (agrees and is_memory_failure(error)):
+        if not is_memory_failure(error):
             raise
         report = describe(error)
-    if agrees and agree(engine, report is not None):
+    if agree(engine, report is not None):
         reports = enumerate(gather(engine, report))
         raise RanksOutOfMemoryError({rank: text for rank, text in reports if text is not None})
 

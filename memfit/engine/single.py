@@ -9,15 +9,15 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
+from memfit.engine.by_torch import ByTorch
 from memfit.job import Job, Nets
 
 
 @dataclass(frozen=True, kw_only=True)
-class Single:
+class Single(ByTorch):
     """The engine of one rank."""
 
     name: str = "single"
@@ -51,30 +51,6 @@ class Single:
 
     def reduce(self, prepared: None) -> None:
         """Gradients are whole already."""
-
-    def gradients(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """The whole sums."""
-        return [p.grad for p in parameters if p.grad is not None]
-
-    def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
-        """torch's own."""
-        return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-
-    def step(self, optimizer: Optimizer) -> None:
-        """One step."""
-        optimizer.step()
-
-    def stepped(self, optimizer: Optimizer) -> list[Tensor]:
-        """Its parameters."""
-        return [p for group in optimizer.param_groups for p in group["params"]]
-
-    def zero_grad(self, optimizer: Optimizer) -> None:
-        """torch's own."""
-        optimizer.zero_grad(set_to_none=True)
-
-    def weights(self, net: nn.Module) -> dict[str, Tensor]:
-        """They are here."""
-        return dict(net.state_dict())
 
     def share_buffers(self, nets: Nets) -> None:
         """They are rank 0's."""

@@ -28,11 +28,12 @@ from torch.optim import Optimizer
 
 from memfit.engine import deepspeed
 from memfit.engine.ddp import Ddp
-from memfit.engine.fsdp2 import ELEMENTWISE
 from memfit.engine.lists import Passing
 from memfit.engine.mesh import DATA
 from memfit.engine.ranks import gather
-from memfit.engine.zero_parts import whole
+from memfit.engine.refusals import check_elementwise, check_shared
+from memfit.engine.single import copied
+from memfit.engine.zero_parts import cut, whole
 from memfit.errors import InputError
 from memfit.job import Job, Nets
 
@@ -102,12 +103,7 @@ class Zero:
         Raises:
             InputError: the ranks built different nets, or they cannot be trained so.
         """
-        if job.unsynchronised:
-            raise InputError(
-                f"unsynchronised = {job.unsynchronised!r} on --engine {self.name}",
-                "DeepSpeed has one gradient for all ranks",
-                "write --engine ddp",
-            )
+        check_shared(job, self.name)
         if job.precision == "fp16":
             raise InputError(
                 f"precision=fp16 on --engine {self.name}",
@@ -117,18 +113,14 @@ class Zero:
         return self._replicas.place(job, nets)
 
     def averages(self, job: Job, nets: Nets) -> Nets:
-        """Rank 0 keeps them.
-
-        Raises:
-            InputError: no rank has the whole weights.
-        """
-        if self.stage == 3:
-            raise InputError(
-                f"ema={job.ema} on --engine zero3",
-                "DeepSpeed keeps no rank's weights whole, nor an average of them in parts",
-                "write --engine fsdp2 or --engine zero2",
-            )
-        return self._replicas.averages(job, nets)
+        """Rank 0 keeps them; in stage 3 every rank a part of each parameter, where its part of the weights is."""
+        if self.stage < 3:
+            return self._replicas.averages(job, nets)
+        self._replicas.place(job, nets)
+        copies = copied(nets)
+        for average in copies.values():
+            cut(average, self.rank, self.world, torch.device("cpu") if self.choices.offload_param else None)
+        return copies
 
     def check(self, job: Job, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
         """Raises InputError where DeepSpeed cannot carry these optimizers or turns."""
@@ -141,15 +133,7 @@ class Zero:
                 "write --engine ddp or --engine fsdp2",
             )
         ((name, optimizer),) = optimizers.items()
-        kind = type(optimizer)
-        if not (kind.__module__.startswith("torch.optim") and kind.__name__ in ELEMENTWISE) or (
-            kind.__name__ in REBUILT
-        ):
-            raise InputError(
-                f"optimizer {name!r} on --engine {self.name}",
-                f"the step of {kind.__name__} on a flat part of all parameters may differ from its step on each",
-                "write --engine ddp, or an optimizer such as torch.optim.AdamW",
-            )
+        check_elementwise(name, optimizer, self.name, "a flat part of all parameters", but=REBUILT)
         for path, parameter in _held(nets):
             if parameter.dtype != torch.float32:
                 raise InputError(
@@ -278,6 +262,10 @@ class Zero:
     def weights(self, net: nn.Module) -> dict[str, Tensor]:
         """Gathered where they are cut."""
         return {name: self._whole(value) for name, value in net.state_dict(keep_vars=True).items()}
+
+    def parts(self, net: nn.Module) -> list[Tensor]:
+        """Whole in stages 1 and 2."""
+        return [getattr(p, "ds_tensor", p).data for p in net.parameters()]
 
     def share_buffers(self, nets: Nets) -> None:
         """Running statistics of rank 0, as under data parallelism."""

@@ -70,6 +70,32 @@ def _runs_of_cuts(zero: Any, rank: int) -> Iterator[Run]:
             at += size
 
 
+def cut(net: nn.Module, rank: int, world: int, device: torch.device | None = None) -> None:
+    """A net's parameters become this rank's parts of them, cut and told as DeepSpeed has it in stage 3 (``ds_tensor``).
+
+    Args:
+        device: where the parts go; None: they stay.
+    """
+    parts: dict[int, nn.Parameter] = {}
+    for module in net.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                if id(parameter) not in parts:
+                    parts[id(parameter)] = _cut(parameter, rank, world, device)
+                module._parameters[name] = parts[id(parameter)]
+
+
+def _cut(parameter: nn.Parameter, rank: int, world: int, device: torch.device | None) -> nn.Parameter:
+    values = parameter.detach().reshape(-1)
+    size = -(-values.numel() // world)
+    own = values[rank * size : (rank + 1) * size]
+    padded = torch.zeros(size, dtype=values.dtype, device=device or values.device)
+    padded[: own.numel()].copy_(own)
+    part: Any = nn.Parameter(padded, requires_grad=False)
+    part.ds_tensor, part.ds_shape, part.ds_numel = padded, parameter.shape, parameter.numel()
+    return part
+
+
 def held(zero: Any, stage: int) -> Iterator[tuple[Tensor, str]]:
     """(tensor, category) of the buffers that DeepSpeed holds beside the nets and the optimizer's state."""
     for bucket in zero.ipg_buckets.values():

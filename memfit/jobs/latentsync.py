@@ -40,7 +40,6 @@ class Stage1(Job):
     clip: float | None = 1.0
     zero_grad: Literal["after_step", "after_forward"] = "after_forward"
     wrapper: Literal["none", "ddp"] = "ddp"
-    validates: ClassVar[bool] = True
 
     frames: int = 16
     resolution: int = 256

@@ -34,7 +34,6 @@ class Stage1(Job):
     """Where there is autocast, it is around the U-Net alone, as Accelerate puts it around the net it prepares."""
     checkpoint: str = "all"
     clip: float | None = 1.0
-    validates: ClassVar[bool] = True
 
     frames: int = 1
     resolution: int = 256

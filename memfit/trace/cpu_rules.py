@@ -1,19 +1,29 @@
-"""What CPU kernels return where torch's shape functions say otherwise: normalisation in mixed precision.
+"""What CPU kernels return where torch's shape functions say otherwise.
 
-With a half-precision input and float32 weights the CPU kernels keep mean and inverse deviation in float32
-(aten/src/ATen/native/cpu/mixed_data_type.h), and give a group norm's input gradient in the input's type.
+- Normalisation in mixed precision: with a half-precision input and float32 weights the CPU kernels keep mean and
+  inverse deviation in float32 (aten/src/ATen/native/cpu/mixed_data_type.h), and give a group norm's input gradient in
+  the input's type.
+- oneDNN's recurrent layer keeps a workspace for its backward, whose size the library alone knows
+  (aten/src/ATen/native/mkldnn/RNN.cpp; torch's shape function gives 0 bytes): the layer is run once, and it is kept.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from memfit.cache import keep, read_kept
+from memfit.trace import scratch
 
 _aten = torch.ops.aten
 _FORWARD = {_aten.native_batch_norm.default: 1, _aten.native_group_norm.default: 1, _aten.native_layer_norm.default: 2}
 """Normalisations, and the position of their weight."""
+_RECURRENT, _WORKSPACE = _aten.mkldnn_rnn_layer.default, 3
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -29,4 +39,23 @@ def correct(func: Any, args: Any, out: Any) -> Any:
         and out[0].dtype is not args[1].dtype
     ):
         return (out[0].new_empty(out[0].shape, dtype=args[1].dtype), *out[1:])
+    elif func is _RECURRENT and torch.is_grad_enabled():
+        nbytes = _recurrent_workspace(args)
+        return (*out[:_WORKSPACE], out[_WORKSPACE].new_empty(nbytes))
     return out
+
+
+def _recurrent_workspace(args: Any) -> int:
+    """Bytes that the layer keeps for its backward, on this machine."""
+    key = scratch.describe(_RECURRENT, args, {})
+    if key is None:
+        return 0
+    place = scratch.store("recurrent")
+    known: dict[scratch.Key, int] = read_kept(place)
+    if key not in known:
+        with _disable_current_modes(), torch.enable_grad():
+            made = _RECURRENT(*(scratch.real(one) for one in json.loads(key)[1]))
+        known[key] = made[_WORKSPACE].nbytes
+        with contextlib.suppress(OSError):
+            keep(place, known)
+    return known[key]

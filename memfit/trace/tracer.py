@@ -29,22 +29,13 @@ from memfit.events import ALLOCATE, EMPTY_CACHE, FREE, TO_DEVICE, TO_HOST
 from memfit.trace import collectives, cpu_rules, known, scratch
 from memfit.trace.accumulate import made_in, sums_in_place
 from memfit.trace.net_kind import NetKind
+from memfit.trace.saved_numbers import NBYTES, SavedNumbers
 
 _DEVICE = torch.ops.prim.device.default
 _META = torch.device("meta")
 _ITEM = torch.ops.aten._local_scalar_dense.default
-_SAVES_NUMBERS = {
-    torch.ops.aten.mul.Tensor,
-    torch.ops.aten.div.Tensor,
-    torch.ops.aten.mul_.Tensor,
-    torch.ops.aten.div_.Tensor,
-}
 _COPIES = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}
 _PLAIN = {Tensor, nn.Parameter, FakeTensor}
-
-
-class _Life:
-    """Put among an autograd node's metadata, it lives as long as the node."""
 
 
 class Tracer(TorchDispatchMode):
@@ -76,9 +67,9 @@ class Tracer(TorchDispatchMode):
         self._ids: dict[int, int] = {}
         self._keys: dict[int, int] = {}
         self._refs: dict[weakref.ref[Any], int] = {}
-        self._numbers: dict[int, int] = {}
-        self._number_node = -1
-        self._number_made: tuple[int, weakref.ref[Tensor]] | None = None
+        self._saved_numbers = (
+            SavedNumbers(self._allocate_number, lambda i: self._event(FREE, i)) if self.device_type == "cpu" else None
+        )
         self._cublas_threads: set[bool] = set()
         self.plans: set[tuple[Any, ...]] = set()
         """Passes of convolutions for which cuDNN searched its plans already."""
@@ -216,17 +207,18 @@ class Tracer(TorchDispatchMode):
         if found is not NOT_HANDLED:
             return found
         node = torch._C._current_autograd_node()
-        number = self._see_saved_number(func, args, node) if self.device_type == "cpu" else None
+        numbers = self._saved_numbers
+        number = numbers.before(func, args, node) if numbers is not None else None
         if sums_in_place(func, args, node):
             out = args[0].add_(args[1])
         else:
             out = self.virtual.mode.remembered(func, args, kwargs)
             if out is NOT_HANDLED:
                 out = func(*args, **kwargs)
-        if self.device_type == "cpu":
+        if numbers is not None:
             out = cpu_rules.correct(func, args, out)
-        if number is not None:
-            self._number_made = (number, weakref.ref(out))
+            if number is not None:
+                numbers.after(number, out)
         known.follow(func, args, kwargs, out)
         self._see_call(func, args, kwargs, out, node)
         for tensor, category in collectives.held(func, args, kwargs):
@@ -327,43 +319,10 @@ class Tracer(TorchDispatchMode):
         if func not in plan_search.CONVOLUTIONS:
             self.calls += [(len(self.kind), row, taken) for taken in workspace.scratch(rules, func, args)]
 
-    def _see_saved_number(self, func: Any, args: Any, node: Any) -> int | None:
-        """A Python number that autograd saves as an 8-byte tensor for the backward of a product or quotient.
-
-        Gives the sequence number of the node that keeps it, if this call makes one. It goes when that backward has run,
-        or with the graph, whichever is first.
-        """
-        if self._number_made is not None:
-            self._follow_number(*self._number_made)
-            self._number_made = None
-        if node is not None and node._sequence_nr() != self._number_node:
-            self._forget_number(self._number_node)
-            self._number_node = node._sequence_nr()
-        if not (func in _SAVES_NUMBERS and len(args) == 2 and not isinstance(args[1], Tensor)):
-            return None
-        kept = args[0].requires_grad and torch.is_grad_enabled()
-        if not kept or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
-            return None
-        i = self._storage(8, "activations", max(len(self.op_rows) - 1, 0))
-        keeper = torch.autograd._get_sequence_nr() - 1
-        self._numbers[keeper] = i
+    def _allocate_number(self) -> int:
+        i = self._storage(NBYTES, "activations", max(len(self.op_rows) - 1, 0))
         self._event(ALLOCATE, i)
-        return keeper
-
-    def _follow_number(self, number: int, made: weakref.ref[Tensor]) -> None:
-        """Ties a number to the node of the product that was made: where that is gone, so is the number."""
-        product = made()
-        if product is None or product.grad_fn is None:
-            self._forget_number(number)
-            return
-        life = _Life()
-        product.grad_fn.metadata[_Life] = life  # type: ignore[index]
-        weakref.finalize(life, self._forget_number, number).atexit = False
-
-    def _forget_number(self, node: int) -> None:
-        i = self._numbers.pop(node, None)
-        if i is not None:
-            self._event(FREE, i)
+        return i
 
     def _see(self, tensor: Tensor, row: int) -> bool:
         storage = tensor.untyped_storage()

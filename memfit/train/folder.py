@@ -46,7 +46,7 @@ class RunFolder:
         self.path = Path(path)
         self._files: dict[str, int] = {}
         """Open descriptors: lines then cost one write."""
-        self._waiting: dict[str, list[str]] = {}
+        self._waiting: dict[str, list[dict[str, Any]]] = {}
         self._flushed = -math.inf
 
     @property
@@ -92,11 +92,12 @@ class RunFolder:
 
     def append(self, name: str, line: dict[str, Any]) -> None:
         """Adds one line to ``name``.jsonl; it is in the file after ``flush``, or with a line of ``FLUSH_EVERY`` later.
+        Until then it is kept as it is, and must not be changed.
 
         Raises:
             CannotWriteError: it cannot be written, as on a full disk.
         """
-        self._waiting.setdefault(name, []).append(json.dumps(line))
+        self._waiting.setdefault(name, []).append(line)
         if time.monotonic() - self._flushed > FLUSH_EVERY:
             self.flush()
 
@@ -107,7 +108,7 @@ class RunFolder:
             CannotWriteError: they cannot be written, as on a full disk.
         """
         for name in list(self._waiting):
-            self._write(name, ("\n".join(self._waiting.pop(name)) + "\n").encode())
+            self._write(name, "".join(json.dumps(line) + "\n" for line in self._waiting.pop(name)).encode())
         self._flushed = time.monotonic()
 
     def close(self) -> None:

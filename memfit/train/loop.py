@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from memfit.apply.losses import MicroBatch
@@ -80,8 +81,10 @@ def train(rig: Rig, course: Course) -> Exit:
 
     def mark(part: str) -> None:
         recovery.mark(part)
-        monitor.mark(part)
-        at.stepped = at.stepped or part == "optimizer"
+        if part == "fetch":
+            monitor.fetches()
+        elif part == "optimizer":
+            at.stepped = True
         if stop.asked and engine.world == 1 and not at.stepped and stop.impatient and recovery.can_go_back:
             raise AbandonedError
 
@@ -122,7 +125,7 @@ def train(rig: Rig, course: Course) -> Exit:
             mine = _Told(
                 stop=stop.asked,
                 due=saver is not None and saver.due(),
-                ids=tuple(i for ids in learnt for i in ids),
+                ids=tuple(chain.from_iterable(learnt)),
                 done=done,
                 micro_batches=len(learnt),
                 retries=recovery.retries,
@@ -276,7 +279,7 @@ def micro_batches(rig: Rig, course: Course, window: Window, recovery: Recovery |
 
 def _micro(rig: Rig, course: Course, window: int, ids: tuple[int, ...]) -> MicroBatch:
     host: list[Any] = []
-    seed = course.plan.seed
+    seed, early = course.plan.seed, type(rig.job).units is not Job.units
 
     def collated() -> Any:
         seed_stream(seed, window, ids[0], COLLATE)
@@ -284,11 +287,12 @@ def _micro(rig: Rig, course: Course, window: int, ids: tuple[int, ...]) -> Micro
 
     def fetch() -> Any:
         batch = host.pop() if host else collated()
-        seed_stream(seed, window, ids[0], LOSS)
+        if early:
+            seed_stream(seed, window, ids[0], LOSS)
         return map_tensors(batch, lambda tensor: tensor.to(rig.device, non_blocking=True))
 
     units = None
-    if type(rig.job).units is not Job.units:
+    if early:
         host.append(collated())
         units = rig.job.units(host[0])
     return MicroBatch(fetch=fetch, padded_units=padded_units(course, ids), ids=ids, units=units)

@@ -53,9 +53,9 @@ class Monitor:
         """A window of these micro-batches begins."""
         self._parts, self._fetched, self._small = parts, 0, None
 
-    def mark(self, part: str) -> None:
-        """Told which part of the window begins; before the second micro-batch, the first one's gradient lies there."""
-        if part == "fetch" and self._alone and len(self._parts) > 1:
+    def fetches(self) -> None:
+        """A micro-batch begins; before the second one, the first one's gradient lies there."""
+        if self._alone and len(self._parts) > 1:
             self._fetched += 1
             if self._fetched == 2:
                 gradients = [p.grad for p in self._rig.parameters_of(tuple(self._rig.optimizers)) if p.grad is not None]
@@ -102,15 +102,16 @@ class Monitor:
             return "no valid unit"
         if not math.isfinite(loss):
             return "not finite"
-        seen = list(self._losses)
+        spike = len(self._losses) >= SPIKE_AFTER and self._is_spike(loss)
         self._losses.append(loss)
-        if len(seen) < SPIKE_AFTER:
-            return None
+        return "spike" if spike else None
+
+    def _is_spike(self, loss: float) -> bool:
+        seen = self._losses
         mean = sum(seen) / len(seen)
         if loss <= mean + SPIKE * 1e-3 * abs(mean):
-            return None
-        spread = math.sqrt(sum((one - mean) ** 2 for one in seen) / len(seen))
-        return "spike" if loss > mean + SPIKE * spread else None
+            return False
+        return loss > mean + SPIKE * math.sqrt(sum((one - mean) ** 2 for one in seen) / len(seen))
 
     def _read_cpu(self, now: float) -> dict[str, Any]:
         wall, cpu = now - self._clock[0], time.process_time() - self._clock[1]

@@ -54,9 +54,9 @@ class Once:
             self._written_once(act, lambda: further, [], counted=True)
             return
         learning = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        fresh = [p for p in learning if id(p) not in self._stepped and not _has_state(optimizer, p)]
-        if not fresh:
-            self._stepped.update(map(id, learning))
+        new = set(map(id, learning)) - self._stepped
+        if not any(id(p) in new and not _has_state(optimizer, p) for p in learning):
+            self._stepped |= new
             counted = id(optimizer) in self._unseen or _by_lists(optimizer) or _get_current_dispatch_mode() is not None
             self._written_once(act, lambda: _changed_by(optimizer), numbers_of(optimizer), counted=counted)
             return
@@ -69,7 +69,7 @@ class Once:
             self._first(act, optimizer, learning)
         if any(p._version == version for p, version in zip(learning, versions, strict=True)):
             self._unseen.add(id(optimizer))
-        self._stepped.update(map(id, learning))
+        self._stepped |= new
 
     def _first(self, act: Callable[[], None], optimizer: Optimizer, parameters: list[nn.Parameter]) -> None:
         """A first step of these parameters, undone and done again where it fails."""
@@ -225,16 +225,18 @@ def _key(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _changed_by(optimizer: Optimizer) -> Iterator[Tensor]:
+def _changed_by(optimizer: Optimizer) -> list[Tensor]:
+    found: list[Tensor] = []
     for group in optimizer.param_groups:
-        yield from group["params"]
-        yield from (p.grad for p in group["params"] if p.grad is not None)
+        found += group["params"]
+        found += [p.grad for p in group["params"] if p.grad is not None]
     for state in optimizer.state.values():
         for value in state.values() if type(state) is dict else (state,):
-            if isinstance(value, Tensor):
-                yield value
-            elif isinstance(value, list | tuple | dict):
-                yield from tensors_in(value)
+            if type(value) is Tensor:
+                found.append(value)
+            elif type(value) not in _NUMBERS:
+                found += tensors_in(value)
+    return found
 
 
 def _has_state(optimizer: Optimizer, parameter: Tensor) -> bool:
@@ -247,8 +249,11 @@ _NUMBERS = frozenset((int, float, bool))
 def numbers_of(optimizer: Optimizer) -> list[tuple[dict[Any, Any], dict[Any, Any]]]:
     """Dicts of the optimizer, with what they hold beside tensors."""
     dicts = [*optimizer.param_groups, *(state for state in optimizer.state.values() if isinstance(state, dict))]
-    kept = [(one, {k: v for k, v in one.items() if type(v) in _NUMBERS}) for one in dicts]
-    return [(one, values) for one, values in kept if values]
+    return [
+        (one, {k: v for k, v in one.items() if type(v) in _NUMBERS})
+        for one in dicts
+        if not _NUMBERS.isdisjoint(map(type, one.values()))
+    ]
 
 
 def put_numbers_back(numbers: list[tuple[dict[Any, Any], dict[Any, Any]]]) -> None:

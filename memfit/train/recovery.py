@@ -104,7 +104,8 @@ class Recovery:
         self._quiet, self._wait, self._growing = 0, GROW_AFTER, False
         self._part, self._index = "", -1
         self._allocator_retries = _allocator_retries(rig.device)
-        once = self._stepped_together if rig.engine.steps_together else Once(self._relieve)
+        self._apply_once = Once(self._relieve)
+        once = self._stepped_together if rig.engine.steps_together else self._stepped_once
         self.guard = Guard(gradients=self._gradients, once=once, norms=True)
 
     def parts(self, planned: Sequence[Ids]) -> list[Ids]:
@@ -196,6 +197,13 @@ class Recovery:
                 self._wait, self._growing = min(self._wait * 2, LONGEST_WAIT), False
             if here:
                 parts = self._smaller(parts, failure)
+
+    def _stepped_once(
+        self, act: Callable[[], None], optimizer: Optimizer | None, further: Sequence[Tensor] = ()
+    ) -> None:
+        """A step, which a scaler leaves out where the gradients overflowed."""
+        if optimizer is None or not overflowed(self._rig, optimizer):
+            self._apply_once(act, optimizer, further)
 
     def _stepped_together(
         self, act: Callable[[], None], optimizer: Optimizer | None, further: Sequence[Tensor] = ()
@@ -311,6 +319,15 @@ class Recovery:
         if self._rig.scaler is not None:
             self._rig.scaler._per_optimizer_states.clear()
         give_back(self._rig.device)
+
+
+def overflowed(rig: Rig, optimizer: Optimizer) -> bool:
+    """Whether a scaler found an infinity among the gradients, which it has unscaled."""
+    if rig.scaler is None:
+        return False
+    return any(
+        found.item() for found in rig.scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()
+    )
 
 
 def release(error: BaseException) -> None:

@@ -28,7 +28,7 @@ from memfit.apply.rig import Rig, is_trained
 from memfit.engine.mesh import DATA
 from memfit.engine.zero import Zero
 from memfit.errors import InputError, describe
-from memfit.train.zero_spread import take_zero_state, zero_state
+from memfit.train.zero_spread import take_zero_state, zero_net, zero_state
 
 _SAME_NAMES = StateDictOptions(strict=True)
 
@@ -54,8 +54,8 @@ def load_spread(rig: Rig, folder: str | Path) -> None:
         set_model_state_dict(model, state["nets"], options=_SAME_NAMES)
         for name, optimizer in rig.optimizers.items():
             set_optimizer_state_dict(model, optimizer, state["optimizers"][name], options=_SAME_NAMES)
-    for name, net in rig.ema.items():
-        set_model_state_dict(net, state["ema"][name], options=_SAME_NAMES)
+        for name, net in rig.ema.items():
+            set_model_state_dict(net, state["ema"][name], options=_SAME_NAMES)
     for name, schedule in rig.schedules.items():
         schedule.load_state_dict(state["schedules"][name])
     if rig.scaler:
@@ -103,8 +103,12 @@ def _state(rig: Rig) -> dict[str, Any]:
 def _beside(rig: Rig) -> dict[str, Any]:
     return {
         "buffers": {name: dict(net.named_buffers()) for name, net in rig.nets.items() if not is_trained(net)},
-        "ema": {name: get_model_state_dict(net) for name, net in rig.ema.items()},
+        "ema": {name: _average(rig, net) for name, net in rig.ema.items()},
     }
+
+
+def _average(rig: Rig, net: nn.Module) -> dict[str, Any]:
+    return zero_net(net, rig.engine) if isinstance(rig.engine, Zero) else get_model_state_dict(net)
 
 
 def _nets_and_optimizers(rig: Rig) -> dict[str, Any]:

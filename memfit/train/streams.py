@@ -1,7 +1,8 @@
 """Random streams that belong to a micro-batch, not to a rank: the same draws wherever and whenever it is run.
 
 A stream is a function of (seed, window, first sample of the micro-batch, purpose). So the same split of a window draws
-the same noise and dropout on one rank and on many, and a run that is taken up again needs no state of them.
+the same noise and dropout on one rank and on many, and a run that is taken up again needs no state of them. The loss
+goes on with the stream of the collating, or has its own where a batch is collated long before.
 """
 
 from __future__ import annotations

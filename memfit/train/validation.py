@@ -83,7 +83,7 @@ def validate(checkpoint: Checkpoint, budget: int = 0) -> dict[str, Any] | None:
     plan = replace(checkpoint.plan, budget_bytes=budget or checkpoint.plan.budget_bytes)
     job = load_job(plan.job, dict(plan.settings))
     if not job.validates:
-        write = f"write validate(self, nets, batch) and validates = True in {type(job).__name__}"
+        write = f"write validate(self, nets, batch) -> {{'name': number}} in {type(job).__name__}"
         raise InputError(f"job {plan.job}", "it has no validation", write)
     device = device_of(plan)
     warm_up(job, plan.micro_batch)

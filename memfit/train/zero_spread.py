@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.optim import Optimizer
@@ -81,7 +81,7 @@ def zero_state(rig: Rig, engine: Zero) -> dict[str, Any]:
     ((name, optimizer),) = rig.optimizers.items()
     own = runs_of(engine)
     _make_state(optimizer, own)
-    return {"nets": _nets(rig, engine, own), "optimizers": {name: _optimizer_state(optimizer, own, engine)}}
+    return {"nets": _nets(rig, engine), "optimizers": {name: _optimizer_state(optimizer, own, engine)}}
 
 
 def take_zero_state(rig: Rig, engine: Zero, state: dict[str, Any]) -> None:
@@ -97,12 +97,17 @@ def take_zero_state(rig: Rig, engine: Zero, state: dict[str, Any]) -> None:
     weights_changed(engine)
 
 
-def _nets(rig: Rig, engine: Zero, own: list[Run]) -> dict[str, Any]:
+def zero_net(net: nn.Module, engine: Zero) -> dict[str, Tensor]:
+    """A net's state_dict, or its average's: each tensor whole, or this rank's piece of it; they are the net's own."""
+    return {path: _weight(value, engine) for path, value in net.state_dict(keep_vars=True).items()}
+
+
+def _nets(rig: Rig, engine: Zero) -> dict[str, Any]:
     return {
-        f"{name}.{path}": _weight(value, engine)
+        f"{name}.{path}": value
         for name, net in rig.nets.items()
         if is_trained(net)
-        for path, value in net.state_dict(keep_vars=True).items()
+        for path, value in zero_net(net, engine).items()
     }
 
 

@@ -42,6 +42,8 @@ from memfit.verify.zero import put_zero_back
 
 ALONE_SECONDS = 3600
 """How long the other ranks may wait while rank 0 runs alone."""
+ERROR = "error.txt"
+"""What a rank found wrong; the others then fail where they wait for it, and have nothing to add."""
 
 
 def main(arguments: list[str]) -> int:
@@ -64,6 +66,8 @@ def main(arguments: list[str]) -> int:
     except InputError as error:
         return _failed(folder, str(error))
     except Exception as error:
+        if (folder / ERROR).exists():
+            return Exit.BAD_INPUT
         mistake = mistake_in_job(error)
         if mistake is None:
             raise
@@ -74,7 +78,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _failed(folder: Path, line: str) -> int:
-    replace_file(folder / "error.txt", line.encode())
+    replace_file(folder / ERROR, line.encode())
     return Exit.BAD_INPUT
 
 

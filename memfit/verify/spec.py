@@ -57,6 +57,7 @@ def on_ranks(plan: Plan, engine: str, ranks: int) -> Plan:
         engine=engine,
         engine_choices=plan.engine_choices if engine == plan.engine else {},
         micro_batches=[list(rank) for rank in geometry.micro_batches],
+        settings={**plan.settings, "precision": "fp32"},
         precision="fp32",
     )
 

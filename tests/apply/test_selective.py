@@ -5,6 +5,10 @@ from torch import nn
 
 from memfit.apply.recompute import recompute
 from memfit.apply.selective import _RECOMPUTE, selective_contexts
+from memfit.device.catalogue import find_device
+from memfit.job import Shape
+from memfit.trace.step import Tracing, trace_job
+from tests.engine.rank_steps import Stages
 
 
 class Block(nn.Module):
@@ -61,3 +65,25 @@ def test_gradients_are_the_same_where_recomputing_does_not_stop_early():
     with recompute({"net": net}, {"net.0": "selective"}), torch.utils.checkpoint.set_checkpoint_early_stop(False):
         net(x).square().sum().backward()
     assert all(torch.equal(a, p.grad) for a, p in zip(kept, net.parameters(), strict=True))
+
+
+class OnACard(Stages):
+    def batch(self, shape):
+        return torch.randn(shape.items, 4)
+
+
+def products(modes):
+    """Matrix products of a micro-batch on one of two ranks, each of whose blocks is gathered as it runs."""
+    how = Tracing(device=find_device("rtx4090"), checkpointing=modes, engine="fsdp2", world=2)
+    trace = trace_job(OnACard(), Shape(items=8), how)
+    names = [trace.names[name] for name in trace.operator_name]
+    return sum(name in ("aten.addmm.default", "aten.mm.default") for name in names) // 2
+
+
+def test_what_an_engine_does_around_blocks_inside_is_not_counted():
+    """On a card FSDP2 gathers anew in the backward, with more operators than in the forward (and fewer gathers)."""
+    stages = ("net.0", "net.1")
+    kept = products({})
+    assert kept == 8 + 2 * 8 - 1  # a product in the forward and two in the backward, without the input's
+    assert products(dict.fromkeys(stages, "selective")) == kept
+    assert products(dict.fromkeys(stages, "full")) > kept

@@ -218,8 +218,6 @@ class TwoLosses(Right):
 
 
 class ValidateRaises(Right):
-    validates = True
-
     def validate(self, nets, batch):
         return {"score": nets["other"](batch)}
 

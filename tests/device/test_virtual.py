@@ -104,3 +104,35 @@ def test_real_training_afterwards_is_as_before():
     with torch.random.fork_rng():
         torch.utils.checkpoint.checkpoint(lambda t: (t @ t).sin(), x, use_reentrant=False).sum().backward()
     assert x.grad.isfinite().all()
+
+
+class Raising:
+    """A hook of each place that autograd calls in its own thread."""
+
+    def saved(self, x):
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, self):
+            return x * x
+
+    def of_a_tensor(self, x):
+        y = x.exp()
+        y.register_hook(self)
+        return y
+
+    def of_a_gradient(self, x):
+        x.register_post_accumulate_grad_hook(self)
+        return x.exp()
+
+    def __call__(self, tensor):
+        raise LookupError("in the hook")
+
+
+@pytest.mark.parametrize("place", ["saved", "of_a_tensor", "of_a_gradient"])
+def test_what_a_hook_raises_in_a_backward_comes_out_of_it(gpu, place):
+    """Trap: torch asks a device written in Python for its type while the exception is on its way, and would abort."""
+    x = torch.ones(4, device="cuda", requires_grad=True)
+    loss = getattr(Raising(), place)(x).sum()
+    with pytest.raises(LookupError, match="in the hook"):
+        loss.backward()
+    again = torch.ones(4, device="cuda", requires_grad=True)
+    again.exp().sum().backward()
+    assert again.grad.shape == (4,)

@@ -88,6 +88,7 @@ ZERO_CASES = [
     Case("checkpointed", "zero3", 1, BF16, ALL_CUT),
     Case("decoder", "zero3", 2, {"optimizer": "sgd", "foreach": True}, {**ALL_CUT, "offload_optimizer": True}),
     Case("convolution", "zero3", 2, {}, {**ALL_CUT, "offload_param": True}),
+    Case("unet", "zero3", 2, {"clip": 1.0, "ema": 0.9}, ALL_CUT),
 ]
 
 

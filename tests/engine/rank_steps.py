@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from memfit.apply.recompute import recompute
 from memfit.apply.rig import build
 from memfit.apply.window import MicroBatch, run_window
 from memfit.engine.mesh import join
@@ -48,12 +49,37 @@ class Tied(nn.Module):
         return self.out(x)
 
 
+class Stages(Blocks):
+    """What is recomputed holds several blocks, each gathered alone."""
+
+    def nets(self):
+        torch.manual_seed(5)
+        return {"net": nn.Sequential(Stage(), Stage())}
+
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 4)) for _ in range(2))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = torch.tanh(x + block(x))
+        return x
+
+
 CASES = {
     "late units": (Sentences, sentences, {}),
     "units before": (Counted, sentences, {"sync_each_micro_batch": False}),
     "two nets": (Gan, vectors, {}),
     "two nets, scattered once": (Gan, vectors, {"sync_each_micro_batch": False}),
     "blocks": (Blocks, vectors, {}),
+    "stages, selective": (Stages, vectors, {}),
+    "stages, full": (Stages, vectors, {}),
+}
+MODES = {
+    "stages, selective": {"net.0": "selective", "net.1": "selective"},
+    "stages, full": {"net.0": "full", "net.1": "full"},
 }
 SHARES = {1: [[0, 1, 2, 3, 4]], 2: [[0, 1, 2], [3, 4, None]], 3: [[0, 1], [2, None], [3, 4]]}
 """Micro-batches of each rank by world; None: one that does not count, so that all ranks run as many."""
@@ -72,7 +98,8 @@ def train(case, engine, choices=None):
     micro = [micro_batch(rig.job, parts[i]) if i is not None else idle(rig.job, parts[0]) for i in numbers]
     found = []
     for _ in range(2):
-        result = run_window(rig, micro)
+        with recompute(rig.nets, MODES.get(case, {})):
+            result = run_window(rig, micro)
         found.append({name: float(value) for name, value in result.losses.items()})
         found.append({name: float(value) for name, value in result.norms.items() if value is not None})
     nets = {**rig.nets, **{f"average of {name}": net for name, net in rig.ema.items()}}

@@ -53,9 +53,7 @@ class Used(Counted):
 
 
 class Nets(Blocks):
-    """Tied and frozen parameters, two nets with a group each, one called twice, a schedule."""
-
-    ema: float | None = None
+    """Tied and frozen parameters, two nets with a group each, one called twice, a schedule, an average."""
 
     def nets(self):
         nets = super().nets() | {"judge": nn.Sequential(nn.Linear(7, 8), nn.Tanh(), nn.Linear(8, 1))}
@@ -127,7 +125,9 @@ def numbers(engine):
 
 
 def weights(rig):
-    found = {f"{n}.{key}": value for n, net in rig.nets.items() for key, value in rig.engine.weights(net).items()}
+    """Of nets and averages; an average that rank 0 keeps is there alone."""
+    nets = {**rig.nets, **{f"average of {name}": net for name, net in rig.ema.items()}}
+    found = {f"{n}.{key}": value for n, net in nets.items() for key, value in rig.engine.weights(net).items()}
     return {name: value.detach().clone() for name, value in found.items()}
 
 
@@ -176,10 +176,6 @@ class Scaled(Used):
     precision: str = "fp16"
 
 
-class Averaged(Nets):
-    ema: float | None = 0.9
-
-
 class Decayed(Sentences):
     """``unused`` is used by no loss, and decays."""
 
@@ -187,7 +183,7 @@ class Decayed(Sentences):
 def refusals(engine):
     """What the engine says of jobs that it cannot carry."""
     said = {}
-    for kind in (Late, Gan, Alone, OwnStep, Halves, Scaled, Averaged, Decayed):
+    for kind in (Late, Gan, Alone, OwnStep, Halves, Scaled, Decayed):
         try:
             rig = build(kind(), CPU, engine())
             window(rig, sentences if issubclass(kind, Sentences) else vectors)

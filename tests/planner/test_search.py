@@ -6,7 +6,10 @@ python -m pytest tests/planner/test_search.py
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
+import memfit
 from bench.nets import Dit
 from bench.planner import peak_of
 from memfit.device.catalogue import find_device, with_memory
@@ -76,6 +79,29 @@ def tight_shape():
     from memfit.job import Shape
 
     return Shape(items=4)
+
+
+class NothingToRecompute(memfit.Job):
+    """A net without repeated blocks."""
+
+    def nets(self):
+        return {"net": nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 64))}
+
+    def optimizers(self, nets):
+        return {"sgd": torch.optim.SGD(nets["net"].parameters(), lr=0.1)}
+
+    def batch(self, shape):
+        return torch.randn(shape.items, 1024, 64)
+
+    def loss(self, nets, batch):
+        return nets["net"](batch).square().sum(), len(batch)
+
+
+def test_a_net_without_blocks_is_planned_by_its_micro_batches():
+    plan = find_plan(NothingToRecompute(), "", 22, card(64)).plan
+    assert plan is not None
+    assert (sum(plan.micro_batches[0]), plan.checkpointing) == (22, {})
+    assert 1 < len(plan.micro_batches[0]) < 22
 
 
 def test_what_stays_as_the_job_has_it_is_not_touched():

@@ -3,7 +3,6 @@
 import json
 import resource
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -66,7 +65,6 @@ class Spoiled(nn.Module):
 class Plain(Job):
     """No dropout, no batch statistics: any split learns the same to rounding."""
 
-    validates: ClassVar[bool] = True
     validate_every: int = 1
     rate: float = 0.1
 

@@ -39,7 +39,6 @@ class Restarted(Job):
     fails: str = ""
     """RANK PART NUMBER; empty: nothing fails."""
     mark: str = ""
-    validates = True
     validate_every = 1
     clip: float | None = 1.0
     ema: float | None = 0.9

@@ -44,7 +44,9 @@ def test_the_noise_scale_of_a_quadratic_is_its_variance_over_its_squared_gradien
         data = [torch.randn(size, WIDTH, generator=generator) for size in sizes]
         parts = [MicroBatch(fetch=lambda x=x: x, padded_units=len(x), units=len(x) if told else None) for x in data]
         monitor.begin(parts)
-        result = run_window(rig, parts, monitor.mark, guard=Guard(norms=True))
+        result = run_window(
+            rig, parts, lambda part: monitor.fetches() if part == "fetch" else None, guard=Guard(norms=True)
+        )
         line = monitor.end(0.0, float(result.norms["loss"]), 0)
         assert (line["noise_scale"] is None) == (number < 4)
     assert line["noise_scale"] == pytest.approx(WIDTH / SIGNAL, rel=0.25)

@@ -8,7 +8,12 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memfit.apply.losses import MicroBatch
+from memfit.apply.rig import build
+from memfit.apply.window import Guard, run_window
+from memfit.job import Job
 from memfit.train.once import PER_PARAMETER, Once, TornStepError
+from memfit.train.recovery import Recovery
 
 
 class FailsAt(TorchDispatchMode):
@@ -120,3 +125,46 @@ def test_a_step_that_never_gets_its_memory_is_given_up():
         p.grad = torch.zeros_like(p)
     with pytest.raises(TornStepError):
         Once(lambda error: None)(optimizer.step, optimizer)
+
+
+class Scaled(Job):
+    precision: str = "fp16"
+
+    def nets(self):
+        torch.manual_seed(0)
+        return {"net": nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 1))}
+
+    def optimizers(self, nets):
+        return {"adam": torch.optim.AdamW(nets["net"].parameters(), lr=0.1)}
+
+    def batch(self, shape):
+        return torch.randn(shape.items, 8)
+
+    def loss(self, nets, batch):
+        return nets["net"](batch).float().square().sum(), len(batch)
+
+
+def scaled_windows(guarded):
+    """(weights and scale after forty windows, whether a scaler left the first step out)."""
+    rig = build(Scaled(), "cpu")
+    rig.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    recovery = Recovery(rig, remake=lambda ids: None, cost=len, largest=4)
+    torch.manual_seed(1)
+    begin = [p.detach().clone() for p in rig.nets["net"].parameters()]
+    left_out = None
+    for _ in range(40):
+        batch = torch.randn(4, 8)
+        part = MicroBatch(fetch=lambda batch=batch: batch, padded_units=4)
+        run_window(rig, [part], guard=recovery.guard if guarded else Guard())
+        if left_out is None:
+            left_out = all(map(torch.equal, begin, rig.nets["net"].parameters()))
+    return [p.detach() for p in rig.nets["net"].parameters()], rig.scaler.get_scale(), left_out
+
+
+def test_a_step_that_a_scaler_leaves_out_and_the_first_that_it_takes_are_those_of_a_plain_loop():
+    plain, scale, left_out = scaled_windows(guarded=False)
+    guarded, same_scale, _ = scaled_windows(guarded=True)
+    assert left_out
+    assert scale == same_scale < 2.0**40
+    assert not torch.equal(plain[0], Scaled().nets()["net"][0].weight)
+    assert all(map(torch.equal, plain, guarded))

@@ -45,7 +45,6 @@ class Still(Net):
 
 class Uneven(Net):
     # Rank 1 alone changes a weight in its forward, and has no memory for its first validations.
-    validates = True
     validate_every = 2
 
     def nets(self):

@@ -27,7 +27,6 @@ import memfit
 class Slow(memfit.Job):
     # Waits in one place, once: where SLOW says, until the file "wait" beside this one is gone.
     windows: int = 4
-    validates = True
     validate_every: int = 2
 
     def wait(self, place):

@@ -32,7 +32,6 @@ class Decoded(memfit.Job):
     # Like LatentSync: gradients stay until the next forward, and validation decodes a whole video, 8 MiB a frame.
     windows: int = 4
     zero_grad: str = "after_forward"
-    validates: ClassVar[bool] = True
     validate_every: int = 2
     at_once: int = 16
     validation_smaller: ClassVar = {"at_once": 1}

@@ -94,4 +94,4 @@ def test_what_cannot_be_validated_is_one_line(saved, tmp_path, capfd):
     job = load_job("tests/nets.py:Gan")
     plan = find_plan(job, "tests/nets.py:Gan", 4, with_memory(cpu_here(), 256 << 20), micro_batch=4).plan
     Saver(checkpoints=Checkpoints(tmp_path / "checkpoints"), plan=plan).save(build(job, "cpu"), 1)
-    is_one_line(wrong(tmp_path, tmp_path, capfd), "Gan: it has no validation", "validates = True in Gan")
+    is_one_line(wrong(tmp_path, tmp_path, capfd), "Gan: it has no validation", "write validate(self, nets, batch)")

@@ -1,0 +1,38 @@
+"""What sharding engines refuse by name."""
+
+from __future__ import annotations
+
+from torch.optim import Optimizer
+
+from memfit.errors import InputError
+from memfit.job import Job
+
+ELEMENTWISE = ("Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "NAdam", "RAdam", "Adadelta", "Adamax", "ASGD", "Rprop")
+"""Optimizers of torch whose step of an element depends on that element alone: a shard's step is the whole one's."""
+
+
+def check_shared(job: Job, engine: str) -> None:
+    """Raises InputError where ranks train a net of the job by themselves."""
+    if job.unsynchronised:
+        raise InputError(
+            f"unsynchronised = {job.unsynchronised!r} on --engine {engine}",
+            "it has one gradient for all ranks",
+            "write --engine ddp",
+        )
+
+
+def check_elementwise(name: str, optimizer: Optimizer, engine: str, part: str, but: tuple[str, ...] = ()) -> None:
+    """Raises InputError where an optimizer's step of a part may be another than that of the whole.
+
+    Args:
+        part: what it would step, in words.
+        but: names of ``ELEMENTWISE`` that the engine cannot carry all the same.
+    """
+    kind = type(optimizer)
+    if kind.__module__.startswith("torch.optim") and kind.__name__ in ELEMENTWISE and kind.__name__ not in but:
+        return
+    raise InputError(
+        f"optimizer {name!r} on --engine {engine}",
+        f"the step of {kind.__name__} on {part} may differ from its step on the whole",
+        "write --engine ddp, or an optimizer such as torch.optim.AdamW",
+    )
