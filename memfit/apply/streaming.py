@@ -132,10 +132,11 @@ def _visiting(optimizer: Optimizer, parameters: Sequence[nn.Parameter], device: 
         raise
     for parameter in parameters:
         for key, value in _large(optimizer.state.get(parameter)):
-            home = homes.get((parameter, key))
-            same = home is not None and home.shape == value.shape and home.dtype == value.dtype
-            kept = home.copy_(value, non_blocking=True) if home is not None and same else on_the_host(value)
-            optimizer.state[parameter][key] = kept
+            before = homes.get((parameter, key))
+            if before is not None and before.shape == value.shape and before.dtype == value.dtype:
+                optimizer.state[parameter][key] = before.copy_(value, non_blocking=True)
+            else:
+                optimizer.state[parameter][key] = on_the_host(value)
 
 
 def _visitor(tensor: Tensor, device: torch.device) -> Tensor:

@@ -203,14 +203,15 @@ def _find(job: Job, asked: _Asked) -> Answer:
     return answer
 
 
-def _placed(job: Job, asked: _Asked, **places: str) -> Answer:
+def _placed(job: Job, asked: _Asked, *, optimizer_state: str = "device", average: str = "device") -> Answer:
     """The answer with optimizers' state and the weights' average in these places."""
     device, keep, nets = _less_host_margin(asked.card), asked.keep, plain_nets(job)
     own = default_checkpointing(job, nets)
     implementation = "job" if "optimizer" in keep else levers.implementation(job, device)
     how = Tracing(
         device=device, implementation=implementation, validation=PhasePolicy(), saving=PhasePolicy(),
-        engine=asked.engine, world=asked.devices, rank=BINDING_RANK, **places,
+        engine=asked.engine, world=asked.devices, rank=BINDING_RANK,
+        optimizer_state=optimizer_state, average=average,
     )  # fmt: skip
     told = communicates(asked.engine, nets, device, asked.devices)
     budget = device.usable_bytes or 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -101,7 +101,7 @@ def trace_family(job: Job, how: Tracing, like: Shape) -> TraceFamily:
 
 def trace_policies(
     job: Job, shape: Shape, how: Tracing, policies: Iterable[PhasePolicy]
-) -> Iterator[tuple[PhasePolicy, Trace]]:
+) -> Generator[tuple[PhasePolicy, Trace], None, None]:
     """What ``trace_job`` gives under one policy for validation after another, with the windows before them traced once.
 
     Those behind a policy that leaves other storages behind (state that was moved) are traced alone. Close it.
