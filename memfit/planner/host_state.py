@@ -1,18 +1,13 @@
-"""Optimizers' state on the host: when a plan without it is worth another search with it."""
+"""Optimizers' state on the host: where it could wait, and why it stays on the device."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING
-
 from memfit.apply.rig import WHOLE_STATE
 from memfit.apply.streaming import left_on_the_device, streams
 from memfit.device.catalogue import Device
 from memfit.job import Job, Nets
 from memfit.planner.predict import plain_nets
-
-if TYPE_CHECKING:
-    from memfit.planner.search import Answer
 
 
 def host_places(job: Job, device: Device, engine: str, keep: Collection[str]) -> Iterator[dict[str, str]]:
@@ -25,17 +20,6 @@ def host_places(job: Job, device: Device, engine: str, keep: Collection[str]) ->
             yield {"optimizer_state": "host", "average": "host"}
 
 
-def pays(answer: Answer, device: Device) -> bool:
-    """Whether nothing fits so far, or the room would save more time than the copies of a window take."""
-    if answer.plan is None:
-        return True
-    more, seconds = answer.next_step, answer.floor.seconds
-    state = answer.floor.footprint.phases["train"].categories["optimizer"]
-    if more is None or not seconds or not device.link_bytes or answer.plan.optimizer_state == "host":
-        return False
-    return state >= more.more_bytes and more.saves * seconds > 2 * state / device.link_bytes
-
-
 def why_not(job: Job, nets: Nets, device: Device, engine: str) -> str:
     """Why the state stays on the device."""
     if not device.is_cuda:
@@ -45,4 +29,4 @@ def why_not(job: Job, nets: Nets, device: Device, engine: str) -> str:
     left = left_on_the_device(job.optimizers(nets))
     if left:
         return f"the step of {', '.join(left)} is not known to treat each parameter alone"
-    return "what fits without it is faster"
+    return "it fits without"

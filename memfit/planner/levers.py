@@ -111,7 +111,7 @@ def reasons(chosen: Candidate, own: Mapping[str, str], device: Device, how: Trac
         if how.implementation == "fused"
         else "the job's own",
         **(
-            {"optimizer_state": "on the host between steps: else nothing fits, or recomputing takes longer"}
+            {"optimizer_state": "on the host between steps: nothing fits without"}
             if how.optimizer_state == "host"
             else {}
         ),
@@ -211,7 +211,7 @@ def _state_on_host(
     if taken:
         state = drafted.get("state on the host", 0)
         left = left_on_the_device(job.optimizers(nets))
-        reason = "without it nothing fits, or recomputing takes longer than the copies"
+        reason = "nothing fits without"
         reason += f"; the state of {', '.join(left)} stays" if left else ""
     else:
         reason = host_state.why_not(job, nets, device, found.engine)
@@ -227,7 +227,7 @@ def _ema(job: Job, how: Tracing, found: Candidate, nets: Nets, link: float | Non
         return [made(name, False, {}, "copies", why)]
     taken = how.average == "host"
     average = sum(t.nbytes for net in nets.values() if is_trained(net) for t in (*net.parameters(), *net.buffers()))
-    reason = "without it nothing fits" if taken else "what fits without it is faster"
+    reason = "nothing fits without" if taken else "it fits without"
     return [
         made(
             "average of the weights on the host", taken, dict.fromkeys(found.footprint.phases, average),

@@ -26,7 +26,7 @@ from memfit.planner.dials import Dial, dials
 from memfit.planner.drafts import Draft, Drafts
 from memfit.planner.engines import Communicates, candidates, communicates
 from memfit.planner.fitting import Fitting, open_fitting
-from memfit.planner.host_state import host_places, pays
+from memfit.planner.host_state import host_places
 from memfit.planner.next_step import NextStep, next_step
 from memfit.planner.predict import BINDING_RANK, default_checkpointing, footprint_on, plain_nets, with_precision
 from memfit.planner.saving import choose_writing
@@ -194,10 +194,10 @@ class _Asked:
 
 
 def _find(job: Job, asked: _Asked) -> Answer:
-    """The answer for one precision; optimizers' state is on the host where nothing else fits, or that is faster."""
+    """The answer for one precision; optimizers' state is on the host where nothing fits without."""
     answer = _placed(job, asked)
     for places in host_places(job, asked.card, asked.engine, asked.keep):
-        if not pays(answer, asked.card):
+        if answer.plan is not None:
             break
         answer = _best([answer, _placed(job, asked, **places)])
     return answer

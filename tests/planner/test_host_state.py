@@ -68,7 +68,7 @@ def test_it_is_left_where_there_is_room():
     left = lever(plan, "optimizer state on the host")
     assert not left.taken
     assert left.saves["train"] == 2 * WEIGHTS + 16 * 4, "and the count of each tensor's steps"
-    assert left.reason == "what fits without it is faster"
+    assert left.reason == "it fits without"
 
 
 def test_the_average_follows_where_that_is_not_enough():
