@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+
 from memfit.apply.rig import WHOLE_STATE
 from memfit.apply.streaming import left_on_the_device, streams
 from memfit.device.catalogue import Device
