@@ -18,6 +18,8 @@ MODES = ("keep", "selective", "full", "offload")
 """What a plan may do with what a module's forward saves for its backward."""
 PLACES = {"validation": ("here", "skip"), "saving": ("here",)}
 """Where a phase may run."""
+STATE_PLACES = ("device", "host")
+"""Where optimizers' state and the weights' average may be between steps."""
 IMPLEMENTATIONS = ("job", "loop", "foreach", "fused")
 """How the optimizers' steps are carried out: as the job has it, or so where they can be."""
 ENGINES = ("single", "ddp", "fsdp2", "zero1", "zero2", "zero3")
@@ -88,6 +90,10 @@ class Plan:
     saving: PhasePolicy = field(default_factory=PhasePolicy)
     implementation: str = "job"
     """Of the optimizers' steps: job, loop, foreach or fused, see ``memfit.apply.implementation``."""
+    optimizer_state: str = "device"
+    """host: optimizers' state waits in the host's memory between steps, and visits the device part by part; device."""
+    average: str = "device"
+    """The same of the weights' average, where the job has one."""
     idle_nets: str = "keep"
     """aside: nets that a phase does not use (``Job.net_phases``) wait on the host (of a CPU run: in a file); keep."""
     learning_rate: float = 1.0
@@ -201,6 +207,8 @@ def _checked(values: dict[str, Any], path: str) -> Plan:
     if every < 0:
         raise InputError(f"plan file {path}: validate_every = {every}", "less than 0", "write 0 for no validation")
     _check_word(f"plan file {path}: idle_nets", values.get("idle_nets", "keep"), ("keep", "aside"))
+    for key in ("optimizer_state", "average"):
+        _check_word(f"plan file {path}: {key}", values.get(key, STATE_PLACES[0]), STATE_PLACES)
     _check_word(f"plan file {path}: implementation", values.get("implementation", "job"), IMPLEMENTATIONS)
     _check_word(f"plan file {path}: precision", values["precision"], PRECISIONS)
     _check_word(f"plan file {path}: engine", values["engine"], ENGINES)

@@ -13,10 +13,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LinearLR
 
 from memfit.apply.implementation import with_implementation
+from memfit.apply.streaming import on_the_host, update_on_host
 from memfit.engine.protocol import Engine
 from memfit.engine.single import Single
 from memfit.errors import InputError
 from memfit.job import Job, Nets
+
+WHOLE_STATE = ("single", "ddp")
+"""Engines of which each rank holds whole optimizer states, that can wait on the host."""
 
 
 @dataclass(kw_only=True)
@@ -34,6 +38,10 @@ class Rig:
     buckets: dict[str, list[Tensor]] = field(default_factory=dict)
     """By net, flat copies of the gradients that the job's own wrapper keeps."""
     engine: Engine = field(default_factory=Single)
+    optimizer_state: str = "device"
+    """Where optimizers' state is between steps: device, or host (of those that ``memfit.apply.streaming`` can)."""
+    average: str = "device"
+    """Where ``ema`` is between its updates: device or host."""
     stepped: dict[str, list[nn.Parameter]] = field(default_factory=dict)
     """The nets' parameters that each optimizer steps."""
 
@@ -55,6 +63,8 @@ def build(
     *,
     rate: float = 1.0,
     warmup_windows: int = 0,
+    optimizer_state: str = "device",
+    average: str = "device",
 ) -> Rig:
     """Builds a job on a device, and puts its nets onto the ranks of an engine (None: one rank).
 
@@ -62,6 +72,7 @@ def build(
         implementation: of the optimizers' steps, as a plan has it.
         rate: what the job's learning rates are multiplied by.
         warmup_windows: windows over which they rise from the job's own.
+        optimizer_state, average: device or host, as ``Rig`` has them.
 
     Raises:
         InputError: nets or optimizers are missing or not what they should be, naming which, or the engine cannot
@@ -73,7 +84,11 @@ def build(
     _check_nets(job, nets)
     for net in nets.values():
         net.to(device)
+    _check_places(engine, optimizer_state, average)
     ema = engine.averages(job, nets) if job.ema is not None else {}
+    if average == "host":
+        for net in ema.values():
+            net._apply(on_the_host)
     nets = engine.place(job, nets)
     optimizers = job.optimizers(nets)
     _check_optimizers(job, nets, optimizers)
@@ -81,7 +96,10 @@ def build(
     optimizers = with_implementation(optimizers, implementation)
     stepped = {name: [p for group in one.param_groups for p in group["params"]] for name, one in optimizers.items()}
     engine.divide(nets, optimizers)
-    rig = Rig(job=job, device=device, nets=nets, optimizers=optimizers, engine=engine, ema=ema, stepped=stepped)
+    rig = Rig(
+        job=job, device=device, nets=nets, optimizers=optimizers, engine=engine, ema=ema, stepped=stepped,
+        optimizer_state=optimizer_state, average=average,
+    )  # fmt: skip
     for optimizer in optimizers.values():
         for group in optimizer.param_groups:
             group["lr"] *= rate
@@ -154,7 +172,10 @@ def update_ema(rig: Rig) -> None:
         assert decay is not None
         old, new = rig.engine.parts(average), rig.engine.parts(rig.nets[name])
         with torch.no_grad():
-            torch._foreach_lerp_(old, new, 1 - decay)
+            if rig.average == "host":
+                update_on_host(old, new, 1 - decay)
+            else:
+                torch._foreach_lerp_(old, new, 1 - decay)
             for mine, theirs in zip(average.buffers(), rig.nets[name].buffers(), strict=True):
                 mine.copy_(theirs)
 
@@ -182,6 +203,15 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(map_tensors(item, change) for item in value)
     return value
+
+
+def _check_places(engine: Engine, optimizer_state: str, average: str) -> None:
+    if "host" in (optimizer_state, average) and engine.name not in WHOLE_STATE:
+        raise InputError(
+            f"state on the host under {engine.name}",
+            "a rank holds a part of the state already",
+            f"write one of {', '.join(WHOLE_STATE)} as the engine, or device",
+        )
 
 
 def _kind(value: Any) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from memfit.apply.rig import Rig, map_tensors
+from memfit.apply.streaming import streams
 from memfit.job import Job
 from memfit.plan import PhasePolicy
 
@@ -123,6 +124,8 @@ def _home(device: torch.device) -> Away:
 
 def _move_state(rig: Rig, move: Away) -> None:
     for optimizer in rig.optimizers.values():
+        if rig.optimizer_state == "host" and streams(optimizer):
+            continue
         for parameter, state in optimizer.state.items():
             optimizer.state[parameter] = map_tensors(
                 state, lambda tensor: move(tensor) if tensor.numel() > 1 else tensor

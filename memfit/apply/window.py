@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,6 +26,7 @@ from torch.optim import Optimizer
 from memfit.apply.losses import MicroBatch, Told, known_units, losses_of, normalised, nothing
 from memfit.apply.rig import Rig, update_ema
 from memfit.apply.shared import Shared
+from memfit.apply.streaming import streamed, streams
 from memfit.engine.ranks import Units, gather, together, total
 from memfit.errors import InputError, describe
 from memfit.job import Turn
@@ -278,11 +280,19 @@ def _finish_gradients(rig: Rig, turn: Turn, found: Mapping[str, Units], told: To
 
 def _step(rig: Rig, optimizer: Optimizer) -> None:
     """One step; it may be asked for parameter by parameter, which a scaler would refuse."""
-    if rig.scaler:
-        rig.scaler.step(optimizer)
-        rig.scaler._per_optimizer_states[id(optimizer)]["stage"] = OptState.UNSCALED
-    else:
-        rig.engine.step(optimizer)
+    with stepping(rig, optimizer):
+        if rig.scaler:
+            rig.scaler.step(optimizer)
+            rig.scaler._per_optimizer_states[id(optimizer)]["stage"] = OptState.UNSCALED
+        else:
+            rig.engine.step(optimizer)
+
+
+def stepping(rig: Rig, optimizer: Optimizer) -> AbstractContextManager[None]:
+    """Around a step: the optimizer's state visits the device, where it waits on the host."""
+    if rig.optimizer_state == "host" and streams(optimizer):
+        return streamed(optimizer, rig.device)
+    return nullcontext()
 
 
 def _after_the_steps(rig: Rig, mark: Mark, guard: Guard, *, stepped: bool) -> None:

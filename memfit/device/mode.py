@@ -63,6 +63,19 @@ def _describe(args: Any, parts: list[Any], tensors: list[Tensor]) -> None:
             raise _NotPlainError
 
 
+def _key(func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> tuple[Any, ...] | None:
+    """What a call's outputs depend on; None where there is more. Its tensors are appended to ``tensors``."""
+    parts: list[Any] = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
+    try:
+        _describe(args, parts, tensors)
+        for name, value in kwargs.items():
+            parts.append(name)
+            _describe((value,), parts, tensors)
+    except _NotPlainError:
+        return None
+    return tuple(parts)
+
+
 @cache
 def _is_foreach_in_place(func: Any) -> bool:
     """These change no shape and return nothing, and their lists of scalars differ in every step of an optimizer."""
@@ -109,16 +122,10 @@ class VirtualMode(FakeTensorMode):
         if _is_foreach_in_place(func) and _all_unknown(args[0]):
             return None
         kwargs = kwargs or {}
-        parts: list[Any] = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
         tensors: list[Tensor] = []
-        try:
-            _describe(args, parts, tensors)
-            for name, value in kwargs.items():
-                parts.append(name)
-                _describe((value,), parts, tensors)
-        except _NotPlainError:
+        key = _key(func, args, kwargs, tensors)
+        if key is None:
             return super().__torch_dispatch__(func, types, args, kwargs)
-        key = tuple(parts)
         make = _makers.get(key)
         if make is not None:
             return make(self, tensors)
@@ -129,6 +136,16 @@ class VirtualMode(FakeTensorMode):
         if make is not None:
             _makers[key] = make
         return out
+
+    def remembered(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an operator gives that was run before, without another dispatch; else NOT_HANDLED."""
+        tensors: list[Tensor] = []
+        key = None if asks_data(func) else _key(func, args, kwargs, tensors)
+        make = _makers.get(key) if key is not None else None
+        if make is None:
+            return NOT_HANDLED
+        with torch._C._DisableTorchDispatch():
+            return make(self, tensors)
 
     def new(self, elem: Tensor, device: torch.device) -> FakeTensor:
         """A fake tensor on ``device`` over a meta tensor; what ``FakeTensor(mode, elem, device)`` gives, faster."""

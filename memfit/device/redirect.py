@@ -110,11 +110,6 @@ _INSTEAD: dict[Any, Callable[..., Any]] = {
 }
 
 
-_RUNS_CODE = frozenset((Tensor.backward, torch.autograd.grad))
-"""Functions that call code of a job, which may make tensors: recomputing and hooks. In a function that a mode handles,
-torch has taken the mode off."""
-
-
 class SaysCuda(TorchFunctionMode):
     """Rewrites the devices that any torch function is given."""
 
@@ -122,9 +117,6 @@ class SaysCuda(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.device:
             return func(*args, **kwargs)
-        if func in _RUNS_CODE:
-            with self:
-                return func(*args, **kwargs)
         instead = _INSTEAD.get(func)
         if instead is not None:
             return instead(*args, **kwargs)
@@ -135,6 +127,17 @@ class SaysCuda(TorchFunctionMode):
                 args = tuple(map(redirected, args))
                 break
         return func(*args, **kwargs)
+
+
+def _says_cuda_inside(run_backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward whose hooks and recomputing may make tensors: the mode is off inside of the function that it handles,
+    which ``Tensor.backward`` is."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with SaysCuda():
+            return run_backward(*args, **kwargs)
+
+    return run
 
 
 def _first_redirected(function: Callable[..., Any], when_absent: tuple[Any, ...] = ()) -> Callable[..., Any]:
@@ -260,6 +263,9 @@ def says_cuda(card: CardRules, emptied: Callable[[], None]) -> Iterator[None]:
         set_default = torch.set_default_device
         redirecting = {"set_default_device": lambda device: set_default(redirected(device))}
         stack.enter_context(replaced(torch, **redirecting))
+        stack.enter_context(
+            replaced(torch.autograd, _engine_run_backward=_says_cuda_inside(torch.autograd._engine_run_backward))
+        )
         stack.enter_context(SaysCuda())
         yield
 

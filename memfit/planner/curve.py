@@ -36,7 +36,7 @@ def curve(job: Job, how: Tracing, device: Device, most: int) -> list[Point]:
         drafts = Drafts(fitting, device, most, 1)
         layout = fitting.observed(shape_of(job, smallest), accumulated=True).layout
         blocks = [block.path for block in layout.blocks]
-        able = [path for path in blocks if not holds(path, fitting.session.overwritten)]
+        able = [path for path in blocks if not holds(path, fitting.overwritten)]
         policies = {
             "everything kept": {},
             "the job's own": own,

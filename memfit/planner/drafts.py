@@ -19,13 +19,15 @@ from memfit.planner.fitting import Fitting
 from memfit.planner.layout import kept_by_module, within
 from memfit.planner.predict import footprint_on
 from memfit.planner.probed import Probed, probed
-from memfit.planner.selection import Problem, floor, scaled, solve
+from memfit.planner.selection import EXACT, Problem, floor, scaled, solve
 from memfit.trace.session import MicroTrace
 
 EXPLORED = 3
 """Micro-batches whose selections are traced, at most."""
 LARGER = 4
 """Times as large as the largest micro-batch that keeps everything: where the time of larger ones is looked up."""
+ROUGH = 0.01
+"""How near the least seconds of a choice are looked for, where the choice is only estimated."""
 RANKED = 24
 """Micro-batches that are ranked, at most."""
 
@@ -57,7 +59,7 @@ class Drafts:
         """``fixed``: the micro-batch; ``modes``: the checkpointing, where it is not to be chosen."""
         self.ranks, self._communicates = ranks, communicates
         self.fitting, self.device, self.modes = fitting, device, modes
-        self.job = fitting.session.rig.job
+        self.job = fitting.job
         self.budget = device.usable_bytes or 0
         share = -(-global_batch // ranks)
         self.geometries = [split(global_batch, m, self.job.unit, ranks) for m in sizes(share, self.job.longest, fixed)]
@@ -79,6 +81,9 @@ class Drafts:
             rest = [g for g in self.geometries if g.micro_batch not in self.tried]
             if best is not None:
                 rest = [g for g in rest if self.least(g) < best.rank]
+            over = [g for g in rest if self.kept_peak(g.micro_batch) > self.budget]
+            if over and not self._measured:
+                self._observe(over[-1])
             drafts = [self.estimate(geometry) for geometry in rest]
             worth = [draft for draft in drafts if draft.fits and (best is None or draft.rank < best.rank)]
             if not worth:
@@ -111,9 +116,9 @@ class Drafts:
         return found
 
     def estimate(self, geometry: Geometry, budget: int | None = None) -> Draft:
-        """What follows for a micro-batch from the nearest that was measured."""
-        micro, budget = geometry.micro_batch, self.budget if budget is None else budget
-        if self.kept_peak(micro) <= budget:
+        """What follows for a micro-batch from the nearest that was measured; roughly, for another budget."""
+        micro, limit = geometry.micro_batch, self.budget if budget is None else budget
+        if self.kept_peak(micro) <= limit:
             rank = self._window(geometry, self.kept_seconds(micro))
             return self._draft(geometry, self.modes or {}, rank, self.kept_peak(micro), fits=True, traced=False)
         if not self._measured:
@@ -123,7 +128,7 @@ class Drafts:
         kept = self.kept_seconds(micro)
         fixed = max(self.kept_peak(0) - self._resident, 0.0) if len(self._kept_peaks) > 1 else 0.0
         other = scaled(problem, micro / near, kept / seconds, fixed)
-        choice = solve(other, budget - outside)
+        choice = solve(other, limit - outside, gap=EXACT if budget is None else ROUGH)
         fits = choice is not None
         if choice is None:
             choice = floor(other)

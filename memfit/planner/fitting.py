@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from memfit.device.catalogue import Device
 from memfit.job import Job, Shape
 from memfit.planner.layout import Layout, blocks_of, holds, kept_by_module, with_parts
 from memfit.planner.observe import Observation, observe
@@ -29,10 +28,12 @@ CLOSE = 0.01
 
 @contextmanager
 def open_fitting(job: Job, how: Tracing, shape: Shape) -> Iterator[Fitting]:
-    """A job in a session on ``how.device``."""
-    mine = OVERHEADS if how.device.is_cuda else overheads()
-    with open_session(job, how, shape) as session:
-        yield Fitting(session, how.device, {mode: (call, each) for mode, (call, each) in mine.items()})
+    """A job on ``how.device``, to be traced from this shape on."""
+    fitting = Fitting(job, how, shape)
+    try:
+        yield fitting
+    finally:
+        fitting.pause()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,25 +52,65 @@ class Selection:
 
 
 class Fitting:
-    """One job on one device."""
+    """One job on one device. What was traced once is not traced again."""
 
-    def __init__(self, session: Session, device: Device, overheads: Mapping[str, tuple[float, float]]) -> None:
-        self.session, self.device, self.overheads = session, device, overheads
+    def __init__(self, job: Job, how: Tracing, shape: Shape) -> None:
+        self.job, self.device = job, how.device
+        mine = OVERHEADS if how.device.is_cuda else overheads()
+        self.overheads = {mode: (call, each) for mode, (call, each) in mine.items()}
+        self._how, self._first = how, shape
+        self._session: Session | None = None
+        self._open = ExitStack()
+        self._overwritten: set[str] = set()
+        self._net_kind = ""
         self._layout: Layout | None = None
         self._observed: dict[tuple[Shape, bool], Observed] = {}
         self._problems: dict[tuple[Shape, bool], Problem] = {}
-        self._kept: dict[tuple[Shape, bool], MicroTrace] = {}
+        self._traces: dict[tuple[Shape, frozenset[tuple[str, str]], bool], MicroTrace] = {}
+        self._steps: dict[str, MicroTrace | None] = {}
+
+    @property
+    def session(self) -> Session:
+        """The job on the virtual device; opened when it is first asked for."""
+        if self._session is None:
+            self._session = self._open.enter_context(open_session(self.job, self._how, self._first))
+        return self._session
+
+    def pause(self) -> None:
+        """Leaves the virtual device, so that something else can be traced; what was traced is still known."""
+        if self._session is not None:
+            self._overwritten, self._net_kind = self.overwritten, self.net_kind
+        self._session = None
+        self._open.close()
+
+    @property
+    def net_kind(self) -> str:
+        """As ``Trace.net_kind``."""
+        if self._session is not None:
+            self._net_kind = self._session.net_kind
+        return self._net_kind
+
+    @property
+    def overwritten(self) -> set[str]:
+        """As ``Session.overwritten``."""
+        return self._overwritten | (self._session.overwritten if self._session is not None else set())
 
     def trace(self, shape: Shape, modes: Mapping[str, str], *, accumulated: bool) -> MicroTrace:
         """One micro-batch under these modes."""
-        return self.session.micro_batch(shape, modes, accumulated=accumulated)
+        key = (shape, frozenset(modes.items()), accumulated)
+        if key not in self._traces:
+            self._traces[key] = self.session.micro_batch(shape, modes, accumulated=accumulated)
+        return self._traces[key]
 
     def kept(self, shape: Shape, *, accumulated: bool) -> MicroTrace:
         """One micro-batch with everything kept."""
-        key = (shape, accumulated)
-        if key not in self._kept:
-            self._kept[key] = self.trace(shape, {}, accumulated=accumulated)
-        return self._kept[key]
+        return self.trace(shape, {}, accumulated=accumulated)
+
+    def optimizer_step(self, implementation: str = "job") -> MicroTrace | None:
+        """The optimizers' step alone, as ``Session.optimizer_step`` has it."""
+        if implementation not in self._steps:
+            self._steps[implementation] = self.session.optimizer_step(implementation)
+        return self._steps[implementation]
 
     def work(self, traced: MicroTrace) -> np.ndarray:
         """Of each operator, what drafts are ranked by where no rates are known: the time on some card."""
@@ -87,7 +128,7 @@ class Fitting:
 
     def step_seconds(self) -> float:
         """Of the optimizers' step."""
-        traced = self.session.optimizer_step()
+        traced = self.optimizer_step()
         assert traced is not None
         return self.total_seconds(traced)
 
@@ -98,7 +139,7 @@ class Fitting:
 
     def seconds(self, traced: MicroTrace) -> np.ndarray | None:
         """Of each operator; None where the device's rates are not known."""
-        return operator_seconds(traced.trace, self.device, self.session.rig.job.precision, traced.calls)
+        return operator_seconds(traced.trace, self.device, self.job.precision, traced.calls)
 
     def observed(self, shape: Shape, *, accumulated: bool) -> Observed:
         """This shape under every uniform choice."""
@@ -134,7 +175,7 @@ class Fitting:
             return self._seen(self.trace(shape, dict.fromkeys(able, mode), accumulated=accumulated), layout)
 
         tops, parts = [block.path for block in layout.blocks], [part for block in layout.blocks for part in block.parts]
-        barred = frozenset(path for path in (*tops, *parts) if holds(path, self.session.overwritten))
+        barred = frozenset(path for path in (*tops, *parts) if holds(path, self.overwritten))
         operators = self._forward_operators(kept, layout)
         by_block = np.bincount(layout.block_of, weights=operators, minlength=len(tops))
         more: dict[str, np.ndarray] = {mode: call + each * operators for mode, (call, each) in self.overheads.items()}

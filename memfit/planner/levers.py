@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from memfit.apply.implementation import implementation_of, supports
 from memfit.apply.rig import is_trained
+from memfit.apply.streaming import left_on_the_device
 from memfit.device.catalogue import Device
+from memfit.events import TO_DEVICE
 from memfit.job import Job, Nets
 from memfit.plan import Lever
-from memfit.planner import phase_room
+from memfit.planner import host_state, phase_room
 from memfit.planner.drafts import Drafts, unlimited
 from memfit.planner.levers_validation import made, of_validation
 from memfit.planner.predict import footprint_on, plain_nets
+from memfit.planner.varied import EXPANDABLE
 from memfit.sizes import format_size
 from memfit.trace.step import Tracing
 
@@ -50,16 +55,14 @@ def describe(
     link = device.link_bytes
     return [
         *_optimizer(job, how, drafted, keep),
+        *_allocator(found),
         *_buckets(found, gradients, one=one),
-        *_ema(job, found, link),
+        *_ema(job, how, found, nets, link),
         *_checkpointing(found, own, drafted, keep),
         _offload(found, drafted, link, cuda=device.is_cuda),
         _accumulation(found, drafted),
         *of_validation(job, found, how, gradients),
-        made(
-            "optimizer state on the host", False, {"train": state}, _copies(2 * state, link),
-            "what fits without it is faster", seconds=None if link is None else 2 * state / link,
-        ),
+        _state_on_host(job, device, how, found, nets, drafted),
         made(
             "8-bit optimizer", False, {"train": state - state // 4}, "nothing noticeable",
             "a job that has it as a setting takes it with --set", changes_learning=True,
@@ -72,15 +75,16 @@ def describe(
 def traced(drafts: Drafts) -> dict[str, int]:
     """Bytes of an optimizer's step: ``step own``, as the job has it, ``step fused`` and ``step foreach``, where there
     are such; and ``own fused`` or ``own foreach`` is 1 where the job's own is one."""
-    session = drafts.fitting.session
-    rig = session.rig
-    cuda = drafts.device.is_cuda
-    own = {implementation_of(optimizer, cuda) for optimizer in rig.job.optimizers(rig.nets).values()} - {None}
+    job, cuda = drafts.job, drafts.device.is_cuda
+    own = {implementation_of(optimizer, cuda) for optimizer in job.optimizers(plain_nets(job)).values()} - {None}
     kinds = {"own": next(iter(own)) if len(own) == 1 else "job", "fused": "fused", "foreach": "foreach"}
     found = {f"own {kind}": 1 for kind in own}
     for name, kind in kinds.items():
-        step = session.optimizer_step(kind or "job")
+        step = drafts.fitting.optimizer_step(kind or "job")
         if step is not None:
+            if name == "own":
+                crossing = np.isin(np.array(step.trace.names), TO_DEVICE)[step.trace.operator_name]
+                found["state on the host"] = int(step.trace.operator_bytes[crossing].sum())
             found[f"step {name}"] = footprint_on(step.trace, unlimited(drafts.device)).phases["train"].allocated_bytes
     return found
 
@@ -106,6 +110,11 @@ def reasons(chosen: Candidate, own: Mapping[str, str], device: Device, how: Trac
         "optimizer": f"{how.implementation}: no temporaries as large as the parameters"
         if how.implementation == "fused"
         else "the job's own",
+        **(
+            {"optimizer_state": "on the host between steps: nothing fits without"}
+            if how.optimizer_state == "host"
+            else {}
+        ),
         "validation": "; ".join(phase_room.words(how.validation, {})) or "as the job has it",
     }
 
@@ -147,6 +156,15 @@ def _buckets(found: Candidate, gradients: int, *, one: bool) -> list[Lever]:
     ]  # fmt: skip
 
 
+def _allocator(found: Candidate) -> list[Lever]:
+    """Expandable segments, which have no blocks that other sizes cannot use."""
+    if found.allocator_bytes is None:
+        return []
+    taken = found.allocator != "default"
+    reason = "without, a window asks for what lies in fragments" if taken else "it fits without"
+    return [made(EXPANDABLE, taken, {"train": found.allocator_bytes}, "nothing", reason, seconds=0.0)]
+
+
 def _sharding(found: Candidate, gradients: int, state: int) -> Lever:
     """Of parameters, gradients and optimizer state over ranks, of which each then holds its part."""
     ranks = found.geometry.data_parallel
@@ -184,15 +202,36 @@ def _offload(found: Candidate, drafted: Mapping[str, int], link: float | None, *
     )  # fmt: skip
 
 
-def _ema(job: Job, found: Candidate, link: float | None) -> list[Lever]:
-    average = found.footprint.phases["train"].categories["ema"]
-    if not average:
-        return []
+def _state_on_host(
+    job: Job, device: Device, how: Tracing, found: Candidate, nets: Nets, drafted: Mapping[str, int]
+) -> Lever:
+    """Optimizers' state between steps."""
+    taken, link = how.optimizer_state == "host", device.link_bytes
+    state = found.footprint.phases["train"].categories["optimizer"]
+    if taken:
+        state = drafted.get("state on the host", 0)
+        left = left_on_the_device(job.optimizers(nets))
+        reason = "nothing fits without"
+        reason += f"; the state of {', '.join(left)} stays" if left else ""
+    else:
+        reason = host_state.why_not(job, nets, device, found.engine)
+    return made(
+        "optimizer state on the host", taken, dict.fromkeys(found.footprint.phases, state), _copies(2 * state, link),
+        reason, seconds=None if link is None else 2 * state / link,
+    )  # fmt: skip
+
+
+def _ema(job: Job, how: Tracing, found: Candidate, nets: Nets, link: float | None) -> list[Lever]:
+    if job.ema is None:
+        name, why = "average of the weights on the host", "the job keeps no average"
+        return [made(name, False, {}, "copies", why)]
+    taken = how.average == "host"
+    average = sum(t.nbytes for net in nets.values() if is_trained(net) for t in (*net.parameters(), *net.buffers()))
+    reason = "nothing fits without" if taken else "it fits without"
     return [
         made(
-            "average of the weights on the host", False, dict.fromkeys(found.footprint.phases, average),
-            _copies(average, link), "what fits without it is faster",
-            seconds=None if link is None else average / link,
+            "average of the weights on the host", taken, dict.fromkeys(found.footprint.phases, average),
+            _copies(2 * average, link), reason, seconds=None if link is None else 2 * average / link,
         )
     ]  # fmt: skip
 

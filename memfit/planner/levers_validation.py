@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from memfit.job import Job
@@ -46,20 +47,27 @@ def of_validation(job: Job, found: Candidate, how: Tracing, gradients: int) -> l
         ),
         *_autocast(job, found),
     ]  # fmt: skip
+    seen = found.validated
+    brought = [before - after for before, after in pairwise(seen)]
     for name in job.validation_levers:
-        levers.append(made(name, name in taken, {}, "smaller kernels", _why(name in taken)))
+        saves = {"validate": brought.pop(0)} if brought else {}
+        levers.append(made(name, name in taken, saves, "smaller kernels", _why(name in taken)))
+    own = sum(there.categories[name] for name in ("temporaries", "inputs", "workspace")) if there else 0
     if phase_room.can_be_smaller(job):
         name = "smaller validation batch"
-        activations = there.categories["temporaries"] + there.categories["inputs"] if there else 0
-        part = activations - activations // max(found.geometry.micro_batch // (job.longest or 1), 1)
+        part = own - own // max(found.geometry.micro_batch // (job.longest or 1), 1)
+        part = brought.pop(0) if brought else part
         levers.append(made(name, name in taken, {"validate": part}, "smaller kernels", _why(name in taken)))
-    for name, saves, costs in (
-        ("optimizer state aside in validation", {"validate": state}, "two copies"),
-        ("skip validation", {}, "no validation in the run"),
+    for name, nbytes, costs in (
+        ("optimizer state aside in validation", state, "two copies"),
+        ("skip validation", own, "no validation in the run"),
     ):
-        levers.append(made(name, name in taken, saves, costs, _why(name in taken)))
+        levers.append(made(name, name in taken, {"validate": nbytes}, costs, _why(name in taken)))
     apart = "on the same card the training's memory stays where it is; memfit validate RUN does it on another one"
-    return [*levers, made("validation in a separate process", False, {}, "a second copy of the nets", apart)]
+    return [
+        *levers,
+        made("validation in a separate process", False, {"validate": own}, "a second copy of the nets", apart),
+    ]
 
 
 def _autocast(job: Job, found: Candidate) -> list[Lever]:

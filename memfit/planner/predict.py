@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from memfit.job import Job, Nets, Shape
 from memfit.plan import Plan
 from memfit.replay import footprint
 from memfit.replay.caching import CachingAllocator
+from memfit.replay.config import AllocatorConfig
 from memfit.replay.exact import ExactAllocator
 from memfit.replay.margins import margin_of
 from memfit.replay.replay import Outside
@@ -100,10 +102,14 @@ def predict(
         engine_choices=engine_choices or {},
     )  # fmt: skip
     if plan is not None:
-        how = replace(how, implementation=plan.implementation, validation=plan.validation, saving=plan.saving)
+        how = replace(
+            how, implementation=plan.implementation, validation=plan.validation, saving=plan.saving,
+            optimizer_state=plan.optimizer_state, average=plan.average,
+        )  # fmt: skip
     asked = binding_ranks(job, nets, engine, world) if rank is None else (rank,)
     traces = {one: trace_job(job, shape, replace(how, rank=one)) for one in asked}
-    footprints = {one: footprint_on(trace, device, world) for one, trace in traces.items()}
+    allocator = plan.allocator if plan is not None else "default"
+    footprints = {one: footprint_on(trace, device, world, allocator) for one, trace in traces.items()}
     which = max(asked, key=lambda one: max(phase.process_bytes for phase in footprints[one].phases.values()))
     return Prediction(
         job=name,
@@ -139,11 +145,12 @@ def _check_ranks(engine: str, world: int, rank: int | None) -> None:
         raise InputError(f"--rank {rank}", f"there are ranks 0 to {world - 1}", f"write --rank {world - 1} or less")
 
 
-def footprint_on(trace: Trace, device: Device, world: int = 1) -> Footprint:
+def footprint_on(trace: Trace, device: Device, world: int = 1, allocator: str = "default") -> Footprint:
     """A trace replayed through the device's allocator, under its memory.
 
     Args:
         world: ranks; what their communicator holds lies outside of the allocator.
+        allocator: how a card's allocator makes its segments, as a plan has it.
 
     Raises:
         InputError: the device's memory is not known.
@@ -158,7 +165,7 @@ def footprint_on(trace: Trace, device: Device, world: int = 1) -> Footprint:
     outside = Outside(bytes=usual, low=low, high=high)
     return footprint(
         with_third_window(trace),
-        CachingAllocator,
+        partial(CachingAllocator, config=AllocatorConfig(expandable_segments=allocator == "expandable_segments")),
         device.usable_bytes - outside.bytes,
         device.usable_bytes,
         outside,

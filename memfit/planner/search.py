@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 
 from memfit.apply.room import with_settings
@@ -24,14 +25,15 @@ from memfit.planner.beneath import beneath
 from memfit.planner.dials import Dial, dials
 from memfit.planner.drafts import Draft, Drafts
 from memfit.planner.engines import Communicates, candidates, communicates
-from memfit.planner.fitting import open_fitting
+from memfit.planner.fitting import Fitting, open_fitting
+from memfit.planner.host_state import host_places
 from memfit.planner.next_step import NextStep, next_step
 from memfit.planner.predict import BINDING_RANK, default_checkpointing, footprint_on, plain_nets, with_precision
 from memfit.planner.saving import choose_writing
 from memfit.planner.time_error import with_time_error
-from memfit.planner.varied import Varied, varied
+from memfit.planner.varied import EXPANDABLE, Varied, varied
 from memfit.sizes import format_size
-from memfit.trace.step import Tracing, trace_job
+from memfit.trace.step import Tracing, trace_policies
 
 KEEP = ("checkpointing", "optimizer", "precision", "validation")
 """Choices that a person can leave as the job has them."""
@@ -52,7 +54,13 @@ class Candidate:
     geometry: Geometry
     footprint: Footprint
     seconds: float | None
+    validated: tuple[int, ...] = ()
+    """Allocated bytes of validation, by the policies that were tried; the last one is the plan's."""
     engine: str = "single"
+    allocator: str = "default"
+    """expandable_segments where it does not fit without."""
+    allocator_bytes: int | None = None
+    """What expandable segments reserve less than the default ones, in training; None on a CPU."""
     communication_seconds: float = 0.0
     """Of ``seconds``, what ranks tell each other, by the card's own link; 0 where that is not known."""
 
@@ -186,30 +194,45 @@ class _Asked:
 
 
 def _find(job: Job, asked: _Asked) -> Answer:
-    """The answer for one precision."""
+    """The answer for one precision; optimizers' state is on the host where nothing fits without."""
+    answer = _placed(job, asked)
+    for places in host_places(job, asked.card, asked.engine, asked.keep):
+        if answer.plan is not None:
+            break
+        answer = _best([answer, _placed(job, asked, **places)])
+    return answer
+
+
+def _placed(job: Job, asked: _Asked, *, optimizer_state: str = "device", average: str = "device") -> Answer:
+    """The answer with optimizers' state and the weights' average in these places."""
     device, keep, nets = _less_host_margin(asked.card), asked.keep, plain_nets(job)
     own = default_checkpointing(job, nets)
     implementation = "job" if "optimizer" in keep else levers.implementation(job, device)
     how = Tracing(
         device=device, implementation=implementation, validation=PhasePolicy(), saving=PhasePolicy(),
         engine=asked.engine, world=asked.devices, rank=BINDING_RANK,
+        optimizer_state=optimizer_state, average=average,
     )  # fmt: skip
     told = communicates(asked.engine, nets, device, asked.devices)
     budget = device.usable_bytes or 0
-    for _ in range(ROUNDS):
-        drafted = _drafted(job, how, replace(device, usable_bytes=budget), asked, own, told)
-        found, how = _whole(job, how, device, drafted.best, own, may_choose="validation" not in keep)
-        found = replace(found, communication_seconds=told(len(found.geometry.micro_batches[0])))
-        over = max(-found.footprint.headroom_bytes, budget // 200)
-        lengths = None
-        if found.footprint.fits:
-            lengths = varied(job, device, found.geometry, found.checkpointing, how.implementation, asked.seed)
-            if lengths is None or lengths.fits:
+    first = shape_of(job, min(job.longest or 2, -(-asked.global_batch // asked.devices)))
+    with open_fitting(job, how, first) as fitting:
+        for _ in range(ROUNDS):
+            drafted = _drafted(fitting, replace(device, usable_bytes=budget), asked, own, told)
+            fitting.pause()
+            found, whole = _whole(job, how, device, drafted.best, own, may_choose="validation" not in keep)
+            found = replace(found, communication_seconds=told(len(found.geometry.micro_batches[0])))
+            over = max(-found.footprint.headroom_bytes, budget // 200)
+            lengths = None
+            if found.footprint.fits:
+                lengths = varied(job, how, found.geometry, found.checkpointing, asked.seed)
+                if lengths is None or lengths.fits:
+                    break
+                over = budget // 20
+            elif not drafted.best.fits or found.footprint.limiting_phase != "train":
                 break
-            over = budget // 20
-        elif not drafted.best.fits or found.footprint.limiting_phase != "train":
-            break
-        budget -= over
+            budget -= over
+    how = whole
     plan = None
     if found.footprint.fits and (lengths is None or lengths.fits):
         taken = levers.describe(job, device, how, found, own, nets, keep, drafted.bytes)
@@ -219,8 +242,8 @@ def _find(job: Job, asked: _Asked) -> Answer:
         if lengths is not None:
             plan = replace(
                 plan,
-                allocator=lengths.allocator,
-                levers=[*plan.levers, *lengths.levers()],
+                allocator=lengths.allocator if found.allocator == "default" else found.allocator,
+                levers=[*(one for one in plan.levers if one.name != EXPANDABLE), *lengths.levers()],
                 reasons={**plan.reasons, "varied lengths": lengths.reason()},
             )
         plan = replace(
@@ -254,24 +277,20 @@ class _Drafted:
     probed: bool = False
 
 
-def _drafted(
-    job: Job, how: Tracing, device: Device, asked: _Asked, own: Mapping[str, str], told: Communicates
-) -> _Drafted:
-    first = shape_of(job, min(job.longest or 2, -(-asked.global_batch // asked.devices)))
-    with open_fitting(job, how, first) as fitting:
-        drafts = Drafts(
-            fitting, device, asked.global_batch, asked.devices,
-            fixed=asked.micro_batch, modes=own if "checkpointing" in asked.keep else None,
-            communicates=told,
-        )  # fmt: skip
-        best = drafts.best()
-        if best is None:
-            return _Drafted(best=min(drafts.tried.values(), key=lambda draft: draft.peak))
-        found = levers.traced(drafts) | drafts.around(best)
-        return _Drafted(
-            best=best, beside=drafts.beside(best), next_step=next_step(drafts, best), bytes=found,
-            net_kind=fitting.session.net_kind, probed=drafts.probed is not None,
-        )  # fmt: skip
+def _drafted(fitting: Fitting, device: Device, asked: _Asked, own: Mapping[str, str], told: Communicates) -> _Drafted:
+    drafts = Drafts(
+        fitting, device, asked.global_batch, asked.devices,
+        fixed=asked.micro_batch, modes=own if "checkpointing" in asked.keep else None,
+        communicates=told,
+    )  # fmt: skip
+    best = drafts.best()
+    if best is None:
+        return _Drafted(best=min(drafts.tried.values(), key=lambda draft: draft.peak))
+    found = levers.traced(drafts) | drafts.around(best)
+    return _Drafted(
+        best=best, beside=drafts.beside(best), next_step=next_step(drafts, best), bytes=found,
+        net_kind=fitting.net_kind, probed=drafts.probed is not None,
+    )  # fmt: skip
 
 
 def _whole(
@@ -281,18 +300,30 @@ def _whole(
     count = len(draft.geometry.micro_batches[0])
     shape: Shape = shape_of(job, draft.geometry.micro_batch)
     how = replace(how, micro_batches=count, checkpointing=draft.modes)
-    for policy in phase_room.policies(job) if may_choose else [how.validation]:
-        how = replace(how, validation=policy)
-        footprint = footprint_on(trace_job(job, shape, how), device, how.world)
-        if footprint.fits or footprint.limiting_phase != "validate":
-            break
+    validated: list[int] = []
+    asked = phase_room.policies(job) if may_choose else [how.validation]
+    with closing(trace_policies(job, shape, how, asked)) as traced:
+        for policy, trace in traced:
+            how = replace(how, validation=policy)
+            plain = footprint = footprint_on(trace, device, how.world)
+            expandable = footprint_on(trace, device, how.world, "expandable_segments") if device.is_cuda else plain
+            if not plain.fits and (expandable.fits or plain.limiting_phase == "train" != expandable.limiting_phase):
+                footprint = expandable
+            validated += [footprint.phases["validate"].allocated_bytes] if "validate" in footprint.phases else []
+            if footprint.fits or footprint.limiting_phase != "validate":
+                break
     found = Candidate(
         policy=policy_name(draft.modes, own),
         checkpointing=draft.modes,
         geometry=draft.geometry,
         footprint=footprint,
         seconds=draft.seconds,
+        validated=tuple(validated),
         engine=how.engine,
+        allocator="default" if footprint is plain else "expandable_segments",
+        allocator_bytes=plain.phases["train"].reserved_bytes - expandable.phases["train"].reserved_bytes
+        if device.is_cuda
+        else None,
     )
     return found, how
 
@@ -344,6 +375,9 @@ def _plan(job: Job, asked: _Asked, chosen: Candidate, own: Mapping[str, str], ho
         validation=how.validation,
         saving=how.saving,
         implementation=how.implementation,
+        allocator=chosen.allocator,
+        optimizer_state=how.optimizer_state,
+        average=how.average,
         learning_rate=asked.rate.factor,
         warmup_windows=asked.rate.warmup_windows,
         reasons=levers.reasons(chosen, own, device, how),

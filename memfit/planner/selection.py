@@ -26,6 +26,7 @@ from memfit.planner.observe import Observation
 from memfit.planner.ways import Way
 
 UNIT = float(1 << 20)
+EXACT = 1e-6
 NODES = 2000
 """Nodes of the search tree, at most: a bound that is the same on every machine, as a time is not."""
 
@@ -99,8 +100,12 @@ def scaled(problem: Problem, factor: float, slower: float, fixed: float = 0.0) -
     return replace(problem, ways=ways, base=base, bytes=[part * factor for part in problem.bytes])
 
 
-def solve(problem: Problem, budget: float) -> list[int] | None:
-    """The fastest choice whose rows are all within the budget; None where there is none."""
+def solve(problem: Problem, budget: float, *, gap: float = EXACT) -> list[int] | None:
+    """The fastest choice whose rows are all within the budget; None where there is none.
+
+    Args:
+        gap: how near the least seconds are looked for, as a part of them.
+    """
     counts = [len(ways) for ways in problem.ways]
     if not counts:
         return [] if problem.base.max(initial=0) <= budget else None
@@ -120,7 +125,7 @@ def solve(problem: Problem, budget: float) -> list[int] | None:
         constraints=limits,
         integrality=np.ones(len(seconds)),
         bounds=Bounds(0, 1),
-        options={"node_limit": NODES, "mip_rel_gap": 1e-6},
+        options={"node_limit": NODES, "mip_rel_gap": gap},
     )
     return None if found.x is None else _chosen(found.x, counts)
 
@@ -140,7 +145,7 @@ def floor(problem: Problem) -> list[int]:
         ],
         integrality=np.concatenate([np.ones(sum(counts)), [0.0]]),
         bounds=Bounds(0, np.concatenate([np.ones(sum(counts)), [np.inf]])),
-        options={"node_limit": NODES, "mip_rel_gap": 1e-6},
+        options={"node_limit": NODES, "mip_rel_gap": EXACT},
     )
     return _chosen(found.x[:-1], counts)
 

@@ -79,9 +79,12 @@ def predict_sequence(
     device: Device,
     windows: Sequence[Window],
     checkpointing: Mapping[str, str],
-    implementation: str = "job",
+    like: Tracing | None = None,
 ) -> SequencePrediction:
     """Windows through the device's allocator, without and with expandable segments.
+
+    Args:
+        like: how the rest is traced; None: as the job has it.
 
     Scratch that operators allocate inside of themselves on a GPU is in; validation and saving are not.
 
@@ -92,8 +95,8 @@ def predict_sequence(
         raise InputError(f"a sequence on {device.key}", "only a card caches blocks", "write --device NAME of a card")
     _check(job, {shape for window in windows for shape in window})
     several = max(len(window) for window in windows) > 1
-    how = Tracing(
-        device=device, micro_batches=2 if several else 1, checkpointing=checkpointing, implementation=implementation
+    how = replace(
+        like or Tracing(device=device), device=device, micro_batches=2 if several else 1, checkpointing=checkpointing
     )
     family = trace_family(job, how, windows[0][0])
     capacity = None if device.usable_bytes is None else device.usable_bytes - (device.context_bytes or 0)

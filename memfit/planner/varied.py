@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from memfit.device.catalogue import Device
 from memfit.errors import describe
 from memfit.geometry import Geometry
 from memfit.job import Job
 from memfit.plan import Lever
 from memfit.planner.sequence import SequencePrediction, drawn_windows, predict_sequence
 from memfit.sizes import format_size
+from memfit.trace.step import Tracing
 
+EXPANDABLE = "expandable allocator"
 WINDOWS = 200
 """Windows that are replayed: reserved memory seldom grows after the first hundred."""
 
@@ -51,7 +52,7 @@ class Varied:
         saves = max(plain.reserved_bytes - expandable.reserved_bytes, 0)
         return [
             Lever(
-                name="expandable allocator", taken=taken, saves_bytes=saves, costs="nothing", reason=why,
+                name=EXPANDABLE, taken=taken, saves_bytes=saves, costs="nothing", reason=why,
                 saves={"train": saves}, seconds=0.0,
             )
         ]  # fmt: skip
@@ -75,10 +76,9 @@ class Varied:
         )
 
 
-def varied(
-    job: Job, device: Device, geometry: Geometry, checkpointing: Mapping[str, str], implementation: str, seed: int
-) -> Varied | None:
+def varied(job: Job, how: Tracing, geometry: Geometry, checkpointing: Mapping[str, str], seed: int) -> Varied | None:
     """The first ``WINDOWS`` windows on a card; None where lengths do not vary, or their fragments do not count."""
+    device = how.device
     if job.longest is None or not device.is_cuda or geometry.data_parallel > 1:
         return None
     try:
@@ -90,4 +90,4 @@ def varied(
     windows = drawn_windows(
         job, lengths, global_batch=geometry.global_batch, micro_batch=geometry.micro_batch, count=WINDOWS, seed=seed
     )
-    return Varied(found=predict_sequence(job, device, windows, checkpointing, implementation))
+    return Varied(found=predict_sequence(job, device, windows, checkpointing, how))

@@ -213,6 +213,10 @@ def _left_out(plan: Plan, job: Job, nets: Nets, to: str, geometry: Geometry) -> 
         found["validation"] = f"{_policy(plan.validation)}, every {_every(plan, job)} windows"
     if plan.saving != PhasePolicy():
         found["saving"] = _policy(plan.saving)
+    if plan.optimizer_state == "host":
+        found["optimizer state"] = "it waits on the host between steps, as DeepSpeed's offload_optimizer does"
+    if plan.average == "host":
+        found["average"] = "the average of the weights waits on the host between its updates"
     if plan.idle_nets != "keep":
         found["idle nets"] = "nets that a phase does not use wait on the host"
     if plan.learning_rate != 1.0:

@@ -203,7 +203,10 @@ def _curve(make: Callable[[], list[Section]]) -> tuple[list[Section], list[str]]
 
 def _of_plan(job: Job, plan: Plan) -> list[Section]:
     """Memory against micro-batch, up to a rank's whole share."""
-    how = Tracing(device=_device(plan), implementation=plan.implementation)
+    how = Tracing(
+        device=_device(plan), implementation=plan.implementation, optimizer_state=plan.optimizer_state,
+        average=plan.average,
+    )  # fmt: skip
     points = curve(job, how, _device(plan), sum(plan.micro_batches[0]))
     return [curve_section(points, plan.unit, _device(plan), plan.micro_batch)]
 

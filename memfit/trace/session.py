@@ -15,7 +15,7 @@ from memfit.apply.implementation import supports, with_implementation
 from memfit.apply.recompute import recompute
 from memfit.apply.rig import Rig, build
 from memfit.apply.room import with_settings
-from memfit.apply.window import run_window
+from memfit.apply.window import run_window, stepping
 from memfit.device.libraries import as_in_a_real_run
 from memfit.engine.start import start
 from memfit.engine.zero import Zero
@@ -169,7 +169,8 @@ def _step(rig: Rig, name: str, optimizer: Optimizer) -> None:
         step_parts(zero, engine.stage, optimizer)
         zero.averaged_gradients = {}
     else:
-        optimizer.step()
+        with stepping(rig, optimizer):
+            optimizer.step()
     _drop_gradients(engine.stepped(optimizer))
 
 
@@ -184,7 +185,10 @@ def open_session(job: Job, how: Tracing, shape: Shape) -> Iterator[Session]:
     ):
         engine = start(how.engine, virtual.device, **how.engine_choices)
         with tracer.phase("setup"):
-            rig = build(job, virtual.device, engine, how.implementation)
+            rig = build(
+                job, virtual.device, engine, how.implementation, optimizer_state=how.optimizer_state,
+                average=how.average,
+            )  # fmt: skip
             tracer.name_modules(rig.nets)
             categorise_state(tracer, rig)
         with recompute(rig.nets, how.checkpointing):

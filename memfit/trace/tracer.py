@@ -32,6 +32,7 @@ from memfit.trace.net_kind import NetKind
 from memfit.trace.saved_numbers import NBYTES, SavedNumbers
 
 _DEVICE = torch.ops.prim.device.default
+_META = torch.device("meta")
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _COPIES = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}
 _PLAIN = {Tensor, nn.Parameter, FakeTensor}
@@ -70,7 +71,8 @@ class Tracer(TorchDispatchMode):
             SavedNumbers(self._allocate_number, lambda i: self._event(FREE, i)) if self.device_type == "cpu" else None
         )
         self._cublas_threads: set[bool] = set()
-        self._plans: set[tuple[Any, ...]] = set()
+        self.plans: set[tuple[Any, ...]] = set()
+        """Passes of convolutions for which cuDNN searched its plans already."""
         self._module_paths: dict[int, str] = {}
         self._stack: list[int] = []
         self.modules: dict[str, int] = {"": 0}
@@ -188,7 +190,12 @@ class Tracer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE and type(args[0]) is FakeTensor:
-            return args[0].device
+            return _META if args[0].fake_mode.in_kernel_invocation else args[0].fake_device
+        with torch._C.DisableTorchFunction():
+            return self._dispatched(func, types, args, kwargs)
+
+    def _dispatched(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """One call. What it asks of tensors on the way is no torch function of the user's."""
         if any(t not in _PLAIN and is_traceable_wrapper_subclass_type(t) for t in types):
             return NotImplemented
         kwargs = kwargs or {}
@@ -205,7 +212,9 @@ class Tracer(TorchDispatchMode):
         if sums_in_place(func, args, node):
             out = args[0].add_(args[1])
         else:
-            out = func(*args, **kwargs)
+            out = self.virtual.mode.remembered(func, args, kwargs)
+            if out is NOT_HANDLED:
+                out = func(*args, **kwargs)
         if numbers is not None:
             out = cpu_rules.correct(func, args, out)
             if number is not None:
@@ -288,8 +297,8 @@ class Tracer(TorchDispatchMode):
 
     def _run_pass(self, plan: Any, nbytes: int, row: int) -> None:
         """One pass of a convolution, whose output is there: a search at first sight, then its workspace."""
-        if plan is not None and plan not in self._plans:
-            self._plans.add(plan)
+        if plan is not None and plan not in self.plans:
+            self.plans.add(plan)
             self._event(EMPTY_CACHE, -1, row)
         if nbytes:
             self.calls.append((len(self.kind), row, nbytes))

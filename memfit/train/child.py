@@ -122,8 +122,9 @@ def run(
     resident = limit.resident_bytes()
     try:
         rig = build(
-            job, device, engine, plan.implementation, rate=plan.learning_rate, warmup_windows=plan.warmup_windows
-        )
+            job, device, engine, plan.implementation, rate=plan.learning_rate, warmup_windows=plan.warmup_windows,
+            optimizer_state=plan.optimizer_state, average=plan.average,
+        )  # fmt: skip
         checkpoints = Checkpoints(folder.checkpoints, keep)
         first = (
             resume(rig, plan, checkpoints, say if engine.rank == 0 else _silent, lengths=lengths is not None)

@@ -25,18 +25,11 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from memfit.apply.rig import tensors_in
+from memfit.apply.streaming import streams
 from memfit.errors import describe
 from memfit.train.limit import is_memory_failure
 
 ATTEMPTS = 3
-PER_PARAMETER = frozenset(
-    {
-        torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam,
-        torch.optim.RMSprop, torch.optim.Rprop, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.Adafactor,
-        torch.optim.ASGD,
-    }
-)  # fmt: skip
-"""Optimizers whose step of one parameter does not depend on the others."""
 
 
 class TornStepError(RuntimeError):
@@ -68,7 +61,7 @@ class Once:
             self._written_once(act, lambda: _changed_by(optimizer), numbers_of(optimizer), counted=counted)
             return
         versions = [p._version for p in learning]
-        if type(optimizer) in PER_PARAMETER and not _hooked(optimizer):
+        if streams(optimizer):
             for parameter in learning:
                 with _only(optimizer, parameter):
                     self._first(act, optimizer, [parameter])
@@ -275,10 +268,6 @@ def _by_lists(optimizer: Optimizer) -> bool:
         group.get("fused") or (group.get("foreach") is not False and (group.get("foreach") or device != "cpu"))
         for group in optimizer.param_groups
     )
-
-
-def _hooked(optimizer: Optimizer) -> bool:
-    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
 @contextmanager

@@ -57,8 +57,9 @@ def replay(plan: Plan, folder: Path) -> dict[str, Any]:
     recording = Recording(Single(), magnitudes=True)
     job, device = load_job(plan.job, dict(plan.settings)), device_of(plan)
     rig = build(
-        job, device, recording, plan.implementation, rate=plan.learning_rate, warmup_windows=plan.warmup_windows
-    )
+        job, device, recording, plan.implementation, rate=plan.learning_rate, warmup_windows=plan.warmup_windows,
+        optimizer_state=plan.optimizer_state, average=plan.average,
+    )  # fmt: skip
     recording.watch(rig)
     shares = tuple(tuple(ids) for rank in told["ranks"] for ids in rank)
     window = Window(number=told["window"], epoch=0, ranks=(shares,))

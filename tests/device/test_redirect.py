@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from memfit.device.rules import CardRules
 from memfit.device.virtual import virtual_gpu
@@ -150,8 +151,6 @@ def test_numpy_has_the_shape(gpu):
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointing(gpu, reentrant):
-    from torch.utils.checkpoint import checkpoint
-
     net = nn.Linear(8, 8).cuda()
     x = torch.ones(2, 8, device="cuda", requires_grad=True)
     with torch.autocast("cuda", dtype=torch.bfloat16):

@@ -10,9 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memfit.apply.losses import MicroBatch
 from memfit.apply.rig import build
+from memfit.apply.streaming import PER_PARAMETER
 from memfit.apply.window import Guard, run_window
 from memfit.job import Job
-from memfit.train.once import PER_PARAMETER, Once, TornStepError
+from memfit.train.once import Once, TornStepError
 from memfit.train.recovery import Recovery
 
 

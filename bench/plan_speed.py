@@ -1,0 +1,80 @@
+"""Processor time of whole ``memfit plan`` commands, for nets of about 850 M parameters.
+
+python -m bench.plan_speed [--only TEXT] [--json F] [--label after]
+
+Each command runs in a process of its own, from its start to its end, on one thread. Two of the jobs are files that
+nobody tuned for: a Transformers decoder and a diffusers U-Net, as a person would write them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent / "results" / "plan_speed.json"
+JOBS = Path(__file__).resolve().parent / "plan_speed_jobs.py"
+MOST = 60.0
+"""Seconds of the processor that a command may take."""
+CASES: list[tuple[str, str, str, dict[str, str]]] = [
+    ("latentsync/stage1", "6", "rtx3090", {}),
+    ("latentsync/stage1", "16", "a100-40gb", {}),
+    ("musetalk/stage1", "32", "l40s", {}),
+    ("latentsync/stage2", "4", "a100-80gb", {}),
+    ("f5_tts/base", "38400", "rtx3090", {}),
+    (f"{JOBS}:Decoder", "16", "rtx3090", {}),
+    (f"{JOBS}:Unet", "16", "rtx3090", {}),
+]
+"""Job, global batch, card, settings."""
+
+
+def main() -> int:
+    """Prints a line for each command; 1 where one takes longer than ``MOST``."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="commands with this text, as Decoder")
+    parser.add_argument("--label", default="now", help="under which the figures are kept")
+    parser.add_argument("--json", default=str(RESULTS), help="adds the figures to this file")
+    asked = parser.parse_args()
+    target = Path(asked.json)
+    rows: dict[str, Any] = json.loads(target.read_text()) if target.exists() else {}
+    ok = True
+    for job, batch, card, settings in CASES:
+        name = f"{job.rpartition('/')[2] if job.endswith(('Decoder', 'Unet')) else job} {batch} {card}"
+        if asked.only in name:
+            row = timed(job, batch, card, settings)
+            rows.setdefault(name, {})[asked.label] = row
+            ok &= row["processor_seconds"] <= MOST
+            print(
+                f"{name:44} {row['processor_seconds']:6.1f} s  {row['arithmetic']}, {row['step_seconds']}", flush=True
+            )
+            target.write_text(json.dumps(rows, indent=1, sort_keys=True))
+    return int(not ok)
+
+
+def timed(job: str, batch: str, card: str, settings: dict[str, str]) -> dict[str, Any]:
+    """One command's processor time, and what it found."""
+    pairs = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    command = [sys.executable, "-m", "memfit", "plan", job, "--global-batch", batch, "--device", card, *pairs, "--json"]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if not done.stdout:
+        raise RuntimeError(done.stderr)
+    found = json.loads(done.stdout)
+    return {
+        "processor_seconds": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+        "fits": found["fits"],
+        "arithmetic": found.get("arithmetic"),
+        "step_seconds": found["step_seconds"],
+        "modes": {mode: list(found["checkpointing"].values()).count(mode) for mode in found["checkpointing"].values()},
+        "process_bytes": {phase: one["process_bytes"] for phase, one in found["phases"].items()},
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

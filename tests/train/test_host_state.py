@@ -1,0 +1,26 @@
+"""A run whose optimizer's state waits on the host learns what one with it on the device does, and goes on under either.
+
+python -m pytest tests/train/test_host_state.py
+"""
+
+from dataclasses import replace
+
+from memfit.plan import read_plan, write_plan
+from tests.train.killing import make_plan, new_run, server
+
+
+def test_a_run_with_state_on_the_host_ends_as_one_without(tmp_path):
+    plan = make_plan(tmp_path, "synchronous")
+    with server() as one:
+        whole, run = new_run(tmp_path / "whole", plan), new_run(tmp_path / "run", plan)
+        assert one.run(whole, resume=False, windows=6)["code"] == 0
+        host = replace(read_plan(plan), optimizer_state="host", average="host")
+        write_plan(host, run / "plan.toml")
+        assert one.run(run, resume=False, windows=2)["code"] == 0, (run / "log.txt").read_text()
+        assert one.run(run, resume=True, windows=4)["code"] == 0, (run / "log.txt").read_text()
+        write_plan(read_plan(plan), run / "plan.toml")
+        assert one.run(run, resume=True, windows=6)["code"] == 0, (run / "log.txt").read_text()
+    files = sorted(path.name for path in (whole / "final").iterdir())
+    assert files
+    assert all((run / "final" / name).read_bytes() == (whole / "final" / name).read_bytes() for name in files)
+    assert (run / "samples.jsonl").read_text() == (whole / "samples.jsonl").read_text()
