@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -126,7 +127,9 @@ def _wrap(rig: Rig, name: str) -> None:
     """
     net = rig.nets[name]
     trained = [p for p in net.parameters() if p.requires_grad]
-    kinds = {p.dtype: sum(q.numel() for q in trained if q.dtype is p.dtype) for p in trained}
+    kinds: Counter[torch.dtype] = Counter()
+    for parameter in trained:
+        kinds[parameter.dtype] += parameter.numel()
     forwards = itertools.count()
 
     def make(sizes: Iterable[tuple[torch.dtype, int]]) -> list[Tensor]:
