@@ -29,3 +29,8 @@ def test_every_phase_to_the_byte_without_scratch_and_within_two_percent_with_it(
     assert traced == {phase: peak.without_scratch_bytes for phase, peak in measured.items()}
     for phase, peak in measured.items():
         assert with_scratch[phase] == pytest.approx(peak.allocated_bytes, rel=0.02)
+
+
+def test_a_scaler_steps_in_a_trace_and_the_optimizers_state_is_there():
+    traced, _, measured = compare(JOBS["decoder"], {"precision": "fp16"}, Shape(items=4, length=None), 1)
+    assert traced["save"] == measured["save"].without_scratch_bytes

@@ -41,7 +41,9 @@ class InBatchNegatives(Sound):
 
 
 class Dropout(Sound):
-    """Its samples are drawn as the data set is made: the same in every process."""
+    """Its samples are drawn as the data set is made: the same in every process. It is compared in fp32."""
+
+    precision: str = "bf16"
 
     def dataset(self):
         return [{"x": torch.randn(8), "y": torch.randint(0, 4, ())} for _ in range(48)]
