@@ -49,7 +49,7 @@ def streamed(optimizer: Optimizer, device: torch.device) -> Iterator[None]:
     def by_parts(*args: Any, **kwargs: Any) -> Any:
         result = None
         for group, parameters in _parts(optimizer):
-            with _alone(optimizer, group, parameters), _visiting(optimizer, parameters, device):
+            with alone(optimizer, group, parameters), _visiting(optimizer, parameters, device):
                 result = step(*args, **kwargs)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -105,8 +105,8 @@ def _cut(items: Any, sizes: Sequence[int]) -> Iterator[list[Any]]:
 
 
 @contextmanager
-def _alone(optimizer: Optimizer, group: dict[str, Any], parameters: list[nn.Parameter]) -> Iterator[None]:
-    """The optimizer sees these parameters of a group alone."""
+def alone(optimizer: Optimizer, group: dict[str, Any], parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Inside, the optimizer sees these parameters of a group alone."""
     groups, all_of_group = optimizer.param_groups, group["params"]
     group["params"], optimizer.param_groups = parameters, [group]
     try:

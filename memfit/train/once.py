@@ -15,8 +15,8 @@ counts from the start. Not seen: writes outside of torch's operators.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from memfit.apply.rig import tensors_in
-from memfit.apply.streaming import streams
+from memfit.apply.streaming import alone, streams
 from memfit.errors import describe
 from memfit.train.limit import is_memory_failure
 
@@ -62,9 +62,10 @@ class Once:
             return
         versions = [p._version for p in learning]
         if streams(optimizer):
-            for parameter in learning:
-                with _only(optimizer, parameter):
-                    self._first(act, optimizer, [parameter])
+            for group in optimizer.param_groups:
+                for parameter in [p for p in group["params"] if p.grad is not None]:
+                    with alone(optimizer, group, [parameter]):
+                        self._first(act, optimizer, [parameter])
         else:
             self._first(act, optimizer, learning)
         if any(p._version == version for p, version in zip(learning, versions, strict=True)):
@@ -268,16 +269,3 @@ def _by_lists(optimizer: Optimizer) -> bool:
         group.get("fused") or (group.get("foreach") is not False and (group.get("foreach") or device != "cpu"))
         for group in optimizer.param_groups
     )
-
-
-@contextmanager
-def _only(optimizer: Optimizer, parameter: nn.Parameter) -> Iterator[None]:
-    """The optimizer sees this parameter alone."""
-    groups = optimizer.param_groups
-    group = next(group for group in groups if any(p is parameter for p in group["params"]))
-    parameters = group["params"]
-    group["params"], optimizer.param_groups = [parameter], [group]
-    try:
-        yield
-    finally:
-        group["params"], optimizer.param_groups = parameters, groups
