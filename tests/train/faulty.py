@@ -38,12 +38,16 @@ class Points:
             run_out_of_memory()
 
 
+ASKED = 16 << 30
+"""Bytes: more than a process of the tests ever had, so that no block which malloc kept free can serve them."""
+
+
 def run_out_of_memory():
     """A real allocation fails: RLIMIT_DATA is what the process has now, for a moment."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (limit.data_bytes(), hard))
     try:
-        torch.empty(64 << 20, dtype=torch.uint8)
+        torch.empty(ASKED, dtype=torch.uint8)
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
     raise AssertionError("the limit did not hold")

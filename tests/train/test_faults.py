@@ -15,7 +15,7 @@ from memfit.errors import Exit
 from memfit.plan import PhasePolicy
 from memfit.train.checkpoints import Checkpoints
 from memfit.train.recovery import SampleTooLargeError
-from tests.train.faulty import JOBS, Noisy, Plain, run, run_out_of_memory, same
+from tests.train.faulty import ASKED, JOBS, Noisy, Plain, run, run_out_of_memory, same
 
 
 def consumed(samples):
@@ -120,7 +120,7 @@ def test_a_flight_record_says_what_was_resident_and_what_was_asked_for(tmp_path)
     run(tmp_path / "run", Plain(), 3, {("forward", 4): 1})
     record = json.loads((tmp_path / "run" / "flight.json").read_text())
     assert (record["window"], record["part"], record["micro_batch"]) == (1, "forward", 1)
-    assert record["requested_bytes"] == 64 << 20
+    assert record["requested_bytes"] == ASKED
     assert record["resident"]["measured"]["parameters"] == 4 * (6 * 16 + 16 + 16 + 1)
     assert record["resident"]["measured"]["gradients"] == record["resident"]["measured"]["parameters"]
     assert record["resident"]["by_module"][0]["module"] == "net.0"
