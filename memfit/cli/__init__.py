@@ -1,5 +1,7 @@
 """The command line: ``memfit VERB``. One thin file for each verb, imported only when its verb is asked for."""
 
+import atexit
+import gc
 import importlib
 import sys
 from collections.abc import Sequence
@@ -57,7 +59,11 @@ def root() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs one verb and exits with one of ``memfit.errors.Exit``; a user's mistake is one line on standard error."""
+    """Runs one verb and exits with one of ``memfit.errors.Exit``; a user's mistake is one line on standard error.
+
+    What is left at the end goes with the process: to collect the garbage among it took an eighth of a prediction.
+    """
+    atexit.register(gc.freeze)
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         code = root.main(args=arguments, prog_name="memfit", standalone_mode=False)
