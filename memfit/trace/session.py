@@ -25,9 +25,10 @@ from memfit.job import Job, Shape
 from memfit.trace.scratch import Key, with_scratch
 from memfit.trace.step import (
     Tracing,
-    as_trace,
     categorise_state,
     mark,
+    of_operators,
+    of_storages,
     on_virtual_device,
     ranks_of,
     synthetic_micro_batch,
@@ -49,6 +50,9 @@ class Session:
 
     def __init__(self, rig: Rig, tracer: Tracer) -> None:
         self.rig, self._tracer = rig, tracer
+        self._alive: set[int] = set()
+        self._followed = 0
+        """Events after which these storages are alive."""
 
     @property
     def overwritten(self) -> set[str]:
@@ -117,34 +121,39 @@ class Session:
     def _slice(self, first: int, row: int, calls: int) -> Trace:
         """The events from ``first`` on; what was there before is allocated at their beginning."""
         tracer = self._tracer
-        whole = as_trace(tracer)
-        alive = np.zeros(len(whole.nbytes), bool)
-        alive[whole.storage[:first][whole.kind[:first] == ALLOCATE]] = True
-        alive[whole.storage[:first][whole.kind[:first] == FREE]] = False
-        made = whole.storage[first:][whole.kind[first:] == ALLOCATE]
-        used = np.concatenate([np.flatnonzero(alive), made])
-        local = np.full(len(whole.nbytes), -1, np.int32)
+        self._follow(first)
+        kind = np.array(tracer.kind[first:], np.int8)
+        found = np.array(tracer.storage[first:], np.int32)
+        used = np.concatenate([np.array(sorted(self._alive), np.int64), found[kind == ALLOCATE]])
+        before = len(self._alive)
+        local = np.full(len(tracer.nbytes), -1, np.int32)
         local[used] = np.arange(len(used), dtype=np.int32)
-        before = len(used) - len(made)
-        storage = np.where(whole.storage[first:] >= 0, local[whole.storage[first:]], -1)
+        tail = of_storages(tracer, used.tolist()) | of_operators(tracer, row)
         trace = Trace(
-            kind=np.concatenate([np.full(before, ALLOCATE, np.int8), whole.kind[first:]]),
-            storage=np.concatenate([np.arange(before, dtype=np.int32), storage.astype(np.int32)]),
-            operator=np.concatenate([np.zeros(before, np.int32), np.maximum(whole.operator[first:] - row, 0)]),
-            nbytes=whole.nbytes[used],
-            category=whole.category[used],
-            stream=whole.stream[used],
-            made_by=np.maximum(whole.made_by[used] - row, -1),
-            operator_name=whole.operator_name[row:], operator_module=whole.operator_module[row:],
-            operator_part=whole.operator_part[row:], operator_flops=whole.operator_flops[row:],
-            operator_bytes=whole.operator_bytes[row:],
-            names=whole.names, modules=whole.modules, parts=whole.parts,
-            phases=(("train", 0, before + len(storage)),),
-        )  # fmt: skip
+            **tail | {"made_by": np.maximum(tail["made_by"] - row, -1)},
+            kind=np.concatenate([np.full(before, ALLOCATE, np.int8), kind]),
+            storage=np.concatenate([np.arange(before, dtype=np.int32), np.where(found >= 0, local[found], -1)]),
+            operator=np.concatenate(
+                [np.zeros(before, np.int32), np.maximum(np.array(tracer.operator[first:], np.int32) - row, 0)]
+            ),
+            modules=tuple(tracer.modules),
+            phases=(("train", 0, before + len(found)),),
+        )
         shifted = [
             (position - first + before, max(owner - row, 0), key) for position, owner, key in tracer.calls[calls:]
         ]
         return with_scratch(trace, shifted)
+
+    def _follow(self, position: int) -> None:
+        """What is alive before an event."""
+        tracer = self._tracer
+        events = slice(self._followed, position)
+        for kind, storage in zip(tracer.kind[events], tracer.storage[events], strict=True):
+            if kind == ALLOCATE:
+                self._alive.add(storage)
+            elif kind == FREE:
+                self._alive.discard(storage)
+        self._followed = position
 
 
 def _make_gradients(parameters: Sequence[Tensor]) -> None:
