@@ -79,7 +79,7 @@ def test_neither_does_one_while_state_visits_the_device(tmp_path, monkeypatch):
     _, wanted, ids, _, _ = run(tmp_path / "whole", Noisy(), 3)
     _, _, _, _, points = run(tmp_path / "host", Noisy(), 3, steps=True, optimizer_state="host")
     every = points.reached["step"]
-    for number in range(0, every, max(every // 12, 1)):
+    for number in range(0, every, max(every // 6, 1)):
         code, learnt, found, _, seen = run(
             tmp_path / f"{number}", Noisy(), 3, {("step", number): 1}, steps=True, optimizer_state="host"
         )

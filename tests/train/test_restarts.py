@@ -18,8 +18,8 @@ SECONDS = 120
 """From the failure until all run again. Most of it is Python's imports: some 8 s on two cores that do nothing else."""
 POINTS = [f"{rank} {part} {number}" for part in ("forward", "backward") for number in range(12) for rank in (0, 2)]
 """Three blocks in each of two micro-batches: every micro-step of the trial and of the first window."""
-FAST = ("1 forward 4", "2 backward 13")
-"""In the trial's second micro-batch, and in the second window."""
+FAST = "2 backward 13"
+"""In the second window. The others, and "1 forward 4", in the trial's second micro-batch, are slow."""
 
 
 def run(folder: Path, fails: str = "") -> tuple[dict, Path, str]:
@@ -52,7 +52,9 @@ def samples(path: Path) -> dict[int, list[int]]:
     return {window: sorted(ids) for window, ids in found.items()}
 
 
-@pytest.mark.parametrize("point", [*FAST, *(pytest.param(point, marks=pytest.mark.slow) for point in POINTS)])
+@pytest.mark.parametrize(
+    "point", [FAST, *(pytest.param(point, marks=pytest.mark.slow) for point in ("1 forward 4", *POINTS))]
+)
 def test_a_rank_without_memory_stops_all_and_all_start_again_with_less(point, undisturbed, tmp_path):
     weights, path, _ = undisturbed
     learnt, again, said = run(tmp_path, point)
