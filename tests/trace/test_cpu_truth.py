@@ -63,5 +63,5 @@ def test_what_a_mask_selects_and_a_check_of_its_numbers():
 
 
 def test_sparse_gradients_are_refused():
-    with pytest.raises(InputError, match="layout sparse_coo.*sparse=False in nn.Embedding"):
+    with pytest.raises(InputError, match=r"layout sparse_coo.*sparse=False in nn.Embedding"):
         compare(Table, {"sparse": True}, Shape(items=64, length=None), 1)
