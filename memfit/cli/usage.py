@@ -27,7 +27,7 @@ def mistake(error: click.ClickException) -> InputError:
     help_of = f"see {verb} --help"
     if isinstance(error, NoSuchOption):
         options = [name for one in context.command.params for name in one.opts] if context else []
-        near = difflib.get_close_matches(error.option_name, options, n=1)
+        near = difflib.get_close_matches(error.option_name, options, n=1, cutoff=0.65)
         return InputError(
             f"option {error.option_name}", f"{verb} has no such option", f"write {near[0]}" if near else help_of
         )

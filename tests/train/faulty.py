@@ -197,6 +197,7 @@ def run(
     validation=None,
     saves=print,
     idle_nets="keep",
+    optimizer_state="device",
     **course,
 ):
     """(exit code, everything that was learnt, ids of every window, lines of metrics, points)."""
@@ -209,7 +210,7 @@ def run(
     )  # fmt: skip
     folder = RunFolder(path)
     folder.open(resume=False)
-    rig = build(job, "cpu", SpoiledSteps() if steps else Single())
+    rig = build(job, "cpu", SpoiledSteps() if steps else Single(), optimizer_state=optimizer_state)
     samples = job.dataset()
     windows = Windows(size=len(samples), lengths=None, global_batch=8, micro_batch=micro, seed=5)
     saver = Saver(checkpoints=Checkpoints(folder.checkpoints, 2), plan=plan, every=every, say=saves)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from memfit.apply import streaming
 from memfit.errors import Exit
 from memfit.plan import PhasePolicy
 from memfit.train.checkpoints import Checkpoints
@@ -68,6 +69,20 @@ def test_a_failure_in_an_optimizer_step_applies_nothing_twice(name, tmp_path):
     every = points.reached["step"]
     for number in range(0, every, max(every // 5, 1)):
         code, learnt, found, _, seen = run(tmp_path / f"{number}", kind(), micro, {("step", number): 1}, steps=True)
+        assert (code, seen.failed) == (Exit.DONE, 1)
+        assert found == ids
+        assert same(learnt, wanted), f"operator {number}"
+
+
+def test_neither_does_one_while_state_visits_the_device(tmp_path, monkeypatch):
+    monkeypatch.setattr(streaming, "PART", 64)
+    _, wanted, ids, _, _ = run(tmp_path / "whole", Noisy(), 3)
+    _, _, _, _, points = run(tmp_path / "host", Noisy(), 3, steps=True, optimizer_state="host")
+    every = points.reached["step"]
+    for number in range(0, every, max(every // 12, 1)):
+        code, learnt, found, _, seen = run(
+            tmp_path / f"{number}", Noisy(), 3, {("step", number): 1}, steps=True, optimizer_state="host"
+        )
         assert (code, seen.failed) == (Exit.DONE, 1)
         assert found == ids
         assert same(learnt, wanted), f"operator {number}"
