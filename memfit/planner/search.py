@@ -26,8 +26,8 @@ from memfit.planner.dials import Dial, dials
 from memfit.planner.drafts import Draft, Drafts
 from memfit.planner.engines import Communicates, candidates, communicates
 from memfit.planner.fitting import Fitting, open_fitting
-from memfit.planner.host_state import host_places
 from memfit.planner.host_margin import less_host_margin
+from memfit.planner.host_state import host_places
 from memfit.planner.next_step import NextStep, next_step
 from memfit.planner.predict import BINDING_RANK, default_checkpointing, footprint_on, plain_nets, with_precision
 from memfit.planner.saving import choose_writing

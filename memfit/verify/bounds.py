@@ -11,9 +11,9 @@ so a difference is reported relative to sum|g_i|, and the bound is one number fo
 engine that changes the graph of a micro-batch rounds inside of it too: ``rounding`` adds that to sum|g_i|. The
 loss is such a sum too. A weight's bound follows from its gradient's: the optimizer steps a copy with the gradient moved
 by its bound, up and down, and the weight may differ by what that moves it, twice, and by the rounding of the step
-itself. Where a true gradient is zero, Adam turns rounding into up to a full step; this bound contains that. An optimizer
-that mixes elements (Muon, which also rounds to bf16 inside) steps once more, with each of them moved up or down at random,
-and every element of a tensor may differ by what the one that moves most does.
+itself. Where a true gradient is zero, Adam turns rounding into up to a full step; this bound contains that. One
+that mixes elements (Muon, which also rounds to bf16 inside) steps once more, with each of them moved up or down at
+random, and every element of a tensor may differ by what the one that moves most does.
 """
 
 from __future__ import annotations
