@@ -169,11 +169,11 @@ def test_a_zero_gradient_leaves_adam_a_full_step_of_room_and_sgd_none():
 
 def test_muon_which_rounds_a_whole_matrix_to_bf16_has_room_for_it_and_not_for_another_gradient():
     torch.manual_seed(0)
-    parts, stepped = torch.randn(4, 32, 32), []
-    signs = torch.randint(0, 2, (32, 32)) * 2 - 1
+    parts, stepped = torch.randn(4, 256, 256), []
+    signs = torch.randint(0, 2, (256, 256)) * 2 - 1
     sums = [parts.sum(0), parts.sum(0) * (1 + 8 * UNIT * signs), parts[:3].sum(0)]
     for gradient in sums:
-        weight = torch.nn.Parameter(torch.ones(32, 32))
+        weight = torch.nn.Parameter(torch.ones(256, 256))
         optimizer = torch.optim.Muon([weight], lr=0.1)
         known = {"net.w": gradient}, {"net.w": parts.abs().sum(0)}
         room = weight_bounds(optimizer, [["net.w"]], *known, {"net.w": 1.0}, sum_bound(4))["net.w"]
