@@ -28,7 +28,7 @@ EXPLORED = 3
 LARGER = 4
 """Times as large as the largest micro-batch that keeps everything: where the time of larger ones is looked up."""
 WORTH = 0.01
-"""Of a window's time: what another micro-batch must be estimated to save before its selections are traced. Estimates
+"""Of a window's time: what a micro-batch must be estimated to save before its uniform choices are traced. Estimates
 were off by up to 1.3 % (LatentSync stage 1 on 24 GB), so that less would be chance."""
 ROUGH = 0.01
 """How near the least seconds of a choice are looked for, where the choice is only estimated."""
@@ -83,13 +83,12 @@ class Drafts:
         for _ in range(EXPLORED):
             best = self._best_tried()
             rest = [g for g in self.geometries if g.micro_batch not in self.tried]
-            enough = np.inf if best is None else (1 - WORTH) * best.rank
-            rest = [g for g in rest if self.least(g) < enough]
+            rest = [g for g in rest if self.least(g) < self._enough(best, g)]
             over = [g for g in rest if self.kept_peak(g.micro_batch) > self.budget]
             if over and not self._measured:
                 self._observe(over[-1])
             drafts = [self.estimate(geometry) for geometry in rest]
-            worth = [draft for draft in drafts if draft.fits and draft.rank < enough]
+            worth = [draft for draft in drafts if draft.fits and draft.rank < self._enough(best, draft.geometry)]
             if not worth:
                 break
             first = min(worth, key=lambda draft: (draft.rank, -draft.geometry.micro_batch))
@@ -171,6 +170,12 @@ class Drafts:
     def whole_peak_of(self, found: MicroTrace) -> int:
         """Process bytes of a traced micro-batch where the allocator never has to give anything back."""
         return footprint_on(found.trace, unlimited(self.device), self.ranks).phases["train"].process_bytes
+
+    def _enough(self, best: Draft | None, geometry: Geometry) -> float:
+        """The rank below which a micro-batch is worth its tracing."""
+        if best is None:
+            return np.inf
+        return best.rank if geometry.micro_batch in self._measured else (1 - WORTH) * best.rank
 
     def _best_tried(self) -> Draft | None:
         fitting = [draft for draft in self.tried.values() if draft.fits]
