@@ -4,12 +4,14 @@ keep: everything that autograd saves. selective: the outputs of matmuls, convolu
 computed again. full: the module's inputs alone. offload: nothing on the device; all of it waits on the host for the
 backward, copied on the stream that computes (``memfit.apply.offload``).
 
-Recomputing is torch.utils.checkpoint without reentry, which restores the random state: dropout comes out the same.
+Recomputing is torch.utils.checkpoint without reentry, which restores the random state: dropout comes out the same. In a
+net that torch.compile was given, such a module runs as it is written: a backward would run again what was not compiled.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -67,7 +69,7 @@ def _wrapped(module: nn.Module, mode: str) -> Callable[..., Any]:
         first, again = selective_contexts() if mode == "selective" else (nullcontext(),) * 2
         return first, _again(module, again)
 
-    return kept
+    return torch.compiler.disable(kept) if "torch._dynamo" in sys.modules else kept
 
 
 @contextmanager

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -108,6 +110,7 @@ def build(
         for name in filter(lambda name: is_trained(nets[name]), nets):
             _wrap(rig, name)
     rig.schedules = dict(job.schedules(optimizers, job.windows))
+    _check_schedules(rig.schedules)
     if warmup_windows and rate > 1:
         rig.schedules |= {
             f"warm-up of {name}": LinearLR(optimizer, start_factor=1 / rate, total_iters=warmup_windows)
@@ -184,28 +187,46 @@ def update_ema(rig: Rig) -> None:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Every tensor in a nesting of dict, list and tuple."""
+    """Every tensor in a nesting of mappings, lists, tuples and dataclasses."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, dict):
+    elif isinstance(value, Mapping):
         for item in value.values():
             yield from tensors_in(item)
     elif isinstance(value, list | tuple):
         for item in value:
             yield from tensors_in(item)
+    elif _is_record(value):
+        for one in fields(value):
+            yield from tensors_in(getattr(value, one.name, None))
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same nesting of dict, list and tuple with every tensor changed."""
+    """The same nesting of mappings, lists, tuples and dataclasses with every tensor changed."""
     if isinstance(value, Tensor):
         return change(value)
-    if isinstance(value, dict):
-        return type(value)((key, map_tensors(item, change)) for key, item in value.items())
+    if isinstance(value, Mapping):
+        changed = {key: map_tensors(item, change) for key, item in value.items()}
+        if type(value) is dict or not isinstance(value, MutableMapping):
+            return changed
+        made = copy.copy(value)
+        made.update(changed)
+        return made
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(map_tensors(item, change) for item in value))
     if isinstance(value, list | tuple):
         return type(value)(map_tensors(item, change) for item in value)
+    if _is_record(value):
+        record = copy.copy(value)
+        for one in fields(value):
+            if hasattr(value, one.name):
+                object.__setattr__(record, one.name, map_tensors(getattr(value, one.name), change))
+        return record
     return value
+
+
+def _is_record(value: Any) -> bool:
+    return is_dataclass(value) and not isinstance(value, type)
 
 
 def _check_places(engine: Engine, optimizer_state: str, average: str) -> None:
@@ -246,6 +267,11 @@ def _check_optimizers(job: Job, nets: Nets, optimizers: Any) -> None:
     for name, optimizer in optimizers.items():
         if not isinstance(optimizer, Optimizer):
             raise InputError(f"optimizer {name!r}", f"a {type(optimizer).__name__}, not a torch.optim.Optimizer", write)
+        if wanted := _must_be_given(optimizer.step):
+            kind, why = type(optimizer).__name__, "and a window gives its gradients once"
+            raise InputError(
+                f"optimizer {name!r}", f"{kind} steps with a {wanted}, {why}", "write one such as torch.optim.AdamW"
+            )
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if id(parameter) in owned:
@@ -255,3 +281,20 @@ def _check_optimizers(job: Job, nets: Nets, optimizers: Any) -> None:
     known = {id(p) for net in nets.values() for p in net.parameters()}
     if not known & set(owned):
         raise InputError(f"{type(job).__name__}.optimizers()", "they step no parameter of the nets", write)
+
+
+def _check_schedules(schedules: Mapping[str, Any]) -> None:
+    for name, schedule in schedules.items():
+        if wanted := _must_be_given(schedule.step):
+            raise InputError(
+                f"schedule {name!r}",
+                f"{type(schedule).__name__} steps by {wanted}, and schedules are stepped once a window by nothing else",
+                "write one that follows the windows, such as torch.optim.lr_scheduler.CosineAnnealingLR",
+            )
+
+
+def _must_be_given(step: Callable[..., Any]) -> str:
+    """Names of the arguments that a step cannot do without."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    found = inspect.signature(step).parameters.values()
+    return ", ".join(one.name for one in found if one.kind in kinds and one.default is one.empty)

@@ -27,6 +27,7 @@ MOST_PER_LINE = 10_000
 
 _aten = torch.ops.aten
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+_TRACES = str(Path(__file__).parents[1] / "trace" / "step.py")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +73,16 @@ class Assumptions:
 
 
 def source_line() -> tuple[str, bool]:
-    """``file:line`` of the innermost frame outside torch and memfit, and True; failing that, of the caller in torch."""
+    """``file:line`` of the innermost frame outside torch and memfit, and True; failing that, of the caller in torch.
+
+    What called the trace, such as a script or the standard library, is no code of a job.
+    """
     frame: Any = sys._getframe(1)
     innermost = ""
     while frame is not None:
         name = frame.f_code.co_filename
+        if name.startswith(_TRACES):
+            break
         if not name.startswith(_OURS):
             if not name.startswith("<") and frame.f_code.co_name != "__torch_dispatch__":
                 return f"{name}:{frame.f_lineno}", True
@@ -97,6 +103,19 @@ def _item(assumptions: Assumptions, tensor: Tensor) -> Any:
         value = complex(0.5) if tensor.is_complex() else 0
     assumptions.note("item", repr(value), doubtful=type(value) is int)
     return value
+
+
+def _all_true(assumptions: Assumptions, tensor: Tensor) -> Tensor:
+    """What torch asks of arguments that it checks (of distributions): they are as they should be."""
+    assumptions.note("_is_all_true", "True")
+    return torch.ones((), dtype=torch.bool, device=tensor.device)
+
+
+def _not_left_aligned(assumptions: Assumptions, tensor: Tensor, mask: Tensor) -> bool:
+    """Whether nn.TransformerEncoder may leave padding out in evaluation: with it, as many elements are computed as a
+    batch can have."""
+    assumptions.note("_nested_tensor_from_mask_left_aligned", "False")
+    return False
 
 
 def _same(assumptions: Assumptions, first: Tensor, second: Tensor, *rest: Any, **named: Any) -> bool:
@@ -169,6 +188,9 @@ def _refused(name: str) -> Callable[..., Any]:
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {
     _aten._local_scalar_dense.default: _item,
+    _aten._is_all_true.default: _all_true,
+    _aten._nested_tensor_from_mask_left_aligned.default: _not_left_aligned,
+    _aten._nested_tensor_from_mask.default: _refused("_nested_tensor_from_mask"),
     _aten.equal.default: _same,
     _aten.allclose.default: _same,
     _aten.nonzero.default: _nonzero,

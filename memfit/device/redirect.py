@@ -1,7 +1,7 @@
 """Code that says cuda runs on the virtual GPU.
 
 ``x.device`` answers ``cuda:0`` to a user's or a library's code; torch's own code, and memfit's, sees the device's name.
-torch.compile gives back what it is given: a trace is of the step in eager mode. nn.DataParallel has one card.
+nn.DataParallel has one card.
 """
 
 from __future__ import annotations
@@ -178,11 +178,6 @@ def _scaler_init() -> Callable[..., None]:
 def _nothing(*args: Any, **kwargs: Any) -> None: ...
 
 
-def _compiled(model: Any = None, **kwargs: Any) -> Any:
-    """torch.compile, which changes nothing here; also as a decorator with arguments."""
-    return (lambda function: function) if model is None else model
-
-
 def _on_one_card(self: nn.DataParallel[Any], *inputs: Any, **kwargs: Any) -> Any:
     """nn.DataParallel where there is one card: the inputs go there."""
     inputs, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(NAME), (inputs, kwargs))
@@ -257,7 +252,7 @@ def says_cuda(card: CardRules, emptied: Callable[[], None]) -> Iterator[None]:
         stack.enter_context(replaced(FakeTensor, device=property(_device), record_stream=_nothing))
         stack.enter_context(replaced(nn.Module, _apply=_apply_in_module()))
         stack.enter_context(replaced(nn.DataParallel, forward=_on_one_card))
-        stack.enter_context(replaced(torch, compile=_compiled, set_default_tensor_type=_set_default_tensor_type))
+        stack.enter_context(replaced(torch, set_default_tensor_type=_set_default_tensor_type))
         for module, attributes in stubs(card, emptied):
             stack.enter_context(replaced(module, **attributes))
         set_default = torch.set_default_device

@@ -22,6 +22,7 @@ import torch.utils._foreach_utils
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp.grad_scaler import GradScaler
+from torch.compiler import set_stance
 from torch.optim.optimizer import _foreach_supported_types
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -199,11 +200,14 @@ def _storages_tell(hooks: list[Callable[[torch.UntypedStorage, int], None]]) -> 
 
 @contextlib.contextmanager
 def virtual_cpu() -> Iterator[Virtual]:
-    """Fake tensors on the plain CPU, with CPU's own rules: the same step as a real one here, without its bytes."""
+    """Fake tensors on the plain CPU, with CPU's own rules: the same step as a real one here, without its bytes.
+
+    As on the virtual GPU, what torch.compile made is run as it was written.
+    """
     check_torch_version()
     backend.register()  # autograd's engine knows only the devices that were there at its first backward
     virtual = Virtual(device=torch.device("cpu"), mode=VirtualMode())
-    with _fakes_pass_for_tensors(), _storages_tell(virtual.on_resize), virtual.mode:
+    with _fakes_pass_for_tensors(), _storages_tell(virtual.on_resize), set_stance("force_eager"), virtual.mode:
         yield virtual
 
 
@@ -226,6 +230,7 @@ def virtual_gpu(card: CardRules) -> Iterator[Virtual]:
         stack.enter_context(backend.entered())
         stack.enter_context(_fakes_pass_for_tensors())
         stack.enter_context(_storages_tell(virtual.on_resize))
+        stack.enter_context(set_stance("force_eager"))
         stack.enter_context(cuda_autocast())
         stack.enter_context(cuda_kernels())
         stack.enter_context(cuda_attention(card))

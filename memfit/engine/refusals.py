@@ -28,11 +28,17 @@ def check_elementwise(name: str, optimizer: Optimizer, engine: str, part: str, b
         part: what it would step, in words.
         but: names of ``ELEMENTWISE`` that the engine cannot carry all the same.
     """
-    kind = type(optimizer)
-    if kind.__module__.startswith("torch.optim") and kind.__name__ in ELEMENTWISE and kind.__name__ not in but:
+    kind = type(optimizer).__name__
+    if is_elementwise(optimizer) and kind not in but:
         return
     raise InputError(
         f"optimizer {name!r} on --engine {engine}",
-        f"the step of {kind.__name__} on {part} may differ from its step on the whole",
+        f"the step of {kind} on {part} may differ from its step on the whole",
         "write --engine ddp, or an optimizer such as torch.optim.AdamW",
     )
+
+
+def is_elementwise(optimizer: Optimizer) -> bool:
+    """Whether an optimizer is known to step each element by itself."""
+    kind = type(optimizer)
+    return kind.__module__.startswith("torch.optim") and kind.__name__ in ELEMENTWISE

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from memfit.device.catalogue import Device, catalogue
 from memfit.footprint import Footprint
-from memfit.sizes import format_size
+from memfit.planner.host_margin import budget_for
+from memfit.sizes import format_size, parse_size
 
 RANKS = (2, 4, 8, 16)
 _SHARED = ("parameters", "gradients", "optimizer", "ema")
@@ -28,6 +31,10 @@ def beneath(found: Footprint, precision: str, device: Device) -> list[str]:
     cards = sorted(cards, key=lambda card: card.usable_bytes or 0)[:3]
     if cards and device.is_cuda:
         ways.append(f"a card that holds {format_size(needs)}: --device " + ", ".join(card.key for card in cards))
-    else:
+    elif device.is_cuda:
         ways.append(f"--memory of {format_size(needs)} or more")
+    else:
+        unit = "GiB" if needs >= 10 << 30 else "MiB"
+        enough = math.ceil(budget_for(needs, device) / parse_size(f"1{unit}"))
+        ways.append(f"--memory of {enough} {unit} or more, of which a part is left for what is no tensor")
     return ways

@@ -174,11 +174,13 @@ def footprint_on(trace: Trace, device: Device, world: int = 1, allocator: str = 
 
 
 def plain_nets(job: Job) -> Nets:
-    """The job's nets without their bytes, for counting and for finding modules."""
+    """The job's nets without their bytes, for counting and for finding modules; no trace that is open sees them."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
     from memfit.device.libraries import as_in_a_real_run
     from memfit.device.virtual import virtual_cpu
 
-    with virtual_cpu(), as_in_a_real_run(), torch.device("cpu"):
+    with _disable_current_modes(), virtual_cpu(), as_in_a_real_run(), torch.device("cpu"):
         nets = job.nets()
     return nets
 

@@ -26,6 +26,7 @@ from memfit.planner.dials import Dial, dials
 from memfit.planner.drafts import Draft, Drafts
 from memfit.planner.engines import Communicates, candidates, communicates
 from memfit.planner.fitting import Fitting, open_fitting
+from memfit.planner.host_margin import less_host_margin
 from memfit.planner.host_state import host_places
 from memfit.planner.next_step import NextStep, next_step
 from memfit.planner.predict import BINDING_RANK, default_checkpointing, footprint_on, plain_nets, with_precision
@@ -39,8 +40,6 @@ KEEP = ("checkpointing", "optimizer", "precision", "validation")
 """Choices that a person can leave as the job has them."""
 ALLOW = ("precision",)
 """Choices that change what is learned, made only where a person allows them."""
-HOST_MARGIN_BYTES, HOST_MARGIN = 24 << 20, 0.02
-"""Of a CPU's budget, left for what is no tensor: f5_tts/tiny needs 12 to 24 MiB beyond (bench/host_margin.py)."""
 ROUNDS = 3
 """Whole traces whose training is over the budget, before the search gives up."""
 
@@ -205,7 +204,7 @@ def _find(job: Job, asked: _Asked) -> Answer:
 
 def _placed(job: Job, asked: _Asked, *, optimizer_state: str = "device", average: str = "device") -> Answer:
     """The answer with optimizers' state and the weights' average in these places."""
-    device, keep, nets = _less_host_margin(asked.card), asked.keep, plain_nets(job)
+    device, keep, nets = less_host_margin(asked.card), asked.keep, plain_nets(job)
     own = default_checkpointing(job, nets)
     implementation = "job" if "optimizer" in keep else levers.implementation(job, device)
     how = Tracing(
@@ -345,15 +344,6 @@ def _check_words(option: str, words: Collection[str], known: tuple[str, ...]) ->
     for word in words:
         if word not in known:
             raise InputError(f"{option} {word}", "no such choice", f"write some of {','.join(known)}")
-
-
-def _less_host_margin(device: Device) -> Device:
-    """On a CPU the budget also holds what is no tensor: Python's objects, autograd's graph, the heap's gaps."""
-    if device.is_cuda or device.usable_bytes is None:
-        return device
-    return replace(
-        device, usable_bytes=max(device.usable_bytes - HOST_MARGIN_BYTES - int(device.usable_bytes * HOST_MARGIN), 1)
-    )
 
 
 def _plan(job: Job, asked: _Asked, chosen: Candidate, own: Mapping[str, str], how: Tracing, taken: list[Lever]) -> Plan:

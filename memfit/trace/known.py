@@ -7,6 +7,7 @@ does in a real run. Left out: anything that draws random numbers, reads the batc
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -24,6 +25,9 @@ _MAKERS = frozenset(
         _aten.full.default, _aten.scalar_tensor.default, _aten.lift_fresh.default, _aten.eye.default,
     }
 )  # fmt: skip
+_BOTH = frozenset({_aten.mul.Tensor, _aten.bitwise_and.Tensor, _aten.logical_and.default})
+_EVERY = frozenset({_aten.all.default, _aten.all.dim, _aten.all.dims})
+_IS_ITSELF, _IS_NOT = _aten.eq.Tensor, _aten.ne.Scalar
 _UNKNOWN_EFFECT = torch.Tag.nondeterministic_seeded
 
 
@@ -54,7 +58,16 @@ def value_of(tensor: Any) -> Tensor | None:
 
 
 def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
-    """Computes the content of an operator's outputs where all its inputs' is known; forgets what it overwrote."""
+    """Computes the content of an operator's outputs where all its inputs' is known; forgets what it overwrote.
+
+    Numbers that are not known are finite: ``isfinite``, which is ``(x == x) * (x.abs() != inf)``, is true everywhere.
+    """
+    if _is_true(func, args):
+        out._memfit_true = True
+        if out.numel() == 1:
+            with _disable_current_modes():
+                out._memfit_value = _Content(torch.ones(out.shape, dtype=torch.bool))
+        return
     changed = [
         tensor
         for i in _written(func)
@@ -69,6 +82,7 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
         for tensor in changed:
             if isinstance(tensor, FakeTensor):
                 tensor.__dict__.pop("_memfit_value", None)
+                tensor.__dict__.pop("_memfit_true", None)
         return
     with _disable_current_modes():
         result = func(*values[0], **values[1])
@@ -76,6 +90,17 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     for one, known in zip(outs, results, strict=True):
         if isinstance(one, FakeTensor) and isinstance(known, Tensor):
             one._memfit_value = _Content(known)  # type: ignore[attr-defined]
+
+
+def _is_true(func: Any, args: Any) -> bool:
+    """Whether every element of an operator's result says that a number is finite."""
+    if func is _IS_ITSELF:
+        return args[0] is args[1] and isinstance(args[0], FakeTensor)
+    if func is _IS_NOT:
+        return bool(args[1] == math.inf) and isinstance(args[0], FakeTensor)
+    if func in _BOTH:
+        return all(isinstance(one, FakeTensor) and "_memfit_true" in one.__dict__ for one in args[:2])
+    return func in _EVERY and "_memfit_true" in args[0].__dict__
 
 
 def item(tensor: Any) -> Any:

@@ -85,7 +85,7 @@ def with_scratch(trace: Trace, calls: Iterable[Call]) -> Trace:
 
 def measure(keys: set[Key]) -> dict[Key, int]:
     """Scratch bytes of calls, from the disk where they were measured before."""
-    place = store("scratch")
+    place = store("scratch-2")
     known: dict[Key, int] = read_kept(place)
     missing = sorted(keys - known.keys())
     if missing:
@@ -131,11 +131,13 @@ def _value(value: Any) -> Any:
 
 
 def real(value: Any) -> Any:
-    """An argument made again from its description; a tensor holds halves or zeros."""
+    """An argument made again from its description; a tensor holds halves or zeros, and a mask selects everything."""
     if isinstance(value, dict) and "tensor" in value:
         shape, stride, dtype = value["tensor"]
         made = torch.empty_strided(shape, stride, dtype=getattr(torch, dtype))
-        return made.fill_(0.5) if made.is_floating_point() else made.zero_()
+        if made.is_floating_point():
+            return made.fill_(0.5)
+        return made.fill_(made.dtype is torch.bool)
     if isinstance(value, dict):
         return getattr(torch, value["dtype"])
     if isinstance(value, list):

@@ -22,9 +22,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils.flop_counter import flop_registry
 
 from memfit.device import backend, plan_search, workspace
-from memfit.device.answers import NOT_HANDLED
+from memfit.device.answers import NOT_HANDLED, source_line
 from memfit.device.patching import replaced
 from memfit.device.virtual import Virtual
+from memfit.errors import InputError
 from memfit.events import ALLOCATE, EMPTY_CACHE, FREE, TO_DEVICE, TO_HOST
 from memfit.trace import collectives, cpu_rules, known, scratch
 from memfit.trace.accumulate import made_in, sums_in_place
@@ -325,7 +326,10 @@ class Tracer(TorchDispatchMode):
         return i
 
     def _see(self, tensor: Tensor, row: int) -> bool:
-        storage = tensor.untyped_storage()
+        try:
+            storage = tensor.untyped_storage()
+        except NotImplementedError as error:
+            raise _without_storage(tensor) from error
         key = storage._cdata
         if key in self._ids or tensor.device.type != self.device_type:
             return False
@@ -368,3 +372,13 @@ class Tracer(TorchDispatchMode):
         self.kind.append(kind)
         self.storage.append(storage)
         self.operator.append(max(len(self.op_rows) - 1, 0) if row is None else row)
+
+
+def _without_storage(tensor: Tensor) -> InputError:
+    where, users = source_line()
+    seen = f"a tensor of layout {str(tensor.layout).removeprefix('torch.')}"
+    return InputError(
+        f"{seen} at {where}" if users else f"a gradient or another {seen[2:]}",
+        "how much it holds depends on data, which a trace does not have",
+        "write it dense: sparse=False in nn.Embedding and nn.EmbeddingBag, index_add for a sparse product",
+    )

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from memfit.errors import InputError
+from memfit.errors import Exit, InputError, mistake_in_job
 from memfit.job import Shape
 
 
@@ -77,6 +77,8 @@ def run_trial(question: Question) -> Trial:
     lines = done.stdout.splitlines()
     if done.returncode == 0 and lines:
         return Trial(**json.loads(lines[-1]))
+    if done.returncode == Exit.BAD_INPUT and lines:
+        raise InputError(**json.loads(lines[-1]))
     last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     if done.returncode == -9:
         return Trial(micro_batch=units, ok=False, error="the system killed the process, most likely for its memory")
@@ -89,7 +91,14 @@ def main() -> int:
     """The process of one trial."""
     question = Question(**json.load(sys.stdin))
     standard_output, sys.stdout = sys.stdout, sys.stderr
-    trial = _gpu(question) if question.device == "cuda" else _cpu(question)
+    try:
+        trial = _gpu(question) if question.device == "cuda" else _cpu(question)
+    except Exception as error:
+        mistake = error if isinstance(error, InputError) else mistake_in_job(error)
+        if mistake is None:
+            raise
+        print(json.dumps({"seen": mistake.seen, "why": mistake.why, "write": mistake.write}), file=standard_output)
+        return Exit.BAD_INPUT
     print(json.dumps(asdict(trial)), file=standard_output)
     return 0
 

@@ -11,19 +11,22 @@ so a difference is reported relative to sum|g_i|, and the bound is one number fo
 engine that changes the graph of a micro-batch rounds inside of it too: ``rounding`` adds that to sum|g_i|. The
 loss is such a sum too. A weight's bound follows from its gradient's: the optimizer steps a copy with the gradient moved
 by its bound, up and down, and the weight may differ by what that moves it, twice, and by the rounding of the step
-itself. Where a true gradient is zero, Adam turns rounding into up to a full step; this bound contains that. It is made
-for optimizers that treat elements alone; one that mixes them (a norm over a tensor) is moved along one direction only.
+itself. Where a true gradient is zero, Adam turns rounding into up to a full step; this bound contains that. One
+that mixes elements (Muon, which also rounds to bf16 inside) steps once more, with each of them moved up or down at
+random, and every element of a tensor may differ by what the one that moves most does.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from memfit.engine.refusals import is_elementwise
 
 UNIT = 2.0**-24
 """Rounding unit of fp32."""
@@ -96,21 +99,29 @@ def weight_bounds(
         names: ``net.path`` of the parameters of each of its groups.
         bound: of the gradients, relative to ``magnitudes``; clipping may double it.
     """
+    mixes = not is_elementwise(optimizer)
+    signs: list[Callable[[Tensor], Tensor | float]] = [lambda _: 0.0, lambda _: 1.0, lambda _: -1.0]
     ends = []
-    for sign in (0.0, 1.0, -1.0):
+    for sign in [*signs, _at_random] if mixes else signs:
         trial = copy.deepcopy(optimizer)
         for group, own in zip(trial.param_groups, names, strict=True):
             for parameter, name in zip(group["params"], own, strict=True):
                 parameter.grad = None
                 if name in gradients:
                     room = 2 * bound * torch.maximum(magnitudes.get(name, gradients[name]).abs(), gradients[name].abs())
-                    parameter.grad = (gradients[name] + sign * room) * scales[name]
+                    parameter.grad = (gradients[name] + sign(room) * room) * scales[name]
         trial.step()
         ends.append([p.detach() for group in trial.param_groups for p in group["params"]])
     before = [p.detach() for group in optimizer.param_groups for p in group["params"]]
-    return {
-        name: 2 * torch.maximum((up - mid).abs(), (down - mid).abs())
-        + STEP_ROUNDINGS * UNIT * (mid - old).abs()
-        + 4 * UNIT * torch.maximum(mid.abs(), old.abs())
-        for name, old, mid, up, down in zip([name for own in names for name in own], before, *ends, strict=True)
-    }
+    bounds = {}
+    for name, old, mid, *others in zip([name for own in names for name in own], before, *ends, strict=True):
+        moved = torch.stack([(other - mid).abs() for other in others])
+        most = moved.max().expand_as(mid) if mixes else moved.amax(0)
+        rounding = STEP_ROUNDINGS * UNIT * (mid - old).abs() + 4 * UNIT * torch.maximum(mid.abs(), old.abs())
+        bounds[name] = 2 * most + rounding
+    return bounds
+
+
+def _at_random(like: Tensor) -> Tensor:
+    generator = torch.Generator(like.device).manual_seed(like.numel())
+    return torch.randint(0, 2, like.shape, generator=generator, device=like.device).to(like.dtype) * 2 - 1

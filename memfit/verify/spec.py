@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import copy
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -105,8 +106,14 @@ def joined(samples: Sequence[Any]) -> Any:
     first = samples[0]
     if isinstance(first, torch.Tensor):
         return torch.cat(list(samples)) if first.dim() else first
-    if isinstance(first, Mapping):
-        return type(first)((key, joined([one[key] for one in samples])) for key in first)  # type: ignore[call-arg]
+    if isinstance(first, MutableMapping):
+        made = copy.copy(first)
+        made.update({key: joined([one[key] for one in samples]) for key in list(first)})
+        return made
+    if is_dataclass(first) and not isinstance(first, type):
+        return replace(
+            first, **{one.name: joined([getattr(sample, one.name) for sample in samples]) for one in fields(first)}
+        )
     if isinstance(first, tuple) and hasattr(first, "_fields"):
         return type(first)(*(joined(parts) for parts in zip(*samples, strict=True)))
     if isinstance(first, list) and first and not isinstance(first[0], torch.Tensor | Mapping | list | tuple):
@@ -118,8 +125,10 @@ def joined(samples: Sequence[Any]) -> Any:
 
 def _cut_lists(batch: Any, ids: Sequence[int], items: int) -> Any:
     """Lists of texts or numbers, one an item, cut as the tensors are."""
-    if isinstance(batch, Mapping):
-        return {key: _cut_lists(value, ids, items) for key, value in batch.items()}
+    if isinstance(batch, MutableMapping):
+        made = copy.copy(batch)
+        made.update({key: _cut_lists(value, ids, items) for key, value in batch.items()})
+        return made
     if isinstance(batch, list) and len(batch) == items and not any(isinstance(x, torch.Tensor) for x in batch):
         return [batch[i] for i in np.asarray(ids).tolist()]
     return batch

@@ -34,6 +34,18 @@ def test_gradients_and_statistics_are_those_of_keeping_everything(mode):
     assert model[0][1].num_batches_tracked == 4
 
 
+@pytest.mark.parametrize("mode", ["selective", "full"])
+def test_a_compiled_net_recomputes_too(mode):
+    model = nn.Sequential(nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.Linear(8, 3)), nn.Linear(3, 3))
+    other = torch.compile(copy.deepcopy(model), backend="aot_eager")
+    x = torch.randn(4, 3)
+    with recompute({"net": other}, {"net._orig_mod.0": mode}):
+        for one in (model, other):
+            one(x).square().sum().backward()
+    for kept, again in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(kept.grad, again.grad)
+
+
 def test_it_is_taken_off_again():
     model = net()
     with recompute({"net": model}, {"net.0": "full"}):

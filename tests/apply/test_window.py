@@ -1,10 +1,13 @@
 """A window's gradients do not depend on how it is split; its loss is normalised by its own valid units."""
 
+from collections import UserDict, defaultdict
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import nn
 
-from memfit.apply.rig import build
+from memfit.apply.rig import build, map_tensors, tensors_in
 from memfit.apply.window import MicroBatch, run_window
 from memfit.errors import InputError
 from memfit.job import Job, Loss, Turn
@@ -130,3 +133,42 @@ def test_several_losses_with_units_known_too_late_are_refused():
 
     with pytest.raises(InputError, match="write units"):
         gradients(Two(), [32, 32])
+
+
+@dataclass(frozen=True)
+class Record:
+    x: torch.Tensor
+    names: tuple[str, ...]
+    rest: dict | None = None
+
+
+def test_tensors_are_found_and_changed_in_mappings_and_records():
+    one = torch.ones(2)
+    batch = UserDict(ids=one, record=Record(one, ("a",), defaultdict(list, {"b": [one, None]})))
+    made = map_tensors(batch, lambda tensor: tensor + 1)
+    assert [t.tolist() for t in tensors_in(made)] == [[2.0, 2.0]] * 3
+    assert (type(made), made["record"].names, made["record"].rest["new"]) == (UserDict, ("a",), [])
+    assert [t.tolist() for t in tensors_in(batch)] == [[1.0, 1.0]] * 3
+
+
+class Closing(Sentences):
+    def optimizers(self, nets):
+        return {"net": torch.optim.LBFGS(nets["net"].parameters())}
+
+
+class Plateau(Sentences):
+    def schedules(self, optimizers, windows):
+        return {"rate": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizers["net"])}
+
+
+@pytest.mark.parametrize(
+    ("job", "says"),
+    [
+        (Closing(), "optimizer 'net': LBFGS steps with a closure.*write one such as torch.optim.AdamW"),
+        (Plateau(), "schedule 'rate': ReduceLROnPlateau steps by metrics.*CosineAnnealingLR"),
+    ],
+    ids=["LBFGS", "ReduceLROnPlateau"],
+)
+def test_a_step_that_asks_for_more_is_refused(job, says):
+    with pytest.raises(InputError, match=says):
+        build(job, "cpu")

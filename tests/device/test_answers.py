@@ -140,3 +140,17 @@ def test_inference_mode_is_traced(traced):
         net(torch.rand(2, 4, 16, device=traced.device))
     assert "aten.addmm.default" in tracer.ops
     assert "aten.linear.default" not in tracer.ops
+
+
+def test_arguments_of_a_distribution_are_as_they_should_be(traced):
+    mean = torch.rand(4, 3, device=traced.device)
+    drawn = torch.distributions.Normal(mean, mean.exp()).rsample()
+    chosen = torch.distributions.Categorical(logits=drawn).sample()
+    assert (drawn.shape, chosen.shape) == ((4, 3), (4,))
+
+
+def test_a_padded_encoder_computes_its_padding_in_evaluation(traced):
+    net = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).eval().to(traced.device)
+    x, padding = torch.rand(2, 5, 8, device=traced.device), torch.zeros(2, 5, dtype=torch.bool, device=traced.device)
+    with torch.no_grad():
+        assert net(x, src_key_padding_mask=padding).shape == (2, 5, 8)

@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from memfit.device.rules import CardRules
-from memfit.device.virtual import virtual_gpu
+from memfit.device.virtual import virtual_cpu, virtual_gpu
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.cuda.amp:FutureWarning")
@@ -204,15 +204,21 @@ def test_data_parallel_on_one_card_is_its_module(gpu):
     assert (out.shape, out.is_cuda) == ((4, 2), True)
 
 
-def test_compile_gives_back_what_it_is_given(gpu):
-    net = nn.Linear(3, 2).cuda()
-    assert torch.compile(net, mode="max-autotune") is net
+@torch.compile(fullgraph=True)
+def twice(x):
+    assert not torch.compiler.is_compiling()
+    return 2 * x
 
-    @torch.compile(fullgraph=True)
-    def twice(x):
-        return 2 * x
 
-    assert twice(torch.ones(2, device="cuda")).is_cuda
+def test_what_is_compiled_runs_as_written_under_the_names_of_a_real_run(gpu):
+    net = torch.compile(nn.Sequential(nn.Linear(3, 2)), mode="max-autotune").cuda()
+    assert twice(net(torch.ones(2, 3, device="cuda"))).is_cuda
+    assert [name for name, _ in net.named_parameters()] == ["_orig_mod.0.weight", "_orig_mod.0.bias"]
+
+
+def test_what_is_compiled_runs_as_written_on_the_virtual_cpu():
+    with virtual_cpu():
+        assert twice(torch.compile(nn.Linear(3, 2))(torch.ones(2, 3))).shape == (2, 2)
 
 
 def test_streams_and_statistics_are_answered(gpu):

@@ -12,7 +12,8 @@ from memfit.device.catalogue import find_device, with_memory
 from memfit.device.here import cpu_here
 from memfit.job import Shape
 from memfit.planner.answer_json import plan_json
-from memfit.planner.search import HOST_MARGIN, HOST_MARGIN_BYTES, find_plan
+from memfit.planner.host_margin import HOST_MARGIN, HOST_MARGIN_BYTES
+from memfit.planner.search import find_plan
 from memfit.trace.step import synthetic_micro_batch
 from memfit.train.state import state_of
 from memfit.train.tree import encode

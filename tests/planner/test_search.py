@@ -19,8 +19,10 @@ from memfit.planner.advice import learning_rate
 from memfit.planner.beneath import beneath
 from memfit.planner.drafts import Drafts, sizes
 from memfit.planner.fitting import open_fitting
+from memfit.planner.host_margin import budget_for, less_host_margin
 from memfit.planner.predict import predict
 from memfit.planner.search import find_plan
+from memfit.sizes import parse_size
 from memfit.trace.step import Tracing
 
 CARD = replace(find_device("a100-40gb"), context_bytes=0, context_low=0, context_high=0)
@@ -133,6 +135,16 @@ def test_what_else_would_get_under_the_floor_is_told(tight):
     ways = beneath(replace(found, limiting_phase="train", headroom_bytes=-shared), "bf16", small)
     assert len(ways) == 1
     assert "--device t4" in ways[0]
+
+
+def test_the_budget_that_is_told_for_a_cpu_is_one_of_which_the_tensors_get_what_they_need(tight):
+    found, host = tight.floor.footprint, with_memory(find_device("cpu"), 1 << 20)
+    needs = max(phase.process_bytes for phase in found.phases.values())
+    enough = budget_for(needs, host)
+    left = [less_host_margin(with_memory(host, nbytes)).usable_bytes for nbytes in (enough, enough - 2)]
+    assert (left[0] >= needs, left[1] < needs) == (True, True)
+    told = parse_size(beneath(found, "bf16", host)[-1].removeprefix("--memory of ").partition(" or more")[0])
+    assert enough <= told < enough + (1 << 20)
 
 
 def test_blocks_wait_on_the_host_where_recomputing_is_not_enough():

@@ -4,7 +4,10 @@ python -m pytest tests/trace/test_cpu_truth.py
 """
 
 import pytest
+import torch
+from torch import nn
 
+from memfit.errors import InputError
 from memfit.job import Shape
 from tests.nets import JOBS, SHAPES
 from tests.truth import compare
@@ -34,3 +37,31 @@ def test_every_phase_to_the_byte_without_scratch_and_within_two_percent_with_it(
 def test_a_scaler_steps_in_a_trace_and_the_optimizers_state_is_there():
     traced, _, measured = compare(JOBS["decoder"], {"precision": "fp16"}, Shape(items=4, length=None), 1)
     assert traced["save"] == measured["save"].without_scratch_bytes
+
+
+class Table(JOBS["decoder"]):
+    """A loss over what a mask selects, with a check that it is finite."""
+
+    sparse: bool = False
+
+    def nets(self):
+        return {"table": nn.Embedding(500, 64, sparse=self.sparse)}
+
+    def batch(self, shape):
+        return torch.randint(500, (shape.items, 40))
+
+    def loss(self, nets, rows):
+        found = nets["table"](rows)[rows >= 0]
+        assert torch.isfinite(found).all()
+        return found.square().sum(), len(rows)
+
+
+def test_what_a_mask_selects_and_a_check_of_its_numbers():
+    traced, with_scratch, measured = compare(Table, {}, Shape(items=64, length=None), 1)
+    assert traced == {phase: peak.without_scratch_bytes for phase, peak in measured.items()}
+    assert with_scratch["train"] == pytest.approx(measured["train"].allocated_bytes, rel=0.02)
+
+
+def test_sparse_gradients_are_refused():
+    with pytest.raises(InputError, match=r"layout sparse_coo.*sparse=False in nn.Embedding"):
+        compare(Table, {"sparse": True}, Shape(items=64, length=None), 1)

@@ -26,3 +26,16 @@ def test_a_copy_of_a_net_has_its_own_known_numbers(device):
         average = copy.deepcopy(net)
         net.num_batches_tracked += 1
         assert (net.num_batches_tracked.item(), average.num_batches_tracked.item()) == (1, 0)
+
+
+@pytest.mark.parametrize("device", [virtual_cpu, lambda: virtual_gpu(CardRules())], ids=["cpu", "gpu"])
+def test_numbers_are_finite_whatever_their_count(device):
+    with device() as virtual, Tracer(virtual).recording(), virtual.device:
+        many = torch.rand(300, 300)
+        assert torch.isfinite(many).all()
+        assert torch.isfinite(many.sum())
+        assert not torch.isnan(many).any()
+        assert not torch.isinf(many).any()
+        mask = torch.isfinite(many)
+        mask &= many > 0.5
+        assert not mask.all()

@@ -136,6 +136,9 @@ def test_a_step_that_fails_otherwise_is_the_jobs_fault(tmp_path):
     )
     with pytest.raises(InputError, match="no such net"):
         run_trial(Question(job=f"{tmp_path}/bad.py:Bad", settings={}, items=1, length=None))
+    (tmp_path / "bad.py").write_text("import memfit\nclass Bad(memfit.Job):\n    pass\n")
+    with pytest.raises(InputError, match=r"^Bad: the job has no nets\(\); write nets\(self\)"):
+        run_trial(Question(job=f"{tmp_path}/bad.py:Bad", settings={}, items=1, length=None))
 
 
 @pytest.mark.parametrize(

@@ -165,3 +165,20 @@ def test_a_zero_gradient_leaves_adam_a_full_step_of_room_and_sgd_none():
         rooms[kind] = float(weight_bounds(optimizer, [["net.w"]], gradients, magnitudes, {"net.w": 1.0}, UNIT)["net.w"])
     assert rooms[torch.optim.Adam] == pytest.approx(0.2, rel=0.2)
     assert rooms[torch.optim.SGD] < 1e-6
+
+
+def test_muon_which_rounds_a_whole_matrix_to_bf16_has_room_for_it_and_not_for_another_gradient():
+    torch.manual_seed(0)
+    parts, stepped = torch.randn(4, 256, 256), []
+    signs = torch.randint(0, 2, (256, 256)) * 2 - 1
+    sums = [parts.sum(0), parts.sum(0) * (1 + 8 * UNIT * signs), parts[:3].sum(0)]
+    for gradient in sums:
+        weight = torch.nn.Parameter(torch.ones(256, 256))
+        optimizer = torch.optim.Muon([weight], lr=0.1)
+        known = {"net.w": gradient}, {"net.w": parts.abs().sum(0)}
+        room = weight_bounds(optimizer, [["net.w"]], *known, {"net.w": 1.0}, sum_bound(4))["net.w"]
+        weight.grad = gradient
+        optimizer.step()
+        stepped.append(weight.detach())
+    assert 0 < (stepped[0] - stepped[1]).abs().max() <= room.min()
+    assert (stepped[0] - stepped[2]).abs().max() > 10 * room.max()
