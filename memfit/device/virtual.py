@@ -11,15 +11,15 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch._dynamo  # before any torch.cuda function is replaced: it keeps a table of them
 import torch._meta_registrations
 import torch.utils._foreach_utils
 from torch import Tensor, nn
+from torch._dynamo import trace_rules
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp.grad_scaler import GradScaler
 from torch.compiler import set_stance
@@ -199,6 +199,20 @@ def _storages_tell(hooks: list[Callable[[torch.UntypedStorage, int], None]]) -> 
 
 
 @contextlib.contextmanager
+def _compiled_runs_as_written() -> Iterator[None]:
+    """What torch.compile made is run as it was written.
+
+    Dynamo makes a table of torch's functions when it is first asked, and again after a process group was initialised;
+    for the table, two names of one function are an error. It is therefore made before functions of torch.cuda are
+    replaced, and kept.
+    """
+    table = trace_rules.get_torch_obj_rule_map()
+    kept = cache(lambda: table)
+    with set_stance("force_eager"), replaced(trace_rules, get_torch_obj_rule_map=kept):
+        yield
+
+
+@contextlib.contextmanager
 def virtual_cpu() -> Iterator[Virtual]:
     """Fake tensors on the plain CPU, with CPU's own rules: the same step as a real one here, without its bytes.
 
@@ -207,7 +221,7 @@ def virtual_cpu() -> Iterator[Virtual]:
     check_torch_version()
     backend.register()  # autograd's engine knows only the devices that were there at its first backward
     virtual = Virtual(device=torch.device("cpu"), mode=VirtualMode())
-    with _fakes_pass_for_tensors(), _storages_tell(virtual.on_resize), set_stance("force_eager"), virtual.mode:
+    with _fakes_pass_for_tensors(), _storages_tell(virtual.on_resize), _compiled_runs_as_written(), virtual.mode:
         yield virtual
 
 
@@ -230,7 +244,7 @@ def virtual_gpu(card: CardRules) -> Iterator[Virtual]:
         stack.enter_context(backend.entered())
         stack.enter_context(_fakes_pass_for_tensors())
         stack.enter_context(_storages_tell(virtual.on_resize))
-        stack.enter_context(set_stance("force_eager"))
+        stack.enter_context(_compiled_runs_as_written())
         stack.enter_context(cuda_autocast())
         stack.enter_context(cuda_kernels())
         stack.enter_context(cuda_attention(card))

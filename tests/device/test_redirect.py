@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from memfit.device.fake_group import fake_world
 from memfit.device.rules import CardRules
 from memfit.device.virtual import virtual_cpu, virtual_gpu
 
@@ -214,6 +215,18 @@ def test_what_is_compiled_runs_as_written_under_the_names_of_a_real_run(gpu):
     net = torch.compile(nn.Sequential(nn.Linear(3, 2)), mode="max-autotune").cuda()
     assert twice(net(torch.ones(2, 3, device="cuda"))).is_cuda
     assert [name for name, _ in net.named_parameters()] == ["_orig_mod.0.weight", "_orig_mod.0.bias"]
+
+
+def test_what_is_compiled_runs_as_written_when_a_process_group_was_made_on_the_way(gpu):
+    with fake_world(2):
+        assert torch.compile(nn.Linear(3, 2)).cuda()(torch.ones(2, 3, device="cuda")).shape == (2, 2)
+
+
+def test_what_is_compiled_runs_as_written_after_a_process_group():
+    with fake_world(2):
+        pass
+    with virtual_gpu(CardRules(compute_capability=(8, 0))):
+        assert torch.compile(nn.Linear(3, 2)).cuda()(torch.ones(2, 3, device="cuda")).shape == (2, 2)
 
 
 def test_what_is_compiled_runs_as_written_on_the_virtual_cpu():
