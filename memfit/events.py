@@ -60,3 +60,5 @@ class Trace:
     """(name, first event, past the last event), in order: ``setup``, ``train`` a window, ``validate``, ``save``."""
     net_kind: str = ""
     """Family and precision of the nets, see ``memfit.trace.net_kind``; empty where it is not known."""
+    assumed: tuple[str, ...] = ()
+    """Sizes that depend on data, which a trace does not have: where each was asked for and what was taken."""

@@ -57,3 +57,5 @@ class Footprint:
     plan_searches: int = 0
     """Times that cuDNN tries its plans (``cudnn.benchmark``): a reading of the card may then rise for a moment, up to
     all of it, without any need of it."""
+    assumed: tuple[str, ...] = ()
+    """As ``Trace.assumed``."""

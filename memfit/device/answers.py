@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from memfit.errors import InputError
 
@@ -41,6 +42,8 @@ class Assumption:
     """``file:line`` of the code that asked."""
     doubtful: bool
     """True where the answer is an integer that code may use as a size."""
+    most: int
+    """Elements taken, where the answer is how many there are: as many as there can be. 0 for another answer."""
     times: int
 
 
@@ -48,14 +51,14 @@ class Assumptions:
     """What a trace assumed of data, by place."""
 
     def __init__(self) -> None:
-        self._times: dict[tuple[str, str, str, bool], int] = {}
+        self._times: dict[tuple[str, str, str, bool, int], int] = {}
 
-    def note(self, operator: str, answer: str, *, doubtful: bool = False) -> None:
+    def note(self, operator: str, answer: str, *, doubtful: bool = False, most: int = 0) -> None:
         """Raises:
         InputError: the same line of the user's code asks for the 10,001st time.
         """
         where, users = source_line()
-        entry = (operator, answer, where, doubtful)
+        entry = (operator, answer, where, doubtful, most)
         times = self._times[entry] = self._times.get(entry, 0) + 1
         if users and times > MOST_PER_LINE:
             raise InputError(
@@ -65,8 +68,26 @@ class Assumptions:
             )
 
     def __iter__(self) -> Any:
-        for (operator, answer, where, doubtful), times in self._times.items():
-            yield Assumption(operator=operator, answer=answer, where=where, doubtful=doubtful, times=times)
+        for (operator, answer, where, doubtful, most), times in self._times.items():
+            yield Assumption(operator=operator, answer=answer, where=where, doubtful=doubtful, most=most, times=times)
+
+    def of_sizes(self) -> tuple[str, ...]:
+        """A line for each place whose answer decides sizes: the prediction is too high there, or too low."""
+        most: dict[tuple[str, str], int] = {}
+        doubtful = []
+        for one in self:
+            if one.most:
+                most[one.where, one.operator] = max(one.most, most.get((one.where, one.operator), 0))
+            elif one.doubtful:
+                doubtful.append(
+                    f"{one.where}: {one.operator}() was answered {one.answer}; where that is a size, "
+                    "a run needs more than predicted"
+                )
+        taken = [
+            f"{where}: {operator} was taken to find all {count:,}; a run needs less where its data has fewer"
+            for (where, operator), count in most.items()
+        ]
+        return (*taken, *doubtful)
 
     def __len__(self) -> int:
         return len(self._times)
@@ -108,7 +129,10 @@ def _item(assumptions: Assumptions, tensor: Tensor) -> Any:
 def _all_true(assumptions: Assumptions, tensor: Tensor) -> Tensor:
     """What torch asks of arguments that it checks (of distributions): they are as they should be."""
     assumptions.note("_is_all_true", "True")
-    return torch.ones((), dtype=torch.bool, device=tensor.device)
+    answered = torch.ones((), dtype=torch.bool, device=tensor.device)
+    with _disable_current_modes():
+        answered.constant = torch.tensor(True)  # type: ignore[attr-defined]
+    return answered
 
 
 def _not_left_aligned(assumptions: Assumptions, tensor: Tensor, mask: Tensor) -> bool:
@@ -125,13 +149,13 @@ def _same(assumptions: Assumptions, first: Tensor, second: Tensor, *rest: Any, *
 
 
 def _nonzero(assumptions: Assumptions, tensor: Tensor) -> Tensor:
-    assumptions.note("nonzero", f"all {tensor.numel()}")
+    assumptions.note("nonzero", f"all {tensor.numel()}", most=tensor.numel())
     return torch.empty((tensor.numel(), tensor.dim()), dtype=torch.int64, device=tensor.device)
 
 
 def _masked_select(assumptions: Assumptions, tensor: Tensor, mask: Tensor) -> Tensor:
     most = torch.broadcast_shapes(tensor.shape, mask.shape).numel()
-    assumptions.note("masked_select", f"all {most}")
+    assumptions.note("masked_select", f"all {most}", most=most)
     return torch.empty((most,), dtype=tensor.dtype, device=tensor.device)
 
 
@@ -144,7 +168,7 @@ def _index(assumptions: Assumptions, tensor: Tensor, indices: Any) -> Any:
         if index is None or index.dtype not in (torch.bool, torch.uint8, torch.int8):
             positions.append(index)
         else:
-            assumptions.note("index by a mask", f"all {index.numel()}")
+            assumptions.note("index by a mask", f"all {index.numel()}", most=index.numel())
             found = torch.empty((index.numel(), index.dim()), dtype=torch.int64, device=index.device)
             positions.extend(found.unbind(1))
     return _aten.index.Tensor(tensor, positions)
@@ -152,7 +176,7 @@ def _index(assumptions: Assumptions, tensor: Tensor, indices: Any) -> Any:
 
 def _unique(assumptions: Assumptions, tensor: Tensor, *flags: bool, **named: bool) -> tuple[Tensor, Tensor, Tensor]:
     """As many different values as elements; the inverse and the counts where they are asked for."""
-    assumptions.note("unique", f"all {tensor.numel()}")
+    assumptions.note("unique", f"all {tensor.numel()}", most=tensor.numel())
     inverse = named.get("return_inverse", flags[1] if len(flags) > 1 else False)
     counts = named.get("return_counts", flags[2] if len(flags) > 2 else False)
     places = torch.empty(tensor.shape if inverse else (0,), dtype=torch.int64, device=tensor.device)

@@ -39,6 +39,7 @@ def plan_json(answer: Answer) -> dict[str, Any]:
         "step_seconds": shown.seconds,
         "failed_request": asdict(replayed.failed_request) if replayed.failed_request else None,
         "headroom_bytes": replayed.headroom_bytes,
+        "assumed": list(replayed.assumed),
     }
     found["alternatives"] = [
         {

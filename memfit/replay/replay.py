@@ -100,6 +100,7 @@ def footprint(
         net_kind=trace.net_kind,
         measured_runs=None if margin is None else margin.runs,
         plan_searches=_plan_searches(trace),
+        assumed=trace.assumed,
     )
 
 

@@ -93,7 +93,7 @@ class _Replay:
             self.number = number
             self.allocator.reset_peaks()
             try:
-                peak = self.first(window) if number == 0 else self.next(window)
+                peak = self.first(window) if number == 0 else self.next(window, allocated[0])
             except OutOfMemory:
                 failed = number
                 break
@@ -126,7 +126,8 @@ class _Replay:
         self.changed()
         return self.allocator.peak_allocated
 
-    def next(self, window: Window) -> int:
+    def next(self, window: Window, beaten: int) -> int:
+        """The window's peak; one that is no more than ``beaten`` may be told too low."""
         peak = self.known.get(window)
         if peak is not None:
             return peak
@@ -135,7 +136,8 @@ class _Replay:
         nbytes = layout.nbytes(traces)
         if self.fast and not len(layout.carried_in):
             units = rounded(nbytes, self.config)
-            added = peak_if_served(layout.kind, layout.storage, units, self.free, codes)
+            most = beaten - self.allocator.allocated
+            added = peak_if_served(layout.kind, layout.storage, units, self.free, codes, most)
             if added is not None:
                 self.known[window] = self.allocator.allocated + added
                 return self.known[window]

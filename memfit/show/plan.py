@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from memfit.show.terminal import assumptions
 from memfit.sizes import format_size
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ def show_answer(answer: Answer, device: Device, out: str | None, console: Consol
         )
     console.print(table)
     console.print()
+    if answer.chosen is not None:
+        for line in assumptions(answer.chosen.footprint):
+            console.print(line, style="dim")
     for choice, reason in plan.reasons.items():
         console.print(f"{choice}: {reason}", soft_wrap=False)
     console.print(f"learning rate: x {answer.learning_rate.factor:.4g}: {answer.learning_rate.reason}")

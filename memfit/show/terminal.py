@@ -20,6 +20,8 @@ _VERDICTS = {
     "no": ("Does not fit", "red"),
 }
 _BAR = 24
+_PLACES = 3
+"""Assumptions that are told one by one."""
 
 
 def show_prediction(prediction: Prediction, console: Console | None = None) -> None:
@@ -60,6 +62,14 @@ def remarks(found: Footprint) -> list[str]:
             f"cudnn.benchmark tries plans {found.plan_searches} times in the first step: a reading of the card may "
             "rise for a moment, up to all of it. That is not needed, and no run fails of it."
         )
+    return lines + assumptions(found)
+
+
+def assumptions(found: Footprint) -> list[str]:
+    """What was taken for sizes that depend on data."""
+    lines = [f"Assumed: {line}." for line in found.assumed[:_PLACES]]
+    if len(found.assumed) > _PLACES:
+        lines.append(f"Assumed at {len(found.assumed) - _PLACES} places more: --json lists them.")
     return lines
 
 

@@ -17,8 +17,8 @@ from memfit.footprint import Footprint, PhaseFootprint, Place, Request
 from memfit.job import Shape
 from memfit.planner.predict import NetSize, Prediction
 
-VERSION = 1
-_TABLES = ("names", "modules", "parts", "phases", "net_kind")
+VERSION = 2
+_TABLES = ("names", "modules", "parts", "phases", "net_kind", "assumed")
 
 
 def write_trace(path: Path, prediction: Prediction) -> None:
@@ -80,7 +80,7 @@ def read_trace(path: Path) -> Prediction:
 
 def _prediction(told: dict[str, Any], columns: dict[str, Any]) -> Prediction:
     phases = tuple((name, start, end) for name, start, end in told.pop("phases"))
-    columns |= {name: tuple(told.pop(name)) for name in ("names", "modules", "parts")}
+    columns |= {name: tuple(told.pop(name)) for name in ("names", "modules", "parts", "assumed")}
     trace = Trace(**columns, phases=phases, net_kind=told.pop("net_kind"))
     capability = told["device"]["compute_capability"]
     told["device"]["compute_capability"] = capability and tuple(capability)
@@ -104,4 +104,6 @@ def _footprint(told: dict[str, Any]) -> Footprint:
         for name, phase in told["phases"].items()
     }
     failed = told["failed_request"]
-    return Footprint(**told | {"phases": phases, "failed_request": failed and Request(**failed)})
+    return Footprint(
+        **told | {"phases": phases, "failed_request": failed and Request(**failed), "assumed": tuple(told["assumed"])}
+    )

@@ -358,6 +358,7 @@ def as_trace(tracer: Tracer) -> Trace:
         modules=tuple(tracer.modules),
         phases=tuple(tracer.phases),
         net_kind=str(tracer.net_kind),
+        assumed=tracer.virtual.assumptions.of_sizes(),
     )
 
 

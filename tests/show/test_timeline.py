@@ -150,7 +150,7 @@ def test_what_is_no_trace_file_is_one_line(tmp_path, content) -> None:
 
 
 def test_a_pickle_in_a_trace_file_is_not_opened(tmp_path) -> None:
-    np.savez(tmp_path / "t.npz", told=np.array([{"memfit_trace": 1}], dtype=object))
+    np.savez(tmp_path / "t.npz", told=np.array([{"memfit_trace": 2}], dtype=object))
     with pytest.raises(InputError, match="not a trace of memfit"):
         read_trace(tmp_path / "t.npz")
 

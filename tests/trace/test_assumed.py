@@ -1,0 +1,79 @@
+"""Sizes that depend on data: what was taken for them stands beside the prediction."""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from memfit.device.catalogue import find_device
+from memfit.job import Job, Shape
+from memfit.planner.answer_json import plan_json
+from memfit.planner.predict import predict
+from memfit.planner.search import find_plan
+from memfit.show.terminal import remarks
+from memfit.show.trace_file import read_trace, write_trace
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(8, 4)
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x):
+        chosen = self.gate(x).argmax(-1)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows = (chosen == number).nonzero()[:, 0]
+            out = out.index_add(0, rows, expert(x[rows]))
+        return out
+
+
+class Mixture(Job):
+    def nets(self):
+        return {"net": Experts()}
+
+    def optimizers(self, nets):
+        return {"net": torch.optim.SGD(nets["net"].parameters(), lr=0.1)}
+
+    def batch(self, shape):
+        return torch.randn(shape.items, 8)
+
+    def loss(self, nets, batch):
+        out = nets["net"](batch)
+        return out.square().sum(), out.numel()
+
+
+def line_of(text):
+    lines = Path(__file__).read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if text in line)
+
+
+def test_sizes_taken_as_large_as_they_can_be_are_told_with_their_line_and_kept_in_a_trace(tmp_path):
+    prediction = predict(Mixture(), "mixture", Shape(items=6), find_device("rtx4090"))
+    place = f"{__file__}:{line_of('rows = (chosen')}"
+    taken = f"{place}: nonzero was taken to find all 6; a run needs less where its data has fewer"
+    assert prediction.footprint.assumed == (taken,)
+    assert f"Assumed: {taken}." in remarks(prediction.footprint)
+    write_trace(tmp_path / "t.npz", prediction)
+    back = read_trace(tmp_path / "t.npz")
+    assert back.footprint.assumed == back.trace.assumed == (taken,)
+
+
+def test_a_number_read_from_data_is_told_as_a_doubt_and_one_that_is_known_is_not():
+    class Counting(Mixture):
+        def loss(self, nets, batch):
+            longest = int((batch > 0).sum())  # asks data
+            width = int(torch.arange(5).max())
+            out = nets["net"].gate(batch)
+            return out.square().sum() + longest + width, out.numel()
+
+    (doubt,) = predict(Counting(), "counting", Shape(items=6), find_device("rtx4090")).footprint.assumed
+    assert doubt.startswith(f"{__file__}:{line_of('# asks data')}: item() was answered 0")
+    assert "a run needs more" in doubt
+
+
+def test_a_plan_tells_them_too():
+    answer = find_plan(Mixture(), "mixture", 6, find_device("rtx4090"))
+    (told,) = plan_json(answer)["assumed"]
+    assert "nonzero was taken to find all 6" in told
