@@ -14,10 +14,11 @@ from memfit.replay.margins import margins
 
 FITTED = Path(__file__).with_name("fitted.toml")
 MARGINS = Path(memfit.replay.__file__).with_name("margins.toml")
-PART = 0.97
-"""Part of a kind's runs that its margins hold, of models that show no trials of cuDNN: with those, 95 % of all."""
-FEWEST = 20
-"""Runs from which a kind of net has margins of its own."""
+PART = 0.99
+"""Part of a kind's runs that its margins hold, of models that show no trials of cuDNN: with those, 95 % of all of the
+fitting half."""
+FEWEST = 99
+"""Runs from which a kind of net has margins of its own: of fewer, not even the range is expected to hold ``PART``."""
 
 
 def context_bytes() -> int:

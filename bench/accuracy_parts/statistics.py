@@ -40,13 +40,18 @@ def summary(rows: Sequence[Predicted], usable_bytes: int) -> dict[str, Any]:
         "fits_right_clear": _part(clear, lambda row: row.fits == (row.run.label == "ran")),
         "verdicts_wrong_clear": _part(clear, lambda row: row.verdict == ("no" if row.run.label == "ran" else "yes")),
         "verdicts_close_clear": _part(clear, lambda row: row.verdict == "close"),
-        "coverage": _part(ran, lambda row: row.low <= row.run.measured_mib * MIB <= row.high),
+        "coverage": _part(ran, _inside),
         "regular_runs": len(without_trials),
+        "regular_coverage": _part([row for row in ran if id(row.run) in smooth], _inside),
         "regular_median": float(np.median(without_trials)) if len(without_trials) else None,
         "regular_p95": float(np.percentile(without_trials, 95)) if len(without_trials) else None,
         "did_not_fit": len(judged) - len(ran),
         "models": len({row.run.model for row in rows}),
     }
+
+
+def _inside(row: Predicted) -> bool:
+    return row.low <= row.run.measured_mib * MIB <= row.high
 
 
 def _part(rows: Sequence[Predicted], wanted: Any) -> float | None:

@@ -15,7 +15,7 @@ from memfit.events import Trace
 
 SMALL, LARGE = 8, 12
 """Batches that are traced. Every storage's bytes are a + b x batch."""
-_TEXTS = ("names", "modules", "parts", "phases", "net_kind")
+_TEXTS = ("names", "modules", "parts", "phases", "net_kind", "assumed")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

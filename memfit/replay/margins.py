@@ -1,7 +1,8 @@
 """Margins: how far measured runs lay from their predictions, by kind of net.
 
-margins.toml is written by bench/accuracy.py --fit. A margin is the shortest interval that holds 95 % of the measured
-runs of its kind, of which the readings that show cuDNN's trials, no need of the run, are left out beforehand.
+margins.toml is written by bench/accuracy.py --fit. A margin is the shortest interval that holds 99 % of the measured
+runs of its kind, of which the readings that show cuDNN's trials, no need of the run, are left out beforehand: with
+those, it holds 95 % of all.
 """
 
 from __future__ import annotations
