@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LinearLR
 
 from memfit.apply.implementation import with_implementation
+from memfit.apply.making import nets_of
 from memfit.apply.streaming import on_the_host, update_on_host
 from memfit.engine.protocol import Engine
 from memfit.engine.single import Single
@@ -82,8 +83,7 @@ def build(
             carry them.
     """
     device, engine = torch.device(device), engine or Single()
-    with device:
-        nets = job.nets()
+    nets = nets_of(job, device)
     _check_nets(job, nets)
     for net in nets.values():
         net.to(device)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch._meta_registrations
 import torch.utils._foreach_utils
-from torch import Tensor, nn
+from torch import Tensor
 from torch._dynamo import trace_rules
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp.grad_scaler import GradScaler
@@ -77,32 +77,6 @@ class Virtual:
             with mode:
                 return answer(func, args, kwargs, self.assumptions)
         return NOT_HANDLED
-
-    def adopt(self, module: nn.Module) -> None:
-        """Makes a module's real parameters and buffers fake, on their own devices, and tied ones stay tied.
-
-        A real parameter that the mode meets is left as it is, and ``module.to(device)`` makes two of a tied one.
-        """
-        fakes: dict[int, Tensor] = {}
-
-        def fake(tensor: Tensor) -> Tensor:
-            if isinstance(tensor, FakeTensor):
-                return tensor
-            if id(tensor) not in fakes:
-                made: Tensor = torch.empty_strided(
-                    tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
-                )
-                fakes[id(tensor)] = (
-                    nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
-                )
-            return fakes[id(tensor)]
-
-        with self.mode:
-            for part in module.modules():
-                for held in (part._parameters, part._buffers):
-                    for name, tensor in held.items():
-                        if tensor is not None:
-                            held[name] = fake(tensor)  # type: ignore[assignment]
 
     def _inference_kernel(self, func: Any) -> Callable[..., Any] | None:
         if self.rules is not None:

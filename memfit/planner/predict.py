@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import torch
-
+from memfit.apply.making import nets_of
 from memfit.blocks import candidates
 from memfit.device.catalogue import Device, nccl_bytes
 from memfit.engine.zero_parts import most_gradients
@@ -26,6 +25,7 @@ from memfit.replay.margins import margin_of
 from memfit.replay.replay import Outside
 from memfit.trace.step import Tracing, trace_job
 from memfit.trace.third_window import with_third_window
+from memfit.trace.tracer import Tracer
 
 BINDING_RANK = 0
 """The rank that needs most, of ranks that run the same micro-batches: shards are cut by ceiling division, so that no
@@ -180,8 +180,8 @@ def plain_nets(job: Job) -> Nets:
     from memfit.device.libraries import as_in_a_real_run
     from memfit.device.virtual import virtual_cpu
 
-    with _disable_current_modes(), virtual_cpu(), as_in_a_real_run(), torch.device("cpu"):
-        nets = job.nets()
+    with _disable_current_modes(), virtual_cpu() as virtual, as_in_a_real_run(), Tracer(virtual).recording():
+        nets: Nets = nets_of(job, virtual.device)
     return nets
 
 

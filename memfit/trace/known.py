@@ -1,8 +1,9 @@
 """Known values: small tensors whose content follows from the code alone, such as positions, lengths and step counts.
 
-A fake tensor has no data, but what is made from ``arange``, ``full`` or a constant, and from nothing else, has values
-that do not depend on the batch. They are computed beside the trace, so that code which branches on them branches as it
-does in a real run. Left out: anything that draws random numbers, reads the batch or a parameter, or is large.
+A fake tensor has no data, but what is made from ``arange``, ``linspace``, ``full`` or a constant, and from nothing
+else, has values that do not depend on the batch. They are computed beside the trace, so that code which branches on
+them branches as it does in a real run. Left out: anything that draws random numbers, reads the batch or a parameter, or
+is large.
 """
 
 from __future__ import annotations
@@ -16,15 +17,20 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 MOST_ELEMENTS = 1 << 16
-"""Integers and booleans of at most so many elements are followed; of floating point numbers, single ones."""
+"""Integers and booleans of at most so many elements are followed."""
+MOST_NUMBERS = 256
+"""Floating point numbers of at most so many elements are followed: rates and widths of a net's layers."""
 
 _aten = torch.ops.aten
 _MAKERS = frozenset(
     {
         _aten.arange.default, _aten.arange.start, _aten.arange.start_step, _aten.zeros.default, _aten.ones.default,
         _aten.full.default, _aten.scalar_tensor.default, _aten.lift_fresh.default, _aten.eye.default,
+        _aten.linspace.default, _aten.logspace.default,
     }
 )  # fmt: skip
+_WEIGHTS = frozenset({_aten.zeros.default, _aten.ones.default, _aten.full.default, _aten.eye.default})
+"""Where they make several floating point numbers, these are a net's weights or an optimizer's state: not followed."""
 _BOTH = frozenset({_aten.mul.Tensor, _aten.bitwise_and.Tensor, _aten.logical_and.default})
 _EVERY = frozenset({_aten.all.default, _aten.all.dim, _aten.all.dims})
 _IS_ITSELF, _IS_NOT = _aten.eq.Tensor, _aten.ne.Scalar
@@ -46,7 +52,7 @@ def small(tensor: Any) -> bool:
     """Whether a tensor is of the kind that is followed."""
     if not isinstance(tensor, Tensor):
         return False
-    return tensor.numel() <= (1 if tensor.is_floating_point() or tensor.is_complex() else MOST_ELEMENTS)
+    return tensor.numel() <= (MOST_NUMBERS if tensor.is_floating_point() or tensor.is_complex() else MOST_ELEMENTS)
 
 
 def value_of(tensor: Any) -> Tensor | None:
@@ -76,6 +82,8 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     ]
     outs = out if isinstance(out, list | tuple) else (out,)
     if not changed and not all(map(small, outs)):
+        return
+    if func in _WEIGHTS and out.is_floating_point() and out.numel() > 1:
         return
     values = _real_arguments(func, args, kwargs)
     if values is None or _UNKNOWN_EFFECT in func.tags:

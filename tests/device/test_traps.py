@@ -11,6 +11,7 @@ import torch.utils._foreach_utils
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from memfit.apply.making import move_as_fakes
 from memfit.device import kernels, mode, virtual
 from memfit.device.mode import VirtualMode
 from memfit.device.rules import CardRules
@@ -104,9 +105,9 @@ class Tied(nn.Module):
 def test_tied_weights_that_were_real_are_counted_once(no_gc, cured):
     net = Tied()
     with virtual_gpu(CardRules()) as gpu:
-        if cured:
-            gpu.adopt(net)
         with MinimalTracer(gpu) as tracer:
+            if cured:
+                move_as_fakes([net], gpu.device)
             net.to(gpu.device)
             assert tracer.live == (1 if cured else 2) * 100 * 16 * 4
         assert (net.head.weight is net.embedding.weight) is cured

@@ -39,3 +39,12 @@ def test_numbers_are_finite_whatever_their_count(device):
         mask = torch.isfinite(many)
         mask &= many > 0.5
         assert not mask.all()
+
+
+@pytest.mark.parametrize("device", [virtual_cpu, lambda: virtual_gpu(CardRules())], ids=["cpu", "gpu"])
+def test_rates_and_widths_of_layers_are_known(device):
+    with device() as virtual, Tracer(virtual).recording(), virtual.device:
+        assert [round(rate.item(), 2) for rate in torch.linspace(0, 0.3, 4)] == [0, 0.1, 0.2, 0.3]
+        assert (torch.tensor([0.25, 0.5, 1.0]) * 64).int().tolist() == [16, 32, 64]
+        assert torch.logspace(0, 2, 3).tolist() == [1, 10, 100]
+        assert [part.tolist() for part in torch.linspace(0, 1, 5).split([2, 3])] == [[0, 0.25], [0.5, 0.75, 1]]
