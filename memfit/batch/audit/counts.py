@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,8 @@ class Counts:
     order_changes: bool | None
     """None: there is no second epoch."""
     in_order: bool
-    """Every rank goes through its ids from the lowest to the highest."""
+    """Every rank goes through its ids from the lowest to the highest; of an iterable data set, whose workers take
+    turns, within each batch."""
     steps_per_rank: list[list[int]] | None
     """Optimizer steps of each epoch, for each rank."""
     windows: tuple[int, ...]
@@ -104,7 +106,7 @@ def count(world: World, size: int) -> Counts:
         late_repeats=_late_repeats(first),
         missing_ids=missing if len(missing) == size - len(seen) else missing[:0],
         order_changes=sequences[0] != sequences[1] if len(sequences) > 1 else None,
-        in_order=world.numbered and all(bool(np.all(np.diff(stream.ids) > 0)) for stream in first),
+        in_order=all(_in_order(world, stream) for stream in first),
         steps_per_rank=None if windows[0] is None else _steps_taken(world),
         windows=windows[0] or (),
         step_samples=samples,
@@ -113,6 +115,23 @@ def count(world: World, size: int) -> Counts:
         padding=_padding(first),
         imbalance=_imbalance(first),
     )
+
+
+def _in_order(world: World, stream: Stream) -> bool:
+    if not declared(world).streamed:
+        return world.numbered and bool(np.all(np.diff(stream.ids) > 0))
+    keys = [_natural(world.name(number)) for number in stream.ids.tolist()]
+    ends = np.cumsum(stream.sizes).tolist()
+    whole = max(ends, default=0) > len(ends)
+    return whole and all(
+        keys[i] < keys[i + 1] for start, end in zip([0, *ends], ends, strict=False) for i in range(start, end - 1)
+    )
+
+
+def _natural(name: Hashable) -> list[tuple[int, str]]:
+    """Names in the order of the numbers in them: clip2 before clip10."""
+    parts = re.split(r"(\d+)", str(name))
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
 
 
 def _steps_taken(world: World) -> list[list[int]]:

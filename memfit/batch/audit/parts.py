@@ -29,6 +29,8 @@ class Declared:
     """Samples of the data set; None where nothing says it."""
     lengths: np.ndarray | None = None
     """(size,): length of every sample, by id."""
+    streamed: bool = False
+    """Samples come from an iterable data set."""
     drops_last: bool = False
     unshuffled: bool = False
     with_replacement: bool = False
@@ -53,6 +55,7 @@ def declared_by(given: Any) -> Declared:
     return Declared(
         size=size,
         lengths=_lengths(parts, size),
+        streamed=any(isinstance(_attribute(part, "dataset"), IterableDataset) for part in parts),
         drops_last=any(getattr(part, name, None) is True for part in parts for name in ("drop_last", "_drop_last")),
         unshuffled=any(given is False for given in shuffles) and not any(given is True for given in shuffles),
         with_replacement=any(getattr(part, "replacement", None) is True for part in samplers),

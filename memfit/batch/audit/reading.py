@@ -20,6 +20,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from torch.utils.data import ConcatDataset
 
 from memfit.batch.audit.group import Exchange, as_rank, quiet
 from memfit.batch.audit.ids import SURE_NAMES, named_id
@@ -61,11 +62,17 @@ def _read_into(send: Any, dataset: Any) -> None:
 
 
 def _read(dataset: Any) -> str | None:
+    """Data sets that are put one behind the other each have ids of their own."""
+    until = time.monotonic() + SECONDS
+    parts = dataset.datasets if isinstance(dataset, ConcatDataset) else [dataset]
+    return next((found for part in parts if (found := _read_one(part, until)) is not None), None)
+
+
+def _read_one(dataset: Any, until: float) -> str | None:
     plain: dict[int, Hashable] = {}
     named: dict[int, Hashable] = {}
     strayed: dict[int, Hashable] = {}
     read = 0
-    until = time.monotonic() + SECONDS
     with _recorded(dataset) as (recorded, log):
         for index in range(len(dataset)):
             log.clear()

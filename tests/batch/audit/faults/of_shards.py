@@ -114,3 +114,25 @@ def same_order(rank, world):
 
 
 same_order_cured = unsharded_cured
+
+
+class SeededStream(IterableDataset):
+    """Shuffled by a seed that knows nothing of the epoch."""
+
+    def __init__(self, rank, world, moves):
+        self.rank, self.world, self.moves, self.epoch = rank, world, moves, 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        ids = np.random.default_rng(self.epoch if self.moves else 0).permutation(96)
+        yield from ({"name": f"clip{number}"} for number in ids[self.rank :: self.world])
+
+
+def same_stream(rank, world):
+    return DataLoader(SeededStream(rank, world, moves=False), batch_size=4)
+
+
+def same_stream_cured(rank, world):
+    return DataLoader(SeededStream(rank, world, moves=True), batch_size=4)

@@ -5,7 +5,9 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
+    Dataset,
     DistributedSampler,
     IterableDataset,
     TensorDataset,
@@ -105,3 +107,40 @@ def own_loader_of_collated_dicts(rank, world):
         return {"id": torch.tensor([2 * index, 2 * index + 1]), "x": torch.ones(2)}
 
     return ShardedLoader(Sharded(rank, world, make), batch_size=None)
+
+
+class Clips(IterableDataset):
+    """In the order of the files, a part for each rank and worker."""
+
+    def __init__(self, rank, world):
+        self.rank, self.world = rank, world
+
+    def __iter__(self):
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        for number in range(self.rank + self.world * worker, 96, self.world * workers):
+            yield {"name": f"clip{number}.wav", "wave": torch.zeros(2)}
+
+
+def clips_in_their_order(rank, world):
+    return DataLoader(Clips(rank, world), batch_size=4)
+
+
+def clips_in_their_order_by_two_workers(rank, world):
+    return DataLoader(Clips(rank, world), batch_size=4, num_workers=2)
+
+
+class Named(Dataset):
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        return {"id": index, "x": torch.zeros(2)}
+
+
+def sources_that_each_count_their_own_ids(rank, world):
+    data = ConcatDataset([Named(24), Named(40), Named(8)])
+    return DataLoader(data, batch_size=2, sampler=DistributedSampler(data, world, rank))
