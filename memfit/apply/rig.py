@@ -201,28 +201,28 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(getattr(value, one.name, None))
 
 
-def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same nesting of mappings, lists, tuples and dataclasses with every tensor changed."""
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor], other: Callable[[Any], Any] = lambda one: one) -> Any:
+    """The same nesting of mappings, lists, tuples and dataclasses with every tensor changed, and ``other`` of what is none."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):
-        changed = {key: map_tensors(item, change) for key, item in value.items()}
+        changed = {key: map_tensors(item, change, other) for key, item in value.items()}
         if type(value) is dict or not isinstance(value, MutableMapping):
             return changed
         made = copy.copy(value)
         made.update(changed)
         return made
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(item, change) for item in value))
+        return type(value)(*(map_tensors(item, change, other) for item in value))
     if isinstance(value, list | tuple):
-        return type(value)(map_tensors(item, change) for item in value)
+        return type(value)(map_tensors(item, change, other) for item in value)
     if _is_record(value):
         record = copy.copy(value)
         for one in fields(value):
             if hasattr(value, one.name):
-                object.__setattr__(record, one.name, map_tensors(getattr(value, one.name), change))
+                object.__setattr__(record, one.name, map_tensors(getattr(value, one.name), change, other))
         return record
-    return value
+    return other(value)
 
 
 def _is_record(value: Any) -> bool:

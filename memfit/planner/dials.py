@@ -40,6 +40,13 @@ class Dial:
 def dials(job: Job, how: Tracing, device: Device) -> list[Dial]:
     """Each of the job's dials, turned down until it fits or cannot go on; those that bring the most first."""
     asked = {**({"longest": "longer items are cut or left out"} if job.longest else {}), **job.dials}
+    if unknown := next((name for name in asked if name not in job.setting_types()), None):
+        known = ", ".join(name for name in job.setting_types())
+        raise InputError(
+            f"dial {unknown!r} of {type(job).__name__}",
+            "no setting of the job has that name",
+            f"write dials = {{setting: what it changes}} with some of {known}",
+        )
     before = _least(job, how, device)
     found = []
     for setting, changes in asked.items():
@@ -58,7 +65,7 @@ def dials(job: Job, how: Tracing, device: Device) -> list[Dial]:
                 break
         if turned is not None and turned.saves_bytes > 0:
             found.append(turned)
-    return sorted(found, key=lambda dial: dial.process_bytes)
+    return sorted(found, key=lambda dial: (not dial.fits, dial.process_bytes))
 
 
 def _steps(job: Job, setting: str) -> Iterator[Any]:

@@ -121,7 +121,11 @@ def _show_shortfall(answer: Answer, device: Device, console: Console) -> None:
             )  # fmt: skip
         console.print(table)
         dial = answer.dials[0]
-        console.print(f"None is taken unasked: write --set {dial.setting}={dial.value}, say.")
+        console.print(
+            f"None is taken unasked: write --set {dial.setting}={dial.value}, say."
+            if dial.fits
+            else "None of them alone is enough; several --set together may be."
+        )
     for way in answer.beneath:
         console.print(f"Or {way}.")
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
+from memfit.apply.batches import on_device
 from memfit.apply.losses import MicroBatch
 from memfit.apply.moving import CannotRepeatError
 from memfit.apply.recompute import recompute
-from memfit.apply.rig import Rig, map_tensors
+from memfit.apply.rig import Rig
 from memfit.apply.window import WindowResult, run_window
 from memfit.batch.windows import Window, Windows
 from memfit.engine.ranks import gather
@@ -289,7 +290,7 @@ def _micro(rig: Rig, course: Course, window: int, ids: tuple[int, ...]) -> Micro
         batch = host.pop() if host else collated()
         if early:
             seed_stream(seed, window, ids[0], LOSS)
-        return map_tensors(batch, lambda tensor: tensor.to(rig.device, non_blocking=True))
+        return on_device(batch, rig.device)
 
     units = None
     if early:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from memfit.apply.batches import is_opaque
 from memfit.apply.losses import losses_of
 from memfit.apply.moving import CannotRepeatError, Moving
 from memfit.apply.rig import Rig, build, tensors_in
@@ -80,7 +81,7 @@ def batches_of(job: Job, seed: int) -> Batches:
         return job.collate([samples[i] for i in chosen])
 
     both = collate(ids)
-    sliceable = all(t.dim() == 0 or t.shape[0] == 5 for t in tensors_in(both))
+    sliceable = not is_opaque(both) and all(t.dim() == 0 or t.shape[0] == 5 for t in tensors_in(both))
 
     def part(chosen: Sequence[int]) -> Any:
         return item(both, chosen, 5) if sliceable else collate([ids[i] for i in chosen])

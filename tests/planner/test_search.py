@@ -3,10 +3,13 @@
 python -m pytest tests/planner/test_search.py
 """
 
+import io
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 import memfit
@@ -17,11 +20,13 @@ from memfit.errors import InputError
 from memfit.plan import read_plan, write_plan
 from memfit.planner.advice import learning_rate
 from memfit.planner.beneath import beneath
+from memfit.planner.dials import dials
 from memfit.planner.drafts import Drafts, sizes
 from memfit.planner.fitting import open_fitting
 from memfit.planner.host_margin import budget_for, less_host_margin
 from memfit.planner.predict import predict
 from memfit.planner.search import find_plan
+from memfit.show.plan import show_answer
 from memfit.sizes import parse_size
 from memfit.trace.step import Tracing
 
@@ -123,6 +128,25 @@ def test_where_nothing_fits_the_floor_and_the_dials_are_told():
     assert found.floor.footprint.headroom_bytes < 0
     assert found.floor.geometry.micro_batch == 1
     assert sum(found.floor.footprint.phases["train"].categories.values()) > 0
+
+
+class Dialled(Dit):
+    dials: ClassVar = {"depth": "fewer blocks"}
+
+
+def test_a_dial_that_is_not_enough_is_not_recommended():
+    found = find_plan(Dialled(dim=64, depth=2, heads=4, frames=4096), "dit", 2, card(8))
+    assert [(dial.setting, dial.value, dial.fits) for dial in found.dials] == [("depth", 1, False)]
+    console = Console(file=io.StringIO(), width=200)
+    show_answer(found, card(8), None, console)
+    assert "None of them alone is enough" in console.file.getvalue()
+    assert "write --set" not in console.file.getvalue()
+
+
+def test_a_dial_that_is_no_setting_is_refused_by_name():
+    job = type("Misspelt", (Dit,), {"dials": {"dims": "a narrower net"}})(dim=64, depth=2, heads=4, frames=64)
+    with pytest.raises(InputError, match=r"dial 'dims' of Misspelt: no setting of the job has that name; .*\bdim\b"):
+        dials(job, Tracing(device=card(8)), card(8))
 
 
 def test_what_else_would_get_under_the_floor_is_told(tight):

@@ -1,0 +1,34 @@
+"""Batches on their way: tensors in any nesting, and objects that can only be moved whole, as PyG's Data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memfit.apply.rig import map_tensors
+
+
+def on_device(batch: Any, device: torch.device) -> Any:
+    """A batch with its tensors on the device; what is of no kind of a nesting is moved by its own ``to``."""
+    return map_tensors(
+        batch,
+        lambda tensor: tensor.to(device, non_blocking=True),
+        lambda one: one.to(device) if _moves_itself(one) else one,
+    )
+
+
+def is_opaque(batch: Any) -> bool:
+    """Whether something in a batch has tensors that only its own ``to`` reaches."""
+    found = []
+
+    def seen(one: Any) -> Any:
+        found.append(_moves_itself(one))
+        return one
+
+    map_tensors(batch, lambda tensor: tensor, seen)
+    return any(found)
+
+
+def _moves_itself(one: Any) -> bool:
+    return callable(getattr(one, "to", None))
