@@ -129,7 +129,10 @@ class Job(Settings):
                 )
 
     def nets(self) -> Nets:
-        """The nets by name. Frozen nets have no parameter that requires a gradient. Built on the current device."""
+        """The nets by name. Frozen nets have no parameter that requires a gradient.
+
+        Made with the device as torch's default; where code that reads tensors' values fails so, on the CPU, and moved.
+        """
         raise InputError(type(self).__name__, "the job has no nets()", "write nets(self) -> {'name': module}")
 
     def optimizers(self, nets: Nets) -> dict[str, Optimizer]:
