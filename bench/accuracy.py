@@ -27,7 +27,7 @@ from rich.progress import track  # noqa: E402
 
 from bench.accuracy_parts import fitting, others, show  # noqa: E402
 from bench.accuracy_parts.gpumemnet import DEVICE, Failed, Predicted, predict_all  # noqa: E402
-from bench.accuracy_parts.ladder import ladder  # noqa: E402
+from bench.accuracy_parts.ladder import by_factor, ladder  # noqa: E402
 from bench.accuracy_parts.statistics import summary  # noqa: E402
 from bench.accuracy_parts.table import Run, is_fitting_half, models_in_order, read_table  # noqa: E402
 from bench.accuracy_parts.timm_job import VERSION, timm_folder  # noqa: E402
@@ -108,12 +108,14 @@ def _table_of_others(folder: Path, workers: int, models: int | None) -> dict[str
         "families": by_family(held_out),
         "families_fitting_half": by_family(fitted),
         "ladder": ladder([row.run for row in held_out], folder, workers),
+        "convolution_workspace": by_factor([row.run for row in fitted], folder, workers),
         **_about(failed),
         "rows": _lines(rows),
     }
     show.table("Runs of others, the half that nothing was fitted on", answer["families"], answer["gpumemnet"])
     show.table("The fitting half", answer["families_fitting_half"], answer["gpumemnet_fitting_half"])
     show.ladder(answer["ladder"])
+    show.workspaces(answer["convolution_workspace"])
     show.failures(failed)
     return answer
 

@@ -26,32 +26,56 @@ RUNGS = (
 )  # fmt: skip
 
 
-FACTORS = (0.75, 1.0, 1.25, 1.5)
+FACTORS = (0.75, 1.0, 1.25, 1.5, 2.0)
 """Of the convolution workspace, tried beside."""
 MODELS = 12
-"""Models that the ladder is climbed on: it takes nine replays a run."""
+"""Models that the ladder is climbed on."""
 
 
 def ladder(runs: Sequence[Run], folder: Path, workers: int) -> dict[str, Any]:
-    """Errors of runs that ran, by rule and by factor of the convolution workspace."""
+    """Errors of runs that ran, by rule."""
     chosen = models_in_order(list(runs))[:MODELS]
     ran = [run for run in runs if run.label == "ran" and run.model in chosen]
     found = list(track(each(partial(_climb, folder=folder), ran, workers), "ladder", total=len(ran), console=_console))
-    measured = np.array([run.measured_mib for run, _, _ in found])
+    return {"models": len(chosen), "runs": len(ran), "rungs": errors(found)}
+
+
+def _climb(run: Run, folder: Path) -> tuple[Run, list[float]]:
+    return run, rungs(run, _stored(run, folder))
+
+
+def by_factor(runs: Sequence[Run], folder: Path, workers: int) -> list[dict[str, float]]:
+    """Errors of runs that ran by factor of the convolution workspace, with the constant that suits each best."""
+    ran = [run for run in runs if run.label == "ran"]
+    replayed = each(partial(_at_each_factor, folder=folder), ran, workers)
+    found = list(track(replayed, "workspaces", total=len(ran), console=_console))
+    measured = np.array([run.measured_mib for run, _ in found])
     tried = []
-    for factor, reserved in zip(FACTORS, np.array([sizes for _, _, sizes in found]).T, strict=True):
+    for factor, reserved in zip(FACTORS, np.array([sizes for _, sizes in found]).T, strict=True):
         constant = weighted_median(measured - reserved, 1 / measured)
         sizes = np.abs(reserved + constant - measured) / measured
-        tried.append({"factor": factor, "median": float(np.median(sizes)), "p90": float(np.percentile(sizes, 90))})
-    table = errors([(run, values) for run, values, _ in found])
-    return {"models": len(chosen), "runs": len(ran), "rungs": table, "convolution_workspace": tried}
+        tried.append(
+            {
+                "factor": factor,
+                "constant_mib": round(constant),
+                "median": float(np.median(sizes)),
+                "p90": float(np.percentile(sizes, 90)),
+                "p95": float(np.percentile(sizes, 95)),
+                "within_5_percent": float((sizes <= 0.05).mean()),
+            }
+        )
+    return tried
 
 
-def _climb(run: Run, folder: Path) -> tuple[Run, list[float], list[float]]:
+def _at_each_factor(run: Run, folder: Path) -> tuple[Run, list[float]]:
+    trace = _stored(run, folder)
+    return run, [_reserved(with_third_window(with_workspace(trace, factor))) for factor in FACTORS]
+
+
+def _stored(run: Run, folder: Path) -> Trace:
     from bench.accuracy_parts.traces import stored
 
-    trace = stored(folder, run.model, [run.batch]).at(run.batch)
-    return run, rungs(run, trace), [_reserved(with_third_window(with_workspace(trace, factor))) for factor in FACTORS]
+    return stored(folder, run.model, [run.batch]).at(run.batch)
 
 
 def rungs(run: Run, trace: Trace) -> list[float]:

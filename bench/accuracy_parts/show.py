@@ -43,8 +43,12 @@ def ladder(found: Mapping[str, Any]) -> None:
         cells = [row[key] for key in ("median", "mean", "p90", "p95", "within_5_percent", "worst_under")]
         shown.add_row(row["rule"], str(row["constant_mib"]), *(_cell("", cell) for cell in cells))
     console.print(shown)
-    tried = ", ".join(f"{one['factor']:g}: {one['median']:.2%}" for one in found["convolution_workspace"])
-    console.print(f"Median by factor of the convolution workspace: {tried}\n")
+
+
+def workspaces(found: Sequence[Mapping[str, float]]) -> None:
+    """Errors by factor of the convolution workspace."""
+    tried = ", ".join(f"{one['factor']:g}: {one['median']:.2%}" for one in found)
+    console.print(f"Median of the fitting half by factor of the convolution workspace: {tried}\n")
 
 
 def cpu(rows: Sequence[Mapping[str, Any]]) -> None:

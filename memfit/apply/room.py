@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from memfit.apply.rig import Rig, map_tensors
 from memfit.apply.streaming import streams
@@ -101,6 +102,11 @@ def _waiting_place(device: torch.device, folder: Path | None) -> Iterator[Away]:
         files = (Path(name) / str(number) for number in range(1 << 62))
 
         def mapped(tensor: Tensor) -> Tensor:
+            if isinstance(tensor, DTensor):
+                return DTensor.from_local(
+                    mapped(tensor.to_local()), tensor.device_mesh, tensor.placements,
+                    run_check=False, shape=tensor.shape, stride=tensor.stride(),
+                )  # fmt: skip
             if not tensor.is_contiguous() or tensor.numel() == 0:
                 return tensor
             away = torch.from_file(str(next(files)), shared=True, size=tensor.nbytes, dtype=torch.uint8)

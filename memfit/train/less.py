@@ -20,6 +20,8 @@ class Less:
 
     most: int | None = None
     """Padded units of a micro-batch; None: as planned."""
+    alone: tuple[int, ...] = ()
+    """Samples with which memory ran out though they were alone: where it does once more, they do not fit."""
     left_out: tuple[int, ...] = ()
     """Samples that do not fit alone."""
     validations: int = 0
@@ -32,6 +34,7 @@ class Less:
         sizes = [one.most for one in (self, other) if one.most is not None]
         return Less(
             most=min(sizes, default=None),
+            alone=tuple(sorted({*self.alone, *other.alone})),
             left_out=tuple(sorted({*self.left_out, *other.left_out})),
             validations=max(self.validations, other.validations),
             validates=self.validates and other.validates,
@@ -54,7 +57,7 @@ def read_less(folder: RunFolder, plan: Plan) -> Less:
     try:
         found = json.loads((folder.path / "less.json").read_text())
         if found.pop("planned") == _planned(plan):
-            return Less(**{**found, "left_out": tuple(found["left_out"])})
+            return Less(**{**found, "alone": tuple(found["alone"]), "left_out": tuple(found["left_out"])})
     except (OSError, ValueError, KeyError, TypeError):
         pass
     return AS_PLANNED

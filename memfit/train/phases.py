@@ -15,6 +15,7 @@ from memfit.apply.random_state import random_state, set_random_state
 from memfit.apply.rig import Rig
 from memfit.apply.room import idle_nets_aside, idle_nets_back, room, with_settings
 from memfit.device.patching import replaced
+from memfit.engine.mesh import is_lost_rank
 from memfit.engine.ranks import gather
 from memfit.errors import describe
 from memfit.geometry import shape_of
@@ -149,9 +150,12 @@ class Phases:
             release(error)
             return _Tried(abandoned=True)
         except Exception as error:
+            together = self._rig.engine.lockstep and self._rig.engine.world > 1
+            if together and is_lost_rank(error):
+                raise
             failed = _Tried(reason=describe(error), memory=limit.is_memory_failure(error))
             release(error)
-            if self._rig.engine.lockstep and self._rig.engine.world > 1:
+            if together:
                 less = Less(validations=self._less.validations + failed.memory, validates=failed.memory)
                 raise StartAgainError(f"validation: {failed.reason}", less) from None
             return failed

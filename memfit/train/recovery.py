@@ -97,6 +97,7 @@ class Recovery:
         """Times that the allocator had to give its cache back in this window."""
         self._rig, self._remake, self._cost, self._largest = rig, remake, cost, largest
         self._skips, self._told, self._left_out = skips, told, frozenset(less.left_out)
+        self._once_alone = frozenset(less.alone)
         self._in_step = rig.engine.lockstep and rig.engine.world > 1
         self._moving = Moving(rig.nets)
         self._several = len(rig.job.turns(list(rig.optimizers))) > 1
@@ -252,6 +253,8 @@ class Recovery:
         _, failed, most = self._half(parts, failure)
         if most is not None:
             return Less(most=min(self.cap or self._largest, most))
+        if failed and not self._once_alone.issuperset(failed):
+            return Less(most=min(self.cap or self._largest, self._cost(failed)), alone=failed)
         self._without(parts, failure, failed)
         return Less(left_out=failed)
 

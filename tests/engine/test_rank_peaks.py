@@ -69,10 +69,13 @@ def test_every_case(tmp_path, world):
     check(compare(CASES, world, tmp_path))
 
 
+ZERO = [(case, world) for world in (2, 3) for case in ZERO_CASES]
+
+
 @pytest.mark.parametrize(
-    "case", [ZERO_CASES[0], *(pytest.param(case, marks=pytest.mark.slow) for case in ZERO_CASES[1:])], ids=str
+    ("case", "world"), [ZERO[0], *(pytest.param(*one, marks=pytest.mark.slow) for one in ZERO[1:])], ids=str
 )
-def test_every_rank_of_two_under_zero(case, tmp_path):
-    found = compare([case], 2, tmp_path)
-    assert len(found) == 2 * (3 + case.job().validates)
+def test_every_rank_under_zero(case, world, tmp_path):
+    found = compare([case], world, tmp_path)
+    assert len(found) == world * (3 + case.job().validates)
     check(found, within=0.03)
