@@ -202,7 +202,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor], other: Callable[[Any], Any] = lambda one: one) -> Any:
-    """The same nesting of mappings, lists, tuples and dataclasses, its tensors changed, and ``other`` of what is none."""
+    """The same nesting of mappings, lists, tuples and dataclasses, its tensors changed, and ``other`` of the rest."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):
