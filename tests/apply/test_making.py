@@ -79,3 +79,9 @@ def test_what_fails_on_the_cpu_too_is_told_as_the_device_had_it(device):
         pass
     with pytest.raises(ValueError, match="wrong on every device"):
         nets_of(job, torch.device("cpu"))
+
+
+def test_for_a_real_device_they_wait_on_the_cpu_to_be_moved():
+    net = nets_of(Reading(), torch.device("meta"))["net"]
+    assert net.order.tolist() == [5, 4, 3, 2, 1, 0]
+    assert {p.device.type for p in net.parameters()} == {"cpu"}
