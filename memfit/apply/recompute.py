@@ -67,17 +67,21 @@ def _wrapped(module: nn.Module, mode: str) -> Callable[..., Any]:
 
     def contexts() -> Any:
         first, again = selective_contexts() if mode == "selective" else (nullcontext(),) * 2
-        return first, _again(module, again)
+        return first, _again(module, [parameter.requires_grad for parameter in module.parameters()], again)
 
     return torch.compiler.disable(kept) if "torch._dynamo" in sys.modules else kept
 
 
 @contextmanager
-def _again(module: nn.Module, recomputing: AbstractContextManager[Any]) -> Iterator[None]:
+def _again(module: nn.Module, learnt: list[bool], recomputing: AbstractContextManager[Any]) -> Iterator[None]:
     """A second forward of the same batch, which batch normalisation does not count into its statistics again.
 
-    They are put back through ``data``: autograd has saved them, and would take a change for a fault.
+    They are put back through ``data``: autograd has saved them, and would take a change for a fault. Parameters ask for
+    gradients as they did in the first forward, ``learnt``: a GAN's generator looks through a discriminator at rest.
     """
+    now = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
+    for (parameter, _), then in zip(now, learnt, strict=True):
+        parameter.requires_grad_(then)
     norms = [norm for norm in module.modules() if isinstance(norm, _BatchNorm)]
     statistics = [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
     before = [buffer.detach().clone() for buffer in statistics]
@@ -87,3 +91,5 @@ def _again(module: nn.Module, recomputing: AbstractContextManager[Any]) -> Itera
     finally:
         for buffer, value in zip(statistics, before, strict=True):
             buffer.data.copy_(value)
+        for parameter, learns in now:
+            parameter.requires_grad_(learns)

@@ -46,6 +46,23 @@ def test_a_compiled_net_recomputes_too(mode):
         torch.testing.assert_close(kept.grad, again.grad)
 
 
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_a_net_at_rest_in_the_forward_alone_gets_no_gradients(mode):
+    """A GAN's generator looks through the discriminator, whose parameters are at rest until the loss is there."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4), nn.Conv2d(4, 2, 1))
+    x = torch.randn(2, 3, 6, 6, requires_grad=True)
+    gradients = []
+    for modes in ({}, {"judge": mode}):
+        with recompute({"judge": net}, modes):
+            net.requires_grad_(False)
+            loss = net(x).square().sum()
+            net.requires_grad_(True)
+            (gradient,) = torch.autograd.grad(loss, x)
+        gradients.append(gradient)
+        assert all(parameter.requires_grad and parameter.grad is None for parameter in net.parameters())
+    torch.testing.assert_close(*gradients, rtol=0, atol=0)
+
+
 def test_it_is_taken_off_again():
     model = net()
     with recompute({"net": model}, {"net.0": "full"}):
