@@ -29,7 +29,8 @@ def memfit(*arguments):
     )
 
 
-@pytest.mark.parametrize("job", ["f5_tts/tiny", *(pytest.param(job, marks=pytest.mark.slow) for job in list(RUNS)[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize("job", RUNS)
 def test_a_tiny_job_learns_within_its_budget(job, tmp_path):
     global_batch, budget, windows = RUNS[job]
     plan, folder = tmp_path / "plan.toml", tmp_path / "run"

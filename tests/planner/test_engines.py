@@ -33,6 +33,7 @@ def between():
     return with_memory(CARD, (least + most) // 2)
 
 
+@pytest.mark.slow
 def test_sharding_is_chosen_where_replicas_do_not_fit_and_the_reason_says_so(between):
     answer = find_plan(JOB, NAME, 4, between, devices=4)
     assert answer.plan is not None

@@ -122,6 +122,7 @@ def test_ranks_with_other_data_sets_stop_with_the_numbers_of_each(tmp_path):
     assert "Traceback" not in stopped.stderr
 
 
+@pytest.mark.slow
 def test_a_trial_spoiled_and_a_validation_failed_on_one_rank_are_agreed_on_by_all(tmp_path):
     run = tmp_path / "run"
     done = memfit("run", plan(tmp_path, name="Uneven"), "--out", run, "--windows", 4)

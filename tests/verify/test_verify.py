@@ -66,6 +66,7 @@ def test_the_module_with_local_statistics_is_named():
     assert "net.1" in finding.text
 
 
+@pytest.mark.slow
 def test_a_sound_job_is_the_same_on_three_ranks_to_rounding():
     code, found = verify("Sound", "--world-sizes", "1,3")
     assert (code, found["ok"], found["findings"]) == (0, True, [])
