@@ -36,15 +36,17 @@ def lip_sync(job: Stage1, nets: Nets, batch: Mapping[str, Tensor]) -> Tensor:
         far = job.validation_keeps == "host"
         noise = noise.expand(-1, -1, count, -1, -1) if far else noise.repeat(1, 1, count, 1, 1)
         starts = range(0, count, job.frames)
-        run = set(job.repeats(len(starts)))
+        turns = iter(job.repeats(len(starts)))
+        turn = next(turns, None)
         painted = []
         for index, start in enumerate(starts):
             window = slice(start, start + job.frames)
-            if index in run:
+            if index == turn:
                 made = _paint(job, nets, faces[window].to(device), audio[window].to(device, dtype), noise[:, :, window])
             else:
                 made = torch.empty(faces[window].shape, device=device, dtype=dtype)
             painted.append(made.cpu() if far else made)
+            turn = next(turns, None) if index == turn else turn
         return _images(job, torch.cat(painted))
 
 

@@ -34,7 +34,8 @@ from memfit.planner.saving import choose_writing
 from memfit.planner.time_error import with_time_error
 from memfit.planner.varied import EXPANDABLE, Varied, varied
 from memfit.sizes import format_size
-from memfit.trace.step import Tracing, trace_policies
+from memfit.trace.policies import trace_policies
+from memfit.trace.step import Tracing
 
 KEEP = ("checkpointing", "optimizer", "precision", "validation")
 """Choices that a person can leave as the job has them."""
@@ -302,7 +303,7 @@ def _whole(
     validated: list[int] = []
     asked = phase_room.policies(job) if may_choose else [how.validation]
     with closing(trace_policies(job, shape, how, asked)) as traced:
-        for policy, trace in traced:
+        for policy, trace in ((one.policy, one.trace) for one in traced):
             how = replace(how, validation=policy)
             plain = footprint = footprint_on(trace, device, how.world)
             expandable = footprint_on(trace, device, how.world, "expandable_segments") if device.is_cuda else plain

@@ -27,12 +27,19 @@ def shortened(tracer: Tracer) -> Callable[[int], Iterable[int]]:
         place = (asked_by.f_code, asked_by.f_lineno)
         if count < 4:
             return range(count)
-        return (0, count - 1) if place in equal else _compared(place, count)
+        return _as_before(count) if place in equal else _compared(place, count)
+
+    def _as_before(count: int) -> Iterator[int]:
+        yield 0
+        row = len(tracer.op_rows)
+        yield count - 1
+        tracer.repeated.append((row, len(tracer.op_rows), count - 1))
 
     def _compared(place: Place, count: int) -> Iterator[int]:
         yield 0
-        second = len(tracer.kind)
+        second, row = len(tracer.kind), len(tracer.op_rows)
         yield 1
+        tracer.repeated.append((row, len(tracer.op_rows), count - 2))
         last = len(tracer.kind)
         yield count - 1
         end = len(tracer.kind)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -35,7 +35,6 @@ from memfit.trace.family import Kind, Member, TraceFamily, cut, sample_shapes, s
 from memfit.trace.polynomial import fit
 from memfit.trace.repeats import shortened
 from memfit.trace.scratch import Call, with_scratch
-from memfit.trace.splice import without_events
 from memfit.trace.tracer import Tracer
 
 AS_IT_IS = PhasePolicy(gradients="keep")
@@ -99,37 +98,8 @@ def trace_family(job: Job, how: Tracing, like: Shape) -> TraceFamily:
     return TraceFamily(lambda shape: trace_job(job, shape, how), traced)
 
 
-def trace_policies(
-    job: Job, shape: Shape, how: Tracing, policies: Iterable[PhasePolicy]
-) -> Generator[tuple[PhasePolicy, Trace], None, None]:
-    """What ``trace_job`` gives under one policy for validation after another, with the windows before them traced once.
-
-    Those behind a policy that leaves other storages behind (state that was moved) are traced alone. Close it.
-    """
-    asked = list(policies)
-    with _windows(job, shape, how) as (_, tracer, rig):
-        windows, end, calls, plans = list(tracer.phases), len(tracer.kind), len(tracer.calls), set(tracer.plans)
-        while asked:
-            begin, call, count = len(tracer.kind), len(tracer.calls), len(tracer.phases)
-            tracer.plans = set(plans)
-            if job.validates and asked[0].where == "here":
-                with tracer.phase("validate"), room(rig, asked[0]):
-                    _validate(rig, shape, tracer, asked[0])
-            with tracer.phase("save"), room(rig, how.saving):
-                tracer.mark("save")
-                save_once(rig)
-            found = without_events(as_trace(tracer), end, begin, (*windows, *tracer.phases[count:]))
-            if found is None:
-                break
-            shift = len(found.kind) - len(tracer.kind)
-            later = [(position + shift, row, key) for position, row, key in tracer.calls[call:]]
-            yield asked.pop(0), with_scratch(found, [*tracer.calls[:calls], *later]) if how.scratch else found
-    for policy in asked:
-        yield policy, trace_job(job, shape, replace(how, validation=policy))
-
-
 @contextmanager
-def _windows(job: Job, shape: Shape, how: Tracing) -> Iterator[tuple[Virtual, Tracer, Rig]]:
+def traced_windows(job: Job, shape: Shape, how: Tracing) -> Iterator[tuple[Virtual, Tracer, Rig]]:
     """The job set up on the virtual device, after its two windows."""
     if how.engine.startswith("zero"):
         deepspeed.load()
@@ -162,10 +132,10 @@ def _record(
 ) -> tuple[Trace, list[np.ndarray | None] | None, np.ndarray, list[Call]]:
     """(the first shape's trace; bytes of the varying storages at every shape, where its events are the same; which
     these are; calls that may have scratch)."""
-    with _windows(job, shapes[0], how) as (virtual, tracer, rig):
+    with traced_windows(job, shapes[0], how) as (virtual, tracer, rig):
         if job.validates and how.validation.where == "here":
             with tracer.phase("validate"), room(rig, how.validation):
-                _validate(rig, shapes[0], tracer, how.validation)
+                validate_under(rig, shapes[0], tracer, how.validation)
         with tracer.phase("save"), room(rig, how.saving):
             tracer.mark("save")
             save_once(rig)
@@ -181,7 +151,7 @@ def _record(
                     run_window(rig, repeated, lambda part: mark(tracer, rig, part), step=False)
                 if validates_anew:
                     with tracer.phase("validate"), room(rig, how.validation):
-                        _validate(rig, shape, tracer, how.validation)
+                        validate_under(rig, shape, tracer, how.validation)
         return *_split(tracer, phases, len(shapes)), tracer.calls
 
 
@@ -224,7 +194,7 @@ def _split(
     return first, twice, np.concatenate([base, earlier])
 
 
-def _validate(rig: Rig, shape: Shape, tracer: Tracer, policy: PhasePolicy) -> None:
+def validate_under(rig: Rig, shape: Shape, tracer: Tracer, policy: PhasePolicy) -> None:
     """Loops of the validation whose turns do the same run a few of them."""
     asked = replace(rig, job=with_settings(rig.job, policy.settings))
     if policy.items is not None:

@@ -8,7 +8,8 @@ from memfit.job import Shape
 from memfit.plan import PhasePolicy
 from memfit.planner.phase_room import policies
 from memfit.planner.predict import footprint_on
-from memfit.trace.step import Tracing, trace_job, trace_policies
+from memfit.trace.policies import trace_policies
+from memfit.trace.step import Tracing, trace_job
 from tests.planner.test_host_state import CARD
 from tests.planner.test_levers import Validated
 
@@ -20,6 +21,6 @@ def test_each_policy_is_as_it_is_alone(zero_grad):
     asked = list(policies(job))
     assert len(asked) > 3
     alone = [footprint_on(trace_job(job, shape, replace(how, validation=one)), CARD) for one in asked]
-    together = [footprint_on(trace, CARD) for _, trace in trace_policies(job, shape, how, asked)]
+    together = [footprint_on(one.trace, CARD) for one in trace_policies(job, shape, how, asked)]
     assert together == alone
     assert len({one.phases["validate"].allocated_bytes for one in together if "validate" in one.phases}) > 1

@@ -1,0 +1,64 @@
+"""A job traced under several policies for validation, with the windows before them traced once."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from memfit.apply.room import room
+from memfit.events import Trace
+from memfit.job import Job, Shape
+from memfit.plan import PhasePolicy
+from memfit.trace.scratch import with_scratch
+from memfit.trace.splice import without_events
+from memfit.trace.step import Tracing, as_trace, save_once, trace_job, traced_windows, validate_under
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Validated:
+    """A job traced under one policy for validation."""
+
+    policy: PhasePolicy
+    trace: Trace
+    turns: np.ndarray | None
+    """int (operators,): for how many each one stands, where turns of loops were left out; None: not known."""
+
+
+def trace_policies(
+    job: Job, shape: Shape, how: Tracing, policies: Iterable[PhasePolicy]
+) -> Generator[Validated, None, None]:
+    """What ``trace_job`` gives under one policy for validation after another, with the windows before them traced once.
+
+    Each policy is asked for when the one before it was given. Those behind a policy that leaves other storages behind
+    (state that was moved) are traced alone. Close it.
+    """
+    waiting = iter(policies)
+    policy = next(waiting, None)
+    with traced_windows(job, shape, how) as (_, tracer, rig):
+        windows, end, calls, plans = list(tracer.phases), len(tracer.kind), len(tracer.calls), set(tracer.plans)
+        while policy is not None:
+            begin, call, count = len(tracer.kind), len(tracer.calls), len(tracer.phases)
+            tracer.plans, tracer.repeated = set(plans), []
+            if job.validates and policy.where == "here":
+                with tracer.phase("validate"), room(rig, policy):
+                    validate_under(rig, shape, tracer, policy)
+            with tracer.phase("save"), room(rig, how.saving):
+                tracer.mark("save")
+                save_once(rig)
+            found = without_events(as_trace(tracer), end, begin, (*windows, *tracer.phases[count:]))
+            if found is None:
+                break
+            shift = len(found.kind) - len(tracer.kind)
+            later = [(position + shift, row, key) for position, row, key in tracer.calls[call:]]
+            turns = np.ones(len(found.operator_name), np.int64)
+            for first, last, times in tracer.repeated:
+                turns[first:last] *= times
+            found = with_scratch(found, [*tracer.calls[:calls], *later]) if how.scratch else found
+            yield Validated(policy=policy, trace=found, turns=turns)
+            policy = next(waiting, None)
+    while policy is not None:
+        trace = trace_job(job, shape, replace(how, validation=policy))
+        yield Validated(policy=policy, trace=trace, turns=None)
+        policy = next(waiting, None)
