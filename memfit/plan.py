@@ -32,17 +32,24 @@ PRECISIONS = typing.get_args(Precision)
 
 @dataclass(frozen=True, kw_only=True)
 class Lever:
-    """One choice that could be made, whether it was, what it saves at its phase's peak and what it costs."""
+    """One choice that could be made, whether it was, what it saves and what it costs, with the rest as it is.
+
+    What it saves: how far a phase's peak of tensors' bytes falls with it (the expandable allocator: of reserved bytes).
+    """
 
     name: str
     taken: bool
     saves_bytes: int
+    """The most of any phase; nothing where each needs more."""
     costs: str
     reason: str
     saves: dict[str, int] = field(default_factory=dict)
-    """Bytes saved at each phase's peak."""
+    """By phase; one that is absent is not known. Negative: the phase needs more."""
     seconds: float | None = None
-    """What it costs in time, of one window; absent where that is not known. Negative: it is faster."""
+    """What it costs in time, of one window, and of one validation where it is a lever of validation; absent where that
+    is not known. Negative: it is faster."""
+    unknown: str = ""
+    """What is not known, and why."""
     changes_learning: bool = False
     """Whether other weights are learned with it, beyond rounding."""
 

@@ -67,7 +67,7 @@ def streamed(optimizer: Optimizer, device: torch.device) -> Iterator[None]:
 
 def update_on_host(old: Sequence[Tensor], new: Sequence[Tensor], weight: float) -> None:
     """old += weight x (new - old), where ``old`` waits on the host, part by part on the device of ``new``."""
-    for part in _cut(range(len(old)), [tensor.nbytes for tensor in old]):
+    for part in cut(range(len(old)), [tensor.nbytes for tensor in old]):
         visitors = [_visitor(old[i], new[i].device) for i in part]
         torch._foreach_lerp_(visitors, [new[i] for i in part], weight)
         for i, visitor in zip(part, visitors, strict=True):
@@ -86,12 +86,12 @@ def _parts(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], list[nn.Param
     """Parameters that have a gradient, with their group. State that is not there yet counts as twice its parameter."""
     for group in optimizer.param_groups:
         learning = [p for p in group["params"] if p.grad is not None]
-        sizes = [sum(t.nbytes for _, t in _large(optimizer.state.get(p))) or 2 * p.nbytes for p in learning]
-        for part in _cut(learning, sizes):
+        sizes = [sum(t.nbytes for _, t in large(optimizer.state.get(p))) or 2 * p.nbytes for p in learning]
+        for part in cut(learning, sizes):
             yield group, part
 
 
-def _cut(items: Any, sizes: Sequence[int]) -> Iterator[list[Any]]:
+def cut(items: Any, sizes: Sequence[int]) -> Iterator[list[Any]]:
     part: list[Any] = []
     whole = 0
     for item, size in zip(items, sizes, strict=True):
@@ -121,7 +121,7 @@ def _visiting(optimizer: Optimizer, parameters: Sequence[nn.Parameter], device: 
     homes: dict[tuple[nn.Parameter, str], Tensor] = {}
     try:
         for parameter in parameters:
-            for key, value in _large(optimizer.state.get(parameter)):
+            for key, value in large(optimizer.state.get(parameter)):
                 if value.device.type == "cpu":
                     homes[parameter, key] = value
                     optimizer.state[parameter][key] = _visitor(value, device)
@@ -131,7 +131,7 @@ def _visiting(optimizer: Optimizer, parameters: Sequence[nn.Parameter], device: 
             optimizer.state[parameter][key] = home
         raise
     for parameter in parameters:
-        for key, value in _large(optimizer.state.get(parameter)):
+        for key, value in large(optimizer.state.get(parameter)):
             before = homes.get((parameter, key))
             if before is not None and before.shape == value.shape and before.dtype == value.dtype:
                 optimizer.state[parameter][key] = before.copy_(value, non_blocking=True)
@@ -143,7 +143,7 @@ def _visitor(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=True, copy=True)
 
 
-def _large(state: Any) -> list[tuple[str, Tensor]]:
+def large(state: Any) -> list[tuple[str, Tensor]]:
     """Tensors of a parameter's state; single numbers stay where they are."""
     values = state.items() if isinstance(state, dict) else ()
     return [(key, value) for key, value in values if isinstance(value, Tensor) and value.numel() > 1]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from memfit.planner.search import Answer, policy_name
+from memfit.planner.search import Answer
 from memfit.planner.sequence import SequencePrediction
+from memfit.planner.whole import policy_name
 
 
 def sequence_json(sequence: SequencePrediction) -> dict[str, Any]:

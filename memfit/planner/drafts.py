@@ -17,7 +17,6 @@ from memfit.geometry import Geometry, shape_of, split
 from memfit.job import Shape
 from memfit.planner.engines import Communicates, silent
 from memfit.planner.fitting import Fitting
-from memfit.planner.layout import kept_by_module, within
 from memfit.planner.predict import footprint_on
 from memfit.planner.probed import Probed, probed
 from memfit.planner.selection import Problem, floor, scaled, solve
@@ -102,21 +101,18 @@ class Drafts:
         others += [self.estimate(g) for g in self.geometries if g.micro_batch not in known]
         return sorted((draft for draft in others if draft.fits), key=lambda draft: draft.rank)[:3]
 
-    def around(self, best: Draft) -> dict[str, int]:
-        """Process bytes beside the best draft: everything kept, as little as can be, the whole batch at once."""
-        micro = best.geometry.micro_batch
-        shape, accumulated = self._shape(best.geometry)
-        found = {"chosen": best.peak, "keep": self._kept_peaks[micro]}
-        every = dict.fromkeys(self.fitting.blocks(shape, accumulated=accumulated), "full")
-        found["floor"] = self.peak_of(self.fitting.trace(shape, every, accumulated=accumulated))
-        more = best.rank - self._window(best.geometry, self._kept_seconds[micro])
-        found["more ms"] = round(1000 * more * self.slower)
-        blocks = self.fitting.blocks(shape, accumulated=accumulated)
-        kept = kept_by_module(self.fitting.kept(shape, accumulated=accumulated).trace)
-        found["activations"] = sum(nbytes for path, nbytes in kept.items() if within(path, blocks))
-        share = max(sum(rank) for rank in best.geometry.micro_batches)
-        found["at once"] = self.peak_of(self.fitting.trace(shape_of(self.job, share), best.modes, accumulated=False))
-        return found
+    def micro_seconds(self, draft: Draft) -> float:
+        """Of one of its micro-batches, as drafts are ranked."""
+        longest = max(sum(rank) for rank in draft.geometry.micro_batches)
+        return (draft.rank - self._window(draft.geometry, 0.0)) * draft.geometry.micro_batch / longest
+
+    def seconds(self, geometry: Geometry, micro_seconds: float) -> float | None:
+        """Of a window of such micro-batches; None where the device's rates are not known."""
+        return self._window(geometry, micro_seconds) * self.slower if self.fitting.knows_rates else None
+
+    def shape(self, geometry: Geometry) -> tuple[Shape, bool]:
+        """Its micro-batches' shape, and whether they are accumulated."""
+        return shape_of(self.job, geometry.micro_batch), len(geometry.micro_batches[0]) > 1
 
     def estimate(self, geometry: Geometry, budget: int | None = None) -> Draft:
         """What follows for a micro-batch from the nearest that was measured, to ``ROUGH`` of what it recomputes."""
@@ -222,7 +218,7 @@ class Drafts:
     def _measure(self, geometry: Geometry) -> None:
         """Traces a micro-batch: as it is, and where that does not fit, under its best selection."""
         micro = geometry.micro_batch
-        shape, accumulated = self._shape(geometry)
+        shape, accumulated = self.shape(geometry)
         kept = self.fitting.trace(shape, self.modes, accumulated=accumulated) if self.modes else None
         kept = kept or self.fitting.kept(shape, accumulated=accumulated)
         peak, seconds = self.peak_of(kept), self.fitting.total_seconds(kept)
@@ -248,15 +244,12 @@ class Drafts:
 
     def _observe(self, geometry: Geometry) -> float:
         """Traces a micro-batch under every uniform choice; gives its bytes outside of tensors."""
-        shape, accumulated = self._shape(geometry)
+        shape, accumulated = self.shape(geometry)
         problem = self.fitting.problem(shape, accumulated=accumulated)
         observed = self.fitting.observed(shape, accumulated=accumulated)
         outside = self.whole_peak_of(self.fitting.kept(shape, accumulated=accumulated)) - observed.keep.peak
         self._measured[geometry.micro_batch] = (problem, observed.keep.total_seconds, outside)
         return outside
-
-    def _shape(self, geometry: Geometry) -> tuple[Shape, bool]:
-        return shape_of(self.job, geometry.micro_batch), len(geometry.micro_batches[0]) > 1
 
     def _draft(
         self, geometry: Geometry, modes: Mapping[str, str], rank: float, peak: int, *, fits: bool, traced: bool

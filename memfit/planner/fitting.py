@@ -58,7 +58,7 @@ class Fitting:
         self.job, self.device = job, how.device
         mine = OVERHEADS if how.device.is_cuda else overheads()
         self.overheads = {mode: (call, each) for mode, (call, each) in mine.items()}
-        self._how, self._first = how, shape
+        self.how, self._first = how, shape
         self._session: Session | None = None
         self._open = ExitStack()
         self._overwritten: set[str] = set()
@@ -66,14 +66,14 @@ class Fitting:
         self._layout: Layout | None = None
         self._observed: dict[tuple[Shape, bool], Observed] = {}
         self._problems: dict[tuple[Shape, bool], Problem] = {}
-        self._traces: dict[tuple[Shape, frozenset[tuple[str, str]], bool], MicroTrace] = {}
-        self._steps: dict[str, MicroTrace | None] = {}
+        self._traces: dict[tuple[Shape, frozenset[tuple[str, str]], bool, str | None], MicroTrace] = {}
+        self._steps: dict[tuple[str, bool], MicroTrace | None] = {}
 
     @property
     def session(self) -> Session:
         """The job on the virtual device; opened when it is first asked for."""
         if self._session is None:
-            self._session = self._open.enter_context(open_session(self.job, self._how, self._first))
+            self._session = self._open.enter_context(open_session(self.job, self.how, self._first))
         return self._session
 
     def pause(self) -> None:
@@ -95,22 +95,25 @@ class Fitting:
         """As ``Session.overwritten``."""
         return self._overwritten | (self._session.overwritten if self._session is not None else set())
 
-    def trace(self, shape: Shape, modes: Mapping[str, str], *, accumulated: bool) -> MicroTrace:
-        """One micro-batch under these modes."""
-        key = (shape, frozenset(modes.items()), accumulated)
+    def trace(
+        self, shape: Shape, modes: Mapping[str, str], *, accumulated: bool, precision: str | None = None
+    ) -> MicroTrace:
+        """One micro-batch under these modes; ``precision`` as ``Session.micro_batch`` has it."""
+        key = (shape, frozenset(modes.items()), accumulated, precision)
         if key not in self._traces:
-            self._traces[key] = self.session.micro_batch(shape, modes, accumulated=accumulated)
+            self._traces[key] = self.session.micro_batch(shape, modes, accumulated=accumulated, precision=precision)
         return self._traces[key]
 
     def kept(self, shape: Shape, *, accumulated: bool) -> MicroTrace:
         """One micro-batch with everything kept."""
         return self.trace(shape, {}, accumulated=accumulated)
 
-    def optimizer_step(self, implementation: str = "job") -> MicroTrace | None:
+    def optimizer_step(self, implementation: str = "job", *, by_parts: bool = False) -> MicroTrace | None:
         """The optimizers' step alone, as ``Session.optimizer_step`` has it."""
-        if implementation not in self._steps:
-            self._steps[implementation] = self.session.optimizer_step(implementation)
-        return self._steps[implementation]
+        key = (implementation, by_parts)
+        if key not in self._steps:
+            self._steps[key] = self.session.optimizer_step(implementation, by_parts=by_parts)
+        return self._steps[key]
 
     def work(self, traced: MicroTrace) -> np.ndarray:
         """Of each operator, what drafts are ranked by where no rates are known: the time on some card."""
@@ -132,14 +135,21 @@ class Fitting:
         assert traced is not None
         return self.total_seconds(traced)
 
-    def total_seconds(self, traced: MicroTrace) -> float:
-        """Of all operators; where no rates are known, the work that stands for them."""
-        seconds = self.seconds(traced)
+    def overhead_seconds(self, shape: Shape, mode: str, *, accumulated: bool) -> float:
+        """What it takes beyond the operators where every block is in this mode."""
+        layout = self.layout(shape, accumulated=accumulated)
+        call, each = self.overheads[mode]
+        inside = self._forward_operators(self.kept(shape, accumulated=accumulated), layout)
+        return float(call * len(layout.blocks) + each * inside.sum())
+
+    def total_seconds(self, traced: MicroTrace, precision: str | None = None) -> float:
+        """Of all operators, in another precision than the job's; without rates, the work that stands for them."""
+        seconds = self.seconds(traced, precision)
         return float(self.work(traced).sum() if seconds is None else seconds.sum())
 
-    def seconds(self, traced: MicroTrace) -> np.ndarray | None:
+    def seconds(self, traced: MicroTrace, precision: str | None = None) -> np.ndarray | None:
         """Of each operator; None where the device's rates are not known."""
-        return operator_seconds(traced.trace, self.device, self.job.precision, traced.calls)
+        return operator_seconds(traced.trace, self.device, precision or self.job.precision, traced.calls)
 
     def observed(self, shape: Shape, *, accumulated: bool) -> Observed:
         """This shape under every uniform choice."""

@@ -82,11 +82,6 @@ def holds(path: str, inner: Iterable[str]) -> bool:
     return any(one == path or one.startswith(f"{path}.") for one in inner)
 
 
-def within(path: str, outer: Iterable[str]) -> bool:
-    """Whether the module at ``path`` is one of these, or inside of one."""
-    return any(path == one or path.startswith(f"{one}.") for one in outer)
-
-
 def kept_by_module(trace: Trace) -> dict[str, int]:
     """Bytes of activations that each module's own operators made, by path."""
     from memfit.events import CATEGORIES

@@ -1,92 +1,57 @@
-"""Levers: what a plan could do, what each saves and costs, whether it changes what is learned, and why it was taken."""
+"""Levers: what a plan could do, what each saves and costs, whether it changes what is learned, and why it was taken.
+
+A lever that was taken saves what each phase's peak would rise by without it, one that was left what the peak would fall
+by with it; the rest of the plan stays. Peaks are of tensors' bytes, from traces of the plan and of what lies beside it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
-
-import numpy as np
+from collections.abc import Mapping
 
 from memfit.apply.implementation import implementation_of, supports
-from memfit.apply.rig import is_trained
-from memfit.apply.streaming import left_on_the_device
 from memfit.device.catalogue import Device
-from memfit.events import TO_DEVICE
 from memfit.job import Job, Nets
 from memfit.plan import Lever
-from memfit.planner import host_state, phase_room
-from memfit.planner.drafts import Drafts, unlimited
-from memfit.planner.levers_validation import made, of_validation
-from memfit.planner.predict import footprint_on, plain_nets
+from memfit.planner import phase_room
+from memfit.planner.beside import KINDS
+from memfit.planner.case import Case, lever, more
+from memfit.planner.levers_sharding import sharding
+from memfit.planner.levers_state import average_on_host, eight_bit, state_on_host
+from memfit.planner.levers_validation import of_validation
 from memfit.planner.varied import EXPANDABLE
+from memfit.planner.whole import Candidate
 from memfit.sizes import format_size
 from memfit.trace.step import Tracing
 
-if TYPE_CHECKING:
-    from memfit.planner.search import Candidate
+NOT_TRACED = "bytes: nothing was traced beside the plan, whose draft alone seemed too large"
 
 
-def implementation(job: Job, device: Device) -> str:
+def implementation(job: Job, nets: Nets, device: Device) -> str:
     """``fused`` on a card where it takes another way than the job's and every optimizer can; else the job's own."""
     if not device.is_cuda:
         return "job"
-    nets = plain_nets(job)
     optimizers = job.optimizers(nets).values()
     now = {implementation_of(optimizer, cuda=True) for optimizer in optimizers if supports(optimizer, "foreach")}
     can = all(supports(optimizer, "fused") for optimizer in optimizers if supports(optimizer, "foreach"))
     return "fused" if can and now - {"fused"} else "job"
 
 
-def describe(
-    job: Job, device: Device, how: Tracing, found: Candidate, own: Mapping[str, str], nets: Nets,
-    keep: Collection[str], drafted: Mapping[str, int],
-) -> list[Lever]:  # fmt: skip
-    """Every lever of a plan.
-
-    Args:
-        drafted: bytes that were traced on the way, see ``traced`` and ``Drafts.around``.
-    """
-    gradients = sum(
-        p.numel() * p.itemsize for net in nets.values() if is_trained(net) for p in net.parameters() if p.requires_grad
-    )
-    train = found.footprint.phases["train"]
-    state = train.categories["optimizer"]
-    one = found.geometry.data_parallel == 1
-    link = device.link_bytes
+def describe(case: Case) -> list[Lever]:
+    """Every lever of a plan."""
     return [
-        *_optimizer(job, how, drafted, keep),
-        *_allocator(found),
-        *_buckets(found, gradients, one=one),
-        *_ema(job, how, found, nets, link),
-        *_checkpointing(found, own, drafted, keep),
-        _offload(found, drafted, link, cuda=device.is_cuda),
-        _accumulation(found, drafted),
-        *of_validation(job, found, how, gradients),
-        _state_on_host(job, device, how, found, nets, drafted),
-        made(
-            "8-bit optimizer", False, {"train": state - state // 4}, "nothing noticeable",
-            "a job that has it as a setting takes it with --set", changes_learning=True,
-        ),
-        _sharding(found, gradients, state),
-        _precision(job, found, keep),
-    ]  # fmt: skip
-
-
-def traced(drafts: Drafts) -> dict[str, int]:
-    """Bytes of an optimizer's step: ``step own``, as the job has it, ``step fused`` and ``step foreach``, where there
-    are such; and ``own fused`` or ``own foreach`` is 1 where the job's own is one."""
-    job, cuda = drafts.job, drafts.device.is_cuda
-    own = {implementation_of(optimizer, cuda) for optimizer in job.optimizers(plain_nets(job)).values()} - {None}
-    kinds = {"own": next(iter(own)) if len(own) == 1 else "job", "fused": "fused", "foreach": "foreach"}
-    found = {f"own {kind}": 1 for kind in own}
-    for name, kind in kinds.items():
-        step = drafts.fitting.optimizer_step(kind or "job")
-        if step is not None:
-            if name == "own":
-                crossing = np.isin(np.array(step.trace.names), TO_DEVICE)[step.trace.operator_name]
-                found["state on the host"] = int(step.trace.operator_bytes[crossing].sum())
-            found[f"step {name}"] = footprint_on(step.trace, unlimited(drafts.device)).phases["train"].allocated_bytes
-    return found
+        *_optimizer(case),
+        *_allocator(case),
+        *_buckets(case),
+        average_on_host(case),
+        _checkpointing(case),
+        _offload(case),
+        _accumulation(case),
+        *of_validation(case),
+        state_on_host(case),
+        eight_bit(case),
+        sharding(case),
+        _precision(case),
+    ]
 
 
 def reasons(chosen: Candidate, own: Mapping[str, str], device: Device, how: Tracing) -> dict[str, str]:
@@ -119,162 +84,178 @@ def reasons(chosen: Candidate, own: Mapping[str, str], device: Device, how: Trac
     }
 
 
-def _optimizer(job: Job, how: Tracing, drafted: Mapping[str, int], keep: Collection[str]) -> list[Lever]:
-    own = drafted.get("step own")
-    if own is None:
-        return []
+def _optimizer(case: Case) -> list[Lever]:
+    steps, own, how = case.beside.steps, case.beside.own_kinds, case.whole.how
     found = []
-    for kind, costs, why in (
-        ("foreach", "nothing", "all tensors at once, with temporaries as large as the parameters"),
-        ("fused", "nothing", "the same rule in one kernel, without temporaries"),
+    for kind, name, why in zip(
+        KINDS,
+        ("for-each optimizer", "fused optimizer"),
+        ("all tensors at once, with temporaries as large as the parameters", "the same rule in one kernel"),
+        strict=True,
     ):
-        if f"step {kind}" not in drafted:
+        if kind not in steps:
+            lacks = case.beside.lacking or "one of the optimizers"
+            found.append(lever(case, name, False, {}, f"{lacks} has no such implementation", seconds=0.0))
             continue
-        taken = how.implementation == kind or (how.implementation == "job" and drafted.get(f"own {kind}") == 1)
+        taken = how.implementation == kind or (how.implementation == "job" and own == {kind})
+        saves = case.train_saves(step="own" if taken else kind)
         if taken:
             reason = why if how.implementation == kind else "the job's own"
-        elif "optimizer" in keep:
-            reason = "--keep optimizer"
-        elif how.implementation == "fused":
-            reason = f"the fused one does the same in {format_size(drafted['step fused'])}"
+            seconds = more(steps["chosen"].seconds, steps["own"].seconds if "own" in steps else None)
         else:
-            reason = "on this device it is no faster"
-        name = {"foreach": "for-each optimizer", "fused": "fused optimizer"}[kind]
-        found.append(made(name, taken, {"train": own - drafted[f"step {kind}"]}, costs, reason, seconds=0.0))
+            seconds = more(steps[kind].seconds, steps["chosen"].seconds)
+            if "optimizer" in case.keep:
+                reason = "--keep optimizer"
+            elif how.implementation == "fused":
+                reason = "the fused one does the same without temporaries"
+            else:
+                reason = "the job's own is kept on this device"
+        saves = -saves if taken and saves is not None else saves
+        unknown = "" if seconds is not None else "time: other implementations are timed on cards alone"
+        unknown = NOT_TRACED if saves is None else unknown
+        found.append(lever(case, name, taken, {"train": saves}, reason, seconds=seconds, unknown=unknown))
     return found
 
 
-def _buckets(found: Candidate, gradients: int, *, one: bool) -> list[Lever]:
-    saves = dict.fromkeys(found.footprint.phases, gradients)
+def _buckets(case: Case) -> list[Lever]:
+    """DistributedDataParallel's buckets are as large as the gradients, and stay for the whole run."""
+    one, ddp = case.found.geometry.data_parallel == 1, case.found.engine == "ddp"
     twice = "DDP's buckets hold every gradient a second time"
+    without = "without DDP there are no buckets"
+    saves = case.all_phases(case.gradients)
     return [
-        made("no DDP for one device", one, saves, "nothing", twice if one else "there are several", seconds=0.0),
-        made(
-            "gradients as bucket views", not one, {} if one else saves, "nothing",
-            "without DDP there are no buckets" if one else twice, seconds=0.0,
+        lever(
+            case, "no DDP for one device", one, saves if one else {}, twice if one else "there are several devices",
+            seconds=0.0,
+        ),
+        lever(
+            case, "gradients as bucket views", ddp, saves if ddp else {}, twice if ddp else without, seconds=0.0
         ),
     ]  # fmt: skip
 
 
-def _allocator(found: Candidate) -> list[Lever]:
-    """Expandable segments, which have no blocks that other sizes cannot use."""
-    if found.allocator_bytes is None:
+def _allocator(case: Case) -> list[Lever]:
+    """Expandable segments, which have no blocks that other sizes cannot use: reserved bytes, of each phase's."""
+    if not case.found.allocator_bytes:
         return []
-    taken = found.allocator != "default"
+    taken = case.found.allocator != "default"
     reason = "without, a window asks for what lies in fragments" if taken else "it fits without"
-    return [made(EXPANDABLE, taken, {"train": found.allocator_bytes}, "nothing", reason, seconds=0.0)]
+    return [lever(case, EXPANDABLE, taken, case.found.allocator_bytes, reason, seconds=0.0)]
 
 
-def _sharding(found: Candidate, gradients: int, state: int) -> Lever:
-    """Of parameters, gradients and optimizer state over ranks, of which each then holds its part."""
-    ranks = found.geometry.data_parallel
-    whole = found.footprint.phases["train"].categories["parameters"] + gradients + state
-    if ranks == 1:
-        reason = "one device has nobody to share with; with --devices 2 each would hold half"
-        return made("sharding", False, {}, "weights gathered before each use", reason)
-    if found.engine not in ("single", "ddp"):
-        parts = found.footprint.phases["train"].categories
-        less = (ranks - 1) * state + sum(max(gradients - parts[name], 0) for name in ("parameters", "gradients"))
-        held = dict.fromkeys(found.footprint.phases, less)
-        why = f"{found.engine}: the reasons say what each engine comes to"
-        return made("sharding", True, held, "weights or gradients sent between ranks", why)
-    reason = "whole copies fit, and nothing has to be gathered; memfit predict --engine fsdp2 has its bytes"
-    saves = dict.fromkeys(found.footprint.phases, whole - whole // ranks)
-    return made("sharding", False, saves, "weights gathered before each use", reason)
-
-
-def _offload(found: Candidate, drafted: Mapping[str, int], link: float | None, *, cuda: bool) -> Lever:
-    """Of what the blocks keep for the backward, all of it or that of the modules which were chosen."""
-    modes = list(found.checkpointing.values())
-    taken, kept = "offload" in modes, drafted.get("activations", 0)
-    seconds = None if link is None else 2 * kept * len(found.geometry.micro_batches[0]) / link
-    if not cuda:
-        return made("offload of saved activations", False, {}, "copies", "the host is the device", seconds=None)
-    if taken:
-        reason = f"{modes.count('offload')} modules: recomputing them takes longer, or more memory"
-    elif link is None:
-        reason = "the link's rate is not known"
-    else:
-        reason = "recomputing takes less time" if any(mode != "keep" for mode in modes) else "it fits without"
-    return made(
-        "offload of saved activations", taken, {"train": kept}, _copies(2 * kept, link, "micro-batch"), reason,
-        seconds=seconds,
-    )  # fmt: skip
-
-
-def _state_on_host(
-    job: Job, device: Device, how: Tracing, found: Candidate, nets: Nets, drafted: Mapping[str, int]
-) -> Lever:
-    """Optimizers' state between steps."""
-    taken, link = how.optimizer_state == "host", device.link_bytes
-    state = found.footprint.phases["train"].categories["optimizer"]
-    if taken:
-        state = drafted.get("state on the host", 0)
-        left = left_on_the_device(job.optimizers(nets))
-        reason = "nothing fits without"
-        reason += f"; the state of {', '.join(left)} stays" if left else ""
-    else:
-        reason = host_state.why_not(job, nets, device, found.engine)
-    return made(
-        "optimizer state on the host", taken, dict.fromkeys(found.footprint.phases, state), _copies(2 * state, link),
-        reason, seconds=None if link is None else 2 * state / link,
-    )  # fmt: skip
-
-
-def _ema(job: Job, how: Tracing, found: Candidate, nets: Nets, link: float | None) -> list[Lever]:
-    if job.ema is None:
-        name, why = "average of the weights on the host", "the job keeps no average"
-        return [made(name, False, {}, "copies", why)]
-    taken = how.average == "host"
-    average = sum(t.nbytes for net in nets.values() if is_trained(net) for t in (*net.parameters(), *net.buffers()))
-    reason = "nothing fits without" if taken else "it fits without"
-    return [
-        made(
-            "average of the weights on the host", taken, dict.fromkeys(found.footprint.phases, average),
-            _copies(2 * average, link), reason, seconds=None if link is None else 2 * average / link,
-        )
-    ]  # fmt: skip
-
-
-def _checkpointing(
-    found: Candidate, own: Mapping[str, str], drafted: Mapping[str, int], keep: Collection[str]
-) -> list[Lever]:
-    kept, chosen = drafted.get("keep", 0), drafted.get("chosen", 0)
-    recomputed = any(mode != "keep" for mode in found.checkpointing.values())
-    if "checkpointing" in keep:
+def _checkpointing(case: Case) -> Lever:
+    """Of the modules that were chosen, or of every block where none was."""
+    modes, tried = case.found.checkpointing, case.beside.micro
+    recomputed = any(mode != "keep" for mode in modes.values())
+    kinds = sorted({mode for mode in modes.values() if mode != "keep"})
+    name = f"checkpointing by module ({', '.join(kinds)})" if kinds else "checkpointing by module"
+    if "checkpointing" in case.keep:
         reason = "--keep checkpointing: the job's own"
     elif recomputed:
-        reason = f"everything kept would take {format_size(kept)}" if kept else "nothing fits without it"
+        reason = f"everything kept would take {format_size(case.beside.kept_bytes)}"
+    elif "full" not in tried:
+        return lever(case, name, False, {}, "the nets have no blocks that could be recomputed", seconds=0.0)
     else:
         reason = "it fits without"
-    costs = f"{drafted['more ms']} ms a window" if recomputed and "more ms" in drafted else "a part of one more forward"
-    seconds = drafted["more ms"] / 1000 if "more ms" in drafted else None
-    modes = sorted({mode for mode in found.checkpointing.values() if mode != "keep"})
-    name = f"checkpointing by module ({', '.join(modes)})" if modes else "checkpointing by module"
-    saves = kept - chosen if recomputed else kept - drafted.get("floor", kept)
-    return [made(name, recomputed, {"train": saves}, costs, reason, seconds=seconds if recomputed else None)]
+    if recomputed:
+        saves = _negative(case.train_saves(micro="keep"))
+        seconds = more(_seconds(case, "chosen"), _seconds(case, "keep"))
+    else:
+        saves = case.train_saves(micro="full")
+        seconds = more(_seconds(case, "full"), _seconds(case, "chosen"))
+    unknown = NOT_TRACED if saves is None else _no_rates(case, seconds)
+    return lever(case, name, recomputed, {"train": saves}, reason, seconds=seconds, unknown=unknown)
 
 
-def _accumulation(found: Candidate, drafted: Mapping[str, int]) -> Lever:
-    taken = len(found.geometry.micro_batches[0]) > 1
-    saves = drafted.get("at once", 0) - drafted.get("chosen", 0) if taken else 0
-    reason = "a window takes the least time so" if taken else "the global batch fits at once"
-    return made("accumulation", taken, {"train": saves}, "smaller kernels", reason)
+def _offload(case: Case) -> Lever:
+    """Of what every block keeps for the backward, or of the modules that were chosen, with all else kept."""
+    name, tried = "offload of saved activations", case.beside.micro
+    modes = list(case.found.checkpointing.values())
+    if not case.device.is_cuda:
+        return lever(case, name, False, {}, "the host is the device", seconds=0.0)
+    if "offload" not in tried:
+        return lever(case, name, False, {}, "the nets have no blocks whose activations could be moved", seconds=0.0)
+    taken = "offload" in modes
+    if taken:
+        reason = f"{modes.count('offload')} of the modules: recomputing them takes longer, or more memory"
+        saves, seconds = (
+            _negative(case.train_saves(micro="keep")),
+            more(_seconds(case, "chosen"), _seconds(case, "keep")),
+        )
+    else:
+        saves = case.train_saves(micro="offload")
+        seconds = more(_seconds(case, "offload"), _seconds(case, "chosen"))
+        if case.device.link_bytes is None:
+            reason = "the link's rate is not known"
+        elif any(mode != "keep" for mode in modes):
+            reason = "recomputing takes less time"
+        else:
+            reason = "it fits without"
+    unknown = "" if seconds is not None else "time: the rate of the link to the host is not known"
+    return lever(case, name, taken, {"train": saves}, reason, seconds=seconds, costs="copies", unknown=unknown)
 
 
-def _precision(job: Job, found: Candidate, keep: Collection[str]) -> Lever:
-    """Half precision under autocast: what products leave for the backward is half as large."""
-    train = found.footprint.phases["train"].categories
-    if job.precision != "fp32":
-        allowed = type(job).precision == "fp32"
-        reason = "it was allowed or asked for" if allowed else "the job's own"
-        return made(
-            f"{job.precision} autocast", True, {"train": train["activations"]}, "nothing", reason,
-            changes_learning=allowed,
-        )  # fmt: skip
-    reason = "--keep precision" if "precision" in keep else "--allow precision takes it"
-    return made("bf16 autocast", False, {"train": train["activations"] // 2}, "nothing", reason, changes_learning=True)
+def _accumulation(case: Case) -> Lever:
+    name, tried = "accumulation", case.beside.micro
+    if len(case.found.geometry.micro_batches[0]) > 1:
+        saves = _negative(case.train_saves(micro="at once"))
+        seconds = more(_seconds(case, "chosen"), _seconds(case, "at once"))
+        unknown = NOT_TRACED if saves is None else _no_rates(case, seconds)
+        reason = "a window takes the least time so"
+        return lever(case, name, True, {"train": saves}, reason, seconds=seconds, unknown=unknown)
+    if "split" not in tried:
+        return lever(case, name, False, {}, "a micro-batch cannot be smaller", seconds=0.0)
+    saves, seconds = case.train_saves(micro="split"), more(_seconds(case, "split"), _seconds(case, "chosen"))
+    reason = f"the global batch fits at once; so much is of {case.beside.split_in}"
+    return lever(case, name, False, {"train": saves}, reason, seconds=seconds, unknown=_no_rates(case, seconds))
 
 
-def _copies(nbytes: int, link: float | None, each: str = "window") -> str:
-    return "copies of unknown time" if link is None else f"{1000 * nbytes / link:.0f} ms of copies a {each}"
+def _precision(case: Case) -> Lever:
+    """Autocast, or its absence: what products leave for the backward is half as large."""
+    job = case.job
+    taken = job.precision != "fp32"
+    other = phase_room.other_precision(job)
+    train = case.train_saves(micro="precision")
+    validate, why = _validate_in_other(case)
+    seconds = more(_seconds(case, "precision"), _seconds(case, "chosen"))
+    saves: dict[str, int | None] = {"train": train, "validate": validate}
+    if taken:
+        saves, seconds = {phase: _negative(nbytes) for phase, nbytes in saves.items()}, more(0.0, seconds)
+        reason = "it was allowed or asked for" if type(job).precision == "fp32" else "the job's own"
+    elif other == "bf16" and case.device.is_cuda and (case.device.compute_capability or (8, 0)) < (8, 0):
+        reason = "the card has no units for bf16"
+    else:
+        reason = "--keep precision" if "precision" in case.keep else "--allow precision takes it"
+    unknown = "; ".join(dict.fromkeys(filter(None, [case.beside.unknown.get("precision", ""), why])))
+    if seconds is None and not unknown:
+        unknown = "time: another precision is timed on cards alone"
+    changes = not taken or type(job).precision == "fp32"
+    name = f"{job.precision if taken else other} autocast"
+    return lever(
+        case, name, taken, saves, reason, seconds=seconds, changes_learning=changes, unknown=unknown
+    )  # fmt: skip
+
+
+def _validate_in_other(case: Case) -> tuple[int | None, str]:
+    """(by how much validation's peak falls in the other precision; why that is not known)."""
+    if "validate" not in case.phases:
+        return 0, ""
+    found = case.whole.beyond.get(phase_room.PRECISION, "it was not traced behind state that was moved aside")
+    if isinstance(found, str):
+        return None, found
+    return (None if found.peak is None else case.peaks["validate"] - found.peak), ""
+
+
+def _seconds(case: Case, name: str) -> float | None:
+    found = case.beside.micro.get(name)
+    return found.seconds if found else None
+
+
+def _negative(nbytes: int | None) -> int | None:
+    return None if nbytes is None else -nbytes
+
+
+def _no_rates(case: Case, seconds: float | None) -> str:
+    if seconds is not None:
+        return ""
+    return "time: the card's rates are not known" if case.device.is_cuda else "time: it was not run on this processor"

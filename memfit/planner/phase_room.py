@@ -9,6 +9,9 @@ from typing import Any
 from memfit.job import Job
 from memfit.plan import PhasePolicy
 
+SMALLER, ASIDE, SKIP = "smaller validation batch", "optimizer state aside in validation", "skip validation"
+"""Names of levers."""
+
 
 def policies(job: Job) -> Iterator[PhasePolicy]:
     """What may be done for validation, the next one each time it does not fit."""
@@ -27,6 +30,36 @@ def policies(job: Job) -> Iterator[PhasePolicy]:
     yield PhasePolicy(where="skip")
 
 
+PRECISION = "precision in validation"
+"""A lever's name: products in single precision without autocast, or in half precision with it."""
+
+
+def beyond(job: Job, policy: PhasePolicy, items: int) -> dict[str, PhasePolicy]:
+    """By lever that a policy leaves and whose bytes only a trace knows: the policy with that one too.
+
+    The one that code may refuse comes last.
+
+    Args:
+        items: of a training micro-batch.
+    """
+    if not job.validates or policy.where != "here" or policy.optimizer == "aside":
+        return {}
+    taken = words(policy, job.validation_levers)
+    found = {
+        name: replace(policy, settings={**policy.settings, **more})
+        for name, more in job.validation_levers.items()
+        if name not in taken
+    }
+    if can_be_smaller(job) and policy.items is None and items > 1:
+        found[SMALLER] = replace(policy, items=1)
+    return found | {PRECISION: replace(policy, settings={**policy.settings, "precision": other_precision(job)})}
+
+
+def other_precision(job: Job) -> str:
+    """What the job's lever of precision would change it to."""
+    return "bf16" if job.precision == "fp32" else "fp32"
+
+
 def can_be_smaller(job: Job) -> bool:
     """Whether a smaller batch is a choice: the job's validation looks at the shape."""
     return type(job).validation_batch is Job.validation_batch
@@ -37,9 +70,9 @@ def words(policy: PhasePolicy, job_levers: Mapping[str, Mapping[str, Any]]) -> l
     found = ["free gradients"] if policy.gradients == "free" else []
     found += [name for name, more in job_levers.items() if more.items() <= policy.settings.items()]
     if policy.items is not None:
-        found.append("smaller validation batch")
+        found.append(SMALLER)
     if policy.optimizer == "aside":
-        found.append("optimizer state aside in validation")
+        found.append(ASIDE)
     if policy.where == "skip":
-        found.append("skip validation")
+        found.append(SKIP)
     return found

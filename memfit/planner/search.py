@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 
 from memfit.apply.room import with_settings
 from memfit.device.catalogue import Device
 from memfit.errors import InputError
-from memfit.footprint import Footprint
-from memfit.geometry import Geometry, shape_of
-from memfit.job import Job, Shape
+from memfit.geometry import shape_of
+from memfit.job import Job, Nets
 from memfit.plan import Lever, PhasePolicy, Plan
-from memfit.planner import levers, phase_room
+from memfit.planner import levers
 from memfit.planner.advice import Rate, learning_rate
 from memfit.planner.beneath import beneath
+from memfit.planner.beside import Beside, beside
+from memfit.planner.case import Case
 from memfit.planner.dials import Dial, dials
 from memfit.planner.drafts import Draft, Drafts
 from memfit.planner.engines import Communicates, candidates, communicates
@@ -29,12 +29,12 @@ from memfit.planner.fitting import Fitting, open_fitting
 from memfit.planner.host_margin import less_host_margin
 from memfit.planner.host_state import host_places
 from memfit.planner.next_step import NextStep, next_step
-from memfit.planner.predict import BINDING_RANK, default_checkpointing, footprint_on, plain_nets, with_precision
+from memfit.planner.predict import BINDING_RANK, default_checkpointing, plain_nets, with_precision
 from memfit.planner.saving import choose_writing
 from memfit.planner.time_error import with_time_error
 from memfit.planner.varied import EXPANDABLE, Varied, varied
+from memfit.planner.whole import Candidate, trace_whole
 from memfit.sizes import format_size
-from memfit.trace.policies import trace_policies
 from memfit.trace.step import Tracing
 
 KEEP = ("checkpointing", "optimizer", "precision", "validation")
@@ -43,26 +43,6 @@ ALLOW = ("precision",)
 """Choices that change what is learned, made only where a person allows them."""
 ROUNDS = 3
 """Whole traces whose training is over the budget, before the search gives up."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """One way to run the global batch, replayed."""
-
-    policy: str
-    checkpointing: Mapping[str, str]
-    geometry: Geometry
-    footprint: Footprint
-    seconds: float | None
-    validated: tuple[int, ...] = ()
-    """Allocated bytes of validation, by the policies that were tried; the last one is the plan's."""
-    engine: str = "single"
-    allocator: str = "default"
-    """expandable_segments where it does not fit without."""
-    allocator_bytes: int | None = None
-    """What expandable segments reserve less than the default ones, in training; None on a CPU."""
-    communication_seconds: float = 0.0
-    """Of ``seconds``, what ranks tell each other, by the card's own link; 0 where that is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +176,8 @@ class _Asked:
 def _find(job: Job, asked: _Asked) -> Answer:
     """The answer for one precision; optimizers' state is on the host where nothing fits without."""
     answer = _placed(job, asked)
+    if answer.plan is not None:
+        return answer
     for places in host_places(job, asked.card, asked.engine, asked.keep):
         if answer.plan is not None:
             break
@@ -207,7 +189,7 @@ def _placed(job: Job, asked: _Asked, *, optimizer_state: str = "device", average
     """The answer with optimizers' state and the weights' average in these places."""
     device, keep, nets = less_host_margin(asked.card), asked.keep, plain_nets(job)
     own = default_checkpointing(job, nets)
-    implementation = "job" if "optimizer" in keep else levers.implementation(job, device)
+    implementation = "job" if "optimizer" in keep else levers.implementation(job, nets, device)
     how = Tracing(
         device=device, implementation=implementation, validation=PhasePolicy(), saving=PhasePolicy(),
         engine=asked.engine, world=asked.devices, rank=BINDING_RANK,
@@ -218,10 +200,10 @@ def _placed(job: Job, asked: _Asked, *, optimizer_state: str = "device", average
     first = shape_of(job, min(job.longest or 2, -(-asked.global_batch // asked.devices)))
     with open_fitting(job, how, first) as fitting:
         for _ in range(ROUNDS):
-            drafted = _drafted(fitting, replace(device, usable_bytes=budget), asked, own, told)
+            drafted = _drafted(fitting, replace(device, usable_bytes=budget), asked, own, told, nets)
             fitting.pause()
-            found, whole = _whole(job, how, device, drafted.best, own, may_choose="validation" not in keep)
-            found = replace(found, communication_seconds=told(len(found.geometry.micro_batches[0])))
+            whole = trace_whole(job, how, device, drafted.best, own, may_choose="validation" not in keep)
+            found = replace(whole.found, communication_seconds=told(len(whole.found.geometry.micro_batches[0])))
             over = max(-found.footprint.headroom_bytes, budget // 200)
             lengths = None
             if found.footprint.fits:
@@ -232,10 +214,11 @@ def _placed(job: Job, asked: _Asked, *, optimizer_state: str = "device", average
             elif not drafted.best.fits or found.footprint.limiting_phase != "train":
                 break
             budget -= over
-    how = whole
+    how = whole.how
     plan = None
     if found.footprint.fits and (lengths is None or lengths.fits):
-        taken = levers.describe(job, device, how, found, own, nets, keep, drafted.bytes)
+        case = Case(job=job, device=device, nets=nets, own=own, keep=keep, whole=whole, beside=drafted.traced)
+        taken = levers.describe(case)
         plan = with_time_error(_plan(job, asked, found, own, how, taken), drafted.net_kind, device, drafted.probed)
         writing = choose_writing(found.footprint, device)
         found = replace(found, footprint=writing.footprint)
@@ -267,17 +250,19 @@ def _placed(job: Job, asked: _Asked, *, optimizer_state: str = "device", average
 
 @dataclass(frozen=True, kw_only=True)
 class _Drafted:
-    """The best draft, or the lowest where none fits; the three next best; what more memory would bring; and bytes."""
+    """The best draft, or the lowest where none fits; the three next best; what more memory would bring; and traces."""
 
     best: Draft
     beside: list[Draft] = field(default_factory=list)
     next_step: NextStep | None = None
-    bytes: dict[str, int] = field(default_factory=dict)
+    traced: Beside = field(default_factory=Beside)
     net_kind: str = ""
     probed: bool = False
 
 
-def _drafted(fitting: Fitting, device: Device, asked: _Asked, own: Mapping[str, str], told: Communicates) -> _Drafted:
+def _drafted(
+    fitting: Fitting, device: Device, asked: _Asked, own: Mapping[str, str], told: Communicates, nets: Nets
+) -> _Drafted:
     drafts = Drafts(
         fitting, device, asked.global_batch, asked.devices,
         fixed=asked.micro_batch, modes=own if "checkpointing" in asked.keep else None,
@@ -286,59 +271,10 @@ def _drafted(fitting: Fitting, device: Device, asked: _Asked, own: Mapping[str, 
     best = drafts.best()
     if best is None:
         return _Drafted(best=min(drafts.tried.values(), key=lambda draft: draft.peak))
-    found = levers.traced(drafts) | drafts.around(best)
     return _Drafted(
-        best=best, beside=drafts.beside(best), next_step=next_step(drafts, best), bytes=found,
+        best=best, beside=drafts.beside(best), next_step=next_step(drafts, best), traced=beside(drafts, best, nets),
         net_kind=fitting.net_kind, probed=drafts.probed is not None,
     )  # fmt: skip
-
-
-def _whole(
-    job: Job, how: Tracing, device: Device, draft: Draft, own: Mapping[str, str], *, may_choose: bool
-) -> tuple[Candidate, Tracing]:
-    """A draft traced with its optimizer step, validation and saving, and the room that these then need."""
-    count = len(draft.geometry.micro_batches[0])
-    shape: Shape = shape_of(job, draft.geometry.micro_batch)
-    how = replace(how, micro_batches=count, checkpointing=draft.modes)
-    validated: list[int] = []
-    asked = phase_room.policies(job) if may_choose else [how.validation]
-    with closing(trace_policies(job, shape, how, asked)) as traced:
-        for policy, trace in ((one.policy, one.trace) for one in traced):
-            how = replace(how, validation=policy)
-            plain = footprint = footprint_on(trace, device, how.world)
-            expandable = footprint_on(trace, device, how.world, "expandable_segments") if device.is_cuda else plain
-            if not plain.fits and (expandable.fits or plain.limiting_phase == "train" != expandable.limiting_phase):
-                footprint = expandable
-            validated += [footprint.phases["validate"].allocated_bytes] if "validate" in footprint.phases else []
-            if footprint.fits or footprint.limiting_phase != "validate":
-                break
-    found = Candidate(
-        policy=policy_name(draft.modes, own),
-        checkpointing=draft.modes,
-        geometry=draft.geometry,
-        footprint=footprint,
-        seconds=draft.seconds,
-        validated=tuple(validated),
-        engine=how.engine,
-        allocator="default" if footprint is plain else "expandable_segments",
-        allocator_bytes=plain.phases["train"].reserved_bytes - expandable.phases["train"].reserved_bytes
-        if device.is_cuda
-        else None,
-    )
-    return found, how
-
-
-def policy_name(modes: Mapping[str, str], own: Mapping[str, str]) -> str:
-    """What a choice of modes is called."""
-    if not modes:
-        return "everything kept"
-    if dict(modes) == dict(own):
-        return "the job's own checkpointing"
-    counts = {mode: list(modes.values()).count(mode) for mode in dict.fromkeys(modes.values())}
-    return ", ".join(f"{count} modules {_DONE[mode]}" for mode, count in counts.items())
-
-
-_DONE = {"full": "recomputed", "selective": "recomputed selectively", "offload": "offloaded", "keep": "kept"}
 
 
 def _check_words(option: str, words: Collection[str], known: tuple[str, ...]) -> None:

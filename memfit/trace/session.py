@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from memfit.apply.implementation import supports, with_implementation
 from memfit.apply.recompute import recompute
 from memfit.apply.rig import Rig, build
 from memfit.apply.room import with_settings
+from memfit.apply.streaming import large, on_the_host, streams
 from memfit.apply.window import run_window, stepping
 from memfit.device.libraries import as_in_a_real_run
 from memfit.engine.start import start
@@ -65,13 +67,18 @@ class Session:
         """As ``Trace.net_kind``, of what was traced so far."""
         return str(self._tracer.net_kind)
 
-    def micro_batch(self, shape: Shape, modes: Mapping[str, str], *, accumulated: bool) -> MicroTrace:
+    def micro_batch(
+        self, shape: Shape, modes: Mapping[str, str], *, accumulated: bool, precision: str | None = None
+    ) -> MicroTrace:
         """One micro-batch under these modes; weights stay as they are.
 
         Args:
             accumulated: whether gradients of an earlier micro-batch are resident, and are added to.
+            precision: another than the job's, of a job that builds the same nets in both.
         """
         tracer, rig = self._tracer, self.rig
+        if precision is not None:
+            rig = replace(rig, job=with_settings(rig.job, {"precision": precision}), scaler=None)
         if accumulated and rig.job.zero_grad == "after_forward":
             rig = replace(rig, job=with_settings(rig.job, {"zero_grad": "after_step"}))
         tracer.mark("setup")
@@ -88,13 +95,20 @@ class Session:
         _drop_gradients(held)
         return found
 
-    def optimizer_step(self, implementation: str = "job") -> MicroTrace | None:
+    def optimizer_step(self, implementation: str = "job", *, by_parts: bool = False) -> MicroTrace | None:
         """Clipping and the optimizers' steps alone, on gradients that are there; None where they cannot run so.
 
         Args:
             implementation: another than that of the session; ``job``: the same.
+            by_parts: with state that waits on the host and visits part by part, which is then on the device again.
         """
-        tracer, rig = self._tracer, self.rig
+        if by_parts:
+            with self._state_on_the_host() as rig:
+                return self._optimizer_step(rig, implementation)
+        return self._optimizer_step(self.rig, implementation)
+
+    def _optimizer_step(self, rig: Rig, implementation: str) -> MicroTrace | None:
+        tracer = self._tracer
         if implementation != "job" and not all(supports(one, implementation) for one in rig.optimizers.values()):
             return None
         optimizers = with_implementation(rig.optimizers, implementation)
@@ -110,6 +124,23 @@ class Session:
         found = MicroTrace(trace=self._slice(first, row, calls), calls=tuple(tracer.descriptions or ()))
         tracer.descriptions = None
         return found
+
+    def streamed_bytes(self, grain: int = 1) -> int:
+        """Of state that would wait on the host between steps, if state did; each tensor's rounded up to ``grain``."""
+        return sum(-(-state[key].nbytes // grain) * grain for state, key in self._streamed())
+
+    def _streamed(self) -> list[tuple[Any, str]]:
+        able = [optimizer for optimizer in self.rig.optimizers.values() if streams(optimizer)]
+        return [(state, key) for one in able for state in one.state.values() for key, _ in large(state)]
+
+    @contextmanager
+    def _state_on_the_host(self) -> Iterator[Rig]:
+        for state, key in self._streamed():
+            state[key] = on_the_host(state[key])
+        yield replace(self.rig, optimizer_state="host")
+        for state, key in self._streamed():
+            state[key] = state[key].to(self.rig.device)
+        categorise_state(self._tracer, self.rig)
 
     def _accumulated_in(self) -> list[Tensor]:
         """What holds the gradients of an earlier micro-batch; under ZeRO's stage 3 a buffer that is always there."""

@@ -58,7 +58,7 @@ class Tracer(TorchDispatchMode):
         self.calls: list[scratch.Call] = []
         """Calls that take memory inside of themselves."""
         self.repeated: list[tuple[int, int, int]] = []
-        """(first operator, past the last, times) of turns of a validation's loops that stand for others, see ``repeats``."""
+        """(first operator, past the last, times) of a validation's turns that stand for others: ``repeats``."""
         self.net_kind = NetKind()
         self.marks: list[tuple[int, str]] = []
         self.descriptions: list[scratch.Key | None] | None = None
