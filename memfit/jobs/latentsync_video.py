@@ -6,7 +6,7 @@ the device unless the job says host, and joined once at the end.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,17 +36,14 @@ def lip_sync(job: Stage1, nets: Nets, batch: Mapping[str, Tensor]) -> Tensor:
         far = job.validation_keeps == "host"
         noise = noise.expand(-1, -1, count, -1, -1) if far else noise.repeat(1, 1, count, 1, 1)
         starts = range(0, count, job.frames)
-        turns = iter(job.repeats(len(starts)))
-        turn = next(turns, None)
         painted = []
-        for index, start in enumerate(starts):
-            window = slice(start, start + job.frames)
-            if index == turn:
+        for index, run in _turns(job, len(starts)):
+            window = slice(starts[index], starts[index] + job.frames)
+            if run:
                 made = _paint(job, nets, faces[window].to(device), audio[window].to(device, dtype), noise[:, :, window])
             else:
                 made = torch.empty(faces[window].shape, device=device, dtype=dtype)
             painted.append(made.cpu() if far else made)
-            turn = next(turns, None) if index == turn else turn
         return _images(job, torch.cat(painted))
 
 
@@ -85,9 +82,25 @@ def _paint(job: Stage1, nets: Nets, faces: Tensor, audio: Tensor, latents: Tenso
             noise = silent + job.guidance * (heard - silent)
         latents = scheduler.step(noise.to(dtype), steps[index], latents).prev_sample
     frames = latents[0].transpose(0, 1)
-    made = torch.cat([decode(vae, piece) for piece in frames.split(job.validation_decode)])
+    pieces = frames.split(job.validation_decode)
+    decoded = [
+        decode(vae, pieces[index]) if run else torch.empty_like(pixels[: len(pieces[index])], dtype=dtype)
+        for index, run in _turns(job, len(pieces))
+    ]
+    made = torch.cat(decoded)
     kept = masks.to(dtype)
     return made * (1 - kept) + pixels.to(dtype) * kept
+
+
+def _turns(job: Stage1, count: int) -> Iterator[tuple[int, bool]]:
+    """Every turn of a loop, and whether it runs; of one that does not, the loop makes what it would leave behind."""
+    run = iter(job.repeats(count))
+    following = next(run, None)
+    for index in range(count):
+        runs = index == following
+        yield index, runs
+        if runs:
+            following = next(run, None)
 
 
 def _images(job: Stage1, video: Tensor) -> Tensor:

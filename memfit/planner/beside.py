@@ -10,6 +10,7 @@ import numpy as np
 
 from memfit.apply.implementation import implementation_of
 from memfit.apply.rig import WHOLE_STATE
+from memfit.apply.streaming import PART
 from memfit.device.catalogue import Device
 from memfit.errors import describe
 from memfit.events import TO_DEVICE
@@ -21,6 +22,8 @@ from memfit.planner.drafts import Draft, Drafts, sizes
 from memfit.planner.predict import plain_nets, with_precision
 from memfit.trace.session import MicroTrace
 
+VISITING = 4
+"""Times its bytes that a parameter's state is at most, where one alone visits."""
 KINDS = ("foreach", "fused")
 """Implementations of a step that are levers."""
 
@@ -57,11 +60,12 @@ class Beside:
     """By lever, why it was not traced."""
 
 
-def beside(drafts: Drafts, best: Draft, nets: Nets) -> Beside:
+def beside(drafts: Drafts, best: Draft, nets: Nets, *, by_precision: bool) -> Beside:
     """Traces them, while the drafts' session is open.
 
     Args:
         nets: the job's, without their bytes.
+        by_precision: whether others may be built in another precision.
     """
     shape, accumulated = drafts.shape(best.geometry)
     fitting = drafts.fitting
@@ -70,8 +74,8 @@ def beside(drafts: Drafts, best: Draft, nets: Nets) -> Beside:
     found |= _recomputing(drafts, best, shape, accumulated)
     split_in, others = _sizes(drafts, best, chosen)
     found |= others
-    steps, streamed = _steps(drafts, best)
-    others, unknown = _precision(drafts, best, nets, shape, accumulated)
+    steps, streamed = _steps(drafts, best, found["chosen"].peak)
+    others, unknown = _precision(drafts, best, nets if by_precision else None, shape, accumulated)
     found |= others
     optimizers = drafts.job.optimizers(nets)
     kinds = {name: implementation_of(one, drafts.device.is_cuda) for name, one in optimizers.items()}
@@ -128,8 +132,12 @@ def _sizes(drafts: Drafts, best: Draft, chosen: MicroTrace) -> tuple[str, dict[s
     return geometry.arithmetic(), {name: Alone(peak=_peak(traced, drafts.device), seconds=seconds)}
 
 
-def _steps(drafts: Drafts, best: Draft) -> tuple[dict[str, Alone], int]:
-    """Steps by name, and the bytes of state that would wait on the host, or does."""
+def _steps(drafts: Drafts, best: Draft, micro_peak: int) -> tuple[dict[str, Alone], int]:
+    """Steps by name, and the bytes of state that would wait on the host, or does.
+
+    A step whose state visits part by part is traced where it could be above the micro-batch's peak; else it takes at
+    most what is given.
+    """
     fitting, device = drafts.fitting, drafts.device
     how, own = fitting.how, fitting.optimizer_step()
     assert own is not None
@@ -152,7 +160,11 @@ def _steps(drafts: Drafts, best: Draft) -> tuple[dict[str, Alone], int]:
     if how.optimizer_state == "host" or not device.is_cuda or how.engine not in WHOLE_STATE:
         return found, moved
     state = fitting.session.streamed_bytes(GRAIN)
-    if state:
+    largest = max((p.nbytes for some in fitting.session.rig.stepped.values() for p in some), default=0)
+    least = found["chosen"].peak - state + 2 * (PART + VISITING * largest)
+    if state and least <= micro_peak - state:
+        found["by parts"] = Alone(peak=least)
+    elif state:
         parts = fitting.optimizer_step(by_parts=True)
         assert parts is not None
         found["by parts"] = Alone(peak=_peak(parts, device))
@@ -160,14 +172,18 @@ def _steps(drafts: Drafts, best: Draft) -> tuple[dict[str, Alone], int]:
 
 
 def _precision(
-    drafts: Drafts, best: Draft, nets: Nets, shape: Shape, accumulated: bool
+    drafts: Drafts, best: Draft, nets: Nets | None, shape: Shape, accumulated: bool
 ) -> tuple[dict[str, Alone], dict[str, str]]:
-    """The same micro-batch in the other precision, where the job builds the same nets in it; or why not."""
+    """The same micro-batch in the other precision, where the job builds the same nets in it; or why not.
+
+    Args:
+        nets: what must be the same; None: they are.
+    """
     job, fitting, device = drafts.job, drafts.fitting, drafts.device
     other = phase_room.other_precision(job)
     chosen = fitting.trace(shape, best.modes, accumulated=accumulated)
     try:
-        if not _same(nets, plain_nets(with_precision(job, other))):
+        if nets is not None and not _same(nets, plain_nets(with_precision(job, other))):
             return {}, {"precision": f"the job builds other nets in {other}: memfit predict --precision {other}"}
         traced = fitting.trace(shape, best.modes, accumulated=accumulated, precision=other)
     except Exception as error:  # the job's own code, in a precision that nobody may have tried

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -183,6 +184,24 @@ def plain_nets(job: Job) -> Nets:
     with _disable_current_modes(), virtual_cpu() as virtual, as_in_a_real_run(), Tracer(virtual).recording():
         nets: Nets = nets_of(job, virtual.device)
     return nets
+
+
+def nets_and_readings(job: Job, setting: str) -> tuple[Nets, bool]:
+    """``plain_nets``, and whether they depend on a setting: it is read while they are built."""
+    read: list[str] = []
+
+    class Watched(type(job)):  # type: ignore[misc]
+        def __getattribute__(self, name: str) -> Any:
+            if name in (setting, "settings", "__dict__"):
+                read.append(name)
+            return super().__getattribute__(name)
+
+    watched = copy.copy(job)
+    try:
+        watched.__class__ = Watched
+    except TypeError:
+        return plain_nets(job), True
+    return plain_nets(watched), bool(read)
 
 
 def net_sizes(nets: Nets) -> tuple[NetSize, ...]:

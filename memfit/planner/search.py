@@ -29,7 +29,7 @@ from memfit.planner.fitting import Fitting, open_fitting
 from memfit.planner.host_margin import less_host_margin
 from memfit.planner.host_state import host_places
 from memfit.planner.next_step import NextStep, next_step
-from memfit.planner.predict import BINDING_RANK, default_checkpointing, plain_nets, with_precision
+from memfit.planner.predict import BINDING_RANK, default_checkpointing, nets_and_readings, with_precision
 from memfit.planner.saving import choose_writing
 from memfit.planner.time_error import with_time_error
 from memfit.planner.varied import EXPANDABLE, Varied, varied
@@ -187,7 +187,8 @@ def _find(job: Job, asked: _Asked) -> Answer:
 
 def _placed(job: Job, asked: _Asked, *, optimizer_state: str = "device", average: str = "device") -> Answer:
     """The answer with optimizers' state and the weights' average in these places."""
-    device, keep, nets = less_host_margin(asked.card), asked.keep, plain_nets(job)
+    device, keep = less_host_margin(asked.card), asked.keep
+    nets, by_precision = nets_and_readings(job, "precision")
     own = default_checkpointing(job, nets)
     implementation = "job" if "optimizer" in keep else levers.implementation(job, nets, device)
     how = Tracing(
@@ -200,7 +201,7 @@ def _placed(job: Job, asked: _Asked, *, optimizer_state: str = "device", average
     first = shape_of(job, min(job.longest or 2, -(-asked.global_batch // asked.devices)))
     with open_fitting(job, how, first) as fitting:
         for _ in range(ROUNDS):
-            drafted = _drafted(fitting, replace(device, usable_bytes=budget), asked, own, told, nets)
+            drafted = _drafted(fitting, replace(device, usable_bytes=budget), asked, own, told, nets, by_precision)
             fitting.pause()
             whole = trace_whole(job, how, device, drafted.best, own, may_choose="validation" not in keep)
             found = replace(whole.found, communication_seconds=told(len(whole.found.geometry.micro_batches[0])))
@@ -261,7 +262,13 @@ class _Drafted:
 
 
 def _drafted(
-    fitting: Fitting, device: Device, asked: _Asked, own: Mapping[str, str], told: Communicates, nets: Nets
+    fitting: Fitting,
+    device: Device,
+    asked: _Asked,
+    own: Mapping[str, str],
+    told: Communicates,
+    nets: Nets,
+    by_precision: bool,
 ) -> _Drafted:
     drafts = Drafts(
         fitting, device, asked.global_batch, asked.devices,
@@ -272,7 +279,8 @@ def _drafted(
     if best is None:
         return _Drafted(best=min(drafts.tried.values(), key=lambda draft: draft.peak))
     return _Drafted(
-        best=best, beside=drafts.beside(best), next_step=next_step(drafts, best), traced=beside(drafts, best, nets),
+        best=best, beside=drafts.beside(best), next_step=next_step(drafts, best),
+        traced=beside(drafts, best, nets, by_precision=by_precision),
         net_kind=fitting.net_kind, probed=drafts.probed is not None,
     )  # fmt: skip
 

@@ -24,6 +24,11 @@ from memfit.trace.policies import Validated, trace_policies
 from memfit.trace.step import Tracing
 
 
+TRACED = 24_000
+"""Operators that may be traced for levers of validation which the plan leaves: about 5 s. Where a validation has so many
+that not every lever can be, the job's first one comes first, then precision."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
     """One way to run the global batch, replayed."""
@@ -91,7 +96,7 @@ def trace_whole(
             if footprint.fits or footprint.limiting_phase != "validate":
                 break
         others = phase_room.beyond(job, how.validation, shape.items) if footprint.fits else {}
-        beyond = _beyond(job, others, waiting, traced, device)
+        beyond = _beyond(job, others, waiting, traced, device, _operators(one))
     found = Candidate(
         policy=policy_name(draft.modes, own),
         checkpointing=draft.modes,
@@ -120,15 +125,25 @@ def _beyond(
     waiting: deque[PhasePolicy],
     traced: Iterator[Validated],
     device: Device,
+    operators: int,
 ) -> dict[str, Validation | str]:
-    """The levers that were left, each traced behind the same windows; after one that fails, none is."""
-    found: dict[str, Validation | str] = {}
-    failed = ""
+    """The levers that were left, each traced behind the same windows; after one that fails, none is.
+
+    Args:
+        operators: of a validation.
+    """
     waiting.clear()
-    for name, policy in others.items():
+    worth = sorted(others, key=lambda name: name == phase_room.PRECISION)
+    worth = list(dict.fromkeys([*worth[:1], *(name for name in others if name == phase_room.PRECISION), *worth]))
+    affordable = worth[: TRACED // max(operators, 1)]
+    dear = f"bytes and time: no trace was made of this validation's {operators} operators once more"
+    found: dict[str, Validation | str] = dict.fromkeys(others, dear)
+    failed = ""
+    for name in (name for name in others if name in affordable):
         if failed:
             found[name] = failed
             continue
+        policy = others[name]
         waiting.append(policy)
         try:
             one = next(traced)
@@ -138,6 +153,14 @@ def _beyond(
             precision = str(policy.settings.get("precision", job.precision))
             found[name] = _validation(one, course_of(one.trace, device), device, precision)
     return found
+
+
+def _operators(one: Validated) -> int:
+    """In the trace of a validation."""
+    rows = [
+        one.trace.operator[start:end] for name, start, end in one.trace.phases if name == "validate" and end > start
+    ]
+    return sum(int(some.max()) - int(some.min()) + 1 for some in rows)
 
 
 def _validation(one: Validated, course: Course, device: Device, precision: str) -> Validation:

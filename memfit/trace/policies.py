@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,7 @@ def trace_policies(
     (state that was moved) are traced alone. Close it.
     """
     waiting = iter(policies)
-    policy = next(waiting, None)
+    policy, equal = next(waiting, None), set[Any]()
     with traced_windows(job, shape, how) as (_, tracer, rig):
         windows, end, calls, plans = list(tracer.phases), len(tracer.kind), len(tracer.calls), set(tracer.plans)
         while policy is not None:
@@ -43,7 +44,7 @@ def trace_policies(
             tracer.plans, tracer.repeated = set(plans), []
             if job.validates and policy.where == "here":
                 with tracer.phase("validate"), room(rig, policy):
-                    validate_under(rig, shape, tracer, policy)
+                    validate_under(rig, shape, tracer, policy, equal)
             with tracer.phase("save"), room(rig, how.saving):
                 tracer.mark("save")
                 save_once(rig)

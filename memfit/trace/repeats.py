@@ -1,7 +1,7 @@
 """Loops of a validation whose turns do the same with memory, run for a few turns alone.
 
 The first turn begins without what a turn leaves behind, the second has it, the last may be shorter. A loop that is
-entered again (denoising steps, once for each part of a video) leaves its second turn out too, if that did, event by
+entered again (denoising steps, once for each part of a video, again under each policy) leaves its second turn out too, if that did, event by
 event, what the last one did.
 """
 
@@ -18,9 +18,12 @@ Place = tuple[Any, int]
 """The line that asked for a loop's turns."""
 
 
-def shortened(tracer: Tracer) -> Callable[[int], Iterable[int]]:
-    """What ``Job.repeats`` is in a trace."""
-    equal: set[Place] = set()
+def shortened(tracer: Tracer, equal: set[Place]) -> Callable[[int], Iterable[int]]:
+    """What ``Job.repeats`` is in a trace.
+
+    Args:
+        equal: loops whose second turn did what the last one did; those that are found are added.
+    """
 
     def repeats(count: int) -> Iterable[int]:
         asked_by = sys._getframe(1)

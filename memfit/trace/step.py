@@ -194,12 +194,12 @@ def _split(
     return first, twice, np.concatenate([base, earlier])
 
 
-def validate_under(rig: Rig, shape: Shape, tracer: Tracer, policy: PhasePolicy) -> None:
-    """Loops of the validation whose turns do the same run a few of them."""
+def validate_under(rig: Rig, shape: Shape, tracer: Tracer, policy: PhasePolicy, equal: set[Any] | None = None) -> None:
+    """Loops of the validation whose turns do the same run a few of them; ``equal`` as in ``repeats``."""
     asked = replace(rig, job=with_settings(rig.job, policy.settings))
     if policy.items is not None:
         shape = Shape(items=min(policy.items, shape.items), length=shape.length)
-    with replaced(asked.job, repeats=shortened(tracer)):
+    with replaced(asked.job, repeats=shortened(tracer, set() if equal is None else equal)):
         _validate_whole(asked, shape, tracer)
 
 
