@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import click
 
+from memfit.cli.pipe import readers_may_leave
 from memfit.cli.usage import mistake, unknown_verb
 from memfit.errors import Exit, InputError, mistake_in_job
 
@@ -64,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     What is left at the end goes with the process: to collect the garbage among it took an eighth of a prediction.
     """
     atexit.register(gc.freeze)
+    readers_may_leave()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         code = root.main(args=arguments, prog_name="memfit", standalone_mode=False)

@@ -127,6 +127,7 @@ def _show(target: str, found: Probe) -> None:
     from rich.table import Table
 
     from memfit.sizes import format_size
+    from memfit.words import counted
 
     console = Console(highlight=False)
     if found.found is None:
@@ -136,7 +137,7 @@ def _show(target: str, found: Probe) -> None:
     else:
         proof = f", and {found.found + found.step} really fails" if found.proved else ""
         console.print(f"[bold green]Runs[/]: a micro-batch of {found.found}{proof}.")
-    console.print(f"{target}: {len(found.trials)} trials in {found.seconds:.1f} s", style="dim")
+    console.print(f"{target}: {counted(len(found.trials), 'trial')} in {found.seconds:.1f} s", style="dim")
     table = Table(box=None, pad_edge=False)
     for title in ("micro-batch", "", "allocated", "process", "seconds"):
         table.add_column(title, justify="left" if not title else "right")

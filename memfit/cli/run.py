@@ -140,6 +140,7 @@ def show_summary(folder: RunFolder, budget: int, unit: str, *, as_json: bool) ->
 
     from memfit.show.rows import noise_words
     from memfit.sizes import format_size
+    from memfit.words import counted
 
     lines = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
     first, last = lines[0], lines[-1]
@@ -162,7 +163,7 @@ def show_summary(folder: RunFolder, budget: int, unit: str, *, as_json: bool) ->
         return
     console, predicted = Console(highlight=False), last["predicted_process_bytes"]
     console.print(
-        f"[bold green]Done[/]: {len(lines)} windows in {summary['seconds']:.1f} s, "
+        f"[bold green]Done[/]: {counted(len(lines), 'window')} in {summary['seconds']:.1f} s, "
         f"loss {first['loss']:.4f} to {last['loss']:.4f}."
     )
     console.print(

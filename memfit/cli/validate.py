@@ -55,10 +55,11 @@ def _show(found: dict[str, Any]) -> None:
     from rich.console import Console
 
     from memfit.sizes import format_size
+    from memfit.words import counted
 
     console = Console(highlight=False)
-    items = "1 item" if found["items"] == 1 else f"{found['items']} items"
-    console.print(f"{found['checkpoint']}, after {found['window']} windows, on {items}:")
+    after, items = counted(found["window"], "window"), counted(found["items"], "item")
+    console.print(f"{found['checkpoint']}, after {after}, on {items}:")
     for name, value in found["values"].items():
         shown = "not a finite number" if value is None else f"{value:.6g}" if isinstance(value, int | float) else value
         console.print(f"  {name}: {shown}")

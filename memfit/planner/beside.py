@@ -14,7 +14,7 @@ from memfit.apply.streaming import PART
 from memfit.device.catalogue import Device
 from memfit.errors import describe
 from memfit.events import TO_DEVICE
-from memfit.geometry import shape_of, split
+from memfit.geometry import Geometry, shape_of, split
 from memfit.job import Nets, Shape
 from memfit.planner import phase_room
 from memfit.planner.course import GRAIN, course_of
@@ -46,6 +46,8 @@ class Beside:
     """``chosen``, and in its place ``keep``, ``full``, ``offload``, ``at once``, ``split`` in two, ``precision``."""
     split_in: str = ""
     """The arithmetic of ``split``."""
+    resized: Shape | None = None
+    """The micro-batch of ``split``, or of ``at once``."""
     steps: Mapping[str, Alone] = field(default_factory=dict)
     """``chosen``, ``own`` as the job has it, those of ``KINDS``, and ``by parts`` with state that waits on the host."""
     own_kinds: frozenset[str] = frozenset()
@@ -72,7 +74,7 @@ def beside(drafts: Drafts, best: Draft, nets: Nets, *, by_precision: bool) -> Be
     chosen = fitting.trace(shape, best.modes, accumulated=accumulated)
     found = {"chosen": Alone(peak=_peak(chosen, drafts.device), seconds=best.seconds)}
     found |= _recomputing(drafts, best, shape, accumulated)
-    split_in, others = _sizes(drafts, best, chosen)
+    geometry, others = _sizes(drafts, best, chosen)
     found |= others
     steps, streamed = _steps(drafts, best, found["chosen"].peak)
     others, unknown = _precision(drafts, best, nets if by_precision else None, shape, accumulated)
@@ -81,7 +83,8 @@ def beside(drafts: Drafts, best: Draft, nets: Nets, *, by_precision: bool) -> Be
     kinds = {name: implementation_of(one, drafts.device.is_cuda) for name, one in optimizers.items()}
     return Beside(
         micro=found,
-        split_in=split_in,
+        split_in=geometry.arithmetic() if geometry else "",
+        resized=shape_of(drafts.job, geometry.micro_batch) if geometry else None,
         steps=steps,
         own_kinds=frozenset(kind for kind in kinds.values() if kind),
         lacking=", ".join(type(optimizers[name]).__name__ for name, kind in kinds.items() if kind is None),
@@ -110,7 +113,7 @@ def _recomputing(drafts: Drafts, best: Draft, shape: Shape, accumulated: bool) -
     return found
 
 
-def _sizes(drafts: Drafts, best: Draft, chosen: MicroTrace) -> tuple[str, dict[str, Alone]]:
+def _sizes(drafts: Drafts, best: Draft, chosen: MicroTrace) -> tuple[Geometry | None, dict[str, Alone]]:
     """The whole share at once where it is accumulated, else in two micro-batches; under the same modes."""
     fitting, count = drafts.fitting, max(map(len, best.geometry.micro_batches))
     share = max(sum(rank) for rank in best.geometry.micro_batches)
@@ -119,7 +122,7 @@ def _sizes(drafts: Drafts, best: Draft, chosen: MicroTrace) -> tuple[str, dict[s
     else:
         smaller = sizes(share, drafts.job.longest, None)[1:2]
         if not smaller:
-            return "", {}
+            return None, {}
         name, micro = "split", smaller[0]
     geometry = split(best.geometry.global_batch, micro, drafts.job.unit, drafts.ranks)
     traced = fitting.trace(shape_of(drafts.job, micro), best.modes, accumulated=name == "split")
@@ -129,7 +132,7 @@ def _sizes(drafts: Drafts, best: Draft, chosen: MicroTrace) -> tuple[str, dict[s
         seconds = drafts.seconds(geometry, fitting.total_seconds(traced) + max(beyond, 0.0))
     elif not best.modes:
         seconds = drafts.seconds(geometry, drafts.kept_seconds(micro))
-    return geometry.arithmetic(), {name: Alone(peak=_peak(traced, drafts.device), seconds=seconds)}
+    return geometry, {name: Alone(peak=_peak(traced, drafts.device), seconds=seconds)}
 
 
 def _steps(drafts: Drafts, best: Draft, micro_peak: int) -> tuple[dict[str, Alone], int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -71,6 +72,7 @@ class Drafts:
         self._measured: dict[int, tuple[Problem, float, float]] = {}
         self._kept_seconds: dict[int, float] = {}
         self._kept_peaks: dict[int, int] = {}
+        self._estimates: dict[tuple[Any, ...], Draft] = {}
         self._resident = 0
         self.probed = probed(self.job, device)
         self.slower = self._slower(self.probed) if self.probed is not None and fitting.knows_rates else 1.0
@@ -116,7 +118,14 @@ class Drafts:
 
     def estimate(self, geometry: Geometry, budget: int | None = None) -> Draft:
         """What follows for a micro-batch from the nearest that was measured, to ``ROUGH`` of what it recomputes."""
-        micro, limit = geometry.micro_batch, self.budget if budget is None else budget
+        limit = self.budget if budget is None else budget
+        key = (geometry.micro_batch, limit, *map(frozenset, (self._measured, self._kept_seconds, self._kept_peaks)))
+        if key not in self._estimates:
+            self._estimates[key] = self._estimate(geometry, limit)
+        return self._estimates[key]
+
+    def _estimate(self, geometry: Geometry, limit: int) -> Draft:
+        micro = geometry.micro_batch
         if self.kept_peak(micro) <= limit:
             rank = self._window(geometry, self.kept_seconds(micro))
             return self._draft(geometry, self.modes or {}, rank, self.kept_peak(micro), fits=True, traced=False)

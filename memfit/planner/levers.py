@@ -22,6 +22,7 @@ from memfit.planner.varied import EXPANDABLE
 from memfit.planner.whole import Candidate
 from memfit.sizes import format_size
 from memfit.trace.step import Tracing
+from memfit.words import counted
 
 NOT_TRACED = "bytes: nothing was traced beside the plan, whose draft alone seemed too large"
 
@@ -64,7 +65,7 @@ def reasons(chosen: Candidate, own: Mapping[str, str], device: Device, how: Trac
     elif modes == dict(own):
         why = "the job's own"
     else:
-        why = f"{recomputed} modules recompute: the least time in which the micro-batch fits"
+        why = f"{counted(recomputed, 'module')} recomputed: the least time in which the micro-batch fits"
     return {
         "micro_batch": "the whole global batch fits at once, and nothing else is faster"
         if at_once
@@ -85,6 +86,7 @@ def reasons(chosen: Candidate, own: Mapping[str, str], device: Device, how: Trac
 
 
 def _optimizer(case: Case) -> list[Lever]:
+    """Left out: the counts of steps that a fused one keeps on the card, 512 bytes a tensor."""
     steps, own, how = case.beside.steps, case.beside.own_kinds, case.whole.how
     found = []
     for kind, name, why in zip(
@@ -196,18 +198,31 @@ def _offload(case: Case) -> Lever:
 
 
 def _accumulation(case: Case) -> Lever:
-    name, tried = "accumulation", case.beside.micro
-    if len(case.found.geometry.micro_batches[0]) > 1:
-        saves = _negative(case.train_saves(micro="at once"))
-        seconds = more(_seconds(case, "chosen"), _seconds(case, "at once"))
-        unknown = NOT_TRACED if saves is None else _no_rates(case, seconds)
-        reason = "a window takes the least time so"
-        return lever(case, name, True, {"train": saves}, reason, seconds=seconds, unknown=unknown)
-    if "split" not in tried:
+    name, tried = phase_room.ACCUMULATION, case.beside.micro
+    taken = len(case.found.geometry.micro_batches[0]) > 1
+    other = "at once" if taken else "split"
+    if not taken and other not in tried:
         return lever(case, name, False, {}, "a micro-batch cannot be smaller", seconds=0.0)
-    saves, seconds = case.train_saves(micro="split"), more(_seconds(case, "split"), _seconds(case, "chosen"))
+    train, seconds = case.train_saves(micro=other), more(_seconds(case, other), _seconds(case, "chosen"))
+    validate, why = _validate_resized(case)
+    saves = {"train": train, **({"validate": validate} if "validate" in case.phases else {})}
     reason = f"the global batch fits at once; so much is of {case.beside.split_in}"
-    return lever(case, name, False, {"train": saves}, reason, seconds=seconds, unknown=_no_rates(case, seconds))
+    if taken:
+        saves, seconds = {phase: _negative(nbytes) for phase, nbytes in saves.items()}, _negative_seconds(seconds)
+        reason = "a window takes the least time so"
+    unknown = NOT_TRACED if train is None else why or _no_rates(case, seconds)
+    return lever(case, name, taken, saves, reason, seconds=seconds, unknown=unknown)
+
+
+def _validate_resized(case: Case) -> tuple[int | None, str]:
+    """(by how much validation's peak falls with the other micro-batch; why that is not known)."""
+    follows = phase_room.can_be_smaller(case.job) and case.whole.how.validation.items is None
+    if not follows or "validate" not in case.phases:
+        return 0, ""
+    found = case.whole.beyond.get(phase_room.ACCUMULATION, "bytes: it was not traced behind state that was moved aside")
+    if isinstance(found, str) or found.peak is None:
+        return None, found if isinstance(found, str) else NOT_TRACED
+    return case.peaks["validate"] - found.peak, ""
 
 
 def _precision(case: Case) -> Lever:
@@ -220,7 +235,7 @@ def _precision(case: Case) -> Lever:
     seconds = more(_seconds(case, "precision"), _seconds(case, "chosen"))
     saves: dict[str, int | None] = {"train": train, "validate": validate}
     if taken:
-        saves, seconds = {phase: _negative(nbytes) for phase, nbytes in saves.items()}, more(0.0, seconds)
+        saves, seconds = {phase: _negative(nbytes) for phase, nbytes in saves.items()}, _negative_seconds(seconds)
         reason = "it was allowed or asked for" if type(job).precision == "fp32" else "the job's own"
     elif other == "bf16" and case.device.is_cuda and (case.device.compute_capability or (8, 0)) < (8, 0):
         reason = "the card has no units for bf16"
@@ -249,6 +264,10 @@ def _validate_in_other(case: Case) -> tuple[int | None, str]:
 def _seconds(case: Case, name: str) -> float | None:
     found = case.beside.micro.get(name)
     return found.seconds if found else None
+
+
+def _negative_seconds(seconds: float | None) -> float | None:
+    return None if seconds is None else -seconds
 
 
 def _negative(nbytes: int | None) -> int | None:

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from memfit.job import Job
+from memfit.job import Job, Shape
 from memfit.plan import PhasePolicy
 
+ACCUMULATION = "accumulation"
 SMALLER, ASIDE, SKIP = "smaller validation batch", "optimizer state aside in validation", "skip validation"
 """Names of levers."""
 
@@ -34,24 +35,28 @@ PRECISION = "precision in validation"
 """A lever's name: products in single precision without autocast, or in half precision with it."""
 
 
-def beyond(job: Job, policy: PhasePolicy, items: int) -> dict[str, PhasePolicy]:
+def beyond(
+    job: Job, policy: PhasePolicy, items: int, resized: Shape | None
+) -> dict[str, PhasePolicy | tuple[PhasePolicy, Shape]]:
     """By lever that a policy leaves and whose bytes only a trace knows: the policy with that one too.
 
     The one that code may refuse comes last.
 
     Args:
         items: of a training micro-batch.
+        resized: the micro-batch if more or less were accumulated.
     """
     if not job.validates or policy.where != "here" or policy.optimizer == "aside":
         return {}
     taken = words(policy, job.validation_levers)
-    found = {
+    found: dict[str, PhasePolicy | tuple[PhasePolicy, Shape]] = {
         name: replace(policy, settings={**policy.settings, **more})
         for name, more in job.validation_levers.items()
         if name not in taken
     }
-    if can_be_smaller(job) and policy.items is None and items > 1:
-        found[SMALLER] = replace(policy, items=1)
+    if can_be_smaller(job) and policy.items is None:
+        found |= {SMALLER: replace(policy, items=1)} if items > 1 else {}
+        found |= {ACCUMULATION: (policy, resized)} if resized is not None else {}
     return found | {PRECISION: replace(policy, settings={**policy.settings, "precision": other_precision(job)})}
 
 

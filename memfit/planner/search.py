@@ -203,7 +203,10 @@ def _placed(job: Job, asked: _Asked, *, optimizer_state: str = "device", average
         for _ in range(ROUNDS):
             drafted = _drafted(fitting, replace(device, usable_bytes=budget), asked, own, told, nets, by_precision)
             fitting.pause()
-            whole = trace_whole(job, how, device, drafted.best, own, may_choose="validation" not in keep)
+            whole = trace_whole(
+                job, how, device, drafted.best, own,
+                may_choose="validation" not in keep, resized=drafted.traced.resized,
+            )  # fmt: skip
             found = replace(whole.found, communication_seconds=told(len(whole.found.geometry.micro_batches[0])))
             over = max(-found.footprint.headroom_bytes, budget // 200)
             lengths = None

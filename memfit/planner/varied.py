@@ -12,6 +12,7 @@ from memfit.plan import Lever
 from memfit.planner.sequence import SequencePrediction, drawn_windows, predict_sequence
 from memfit.sizes import format_size
 from memfit.trace.step import Tracing
+from memfit.words import counted
 
 EXPANDABLE = "expandable allocator"
 WINDOWS = 200
@@ -47,7 +48,7 @@ class Varied:
         why = (
             f"window {plain.failed_window} asks for what lies in fragments"
             if taken
-            else f"{plain.windows} windows of {plain.distinct_shapes} shapes fit without"
+            else f"{counted(plain.windows, 'window')} of {counted(plain.distinct_shapes, 'shape')} fit without"
         )
         saves = max(plain.reserved_bytes - expandable.reserved_bytes, 0)
         return [
@@ -67,7 +68,7 @@ class Varied:
                 f"alone, but window {plain.failed_window} not behind those before it, which leave fragments of other "
                 "lengths, nor with expandable segments"
             )
-        over = f"{plain.windows} windows of {plain.distinct_shapes} shapes"
+        over = f"{counted(plain.windows, 'window')} of {counted(plain.distinct_shapes, 'shape')}"
         if self.allocator == "default":
             return f"over {over} {format_size(plain.reserved_bytes)} are reserved, {plain.ratio:.2f} x the allocated"
         return (

@@ -13,7 +13,7 @@ from memfit.device.catalogue import Device
 from memfit.errors import describe
 from memfit.footprint import Footprint
 from memfit.geometry import Geometry, shape_of
-from memfit.job import Job
+from memfit.job import Job, Shape
 from memfit.plan import PhasePolicy
 from memfit.planner import phase_room
 from memfit.planner.course import Course, course_of
@@ -22,11 +22,13 @@ from memfit.planner.predict import footprint_on
 from memfit.planner.timing import operator_seconds
 from memfit.trace.policies import Validated, trace_policies
 from memfit.trace.step import Tracing
+from memfit.words import counted
 
-
+Asked = PhasePolicy | tuple[PhasePolicy, Shape]
+"""A policy for validation, and the micro-batch that it looks at where that is another."""
 TRACED = 24_000
-"""Operators that may be traced for levers of validation which the plan leaves: about 5 s. Where a validation has so many
-that not every lever can be, the job's first one comes first, then precision."""
+"""Operators that may be traced for levers of validation which the plan leaves: about 5 s. Where that is not enough for
+all of them, the job's first one comes first, then precision."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,17 +74,25 @@ class Whole:
 
 
 def trace_whole(
-    job: Job, how: Tracing, device: Device, draft: Draft, own: Mapping[str, str], *, may_choose: bool
+    job: Job,
+    how: Tracing,
+    device: Device,
+    draft: Draft,
+    own: Mapping[str, str],
+    *,
+    may_choose: bool,
+    resized: Shape | None = None,
 ) -> Whole:
     """A draft traced with its optimizer step, validation and saving, and the room that these then need.
 
     Args:
         own: the job's own checkpointing.
         may_choose: whether room may be made for validation.
+        resized: a micro-batch under which validation is looked at too, where it follows the micro-batch.
     """
     count, shape = len(draft.geometry.micro_batches[0]), shape_of(job, draft.geometry.micro_batch)
     how = replace(how, micro_batches=count, checkpointing=draft.modes)
-    waiting = deque(phase_room.policies(job) if may_choose else [how.validation])
+    waiting: deque[Asked] = deque(phase_room.policies(job) if may_choose else [how.validation])
     tried: list[Validation] = []
     with closing(trace_policies(job, shape, how, _next(waiting))) as traced:
         for one in traced:
@@ -95,7 +105,7 @@ def trace_whole(
             tried.append(_validation(one, course, device, job.precision))
             if footprint.fits or footprint.limiting_phase != "validate":
                 break
-        others = phase_room.beyond(job, how.validation, shape.items) if footprint.fits else {}
+        others = phase_room.beyond(job, how.validation, shape.items, resized) if footprint.fits else {}
         beyond = _beyond(job, others, waiting, traced, device, _operators(one))
     found = Candidate(
         policy=policy_name(draft.modes, own),
@@ -114,15 +124,15 @@ def trace_whole(
     return Whole(found=found, how=how, course=course, tried=tuple(tried), beyond=beyond)
 
 
-def _next(waiting: deque[PhasePolicy]) -> Iterator[PhasePolicy]:
+def _next(waiting: deque[Asked]) -> Iterator[Asked]:
     while waiting:
         yield waiting.popleft()
 
 
 def _beyond(
     job: Job,
-    others: Mapping[str, PhasePolicy],
-    waiting: deque[PhasePolicy],
+    others: Mapping[str, Asked],
+    waiting: deque[Asked],
     traced: Iterator[Validated],
     device: Device,
     operators: int,
@@ -143,14 +153,13 @@ def _beyond(
         if failed:
             found[name] = failed
             continue
-        policy = others[name]
-        waiting.append(policy)
+        waiting.append(others[name])
         try:
             one = next(traced)
         except Exception as error:  # the job's own code, under settings that nobody may have tried
             found[name] = failed = f"validation so raises {describe(error)}"
         else:
-            precision = str(policy.settings.get("precision", job.precision))
+            precision = str(one.policy.settings.get("precision", job.precision))
             found[name] = _validation(one, course_of(one.trace, device), device, precision)
     return found
 
@@ -190,7 +199,7 @@ def policy_name(modes: Mapping[str, str], own: Mapping[str, str]) -> str:
     if dict(modes) == dict(own):
         return "the job's own checkpointing"
     counts = {mode: list(modes.values()).count(mode) for mode in dict.fromkeys(modes.values())}
-    return ", ".join(f"{count} modules {_DONE[mode]}" for mode, count in counts.items())
+    return ", ".join(f"{counted(count, 'module')} {_DONE[mode]}" for mode, count in counts.items())
 
 
 _DONE = {"full": "recomputed", "selective": "recomputed selectively", "offload": "offloaded", "keep": "kept"}

@@ -13,6 +13,7 @@ from typing import Any
 
 from memfit.job import Job, Nets
 from memfit.plan import PhasePolicy, Plan
+from memfit.words import counted
 
 FILES = {"deepspeed": "deepspeed.json", "accelerate": "accelerate.yaml", "torchrun": "torchrun.sh"}
 """The names that the files have where no other is asked for."""
@@ -210,7 +211,7 @@ def _left_out(plan: Plan, job: Job, nets: Nets, to: str, geometry: Geometry) -> 
     if plan.implementation in ("fused", "foreach", "loop"):
         found["optimizer's kernels"] = f"the optimizers' steps are {plan.implementation}: torch.optim's own argument"
     if job.validates:
-        found["validation"] = f"{_policy(plan.validation)}, every {_every(plan, job)} windows"
+        found["validation"] = f"{_policy(plan.validation)}, every {counted(_every(plan, job), 'window')}"
     if plan.saving != PhasePolicy():
         found["saving"] = _policy(plan.saving)
     if plan.optimizer_state == "host":
@@ -220,7 +221,9 @@ def _left_out(plan: Plan, job: Job, nets: Nets, to: str, geometry: Geometry) -> 
     if plan.idle_nets != "keep":
         found["idle nets"] = "nets that a phase does not use wait on the host"
     if plan.learning_rate != 1.0:
-        found["learning rate"] = f"times {plan.learning_rate:g}, after {plan.warmup_windows} windows of warm-up"
+        found["learning rate"] = (
+            f"times {plan.learning_rate:g}, after {counted(plan.warmup_windows, 'window')} of warm-up"
+        )
     return found
 
 

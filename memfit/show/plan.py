@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from memfit.planner.curve import Point
     from memfit.planner.search import Answer
 
+NOTICED = 1 << 16
+"""Bytes: a lever that saves less is shown as one that saves nothing."""
 WIDTH = 32
 """Characters of the longest bar of a curve."""
 
@@ -132,17 +134,13 @@ def _show_shortfall(answer: Answer, device: Device, console: Console) -> None:
 
 def _show_levers(answer: Answer, console: Console) -> None:
     assert answer.plan is not None
-    levers = _table("lever", "taken", "saves", "costs", "why", title="\nLevers")
-    for lever in answer.plan.levers:
-        reason = f"changes learning; {lever.reason}" if lever.changes_learning else lever.reason
-        levers.add_row(
-            lever.name,
-            "yes" if lever.taken else "no",
-            _saves(lever),
-            lever.costs,
-            reason,
-        )
-    console.print(levers)
+    for taken, title in ((True, "Levers that were taken, against the plan without"), (False, "Levers that were left")):
+        levers = _table("lever", "memory", "costs", "why", title=f"\n{title}")
+        some = [lever for lever in answer.plan.levers if lever.taken == taken]
+        for lever in sorted(some, key=lambda lever: -lever.saves_bytes):
+            reason = f"changes learning; {lever.reason}" if lever.changes_learning else lever.reason
+            levers.add_row(lever.name, memory_of(lever), lever.costs, reason)
+        console.print(levers)
 
 
 def _show_beside(answer: Answer, console: Console) -> None:
@@ -159,13 +157,18 @@ def _show_beside(answer: Answer, console: Console) -> None:
         console.print(f"\n{format_size(step.more_bytes)} more would save {step.saves:.0%} of the time.")
 
 
-def _saves(lever: Lever) -> str:
-    """Bytes by phase, those that are the same together."""
-    phases: dict[int, list[str]] = {}
-    for phase, nbytes in lever.saves.items():
-        if nbytes:
-            phases.setdefault(nbytes, []).append(phase)
-    return "; ".join(f"{format_size(nbytes)} {', '.join(names)}" for nbytes, names in phases.items()) or "-"
+def memory_of(lever: Lever) -> str:
+    """``train -2.10 GiB, validate -400 MiB``: what becomes of each phase, where it is the same in all once."""
+    found = {phase: nbytes for phase, nbytes in lever.saves.items() if abs(nbytes) >= NOTICED}
+    words = [f"{phase} {_change(nbytes)}" for phase, nbytes in found.items()]
+    if len(found) > 1 and len(found) == len(lever.saves) and len({_change(nbytes) for nbytes in found.values()}) == 1:
+        words = [f"all {_change(next(iter(found.values())))}"]
+    unknown = lever.unknown.startswith("bytes")
+    return ", ".join([*words, "rest unknown" if words else "unknown"] if unknown else words) or "nothing"
+
+
+def _change(saved: int) -> str:
+    return f"{'-' if saved > 0 else '+'}{format_size(abs(saved))}"
 
 
 def _time(plan: Plan) -> str:

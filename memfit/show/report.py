@@ -17,6 +17,7 @@ from memfit.planner.curve import curve
 from memfit.planner.predict import Prediction, plain_nets, predict
 from memfit.planner.saving import with_copy
 from memfit.show.page import Page, Section, Table
+from memfit.show.plan import memory_of
 from memfit.show.report_curve import curve_section
 from memfit.show.report_flight import flight_section
 from memfit.show.report_memory import memory_sections
@@ -28,6 +29,7 @@ from memfit.show.trace_file import read_trace
 from memfit.sizes import format_size
 from memfit.trace.step import Tracing
 from memfit.train.folder import RunFolder
+from memfit.words import counted
 
 BEYOND = 4
 """How far a prediction's curve goes: times its micro-batch."""
@@ -126,17 +128,15 @@ def plan_section(plan: Plan) -> Section:
     """The arithmetic, the reasons, the levers."""
     rows = []
     for lever in plan.levers:
-        saves = format_size(lever.saves_bytes) if lever.saves_bytes else "–"
-        rows.append((lever.name, "✓ yes" if lever.taken else "– no", saves, lever.costs, lever.reason))
+        rows.append((lever.name, "✓ yes" if lever.taken else "– no", memory_of(lever), lever.costs, lever.reason))
     levers = Table(
-        caption="Levers: what could be done, what it saves and costs",
-        columns=("lever", "taken", "saves", "costs", "reason"),
-        text=("costs", "reason"),
-        numeric=("saves",),
+        caption="Levers: what could be done, what becomes of each phase with it, and what it costs",
+        columns=("lever", "taken", "memory", "costs", "reason"),
+        text=("memory", "costs", "reason"),
         rows=rows,
     )
     modes = Table(
-        caption=f"What is recomputed: {len(plan.checkpointing)} modules",
+        caption=f"What is recomputed: {counted(len(plan.checkpointing), 'module')}",
         columns=("module", "mode"),
         code=("module",),
         rows=sorted(plan.checkpointing.items()),

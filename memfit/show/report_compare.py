@@ -14,6 +14,7 @@ from memfit.show.report_run import curve, panel, windows_figure
 from memfit.show.rows import number, process_peaks, read_lines, shown_windows
 from memfit.sizes import format_size
 from memfit.train.folder import RunFolder
+from memfit.words import counted
 
 NAMES = ("A", "B")
 SAME = 5e-4
@@ -77,7 +78,7 @@ def _more(a: Any, b: Any, *, size: bool = False) -> str:
 
 def _plans(plans: list[Plan]) -> Table:
     def recomputed(plan: Plan) -> str:
-        return f"{sum(mode != 'keep' for mode in plan.checkpointing.values())} modules"
+        return counted(sum(mode != "keep" for mode in plan.checkpointing.values()), "module")
 
     def seconds(plan: Plan) -> str:
         return "unknown" if plan.step_seconds is None else f"{plan.step_seconds:.3g} s"

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from memfit.sizes import format_size
+from memfit.words import counted
 
 if TYPE_CHECKING:
     from memfit.planner.sequence import SequencePrediction
@@ -17,11 +18,11 @@ def show_sequence(found: SequencePrediction, console: Console | None = None) -> 
     """One row without and one with expandable segments."""
     console = console or Console(highlight=False)
     plain = found.plain
-    ran = str(plain.windows) if plain.failed_window is None else "the"
+    ran = counted(plain.windows, "window") if plain.failed_window is None else "the windows"
     table = Table(
         box=None,
         pad_edge=False,
-        title=f"\nOver {ran} windows of {plain.distinct_shapes} shapes",
+        title=f"\nOver {ran} of {counted(plain.distinct_shapes, 'shape')}",
         title_justify="left",
         title_style="default",
     )

@@ -28,23 +28,27 @@ class Validated:
 
 
 def trace_policies(
-    job: Job, shape: Shape, how: Tracing, policies: Iterable[PhasePolicy]
+    job: Job, shape: Shape, how: Tracing, policies: Iterable[PhasePolicy | tuple[PhasePolicy, Shape]]
 ) -> Generator[Validated, None, None]:
     """What ``trace_job`` gives under one policy for validation after another, with the windows before them traced once.
 
     Each policy is asked for when the one before it was given. Those behind a policy that leaves other storages behind
     (state that was moved) are traced alone. Close it.
+
+    Args:
+        policies: each with the shape of the micro-batches that validation looks at, where that is another.
     """
-    waiting = iter(policies)
-    policy, equal = next(waiting, None), set[Any]()
+    waiting = ((asked if isinstance(asked, tuple) else (asked, shape)) for asked in policies)
+    asked, equal = next(waiting, None), set[Any]()
     with traced_windows(job, shape, how) as (_, tracer, rig):
         windows, end, calls, plans = list(tracer.phases), len(tracer.kind), len(tracer.calls), set(tracer.plans)
-        while policy is not None:
+        while asked is not None:
+            policy, seen = asked
             begin, call, count = len(tracer.kind), len(tracer.calls), len(tracer.phases)
             tracer.plans, tracer.repeated = set(plans), []
             if job.validates and policy.where == "here":
                 with tracer.phase("validate"), room(rig, policy):
-                    validate_under(rig, shape, tracer, policy, equal)
+                    validate_under(rig, seen, tracer, policy, equal)
             with tracer.phase("save"), room(rig, how.saving):
                 tracer.mark("save")
                 save_once(rig)
@@ -58,8 +62,9 @@ def trace_policies(
                 turns[first:last] *= times
             found = with_scratch(found, [*tracer.calls[:calls], *later]) if how.scratch else found
             yield Validated(policy=policy, trace=found, turns=turns)
-            policy = next(waiting, None)
-    while policy is not None:
-        trace = trace_job(job, shape, replace(how, validation=policy))
+            asked = next(waiting, None)
+    while asked is not None:
+        policy, seen = asked
+        trace = trace_job(job, seen, replace(how, validation=policy))
         yield Validated(policy=policy, trace=trace, turns=None)
-        policy = next(waiting, None)
+        asked = next(waiting, None)

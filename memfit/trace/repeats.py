@@ -1,8 +1,8 @@
 """Loops of a validation whose turns do the same with memory, run for a few turns alone.
 
 The first turn begins without what a turn leaves behind, the second has it, the last may be shorter. A loop that is
-entered again (denoising steps, once for each part of a video, again under each policy) leaves its second turn out too, if that did, event by
-event, what the last one did.
+entered again (denoising steps, once for each part of a video; any loop under the next policy) leaves its second turn
+out too, if that did, event by event, what the last one did.
 """
 
 from __future__ import annotations

@@ -50,7 +50,8 @@ def test_it_is_taken_where_nothing_else_fits(tmp_path):
     taken = lever(found.plan, "optimizer state on the host")
     assert taken.taken
     assert not taken.changes_learning
-    assert taken.saves["train"] == 2 * WEIGHTS
+    assert 2 * WEIGHTS - PART <= taken.saves["train"] < 2 * WEIGHTS, "less what visits the card"
+    assert taken.saves["save"] == 2 * WEIGHTS
     assert taken.seconds == 4 * WEIGHTS / CARD.link_bytes
     assert found.plan.step_seconds > taken.seconds
     write_plan(found.plan, tmp_path / "plan.toml")
@@ -67,7 +68,8 @@ def test_it_is_left_where_there_is_room():
     assert plan.optimizer_state == "device"
     left = lever(plan, "optimizer state on the host")
     assert not left.taken
-    assert left.saves["train"] == 2 * WEIGHTS + 16 * 4, "and the count of each tensor's steps"
+    assert 2 * WEIGHTS - PART <= left.saves["train"] < 2 * WEIGHTS, "less what visits the card"
+    assert left.saves["save"] == 2 * WEIGHTS
     assert left.reason == "it fits without"
 
 
