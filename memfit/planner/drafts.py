@@ -119,7 +119,8 @@ class Drafts:
     def estimate(self, geometry: Geometry, budget: int | None = None) -> Draft:
         """What follows for a micro-batch from the nearest that was measured, to ``ROUGH`` of what it recomputes."""
         limit = self.budget if budget is None else budget
-        key = (geometry.micro_batch, limit, *map(frozenset, (self._measured, self._kept_seconds, self._kept_peaks)))
+        known = tuple(frozenset(some) for some in (self._measured, self._kept_seconds, self._kept_peaks))
+        key = (geometry.micro_batch, limit, known)
         if key not in self._estimates:
             self._estimates[key] = self._estimate(geometry, limit)
         return self._estimates[key]

@@ -84,8 +84,8 @@ def state_on_host(case: Case) -> Lever:
         held = course.alive - np.minimum(course.alive - course.less(course.of("optimizer")), state)
         stepping, now = course.parts(STEP), highest(course.alive, course.parts(STEP))
         step = now + beside.steps["by parts"].peak - beside.steps["chosen"].peak
-        peaks = course.peaks(np.where(stepping, 0, held))
-        saves = dict(fall(case.peaks, peaks | {"train": max(peaks["train"], step)}))
+        train = max(step, highest(held, course.events_in(("setup", "train")) & ~stepping))
+        saves = dict(fall(case.peaks, course.peaks(held) | {"train": train}))
     seconds = None if link is None else 2 * state / link
     return lever(
         case, name, taken, saves, reason, seconds=seconds, costs="copies", unknown=_no_link(seconds)
@@ -99,10 +99,11 @@ def _without_host(case: Case, how: Tracing, state: int) -> dict[str, int]:
         traced = fitting.optimizer_step()
     assert traced is not None
     course = case.course
-    after = np.cumsum(course.parts(STEP)) > 0
-    peaks = course.peaks(np.where(course.parts(STEP), 0, course.alive + state * after))
+    stepping = course.parts(STEP)
+    held = course.alive + state * (np.cumsum(stepping) > 0)
     step = course_of(traced.trace, case.device).peaks()["train"]
-    return fall(peaks | {"train": max(peaks["train"], step)}, case.peaks)
+    train = max(step, highest(held, course.events_in(("setup", "train")) & ~stepping))
+    return fall(course.peaks(held) | {"train": train}, case.peaks)
 
 
 def eight_bit(case: Case) -> Lever:

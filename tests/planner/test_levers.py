@@ -234,7 +234,7 @@ def test_what_validation_refuses_is_unknown_and_says_why():
 
 
 def test_a_validation_that_is_too_long_to_trace_again_says_so(monkeypatch):
-    monkeypatch.setattr("memfit.planner.whole.TRACED", 150)
+    monkeypatch.setattr("memfit.planner.whole.TRACED", 60)
     levers = levers_of(find_plan(Deep(), "deep", 2, CARD).plan)
     first, dear = levers["sliced decode"], levers["smaller validation batch"]
     assert {"train", "validate", "save"} == first.saves.keys()
