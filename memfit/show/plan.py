@@ -135,11 +135,12 @@ def _show_shortfall(answer: Answer, device: Device, console: Console) -> None:
 def _show_levers(answer: Answer, console: Console) -> None:
     assert answer.plan is not None
     for taken, title in ((True, "Levers that were taken, against the plan without"), (False, "Levers that were left")):
-        levers = _table("lever", "memory", "costs", "why", title=f"\n{title}")
+        levers = _table("lever", "each phase", "costs", "why", title=f"\n{title}")
         some = [lever for lever in answer.plan.levers if lever.taken == taken]
         for lever in sorted(some, key=lambda lever: -lever.saves_bytes):
             reason = f"changes learning; {lever.reason}" if lever.changes_learning else lever.reason
-            levers.add_row(lever.name, memory_of(lever), lever.costs, reason)
+            reason += f" (not known: {lever.unknown})" if lever.unknown else ""
+            levers.add_row(lever.name, memory_of(lever).replace(", ", "\n"), lever.costs, reason)
         console.print(levers)
 
 
@@ -158,7 +159,7 @@ def _show_beside(answer: Answer, console: Console) -> None:
 
 
 def memory_of(lever: Lever) -> str:
-    """``train -2.10 GiB, validate -400 MiB``: what becomes of each phase, where it is the same in all once."""
+    """``train -2.10 GiB, validate -400 MiB``: what becomes of each phase; where it is the same in all, once."""
     found = {phase: nbytes for phase, nbytes in lever.saves.items() if abs(nbytes) >= NOTICED}
     words = [f"{phase} {_change(nbytes)}" for phase, nbytes in found.items()]
     if len(found) > 1 and len(found) == len(lever.saves) and len({_change(nbytes) for nbytes in found.values()}) == 1:
