@@ -233,7 +233,7 @@ def _precision(case: Case) -> Lever:
     train = case.train_saves(micro="precision")
     validate, why = _validate_in_other(case)
     seconds = more(_seconds(case, "precision"), _seconds(case, "chosen"))
-    saves: dict[str, int | None] = {"train": train, "validate": validate}
+    saves: dict[str, int | None] = {"train": train, **({"validate": validate} if "validate" in case.phases else {})}
     if taken:
         saves, seconds = {phase: _negative(nbytes) for phase, nbytes in saves.items()}, _negative_seconds(seconds)
         reason = "it was allowed or asked for" if type(job).precision == "fp32" else "the job's own"

@@ -53,6 +53,8 @@ def _of_trace(case: Case, name: str, key: str, costs: str = "") -> Lever:
     """What was traced: where it was tried, against the policy before it; else the plan's policy with it too."""
     taken = key in phase_room.words(case.whole.how.validation, case.job.validation_levers)
     tried = _around(case, key)
+    if key == phase_room.SMALLER and not taken and (case.whole.beyond and key not in case.whole.beyond):
+        return lever(case, name, False, {}, "its batch is one item already", seconds=0.0, each=EACH)
     before, after = tried if tried is not None else (case.whole.tried[-1], case.whole.beyond.get(key))
     if after is None or isinstance(after, str):
         unknown = after if isinstance(after, str) else _not_traced(case)

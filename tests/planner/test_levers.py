@@ -217,6 +217,18 @@ def test_shards_over_two_devices_are_traced():
     assert lever.seconds > 0
 
 
+def test_what_does_not_apply_saves_nothing_and_says_why():
+    levers = levers_of(find_plan(Deep(ema=None), "deep", 1, CARD).plan)
+    reasons = {
+        "smaller validation batch": "its batch is one item already",
+        "accumulation": "a micro-batch cannot be smaller",
+        "average of the weights on the host": "the job keeps no average",
+    }
+    for name, reason in reasons.items():
+        assert (levers[name].reason, levers[name].seconds, levers[name].unknown) == (reason, 0.0, "")
+        assert levers[name].saves == {"train": 0, "validate": 0, "save": 0}
+
+
 class Refusing(Deep):
     """Its validation does not run in half precision."""
 
