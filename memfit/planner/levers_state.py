@@ -39,10 +39,12 @@ def average_on_host(case: Case) -> Lever:
     if taken:
         saves = fall(course.peaks(course.less(_made_in(case, "ema")) + whole), case.peaks)
     else:
-        updating = course.parts(("ema",))
         sizes = [sum(part) for part in cut([size for kind, size in tensors if kind], [s for k, s in tensors if k])]
         visiting = max((sum(sizes[i : i + 2]) for i in range(len(sizes))), default=0)
-        saves = fall(case.peaks, course.peaks(course.less(course.of("ema")) + visiting * updating))
+        held = course.less(course.of("ema"))
+        after = held[np.flatnonzero(course.events_in(("train",)))[-1]]
+        peaks = course.peaks(held)
+        saves = fall(case.peaks, peaks | {"train": max(peaks["train"], int(after) + visiting)})
     seconds = None if link is None else 2 * whole / link
     return lever(
         case, name, taken, dict(saves), "nothing fits without" if taken else "it fits without", seconds=seconds,

@@ -139,7 +139,7 @@ def _show_levers(answer: Answer, console: Console) -> None:
         some = [lever for lever in answer.plan.levers if lever.taken == taken]
         for lever in sorted(some, key=lambda lever: -lever.saves_bytes):
             reason = f"changes learning; {lever.reason}" if lever.changes_learning else lever.reason
-            reason += f" (not known: {lever.unknown})" if lever.unknown else ""
+            reason += f" ({lever.unknown})" if lever.unknown else ""
             levers.add_row(lever.name, memory_of(lever).replace(", ", "\n"), lever.costs, reason)
         console.print(levers)
 

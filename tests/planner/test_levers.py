@@ -199,6 +199,13 @@ def test_state_on_the_host_that_was_taken_saves_what_the_device_would_need(mib, 
     assert plan.optimizer_state == "host"
 
 
+def test_an_average_that_was_left_would_be_gone_from_saving_too():
+    """Its part that visits the card is no part of saving, and the step is higher than an update."""
+    weights = 16 * 2048 * 2048 * 4
+    lever = levers_of(planned(Wide(ema=0.9), 4096).plan)["average of the weights on the host"]
+    assert lever.saves == {"train": weights, "save": weights}
+
+
 def test_eight_bit_state_is_a_byte_an_element_and_a_scale_a_block():
     """Two states of 16 matrices, each of 2048 x 2048 elements; the step makes nothing beside."""
     lever = levers_of(planned(Wide(), 4096).plan)["8-bit optimizer"]
