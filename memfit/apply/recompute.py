@@ -80,12 +80,12 @@ def _again(module: nn.Module, learnt: list[bool], recomputing: AbstractContextMa
     gradients as they did in the first forward, ``learnt``: a GAN's generator looks through a discriminator at rest.
     """
     now = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
-    for (parameter, _), then in zip(now, learnt, strict=True):
-        parameter.requires_grad_(then)
     norms = [norm for norm in module.modules() if isinstance(norm, _BatchNorm)]
     statistics = [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
     before = [buffer.detach().clone() for buffer in statistics]
     try:
+        for (parameter, _), then in zip(now, learnt, strict=True):
+            parameter.requires_grad_(then)
         with recomputing:
             yield
     finally:
