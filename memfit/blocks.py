@@ -32,15 +32,40 @@ def repeated_blocks(nets: Nets) -> list[str]:
     several. Where most of a block are blocks of classes that are more numerous (a U-Net's stage its resnets and
     attentions), those are meant; a small part that is as numerous (a gate, an adapter beside a weight) is none.
     """
-    found: list[str] = []
-    for name, net in nets.items():
-        listed = list(items(net))
-        counts = Counter(type(module) for _, module in listed)
-        number = {id(module): counts[type(module)] for _, module in listed}
-        chosen = [path for path, module in listed if _chosen(module, number)]
-        outer = tuple(f"{path}." for path in chosen)
-        found += [f"{name}.{path}" for path in chosen if not path.startswith(outer)]
-    return found
+    return [f"{name}.{path}" for name, net in nets.items() for path in _blocks(net)]
+
+
+def beside_blocks(nets: Nets) -> list[str]:
+    """Paths of what else lies in modules that are repeated and hold blocks: attention beside experts, say."""
+    return [
+        f"{name}.{path}.{inner}"
+        for name, net in nets.items()
+        for chosen in [_blocks(net)]
+        for path, module in items(net)
+        if any(block.startswith(f"{path}.") for block in chosen)
+        for inner in _rest(module, {block.removeprefix(f"{path}.") for block in chosen})
+    ]
+
+
+def _blocks(net: nn.Module) -> list[str]:
+    listed = list(items(net))
+    counts = Counter(type(module) for _, module in listed)
+    number = {id(module): counts[type(module)] for _, module in listed}
+    chosen = [path for path, module in listed if _chosen(module, number)]
+    outer = tuple(f"{path}." for path in chosen)
+    return [path for path in chosen if not path.startswith(outer)]
+
+
+def _rest(module: nn.Module, blocks: set[str]) -> Iterator[str]:
+    """Paths of the outermost modules inside that hold several modules with parameters and none of the blocks."""
+    for name, child in module.named_children():
+        inner = {path.removeprefix(f"{name}.") for path in blocks if path.startswith(f"{name}.")}
+        if name in blocks:
+            continue
+        if inner:
+            yield from (f"{name}.{path}" for path in _rest(child, inner))
+        elif _several(child) and not isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield name
 
 
 def find_module(nets: Nets, path: str) -> nn.Module:
@@ -68,11 +93,11 @@ def items(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _several(module: nn.Module) -> bool:
-    """Whether several modules inside of it hold parameters of their own; a parametrized one counts once."""
+    """Whether it and what it holds are several modules with parameters of their own; a parametrized one counts once."""
     own = [
         path.partition("parametrizations")[0].rstrip(".")
         for path, part in module.named_modules()
-        if path and any(True for _ in part.parameters(recurse=False))
+        if any(True for _ in part.parameters(recurse=False))
     ]
     return len(set(own)) > 1
 

@@ -5,7 +5,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from torch import nn
 from transformers import T5Config, T5Model
 
-from memfit.blocks import repeated_blocks
+from memfit.blocks import beside_blocks, repeated_blocks
 
 
 class Residual(nn.Module):
@@ -62,3 +62,19 @@ def test_blocks_of_transformers_that_hold_a_list_of_layers():
     with torch.device("meta"):
         net = T5Model(T5Config(vocab_size=8, d_model=8, d_ff=8, d_kv=4, num_layers=2, num_heads=2))
     assert repeated_blocks({"t5": net}) == [f"t5.{half}.block.{k}" for half in ("encoder", "decoder") for k in (0, 1)]
+
+
+def test_what_lies_beside_the_blocks_of_a_repeated_module():
+    """Experts are the blocks of a mixture; attention lies beside them, in layers of their own."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.attention = nn.LayerNorm(4), nn.MultiheadAttention(4, 2)
+            self.mixture = nn.Module()
+            self.mixture.router = nn.Linear(4, 3)
+            self.mixture.experts = nn.ModuleList(nn.Sequential(nn.Linear(4, 9), nn.Linear(9, 4)) for _ in range(3))
+
+    net = nn.Sequential(Layer(), Layer())
+    assert repeated_blocks({"net": net}) == [f"net.{k}.mixture.experts.{e}" for k in (0, 1) for e in range(3)]
+    assert beside_blocks({"net": net}) == ["net.0.attention", "net.1.attention"]

@@ -5,7 +5,8 @@ computed again. full: the module's inputs alone. offload: nothing on the device;
 backward, copied on the stream that computes (``memfit.apply.offload``).
 
 Recomputing is torch.utils.checkpoint without reentry, which restores the random state: dropout comes out the same;
-what the module itself held in its first forward is put back too (``memfit.apply.forward``). In a net that torch.compile was given, such a module runs as it is written: a backward would run again what was not compiled.
+what the module itself held in its first forward is put back too (``memfit.apply.forward``). In a net that torch.compile
+was given, such a module runs as it is written: a backward would run again what was not compiled.
 """
 
 from __future__ import annotations
