@@ -238,5 +238,6 @@ def test_without_settings_it_is_a_fault_of_memfit(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_mistake_for_real() -> None:
+    is_one_line(really("predict", f"{JOBS}:LossOfShapesThatDoNotMatch", "--device", "t4"), "in loss()", "broadcast")
     found = really("predict", f"{JOBS}:LossRaises", "--device", "rtx4090", "--json")
     is_one_line(found, f"{JOBS}:", "ValueError: no such")
