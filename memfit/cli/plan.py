@@ -58,7 +58,7 @@ def command(
     rule: str, curve: bool, seed: str, out: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """How JOB's global batch fits into the device: micro-batch, accumulation, recompute, with reasons."""
-    from memfit.cli.quiet import progress
+    from memfit.cli.quiet import progress, settle
     from memfit.loading import load_job, read_settings
 
     if not device_names and memory is None:
@@ -85,7 +85,6 @@ def command(
         raise InputError(
             f"--micro-batch {micro_batch}", f"more than the global batch of {asked}", f"write {asked} or less"
         )
-    loaded = load_job(job, read_settings(pairs))
     answers = {}
     with progress(f"planning {job}", quiet=as_json):
         from memfit.plan import write_plan
@@ -93,6 +92,8 @@ def command(
         from memfit.planner.search import find_plan
         from memfit.show.upstream import show_upstream, upstream_changes
 
+        loaded = load_job(job, read_settings(pairs))
+        settle()
         points = _curve(loaded, targets[0], asked) if curve else []
         for device in targets:
             answers[device.key] = find_plan(loaded, job, asked, device, **choices)

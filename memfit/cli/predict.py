@@ -87,7 +87,7 @@ def command(
 
     JOB is a built-in name (memfit jobs), package.module:Name or path/file.py:Name.
     """
-    from memfit.cli.quiet import progress
+    from memfit.cli.quiet import progress, settle
     from memfit.geometry import parse_shape, shape_of
     from memfit.loading import load_job, read_settings
 
@@ -102,6 +102,7 @@ def command(
         from memfit.planner.predict import checkpoint_all, plain_nets, predict, with_precision
 
         loaded = with_precision(load_job(job, read_settings(pairs)), precision)
+        settle()
         if shape is not None and count is not None:
             raise InputError("--shape and --micro-batch", "they say the same thing twice", "write one of them")
         wanted = parse_shape(shape, loaded) if shape is not None else shape_of(loaded, count or loaded.longest or 1)

@@ -38,6 +38,10 @@ _MATRICES: dict[Any, tuple[int, ...]] = {
 """Operator -> positions of the matrices that it hands to cuBLAS."""
 
 
+COPYING = frozenset({_aten.convolution.default, _aten.convolution_backward.default, *_READ_CONTIGUOUS, *_MATRICES})
+"""Every operator that may copy an input."""
+
+
 def nbytes(tensor: Tensor) -> int:
     """Bytes of a dense copy of the tensor."""
     return tensor.numel() * tensor.itemsize

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_map
 
+from memfit.device import meta_kernels
 from memfit.device.answers import NOT_HANDLED, Assumptions, answer, asks_data
 from memfit.device.backend import NAME
 from memfit.device.kernels import cuda_outputs
@@ -25,12 +27,13 @@ _PLAIN = frozenset(
     {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 )  # fmt: skip
 _META = torch.device("meta")
-_NOT_LEARNT = frozenset({_ITEM, _aten.lift_fresh.default, _aten.lift.default, _aten.set_.source_Tensor})
+_LIFT_FRESH = _aten.lift_fresh.default
+_NOT_LEARNT = frozenset({_ITEM, _LIFT_FRESH, _aten.lift.default, _aten.set_.source_Tensor})
 _UNLEARNABLE_TAGS = frozenset(
     {torch.Tag.inplace_view, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 )  # fmt: skip
 
-Make = Callable[["VirtualMode", list[Tensor]], Any]
+Make = Callable[["VirtualMode", list[FakeTensor]], Any]
 """Makes an operator's output from the tensors among its arguments."""
 
 _makers: dict[tuple[Any, ...], Make] = {}
@@ -40,7 +43,7 @@ class _NotPlainError(Exception):
     """An argument that the memory does not deal with."""
 
 
-def _describe(args: Any, parts: list[Any], tensors: list[Tensor]) -> None:
+def _describe(args: Any, parts: list[Any], tensors: list[FakeTensor]) -> None:
     """Appends what the outputs' shapes depend on to ``parts``, and the fake tensors to ``tensors``."""
     for arg in args:
         kind = type(arg)
@@ -63,7 +66,7 @@ def _describe(args: Any, parts: list[Any], tensors: list[Tensor]) -> None:
             raise _NotPlainError
 
 
-def _key(func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> tuple[Any, ...] | None:
+def _key(func: Any, args: Any, kwargs: Any, tensors: list[FakeTensor]) -> tuple[Any, ...] | None:
     """What a call's outputs depend on; None where there is more. Its tensors are appended to ``tensors``."""
     parts: list[Any] = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
     try:
@@ -83,7 +86,13 @@ def _is_foreach_in_place(func: Any) -> bool:
     return name.startswith("aten._foreach_") and name.split(".")[1].endswith("_") and not func._schema.returns
 
 
-def _all_unknown(tensors: list[Tensor]) -> bool:
+def _places(tensors: list[FakeTensor]) -> dict[int, int]:
+    """Where a tensor, by its id, or the first with a storage, by its address, stands among ``tensors``."""
+    first = reversed(list(enumerate(tensors)))
+    return {key: place for place, tensor in first for key in (tensor.untyped_storage()._cdata, id(tensor))}
+
+
+def _all_unknown(tensors: list[FakeTensor]) -> bool:
     return all(type(tensor) is FakeTensor and tensor.constant is None for tensor in tensors)
 
 
@@ -114,6 +123,8 @@ class VirtualMode(FakeTensorMode):
             return _META if self.in_kernel_invocation else args[0]._fake_device
         if func is _ITEM and type(args[0]) is FakeTensor and args[0].constant is not None:
             return args[0].constant.item()
+        if func is _LIFT_FRESH and type(args[0]) is Tensor and self.may_turn_const(args[0]):
+            return self._constant(args[0])
         if asks_data(func):
             with self:
                 answered = answer(func, args, kwargs or {}, self.assumptions)
@@ -122,30 +133,51 @@ class VirtualMode(FakeTensorMode):
         if _is_foreach_in_place(func) and _all_unknown(args[0]):
             return None
         kwargs = kwargs or {}
-        tensors: list[Tensor] = []
+        tensors: list[FakeTensor] = []
         key = _key(func, args, kwargs, tensors)
         if key is None:
             return super().__torch_dispatch__(func, types, args, kwargs)
         make = _makers.get(key)
         if make is not None:
             return make(self, tensors)
-        out = self._dispatch_impl(func, types, args, kwargs)
-        if self.on_gpu and any(tensor._fake_device.type == NAME for tensor in tensors):  # type: ignore[attr-defined]
+        out = self._run(func, types, args, kwargs, tensors)
+        if self.on_gpu and any(tensor._fake_device.type == NAME for tensor in tensors):
             out = cuda_outputs(func, args, out)
         make = self._learn(func, tensors, out)
         if make is not None:
             _makers[key] = make
         return out
 
+    def _run(self, func: Any, types: Any, args: Any, kwargs: Any, tensors: list[FakeTensor]) -> Any:
+        """The outputs of a call that nothing is remembered of."""
+        found = meta_kernels.run(func, args, kwargs, tensors)
+        if found is NOT_HANDLED:
+            return self._dispatch_impl(func, types, args, kwargs)
+        device = tensors[0]._fake_device
+        return tree_map(lambda one: self.new(one, device) if type(one) is Tensor else one, found)
+
     def remembered(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What an operator gives that was run before, without another dispatch; else NOT_HANDLED."""
-        tensors: list[Tensor] = []
+        tensors: list[FakeTensor] = []
         key = None if asks_data(func) else _key(func, args, kwargs, tensors)
         make = _makers.get(key) if key is not None else None
         if make is None:
             return NOT_HANDLED
         with torch._C._DisableTorchDispatch():
             return make(self, tensors)
+
+    def _constant(self, real: Tensor) -> FakeTensor:
+        """A fake tensor that knows its content: what ``torch.tensor`` was given. Views of that are views of it."""
+        with torch._C._DisableTorchDispatch():
+            elem = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=_META)
+            out = self.new(elem, real.device)
+            out.constant = real.clone()
+        converter = self.fake_tensor_converter
+        converter.add_constant_storage_mapping(out)
+        metas = converter.meta_converter
+        content = metas.describer.get_storage_id(out.constant.untyped_storage())
+        metas.storage_memo[content] = elem.untyped_storage()
+        return out
 
     def new(self, elem: Tensor, device: torch.device) -> FakeTensor:
         """A fake tensor on ``device`` over a meta tensor; what ``FakeTensor(mode, elem, device)`` gives, faster."""
@@ -159,36 +191,36 @@ class VirtualMode(FakeTensorMode):
         tensor.__dict__.update(attributes)
         return tensor
 
-    def _learn(self, func: Any, tensors: list[Tensor], out: Any) -> Make | None:
+    def _learn(self, func: Any, tensors: list[FakeTensor], out: Any) -> Make | None:
         if not isinstance(func, torch._ops.OpOverload) or func.namespace not in ("aten", "prims"):
             return None
         if func in _NOT_LEARNT or (_UNLEARNABLE_TAGS & set(func.tags) and func is not _aten.index.Tensor):
             return None
+        places = _places(tensors)
         if isinstance(out, (tuple, list)):
-            makes = [self._learn_one(tensors, one) for one in out]
+            makes = [self._learn_one(tensors, places, one) for one in out]
             if None in makes:
                 return None
             kind = list if isinstance(out, list) else tuple
             return lambda mode, given: kind([make(mode, given) for make in makes])  # type: ignore[misc]
-        return self._learn_one(tensors, out)
+        return self._learn_one(tensors, places, out)
 
-    def _learn_one(self, tensors: list[Tensor], out: Any) -> Make | None:
+    def _learn_one(self, tensors: list[FakeTensor], places: dict[int, int], out: Any) -> Make | None:
         if out is None or type(out) in (int, bool):
             return lambda mode, given: out
         if type(out) is not FakeTensor or out.constant is not None or out.layout is not torch.strided:
             return None
-        for place, tensor in enumerate(tensors):
-            if out is tensor:
-                return lambda mode, given: given[place]
+        if id(out) in places:
+            place = places[id(out)]
+            return lambda mode, given: given[place]
         if out.requires_grad or out.is_inference() or out.is_conj() or out.is_neg():
             return None
         storage = out.untyped_storage()
         shape, stride, offset, dtype, device = (
             tuple(out.shape), out.stride(), out.storage_offset(), out.dtype, out._fake_device,
         )  # fmt: skip
-        for place, tensor in enumerate(tensors):
-            if tensor.untyped_storage()._cdata == storage._cdata:
-                return _view_maker(place, shape, stride, offset, dtype, device)
+        if storage._cdata in places:
+            return _view_maker(places[storage._cdata], shape, stride, offset, dtype, device)
         fresh = torch.empty_strided(shape, stride, dtype=dtype, device=_META)
         if offset or fresh.untyped_storage().nbytes() != storage.nbytes():
             return None
@@ -196,7 +228,7 @@ class VirtualMode(FakeTensorMode):
 
 
 def _view_maker(place: int, shape: Any, stride: Any, offset: Any, dtype: torch.dtype, device: torch.device) -> Make:
-    def make(mode: VirtualMode, given: list[Tensor]) -> FakeTensor:
+    def make(mode: VirtualMode, given: list[FakeTensor]) -> FakeTensor:
         elem = torch.empty_strided((0,), (1,), dtype=dtype, device=_META)
         elem.set_(given[place].untyped_storage(), offset, shape, stride)
         return mode.new(elem, device)

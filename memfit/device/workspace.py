@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memfit.device.copies import convolution_layout, copies
+from memfit.device.copies import COPYING, convolution_layout, copies
 from memfit.device.rules import CardRules
 
 _aten = torch.ops.aten
@@ -30,6 +30,12 @@ CUBLAS_OPERATORS = frozenset(
     }
 )  # fmt: skip
 """The first of these in a thread makes its cuBLAS workspace, which stays. Forward is one thread, backward another."""
+
+TAKING = CUBLAS_OPERATORS | COPYING | {
+    _aten._scaled_dot_product_flash_attention.default, _aten._scaled_dot_product_flash_attention_backward.default,
+    _aten._scaled_dot_product_efficient_attention_backward.default,
+}  # fmt: skip
+"""Every operator that may take memory inside of itself."""
 
 
 def cublas_workspace(card: CardRules) -> int:

@@ -365,7 +365,7 @@ class Tiny(Stage2):
 
     def validation_batch(self, shape: Shape) -> dict[str, Tensor]:
         """A real video: the drawn face that no training clip shows."""
-        clip = video.talking_clips(self.clips + 1, self.validation_frames, self.resolution)[-1]
+        clip = video.talking_clip(self.clips, self.clips + 1, self.validation_frames, self.resolution)
         count, device = self.validation_frames, torch.get_default_device()
         return {
             "faces": torch.from_numpy(clip.frames).to("cpu" if self.validation_keeps == "host" else device),

@@ -7,21 +7,18 @@ from typing import Any
 
 from torch import Tensor
 
-_HELD = {
+HOLDS = {
     "fsdp::all_gather_copy_in": ("all_gather_output", "communication"),
     "fsdp::split_with_sizes_copy": ("out", "parameters"),
     "fsdp::chunk_cat": ("out", "communication"),
 }
-"""FSDP2's operators: an argument, and what its storage holds. Shards are gathered into one buffer and copied out of it
-to the parameters; gradients are copied into one buffer and scattered out of it."""
+"""FSDP2's operators, by name: an argument, and what its storage holds. Shards are gathered into one buffer and copied
+out of it to the parameters; gradients are copied into one buffer and scattered out of it."""
 
 
 def held(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Tensor, str]]:
-    """(tensor, category) of an operator's arguments; nothing where it does not communicate."""
-    name = func._schema.name
-    if name not in _HELD:
-        return
-    wanted, category = _HELD[name]
+    """(tensor, category) of the arguments of an operator in HOLDS."""
+    wanted, category = HOLDS[func._schema.name]
     for position, argument in enumerate(func._schema.arguments):
         if argument.name == wanted:
             value = kwargs.get(wanted, args[position] if position < len(args) else None)

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
-from torch.utils.flop_counter import flop_registry
 
 from memfit.device import backend, plan_search, workspace
 from memfit.device.answers import NOT_HANDLED, source_line
@@ -30,12 +29,12 @@ from memfit.events import ALLOCATE, EMPTY_CACHE, FREE, TO_DEVICE, TO_HOST
 from memfit.trace import collectives, cpu_rules, known, scratch
 from memfit.trace.accumulate import made_in, sums_in_place
 from memfit.trace.net_kind import NetKind
+from memfit.trace.operators import Operator, operator, work
 from memfit.trace.saved_numbers import NBYTES, SavedNumbers
 
 _DEVICE = torch.ops.prim.device.default
 _META = torch.device("meta")
 _ITEM = torch.ops.aten._local_scalar_dense.default
-_COPIES = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}
 _PLAIN = {Tensor, nn.Parameter, FakeTensor}
 
 
@@ -221,20 +220,21 @@ class Tracer(TorchDispatchMode):
             if number is not None:
                 numbers.after(number, out)
         known.follow(func, args, kwargs, out)
-        self._see_call(func, args, kwargs, out, node)
-        for tensor, category in collectives.held(func, args, kwargs):
-            self.categorise(tensor, category)
-        self._note_scratch(func, args, kwargs, node)
+        kind = operator(func)
+        self._see_call(kind, func, args, kwargs, out, node)
+        if kind.holds:
+            for tensor, category in collectives.held(func, args, kwargs):
+                self.categorise(tensor, category)
+        self._note_scratch(kind, func, args, kwargs, node)
         if self.part == "forward":
             self.net_kind.note(func, args)
         return out
 
-    def _see_call(self, func: Any, args: Any, kwargs: Any, out: Any, node: Any) -> None:
-        flops = flop_registry.get(func._overloadpacket)
+    def _see_call(self, kind: Operator, func: Any, args: Any, kwargs: Any, out: Any, node: Any) -> None:
         moved = 0
         row = len(self.op_rows)
         outs = out if isinstance(out, tuple | list) else (out,)
-        passes = self._passes(func, args)
+        passes = self._passes(func, args) if kind.searches else []
         seen = False
         for index, one in enumerate(outs):
             if isinstance(one, Tensor):
@@ -249,21 +249,21 @@ class Tracer(TorchDispatchMode):
                     if isinstance(each, Tensor):
                         seen |= self._see(each, row)
                         moved += each.numel() * each.itemsize
-        link = self._crosses(func, args, outs[0]) if func in _COPIES else None
+        link = self._crosses(func, args, outs[0]) if kind.copies else None
         if link:
             self._note_operator(link, node, 0, outs[0].numel() * outs[0].itemsize, func, args, kwargs)
             return
-        if not (seen or flops or func._schema.is_mutable):
+        if not (seen or kind.flops or kind.writes):
             return
         for one in args:
             if isinstance(one, Tensor):
                 moved += one.numel() * one.itemsize
             elif isinstance(one, tuple | list):
                 moved += sum(each.numel() * each.itemsize for each in one if isinstance(each, Tensor))
-        if func._schema.is_mutable and self.part == "forward":
+        if kind.writes and self.part == "forward":
             self._see_overwritten(args[0] if args else None)
-        work = flops(*args, **kwargs, out_val=out) if flops else 0
-        self._note_operator(str(func), node, work, moved, func, args, kwargs)
+        done = work(kind.flops, args, kwargs, out) if kind.flops else 0
+        self._note_operator(str(func), node, done, moved, func, args, kwargs)
 
     def _note_operator(
         self, name: str, node: Any, work: int, moved: int, func: Any, args: Any, kwargs: Any
@@ -289,7 +289,7 @@ class Tracer(TorchDispatchMode):
     def _passes(self, func: Any, args: Any) -> list[tuple[Any, int]]:
         """(plan that cuDNN searches, or None; bytes of its workspace) by output of a convolution."""
         rules = self.virtual.rules
-        if rules is None or func not in plan_search.CONVOLUTIONS:
+        if rules is None:
             return []
         searched = plan_search.plans(func, args) if torch.backends.cudnn.benchmark else (None, None)
         workspaces = iter(workspace.scratch(rules, func, args))
@@ -304,7 +304,7 @@ class Tracer(TorchDispatchMode):
         if nbytes:
             self.calls.append((len(self.kind), row, nbytes))
 
-    def _note_scratch(self, func: Any, args: Any, kwargs: Any, node: Any) -> None:
+    def _note_scratch(self, kind: Operator, func: Any, args: Any, kwargs: Any, node: Any) -> None:
         """What the operator took inside of itself: on a CPU to be measured, on CUDA as its libraries' code has it."""
         row = max(len(self.op_rows) - 1, 0)
         rules = self.virtual.rules
@@ -314,10 +314,12 @@ class Tracer(TorchDispatchMode):
                 if key is not None:
                     self.calls.append((len(self.kind), row, key))
             return
+        if not kind.takes:
+            return
         if func in workspace.CUBLAS_OPERATORS and (thread := node is not None) not in self._cublas_threads:
             self._cublas_threads.add(thread)
             self._event(ALLOCATE, self._storage(workspace.cublas_workspace(rules), "workspace", row))
-        if func not in plan_search.CONVOLUTIONS:
+        if not kind.searches:
             self.calls += [(len(self.kind), row, taken) for taken in workspace.scratch(rules, func, args)]
 
     def _allocate_number(self) -> int:

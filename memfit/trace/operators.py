@@ -1,0 +1,73 @@
+"""What a trace asks of an operator whatever it is called with, looked up once for each operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry
+
+from memfit.device import plan_search, workspace
+from memfit.trace.collectives import HOLDS
+
+_COPIES = frozenset({torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operator:
+    """An operator's part in a trace."""
+
+    flops: Callable[..., int] | None
+    """Its floating point operations, as ``torch.utils.flop_counter`` has them; None: it has none that count."""
+    writes: bool
+    """It writes to an argument."""
+    copies: bool
+    """It may move data between host and device."""
+    holds: bool
+    """It communicates between ranks, and its arguments are buffers of that."""
+    searches: bool
+    """cuDNN chooses among plans for it."""
+    takes: bool
+    """On CUDA it may take memory inside of itself."""
+
+
+_known: dict[Any, Operator] = {}
+
+
+def operator(func: Any) -> Operator:
+    """The operator that a dispatch mode is called with."""
+    found = _known.get(func)
+    if found is None:
+        schema = func._schema
+        found = _known[func] = Operator(
+            flops=flop_registry.get(func._overloadpacket),
+            writes=schema.is_mutable,
+            copies=func in _COPIES,
+            holds=schema.name in HOLDS,
+            searches=func in plan_search.CONVOLUTIONS,
+            takes=func in workspace.TAKING,
+        )
+    return found
+
+
+def work(flops: Callable[..., int], args: Any, kwargs: Any, out: Any) -> int:
+    """Floating point operations of one call.
+
+    torch's formulas are functions of shapes inside of one that takes the shapes of tensors, through its trees, which
+    takes longer than the formula.
+    """
+    on_shapes = getattr(flops, "__wrapped__", None)
+    if on_shapes is None:
+        return flops(*args, **kwargs, out_val=out)
+    named = {name: _shapes(value) for name, value in kwargs.items()}
+    count: int = on_shapes(*_shapes(args), out_shape=_shapes(out), **named)
+    return count
+
+
+def _shapes(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.shape
+    return tuple(map(_shapes, value)) if isinstance(value, list | tuple) else value

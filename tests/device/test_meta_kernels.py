@@ -1,0 +1,78 @@
+"""Views and pointwise operators on the virtual device against real ones: shape, stride, offset, type and aliasing."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from memfit.device import meta_kernels
+from memfit.device.virtual import virtual_cpu
+
+CALLS = {
+    "view of a dimension of one": lambda a, b: a.transpose(0, 1)[:, :1].transpose(0, 2).view(4, 1, 1, 3),
+    "view": lambda a, b: a.view(3, 8),
+    "reshape that copies": lambda a, b: a.transpose(0, 2).reshape(-1),
+    "transpose, then a slice": lambda a, b: a.transpose(0, 2)[1:, ::2],
+    "expand": lambda a, b: b.expand(2, 3, 4),
+    "split": lambda a, b: a.split([1, 2], dim=1),
+    "unbind": lambda a, b: a.unbind(2),
+    "select": lambda a, b: a[1, :, 2],
+    "detach": lambda a, b: a.detach(),
+    "as_strided": lambda a, b: a.as_strided((2, 2), (4, 2), 3),
+    "broadcast product": lambda a, b: a * b,
+    "product of permuted tensors": lambda a, b: a.permute(2, 0, 1) * a.permute(2, 0, 1),
+    "sum with an integer tensor": lambda a, b: a.half() + b.long(),
+    "quotient by a number": lambda a, b: a.bfloat16() / 3.0,
+    "product with a 0-dimensional double": lambda a, b: a * torch.tensor(2.0, dtype=torch.float64),
+    "comparison": lambda a, b: a > b,
+    "where": lambda a, b: torch.where(a > 0, a, b),
+    "clone": lambda a, b: a.transpose(0, 1).clone(),
+    "contiguous": lambda a, b: a.transpose(0, 1).contiguous(),
+    "gelu": lambda a, b: torch.nn.functional.gelu(a),
+    "add_": lambda a, b: a.add_(b),
+    "add_ to a view": lambda a, b: a[0].add_(b),
+    "uniform_": lambda a, b: a.uniform_(),
+    "masked_fill_": lambda a, b: a.masked_fill_(a > 0, 1.0),
+    "view_as_complex": lambda a, b: torch.view_as_complex(a.view(2, 3, 2, 2)).conj(),
+}
+
+
+def described(call, device):
+    a = torch.zeros(2, 3, 4, device=device)
+    b = torch.zeros(4, device=device)
+    return [
+        (
+            tuple(out.shape), out.stride(), out.storage_offset(), out.dtype, out is a, out.is_conj(),
+            out.untyped_storage().nbytes(),
+            [out.untyped_storage()._cdata == one.untyped_storage()._cdata for one in (a, b)],
+        )
+        for out in tree_leaves(call(a, b))
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_outputs_are_those_of_a_real_run(call):
+    expected = described(call, "cpu")
+    with virtual_cpu() as virtual:
+        assert described(call, virtual.device) == expected
+
+
+def test_views_and_pointwise_operators_are_run_by_torchs_kernels(monkeypatch):
+    asked = []
+    run = meta_kernels.run
+    monkeypatch.setattr(meta_kernels, "run", lambda func, *rest: asked.append((func, run(func, *rest))) or asked[-1][1])
+    with virtual_cpu() as virtual:
+        x = torch.zeros(2, 37, 11, device=virtual.device)
+        x.view(74, 11).mul(x.view(74, 11)).uniform_()
+    handled = {str(func): out for func, out in asked if isinstance(out, Tensor)}
+    assert handled.keys() == {"aten.view.default", "aten.mul.Tensor", "aten.uniform_.default"}
+
+
+def test_shapes_that_do_not_broadcast_are_refused():
+    with virtual_cpu() as virtual, pytest.raises(RuntimeError, match="broadcast"):
+        torch.zeros(3, 5, device=virtual.device) + torch.zeros(4, device=virtual.device)
+
+
+def test_tensors_of_two_devices_are_refused(gpu):
+    with pytest.raises(RuntimeError, match="device"):
+        torch.zeros(3, device="cuda") + torch.zeros(3, device="cpu")
