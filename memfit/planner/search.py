@@ -334,7 +334,7 @@ def policy_name(modes: Mapping[str, str], own: Mapping[str, str]) -> str:
     if dict(modes) == dict(own):
         return "the job's own checkpointing"
     counts = {mode: list(modes.values()).count(mode) for mode in dict.fromkeys(modes.values())}
-    return ", ".join(f"{count} modules {_DONE[mode]}" for mode, count in counts.items())
+    return ", ".join(f"{count} module{'s' if count > 1 else ''} {_DONE[mode]}" for mode, count in counts.items())
 
 
 _DONE = {"full": "recomputed", "selective": "recomputed selectively", "offload": "offloaded", "keep": "kept"}
