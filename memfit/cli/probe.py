@@ -98,7 +98,7 @@ def _plan(path: str) -> tuple[Probe, Device]:
         write = "plan again with --memory SIZE, for this machine's own"
         raise InputError(f"a plan for {plan.device}", "this machine has no such device", write)
     device = with_memory(here, plan.budget_bytes)
-    job = load_job(plan.job, dict(plan.settings))
+    job = load_job(plan.job, dict(plan.settings), unit=plan.unit)
     how = Tracing(device=device, micro_batches=len(plan.micro_batches[0]), checkpointing=plan.checkpointing)
     return probe_one(Prober(job, plan.job, device, plan.budget_bytes, how), plan.micro_batch), device
 
@@ -126,6 +126,7 @@ def _show(target: str, found: Probe) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from memfit.show.terminal import assumptions
     from memfit.sizes import format_size
 
     console = Console(highlight=False)
@@ -136,7 +137,10 @@ def _show(target: str, found: Probe) -> None:
     else:
         proof = f", and {found.found + found.step} really fails" if found.proved else ""
         console.print(f"[bold green]Runs[/]: a micro-batch of {found.found}{proof}.")
-    console.print(f"{target}: {len(found.trials)} trials in {found.seconds:.1f} s", style="dim")
+    console.print(
+        f"{target}: {len(found.trials)} {'trial' if len(found.trials) == 1 else 'trials'} in {found.seconds:.1f} s",
+        style="dim",
+    )
     table = Table(box=None, pad_edge=False)
     for title in ("micro-batch", "", "allocated", "process", "seconds"):
         table.add_column(title, justify="left" if not title else "right")
@@ -151,5 +155,7 @@ def _show(target: str, found: Probe) -> None:
     for name, error in found.relative_error.items():
         predicted = found.predicted.phases[name].allocated_bytes
         console.print(f"{name}: {format_size(predicted)} predicted, {error:+.2%} of what was measured")
+    for line in assumptions(found.predicted):
+        console.print(line, style="dim")
     if not found.within_bound:
         console.print("[bold yellow]The prediction is outside its bound.[/]")

@@ -6,6 +6,7 @@ latents, the VAE's decoder, then a SyncNet, LPIPS and the features of a video cl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -104,6 +105,13 @@ class Stage1(Job):
         "trepa": ("train",),
     }
     """The phases that use a net which others do not; all nets are resident all the time."""
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
+        **dict.fromkeys(
+            ("frames", "clips", "validation_frames", "validation_decode", "inference_steps"), (1, math.inf)
+        ),
+        **dict.fromkeys(("recon_weight", "sync_weight", "perceptual_weight", "trepa_weight"), (0, math.inf)),
+        **dict.fromkeys(("learning_rate", "guidance", "validation_judge"), (0, math.inf)),
+    }
     upstream: ClassVar[Upstream] = LATENTSYNC
 
     # ---- nets

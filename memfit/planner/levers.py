@@ -99,7 +99,7 @@ def reasons(chosen: Candidate, own: Mapping[str, str], device: Device, how: Trac
     elif modes == dict(own):
         why = "the job's own"
     else:
-        why = f"{recomputed} modules recompute: the least time in which the micro-batch fits"
+        why = f"{chosen.policy}: the least time in which the micro-batch fits"
     return {
         "micro_batch": "the whole global batch fits at once, and nothing else is faster"
         if at_once

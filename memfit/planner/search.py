@@ -334,7 +334,7 @@ def policy_name(modes: Mapping[str, str], own: Mapping[str, str]) -> str:
     if dict(modes) == dict(own):
         return "the job's own checkpointing"
     counts = {mode: list(modes.values()).count(mode) for mode in dict.fromkeys(modes.values())}
-    return ", ".join(f"{count} modules {_DONE[mode]}" for mode, count in counts.items())
+    return ", ".join(f"{count} module{'s' if count > 1 else ''} {_DONE[mode]}" for mode, count in counts.items())
 
 
 _DONE = {"full": "recomputed", "selective": "recomputed selectively", "offload": "offloaded", "keep": "kept"}
@@ -344,6 +344,14 @@ def _check_words(option: str, words: Collection[str], known: tuple[str, ...]) ->
     for word in words:
         if word not in known:
             raise InputError(f"{option} {word}", "no such choice", f"write some of {','.join(known)}")
+
+
+def _asked_for(asked: _Asked) -> dict[str, str]:
+    """Choices that are not the search's, and why they are so."""
+    found = {"micro_batch": "--micro-batch asks for it"} if asked.micro_batch is not None else {}
+    return found | (
+        {"checkpointing": "--keep checkpointing asks for the job's own"} if "checkpointing" in asked.keep else {}
+    )
 
 
 def _plan(job: Job, asked: _Asked, chosen: Candidate, own: Mapping[str, str], how: Tracing, taken: list[Lever]) -> Plan:
@@ -370,7 +378,7 @@ def _plan(job: Job, asked: _Asked, chosen: Candidate, own: Mapping[str, str], ho
         average=how.average,
         learning_rate=asked.rate.factor,
         warmup_windows=asked.rate.warmup_windows,
-        reasons=levers.reasons(chosen, own, device, how),
+        reasons=levers.reasons(chosen, own, device, how) | _asked_for(asked),
         levers=taken,
         phases={phase: asdict(value) for phase, value in found.phases.items()},
         step_seconds=chosen.seconds,
