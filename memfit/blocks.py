@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import nn
 
@@ -29,17 +29,43 @@ def repeated_blocks(nets: Nets) -> list[str]:
     """Paths of the blocks that a net is a repetition of, in order.
 
     A block is an item of a ModuleList or Sequential that holds modules with parameters, and of whose class there are
-    several. Where a block holds blocks of a class that is more numerous (a U-Net's stage its resnets), those are meant.
+    several. Where most of a block are blocks of classes that are more numerous (a U-Net's stage its resnets and
+    attentions), those are meant; a small part that is as numerous (a gate, an adapter beside a weight) is none.
     """
-    found = []
-    for name, net in nets.items():
-        counts = Counter(type(module) for _, module in items(net))
-        found += [
-            f"{name}.{path}"
-            for path, module in items(net)
-            if _chosen(module, counts) and not _inside(path, module, net, counts)
-        ]
-    return found
+    return [f"{name}.{path}" for name, net in nets.items() for path in _blocks(net)]
+
+
+def beside_blocks(nets: Nets) -> list[str]:
+    """Paths of what else lies in modules that are repeated and hold blocks: attention beside experts, say."""
+    return [
+        f"{name}.{path}.{inner}"
+        for name, net in nets.items()
+        for chosen in [_blocks(net)]
+        for path, module in items(net)
+        if any(block.startswith(f"{path}.") for block in chosen)
+        for inner in _rest(module, {block.removeprefix(f"{path}.") for block in chosen})
+    ]
+
+
+def _blocks(net: nn.Module) -> list[str]:
+    listed = list(items(net))
+    counts = Counter(type(module) for _, module in listed)
+    number = {id(module): counts[type(module)] for _, module in listed}
+    chosen = [path for path, module in listed if _chosen(module, number)]
+    outer = tuple(f"{path}." for path in chosen)
+    return [path for path in chosen if not path.startswith(outer)]
+
+
+def _rest(module: nn.Module, blocks: set[str]) -> Iterator[str]:
+    """Paths of the outermost modules inside that hold several modules with parameters and none of the blocks."""
+    for name, child in module.named_children():
+        inner = {path.removeprefix(f"{name}.") for path in blocks if path.startswith(f"{name}.")}
+        if name in blocks:
+            continue
+        if inner:
+            yield from (f"{name}.{path}" for path in _rest(child, inner))
+        elif _several(child) and not isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield name
 
 
 def find_module(nets: Nets, path: str) -> nn.Module:
@@ -62,23 +88,31 @@ def items(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for path, module in net.named_modules():
         if isinstance(module, nn.ModuleList | nn.Sequential):
             for key, child in module.named_children():
-                if (
-                    not isinstance(child, nn.ModuleList)
-                    and sum(1 for part in child.children() if any(True for _ in part.parameters())) > 1
-                ):
+                if not isinstance(child, nn.ModuleList) and _several(child):
                     yield f"{path}.{key}".lstrip("."), child
 
 
-def _chosen(module: nn.Module, counts: Counter[type]) -> bool:
-    own = counts[type(module)]
-    return own > 1 and not any(counts[type(part)] > own for part in list(module.modules())[1:])
+def _several(module: nn.Module) -> bool:
+    """Whether it and what it holds are several modules with parameters of their own; a parametrized one counts once."""
+    own = [
+        path.partition("parametrizations")[0].rstrip(".")
+        for path, part in module.named_modules()
+        if any(True for _ in part.parameters(recurse=False))
+    ]
+    return len(set(own)) > 1
 
 
-def _inside(path: str, module: nn.Module, net: nn.Module, counts: Counter[type]) -> bool:
-    """Whether an outer block was chosen already."""
-    parts = path.split(".")
-    return any(
-        _chosen(net.get_submodule(".".join(parts[:end])), counts)
-        and any(p == ".".join(parts[:end]) for p, _ in items(net))
-        for end in range(1, len(parts))
-    )
+def _chosen(module: nn.Module, number: Mapping[int, int]) -> bool:
+    """Whether it is one of several of its class, and not mostly blocks that are more numerous (``number``, by id)."""
+    own = number[id(module)]
+    return own > 1 and 2 * _of_smaller(module, own, number) < _numel(module)
+
+
+def _of_smaller(module: nn.Module, own: int, number: Mapping[int, int]) -> int:
+    """Parameters of the outermost blocks inside that are more numerous."""
+    parts = module.children()
+    return sum(_numel(part) if number.get(id(part), 0) > own else _of_smaller(part, own, number) for part in parts)
+
+
+def _numel(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

@@ -99,6 +99,8 @@ class Job(Settings):
     ranks that is not what one rank learns: ``memfit verify`` names them."""
     validate_every: int = 10
     """Windows between validations of ``memfit run``, where ``validate`` is written; 0: none."""
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
+    """The least and the most that a setting may be, by name. Other values are refused in a line that says so."""
     upstream: ClassVar[Mapping[str, str | Mapping[str, str]]] = {}
     """Of a job that stands for another project: what a setting or a choice of a plan is there, a key or a code line.
 
@@ -127,6 +129,12 @@ class Job(Settings):
                     f"out of its range: {wants}",
                     f"write {name}={'none' if 'none' in wants else 1}, say",
                 )
+        for name, (least, most) in self.ranges.items():
+            value = getattr(self, name)
+            if not least <= value <= most:
+                wants = f"{least} or more" if most == float("inf") else f"{least} to {most}"
+                near = least if value < least else most
+                raise InputError(f"{name}={value}", f"out of its range: {wants}", f"write {name}={near}, say")
 
     def nets(self) -> Nets:
         """The nets by name. Frozen nets have no parameter that requires a gradient.

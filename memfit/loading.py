@@ -39,11 +39,14 @@ def read_settings(pairs: Iterable[str]) -> dict[str, str]:
     return settings
 
 
-def load_job(spec: str, settings: dict[str, Any] | None = None) -> Job:
+def load_job(spec: str, settings: dict[str, Any] | None = None, *, unit: str | None = None) -> Job:
     """The job that a spec names, with its settings.
 
+    Args:
+        unit: what a plan of it counts.
+
     Raises:
-        InputError: it cannot be found or imported, is no Job, or a setting is wrong.
+        InputError: it cannot be found or imported, is no Job, counts another unit, or a setting is wrong.
     """
     where = built_in_jobs().get(spec, spec)
     module_name, colon, name = where.rpartition(":")
@@ -73,6 +76,9 @@ def load_job(spec: str, settings: dict[str, Any] | None = None) -> Job:
             f"{name} is no class that derives from memfit.Job",
             f"write {module_name}:{_jobs_of(module)}",
         )
+    if unit is not None and unit != found.unit:
+        write = "make the plan again with memfit plan --out"
+        raise InputError(f"a plan of {spec} in {unit}", f"the job counts {found.unit}", write)
     return found(**(settings or {}))
 
 

@@ -207,6 +207,9 @@ def _checked(values: dict[str, Any], path: str) -> Plan:
     rate = values.get("learning_rate", 1.0)
     if not 0 < rate < float("inf"):
         raise InputError(f"plan file {path}: learning_rate = {rate}", "not a number above 0", "write 1.0")
+    for name in ("step_seconds", "step_seconds_low", "step_seconds_high"):
+        if not 0 <= values.get(name, 0) < float("inf"):
+            raise InputError(f"plan file {path}: {name} = {values[name]}", "not a number of 0 or more", _AGAIN)
     if values.get("warmup_windows", 0) < 0:
         seen = f"plan file {path}: warmup_windows = {values['warmup_windows']}"
         raise InputError(seen, "less than 0", "write 0 for no warm-up")

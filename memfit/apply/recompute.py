@@ -4,8 +4,9 @@ keep: everything that autograd saves. selective: the outputs of matmuls, convolu
 computed again. full: the module's inputs alone. offload: nothing on the device; all of it waits on the host for the
 backward, copied on the stream that computes (``memfit.apply.offload``).
 
-Recomputing is torch.utils.checkpoint without reentry, which restores the random state: dropout comes out the same. In a
-net that torch.compile was given, such a module runs as it is written: a backward would run again what was not compiled.
+Recomputing is torch.utils.checkpoint without reentry, which restores the random state: dropout comes out the same;
+what the module itself held in its first forward is put back too (``memfit.apply.forward``). In a net that torch.compile
+was given, such a module runs as it is written: a backward would run again what was not compiled.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from memfit.apply.forward import Forward
 from memfit.apply.offload import on_the_host
 from memfit.apply.selective import selective_contexts
 from memfit.blocks import find_module
@@ -67,29 +68,7 @@ def _wrapped(module: nn.Module, mode: str) -> Callable[..., Any]:
 
     def contexts() -> Any:
         first, again = selective_contexts() if mode == "selective" else (nullcontext(),) * 2
-        return first, _again(module, [parameter.requires_grad for parameter in module.parameters()], again)
+        seen = Forward(module)
+        return seen.watched(first), seen.again(again)
 
     return torch.compiler.disable(kept) if "torch._dynamo" in sys.modules else kept
-
-
-@contextmanager
-def _again(module: nn.Module, learnt: list[bool], recomputing: AbstractContextManager[Any]) -> Iterator[None]:
-    """A second forward of the same batch, which batch normalisation does not count into its statistics again.
-
-    They are put back through ``data``: autograd has saved them, and would take a change for a fault. Parameters ask for
-    gradients as they did in the first forward, ``learnt``: a GAN's generator looks through a discriminator at rest.
-    """
-    now = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
-    for (parameter, _), then in zip(now, learnt, strict=True):
-        parameter.requires_grad_(then)
-    norms = [norm for norm in module.modules() if isinstance(norm, _BatchNorm)]
-    statistics = [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
-    before = [buffer.detach().clone() for buffer in statistics]
-    try:
-        with recomputing:
-            yield
-    finally:
-        for buffer, value in zip(statistics, before, strict=True):
-            buffer.data.copy_(value)
-        for parameter, learns in now:
-            parameter.requires_grad_(learns)

@@ -98,7 +98,7 @@ def _plan(path: str) -> tuple[Probe, Device]:
         write = "plan again with --memory SIZE, for this machine's own"
         raise InputError(f"a plan for {plan.device}", "this machine has no such device", write)
     device = with_memory(here, plan.budget_bytes)
-    job = load_job(plan.job, dict(plan.settings))
+    job = load_job(plan.job, dict(plan.settings), unit=plan.unit)
     how = Tracing(device=device, micro_batches=len(plan.micro_batches[0]), checkpointing=plan.checkpointing)
     return probe_one(Prober(job, plan.job, device, plan.budget_bytes, how), plan.micro_batch), device
 
@@ -126,6 +126,7 @@ def _show(target: str, found: Probe) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from memfit.show.terminal import assumptions
     from memfit.sizes import format_size
     from memfit.words import counted
 
@@ -152,5 +153,7 @@ def _show(target: str, found: Probe) -> None:
     for name, error in found.relative_error.items():
         predicted = found.predicted.phases[name].allocated_bytes
         console.print(f"{name}: {format_size(predicted)} predicted, {error:+.2%} of what was measured")
+    for line in assumptions(found.predicted):
+        console.print(line, style="dim")
     if not found.within_bound:
         console.print("[bold yellow]The prediction is outside its bound.[/]")

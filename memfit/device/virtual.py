@@ -7,6 +7,7 @@ allocations that the step makes on CUDA; what a kernel allocates inside of itsel
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -135,7 +136,10 @@ def _cudnn_flags_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _fakes_pass_for_tensors() -> Iterator[None]:
-    """What torch asks of a tensor's Python type or its weak references, answered as for a plain tensor."""
+    """What torch asks of a tensor's Python type or its weak references, answered as for a plain tensor.
+
+    A fault of the job is told in one line: what a meta kernel fails on is raised, and not logged as well.
+    """
     with (
         replaced(torch.utils, weakref=SimpleNamespace(**vars(weakref) | {"getweakrefs": lambda tensor: []})),
         appended(_foreach_supported_types, FakeTensor),
@@ -146,10 +150,13 @@ def _fakes_pass_for_tensors() -> Iterator[None]:
         default_device_kept(),
         _cudnn_flags_kept(),
         without_weights(),
+        replaced(logging.getLogger(FakeTensor.__module__), disabled=True),
         warnings.catch_warnings(),
     ):
         # copy.deepcopy asks a tensor of another class than Tensor for its address.
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+        # The hooks are the tracer's, and nothing is compiled here.
+        warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are global hooks")
         yield
 
 

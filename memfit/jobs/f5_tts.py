@@ -6,6 +6,7 @@ Whatever is random is a tensor, and spans are masks by comparison, so that a ste
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -54,6 +55,11 @@ class F5TTS(Job, ABC):
     clips: int = 64
     """Clips of synthesized speech in the data set."""
 
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
+        **dict.fromkeys(("vocabulary", "clips"), (1, math.inf)),
+        **dict.fromkeys(("learning_rate", "warmup_windows"), (0, math.inf)),
+        **dict.fromkeys(("dropout", "cond_drop", "mel_drop"), (0, 1)),
+    }
     upstream: ClassVar[Upstream] = f5_tts("F5TTS_Base")
 
     @abstractmethod

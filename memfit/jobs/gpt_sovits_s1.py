@@ -6,6 +6,7 @@ same however it is split. Upstream's top-3 accuracy, a metric of every step, is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
@@ -46,6 +47,12 @@ class S1(Job):
     clips: int = 64
     """Clips of synthesized speech in the data set."""
 
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "clip_seconds": (0.5, 3600),
+        "phonemes_per_second": (2, 100),
+        "learning_rate": (0, math.inf),
+        **dict.fromkeys(("dim", "depth", "clips"), (1, math.inf)),
+    }
     dials: ClassVar[Mapping[str, str]] = {"clip_seconds": "shorter clips"}
     upstream: ClassVar[Upstream] = GPT_SOVITS_S1
 

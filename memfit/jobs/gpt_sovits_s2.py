@@ -7,6 +7,7 @@ judges the same waveform again. Upstream's per-epoch decay of the learning rate 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim import AdamW, Optimizer
 
+from memfit.errors import InputError
 from memfit.job import Job, Loss, Nets, Precision, Shape, Turn
 from memfit.jobs.data.mel import compress, spectrogram
 from memfit.jobs.data.sovits_clips import FRAMES_PER_SECOND, HOP, SovitsClip, sovits_clips
@@ -46,6 +48,12 @@ class S2(Job):
     clips: int = 64
     """Clips of synthesized speech in the data set."""
 
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "clip_seconds": (0.5, 3600),
+        "phonemes_per_second": (2, 100),
+        **dict.fromkeys(("learning_rate", "text_rate", "mel_weight", "kl_weight"), (0, math.inf)),
+        **dict.fromkeys(("segment_frames", "clips"), (1, math.inf)),
+    }
     dials: ClassVar[Mapping[str, str]] = {"clip_seconds": "shorter clips", "segment_frames": "shorter judged segments"}
     upstream: ClassVar[Upstream] = GPT_SOVITS_S2
 
@@ -54,6 +62,10 @@ class S2(Job):
         return WIDTHS[self.version]
 
     def nets(self) -> Nets:
+        if (frames := int(FRAMES_PER_SECOND * self.clip_seconds)) < self.segment_frames:
+            why = f"a clip of {frames} frames holds no segment of {self.segment_frames}"
+            write = f"write clip_seconds={math.ceil(self.segment_frames / FRAMES_PER_SECOND)}, or fewer segment_frames"
+            raise InputError(f"clip_seconds={self.clip_seconds}", why, write)
         return {"generator": Sovits(self.widths()), "discriminator": Discriminator(PERIODS[self.version])}
 
     def checkpointable(self, nets: Nets) -> list[str]:

@@ -6,8 +6,9 @@ models: Frans et al. 2024). Which ones is drawn with the data, so that a step ta
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -47,6 +48,13 @@ class S2V3(Job):
     clips: int = 64
     """Clips of synthesized speech in the data set."""
 
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "clip_seconds": (0.5, 3600),
+        "phonemes_per_second": (2, 100),
+        "shortcut": (0, 1),
+        "learning_rate": (0, math.inf),
+        **dict.fromkeys(("dim", "depth", "clips"), (1, math.inf)),
+    }
     upstream: ClassVar[Upstream] = GPT_SOVITS_S2_V3
 
     def nets(self) -> Nets:

@@ -6,6 +6,7 @@ latents, the VAE's decoder, then a SyncNet, LPIPS and the features of a video cl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -104,6 +105,13 @@ class Stage1(Job):
         "trepa": ("train",),
     }
     """The phases that use a net which others do not; all nets are resident all the time."""
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
+        **dict.fromkeys(
+            ("frames", "clips", "validation_frames", "validation_decode", "inference_steps"), (1, math.inf)
+        ),
+        **dict.fromkeys(("recon_weight", "sync_weight", "perceptual_weight", "trepa_weight"), (0, math.inf)),
+        **dict.fromkeys(("learning_rate", "guidance", "validation_judge"), (0, math.inf)),
+    }
     upstream: ClassVar[Upstream] = LATENTSYNC
 
     # ---- nets
@@ -357,7 +365,7 @@ class Tiny(Stage2):
 
     def validation_batch(self, shape: Shape) -> dict[str, Tensor]:
         """A real video: the drawn face that no training clip shows."""
-        clip = video.talking_clip(self.clips, self.clips + 1, self.validation_frames, self.resolution)
+        (clip,) = video.talking_clips(1, self.validation_frames, self.resolution, seed=1)
         count, device = self.validation_frames, torch.get_default_device()
         return {
             "faces": torch.from_numpy(clip.frames).to("cpu" if self.validation_keeps == "host" else device),

@@ -7,6 +7,7 @@ all else. Stage 1: single images, L1 and VGG. Stage 2: clips of 16 frames, two d
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -57,6 +58,11 @@ class Stage1(Job):
     judged_size: ClassVar[int] = 224
     """Height and width of the largest images that VGG and, in the generator's turn, the discriminators see."""
     dials: ClassVar[Mapping[str, str]] = {"resolution": "smaller faces", "frames": "shorter clips"}
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
+        **dict.fromkeys(("frames", "clips"), (1, math.inf)),
+        **dict.fromkeys(("learning_rate", "critic_learning_rate", "l1_weight", "vgg_weight"), (0, math.inf)),
+        **dict.fromkeys(("gan_weight", "mouth_gan_weight", "feature_weight", "sync_weight"), (0, math.inf)),
+    }
     unsynchronised: ClassVar[tuple[str, ...]] = ("discriminator", "mouth_discriminator")
     """Nets that every rank of upstream trains by itself."""
     upstream: ClassVar[Upstream] = MUSETALK

@@ -19,6 +19,11 @@ def less_host_margin(device: Device) -> Device:
     return replace(device, usable_bytes=max(left, 1))
 
 
+def host_margin_bytes(device: Device) -> int:
+    """What is left so of a device's budget; 0 on a card."""
+    return (device.usable_bytes or 0) - (less_host_margin(device).usable_bytes or 0)
+
+
 def budget_for(nbytes: int, device: Device) -> int:
     """The least budget of which so many bytes are left for tensors."""
     return nbytes if device.is_cuda else math.ceil((nbytes + HOST_MARGIN_BYTES) / (1 - HOST_MARGIN))

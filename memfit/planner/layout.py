@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from torch import nn
 
-from memfit.blocks import candidates, find_module, repeated_blocks
+from memfit.blocks import beside_blocks, candidates, find_module, repeated_blocks
 from memfit.events import Trace
 from memfit.job import Job, Nets
 
@@ -52,8 +52,12 @@ class Layout:
 
 
 def blocks_of(job: Job, nets: Nets) -> list[str]:
-    """Paths of the outermost modules that may be recomputed: those that the job names, and repeated blocks."""
-    named = dict.fromkeys([*candidates(job, nets), *job.also_checkpointable(nets), *repeated_blocks(nets)])
+    """Paths of the outermost modules that may be recomputed: those that the job names, and repeated blocks.
+
+    Where it names none, also what lies beside the blocks in modules that hold them.
+    """
+    rest = beside_blocks(nets) if job.checkpointable(nets) is None else []
+    named = dict.fromkeys([*candidates(job, nets), *job.also_checkpointable(nets), *repeated_blocks(nets), *rest])
     return [path for path in named if not any(path.startswith(f"{outer}.") for outer in named)]
 
 

@@ -22,7 +22,6 @@ from memfit.planner.varied import EXPANDABLE
 from memfit.planner.whole import Candidate
 from memfit.sizes import format_size
 from memfit.trace.step import Tracing
-from memfit.words import counted
 
 NOT_TRACED = "bytes: nothing was traced beside the plan, whose draft alone seemed too large"
 
@@ -65,7 +64,7 @@ def reasons(chosen: Candidate, own: Mapping[str, str], device: Device, how: Trac
     elif modes == dict(own):
         why = "the job's own"
     else:
-        why = f"{counted(recomputed, 'module')} recomputed: the least time in which the micro-batch fits"
+        why = f"{chosen.policy}: the least time in which the micro-batch fits"
     return {
         "micro_batch": "the whole global batch fits at once, and nothing else is faster"
         if at_once

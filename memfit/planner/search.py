@@ -294,6 +294,14 @@ def _check_words(option: str, words: Collection[str], known: tuple[str, ...]) ->
             raise InputError(f"{option} {word}", "no such choice", f"write some of {','.join(known)}")
 
 
+def _asked_for(asked: _Asked) -> dict[str, str]:
+    """Choices that are not the search's, and why they are so."""
+    found = {"micro_batch": "--micro-batch asks for it"} if asked.micro_batch is not None else {}
+    return found | (
+        {"checkpointing": "--keep checkpointing asks for the job's own"} if "checkpointing" in asked.keep else {}
+    )
+
+
 def _plan(job: Job, asked: _Asked, chosen: Candidate, own: Mapping[str, str], how: Tracing, taken: list[Lever]) -> Plan:
     geometry, found, device = chosen.geometry, chosen.footprint, asked.card
     return Plan(
@@ -318,7 +326,7 @@ def _plan(job: Job, asked: _Asked, chosen: Candidate, own: Mapping[str, str], ho
         average=how.average,
         learning_rate=asked.rate.factor,
         warmup_windows=asked.rate.warmup_windows,
-        reasons=levers.reasons(chosen, own, device, how),
+        reasons=levers.reasons(chosen, own, device, how) | _asked_for(asked),
         levers=taken,
         phases={phase: asdict(value) for phase, value in found.phases.items()},
         step_seconds=chosen.seconds,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from memfit.planner.host_margin import host_margin_bytes
 from memfit.show.terminal import assumptions
 from memfit.sizes import format_size
 
@@ -46,6 +47,7 @@ def show_answer(answer: Answer, device: Device, out: str | None, console: Consol
             f"{phase['process_bytes'] / plan.budget_bytes:.0%}",
         )
     console.print(table)
+    _show_margin(device, console)
     console.print()
     if answer.chosen is not None:
         for line in assumptions(answer.chosen.footprint):
@@ -100,14 +102,15 @@ def _show_shortfall(answer: Answer, device: Device, console: Console) -> None:
         console.print(answer.lengths.reason())
         return
     console.print(
-        "[bold red]Nothing fits[/]: " + f"{format_size(-found.headroom_bytes)} too much on {device.name} at the least, "
+        f"[bold red]Nothing fits[/] on {device.name}: still {format_size(-found.headroom_bytes)} too much "
         f"with {floor.policy}, {floor.engine} and {floor.geometry.arithmetic()}."
     )
     if found.failed_request:
         console.print(
-            f"{found.failed_request.phase} fails on {format_size(found.failed_request.bytes)} "
-            f"in {found.failed_request.module or 'the step'}."
+            f"{found.failed_request.phase} asks for {format_size(found.failed_request.bytes)} "
+            f"in {found.failed_request.module or 'the step'} that are not there."
         )
+    _show_margin(device, console)
     phase = found.phases[found.limiting_phase]
     parts = sorted(phase.categories.items(), key=lambda part: -part[1])
     console.print(
@@ -132,6 +135,13 @@ def _show_shortfall(answer: Answer, device: Device, console: Console) -> None:
         console.print(f"Or {way}.")
 
 
+def _show_margin(device: Device, console: Console) -> None:
+    """What a plan for a CPU cannot use of its budget."""
+    if left := host_margin_bytes(device):
+        whole = format_size(device.usable_bytes or 0)
+        console.print(f"Of the {whole}, {format_size(left)} are left for what is no tensor: Python, autograd's graph.")
+
+
 def _show_levers(answer: Answer, console: Console) -> None:
     assert answer.plan is not None
     for taken, title in ((True, "Levers that were taken, against the plan without"), (False, "Levers that were left")):
@@ -145,12 +155,15 @@ def _show_levers(answer: Answer, console: Console) -> None:
 
 
 def _show_beside(answer: Answer, console: Console) -> None:
+    assert answer.plan is not None
     if answer.alternatives:
         table = _table("next best", "recompute", "process", "a window", title="\nBeside it")
         for draft in answer.alternatives:
             modes = [mode for mode in draft.modes.values() if mode != "keep"]
             counts = ", ".join(f"{modes.count(mode)} {mode}" for mode in dict.fromkeys(modes)) or "nothing"
             window = f"{draft.seconds:.3g} s" if draft.seconds is not None else "-"
+            if not draft.traced and draft.seconds is not None and draft.seconds <= (answer.plan.step_seconds or 0):
+                window = "about the same"
             table.add_row(draft.geometry.arithmetic(), counts, format_size(draft.peak), window)
         console.print(table)
     step = answer.next_step

@@ -101,7 +101,7 @@ def run(
     _check_ranks(plan)
     device = device_of(plan)
     engine = start(plan.engine, device, **plan.engine_choices)
-    job = load_job(plan.job, dict(plan.settings))
+    job = load_job(plan.job, dict(plan.settings), unit=plan.unit)
     seed_all(plan.seed)
     samples, lengths = job.dataset(), job.lengths()
     if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):

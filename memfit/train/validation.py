@@ -81,7 +81,7 @@ def validate(checkpoint: Checkpoint, budget: int = 0) -> dict[str, Any] | None:
     """
     backend.register()
     plan = replace(checkpoint.plan, budget_bytes=budget or checkpoint.plan.budget_bytes)
-    job = load_job(plan.job, dict(plan.settings))
+    job = load_job(plan.job, dict(plan.settings), unit=plan.unit)
     if not job.validates:
         write = f"write validate(self, nets, batch) -> {{'name': number}} in {type(job).__name__}"
         raise InputError(f"job {plan.job}", "it has no validation", write)

@@ -55,7 +55,7 @@ def replay(plan: Plan, folder: Path) -> dict[str, Any]:
     """The window alone, beside what the ranks made of it."""
     told = json.loads((folder / "window.json").read_text())
     recording = Recording(Single(), magnitudes=True)
-    job, device = load_job(plan.job, dict(plan.settings)), device_of(plan)
+    job, device = load_job(plan.job, dict(plan.settings), unit=plan.unit), device_of(plan)
     rig = build(
         job, device, recording, plan.implementation, rate=plan.learning_rate, warmup_windows=plan.warmup_windows,
         optimizer_state=plan.optimizer_state, average=plan.average,

@@ -68,3 +68,56 @@ def test_it_is_taken_off_again():
     with recompute({"net": model}, {"net.0": "full"}):
         assert "forward" in model[0].__dict__
     assert "forward" not in model[0].__dict__
+
+
+class Worn(nn.Module):
+    """Writes buffers of its own: a counter, a vector that is replaced, and those of spectral norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
+        self.norm = nn.InstanceNorm1d(4, track_running_stats=True)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return self.norm((self.inner(x) * (1 + self.calls) + self.mean)[..., None].expand(-1, -1, 3) ** 2).mean(2)
+
+
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_buffers_are_as_in_the_first_forward_and_are_not_written_twice(mode):
+    """A block that is shared runs twice before its backward: each recomputing has the buffers of its own forward."""
+    learned = []
+    for modes in ({}, {"net": mode}):
+        torch.manual_seed(0)
+        net = Worn()
+        with recompute({"net": net}, modes):
+            for _ in range(2):
+                net(net(torch.randn(5, 4))).square().sum().backward()
+        assert net.calls == 4
+        learned.append([*(p.grad for p in net.parameters()), *net.buffers()])
+    assert all(torch.equal(kept, again) for kept, again in zip(*learned, strict=True))
+
+
+def test_what_trained_in_the_forward_trains_in_its_recomputing():
+    net, x = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4)), torch.randn(3, 4)
+    gradients = []
+    for modes in ({}, {"net": "full"}):
+        with recompute({"net": net}, modes):
+            loss = net.eval()(x).sum()
+            net.train()
+            gradients.append(torch.autograd.grad(loss, net[0].weight)[0])
+        assert net[1].training
+    assert torch.equal(*gradients)
+
+
+def test_a_graph_may_be_gone_back_through_twice():
+    net, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), torch.randn(3, 4, requires_grad=True)
+    found = []
+    for modes in ({}, {"net": "full"}):
+        with recompute({"net": net}, modes):
+            (slope,) = torch.autograd.grad(net(x).square().sum(), x, create_graph=True)
+            found.append(torch.autograd.grad(slope.square().sum(), net[0].weight)[0])
+    assert torch.equal(*found)

@@ -225,18 +225,19 @@ def test_an_exception_of_memfits_own_is_a_fault_and_no_mistake() -> None:
 
 
 def test_an_exception_in_a_built_in_job_comes_of_its_settings(run: Run) -> None:
-    found = run("predict", "f5_tts/tiny", "--device", "cpu", "--set", "vocabulary=-5")
-    is_one_line(found, "memfit/jobs/", "negative dimension -4", "take back what --set changed")
+    found = run("predict", "f5_tts/tiny", "--device", "cpu", "--set", "dim=100")
+    is_one_line(found, "memfit/jobs/", "divisible by groups", "take back what --set changed")
 
 
 def test_without_settings_it_is_a_fault_of_memfit(monkeypatch: pytest.MonkeyPatch) -> None:
     from memfit.jobs.f5_tts import F5Tiny
 
-    monkeypatch.setattr(F5Tiny, "vocabulary", -5)
-    with pytest.raises(RuntimeError, match="negative dimension"):
+    monkeypatch.setattr(F5Tiny, "dim", 100)
+    with pytest.raises(ValueError, match="divisible by groups"):
         main(["predict", "f5_tts/tiny", "--device", "cpu"])
 
 
 def test_a_mistake_for_real() -> None:
+    is_one_line(really("predict", f"{JOBS}:LossOfShapesThatDoNotMatch", "--device", "t4"), "in loss()", "broadcast")
     found = really("predict", f"{JOBS}:LossRaises", "--device", "rtx4090", "--json")
     is_one_line(found, f"{JOBS}:", "ValueError: no such")

@@ -34,6 +34,11 @@ CHANGES = {
     "a size above the micro-batch": ("micro_batch = 3", "micro_batch = 2", "a micro-batch of 3"),
     "a negative budget": ("budget_bytes = ", "budget_bytes = -", "less than 1"),
     "a negative seed": ("seed = 0", "seed = -1", "less than 0"),
+    "a time that is none": (
+        "step_seconds = ",
+        "step_seconds = nan # ",
+        "step_seconds = nan: not a number of 0 or more",
+    ),
     "an unknown precision": ('precision = "fp32"\nseed', 'precision = "fp8"\nseed', "precision = 'fp8'"),
     "two precisions": ('precision = "fp32"\nseed', 'precision = "bf16"\nseed', "make them agree"),
     "an unknown engine": ('engine = "single"', 'engine = "tripple"', "write single"),
@@ -53,6 +58,11 @@ def test_plans(run: Run, tmp_path: Path, plan: str, old: str, new: str, words: s
     is_one_line(run("run", f"{tmp_path}/plan.toml", "--out", f"{tmp_path}/run"), "plan file", words)
     is_one_line(run(*AT, "--checkpoint", f"{tmp_path}/plan.toml", "--json"), "plan file", words)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_plan_that_counts_something_else_than_its_job(run: Run, tmp_path: Path, plan: str) -> None:
+    (tmp_path / "plan.toml").write_text(plan.replace('unit = "samples"', 'unit = "frames"', 1))
+    is_one_line(run("run", f"{tmp_path}/plan.toml", "--out", f"{tmp_path}/run"), "in frames", "the job counts samples")
 
 
 def test_a_plan_that_is_no_text(run: Run, tmp_path: Path) -> None:

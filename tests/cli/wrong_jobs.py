@@ -120,6 +120,11 @@ class BatchOfAnotherWidth(Right):
         return torch.randn(shape.items, 5)
 
 
+class LossOfShapesThatDoNotMatch(Right):
+    def loss(self, nets, batch):
+        return (nets["net"](batch) > torch.zeros(7)).sum() * nets["net"](batch).sum(), len(batch)
+
+
 class LossOfEach(Right):
     def loss(self, nets, batch):
         return nets["net"](batch).square().sum(1), len(batch)

@@ -122,6 +122,17 @@ def test_what_stays_as_the_job_has_it_is_not_touched():
         find_plan(JOB, "dit", 4, card(4096), keep=("precision",), allow=("precision",))
 
 
+def test_a_choice_that_was_asked_for_has_that_as_its_reason(tight):
+    assert tight.plan.reasons["micro_batch"] == "--micro-batch asks for it"
+
+
+def test_a_plan_for_a_cpu_says_what_of_the_budget_is_left():
+    cpu = with_memory(find_device("cpu"), 400 << 20)
+    console = Console(file=io.StringIO(), width=200)
+    show_answer(find_plan(JOB, "dit", 2, cpu), cpu, None, console)
+    assert "Of the 400 MiB, 32.0 MiB are left for what is no tensor" in console.file.getvalue()
+
+
 def test_where_nothing_fits_the_floor_and_the_dials_are_told():
     found = find_plan(Dit(dim=64, depth=2, heads=4, frames=4096), "dit", 2, card(8))
     assert found.plan is None

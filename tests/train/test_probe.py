@@ -23,12 +23,14 @@ BUDGET = 1000 << 20
 class SimulatedProber(Prober):
     """Predicts 10 MiB and 16 MiB a unit, in no time."""
 
+    assumed: tuple[str, ...] = ()
+
     def need(self, units: int) -> int:
         return self.footprint(units).process_bytes
 
     def footprint(self, units: int):
         nbytes = (10 << 20) + units * (16 << 20)
-        phase = SimpleNamespace(allocated_bytes=nbytes, process_bytes=nbytes)
+        phase = SimpleNamespace(allocated_bytes=nbytes, process_bytes=nbytes, assumed=self.assumed)
         phase.phases = {"train": phase}
         self._footprints[units] = phase
         return phase
@@ -97,6 +99,16 @@ def test_a_prediction_that_is_off_is_outside_its_bound():
     answer = probe_one(prober, 3)
     assert answer.relative_error["train"] == pytest.approx(1 / 1.05 - 1)
     assert not answer.within_bound
+
+
+def test_where_the_largest_was_assumed_a_prediction_may_be_over_and_not_under():
+    for share, within in ((0.5, True), (1.05, False)):
+        prober, _ = simulated(exact)
+        prober.assumed = ("nonzero was taken to find all 9",)
+        measured = {"train": int(exact(3) * share)}
+        trial = Trial(micro_batch=3, ok=True, allocated_bytes=measured["train"], phases=measured)
+        prober._run = lambda question, trial=trial: trial
+        assert probe_one(prober, 3).within_bound == within
 
 
 def plan_of(tmp_path, **changes):

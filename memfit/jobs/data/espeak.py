@@ -1,6 +1,6 @@
 """The espeak-ng speech engine of the package ``espeakng-loader``; as a program, it writes clips to standard output.
 
-    python -m memfit.jobs.data.espeak COUNT SECONDS RATE
+    python -m memfit.jobs.data.espeak COUNT SECONDS RATE SEED
 
 The engine keeps state from one text to the next that nothing resets, so that only a fresh process says the same again;
 the breath of some voices is noise, whose seed is set before each text.
@@ -74,9 +74,9 @@ class Espeak:
         return np.concatenate(self.chunks).astype(np.float32) / 32768
 
 
-def clips(count: int, seconds: float, rate: int) -> dict[str, np.ndarray]:
+def clips(count: int, seconds: float, rate: int, seed: int) -> dict[str, np.ndarray]:
     """``count`` clips of at most ``seconds``: text, voice (count,); wave_0 …, float32, ``rate`` samples a second."""
-    engine, dice = Espeak(), random.Random(0)
+    engine, dice = Espeak(), random.Random(seed)
     texts, voices, waves = [], [], []
     for k in range(count):
         voice, speed = VOICES[k % len(VOICES)], dice.choice(SPEEDS)
@@ -106,4 +106,4 @@ def _resample(wave: np.ndarray, old: int, new: int) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    np.savez(sys.stdout.buffer, **clips(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])))  # type: ignore[arg-type]
+    np.savez(sys.stdout.buffer, **clips(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])))  # type: ignore[arg-type]

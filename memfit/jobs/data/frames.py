@@ -42,15 +42,16 @@ class TalkingClip:
 
 
 @functools.cache
-def talking_clips(count: int, frames: int, resolution: int) -> tuple[TalkingClip, ...]:
-    """``count`` clips of so many frames of ``resolution``² pixels, each of another voice, text, face and place."""
-    return tuple(talking_clip(k, count, frames, resolution) for k in range(count))
+def talking_clips(count: int, frames: int, resolution: int, seed: int = 0) -> tuple[TalkingClip, ...]:
+    """``count`` clips of so many frames of ``resolution``² pixels, each of another voice, text, face and place.
+
+    Other seeds show other faces, which say other texts.
+    """
+    spoken = speak(count, max(4.0, 6 * frames / FPS), RATE, seed)
+    return tuple(_clip(seed << 32 | k, said.wave, frames, resolution) for k, said in enumerate(spoken))
 
 
-@functools.cache
-def talking_clip(number: int, count: int, frames: int, resolution: int) -> TalkingClip:
-    """One of ``talking_clips``, the others undrawn."""
-    wave = speak(count, max(4.0, 6 * frames / FPS), RATE)[number].wave
+def _clip(number: int, wave: np.ndarray, frames: int, resolution: int) -> TalkingClip:
     wave = np.pad(wave, (0, max(0, (2 * frames) * RATE // FPS - len(wave))))
     opening = loudness(wave)
     chance = np.random.default_rng(number)

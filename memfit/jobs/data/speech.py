@@ -51,15 +51,17 @@ class Utterance:
 
 
 @functools.cache
-def speak(count: int, seconds: float, rate: int) -> tuple[Clip, ...]:
+def speak(count: int, seconds: float, rate: int, seed: int = 0) -> tuple[Clip, ...]:
     """``count`` clips of 0.2 to 1 times ``seconds``, by several voices and speeds, at ``rate`` samples a second.
+
+    Other seeds say other texts.
 
     Raises:
         InputError: the package ``espeakng-loader`` is missing, or its engine does not speak.
     """
     if importlib.util.find_spec("espeakng_loader") is None:
         raise InputError("no espeakng_loader", "its espeak-ng makes the speech", "pip install 'memfit[jobs]'")
-    command = [sys.executable, "-m", "memfit.jobs.data.espeak", str(count), str(seconds), str(rate)]
+    command = [sys.executable, "-m", "memfit.jobs.data.espeak", *map(str, (count, seconds, rate, seed))]
     done = subprocess.run(command, capture_output=True)
     if done.returncode:
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
