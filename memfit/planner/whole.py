@@ -26,8 +26,8 @@ from memfit.words import counted
 
 Asked = PhasePolicy | tuple[PhasePolicy, Shape]
 """A policy for validation, and the micro-batch that it looks at where that is another."""
-TRACED = 24_000
-"""Operators that may be traced for levers of validation which the plan leaves: about 5 s. Where that is not enough for
+TRACED = 45_000
+"""Operators that may be traced for levers of validation which the plan leaves: 5 to 10 s. Where that is not enough for
 all of them, the job's first one comes first, then precision."""
 
 
