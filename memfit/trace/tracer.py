@@ -172,8 +172,11 @@ class Tracer(TorchDispatchMode):
         self._note_module(self._stack[-1] if self._stack else 0)
 
     def _note_module(self, index: int) -> None:
-        self._made_at.append(torch.autograd._get_sequence_nr())
-        self._made_in.append(index)
+        """Nodes that are made from now on are this module's. What a backward recomputes makes none that will run, and
+        a card's backward is another thread, which numbers its nodes from the beginning."""
+        if torch._C._current_autograd_node() is None:
+            self._made_at.append(torch.autograd._get_sequence_nr())
+            self._made_in.append(index)
 
     def _current_module(self, node: Any) -> int:
         """The module whose code runs; in a backward, the one whose forward made the node."""
