@@ -137,10 +137,12 @@ class Session:
     def _state_on_the_host(self) -> Iterator[Rig]:
         for state, key in self._streamed():
             state[key] = on_the_host(state[key])
-        yield replace(self.rig, optimizer_state="host")
-        for state, key in self._streamed():
-            state[key] = state[key].to(self.rig.device)
-        categorise_state(self._tracer, self.rig)
+        try:
+            yield replace(self.rig, optimizer_state="host")
+        finally:
+            for state, key in self._streamed():
+                state[key] = state[key].to(self.rig.device)
+            categorise_state(self._tracer, self.rig)
 
     def _accumulated_in(self) -> list[Tensor]:
         """What holds the gradients of an earlier micro-batch; under ZeRO's stage 3 a buffer that is always there."""
