@@ -20,11 +20,11 @@ import torch
 
 from bench.nets import Dit
 from bench.planner import extremes, seconds, versions
-from memfit.device.catalogue import find_device, with_memory
+from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.geometry import split
 from memfit.job import Shape
-from memfit.planner.host_margin import HOST_MARGIN, HOST_MARGIN_BYTES
-from memfit.planner.search import find_plan
+from memfit.planner.cpu_margin import HOST_MARGIN, HOST_MARGIN_BYTES
+from memfit.planner.search.search import find_plan
 
 PARTS = 4
 SLACK = 1.05

@@ -32,7 +32,7 @@ from bench.accuracy_parts.statistics import summary  # noqa: E402
 from bench.accuracy_parts.table import Run, is_fitting_half, models_in_order, read_table  # noqa: E402
 from bench.accuracy_parts.timm_job import VERSION, timm_folder  # noqa: E402
 from bench.accuracy_parts.traces import cache_folder  # noqa: E402
-from memfit.device.catalogue import find_device  # noqa: E402
+from memfit.device.hardware.catalogue import find_device  # noqa: E402
 from memfit.errors import InputError  # noqa: E402
 
 PUBLIC = ROOT.parent / "shared" / "data" / "gpumemnet_timm_a100_40gb.csv"

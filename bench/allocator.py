@@ -12,9 +12,9 @@ import argparse
 import random
 import time
 
-from memfit.replay.caching import CachingAllocator
-from memfit.replay.config import AllocatorConfig
-from memfit.replay.exact import ExactAllocator
+from memfit.replay.allocator_config import AllocatorConfig
+from memfit.replay.caching_allocator import CachingAllocator
+from memfit.replay.cpu_allocator import CpuAllocator
 from memfit.sizes import format_size
 
 SETTINGS = (
@@ -44,7 +44,7 @@ def made_up_events(count: int) -> list[tuple[int, int]]:
     return events
 
 
-def replay(allocator: CachingAllocator | ExactAllocator, events: list[tuple[int, int]]) -> float:
+def replay(allocator: CachingAllocator | CpuAllocator, events: list[tuple[int, int]]) -> float:
     """Seconds of one replay."""
     malloc, free = allocator.malloc, allocator.free
     start = time.perf_counter()
@@ -63,7 +63,7 @@ def main() -> None:
     events = made_up_events(given.events)
     print(f"{len(events)} events, best of five")
     print(f"{'settings':<28}{'seconds':>9}{'events/s':>12}{'allocated':>12}{'reserved':>12}")
-    exact = min(replay(ExactAllocator(), events) for _ in range(5))
+    exact = min(replay(CpuAllocator(), events) for _ in range(5))
     print(f"{'(no cache, as on CPU)':<28}{exact:>9.4f}{len(events) / exact:>12,.0f}")
     for settings in SETTINGS:
         runs = [CachingAllocator(None, AllocatorConfig.parse(settings)) for _ in range(5)]

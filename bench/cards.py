@@ -14,9 +14,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from memfit.device.catalogue import find_device
+from memfit.device.hardware.catalogue import find_device
 from memfit.loading import load_job
-from memfit.planner.search import find_plan
+from memfit.planner.search.search import find_plan
 from memfit.sizes import format_size
 
 RESULTS = Path(__file__).resolve().parent / "results" / "cards.json"

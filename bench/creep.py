@@ -13,11 +13,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from memfit.device.catalogue import Device, find_device
+from memfit.device.hardware.catalogue import Device, find_device
 from memfit.events import ALLOCATE, FREE, Trace
 from memfit.job import Job, Shape
 from memfit.loading import load_job
-from memfit.replay.caching import CachingAllocator
+from memfit.replay.caching_allocator import CachingAllocator
 from memfit.trace.step import Tracing, trace_family
 
 FRAMES_PER_SECOND, MOST_CLIPS, CLIPS = 93.75, 64, 6000

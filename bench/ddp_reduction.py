@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from memfit.engine.ddp import Ddp
-from memfit.engine.mesh import data_mesh, join
-from memfit.train import limit
+from memfit.engine.process_group import data_mesh, join
+from memfit.train.launch import memory_limit
 
 ROUNDS = 3
 
@@ -48,7 +48,7 @@ def main() -> None:
 
 def run(name: str, micro_batches: int, x: torch.Tensor) -> list[tuple[float, float]]:
     """(seconds, peak MiB) of some windows, after one to warm up."""
-    before = limit.resident_bytes()
+    before = memory_limit.resident_bytes()
     model = net()
     engine = Ddp(rank=dist.get_rank(), world=dist.get_world_size(), mesh=data_mesh("cpu"))
     wrapped = None if name == "ours" else DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -56,7 +56,7 @@ def run(name: str, micro_batches: int, x: torch.Tensor) -> list[tuple[float, flo
     pairs = []
     for round_ in range(ROUNDS + 1):
         dist.barrier()
-        limit.reset_peak()
+        memory_limit.reset_peak()
         begin = time.perf_counter()
         for index in range(micro_batches):
             last = index == micro_batches - 1
@@ -67,7 +67,7 @@ def run(name: str, micro_batches: int, x: torch.Tensor) -> list[tuple[float, flo
         optimizer.step()
         optimizer.zero_grad()
         if round_:
-            pairs.append((time.perf_counter() - begin, (limit.peak_resident_bytes() - before) / 2**20))
+            pairs.append((time.perf_counter() - begin, (memory_limit.peak_resident_bytes() - before) / 2**20))
     return pairs
 
 

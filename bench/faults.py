@@ -22,8 +22,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from memfit.errors import Exit
-from memfit.train.checkpoints import Checkpoints
-from memfit.train.once import TornStepError
+from memfit.train.checkpoint.checkpoints import Checkpoints
+from memfit.train.recovery.exactly_once import TornStepError
 from tests.train.faulty import JOBS, Spoiled, run, same
 
 KINDS = ("forward", "backward", "step", "validate", "save", "twice")

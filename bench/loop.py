@@ -3,7 +3,8 @@
 python bench/loop.py [--windows N]
 
 A step of about 2 ms on one core: an MLP, AdamW. Every loop collates the same samples and clips. memfit is the whole of
-``memfit.train.loop.train``: recovery, monitors, lines of metrics and samples for each window; no validation, no saving.
+``memfit.train.loop.loop.train``: recovery, monitors, lines of metrics and samples for each window; no validation, no
+saving.
 Each loop has a thread, and hands on to the next after 20 windows: what disturbs the machine falls on all of them alike.
 A window's time is that of its thread on a core; the first of a turn, with cold caches, is left out. Printed: what the
 windows of a turn take, and what that adds to the hand-written loop's turn beside it, as medians over turns.
@@ -24,13 +25,13 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from memfit.apply.rig import build
+from memfit.apply.train_state import build
 from memfit.batch.windows import Windows
 from memfit.engine.single import Single
 from memfit.job import Job, Loss
 from memfit.plan import Plan
-from memfit.train.folder import RunFolder
-from memfit.train.loop import Course, train
+from memfit.train.loop.loop import RunContext, train
+from memfit.train.run_folder import RunFolder
 
 BATCH, WIDTH = 32, 256
 TURN, COLD = 20, 2
@@ -100,13 +101,13 @@ def ours(job: Net, windows: int, folder: Path) -> None:
     )  # fmt: skip
     run = RunFolder(folder / "run")
     run.open(resume=False)
-    rig, samples = build(job, "cpu", Single()), job.dataset()
-    course = Course(
+    train_state, samples = build(job, "cpu", Single()), job.dataset()
+    course = RunContext(
         plan=plan, folder=run, samples=samples, lengths=None, first=0, last=windows, resident_before=0,
         windows=Windows(size=len(samples), lengths=None, global_batch=BATCH, micro_batch=BATCH), saver=_NoSaver(),
     )  # fmt: skip
     with patch("signal.signal"):  # of signals only a main thread may be told
-        train(rig, course)
+        train(train_state, course)
 
 
 class _NoSaver:

@@ -127,16 +127,16 @@ def card_here() -> tuple[str, str, int]:
     Raises:
         InputError: there is none, or it is not in the catalogue.
     """
-    from memfit.device.catalogue import catalogue
-    from memfit.device.here import devices_here
+    from memfit.device.hardware.catalogue import catalogue
+    from memfit.device.hardware.local_devices import local_devices
 
-    cards = [device for device in devices_here() if device.is_cuda]
+    cards = [device for device in local_devices() if device.is_cuda]
     if not cards:
         raise InputError("this machine", "it has no CUDA card", "run it on one; --list says what it would measure")
     name = next((key for key, known in catalogue().items() if known.name == cards[0].name), None)
     if name is None:
         raise InputError(
-            f"card {cards[0].name}", "it is not in the catalogue", "add it to memfit/device/catalogue.toml"
+            f"card {cards[0].name}", "it is not in the catalogue", "add it to memfit/device/hardware/catalogue.toml"
         )
     import pynvml
 

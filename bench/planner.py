@@ -23,12 +23,12 @@ import numpy as np
 import torch
 
 from bench.nets import Decoder, Dit, Plain, UNet
-from memfit.apply.recompute import recompute
-from memfit.device.calibrated import processor
-from memfit.device.catalogue import find_device
-from memfit.device.measure import AllocatorEvents
+from memfit.apply.checkpointing import recompute
+from memfit.device.hardware.benchmarks import AllocatorEvents
+from memfit.device.hardware.calibration import processor
+from memfit.device.hardware.catalogue import find_device
 from memfit.job import Nets, Shape
-from memfit.planner.fitting import open_fitting
+from memfit.planner.search.traced_job import open_traced_job
 from memfit.trace.durations import now
 from memfit.trace.session import MicroTrace
 from memfit.trace.step import Tracing
@@ -108,7 +108,7 @@ def versions() -> dict[str, str]:
 
 def extremes(job: Plain, shape: Shape, *, accumulated: bool = True) -> tuple[dict[str, str], tuple[int, int]]:
     """(every block recomputed; predicted bytes with everything kept and with everything recomputed)."""
-    with open_fitting(job, Tracing(device=find_device("cpu")), shape) as fitting:
+    with open_traced_job(job, Tracing(device=find_device("cpu")), shape) as fitting:
         every = dict.fromkeys(fitting.blocks(shape, accumulated=accumulated), "full")
         kept, recomputed = (peak_of(fitting.trace(shape, modes, accumulated=accumulated)) for modes in ({}, every))
     return every, (kept, recomputed)
@@ -117,7 +117,7 @@ def extremes(job: Plain, shape: Shape, *, accumulated: bool = True) -> tuple[dic
 def select(job: Plain, shape: Shape, budgets: Mapping[int, int]) -> dict[int, tuple[dict[str, str], int]]:
     """The modes chosen for each budget, and the bytes predicted."""
     found = {}
-    with open_fitting(job, Tracing(device=find_device("cpu")), shape) as fitting:
+    with open_traced_job(job, Tracing(device=find_device("cpu")), shape) as fitting:
         for percent, budget in budgets.items():
             chosen = fitting.select(shape, budget, peak_of, accumulated=True)
             if chosen is None:

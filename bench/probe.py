@@ -21,7 +21,7 @@ from torch import nn
 
 import memfit
 from memfit.sizes import parse_size
-from memfit.train.trial import Question, run_trial
+from memfit.train.probe.trial import Question, run_trial
 
 WIDTH, LENGTH, LAYERS = 256, 793, 8
 

@@ -21,7 +21,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from bench.creep import packed_shapes, reserved_after  # noqa: E402
 from bench.zero2 import zero2  # noqa: E402
-from memfit.device.catalogue import Device, find_device  # noqa: E402
+from memfit.device.hardware.catalogue import Device, find_device  # noqa: E402
 from memfit.errors import InputError  # noqa: E402
 from memfit.events import Trace  # noqa: E402
 from memfit.footprint import Footprint  # noqa: E402
@@ -29,7 +29,7 @@ from memfit.geometry import shape_of  # noqa: E402
 from memfit.job import Job  # noqa: E402
 from memfit.loading import load_job  # noqa: E402
 from memfit.planner.predict import default_checkpointing, footprint_on, plain_nets  # noqa: E402
-from memfit.replay.caching import CachingAllocator  # noqa: E402
+from memfit.replay.caching_allocator import CachingAllocator  # noqa: E402
 from memfit.trace.step import Tracing, trace_job  # noqa: E402
 
 FIGURES, RESULTS = HERE / "published.toml", HERE / "results" / "published.json"

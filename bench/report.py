@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from memfit.device.catalogue import find_device
+from memfit.device.hardware.catalogue import find_device
 from memfit.geometry import shape_of
 from memfit.loading import load_job
 from memfit.planner.predict import Prediction, predict

@@ -87,10 +87,10 @@ def vits_buckets(lengths: np.ndarray) -> tuple[float, float, Batches]:
 
 
 def lhotse_buckets(lengths: np.ndarray) -> tuple[float, float, Batches]:
-    from lhotse import CutSet, MonoCut, Recording
+    from lhotse import CutSet, MonoCut, RecordingEngine
     from lhotse.dataset import DynamicBucketingSampler
 
-    recording = Recording(id="r", sources=[], sampling_rate=24_000, num_samples=24_000 * 30, duration=30.0)
+    recording = RecordingEngine(id="r", sources=[], sampling_rate=24_000, num_samples=24_000 * 30, duration=30.0)
     cuts = [
         MonoCut(id=str(index), start=0, duration=float(length) / RATE, channel=0, recording=recording)
         for index, length in enumerate(lengths)

@@ -22,14 +22,14 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import memfit
-from memfit.apply.rig import Rig, build
+from memfit.apply.train_state import TrainState, build
 from memfit.plan import Plan
-from memfit.train import limit
-from memfit.train.checkpoints import Checkpoints
-from memfit.train.saver import Saver
-from memfit.train.state import state_of
-from memfit.train.tensor_file import header, pieces
-from memfit.train.tree import encode
+from memfit.train.checkpoint.checkpoints import Checkpoints
+from memfit.train.checkpoint.saver import Saver
+from memfit.train.checkpoint.state import state_of
+from memfit.train.checkpoint.state_codec import encode
+from memfit.train.checkpoint.tensor_file import header, pieces
+from memfit.train.launch import memory_limit
 
 WIDTH = 1024
 PLAN = Plan(
@@ -51,23 +51,23 @@ class Layers(memfit.Job):
         return {"adam": torch.optim.AdamW(nets["net"].parameters())}
 
 
-def stepped(megabytes: int) -> Rig:
+def stepped(megabytes: int) -> TrainState:
     """A rig whose state has about so many megabytes, after one step."""
-    rig = build(Layers(layers=max(megabytes * 10**6 // (12 * WIDTH * (WIDTH + 3)), 1)), "cpu")
-    for parameter in rig.nets["net"].parameters():
+    train_state = build(Layers(layers=max(megabytes * 10**6 // (12 * WIDTH * (WIDTH + 3)), 1)), "cpu")
+    for parameter in train_state.nets["net"].parameters():
         parameter.grad = torch.randn_like(parameter)
-    rig.optimizers["adam"].step()
-    rig.optimizers["adam"].zero_grad()
-    return rig
+    train_state.optimizers["adam"].step()
+    train_state.optimizers["adam"].zero_grad()
+    return train_state
 
 
 def timed(work: Callable[[], object]) -> tuple[float, int, float]:
     """(seconds, bytes that the process held beyond what it held before, seconds of all its threads on a core)."""
-    before = limit.resident_bytes()
-    limit.reset_peak()
+    before = memory_limit.resident_bytes()
+    memory_limit.reset_peak()
     begin, on_core = time.perf_counter(), time.process_time()
     work()
-    return time.perf_counter() - begin, limit.peak_resident_bytes() - before, time.process_time() - on_core
+    return time.perf_counter() - begin, memory_limit.peak_resident_bytes() - before, time.process_time() - on_core
 
 
 def main() -> None:
@@ -77,15 +77,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--folder", default=tempfile.gettempdir())
     asked = parser.parse_args()
-    rig = stepped(asked.megabytes)
-    _, tensors = encode(state_of(rig), "the state")
+    train_state = stepped(asked.megabytes)
+    _, tensors = encode(state_of(train_state), "the state")
     whole = bytearray().join(pieces(tensors, header(tensors)))
     gigabytes = len(whole) / 1e9
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
         path = Path(folder)
         straight = Saver(checkpoints=Checkpoints(path / "straight", 1), plan=PLAN)
         beside = Saver(checkpoints=Checkpoints(path / "beside", 1), plan=PLAN, asynchronous=True)
-        beside.warm(rig)
+        beside.warm(train_state)
         beside.finish()
 
         def raw() -> None:
@@ -95,7 +95,7 @@ def main() -> None:
 
         def torch_save() -> None:
             with open(path / "torch", "wb") as file:
-                torch.save(state_of(rig), file)
+                torch.save(state_of(train_state), file)
                 file.flush()
                 os.fsync(file.fileno())
 
@@ -105,13 +105,13 @@ def main() -> None:
 
         def asynchronous() -> None:
             begin = time.thread_time()
-            beside.save(rig, next(number))
+            beside.save(train_state, next(number))
             held.append(beside.held)
             on_core.append(time.thread_time() - begin)
             assert beside.finish()
 
         def synchronous() -> None:
-            straight.save(rig, next(number))
+            straight.save(train_state, next(number))
             assert straight.finish()
 
         ways = {"raw": raw, "synchronous": synchronous, "asynchronous": asynchronous, "torch.save": torch_save}

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import numpy as np
 
-from memfit.device.catalogue import find_device
+from memfit.device.hardware.catalogue import find_device
 from memfit.job import Shape
 from memfit.loading import load_job
-from memfit.replay.config import AllocatorConfig
-from memfit.replay.sequence import Window, replay_sequence
-from memfit.trace.family import TraceFamily
+from memfit.replay.allocator_config import AllocatorConfig
+from memfit.replay.window_sequence import Window, replay_sequence
 from memfit.trace.step import Tracing, trace_family
+from memfit.trace.trace_family import TraceFamily
 
 FRAMES = 93.75
 PUBLISHED = {3200: 12.4e9, 7000: 19552 * 2**20}

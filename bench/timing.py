@@ -1,6 +1,6 @@
 """The planner's estimated time against windows that are really run on this CPU, by kind of net.
 
-python -m bench.timing [--rounds 5] [--json bench/results/timing.json] [--fit memfit/planner/time_errors.toml]
+python -m bench.timing [--rounds 5] [--json bench/results/timing.json] [--fit memfit/planner/timing/time_errors.toml]
 
 Each net runs windows of two micro-batches that keep everything, and such whose blocks all recompute, at two sizes. The
 medians of the process's own work are set beside what ``memfit plan`` says; --fit writes the interval of each kind.
@@ -21,13 +21,13 @@ from torch.nn import functional as F
 
 from bench.nets import Decoder, Dit, Plain, UNet
 from bench.planner import versions
-from memfit.apply.recompute import recompute
-from memfit.apply.rig import build
+from memfit.apply.checkpointing import recompute
+from memfit.apply.train_state import build
 from memfit.apply.window import run_window
-from memfit.device.catalogue import find_device, with_memory
+from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.job import Job, Loss, Nets, Shape
 from memfit.planner.predict import checkpoint_all, plain_nets
-from memfit.planner.search import find_plan
+from memfit.planner.search.search import find_plan
 from memfit.trace.durations import now
 from memfit.trace.session import open_session
 from memfit.trace.step import Tracing, synthetic_micro_batch
@@ -144,14 +144,14 @@ def windows(name: str, job: Job, sizes: tuple[int, int], rounds: int) -> Iterato
         for size in sizes for mode in ("none", "all")
     }  # fmt: skip
     torch.manual_seed(0)
-    rig = build(job, "cpu")
+    train_state = build(job, "cpu")
     times: dict[tuple[int, str], list[float]] = {key: [] for key in estimated}
     for turn in range(rounds + 1):
         for size, mode in estimated:
             micro = synthetic_micro_batch(job, Shape(items=size), torch.device("cpu"))
-            with recompute(rig.nets, every if mode == "all" else {}):
+            with recompute(train_state.nets, every if mode == "all" else {}):
                 begin = now()
-                run_window(rig, [micro, micro])
+                run_window(train_state, [micro, micro])
                 if turn:
                     times[size, mode].append(now() - begin)
     for (size, mode), seconds in estimated.items():

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memfit.device.catalogue import Device, find_device
+    from memfit.device.hardware.catalogue import Device, find_device
     from memfit.errors import InputError
     from memfit.events import Trace
     from memfit.footprint import Footprint
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from memfit.job import Job, Loss, Losses, Nets, Shape, Turn
     from memfit.loading import load_job
     from memfit.plan import Plan, read_plan, write_plan
-    from memfit.planner.cost import traced_cost
     from memfit.planner.predict import Prediction, predict
-    from memfit.planner.search import Answer, find_plan
+    from memfit.planner.sampler_cost import traced_cost
+    from memfit.planner.search.search import Answer, find_plan
     from memfit.trace.step import Tracing, trace_job
 
 _WHERE = {
-    "memfit.device.catalogue": ("Device", "find_device"),
+    "memfit.device.hardware.catalogue": ("Device", "find_device"),
     "memfit.errors": ("InputError",),
     "memfit.events": ("Trace",),
     "memfit.footprint": ("Footprint",),
@@ -30,9 +30,9 @@ _WHERE = {
     "memfit.job": ("Job", "Loss", "Losses", "Nets", "Shape", "Turn"),
     "memfit.loading": ("load_job",),
     "memfit.plan": ("Plan", "read_plan", "write_plan"),
-    "memfit.planner.cost": ("traced_cost",),
+    "memfit.planner.sampler_cost": ("traced_cost",),
     "memfit.planner.predict": ("Prediction", "predict"),
-    "memfit.planner.search": ("Answer", "find_plan"),
+    "memfit.planner.search.search": ("Answer", "find_plan"),
     "memfit.trace.step": ("Tracing", "trace_job"),
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class PeakLocation:
     """Where in the job something happened: module path and operator."""
 
     module: str
@@ -32,7 +32,7 @@ class PhaseFootprint:
     process_bytes: int
     process_bytes_low: int
     process_bytes_high: int
-    at: Place
+    at: PeakLocation
     largest_request: Request
     """Of several as large as each other, the last one."""
     categories: dict[str, int]

@@ -209,7 +209,7 @@ class Job(Settings):
 
     validation_levers: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """What makes validation smaller and not otherwise: a name, and the settings that do it. The least costly first."""
-    dials: ClassVar[Mapping[str, str]] = {}
+    smaller_settings: ClassVar[Mapping[str, str]] = {}
     """Settings that make the job smaller, and what each changes: offered where nothing fits."""
     net_phases: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Phases (train, validate) that use a net, for nets that not every phase uses."""

@@ -31,7 +31,7 @@ PRECISIONS = typing.get_args(Precision)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lever:
+class MemoryOption:
     """One choice that could be made, whether it was, what it saves and what it costs, with the rest as it is.
 
     What it saves: how far a phase's peak of tensors' bytes falls with it (the expandable allocator: of reserved bytes).
@@ -96,7 +96,7 @@ class Plan:
     validation: PhasePolicy = field(default_factory=PhasePolicy)
     saving: PhasePolicy = field(default_factory=PhasePolicy)
     implementation: str = "job"
-    """Of the optimizers' steps: job, loop, foreach or fused, see ``memfit.apply.implementation``."""
+    """Of the optimizers' steps: job, loop, foreach or fused, see ``memfit.apply.optimizer_implementation``."""
     optimizer_state: str = "device"
     """host: optimizers' state waits in the host's memory between steps, and visits the device part by part; device."""
     average: str = "device"
@@ -111,10 +111,10 @@ class Plan:
     allocator: str = "default"
     """expandable_segments: ``memfit run`` sets PYTORCH_CUDA_ALLOC_CONF so, unless it is set."""
     engine_choices: dict[str, Any] = field(default_factory=dict)
-    """What the engine lets one choose, by the names that ``memfit.engine.start`` lists; absent: its defaults."""
+    """What the engine lets one choose, by the names that ``memfit.engine.factory`` lists; absent: its defaults."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Why each choice was made."""
-    levers: list[Lever] = field(default_factory=list)
+    levers: list[MemoryOption] = field(default_factory=list)
     phases: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The predicted Footprint, by phase."""
     step_seconds: float | None = None
@@ -244,9 +244,9 @@ def _checked(values: dict[str, Any], path: str) -> Plan:
     for lever in values.get("levers", []):
         if not isinstance(lever, dict):
             raise InputError(f"plan file {path}: levers", f"{lever!r} is not a table", _AGAIN)
-        _check_keys(lever, Lever, f"plan file {path}: levers")
+        _check_keys(lever, MemoryOption, f"plan file {path}: levers")
     policies = {phase: _policy(values[phase], phase, path) for phase in PLACES if phase in values}
-    return Plan(**{**values, **policies, "levers": [Lever(**lever) for lever in values.get("levers", [])]})
+    return Plan(**{**values, **policies, "levers": [MemoryOption(**lever) for lever in values.get("levers", [])]})
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:

@@ -7,13 +7,13 @@ Prints ``passed`` or ``failed: the allocator's message``.
 import json
 import sys
 
-from memfit.apply.rig import build
+from memfit.apply.train_state import build
 from memfit.apply.window import run_window
-from memfit.engine.ranks import is_memory_failure
+from memfit.engine.collectives import is_memory_failure
 from memfit.job import Shape
 from memfit.trace.step import synthetic_micro_batch
-from memfit.train import limit
-from memfit.train.warm import warm_torch
+from memfit.train.launch import memory_limit
+from memfit.train.launch.warm_up import warm_torch
 from tests.nets import JOBS
 
 
@@ -23,7 +23,7 @@ def main() -> None:
     shape = Shape(items=int(items), length=int(length) or None)
     train(job, shape)
     warm_torch()
-    limit.limit(int(budget))
+    memory_limit.limit(int(budget))
     try:
         train(job, shape)
     except RuntimeError as error:
@@ -35,10 +35,10 @@ def main() -> None:
 
 
 def train(job, shape) -> None:
-    rig = build(job, "cpu")
-    micro = synthetic_micro_batch(job, shape, rig.device)
+    train_state = build(job, "cpu")
+    micro = synthetic_micro_batch(job, shape, train_state.device)
     for _ in range(2):
-        run_window(rig, [micro])
+        run_window(train_state, [micro])
 
 
 main()

@@ -14,7 +14,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 @pytest.fixture(scope="session", autouse=True)
 def virtual_gpu_is_known():
     """Autograd's engine knows only the devices that were there at a process's first backward."""
-    from memfit.device import backend
+    from memfit.device.virtual import backend
 
     backend.register()
 

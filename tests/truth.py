@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import torch
 
-from memfit.apply.recompute import recompute
-from memfit.apply.rig import build
+from memfit.apply.checkpointing import recompute
+from memfit.apply.train_state import build
 from memfit.apply.window import run_window
-from memfit.device.catalogue import find_device
-from memfit.device.measure import AllocatorEvents, MeasuredPeak
+from memfit.device.hardware.benchmarks import AllocatorEvents, MeasuredPeak
+from memfit.device.hardware.catalogue import find_device
 from memfit.events import Trace
 from memfit.job import Job, Shape
 from memfit.planner.predict import default_checkpointing, plain_nets
@@ -44,17 +44,19 @@ def measured_peaks(
     try:
         with AllocatorEvents() as events:
             with events.phase("setup"):
-                rig = build(job, device)
+                train_state = build(job, device)
             micro = synthetic_micro_batch(job, shape, device)
-            with recompute(rig.nets, modes):
+            with recompute(train_state.nets, modes):
                 for _ in range(2):
                     with events.phase("train"):
-                        run_window(rig, [micro] * micro_batches)
+                        run_window(train_state, [micro] * micro_batches)
             if job.validates:
                 with events.phase("validate"):
-                    validate_once(rig, lambda: fetch_synthetic(job, shape, device, validation=True), lambda part: None)
+                    validate_once(
+                        train_state, lambda: fetch_synthetic(job, shape, device, validation=True), lambda part: None
+                    )
             with events.phase("save"):
-                job.saved(rig.nets, rig.optimizers)
+                job.saved(train_state.nets, train_state.optimizers)
     finally:
         gc.enable()
     return events.peaks(operators)

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from bench.accuracy_parts.measured import Measured
-from memfit.apply.recompute import recompute
-from memfit.apply.rig import build
+from memfit.apply.checkpointing import recompute
+from memfit.apply.train_state import build
 from memfit.apply.window import run_window
-from memfit.device.measure import AllocatorEvents
+from memfit.device.hardware.benchmarks import AllocatorEvents
 from memfit.geometry import shape_of
 from memfit.job import Job, Shape
 from memfit.loading import load_job
@@ -48,19 +48,19 @@ def measure(wanted: Measured, windows: int = WINDOWS) -> Measured:
 def run(job: Job, shape: Shape, device: torch.device, modes: dict[str, str], windows: int) -> float | None:
     """Trains, validates and saves; median seconds of the windows after the second."""
     torch.manual_seed(0)
-    rig = build(job, device)
+    train_state = build(job, device)
     micro = synthetic_micro_batch(job, shape, device)
     times = []
-    with recompute(rig.nets, modes):
+    with recompute(train_state.nets, modes):
         for _ in range(windows):
             begin = time.perf_counter()
-            run_window(rig, [micro])
+            run_window(train_state, [micro])
             if device.type == "cuda":
                 torch.cuda.synchronize()
             times.append(time.perf_counter() - begin)
     if job.validates:
-        validate_once(rig, lambda: fetch_synthetic(job, shape, device, validation=True), lambda part: None)
-    job.saved(rig.nets, rig.optimizers)
+        validate_once(train_state, lambda: fetch_synthetic(job, shape, device, validation=True), lambda part: None)
+    job.saved(train_state.nets, train_state.optimizers)
     return statistics.median(times[2:]) if len(times) > 2 else None
 
 

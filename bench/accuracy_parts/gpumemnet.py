@@ -66,11 +66,11 @@ def _predict_model(runs: list[Run], context_bytes: int, folder: Path) -> list[Pr
 
 def predict(run: Run, trace: Any, context_bytes: int) -> Predicted:
     """The third window of a run, replayed on the card that the table was measured on."""
-    from memfit.device.catalogue import find_device
+    from memfit.device.hardware.catalogue import find_device
     from memfit.planner.predict import footprint_on
     from memfit.replay import footprint
-    from memfit.replay.caching import CachingAllocator
-    from memfit.trace.third_window import with_third_window
+    from memfit.replay.caching_allocator import CachingAllocator
+    from memfit.trace.extra_window import with_third_window
 
     card = find_device(DEVICE)
     card = replace(card, context_bytes=context_bytes, context_low=context_bytes, context_high=context_bytes)

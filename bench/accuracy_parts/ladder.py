@@ -16,7 +16,7 @@ from bench.accuracy_parts.statistics import weighted_median
 from bench.accuracy_parts.table import MIB, Run, models_in_order
 from bench.accuracy_parts.workers import each
 from memfit.events import ALLOCATE, CATEGORIES, EMPTY_CACHE, FREE, Trace
-from memfit.trace.third_window import with_third_window
+from memfit.trace.extra_window import with_third_window
 
 _console = Console(stderr=True)
 WORKSPACE = CATEGORIES.index("workspace")
@@ -134,7 +134,7 @@ def _without(trace: Trace, *, emptied: bool = False, beside: bool = False, scrat
 
 
 def _reserved(trace: Trace) -> float:
-    from memfit.replay.caching import CachingAllocator
+    from memfit.replay.caching_allocator import CachingAllocator
 
     allocator = CachingAllocator()
     for kind, storage in zip(trace.kind.tolist(), trace.storage.tolist(), strict=True):

@@ -70,7 +70,7 @@ def measured(folder: Path, console: Console) -> list[dict[str, Any]]:
 
 def beside(run: Measured) -> dict[str, Any]:
     """One measured step and its prediction; bytes of the phase that needs most."""
-    from memfit.device.catalogue import find_device, with_memory
+    from memfit.device.hardware.catalogue import find_device, with_memory
     from memfit.geometry import shape_of
     from memfit.loading import load_job
     from memfit.planner.predict import checkpoint_all, plain_nets, predict, with_precision

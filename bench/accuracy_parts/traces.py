@@ -43,7 +43,7 @@ class Traced:
 def trace_net(model: str, batches: list[int]) -> Traced:
     """Traces a net at two batches, and at each of ``batches`` where the two do not give it."""
     from bench.accuracy_parts.timm_job import Timm
-    from memfit.device.catalogue import find_device
+    from memfit.device.hardware.catalogue import find_device
     from memfit.job import Shape
     from memfit.trace.step import Tracing, trace_job
 

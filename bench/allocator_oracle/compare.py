@@ -21,8 +21,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from memfit.replay.caching import CachingAllocator
-from memfit.replay.config import AllocatorConfig
+from memfit.replay.allocator_config import AllocatorConfig
+from memfit.replay.caching_allocator import CachingAllocator
 from memfit.replay.errors import OutOfMemory
 
 HERE = Path(__file__).parent

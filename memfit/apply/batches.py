@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from memfit.apply.rig import map_tensors
+from memfit.apply.train_state import map_tensors
 
 
 def on_device(batch: Any, device: torch.device) -> Any:

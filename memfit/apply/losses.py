@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memfit.apply.rig import Rig
-from memfit.engine.ranks import Units
+from memfit.apply.train_state import TrainState
+from memfit.engine.collectives import Units
 from memfit.errors import InputError
 from memfit.job import Turn
 
@@ -32,7 +32,7 @@ class MicroBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class WindowUnits:
     """What the micro-batches of a window, of one rank or of all, tell before their forward."""
 
     units: tuple[Mapping[str, int] | int | None, ...]
@@ -40,15 +40,17 @@ class Told:
     padded: int
 
     @staticmethod
-    def by(micro_batches: Sequence[MicroBatch]) -> Told:
+    def by(micro_batches: Sequence[MicroBatch]) -> WindowUnits:
         """What these tell."""
         counted = [micro for micro in micro_batches if micro.counts]
-        return Told(units=tuple(m.units for m in counted), padded=sum(m.padded_units for m in counted))
+        return WindowUnits(units=tuple(m.units for m in counted), padded=sum(m.padded_units for m in counted))
 
     @staticmethod
-    def by_all(ranks: Sequence[Told]) -> Told:
+    def by_all(ranks: Sequence[WindowUnits]) -> WindowUnits:
         """What the ranks tell together."""
-        return Told(units=tuple(u for rank in ranks for u in rank.units), padded=sum(rank.padded for rank in ranks))
+        return WindowUnits(
+            units=tuple(u for rank in ranks for u in rank.units), padded=sum(rank.padded for rank in ranks)
+        )
 
     @property
     def count(self) -> int:
@@ -60,14 +62,14 @@ _NUMBERS = (int, float)
 
 
 def losses_of(
-    rig: Rig, turn: Turn, batch: Any, shared: dict[str, Any], *, may_be_empty: bool = False
+    train_state: TrainState, turn: Turn, batch: Any, shared: dict[str, Any], *, may_be_empty: bool = False
 ) -> dict[str, tuple[Tensor, Units]]:
     """The turn's losses by name, checked. Only real samples may be empty: all units of a made-up batch are valid."""
-    if rig.job.autocasts_itself or rig.job.precision == "fp32":
-        given = turn.loss(rig.nets, batch, shared)
+    if train_state.job.autocasts_itself or train_state.job.precision == "fp32":
+        given = turn.loss(train_state.nets, batch, shared)
     else:
-        with rig.job.autocast(rig.device):
-            given = turn.loss(rig.nets, batch, shared)
+        with train_state.job.autocast(train_state.device):
+            given = turn.loss(train_state.nets, batch, shared)
     named = dict(given) if isinstance(given, Mapping) else {turn.name: given}
     write = "write loss(self, nets, batch) -> (sum over the valid units, number of valid units)"
     if not named:
@@ -106,7 +108,7 @@ def _kind(value: Any) -> str:
     return "tensor" if isinstance(value, Tensor) else type(value).__name__
 
 
-def known_units(told: Told, names: Iterable[str]) -> dict[str, int] | None:
+def known_units(told: WindowUnits, names: Iterable[str]) -> dict[str, int] | None:
     """The window's units by loss, where every micro-batch told its own before the forward."""
     known: dict[str, int] = {}
     for units in told.units:
@@ -122,7 +124,7 @@ def known_units(told: Told, names: Iterable[str]) -> dict[str, int] | None:
     return known
 
 
-def normalised(losses: dict[str, tuple[Tensor, Units]], known: Mapping[str, int] | None, told: Told) -> Tensor:
+def normalised(losses: dict[str, tuple[Tensor, Units]], known: Mapping[str, int] | None, told: WindowUnits) -> Tensor:
     """The sum of the losses, each over the window's units (or the padded units, where those come later).
 
     A loss without any valid unit adds nothing.

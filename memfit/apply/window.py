@@ -23,11 +23,11 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
-from memfit.apply.losses import MicroBatch, Told, known_units, losses_of, normalised, nothing
-from memfit.apply.rig import Rig, update_ema
-from memfit.apply.shared import Shared
-from memfit.apply.streaming import streamed, streams
-from memfit.engine.ranks import Units, gather, together, total
+from memfit.apply.losses import MicroBatch, WindowUnits, known_units, losses_of, normalised, nothing
+from memfit.apply.state_streaming import streamed, streams
+from memfit.apply.train_state import TrainState, update_ema
+from memfit.apply.turn_cache import TurnCache
+from memfit.engine.collectives import Units, gather, together, total
 from memfit.errors import InputError, describe
 from memfit.job import Turn
 
@@ -91,7 +91,7 @@ def _ignore(part: str) -> None:
 
 
 def run_window(
-    rig: Rig,
+    train_state: TrainState,
     micro_batches: Sequence[MicroBatch],
     mark: Mark = _ignore,
     *,
@@ -108,15 +108,15 @@ def run_window(
         InputError: a loss that is not a scalar tensor, has no units, or several losses whose units come too late.
         RanksOutOfMemoryError: memory ran out on a rank while gradients were made; every one of several ranks raises it.
     """
-    turns = _turns(rig)
-    shared = Shared(rig, turns)
+    turns = _turns(train_state)
+    shared = TurnCache(train_state, turns)
     made: list[TurnGradients] = []
     skipped: list[str] = []
     for turn in turns:
 
         def attempt(parts: Sequence[MicroBatch], turn: Turn = turn) -> TurnGradients:
             shared.begin(turn)
-            return _gradients(rig, turn, parts, shared, mark, finish=step, norms=guard.norms)
+            return _gradients(train_state, turn, parts, shared, mark, finish=step, norms=guard.norms)
 
         made.append(guard.gradients(attempt, micro_batches))
         micro_batches = made[-1].micro_batches
@@ -125,13 +125,13 @@ def run_window(
         elif step:
             mark("optimizer")
             for name in turn.optimizers:
-                guard.once(partial(_step, rig, rig.optimizers[name]), rig.optimizers[name], ())
-        if rig.job.zero_grad == "after_step" or not step:
+                guard.once(partial(_step, train_state, train_state.optimizers[name]), train_state.optimizers[name], ())
+        if train_state.job.zero_grad == "after_step" or not step:
             mark("zero_grad")
-            for optimizer in rig.optimizers.values():
-                rig.engine.zero_grad(optimizer)
+            for optimizer in train_state.optimizers.values():
+                train_state.engine.zero_grad(optimizer)
     if step:
-        _after_the_steps(rig, mark, guard, stepped=len(skipped) < len(turns))
+        _after_the_steps(train_state, mark, guard, stepped=len(skipped) < len(turns))
     units = {name: count for one in made for name, count in one.units.items()}
     return WindowResult(
         sums={name: value for one in made for name, value in one.sums.items()},
@@ -143,21 +143,21 @@ def run_window(
 
 
 def _gradients(
-    rig: Rig,
+    train_state: TrainState,
     turn: Turn,
     micro_batches: Sequence[MicroBatch],
-    shared: Shared,
+    shared: TurnCache,
     mark: Mark,
     *,
     finish: bool,
     norms: bool,
 ) -> TurnGradients:
     """The gradients of one turn over all micro-batches, in the parameters; ``finish``: normalised and clipped."""
-    engine, shared_by_ranks = rig.engine, rig.shares(turn.optimizers)
-    own = Told.by(micro_batches)
-    told = Told.by_all(gather(engine, own)) if shared_by_ranks else own
+    engine, shared_by_ranks = train_state.engine, train_state.shares(turn.optimizers)
+    own = WindowUnits.by(micro_batches)
+    told = WindowUnits.by_all(gather(engine, own)) if shared_by_ranks else own
     with together(engine):
-        sums, found = _backwards(rig, turn, micro_batches, shared, mark, told)
+        sums, found = _backwards(train_state, turn, micro_batches, shared, mark, told)
     mark("clip")
     all_sums, all_units = total(engine, sums, found)
     if shared_by_ranks:
@@ -165,18 +165,23 @@ def _gradients(
     norm, empty = None, _none_valid(found)
     if finish and not _none_valid(all_units):
         if shared_by_ranks and engine.world > 1:
-            parameters = rig.parameters_of(turn.optimizers)
+            parameters = train_state.parameters_of(turn.optimizers)
             with together(engine):
                 prepared = engine.prepare(parameters)
             engine.reduce(prepared)
             del prepared
         with together(engine):
-            norm = None if empty else _finish_gradients(rig, turn, found, told, norms)
+            norm = None if empty else _finish_gradients(train_state, turn, found, told, norms)
     return TurnGradients(sums=all_sums, units=all_units, norm=norm, micro_batches=micro_batches, empty=empty)
 
 
 def _backwards(
-    rig: Rig, turn: Turn, micro_batches: Sequence[MicroBatch], shared: Shared, mark: Mark, told: Told
+    train_state: TrainState,
+    turn: Turn,
+    micro_batches: Sequence[MicroBatch],
+    shared: TurnCache,
+    mark: Mark,
+    told: WindowUnits,
 ) -> tuple[dict[str, Tensor], dict[str, Units]]:
     """This rank's losses, summed, and their units; the gradients are left in the parameters."""
     sums: dict[str, Tensor] = {}
@@ -184,9 +189,9 @@ def _backwards(
     for index, micro in enumerate(micro_batches):
         mark("fetch")
         batch = shared.fetch(turn, micro, alone=len(micro_batches) == 1)
-        with rig.engine.accumulating(rig.nets, index == len(micro_batches) - 1):
+        with train_state.engine.accumulating(train_state.nets, index == len(micro_batches) - 1):
             mark("forward")
-            losses = losses_of(rig, turn, batch, shared.values, may_be_empty=bool(micro.ids))
+            losses = losses_of(train_state, turn, batch, shared.values, may_be_empty=bool(micro.ids))
             known = known_units(told, losses)
             if not known and len(losses) > 1 and told.count > 1:
                 names = ", ".join(losses)
@@ -199,12 +204,12 @@ def _backwards(
             if micro.counts:
                 _add(losses, sums, found)
             del losses, batch
-            if index == 0 and rig.job.zero_grad == "after_forward":
+            if index == 0 and train_state.job.zero_grad == "after_forward":
                 mark("zero_grad")
                 for name in turn.optimizers:
-                    rig.engine.zero_grad(rig.optimizers[name])
+                    train_state.engine.zero_grad(train_state.optimizers[name])
             mark("backward")
-            _backward(rig.scaler.scale(loss) if rig.scaler else loss, turn)
+            _backward(train_state.scaler.scale(loss) if train_state.scaler else loss, turn)
             del loss
     shared.end(turn)
     return sums, found
@@ -222,22 +227,22 @@ def _none_valid(units: Mapping[str, Units]) -> bool:
     return all(bool(count == 0) for count in units.values())
 
 
-def _turns(rig: Rig) -> list[Turn]:
+def _turns(train_state: TrainState) -> list[Turn]:
     """The job's turns, checked."""
-    turns = rig.job.turns(list(rig.optimizers))
+    turns = train_state.job.turns(list(train_state.optimizers))
     if not turns:
         raise InputError(
-            f"{type(rig.job).__name__}.turns()",
+            f"{type(train_state.job).__name__}.turns()",
             "gave no turn",
             "write turns(self, optimizers) -> [memfit.Turn(...), ...]",
         )
     for turn in turns:
         for name in turn.optimizers:
-            if name not in rig.optimizers:
+            if name not in train_state.optimizers:
                 raise InputError(
                     f"turn {turn.name!r}",
                     f"the job has no optimizer {name!r}",
-                    f"write one of {', '.join(map(repr, rig.optimizers))}",
+                    f"write one of {', '.join(map(repr, train_state.optimizers))}",
                 )
     return turns
 
@@ -263,46 +268,48 @@ def _backward(total: Tensor, turn: Turn) -> None:
         raise
 
 
-def _finish_gradients(rig: Rig, turn: Turn, found: Mapping[str, Units], told: Told, norms: bool) -> Tensor | None:
+def _finish_gradients(
+    train_state: TrainState, turn: Turn, found: Mapping[str, Units], told: WindowUnits, norms: bool
+) -> Tensor | None:
     """Unscales, normalises by the units that were really there, and clips; gives the norm where it is asked for."""
-    parameters = rig.parameters_of(turn.optimizers)
-    if rig.scaler:
+    parameters = train_state.parameters_of(turn.optimizers)
+    if train_state.scaler:
         for name in turn.optimizers:
-            rig.scaler.unscale_(rig.optimizers[name])
-    gradients = rig.engine.gradients(parameters)
+            train_state.scaler.unscale_(train_state.optimizers[name])
+    gradients = train_state.engine.gradients(parameters)
     if not known_units(told, found) and told.count > 1 and gradients:
         (count,) = found.values()
         torch._foreach_mul_(gradients, told.padded / count)
-    if rig.job.clip is not None:
-        return rig.engine.clip(parameters, rig.job.clip)
-    return rig.engine.clip(parameters, math.inf) if norms and gradients else None
+    if train_state.job.clip is not None:
+        return train_state.engine.clip(parameters, train_state.job.clip)
+    return train_state.engine.clip(parameters, math.inf) if norms and gradients else None
 
 
-def _step(rig: Rig, optimizer: Optimizer) -> None:
+def _step(train_state: TrainState, optimizer: Optimizer) -> None:
     """One step; it may be asked for parameter by parameter, which a scaler would refuse."""
-    with stepping(rig, optimizer):
-        if rig.scaler:
-            rig.scaler.step(optimizer)
-            rig.scaler._per_optimizer_states[id(optimizer)]["stage"] = OptState.UNSCALED
+    with stepping(train_state, optimizer):
+        if train_state.scaler:
+            train_state.scaler.step(optimizer)
+            train_state.scaler._per_optimizer_states[id(optimizer)]["stage"] = OptState.UNSCALED
         else:
-            rig.engine.step(optimizer)
+            train_state.engine.step(optimizer)
 
 
-def stepping(rig: Rig, optimizer: Optimizer) -> AbstractContextManager[None]:
+def stepping(train_state: TrainState, optimizer: Optimizer) -> AbstractContextManager[None]:
     """Around a step: the optimizer's state visits the device, where it waits on the host."""
-    if rig.optimizer_state == "host" and streams(optimizer):
-        return streamed(optimizer, rig.device)
+    if train_state.optimizer_state == "host" and streams(optimizer):
+        return streamed(optimizer, train_state.device)
     return nullcontext()
 
 
-def _after_the_steps(rig: Rig, mark: Mark, guard: Guard, *, stepped: bool) -> None:
+def _after_the_steps(train_state: TrainState, mark: Mark, guard: Guard, *, stepped: bool) -> None:
     """What follows a window's steps: the scale of the losses, the schedules, the average."""
-    if rig.scaler and stepped:
-        rig.scaler.update()
-    for schedule in rig.schedules.values():
+    if train_state.scaler and stepped:
+        train_state.scaler.update()
+    for schedule in train_state.schedules.values():
         schedule.step()
-    rig.engine.share_buffers(rig.nets)
-    if rig.ema:
+    train_state.engine.share_buffers(train_state.nets)
+    if train_state.ema:
         mark("ema")
-        averages = [tensor for net in rig.ema.values() for tensor in (*net.parameters(), *net.buffers())]
-        guard.once(partial(update_ema, rig), None, averages)
+        averages = [tensor for net in train_state.ema.values() for tensor in (*net.parameters(), *net.buffers())]
+        guard.once(partial(update_ema, train_state), None, averages)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memfit.batch.cost import PaddedCost
-from memfit.batch.shares import balanced, even
+from memfit.batch.rank_split import balanced, even
 from memfit.errors import InputError
 
 Share = tuple[tuple[int, ...], ...]

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import click
 
-from memfit.cli.pipe import readers_may_leave
-from memfit.cli.usage import mistake, unknown_verb
+from memfit.cli.broken_pipe import readers_may_leave
+from memfit.cli.usage_errors import mistake, unknown_verb
 from memfit.errors import Exit, InputError, mistake_in_job
 
 VERBS = {

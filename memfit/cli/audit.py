@@ -12,7 +12,7 @@ from memfit.errors import Exit, InputError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from memfit.batch.audit import Audit
+    from memfit.audit import Audit
 
 
 @click.command()
@@ -31,7 +31,7 @@ def command(
     TARGET is path/file.py:function, called as function(rank, world), which returns a loader, sampler or batch sampler;
     or a function loop(rank, world, observe), which calls observe.batch(ids) and observe.step(). Exit code 4: a fault.
     """
-    from memfit.batch.audit import Meant, audit
+    from memfit.audit import Meant, audit
 
     meant = Meant(global_batch=global_batch, unit=unit) if global_batch is not None else None
     found = audit(target, _world_sizes(world_sizes), meant=meant, real=real)
@@ -63,7 +63,7 @@ def _show(found: Audit, console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from memfit.show.strips import COLUMNS, strips
+    from memfit.show.sample_strips import COLUMNS, strips
 
     faults = sorted({finding.code for finding in found.findings})
     if faults:

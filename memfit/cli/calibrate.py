@@ -20,9 +20,9 @@ def command(kind: str | None, as_json: bool) -> int:
 
     import torch
 
-    from memfit.cli.quiet import progress
-    from memfit.device.calibrate import calibrate
-    from memfit.device.calibrated import keep_rates
+    from memfit.cli.progress import progress
+    from memfit.device.hardware.calibrate import calibrate
+    from memfit.device.hardware.calibration import keep_rates
 
     if kind == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda", "this machine has no CUDA device", "write --device cpu")

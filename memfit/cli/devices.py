@@ -7,8 +7,8 @@ import textwrap
 
 import click
 
-from memfit.device.catalogue import Device, catalogue, figures, find_device
-from memfit.device.here import devices_here
+from memfit.device.hardware.catalogue import Device, catalogue, figures, find_device
+from memfit.device.hardware.local_devices import local_devices
 from memfit.sizes import format_size
 
 UNKNOWN = "unknown"
@@ -22,7 +22,7 @@ RATES = ("bf16_flops", "fp16_flops", "tf32_flops", "fp32_flops")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(name: str | None, as_json: bool) -> int:
     cards = [find_device(name)] if name else list(catalogue().values())
-    here = [] if name else devices_here()
+    here = [] if name else local_devices()
     if as_json:
         print(json.dumps({"devices": [figures(card) for card in cards], "here": [figures(device) for device in here]}))
     elif name:

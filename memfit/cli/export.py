@@ -26,7 +26,7 @@ def command(plan: str, to: str, out: str | None, as_json: bool) -> int:
 
     What the tool's form cannot say is named, with what to write in one's own loop.
     """
-    from memfit.cli.quiet import progress
+    from memfit.cli.progress import progress
     from memfit.plan import read_plan
 
     read = read_plan(plan)

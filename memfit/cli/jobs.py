@@ -16,7 +16,7 @@ from memfit.cli.options import json_option, print_json, set_option
 @json_option
 def command(names: tuple[str, ...], pairs: tuple[str, ...], as_json: bool) -> None:
     """Built-in jobs, or those of NAMES (any JOB), with the parameters of their nets."""
-    from memfit.cli.quiet import progress
+    from memfit.cli.progress import progress
     from memfit.loading import built_in_jobs, load_job, read_settings
 
     settings = read_settings(pairs)

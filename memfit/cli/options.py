@@ -14,7 +14,7 @@ from memfit.geometry import MOST
 from memfit.sizes import parse_size
 
 if TYPE_CHECKING:
-    from memfit.device.catalogue import Device
+    from memfit.device.hardware.catalogue import Device
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -42,13 +42,13 @@ def print_json(value: Any) -> None:
 
 def choose_device(name: str | None, memory: str | None) -> Device:
     """The device that --device and --memory mean: a card of the catalogue, or this machine's own, with a budget."""
-    from memfit.device.catalogue import find_device, with_memory
-    from memfit.device.here import cpu_here, devices_here
+    from memfit.device.hardware.catalogue import find_device, with_memory
+    from memfit.device.hardware.local_devices import local_cpu, local_devices
 
     if name is None:
-        device = devices_here()[0]
+        device = local_devices()[0]
     else:
-        device = cpu_here() if name == "cpu" else find_device(name)
+        device = local_cpu() if name == "cpu" else find_device(name)
     return with_memory(device, parse_size(memory)) if memory is not None else device
 
 

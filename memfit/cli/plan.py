@@ -11,7 +11,7 @@ from memfit.cli.options import choose_device, json_option, memory_option, print_
 from memfit.errors import Exit, InputError
 
 if TYPE_CHECKING:
-    from memfit.device.catalogue import Device
+    from memfit.device.hardware.catalogue import Device
 
 
 @click.command("plan")
@@ -58,7 +58,7 @@ def command(
     rule: str, curve: bool, seed: str, out: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """How JOB's global batch fits into the device: micro-batch, accumulation, recompute, with reasons."""
-    from memfit.cli.quiet import progress, settle
+    from memfit.cli.progress import progress, settle
     from memfit.loading import load_job, read_settings
 
     if not device_names and memory is None:
@@ -88,9 +88,9 @@ def command(
     answers = {}
     with progress(f"planning {job}", quiet=as_json):
         from memfit.plan import write_plan
-        from memfit.planner.answer_json import plan_json
-        from memfit.planner.search import find_plan
-        from memfit.show.upstream import show_upstream, upstream_changes
+        from memfit.planner.plan_json import plan_json
+        from memfit.planner.search.search import find_plan
+        from memfit.show.upstream_edits import show_upstream, upstream_changes
 
         loaded = load_job(job, read_settings(pairs))
         settle()
@@ -109,7 +109,7 @@ def command(
             found["curve"] = [asdict(point) for point in points]
         print_json(found)
     else:
-        from memfit.show.plan import show_answer, show_answers, show_curve
+        from memfit.show.plan_table import show_answer, show_answers, show_curve
 
         if curve:
             show_curve(points, targets[0])
@@ -123,7 +123,7 @@ def command(
 
 def _devices(names: tuple[str, ...], memory: str | None) -> list[Device]:
     """The devices that are meant; ``all``: every card of the catalogue."""
-    from memfit.device.catalogue import catalogue
+    from memfit.device.hardware.catalogue import catalogue
 
     if not names:
         return [choose_device(None, memory)]
@@ -138,7 +138,7 @@ def _words(text: str | None) -> tuple[str, ...]:
 
 
 def _curve(job: Any, device: Device, most: int) -> list[Any]:
-    from memfit.planner.curve import curve
+    from memfit.planner.memory_vs_batch import curve
     from memfit.trace.step import Tracing
 
     return curve(job, Tracing(device=device), device, most)

@@ -87,7 +87,7 @@ def command(
 
     JOB is a built-in name (memfit jobs), package.module:Name or path/file.py:Name.
     """
-    from memfit.cli.quiet import progress, settle
+    from memfit.cli.progress import progress, settle
     from memfit.geometry import parse_shape, shape_of
     from memfit.loading import load_job, read_settings
 
@@ -144,16 +144,16 @@ def command(
     if trace is not None:
         _write_trace(Path(trace), prediction)
     if as_json:
-        from memfit.planner.answer_json import sequence_json
+        from memfit.planner.plan_json import sequence_json
 
         found = {} if sequence is None else {"sequence": sequence_json(sequence)}
         print_json(prediction_json(prediction) | found)
     else:
-        from memfit.show.terminal import show_prediction
+        from memfit.show.footprint_table import show_prediction
 
         show_prediction(prediction)
         if sequence is not None:
-            from memfit.show.sequence import show_sequence
+            from memfit.show.sequence_table import show_sequence
 
             show_sequence(sequence)
     fits = prediction.footprint.fits and (sequence is None or sequence.plain.failed_window is None)
@@ -163,7 +163,7 @@ def command(
 def _sequence(
     job: Any, prediction: Any, accumulated: int, epoch: str | None, lengths: str | None, shapes: str | None
 ) -> Any:
-    from memfit.planner.sequence import drawn_windows, predict_sequence, read_lengths, read_shapes
+    from memfit.planner.variable_length.sequence import drawn_windows, predict_sequence, read_lengths, read_shapes
 
     if shapes is not None:
         if epoch is not None or lengths is not None:

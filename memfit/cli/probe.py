@@ -10,8 +10,8 @@ from memfit.cli.options import choose_device, json_option, memory_option, print_
 from memfit.errors import Exit, InputError
 
 if TYPE_CHECKING:
-    from memfit.device.catalogue import Device
-    from memfit.train.probe import Probe
+    from memfit.device.hardware.catalogue import Device
+    from memfit.train.probe.probe import Probe
 
 
 @click.command("probe")
@@ -39,7 +39,7 @@ def command(
     On a CPU without --memory and --micro-batch, one longest item (or one sample) is run. A plan's own micro-batch is
     run in its own budget. Exit code 3: nothing ran; 4: the prediction is off by more than its bound.
     """
-    from memfit.cli.quiet import progress
+    from memfit.cli.progress import progress
 
     fixed, count = whole_number("--micro-batch", micro_batch), whole_number("--accumulate", accumulate)
     if prove and (fixed is not None or target.endswith(".toml")):
@@ -69,7 +69,7 @@ def _job(
     from memfit.loading import load_job, read_settings
     from memfit.planner.predict import default_checkpointing, plain_nets, with_precision
     from memfit.trace.step import Tracing
-    from memfit.train.probe import Prober, probe, probe_one
+    from memfit.train.probe.probe import Prober, probe, probe_one
 
     device = choose_device(None, memory)
     budget = device.usable_bytes or 0
@@ -85,15 +85,15 @@ def _job(
 
 
 def _plan(path: str) -> tuple[Probe, Device]:
-    from memfit.device.catalogue import with_memory
-    from memfit.device.here import devices_here
+    from memfit.device.hardware.catalogue import with_memory
+    from memfit.device.hardware.local_devices import local_devices
     from memfit.loading import load_job
     from memfit.plan import read_plan
     from memfit.trace.step import Tracing
-    from memfit.train.probe import Prober, probe_one
+    from memfit.train.probe.probe import Prober, probe_one
 
     plan = read_plan(path)
-    here = next((device for device in devices_here() if device.key == plan.device), None)
+    here = next((device for device in local_devices() if device.key == plan.device), None)
     if here is None:
         write = "plan again with --memory SIZE, for this machine's own"
         raise InputError(f"a plan for {plan.device}", "this machine has no such device", write)
@@ -126,9 +126,9 @@ def _show(target: str, found: Probe) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from memfit.show.terminal import assumptions
+    from memfit.show.footprint_table import assumptions
     from memfit.sizes import format_size
-    from memfit.words import counted
+    from memfit.wording import counted
 
     console = Console(highlight=False)
     if found.found is None:

@@ -22,7 +22,7 @@ from memfit.errors import InputError
 @json_option
 def command(what: tuple[str, ...], compare: bool, out: str | None, as_json: bool) -> None:
     """Writes the report of a run's folder, of a plan.toml or of a trace (memfit predict --trace F.npz)."""
-    from memfit.cli.quiet import progress
+    from memfit.cli.progress import progress
 
     sources = [Path(one) for one in what]
     if len(sources) != (2 if compare else 1):

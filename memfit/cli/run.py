@@ -16,10 +16,10 @@ from memfit.cli.options import json_option, print_json, whole_number
 from memfit.errors import Exit
 
 if TYPE_CHECKING:
-    from memfit.train.folder import RunFolder
+    from memfit.train.run_folder import RunFolder
 
-CHILD = "memfit.train.child"
-RANK = "memfit.train.rank"
+CHILD = "memfit.train.launch.worker"
+RANK = "memfit.train.launch.rank_entry"
 
 
 @click.command("run")
@@ -68,14 +68,14 @@ def command(
     A plan for N devices is run by N processes: torchrun starts them on this machine, and starts them again from the
     last checkpoint when one is lost. Over several machines, start memfit run with torchrun on each.
     """
-    from memfit.cli.quiet import progress
-    from memfit.cli.watch import attended, keepers, write_report
-    from memfit.engine.place import is_restart, launched
+    from memfit.cli.progress import progress
+    from memfit.cli.run_monitor import attended, keepers, write_report
+    from memfit.engine.torchrun_env import is_restart, torchrun_env
     from memfit.plan import read_plan, write_plan
-    from memfit.train.folder import RunFolder, check_same_samples
-    from memfit.train.launch import restarts, torchrun
-    from memfit.train.limit import ENVIRONMENT
-    from memfit.train.parent import for_child
+    from memfit.train.launch.memory_limit import ENVIRONMENT
+    from memfit.train.launch.process_guard import for_child
+    from memfit.train.launch.torchrun import restarts, torchrun
+    from memfit.train.run_folder import RunFolder, check_same_samples
 
     count = whole_number("--windows", windows)
     kept, every = whole_number("--keep", keep), whole_number("--save-every", save_every, least=0)
@@ -84,7 +84,7 @@ def command(
     if read.allocator == "expandable_segments":
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     folder = RunFolder(out)
-    ranks, place = len(read.micro_batches), launched()
+    ranks, place = len(read.micro_batches), torchrun_env()
     resume = resume or (place is not None and is_restart())
     if place is None or place.rank == 0:
         folder.open(resume=resume)
@@ -138,9 +138,9 @@ def show_summary(folder: RunFolder, budget: int, unit: str, *, as_json: bool) ->
     """What a run that is done learnt, took and did, by its lines."""
     from rich.console import Console
 
-    from memfit.show.rows import noise_words
+    from memfit.show.run_log import noise_words
     from memfit.sizes import format_size
-    from memfit.words import counted
+    from memfit.wording import counted
 
     lines = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
     first, last = lines[0], lines[-1]

@@ -30,13 +30,13 @@ def command(target: str, memory: str | None, as_json: bool) -> int:
     more than the budget. The same checkpoint gives the same values.
     """
     from memfit.sizes import format_size, parse_size
-    from memfit.train.limit import ENVIRONMENT
-    from memfit.train.parent import for_child
+    from memfit.train.launch.memory_limit import ENVIRONMENT
+    from memfit.train.launch.process_guard import for_child
 
     budget = 0 if memory is None else parse_size(memory)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"
-        arguments = [sys.executable, "-m", "memfit.train.validation", target, str(file), str(budget)]
+        arguments = [sys.executable, "-m", "memfit.train.launch.validation_worker", target, str(file), str(budget)]
         code = subprocess.run(arguments, env={**os.environ, **ENVIRONMENT, **for_child()}, stdout=sys.stderr).returncode
         if code in CRASHES and budget:
             told = f"a library ended the process (signal {-code}) where it found no memory"
@@ -55,7 +55,7 @@ def _show(found: dict[str, Any]) -> None:
     from rich.console import Console
 
     from memfit.sizes import format_size
-    from memfit.words import counted
+    from memfit.wording import counted
 
     console = Console(highlight=False)
     after, items = counted(found["window"], "window"), counted(found["items"], "item")

@@ -27,7 +27,7 @@ def command(
     """
     from dataclasses import replace
 
-    from memfit.cli.quiet import progress
+    from memfit.cli.progress import progress
     from memfit.loading import load_job, read_settings
     from memfit.plan import ENGINES, read_plan
 
@@ -38,9 +38,9 @@ def command(
         several = ", ".join(one for one in ENGINES if one != "single")
         raise InputError(f"--engine {engine}", "no engine of several ranks", f"write one of {several}")
     with progress(f"verifying {target}", quiet=as_json):
-        from memfit.verify.spec import plan_for
         from memfit.verify.verify import as_json as to_json
         from memfit.verify.verify import verify
+        from memfit.verify.verify_plan import plan_for
 
         if target.endswith(".toml"):
             plan = read_plan(target)
@@ -51,7 +51,7 @@ def command(
     if as_json:
         print_json(to_json(found))
     else:
-        from memfit.show.verified import show_verified
+        from memfit.show.verify_table import show_verified
 
         show_verified(to_json(found), plan)
     return Exit.DONE if found.ok else Exit.CHECK_FAILED

@@ -27,10 +27,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from memfit.engine.by_torch import ByTorch
-from memfit.engine.mesh import DATA
-from memfit.engine.ranks import gather
+from memfit.engine.collectives import gather
+from memfit.engine.process_group import DATA
 from memfit.engine.single import copied
+from memfit.engine.torch_optim_mixin import TorchOptimMixin
 from memfit.errors import InputError
 from memfit.job import Job, Nets
 
@@ -48,15 +48,15 @@ class Prepared:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ddp(ByTorch):
+class Ddp(TorchOptimMixin):
     """The engine of whole replicas."""
 
     rank: int
     world: int
     mesh: DeviceMesh
     name: str = "ddp"
-    lockstep: bool = False
-    steps_together: bool = False
+    syncs_in_backward: bool = False
+    syncs_in_step: bool = False
     spread: bool = False
 
     @property

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from memfit.device.patching import replaced
-from memfit.device.redirect import SaysCuda
+from memfit.device.virtual.patching import replaced
+from memfit.device.virtual.redirect import SaysCuda
 from memfit.errors import InputError
 
 MOST_ELEMENTS = 500_000_000

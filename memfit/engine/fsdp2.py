@@ -24,12 +24,12 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from memfit.blocks import items
-from memfit.engine.by_torch import ByTorch
+from memfit.engine.collectives import whole
+from memfit.engine.container_sync import ContainerSync
 from memfit.engine.ddp import Ddp
-from memfit.engine.lists import Passing
-from memfit.engine.ranks import whole
 from memfit.engine.refusals import check_elementwise, check_shared
 from memfit.engine.single import copied
+from memfit.engine.torch_optim_mixin import TorchOptimMixin
 from memfit.errors import InputError
 from memfit.job import Job, Nets
 
@@ -38,7 +38,7 @@ LEAST = 25 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fsdp2(ByTorch):
+class Fsdp2(TorchOptimMixin):
     """The engine of sharded nets.
 
     Attributes:
@@ -52,8 +52,8 @@ class Fsdp2(ByTorch):
     world: int
     mesh: DeviceMesh
     name: str = "fsdp2"
-    lockstep: bool = True
-    steps_together: bool = False
+    syncs_in_backward: bool = True
+    syncs_in_step: bool = False
     spread: bool = True
     sync_each_micro_batch: bool = True
     half_gather: bool = False
@@ -143,7 +143,7 @@ class Fsdp2(ByTorch):
         for path in units(net):
             module = net.get_submodule(path)
             fully_shard(module, mesh=self.mesh, mp_policy=policy)
-            Passing().watch(module)
+            ContainerSync().watch(module)
             module.set_gradient_divide_factor(1.0)  # type: ignore[operator]
             module.set_force_sum_reduction_for_comms(True)  # type: ignore[operator]
 

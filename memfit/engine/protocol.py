@@ -40,16 +40,16 @@ class Engine(Protocol):
         """The ranks' mesh; its dimension ``data`` holds those that share a window. None on one rank."""
 
     @property
-    def lockstep(self) -> bool:
+    def syncs_in_backward(self) -> bool:
         """Whether collectives run inside forward and backward: then every rank runs as many micro-batches, and a rank
-        whose memory runs out ends, for all to start again with less (``memfit.train.less``)."""
+        whose memory runs out ends, for all to start again with less (``memfit.train.recovery.reduced_limits``)."""
 
     @property
     def spread(self) -> bool:
         """Whether ranks hold parts of the state: then each writes its own into a checkpoint."""
 
     @property
-    def steps_together(self) -> bool:
+    def syncs_in_step(self) -> bool:
         """Whether a step runs collectives: one that failed on one rank can then not be finished by that rank alone."""
 
     def place(self, job: Job, nets: Nets) -> Nets:

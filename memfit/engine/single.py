@@ -12,20 +12,20 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from memfit.engine.by_torch import ByTorch
+from memfit.engine.torch_optim_mixin import TorchOptimMixin
 from memfit.job import Job, Nets
 
 
 @dataclass(frozen=True, kw_only=True)
-class Single(ByTorch):
+class Single(TorchOptimMixin):
     """The engine of one rank."""
 
     name: str = "single"
     rank: int = 0
     world: int = 1
     mesh: None = None
-    lockstep: bool = False
-    steps_together: bool = False
+    syncs_in_backward: bool = False
+    syncs_in_step: bool = False
     spread: bool = False
 
     def place(self, job: Job, nets: Nets) -> Nets:

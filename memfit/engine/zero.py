@@ -27,13 +27,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from memfit.engine import deepspeed
+from memfit.engine.collectives import gather
+from memfit.engine.container_sync import ContainerSync
 from memfit.engine.ddp import Ddp
-from memfit.engine.lists import Passing
-from memfit.engine.mesh import DATA
-from memfit.engine.ranks import gather
+from memfit.engine.process_group import DATA
 from memfit.engine.refusals import check_elementwise, check_shared
 from memfit.engine.single import copied
-from memfit.engine.zero_parts import cut, whole
+from memfit.engine.zero_partition import cut, whole
 from memfit.errors import InputError
 from memfit.job import Job, Nets
 
@@ -73,12 +73,12 @@ class Zero:
         return f"zero{self.stage}"
 
     @property
-    def lockstep(self) -> bool:
+    def syncs_in_backward(self) -> bool:
         """Stage 1 reduces after the window, unless it overlaps that with the last backward."""
         return self.stage > 1 or self.choices.overlap_comm
 
     @property
-    def steps_together(self) -> bool:
+    def syncs_in_step(self) -> bool:
         """Stepped weights are gathered."""
         return True
 
@@ -160,7 +160,7 @@ class Zero:
             trained = nn.ModuleDict({name: net for name, net in nets.items() if _is_trained(net)})
             zero = deepspeed.sharded(optimizer, trained, own, self.group, self.choices)
             for module in trained.modules():
-                Passing().watch(module)
+                ContainerSync().watch(module)
         else:
             zero = deepspeed.partitioned(optimizer, own, self.group, self.choices, gradients=self.stage == 2)
         made = Divided(zero=zero, parameters=tuple(own), groups=tuple(n for _, n in numbered))
@@ -180,7 +180,7 @@ class Zero:
         zero.enter_backward()
         try:
             yield
-            if self.lockstep:
+            if self.syncs_in_backward:
                 self._reduce(last)
             zero.backward_epilogue()
         finally:
@@ -190,13 +190,13 @@ class Zero:
 
     def prepare(self, parameters: Sequence[nn.Parameter]) -> None:
         """Stage 1: the buffer of a reduction, and zeros where another rank has a gradient and this one has none."""
-        if not self.lockstep:
+        if not self.syncs_in_backward:
             self._replicas.fill(parameters)
             self._zero.setup_buckets()
 
     def reduce(self, prepared: None) -> None:
         """Stage 1 reduces here; stage 2 has."""
-        if not self.lockstep:
+        if not self.syncs_in_backward:
             self._zero.set_gradient_accumulation_boundary(True)
             self._reduce(last=True)
 

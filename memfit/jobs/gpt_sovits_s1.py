@@ -53,7 +53,7 @@ class S1(Job):
         "learning_rate": (0, math.inf),
         **dict.fromkeys(("dim", "depth", "clips"), (1, math.inf)),
     }
-    dials: ClassVar[Mapping[str, str]] = {"clip_seconds": "shorter clips"}
+    smaller_settings: ClassVar[Mapping[str, str]] = {"clip_seconds": "shorter clips"}
     upstream: ClassVar[Upstream] = GPT_SOVITS_S1
 
     def nets(self) -> Nets:

@@ -54,7 +54,10 @@ class S2(Job):
         **dict.fromkeys(("learning_rate", "text_rate", "mel_weight", "kl_weight"), (0, math.inf)),
         **dict.fromkeys(("segment_frames", "clips"), (1, math.inf)),
     }
-    dials: ClassVar[Mapping[str, str]] = {"clip_seconds": "shorter clips", "segment_frames": "shorter judged segments"}
+    smaller_settings: ClassVar[Mapping[str, str]] = {
+        "clip_seconds": "shorter clips",
+        "segment_frames": "shorter judged segments",
+    }
     upstream: ClassVar[Upstream] = GPT_SOVITS_S2
 
     def widths(self) -> Widths:

@@ -18,10 +18,10 @@ from torch.optim import Optimizer
 from memfit.errors import InputError
 from memfit.job import Job, Loss, Nets, Precision, Shape
 from memfit.jobs.data import frames as video
-from memfit.jobs.latentsync_video import judge, lip_sync
 from memfit.jobs.nets.diffusion import ddim, one_step
 from memfit.jobs.nets.evaluators import FaceDetector, SyncEvaluator
 from memfit.jobs.nets.frozen import audio_embeddings, decode, encode, frozen, hidden_states, sd_vae, whisper_encoder
+from memfit.jobs.nets.latentsync_inference import judge, lip_sync
 from memfit.jobs.nets.perceptual import LpipsVgg
 from memfit.jobs.nets.syncnet import SyncNet, sync_loss
 from memfit.jobs.nets.unet3d import Motion, UNet3D
@@ -92,7 +92,7 @@ class Stage1(Job):
         "validation frames on the host": {"validation_keeps": "host"},
         "sliced judging in validation": {"validation_judge": 1},
     }
-    dials: ClassVar[Mapping[str, str]] = {
+    smaller_settings: ClassVar[Mapping[str, str]] = {
         "resolution": "smaller faces",
         "frames": "shorter clips",
         "trained": "fewer weights learn",

@@ -57,7 +57,7 @@ class Stage1(Job):
     """Height and width that the SyncNet sees."""
     judged_size: ClassVar[int] = 224
     """Height and width of the largest images that VGG and, in the generator's turn, the discriminators see."""
-    dials: ClassVar[Mapping[str, str]] = {"resolution": "smaller faces", "frames": "shorter clips"}
+    smaller_settings: ClassVar[Mapping[str, str]] = {"resolution": "smaller faces", "frames": "shorter clips"}
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
         **dict.fromkeys(("frames", "clips"), (1, math.inf)),
         **dict.fromkeys(("learning_rate", "critic_learning_rate", "l1_weight", "vgg_weight"), (0, math.inf)),

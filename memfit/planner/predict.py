@@ -9,23 +9,23 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from memfit.apply.making import nets_of
+from memfit.apply.build_nets import nets_of
 from memfit.blocks import candidates
-from memfit.device.catalogue import Device, nccl_bytes
-from memfit.engine.zero_parts import most_gradients
+from memfit.device.hardware.catalogue import Device, nccl_bytes
+from memfit.engine.zero_partition import most_gradients
 from memfit.errors import InputError
 from memfit.events import Trace
 from memfit.footprint import Footprint
 from memfit.job import Job, Nets, Shape
 from memfit.plan import Plan
 from memfit.replay import footprint
-from memfit.replay.caching import CachingAllocator
-from memfit.replay.config import AllocatorConfig
-from memfit.replay.exact import ExactAllocator
+from memfit.replay.allocator_config import AllocatorConfig
+from memfit.replay.caching_allocator import CachingAllocator
+from memfit.replay.cpu_allocator import CpuAllocator
 from memfit.replay.margins import margin_of
 from memfit.replay.replay import Outside
+from memfit.trace.extra_window import with_third_window
 from memfit.trace.step import Tracing, trace_job
-from memfit.trace.third_window import with_third_window
 from memfit.trace.tracer import Tracer
 
 BINDING_RANK = 0
@@ -159,7 +159,7 @@ def footprint_on(trace: Trace, device: Device, world: int = 1, allocator: str = 
     if device.usable_bytes is None:
         raise InputError(f"device {device.key}", "its memory is not known", "give --memory SIZE")
     if not device.is_cuda:
-        return footprint(trace, ExactAllocator, device.usable_bytes, device.usable_bytes)
+        return footprint(trace, CpuAllocator, device.usable_bytes, device.usable_bytes)
     nccl = nccl_bytes(device) if world > 1 else (0, 0, 0)
     context = (device.context_low or 0, device.context_bytes or 0, device.context_high or 0)
     low, usual, high = (own + shared for own, shared in zip(context, nccl, strict=True))
@@ -178,8 +178,8 @@ def plain_nets(job: Job) -> Nets:
     """The job's nets without their bytes, for counting and for finding modules; no trace that is open sees them."""
     from torch.utils._python_dispatch import _disable_current_modes
 
-    from memfit.device.libraries import as_in_a_real_run
-    from memfit.device.virtual import virtual_cpu
+    from memfit.device.virtual.library_patches import as_in_a_real_run
+    from memfit.device.virtual.virtual_device import virtual_cpu
 
     with _disable_current_modes(), virtual_cpu() as virtual, as_in_a_real_run(), Tracer(virtual).recording():
         nets: Nets = nets_of(job, virtual.device)

@@ -10,13 +10,14 @@ from typing import Protocol
 import numpy as np
 
 from memfit.events import ALLOCATE, CATEGORIES, EMPTY_CACHE, FREE, Trace
-from memfit.footprint import Footprint, PhaseFootprint, Place, Request
+from memfit.footprint import Footprint, PeakLocation, PhaseFootprint, Request
 from memfit.replay.errors import OutOfMemory
 from memfit.replay.margins import Margin
 
 
 class Allocator(Protocol):
-    """What a replay needs of an allocator; see ``memfit.replay.caching`` and ``memfit.replay.exact``."""
+    """What a replay needs of an allocator; see ``memfit.replay.caching_allocator`` and
+    ``memfit.replay.cpu_allocator``."""
 
     @property
     def allocated(self) -> int: ...
@@ -146,11 +147,13 @@ def _plan_searches(trace: Trace) -> int:
     return sum("convolution" in trace.names[name] for name in trace.operator_name[rows])
 
 
-def _place(trace: Trace, event: int) -> Place:
+def _place(trace: Trace, event: int) -> PeakLocation:
     if event < 0:
-        return Place(module="", operator="")
+        return PeakLocation(module="", operator="")
     row = trace.operator[event]
-    return Place(module=trace.modules[trace.operator_module[row]], operator=trace.names[trace.operator_name[row]])
+    return PeakLocation(
+        module=trace.modules[trace.operator_module[row]], operator=trace.names[trace.operator_name[row]]
+    )
 
 
 def _request(trace: Trace, phase: str, nbytes: int, event: int) -> Request:

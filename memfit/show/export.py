@@ -13,7 +13,7 @@ from typing import Any
 
 from memfit.job import Job, Nets
 from memfit.plan import PhasePolicy, Plan
-from memfit.words import counted
+from memfit.wording import counted
 
 FILES = {"deepspeed": "deepspeed.json", "accelerate": "accelerate.yaml", "torchrun": "torchrun.sh"}
 """The names that the files have where no other is asked for."""
@@ -21,7 +21,7 @@ _STAGES = {"zero1": 1, "zero2": 2, "zero3": 3, "fsdp2": 3}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Geometry:
+class ExportGeometry:
     """A window in equal micro-batches, as these tools count it: global batch = world x accumulation x micro-batch."""
 
     world: int
@@ -42,7 +42,7 @@ class Exported:
 
     text: str
     command: str
-    geometry: Geometry
+    geometry: ExportGeometry
     left_out: Mapping[str, str]
 
 
@@ -72,7 +72,7 @@ def export(plan: Plan, job: Job, nets: Nets, to: str, file: str, plan_file: str)
     return Exported(text=text, command=command, geometry=geometry, left_out=left_out)
 
 
-def equal(plan: Plan, job: Job) -> Geometry:
+def equal(plan: Plan, job: Job) -> ExportGeometry:
     """Equal micro-batches that make up the global batch, none larger than the plan's: of all, the fewest.
 
     Where a rank's share is not a whole number, the share of the rank with the most; where a micro-batch is counted in
@@ -81,13 +81,13 @@ def equal(plan: Plan, job: Job) -> Geometry:
     world = len(plan.micro_batches)
     if job.longest is not None:
         count = max(len(rank) for rank in plan.micro_batches)
-        return Geometry(world=world, micro_batch=1, accumulation=count, counts="micro-batches")
+        return ExportGeometry(world=world, micro_batch=1, accumulation=count, counts="micro-batches")
     share = max(sum(rank) for rank in plan.micro_batches)
     micro = next(size for size in range(min(plan.micro_batch, share), 0, -1) if share % size == 0)
-    return Geometry(world=world, micro_batch=micro, accumulation=share // micro, counts="samples")
+    return ExportGeometry(world=world, micro_batch=micro, accumulation=share // micro, counts="samples")
 
 
-def deepspeed_config(plan: Plan, job: Job, geometry: Geometry) -> dict[str, Any]:
+def deepspeed_config(plan: Plan, job: Job, geometry: ExportGeometry) -> dict[str, Any]:
     """What ``deepspeed.initialize(config=…)`` takes."""
     stage = _STAGES.get(plan.engine, 0)
     found: dict[str, Any] = {
@@ -105,7 +105,7 @@ def deepspeed_config(plan: Plan, job: Job, geometry: Geometry) -> dict[str, Any]
     return found
 
 
-def accelerate_config(plan: Plan, job: Job, nets: Nets, geometry: Geometry) -> dict[str, Any]:
+def accelerate_config(plan: Plan, job: Job, nets: Nets, geometry: ExportGeometry) -> dict[str, Any]:
     """What ``accelerate launch --config_file`` takes."""
     found: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
@@ -150,7 +150,7 @@ def _gathered(nets: Nets) -> list[str]:
     return sorted({type(net.get_submodule(path)).__name__ for net in trained for path in units(net) if path})
 
 
-def _script(plan: Plan, geometry: Geometry, left_out: Mapping[str, str], plan_file: str) -> str:
+def _script(plan: Plan, geometry: ExportGeometry, left_out: Mapping[str, str], plan_file: str) -> str:
     sizes = shlex.quote(json.dumps(plan.micro_batches))
     return f"""#!/bin/sh
 {_comments(plan, left_out)}# With arguments (sh torchrun.sh train.py), starts them on every rank.
@@ -166,7 +166,7 @@ def _comments(plan: Plan, left_out: Mapping[str, str]) -> str:
     return "".join(f"# {line}\n" for line in [*lines, *(f"- {name}: {text}" for name, text in left_out.items())])
 
 
-def _left_out(plan: Plan, job: Job, nets: Nets, to: str, geometry: Geometry) -> dict[str, str]:
+def _left_out(plan: Plan, job: Job, nets: Nets, to: str, geometry: ExportGeometry) -> dict[str, str]:
     """By name, what the form of a tool cannot say, and what to write instead."""
     world, count, sizes = geometry.world, geometry.accumulation, plan.micro_batches
     divides = to != "torchrun"

@@ -7,29 +7,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from memfit.device.catalogue import Device, find_device
+from memfit.device.hardware.catalogue import Device, find_device
 from memfit.errors import InputError
 from memfit.geometry import shape_of
 from memfit.job import Job
 from memfit.loading import load_job
 from memfit.plan import Plan, read_plan
-from memfit.planner.curve import curve
+from memfit.planner.checkpoint_writing import with_copy
+from memfit.planner.memory_vs_batch import curve
 from memfit.planner.predict import Prediction, plain_nets, predict
-from memfit.planner.saving import with_copy
+from memfit.show.footprint_table import headline, remarks
 from memfit.show.page import Page, Section, Table
-from memfit.show.plan import memory_of
+from memfit.show.plan_table import memory_of
+from memfit.show.report_baseline import untouched_section
 from memfit.show.report_curve import curve_section
-from memfit.show.report_flight import flight_section
 from memfit.show.report_memory import memory_sections
+from memfit.show.report_oom import flight_section
 from memfit.show.report_run import run_sections, run_verdict
-from memfit.show.report_untouched import untouched_section
-from memfit.show.rows import number, process_peaks, read_lines
-from memfit.show.terminal import headline, remarks
+from memfit.show.run_log import number, process_peaks, read_lines
 from memfit.show.trace_file import read_trace
 from memfit.sizes import format_size
 from memfit.trace.step import Tracing
-from memfit.train.folder import RunFolder
-from memfit.words import counted
+from memfit.train.run_folder import RunFolder
+from memfit.wording import counted
 
 BEYOND = 4
 """How far a prediction's curve goes: times its micro-batch."""

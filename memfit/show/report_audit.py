@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memfit.batch.audit import Audit
+from memfit.audit import Audit
 from memfit.show.page import Page, Section, Table
 from memfit.show.report_run import strips_of
 

@@ -11,10 +11,10 @@ from memfit.errors import InputError
 from memfit.plan import Plan, read_plan
 from memfit.show.page import Page, Section, Table
 from memfit.show.report_run import curve, panel, windows_figure
-from memfit.show.rows import number, process_peaks, read_lines, shown_windows
+from memfit.show.run_log import number, process_peaks, read_lines, shown_windows
 from memfit.sizes import format_size
-from memfit.train.folder import RunFolder
-from memfit.words import counted
+from memfit.train.run_folder import RunFolder
+from memfit.wording import counted
 
 NAMES = ("A", "B")
 SAME = 5e-4

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memfit.device.catalogue import Device, catalogue
-from memfit.planner.curve import Point
+from memfit.device.hardware.catalogue import Device, catalogue
+from memfit.planner.memory_vs_batch import Point
 from memfit.show.page import Section, Table
 from memfit.sizes import format_size
 

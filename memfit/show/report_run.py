@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from memfit.batch.audit.picture import Picture
+from memfit.audit.strips_data import Picture
 from memfit.plan import Plan
 from memfit.show.page import Section, Table
-from memfit.show.report_flight import flight_line
-from memfit.show.rows import Rank, noise_words, number, seen, shown_windows
+from memfit.show.report_oom import flight_line
+from memfit.show.run_log import Rank, noise_words, number, seen, shown_windows
 from memfit.sizes import format_size
 
 TABLE_ROWS = 24

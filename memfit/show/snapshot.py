@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
-from memfit.replay.caching import CachingAllocator
-from memfit.replay.config import AllocatorConfig
+from memfit.replay.allocator_config import AllocatorConfig
+from memfit.replay.block_pool import LIVE, Block, History
+from memfit.replay.caching_allocator import CachingAllocator
 from memfit.replay.errors import OutOfMemory
-from memfit.replay.pool import LIVE, Block, History
 
 Frames = list[dict[str, Any]]
 

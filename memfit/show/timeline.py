@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from memfit.device.catalogue import Device
+from memfit.device.hardware.catalogue import Device
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
-from memfit.replay.caching import CachingAllocator
+from memfit.replay.caching_allocator import CachingAllocator
 from memfit.replay.errors import OutOfMemory
 
 MOST = 2000

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from memfit.device.catalogue import Device
+from memfit.device.hardware.catalogue import Device
 from memfit.errors import InputError
 from memfit.events import Trace
-from memfit.footprint import Footprint, PhaseFootprint, Place, Request
+from memfit.footprint import Footprint, PeakLocation, PhaseFootprint, Request
 from memfit.job import Shape
 from memfit.planner.predict import NetSize, Prediction
 
@@ -99,7 +99,7 @@ def _prediction(told: dict[str, Any], columns: dict[str, Any]) -> Prediction:
 def _footprint(told: dict[str, Any]) -> Footprint:
     phases = {
         name: PhaseFootprint(
-            **phase | {"at": Place(**phase["at"]), "largest_request": Request(**phase["largest_request"])}
+            **phase | {"at": PeakLocation(**phase["at"]), "largest_request": Request(**phase["largest_request"])}
         )
         for name, phase in told["phases"].items()
     }

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from memfit.cache import keep, read_kept
-from memfit.trace import scratch
+from memfit.trace import operator_scratch
+from memfit.user_cache import keep, read_kept
 
 _aten = torch.ops.aten
 _FORWARD = {_aten.native_batch_norm.default: 1, _aten.native_group_norm.default: 1, _aten.native_layer_norm.default: 2}
@@ -47,14 +47,14 @@ def correct(func: Any, args: Any, out: Any) -> Any:
 
 def _recurrent_workspace(args: Any) -> int:
     """Bytes that the layer keeps for its backward, on this machine."""
-    key = scratch.describe(_RECURRENT, args, {})
+    key = operator_scratch.describe(_RECURRENT, args, {})
     if key is None:
         return 0
-    place = scratch.store("recurrent")
-    known: dict[scratch.Key, int] = read_kept(place)
+    place = operator_scratch.store("recurrent")
+    known: dict[operator_scratch.Key, int] = read_kept(place)
     if key not in known:
         with _disable_current_modes(), torch.enable_grad():
-            made = _RECURRENT(*(scratch.real(one) for one in json.loads(key)[1]))
+            made = _RECURRENT(*(operator_scratch.real(one) for one in json.loads(key)[1]))
         known[key] = made[_WORKSPACE].nbytes
         with contextlib.suppress(OSError):
             keep(place, known)

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
-from memfit.apply.recompute import recompute
-from memfit.apply.rig import tensors_in
-from memfit.cache import keep, read_kept
-from memfit.trace import scratch
-from memfit.trace.scratch import Key
+from memfit.apply.checkpointing import recompute
+from memfit.apply.train_state import tensors_in
+from memfit.trace import operator_scratch
+from memfit.trace.operator_scratch import Key
+from memfit.user_cache import keep, read_kept
 
 FLUSH = 64 << 20
 """Bytes that are written between the runs of a call: more than the caches hold."""
@@ -43,7 +43,7 @@ def now() -> float:
 
 def durations(keys: set[Key]) -> dict[Key, float | None]:
     """Seconds of calls, from the disk where they were timed before; None where a call cannot be made again."""
-    place = scratch.store("seconds")
+    place = operator_scratch.store("seconds")
     known: dict[Key, float | None] = read_kept(place)
     missing = sorted(keys - known.keys())
     if missing:
@@ -59,9 +59,9 @@ def durations(keys: set[Key]) -> dict[Key, float | None]:
 def _timed(key: Key) -> float | None:
     name, args, kwargs = json.loads(key)
     try:
-        operator = scratch.operator(name)
-        real = [scratch.real(one) for one in args]
-        named = {one: scratch.real(value) for one, value in kwargs.items()}
+        operator = operator_scratch.operator(name)
+        real = [operator_scratch.real(one) for one in args]
+        named = {one: operator_scratch.real(value) for one, value in kwargs.items()}
         return _least_seconds(operator, real, named)
     except (RuntimeError, TypeError, NotImplementedError, IndexError, ValueError):
         return None
@@ -105,7 +105,7 @@ def overheads() -> dict[str, list[float]]:
 
     Autograd's hooks and, for ``selective``, a Python mode around every operator. Measured once on this machine.
     """
-    place = scratch.store("overheads")
+    place = operator_scratch.store("overheads")
     known: dict[str, list[float]] = read_kept(place)
     if not known:
         with _disable_current_modes():

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memfit.device.copies import convolution_layout
+from memfit.device.virtual.layout_copies import convolution_layout
 
 _aten = torch.ops.aten
 _CONVOLUTION = _aten.convolution.default

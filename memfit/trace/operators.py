@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from memfit.device import plan_search, workspace
+from memfit.device.virtual import cudnn_benchmark, workspace
 from memfit.trace.collectives import HOLDS
 
 _COPIES = frozenset({torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default})
@@ -47,7 +47,7 @@ def operator(func: Any) -> Operator:
             writes=schema.is_mutable,
             copies=func in _COPIES,
             holds=schema.name in HOLDS,
-            searches=func in plan_search.CONVOLUTIONS,
+            searches=func in cudnn_benchmark.CONVOLUTIONS,
             takes=func in workspace.TAKING,
         )
     return found

@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from memfit.apply.implementation import supports, with_implementation
-from memfit.apply.recompute import recompute
-from memfit.apply.rig import Rig, build
-from memfit.apply.room import with_settings
-from memfit.apply.streaming import large, on_the_host, streams
+from memfit.apply.checkpointing import recompute
+from memfit.apply.optimizer_implementation import supports, with_implementation
+from memfit.apply.phase_memory import with_settings
+from memfit.apply.state_streaming import large, on_the_host, streams
+from memfit.apply.train_state import TrainState, build
 from memfit.apply.window import run_window, stepping
-from memfit.device.libraries import as_in_a_real_run
-from memfit.engine.start import start
+from memfit.device.virtual.library_patches import as_in_a_real_run
+from memfit.engine.factory import make_engine
 from memfit.engine.zero import Zero
-from memfit.engine.zero_parts import step_parts
+from memfit.engine.zero_partition import step_parts
 from memfit.events import ALLOCATE, FREE, Trace
 from memfit.job import Job, Shape
-from memfit.trace.scratch import Key, with_scratch
+from memfit.trace.operator_scratch import Key, with_scratch
 from memfit.trace.step import (
     Tracing,
     categorise_state,
@@ -44,14 +44,14 @@ class MicroTrace:
 
     trace: Trace
     calls: tuple[Key | None, ...]
-    """For each operator, the call as ``memfit.trace.scratch`` describes it; empty for a card."""
+    """For each operator, the call as ``memfit.trace.operator_scratch`` describes it; empty for a card."""
 
 
 class Session:
     """Made by ``open_session``."""
 
-    def __init__(self, rig: Rig, tracer: Tracer) -> None:
-        self.rig, self._tracer = rig, tracer
+    def __init__(self, train_state: TrainState, tracer: Tracer) -> None:
+        self.train_state, self._tracer = train_state, tracer
         self._alive: set[int] = set()
         self._followed = 0
         """Events after which these storages are alive."""
@@ -76,20 +76,22 @@ class Session:
             accumulated: whether gradients of an earlier micro-batch are resident, and are added to.
             precision: another than the job's, of a job that builds the same nets in both.
         """
-        tracer, rig = self._tracer, self.rig
+        tracer, train_state = self._tracer, self.train_state
         if precision is not None:
-            rig = replace(rig, job=with_settings(rig.job, {"precision": precision}), scaler=None)
-        if accumulated and rig.job.zero_grad == "after_forward":
-            rig = replace(rig, job=with_settings(rig.job, {"zero_grad": "after_step"}))
+            train_state = replace(
+                train_state, job=with_settings(train_state.job, {"precision": precision}), scaler=None
+            )
+        if accumulated and train_state.job.zero_grad == "after_forward":
+            train_state = replace(train_state, job=with_settings(train_state.job, {"zero_grad": "after_step"}))
         tracer.mark("setup")
-        held = self._accumulated_in() if accumulated or rig.job.zero_grad == "after_forward" else []
+        held = self._accumulated_in() if accumulated or train_state.job.zero_grad == "after_forward" else []
         _make_gradients(held)
         first, row, calls = len(tracer.kind), len(tracer.op_rows), len(tracer.calls)
         if tracer.device_type == "cpu":
             tracer.descriptions = []
-        with recompute(rig.nets, modes):
-            micro = synthetic_micro_batch(rig.job, shape, rig.device, tracer)
-            run_window(rig, [micro], lambda part: mark(tracer, rig, part), step=False)
+        with recompute(train_state.nets, modes):
+            micro = synthetic_micro_batch(train_state.job, shape, train_state.device, tracer)
+            run_window(train_state, [micro], lambda part: mark(tracer, train_state, part), step=False)
         found = MicroTrace(trace=self._slice(first, row, calls), calls=tuple(tracer.descriptions or ()))
         tracer.descriptions = None
         _drop_gradients(held)
@@ -103,24 +105,28 @@ class Session:
             by_parts: with state that waits on the host and visits part by part, which is then on the device again.
         """
         if by_parts:
-            with self._state_on_the_host() as rig:
-                return self._optimizer_step(rig, implementation)
-        return self._optimizer_step(self.rig, implementation)
+            with self._state_on_the_host() as train_state:
+                return self._optimizer_step(train_state, implementation)
+        return self._optimizer_step(self.train_state, implementation)
 
-    def _optimizer_step(self, rig: Rig, implementation: str) -> MicroTrace | None:
+    def _optimizer_step(self, train_state: TrainState, implementation: str) -> MicroTrace | None:
         tracer = self._tracer
-        if implementation != "job" and not all(supports(one, implementation) for one in rig.optimizers.values()):
+        if implementation != "job" and not all(
+            supports(one, implementation) for one in train_state.optimizers.values()
+        ):
             return None
-        optimizers = with_implementation(rig.optimizers, implementation)
+        optimizers = with_implementation(train_state.optimizers, implementation)
         for name, optimizer in optimizers.items():
-            optimizer.state = rig.optimizers[name].state
-        _make_gradients([one for optimizer in rig.optimizers.values() for one in rig.engine.stepped(optimizer)])
+            optimizer.state = train_state.optimizers[name].state
+        _make_gradients(
+            [one for optimizer in train_state.optimizers.values() for one in train_state.engine.stepped(optimizer)]
+        )
         first, row, calls = len(tracer.kind), len(tracer.op_rows), len(tracer.calls)
         if tracer.device_type == "cpu":
             tracer.descriptions = []
         for name, optimizer in optimizers.items():
-            mark(tracer, rig, "optimizer")
-            _step(rig, name, optimizer)
+            mark(tracer, train_state, "optimizer")
+            _step(train_state, name, optimizer)
         found = MicroTrace(trace=self._slice(first, row, calls), calls=tuple(tracer.descriptions or ()))
         tracer.descriptions = None
         return found
@@ -130,26 +136,26 @@ class Session:
         return sum(-(-state[key].nbytes // grain) * grain for state, key in self._streamed())
 
     def _streamed(self) -> list[tuple[Any, str]]:
-        able = [optimizer for optimizer in self.rig.optimizers.values() if streams(optimizer)]
+        able = [optimizer for optimizer in self.train_state.optimizers.values() if streams(optimizer)]
         return [(state, key) for one in able for state in one.state.values() for key, _ in large(state)]
 
     @contextmanager
-    def _state_on_the_host(self) -> Iterator[Rig]:
+    def _state_on_the_host(self) -> Iterator[TrainState]:
         for state, key in self._streamed():
             state[key] = on_the_host(state[key])
         try:
-            yield replace(self.rig, optimizer_state="host")
+            yield replace(self.train_state, optimizer_state="host")
         finally:
             for state, key in self._streamed():
-                state[key] = state[key].to(self.rig.device)
-            categorise_state(self._tracer, self.rig)
+                state[key] = state[key].to(self.train_state.device)
+            categorise_state(self._tracer, self.train_state)
 
     def _accumulated_in(self) -> list[Tensor]:
         """What holds the gradients of an earlier micro-batch; under ZeRO's stage 3 a buffer that is always there."""
-        engine = self.rig.engine
+        engine = self.train_state.engine
         if isinstance(engine, Zero) and engine.stage > 1:
             return engine.stepped(engine.divided.zero.optimizer) if engine.stage == 2 else []
-        return [parameter for some in self.rig.stepped.values() for parameter in some]
+        return [parameter for some in self.train_state.stepped.values() for parameter in some]
 
     def _slice(self, first: int, row: int, calls: int) -> Trace:
         """The events from ``first`` on; what was there before is allocated at their beginning."""
@@ -199,19 +205,19 @@ def _drop_gradients(parameters: Sequence[Tensor]) -> None:
         parameter.grad = None
 
 
-def _step(rig: Rig, name: str, optimizer: Optimizer) -> None:
+def _step(train_state: TrainState, name: str, optimizer: Optimizer) -> None:
     """Clips and steps by the gradients that were made; under ZeRO nothing is gathered."""
-    engine = rig.engine
+    engine = train_state.engine
     if isinstance(engine, Zero):
         zero = engine.divided.zero
         zero.averaged_gradients = {0: [part.grad for part in engine.stepped(optimizer)]}
-    if rig.job.clip is not None:
-        engine.clip(rig.parameters_of((name,)), rig.job.clip)
+    if train_state.job.clip is not None:
+        engine.clip(train_state.parameters_of((name,)), train_state.job.clip)
     if isinstance(engine, Zero):
         step_parts(zero, engine.stage, optimizer)
         zero.averaged_gradients = {}
     else:
-        with stepping(rig, optimizer):
+        with stepping(train_state, optimizer):
             optimizer.step()
     _drop_gradients(engine.stepped(optimizer))
 
@@ -225,18 +231,18 @@ def open_session(job: Job, how: Tracing, shape: Shape) -> Iterator[Session]:
         ranks_of(how, tracer := Tracer(virtual)),
         tracer.recording(),
     ):
-        engine = start(how.engine, virtual.device, **how.engine_choices)
+        engine = make_engine(how.engine, virtual.device, **how.engine_choices)
         with tracer.phase("setup"):
-            rig = build(
+            train_state = build(
                 job, virtual.device, engine, how.implementation, optimizer_state=how.optimizer_state,
                 average=how.average,
             )  # fmt: skip
-            tracer.name_modules(rig.nets)
-            categorise_state(tracer, rig)
-        with recompute(rig.nets, how.checkpointing):
+            tracer.name_modules(train_state.nets)
+            categorise_state(tracer, train_state)
+        with recompute(train_state.nets, how.checkpointing):
             micro = synthetic_micro_batch(job, shape, virtual.device, tracer)
-            run_window(rig, [micro], lambda part: mark(tracer, rig, part))
-            categorise_state(tracer, rig)
-        for optimizer in rig.optimizers.values():
+            run_window(train_state, [micro], lambda part: mark(tracer, train_state, part))
+            categorise_state(tracer, train_state)
+        for optimizer in train_state.optimizers.values():
             optimizer.zero_grad(set_to_none=True)
-        yield Session(rig, tracer)
+        yield Session(train_state, tracer)

@@ -13,28 +13,28 @@ from typing import Any
 import numpy as np
 import torch
 
-from memfit.apply.recompute import recompute
-from memfit.apply.rig import Rig, build, is_trained, tensors_in
-from memfit.apply.room import room, with_settings
+from memfit.apply.checkpointing import recompute
+from memfit.apply.phase_memory import phase_memory, with_settings
+from memfit.apply.train_state import TrainState, build, is_trained, tensors_in
 from memfit.apply.window import MicroBatch, run_window
-from memfit.device.catalogue import Device
-from memfit.device.libraries import as_in_a_real_run
-from memfit.device.patching import replaced
-from memfit.device.rules import card_rules
-from memfit.device.virtual import Virtual, virtual_cpu, virtual_gpu
+from memfit.device.hardware.catalogue import Device
+from memfit.device.virtual.card_rules import card_rules
+from memfit.device.virtual.library_patches import as_in_a_real_run
+from memfit.device.virtual.patching import replaced
+from memfit.device.virtual.virtual_device import Virtual, virtual_cpu, virtual_gpu
 from memfit.engine import deepspeed
+from memfit.engine.factory import make_engine
 from memfit.engine.fsdp2 import whole_gradients
-from memfit.engine.start import start
 from memfit.engine.zero import Zero
-from memfit.engine.zero_parts import held
+from memfit.engine.zero_partition import held
 from memfit.errors import InputError
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 from memfit.job import Job, Shape
 from memfit.plan import PhasePolicy
-from memfit.trace.family import Kind, Member, TraceFamily, cut, sample_shapes, storages_in, varying
+from memfit.trace.operator_scratch import Call, with_scratch
 from memfit.trace.polynomial import fit
-from memfit.trace.repeats import shortened
-from memfit.trace.scratch import Call, with_scratch
+from memfit.trace.repeated_loops import shortened
+from memfit.trace.trace_family import Kind, Member, TraceFamily, cut, sample_shapes, storages_in, varying
 from memfit.trace.tracer import Tracer
 
 AS_IT_IS = PhasePolicy(gradients="keep")
@@ -48,9 +48,9 @@ class Tracing:
     Attributes:
         device: the card whose rules hold, or the catalogue's ``cpu``.
         micro_batches: micro-batches in a window; above two the further ones repeat the second.
-        checkpointing: mode by module path, see ``memfit.apply.recompute``.
+        checkpointing: mode by module path, see ``memfit.apply.checkpointing``.
         scratch: whether a trace of one shape has what operators allocate inside of themselves.
-        engine: how the nets are put onto ranks; one of ``memfit.engine.start``'s names.
+        engine: how the nets are put onto ranks; one of ``memfit.engine.factory``'s names.
         world: ranks.
         rank: which of them is traced.
         engine_choices: what the engine lets one choose, such as FSDP2's ``half_gather``.
@@ -99,7 +99,7 @@ def trace_family(job: Job, how: Tracing, like: Shape) -> TraceFamily:
 
 
 @contextmanager
-def traced_windows(job: Job, shape: Shape, how: Tracing) -> Iterator[tuple[Virtual, Tracer, Rig]]:
+def traced_windows(job: Job, shape: Shape, how: Tracing) -> Iterator[tuple[Virtual, Tracer, TrainState]]:
     """The job set up on the virtual device, after its two windows."""
     if how.engine.startswith("zero"):
         deepspeed.load()
@@ -109,22 +109,22 @@ def traced_windows(job: Job, shape: Shape, how: Tracing) -> Iterator[tuple[Virtu
         ranks_of(how, tracer := Tracer(virtual)),
         tracer.recording(),
     ):
-        engine = start(how.engine, virtual.device, **how.engine_choices)
+        engine = make_engine(how.engine, virtual.device, **how.engine_choices)
         with tracer.phase("setup"):
-            rig = build(
+            train_state = build(
                 job, virtual.device, engine, how.implementation, optimizer_state=how.optimizer_state,
                 average=how.average,
             )  # fmt: skip
-            tracer.name_modules(rig.nets)
-            categorise_state(tracer, rig)
-        with recompute(rig.nets, how.checkpointing):
+            tracer.name_modules(train_state.nets)
+            categorise_state(tracer, train_state)
+        with recompute(train_state.nets, how.checkpointing):
             for _ in range(2):
                 with tracer.phase("train"):
                     micro = synthetic_micro_batch(job, shape, virtual.device, tracer)
                     repeated = [micro] * min(how.micro_batches, 2)
-                    run_window(rig, repeated, lambda part: mark(tracer, rig, part))
-                    categorise_state(tracer, rig)
-        yield virtual, tracer, rig
+                    run_window(train_state, repeated, lambda part: mark(tracer, train_state, part))
+                    categorise_state(tracer, train_state)
+        yield virtual, tracer, train_state
 
 
 def _record(
@@ -132,26 +132,26 @@ def _record(
 ) -> tuple[Trace, list[np.ndarray | None] | None, np.ndarray, list[Call]]:
     """(the first shape's trace; bytes of the varying storages at every shape, where its events are the same; which
     these are; calls that may have scratch)."""
-    with traced_windows(job, shapes[0], how) as (virtual, tracer, rig):
+    with traced_windows(job, shapes[0], how) as (virtual, tracer, train_state):
         if job.validates and how.validation.where == "here":
-            with tracer.phase("validate"), room(rig, how.validation):
-                validate_under(rig, shapes[0], tracer, how.validation)
-        with tracer.phase("save"), room(rig, how.saving):
+            with tracer.phase("validate"), phase_memory(train_state, how.validation):
+                validate_under(train_state, shapes[0], tracer, how.validation)
+        with tracer.phase("save"), phase_memory(train_state, how.saving):
             tracer.mark("save")
-            save_once(rig)
+            save_once(train_state)
         phases = list(tracer.phases)
         validates_anew = (
             job.validates and how.validation.where == "here" and _changes_validation(job, shapes, virtual.device)
         )
-        with recompute(rig.nets, how.checkpointing):
+        with recompute(train_state.nets, how.checkpointing):
             for shape in shapes[1:]:
                 with tracer.phase("train"):
                     micro = synthetic_micro_batch(job, shape, virtual.device, tracer)
                     repeated = [micro] * min(how.micro_batches, 2)
-                    run_window(rig, repeated, lambda part: mark(tracer, rig, part), step=False)
+                    run_window(train_state, repeated, lambda part: mark(tracer, train_state, part), step=False)
                 if validates_anew:
-                    with tracer.phase("validate"), room(rig, how.validation):
-                        validate_under(rig, shape, tracer, how.validation)
+                    with tracer.phase("validate"), phase_memory(train_state, how.validation):
+                        validate_under(train_state, shape, tracer, how.validation)
         return *_split(tracer, phases, len(shapes)), tracer.calls
 
 
@@ -194,17 +194,23 @@ def _split(
     return first, twice, np.concatenate([base, earlier])
 
 
-def validate_under(rig: Rig, shape: Shape, tracer: Tracer, policy: PhasePolicy, equal: set[Any] | None = None) -> None:
+def validate_under(
+    train_state: TrainState, shape: Shape, tracer: Tracer, policy: PhasePolicy, equal: set[Any] | None = None
+) -> None:
     """Loops of the validation whose turns do the same run a few of them; ``equal`` as in ``repeats``."""
-    asked = replace(rig, job=with_settings(rig.job, policy.settings))
+    asked = replace(train_state, job=with_settings(train_state.job, policy.settings))
     if policy.items is not None:
         shape = Shape(items=min(policy.items, shape.items), length=shape.length)
     with replaced(asked.job, repeats=shortened(tracer, set() if equal is None else equal)):
         _validate_whole(asked, shape, tracer)
 
 
-def _validate_whole(rig: Rig, shape: Shape, tracer: Tracer) -> None:
-    validate_once(rig, lambda: fetch_synthetic(rig.job, shape, rig.device, tracer, validation=True), tracer.mark)
+def _validate_whole(train_state: TrainState, shape: Shape, tracer: Tracer) -> None:
+    validate_once(
+        train_state,
+        lambda: fetch_synthetic(train_state.job, shape, train_state.device, tracer, validation=True),
+        tracer.mark,
+    )
 
 
 @contextmanager
@@ -226,7 +232,7 @@ def ranks_of(how: Tracing, tracer: Tracer) -> AbstractContextManager[Any]:
     """The process group of which one rank is traced."""
     if how.engine == "single":
         return nullcontext()
-    from memfit.device.fake_group import fake_world
+    from memfit.device.virtual.fake_group import fake_world
 
     ranks = ExitStack()
     ranks.enter_context(fake_world(how.world, rank=how.rank, quiet=tracer.quiet))
@@ -258,10 +264,10 @@ def fetch_synthetic(
 
 
 @contextmanager
-def evaluation_mode(rig: Rig) -> Iterator[None]:
+def evaluation_mode(train_state: TrainState) -> Iterator[None]:
     """Every module in evaluation mode, and afterwards each as it was."""
-    modes = [(module, module.training) for net in rig.nets.values() for module in net.modules()]
-    for net in rig.nets.values():
+    modes = [(module, module.training) for net in train_state.nets.values() for module in net.modules()]
+    for net in train_state.nets.values():
         net.eval()
     try:
         with torch.no_grad():
@@ -271,47 +277,47 @@ def evaluation_mode(rig: Rig) -> Iterator[None]:
             module.training = mode
 
 
-def validate_once(rig: Rig, fetch: Any, mark: Any) -> Any:
+def validate_once(train_state: TrainState, fetch: Any, mark: Any) -> Any:
     """One validation batch, in evaluation mode and without gradients."""
-    with evaluation_mode(rig):
+    with evaluation_mode(train_state):
         mark("fetch")
         batch = fetch()
         mark("validate")
-        return rig.job.validate(rig.nets, batch)
+        return train_state.job.validate(train_state.nets, batch)
 
 
-def save_once(rig: Rig) -> None:
+def save_once(train_state: TrainState) -> None:
     """What saving makes: the job's own dict; under ZeRO nothing, where every rank writes its parts as they lie."""
-    if not isinstance(rig.engine, Zero):
-        rig.job.saved(rig.nets, rig.optimizers)
+    if not isinstance(train_state.engine, Zero):
+        train_state.job.saved(train_state.nets, train_state.optimizers)
 
 
-def mark(tracer: Tracer, rig: Rig, part: str) -> None:
-    for net in rig.nets.values():
+def mark(tracer: Tracer, train_state: TrainState, part: str) -> None:
+    for net in train_state.nets.values():
         for parameter in net.parameters():
             if parameter.grad is not None:
                 tracer.categorise(parameter.grad, "gradients")
-    if rig.engine.name == "fsdp2":
-        for gradient in whole_gradients(rig.nets):
+    if train_state.engine.name == "fsdp2":
+        for gradient in whole_gradients(train_state.nets):
             tracer.categorise(gradient, "gradients")
-    if isinstance(rig.engine, Zero):
-        for tensor, category in held(rig.engine.divided.zero, rig.engine.stage):
+    if isinstance(train_state.engine, Zero):
+        for tensor, category in held(train_state.engine.divided.zero, train_state.engine.stage):
             tracer.categorise(tensor, category)
     tracer.mark(part)
 
 
-def categorise_state(tracer: Tracer, rig: Rig) -> None:
-    for net in rig.nets.values():
+def categorise_state(tracer: Tracer, train_state: TrainState) -> None:
+    for net in train_state.nets.values():
         for parameter in net.parameters():
             tracer.categorise(parameter, "parameters" if parameter.requires_grad else "frozen")
         for buffer in net.buffers():
             tracer.categorise(buffer, "buffers" if is_trained(net) else "frozen")
-    for bucket in itertools.chain(*rig.buckets.values()):
+    for bucket in itertools.chain(*train_state.buckets.values()):
         tracer.categorise(bucket, "communication")
-    for average in rig.ema.values():
+    for average in train_state.ema.values():
         for tensor in (*average.parameters(), *average.buffers()):
             tracer.categorise(tensor, "ema")
-    for optimizer in rig.optimizers.values():
+    for optimizer in train_state.optimizers.values():
         for state in optimizer.state.values():
             for tensor in tensors_in(state):
                 tracer.categorise(tensor, "optimizer")

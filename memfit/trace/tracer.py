@@ -20,14 +20,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
-from memfit.device import backend, plan_search, workspace
-from memfit.device.answers import NOT_HANDLED, source_line
-from memfit.device.patching import replaced
-from memfit.device.virtual import Virtual
+from memfit.device.virtual import backend, cudnn_benchmark, workspace
+from memfit.device.virtual.data_dependent import NOT_HANDLED, source_line
+from memfit.device.virtual.patching import replaced
+from memfit.device.virtual.virtual_device import Virtual
 from memfit.errors import InputError
 from memfit.events import ALLOCATE, EMPTY_CACHE, FREE, TO_DEVICE, TO_HOST
-from memfit.trace import collectives, cpu_rules, known, scratch
-from memfit.trace.accumulate import made_in, sums_in_place
+from memfit.trace import collectives, constant_values, cpu_rules, operator_scratch
+from memfit.trace.gradient_accumulation import made_in, sums_in_place
 from memfit.trace.net_kind import NetKind
 from memfit.trace.operators import Operator, operator, work
 from memfit.trace.saved_numbers import NBYTES, SavedNumbers
@@ -54,13 +54,13 @@ class Tracer(TorchDispatchMode):
         self.made_by: list[int] = []
         self.op_rows: list[tuple[str, int, str, int, int]] = []
         self.phases: list[tuple[str, int, int]] = []
-        self.calls: list[scratch.Call] = []
+        self.calls: list[operator_scratch.Call] = []
         """Calls that take memory inside of themselves."""
         self.repeated: list[tuple[int, int, int]] = []
         """(first operator, past the last, times) of a validation's turns that stand for others: ``repeats``."""
         self.net_kind = NetKind()
         self.marks: list[tuple[int, str]] = []
-        self.descriptions: list[scratch.Key | None] | None = None
+        self.descriptions: list[operator_scratch.Key | None] | None = None
         """Of every operator, the call from which it can be made again, where a list is put here."""
         self.overwritten: set[int] = set()
         """Modules in whose forward the output of a product, convolution or attention was written to afterwards."""
@@ -206,7 +206,7 @@ class Tracer(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._is_quiet:
             return func(*args, **kwargs)
-        if func is _ITEM and (number := known.item(args[0])) is not None:
+        if func is _ITEM and (number := constant_values.item(args[0])) is not None:
             return number
         found = self.virtual.intercept(self, func, args, kwargs)
         if found is not NOT_HANDLED:
@@ -224,7 +224,7 @@ class Tracer(TorchDispatchMode):
             out = cpu_rules.correct(func, args, out)
             if number is not None:
                 numbers.after(number, out)
-        known.follow(func, args, kwargs, out)
+        constant_values.follow(func, args, kwargs, out)
         kind = operator(func)
         self._see_call(kind, func, args, kwargs, out, node)
         if kind.holds:
@@ -275,7 +275,7 @@ class Tracer(TorchDispatchMode):
     ) -> None:  # fmt: skip
         self.op_rows.append((name, self._current_module(node), self.part, work, moved))
         if self.descriptions is not None:
-            self.descriptions.append(scratch.describe(func, args, kwargs))
+            self.descriptions.append(operator_scratch.describe(func, args, kwargs))
 
     def _crosses(self, func: Any, args: Any, out: Tensor) -> str | None:
         """What a copy between host and device is called; None where it stays on one of them."""
@@ -296,9 +296,9 @@ class Tracer(TorchDispatchMode):
         rules = self.virtual.rules
         if rules is None:
             return []
-        searched = plan_search.plans(func, args) if torch.backends.cudnn.benchmark else (None, None)
+        searched = cudnn_benchmark.plans(func, args) if torch.backends.cudnn.benchmark else (None, None)
         workspaces = iter(workspace.scratch(rules, func, args))
-        asked = args[10][:2] if func is plan_search.BACKWARD else (True,)
+        asked = args[10][:2] if func is cudnn_benchmark.BACKWARD else (True,)
         return [(plan, next(workspaces, 0) if wanted else 0) for plan, wanted in zip(searched, asked, strict=False)]
 
     def _run_pass(self, plan: Any, nbytes: int, row: int) -> None:
@@ -314,8 +314,8 @@ class Tracer(TorchDispatchMode):
         row = max(len(self.op_rows) - 1, 0)
         rules = self.virtual.rules
         if rules is None:
-            if scratch.may_have(func, args):
-                key = scratch.describe(func, args, kwargs)
+            if operator_scratch.may_have(func, args):
+                key = operator_scratch.describe(func, args, kwargs)
                 if key is not None:
                     self.calls.append((len(self.kind), row, key))
             return

@@ -19,14 +19,14 @@ from typing import Any
 import torch
 
 from memfit.apply.batches import is_opaque
+from memfit.apply.buffer_snapshot import BufferSnapshot, CannotRepeatError
 from memfit.apply.losses import losses_of
-from memfit.apply.moving import CannotRepeatError, Moving
-from memfit.apply.rig import Rig, build, tensors_in
+from memfit.apply.train_state import TrainState, build, tensors_in
 from memfit.job import Job, Turn
-from memfit.train.streams import COLLATE, LOSS, seed_stream
-from memfit.verify.findings import Finding
-from memfit.verify.pinned import Draws, noting_host_draws
-from memfit.verify.spec import item, samples_of
+from memfit.train.loop.rng import COLLATE, LOSS, seed_stream
+from memfit.verify.findings import VerifyFinding
+from memfit.verify.fixed_rng import FixedDraws, noting_host_draws
+from memfit.verify.verify_plan import item, samples_of
 
 TOLERANCE = 1e-3
 """Relative. fp32 rounding is a hundred times below it; a fault is above it wherever samples differ by a percent."""
@@ -49,23 +49,23 @@ class Batches:
     """The two samples of ``second`` as they are collated by themselves."""
 
 
-def split_findings(job: Job, seed: int = 0) -> list[Finding]:
+def split_findings(job: Job, seed: int = 0) -> list[VerifyFinding]:
     """What of a job's losses depends on how a window is split."""
-    rig = build(job, "cpu")
+    train_state = build(job, "cpu")
     batches = batches_of(job, seed)
-    _move_weights(rig)
-    seen: list[Draws] = []
-    found: list[Finding] = []
+    _move_weights(train_state)
+    seen: list[FixedDraws] = []
+    found: list[VerifyFinding] = []
     host: dict[str, None] = {}
-    for turn in job.turns(list(rig.optimizers)):
+    for turn in job.turns(list(train_state.optimizers)):
         try:
-            _sums(rig, turn, batches.first, seen)
+            _sums(train_state, turn, batches.first, seen)
         except CannotRepeatError as error:
             text = f"turn {turn.name!r}: {error}: each rank changes it by its own samples; change buffers, or step it"
-            return [*found, Finding(code="changed_in_forward", kind="fault", text=text)]
+            return [*found, VerifyFinding(code="changed_in_forward", kind="fault", text=text)]
         host = {name: None for draws in seen for name in draws.host}
-        found += _turn_findings(rig, turn, batches, seen, sums_hold=not host)
-    found += _padding(rig, job, batches, seen) if job.longest is not None or job.lengths() is not None else []
+        found += _turn_findings(train_state, turn, batches, seen, sums_hold=not host)
+    found += _padding(train_state, job, batches, seen) if job.longest is not None or job.lengths() is not None else []
     return _unique([*found, *_batch_norm(job, seen), *_draws(seen, list(host))])
 
 
@@ -91,34 +91,38 @@ def batches_of(job: Job, seed: int) -> Batches:
     )
 
 
-def _move_weights(rig: Rig) -> None:
+def _move_weights(train_state: TrainState) -> None:
     """Weights that start at zero hide what lies behind them: every one is moved a little."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in rig.parameters_of(tuple(rig.optimizers)):
+        for parameter in train_state.parameters_of(tuple(train_state.optimizers)):
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.add_(noise.to(parameter), alpha=0.05 * (float(parameter.abs().mean()) or 0.2))
 
 
-def _sums(rig: Rig, turn: Turn, batch: Any, seen: list[Draws], *, batch_statistics: bool = True) -> Sums:
+def _sums(
+    train_state: TrainState, turn: Turn, batch: Any, seen: list[FixedDraws], *, batch_statistics: bool = True
+) -> Sums:
     """Sum and units of each loss, with draws pinned; nothing of the nets changes."""
-    moving = Moving(rig.nets)
+    moving = BufferSnapshot(train_state.nets)
     moving.keep()
-    draws = Draws(rig.nets, batch_statistics=batch_statistics)
+    draws = FixedDraws(train_state.nets, batch_statistics=batch_statistics)
     seed_stream(0, 0, 0, LOSS)
     with draws.watching(), noting_host_draws(draws.host):
-        given = losses_of(rig, turn, batch, {})
+        given = losses_of(train_state, turn, batch, {})
         sums = {name: (float(value.detach()), float(count)) for name, (value, count) in given.items()}
     moving.restore()
     seen.append(draws)
     return sums
 
 
-def _turn_findings(rig: Rig, turn: Turn, batches: Batches, seen: list[Draws], *, sums_hold: bool) -> list[Finding]:
+def _turn_findings(
+    train_state: TrainState, turn: Turn, batches: Batches, seen: list[FixedDraws], *, sums_hold: bool
+) -> list[VerifyFinding]:
     found = []
     for running in (False, True):
         both, first, second, doubled = (
-            _sums(rig, turn, batch, seen, batch_statistics=not running)
+            _sums(train_state, turn, batch, seen, batch_statistics=not running)
             for batch in (batches.both, batches.first, batches.second, batches.doubled)
         )
         if not running and not any(draws.normalising for draws in seen):
@@ -130,46 +134,48 @@ def _turn_findings(rig: Rig, turn: Turn, batches: Batches, seen: list[Draws], *,
             found.append(_fixed_units(name, count))
         elif _apart(count, units):
             text = f"{name} counts {units:g} units in two parts of a batch and {count:g} in the whole"
-            found.append(Finding(code="units", kind="fault", text=f"{text}: count the valid units of each sample"))
+            found.append(
+                VerifyFinding(code="units", kind="fault", text=f"{text}: count the valid units of each sample")
+            )
         if not _apart(twice, first[name][0]) and _apart(twice, 2 * first[name][0]):
             if grows != first[name][1]:
                 text = (
                     f"{name} is as large for a batch given twice as for the batch: it is a mean, divided by its "
                     "units again; return the sum over the valid units"
                 )
-                found.append(Finding(code="mean_of_means", kind="fault", text=text))
+                found.append(VerifyFinding(code="mean_of_means", kind="fault", text=text))
         elif _apart(value, parts) or _apart(twice, 2 * first[name][0]):
             found.append(_not_a_sum(name, value, parts, _apart(twice, 2 * first[name][0])))
     return found
 
 
-def _fixed_units(name: str, count: float) -> Finding:
+def _fixed_units(name: str, count: float) -> VerifyFinding:
     if count == 1:
         text = (
             f"{name} counts 1 unit whatever its batch holds: a window is then a mean of means, in which samples of a "
             "small micro-batch weigh more; return the sum over the valid units, and their number"
         )
-        return Finding(code="mean_of_means", kind="fault", text=text)
+        return VerifyFinding(code="mean_of_means", kind="fault", text=text)
     text = (
         f"{name} counts {count:g} units whatever its batch holds: a short last window is divided as a full one; "
         "return the number of valid units that are in the sum"
     )
-    return Finding(code="short_window", kind="fault", text=text)
+    return VerifyFinding(code="short_window", kind="fault", text=text)
 
 
-def _not_a_sum(name: str, value: float, parts: float, changes_when_doubled: bool) -> Finding:
+def _not_a_sum(name: str, value: float, parts: float, changes_when_doubled: bool) -> VerifyFinding:
     numbers = f"{name} of a batch is {value:.6g}, and {parts:.6g} over its two parts"
     if changes_when_doubled:
         text = f"{numbers}: samples of a batch enter each other's loss (in-batch negatives, say); a split changes it"
-        return Finding(code="in_batch", kind="fault", text=text)
+        return VerifyFinding(code="in_batch", kind="fault", text=text)
     text = f"{numbers}, though it doubles with its batch: it holds a mean over the batch; return the plain sum"
-    return Finding(code="mean_of_means", kind="fault", text=text)
+    return VerifyFinding(code="mean_of_means", kind="fault", text=text)
 
 
-def _padding(rig: Rig, job: Job, batches: Batches, seen: list[Draws]) -> list[Finding]:
-    for turn in job.turns(list(rig.optimizers)):
-        padded = _sums(rig, turn, batches.second, seen, batch_statistics=False)
-        plain = _sums(rig, turn, batches.alone, seen, batch_statistics=False)
+def _padding(train_state: TrainState, job: Job, batches: Batches, seen: list[FixedDraws]) -> list[VerifyFinding]:
+    for turn in job.turns(list(train_state.optimizers)):
+        padded = _sums(train_state, turn, batches.second, seen, batch_statistics=False)
+        plain = _sums(train_state, turn, batches.alone, seen, batch_statistics=False)
         for name in padded:
             if _apart(padded[name][0] * plain[name][1], plain[name][0] * padded[name][1]):
                 text = (
@@ -177,11 +183,11 @@ def _padding(rig: Rig, job: Job, batches: Batches, seen: list[Draws]) -> list[Fi
                     f"({plain[name][0] / plain[name][1]:.6g} alone, "
                     f"{padded[name][0] / padded[name][1]:.6g} in a batch): splits that pad otherwise differ by that"
                 )
-                return [Finding(code="padding", kind="note", text=text)]
+                return [VerifyFinding(code="padding", kind="note", text=text)]
     return []
 
 
-def _batch_norm(job: Job, seen: Sequence[Draws]) -> list[Finding]:
+def _batch_norm(job: Job, seen: Sequence[FixedDraws]) -> list[VerifyFinding]:
     paths = list({path: None for draws in seen for path in draws.normalising})
     if not paths:
         return []
@@ -190,10 +196,10 @@ def _batch_norm(job: Job, seen: Sequence[Draws]) -> list[Finding]:
         "freeze its statistics (eval()), use GroupNorm, or keep the micro-batch the same"
     )
     alone = all(path.split(".")[0] in job.unsynchronised for path in paths)
-    return [Finding(code="batch_norm", kind="note" if alone else "fault", text=text)]
+    return [VerifyFinding(code="batch_norm", kind="note" if alone else "fault", text=text)]
 
 
-def _draws(seen: Sequence[Draws], host: list[str]) -> list[Finding]:
+def _draws(seen: Sequence[FixedDraws], host: list[str]) -> list[VerifyFinding]:
     found = []
     dropping = list({path: None for draws in seen for path in draws.dropout})
     if dropping:
@@ -201,14 +207,14 @@ def _draws(seen: Sequence[Draws], host: list[str]) -> list[Finding]:
             f"dropout in {_some(dropping)}: its stream belongs to the micro-batch, so the same split drops the same "
             "on any number of ranks, and another split drops otherwise"
         )
-        found.append(Finding(code="dropout", kind="note", text=text))
+        found.append(VerifyFinding(code="dropout", kind="note", text=text))
     drawing = [*{path: None for draws in seen for path in draws.drawing}, *host]
     if drawing:
         text = (
             f"random draws: {_some(drawing)}; memfit run seeds them by the micro-batch, so the same split "
             "draws the same on any number of ranks; under another launcher each rank draws its own"
         )
-        found.append(Finding(code="random_draws", kind="note", text=text))
+        found.append(VerifyFinding(code="random_draws", kind="note", text=text))
     return found
 
 
@@ -220,5 +226,5 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
-def _unique(findings: Sequence[Finding]) -> list[Finding]:
+def _unique(findings: Sequence[VerifyFinding]) -> list[VerifyFinding]:
     return list({(one.code, one.text): one for one in findings}.values())

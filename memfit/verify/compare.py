@@ -9,8 +9,8 @@ from torch import Tensor
 
 from memfit.job import Job
 from memfit.verify.bounds import Difference, gradient_difference, sum_bound, weight_bounds, weight_difference
-from memfit.verify.findings import Finding
-from memfit.verify.record import Seen
+from memfit.verify.findings import VerifyFinding
+from memfit.verify.recording_engine import RecordedWindow
 
 SAME_LOSS = 1e-5
 """Two computations of the same micro-batch's loss, relative: well above fp32 rounding, well below another draw."""
@@ -21,7 +21,7 @@ Micro = dict[str, list[dict[str, tuple[float, float]]]]
 def compare(
     job: Job,
     alone: dict[str, Any],
-    together: tuple[Seen, dict[str, float]],
+    together: tuple[RecordedWindow, dict[str, float]],
     everyone: list[tuple[Micro, dict[str, list[float]]]],
     shares: list[int],
 ) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def compare(
         everyone: of every rank the losses of its micro-batches, and sums of its nets' weights.
         shares: micro-batches of each rank.
     """
-    before: Seen = alone["seen"]
+    before: RecordedWindow = alone["seen"]
     seen, losses = together
     bound = sum_bound(sum(shares))
     apart = set(job.unsynchronised)
@@ -69,7 +69,7 @@ def _magnitude(micro: Micro, name: str, whole: float) -> float:
     return max(sum(abs(value) for value, _ in pairs) / units if units else 0.0, abs(whole))
 
 
-def _other_draws(alone: Micro, ranks: list[Micro], shares: list[int]) -> list[Finding]:
+def _other_draws(alone: Micro, ranks: list[Micro], shares: list[int]) -> list[VerifyFinding]:
     """The same samples with the same weights and streams, and another loss: it depends on the rank."""
     starts = [sum(shares[:rank]) for rank in range(len(shares))]
     for rank, mine in enumerate(ranks):
@@ -83,11 +83,11 @@ def _other_draws(alone: Micro, ranks: list[Micro], shares: list[int]) -> list[Fi
                             f"computes {other:.7g} over {count:g}, with the same weights and seeds: the job draws from "
                             "a generator of its own, keeps a state, or asks for its rank; draw from torch's default one"
                         )
-                        return [Finding(code="rank_draws", kind="fault", text=text)]
+                        return [VerifyFinding(code="rank_draws", kind="fault", text=text)]
     return []
 
 
-def _moving_buffers(names: list[str]) -> list[Finding]:
+def _moving_buffers(names: list[str]) -> list[VerifyFinding]:
     """State that a forward moves, as spectral normalisation's vectors: it follows the number of forwards of a rank."""
     if not names:
         return []
@@ -96,10 +96,10 @@ def _moving_buffers(names: list[str]) -> list[Finding]:
         f"forwards move buffers ({some}): a rank that runs fewer micro-batches moves them less, so they and what is "
         "computed with them differ by the number of ranks; compared with the window's first ones"
     )
-    return [Finding(code="moving_buffers", kind="note", text=text)]
+    return [VerifyFinding(code="moving_buffers", kind="note", text=text)]
 
 
-def _other_weights(job: Job, ranks: list[dict[str, list[float]]]) -> list[Finding]:
+def _other_weights(job: Job, ranks: list[dict[str, list[float]]]) -> list[VerifyFinding]:
     """Nets that are not the same on all ranks after a step."""
     found = []
     for name in ranks[0]:
@@ -110,5 +110,5 @@ def _other_weights(job: Job, ranks: list[dict[str, list[float]]]) -> list[Findin
                 if declared
                 else ", and the job does not say so"
             )
-            found.append(Finding(code="unsynchronised", kind="note" if declared else "fault", text=text))
+            found.append(VerifyFinding(code="unsynchronised", kind="note" if declared else "fault", text=text))
     return found

@@ -7,7 +7,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class VerifyFinding:
     """One thing that was found."""
 
     code: str

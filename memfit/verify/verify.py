@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memfit.engine.start import check_known
+from memfit.engine.factory import check_known
 from memfit.errors import Exit, InputError
 from memfit.plan import Plan, write_plan
-from memfit.train.launch import torchrun
-from memfit.verify.findings import Finding
-from memfit.verify.spec import on_ranks
+from memfit.train.launch.torchrun import torchrun
+from memfit.verify.findings import VerifyFinding
+from memfit.verify.verify_plan import on_ranks
 
-RANKS = "memfit.verify.ranks"
+RANKS = "memfit.verify.world_worker"
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
+class VerifiedWorld:
     """One world beside one rank; differences are the largest over all windows, relative as ``bounds`` says."""
 
     world: int
@@ -46,8 +46,8 @@ class World:
 class Verified:
     """Every world, and what was found."""
 
-    worlds: tuple[World, ...]
-    findings: tuple[Finding, ...]
+    worlds: tuple[VerifiedWorld, ...]
+    findings: tuple[VerifyFinding, ...]
 
     @property
     def ok(self) -> bool:
@@ -64,14 +64,14 @@ def verify(
         InputError: the job cannot be built or run, or the engine cannot carry it.
     """
     check_known(engine)
-    found: list[World] = []
-    findings: list[Finding] = []
+    found: list[VerifiedWorld] = []
+    findings: list[VerifyFinding] = []
     for world in (*sorted({*worlds} - {1}), 1):
         name = "single" if world == 1 else engine
         tell(f"world {world}, {name}")
         result = _run(on_ranks(plan, name, world), world, windows)
-        findings += [Finding(**{**one, "world": None}) for one in result.get("findings", [])]
-        findings += [Finding(**{**one, "world": world}) for seen in result["windows"] for one in seen["findings"]]
+        findings += [VerifyFinding(**{**one, "world": None}) for one in result.get("findings", [])]
+        findings += [VerifyFinding(**{**one, "world": world}) for seen in result["windows"] for one in seen["findings"]]
         if world in worlds:
             found.append(_world(world, name, result["windows"]))
     found.sort(key=lambda one: one.world)
@@ -99,12 +99,12 @@ def _run(plan: Plan, world: int, windows: int) -> dict[str, Any]:
         raise RuntimeError(f"a process of world {world} ended with code {code}; what it said stands above")
 
 
-def _world(world: int, engine: str, windows: Sequence[dict[str, Any]]) -> World:
+def _world(world: int, engine: str, windows: Sequence[dict[str, Any]]) -> VerifiedWorld:
     worst = {
         part: max((window["differences"][part] for window in windows), key=lambda one: one["of_bound"])
         for part in ("loss", "gradients", "parameters")
     }
-    return World(
+    return VerifiedWorld(
         world=world,
         engine=engine,
         differences={part: one["relative"] for part, one in worst.items()},
@@ -114,9 +114,9 @@ def _world(world: int, engine: str, windows: Sequence[dict[str, Any]]) -> World:
     )
 
 
-def _first_of_each(findings: Sequence[Finding]) -> list[Finding]:
+def _first_of_each(findings: Sequence[VerifyFinding]) -> list[VerifyFinding]:
     """Faults first; of findings with one code that a world found, the first world's alone."""
-    kept: dict[tuple[str, str], Finding] = {}
+    kept: dict[tuple[str, str], VerifyFinding] = {}
     for one in sorted(findings, key=lambda one: (one.kind != "fault", one.world or 0)):
         kept.setdefault((one.code, one.text if one.code != "rank_draws" else ""), one)
     return list(kept.values())

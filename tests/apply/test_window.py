@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from memfit.apply.rig import build, map_tensors, tensors_in
+from memfit.apply.train_state import build, map_tensors, tensors_in
 from memfit.apply.window import MicroBatch, run_window
 from memfit.errors import InputError
 from memfit.job import Job, Loss, Turn
@@ -48,8 +48,8 @@ def data(count=64):
 
 def gradients(job, sizes):
     """The step that SGD with rate 1 takes is the gradient."""
-    rig = build(job, "cpu")
-    before = [p.detach().clone() for p in rig.nets["net"].parameters()]
+    train_state = build(job, "cpu")
+    before = [p.detach().clone() for p in train_state.nets["net"].parameters()]
     x, valid = data()
     micro_batches, start = [], 0
     for size in sizes:
@@ -57,8 +57,8 @@ def gradients(job, sizes):
         units = job.units(part)
         micro_batches.append(MicroBatch(fetch=lambda part=part: part, padded_units=size * 20, units=units))
         start += size
-    result = run_window(rig, micro_batches)
-    return [b - p.detach() for b, p in zip(before, rig.nets["net"].parameters(), strict=True)], result
+    result = run_window(train_state, micro_batches)
+    return [b - p.detach() for b, p in zip(before, train_state.nets["net"].parameters(), strict=True)], result
 
 
 RAGGED = [5] * 12 + [4]
@@ -102,24 +102,24 @@ def test_two_optimizers_take_their_turns_with_the_same_random_numbers_however_th
 
     seen: list[float] = []
     job = Noisy()
-    rig = build(job, "cpu")
+    train_state = build(job, "cpu")
     batches = [job.batch(type("Shape", (), {"items": 3})()) for _ in range(2)]
     micro = [
         MicroBatch(fetch=lambda b=b: b, padded_units=3, units=dict.fromkeys(("judge", "adversarial", "near"), 3))
         for b in batches
     ]
-    run_window(rig, micro)
+    run_window(train_state, micro)
     judged, generated = seen[:2], seen[2:]
     assert judged == pytest.approx(generated, rel=1e-6)
 
 
 def test_a_window_without_valid_units_takes_no_step():
-    rig = build(Sentences(), "cpu")
-    before = [p.detach().clone() for p in rig.nets["net"].parameters()]
+    train_state = build(Sentences(), "cpu")
+    before = [p.detach().clone() for p in train_state.nets["net"].parameters()]
     nothing = MicroBatch(fetch=lambda: (torch.randn(2, 20, 6), torch.zeros(2, 20)), padded_units=40)
-    result = run_window(rig, [nothing])
+    result = run_window(train_state, [nothing])
     assert result.skipped == ("loss",)
-    assert all(torch.equal(a, b) for a, b in zip(before, rig.nets["net"].parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, train_state.nets["net"].parameters(), strict=True))
 
 
 def test_several_losses_with_units_known_too_late_are_refused():

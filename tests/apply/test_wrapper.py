@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import memfit
-from memfit.apply.rig import build, ddp_buckets
+from memfit.apply.train_state import build, ddp_buckets
 
 
 class Wrapped(memfit.Job):
@@ -27,17 +27,17 @@ class Wrapped(memfit.Job):
 
 @pytest.mark.parametrize(("wrapper", "first"), [("ddp", [16_000_000]), ("ddp_find_unused", None)])
 def test_one_bucket_until_the_second_forward_that_learns(wrapper, first):
-    rig = build(Wrapped(wrapper=wrapper), "cpu")
-    net = rig.nets["net"]
+    train_state = build(Wrapped(wrapper=wrapper), "cpu")
+    net = train_state.nets["net"]
     rebuilt = [count for _, count in ddp_buckets(list(net.parameters()))]
     assert rebuilt == [4_000_000, 8_000_000, 4_000_000]
     sizes = []
     for _ in range(2):
         with torch.no_grad():
             net(torch.randn(1, 2000))
-        sizes.append([one.numel() for one in rig.buckets["net"]])
+        sizes.append([one.numel() for one in train_state.buckets["net"]])
         net(torch.randn(1, 2000)).sum().backward()
-    sizes.append([one.numel() for one in rig.buckets["net"]])
+    sizes.append([one.numel() for one in train_state.buckets["net"]])
     assert sizes == [first or rebuilt, first or rebuilt, rebuilt]
 
 

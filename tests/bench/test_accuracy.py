@@ -139,7 +139,7 @@ def test_a_net_of_timm_is_near_its_measured_runs(model, timm, table):
     rows = dict(zip(RUNGS, rungs(runs[0], traced.at(8)), strict=True))
     assert rows["+ prefetcher's stream"] > rows["+ cache emptied by plan searches"]
     from bench.accuracy_parts.timm_job import Timm
-    from memfit.device.catalogue import find_device
+    from memfit.device.hardware.catalogue import find_device
 
     direct = trace_job(Timm(model=model), Shape(items=20), Tracing(device=find_device("a100-40gb")))
     assert np.array_equal(direct.nbytes, traced.at(20).nbytes)

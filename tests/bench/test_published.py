@@ -9,7 +9,7 @@ import pytest
 from bench import published
 from bench.creep import packed_shapes
 from bench.zero2 import REDUCE_BUCKET_ELEMENTS, zero2
-from memfit.device.catalogue import find_device
+from memfit.device.hardware.catalogue import find_device
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 
 FIGURES = tomllib.loads(published.FIGURES.read_text())["figure"]

@@ -146,7 +146,7 @@ def test_trained(
     words: list[str],
 ) -> None:
     """The training process's own main, in this process: it finds these before it limits its memory."""
-    from memfit.train.child import main as child
+    from memfit.train.launch.worker import main as child
 
     shutil.copy(changed(plan, tmp_path, *changes), tmp_path / "plan.toml")
     code = child([str(tmp_path), "0", "start"])
@@ -188,7 +188,7 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_checkpoints(tmp_path: Path, trained: Path, spoil: Callable[[Path], object], words: str) -> None:
     """Reading alone, in this process: refused, named, and the newest whole one is found behind it."""
     from memfit.errors import InputError
-    from memfit.train.checkpoints import Checkpoints, read_checkpoint
+    from memfit.train.checkpoint.checkpoints import Checkpoints, read_checkpoint
 
     for number in (1, 2):
         shutil.copytree(trained / "checkpoints" / "00000002", tmp_path / f"{number:08d}")
@@ -206,16 +206,16 @@ def test_checkpoints(tmp_path: Path, trained: Path, spoil: Callable[[Path], obje
 
 
 def test_a_checkpoint_of_another_job(trained: Path) -> None:
-    from memfit.apply.rig import build
+    from memfit.apply.train_state import build
     from memfit.errors import InputError
     from memfit.loading import load_job
-    from memfit.train.checkpoints import read_checkpoint
-    from memfit.train.resume import restore
+    from memfit.train.checkpoint.checkpoints import read_checkpoint
+    from memfit.train.checkpoint.resume import restore
 
     path = trained / "checkpoints" / "00000002"
-    rig = build(load_job("tests/nets.py:Gan"), "cpu")
+    train_state = build(load_job("tests/nets.py:Gan"), "cpu")
     with pytest.raises(InputError, match=f"checkpoint {path}: it is of another job: .*net.*generator"):
-        restore(rig, read_checkpoint(path))
+        restore(train_state, read_checkpoint(path))
 
 
 def test_a_torn_checkpoint_for_real(tmp_path: Path, trained: Path, plan_file: Path) -> None:

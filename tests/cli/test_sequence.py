@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from memfit.cli.predict import command
 from memfit.errors import Exit, InputError
 from memfit.job import Shape
-from memfit.planner.sequence import drawn_windows, read_shapes
+from memfit.planner.variable_length.sequence import drawn_windows, read_shapes
 from tests.nets import Transformer
 
 JOB = "tests/nets.py:Transformer"

@@ -2,9 +2,9 @@ import gc
 
 import pytest
 
-from memfit.device import mode
-from memfit.device.rules import CardRules
-from memfit.device.virtual import virtual_gpu
+from memfit.device.virtual import fake_mode
+from memfit.device.virtual.card_rules import CardRules
+from memfit.device.virtual.virtual_device import virtual_gpu
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def gpu():
 @pytest.fixture
 def no_memory(monkeypatch):
     """Outputs' shapes that were learnt before are forgotten, and what is learnt is forgotten after."""
-    monkeypatch.setattr(mode, "_makers", {})
+    monkeypatch.setattr(fake_mode, "_makers", {})
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
-from memfit.device.answers import NOT_HANDLED
+from memfit.device.virtual.data_dependent import NOT_HANDLED
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter, FakeTensor}
 

@@ -3,9 +3,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from memfit.device.attention import choose
-from memfit.device.rules import CardRules
-from memfit.device.virtual import virtual_gpu
+from memfit.device.virtual.attention import choose
+from memfit.device.virtual.card_rules import CardRules
+from memfit.device.virtual.virtual_device import virtual_gpu
 from tests.device.minimal_tracer import MinimalTracer
 
 T4, A100, L40S, H100, H100_OLD_CUDNN, RTX5090 = (

@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from memfit.device.autocast import kernels
+from memfit.device.virtual.autocast import kernels
 from tests.device.minimal_tracer import MinimalTracer
 
 HALF = [torch.bfloat16, torch.float16]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memfit.device.catalogue import Device, catalogue, figures, find_device, with_memory
+from memfit.device.hardware.catalogue import Device, catalogue, figures, find_device, with_memory
 from memfit.errors import InputError
 
 GIB, MIB = 1 << 30, 1 << 20

@@ -15,9 +15,9 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from memfit.device.fake_group import fake_world, wrapped_by_ddp
-from memfit.device.rules import CardRules
-from memfit.device.virtual import virtual_gpu
+from memfit.device.virtual.card_rules import CardRules
+from memfit.device.virtual.fake_group import fake_world, wrapped_by_ddp
+from memfit.device.virtual.virtual_device import virtual_gpu
 from tests.device import minimal_tracer
 from tests.device.minimal_tracer import MinimalTracer
 

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from memfit.device import meta_kernels
-from memfit.device.virtual import virtual_cpu
+from memfit.device.virtual import meta_kernels
+from memfit.device.virtual.virtual_device import virtual_cpu
 
 CALLS = {
     "view of a dimension of one": lambda a, b: a.transpose(0, 1)[:, :1].transpose(0, 2).view(4, 1, 1, 3),

@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 
-from memfit.device.virtual import virtual_cpu
+from memfit.device.virtual.virtual_device import virtual_cpu
 from tests.device.minimal_tracer import MinimalTracer
 from tests.trace.test_accumulate import of_real_run
 

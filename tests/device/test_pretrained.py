@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from memfit.device.rules import CardRules
-from memfit.device.virtual import virtual_gpu
+from memfit.device.virtual.card_rules import CardRules
+from memfit.device.virtual.virtual_device import virtual_gpu
 from tests.device.minimal_tracer import MinimalTracer
 
 transformers = pytest.importorskip("transformers")

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from memfit.device.fake_group import fake_world
-from memfit.device.rules import CardRules
-from memfit.device.virtual import virtual_cpu, virtual_gpu
+from memfit.device.virtual.card_rules import CardRules
+from memfit.device.virtual.fake_group import fake_world
+from memfit.device.virtual.virtual_device import virtual_cpu, virtual_gpu
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.cuda.amp:FutureWarning")

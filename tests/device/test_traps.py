@@ -11,11 +11,11 @@ import torch.utils._foreach_utils
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from memfit.apply.making import move_as_fakes
-from memfit.device import kernels, mode, virtual
-from memfit.device.mode import VirtualMode
-from memfit.device.rules import CardRules
-from memfit.device.virtual import virtual_gpu
+from memfit.apply.build_nets import move_as_fakes
+from memfit.device.virtual import cuda_kernels, fake_mode, virtual_device
+from memfit.device.virtual.card_rules import CardRules
+from memfit.device.virtual.fake_mode import VirtualMode
+from memfit.device.virtual.virtual_device import virtual_gpu
 from tests.device.minimal_tracer import MinimalTracer
 
 PLAIN_CONVOLUTIONS = torch._C._conv_determine_backend_memory_format
@@ -142,7 +142,7 @@ def grow_in_backward(gpu, function, count):
 def test_derivatives_that_are_one_kernel_on_cuda(monkeypatch, no_memory, no_gc, function, cured):
     """A backend without kernels of its own gets them in steps, with temporaries."""
     if not cured:
-        monkeypatch.setattr(kernels, "FUSED_ON_CUDA", ())
+        monkeypatch.setattr(cuda_kernels, "FUSED_ON_CUDA", ())
     with virtual_gpu(CardRules()) as gpu:
         grown = grow_in_backward(gpu, function, 1000)
     assert grown == 4000 if cured else grown >= 12000
@@ -151,7 +151,7 @@ def test_derivatives_that_are_one_kernel_on_cuda(monkeypatch, no_memory, no_gc, 
 @pytest.mark.parametrize("cured", [True, False])
 def test_rms_norm_keeps_its_input_and_a_number_per_row(monkeypatch, cured):
     if not cured:
-        monkeypatch.setattr(kernels, "FUSED_ON_CUDA", ())
+        monkeypatch.setattr(cuda_kernels, "FUSED_ON_CUDA", ())
     with virtual_gpu(CardRules()) as gpu:
         x = torch.ones(4, 256, device=gpu.device, requires_grad=True)
         weight = torch.ones(256, device=gpu.device, requires_grad=True)
@@ -201,7 +201,7 @@ def test_convolutions_keep_channels_last(monkeypatch, no_memory, cured):
 @pytest.mark.parametrize("cured", [True, False])
 def test_log_sigmoid_keeps_no_buffer(monkeypatch, no_memory, cured):
     if not cured:
-        monkeypatch.setattr(mode, "cuda_outputs", lambda func, args, out: out)
+        monkeypatch.setattr(fake_mode, "cuda_outputs", lambda func, args, out: out)
     with virtual_gpu(CardRules()) as gpu:
         buffer = torch.ops.aten.log_sigmoid_forward(torch.ones(100, device=gpu.device))[1]
         assert buffer.numel() == (0 if cured else 100)
@@ -211,8 +211,8 @@ def test_log_sigmoid_keeps_no_buffer(monkeypatch, no_memory, cured):
 @pytest.mark.parametrize("inference", [True, False])
 def test_group_norm_copies_channels_last(monkeypatch, no_gc, inference, cured):
     if not cured:
-        monkeypatch.setattr(kernels, "COMPOSITES", {})
-        monkeypatch.setattr(virtual, "COMPOSITES", {})
+        monkeypatch.setattr(cuda_kernels, "COMPOSITES", {})
+        monkeypatch.setattr(virtual_device, "COMPOSITES", {})
     with virtual_gpu(CardRules()) as gpu:
         x = torch.ones(2, 8, 4, 4, device=gpu.device).to(memory_format=torch.channels_last)
         net = nn.GroupNorm(2, 8, device=gpu.device)

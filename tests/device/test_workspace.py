@@ -3,8 +3,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from memfit.device import workspace
-from memfit.device.rules import CardRules
+from memfit.device.virtual import workspace
+from memfit.device.virtual.card_rules import CardRules
 from tests.device.minimal_tracer import MinimalTracer
 
 T4, A100, H100 = (CardRules(compute_capability=cc) for cc in ((7, 5), (8, 0), (9, 0)))

@@ -16,12 +16,12 @@ import torch
 import torch.distributed as dist
 from torch.profiler import record_function
 
-from memfit.apply.recompute import recompute
-from memfit.apply.rig import build
+from memfit.apply.checkpointing import recompute
+from memfit.apply.train_state import build
 from memfit.apply.window import run_window
-from memfit.device.measure import AllocatorEvents
-from memfit.engine.mesh import join
-from memfit.engine.start import start
+from memfit.device.hardware.benchmarks import AllocatorEvents
+from memfit.engine.factory import make_engine
+from memfit.engine.process_group import join
 from memfit.job import Shape
 from memfit.planner.predict import default_checkpointing, plain_nets
 from memfit.trace.step import fetch_synthetic, save_once, synthetic_micro_batch, validate_once
@@ -32,7 +32,7 @@ OPERATORS = "operators.pickle"
 
 
 @dataclass(frozen=True)
-class Case:
+class OptionContext:
     net: str
     engine: str
     micro_batches: int = 1
@@ -58,37 +58,37 @@ class Case:
 
 BF16 = {"precision": "bf16"}
 CASES = [
-    Case("dit", "ddp"),
-    Case("unet", "ddp", 2, {"clip": 1.0, "ema": 0.9}),
-    Case("gan", "ddp", 2),
-    Case("convolution", "ddp", 1, BF16),
-    Case("dit", "fsdp2"),
-    Case("dit", "fsdp2", 2, {**BF16, "clip": 1.0, "ema": 0.9}),
-    Case("dit", "fsdp2", 2, BF16, {"half_gather": True}),
-    Case("dit", "fsdp2", 2, {}, {"sync_each_micro_batch": False}),
-    Case("checkpointed", "fsdp2", 1, BF16),
-    Case("decoder", "fsdp2", 2, {"optimizer": "sgd", "foreach": True}),
-    Case("unet", "fsdp2", 1, {"clip": 1.0}),
-    Case("convolution", "fsdp2", 2, {"ema": 0.9}),
-    Case("gan", "fsdp2"),
-    Case("gan", "fsdp2", 2),
+    OptionContext("dit", "ddp"),
+    OptionContext("unet", "ddp", 2, {"clip": 1.0, "ema": 0.9}),
+    OptionContext("gan", "ddp", 2),
+    OptionContext("convolution", "ddp", 1, BF16),
+    OptionContext("dit", "fsdp2"),
+    OptionContext("dit", "fsdp2", 2, {**BF16, "clip": 1.0, "ema": 0.9}),
+    OptionContext("dit", "fsdp2", 2, BF16, {"half_gather": True}),
+    OptionContext("dit", "fsdp2", 2, {}, {"sync_each_micro_batch": False}),
+    OptionContext("checkpointed", "fsdp2", 1, BF16),
+    OptionContext("decoder", "fsdp2", 2, {"optimizer": "sgd", "foreach": True}),
+    OptionContext("unet", "fsdp2", 1, {"clip": 1.0}),
+    OptionContext("convolution", "fsdp2", 2, {"ema": 0.9}),
+    OptionContext("gan", "fsdp2"),
+    OptionContext("gan", "fsdp2", 2),
 ]
 ALL_CUT = {"param_persistence_threshold": 0}
 ZERO_CASES = [
-    Case("dit", "zero1", 2, {"clip": 1.0}),
-    Case("unet", "zero1", 1, {"clip": 1.0, "ema": 0.9}, {"overlap_comm": True}),
-    Case("decoder", "zero1", 2, {"optimizer": "sgd", "foreach": True}, {"offload_optimizer": True}),
-    Case("dit", "zero2", 2, {**BF16, "clip": 1.0, "ema": 0.9}),
-    Case("unet", "zero2", 1, {}, {"reduce_bucket_size": 100_000, "allgather_bucket_size": 50_000}),
-    Case("convolution", "zero2", 2, {"ema": 0.9}, {"overlap_comm": True}),
-    Case("checkpointed", "zero2", 2, BF16, {"offload_optimizer": True}),
-    Case("dit", "zero3", 2, {"clip": 1.0}, ALL_CUT),
-    Case("dit", "zero3", 1, BF16),
-    Case("unet", "zero3", 2, {}, {**ALL_CUT, "reduce_bucket_size": 100_000, "prefetch_bucket_size": 20_000}),
-    Case("checkpointed", "zero3", 1, BF16, ALL_CUT),
-    Case("decoder", "zero3", 2, {"optimizer": "sgd", "foreach": True}, {**ALL_CUT, "offload_optimizer": True}),
-    Case("convolution", "zero3", 2, {}, {**ALL_CUT, "offload_param": True}),
-    Case("unet", "zero3", 2, {"clip": 1.0, "ema": 0.9}, ALL_CUT),
+    OptionContext("dit", "zero1", 2, {"clip": 1.0}),
+    OptionContext("unet", "zero1", 1, {"clip": 1.0, "ema": 0.9}, {"overlap_comm": True}),
+    OptionContext("decoder", "zero1", 2, {"optimizer": "sgd", "foreach": True}, {"offload_optimizer": True}),
+    OptionContext("dit", "zero2", 2, {**BF16, "clip": 1.0, "ema": 0.9}),
+    OptionContext("unet", "zero2", 1, {}, {"reduce_bucket_size": 100_000, "allgather_bucket_size": 50_000}),
+    OptionContext("convolution", "zero2", 2, {"ema": 0.9}, {"overlap_comm": True}),
+    OptionContext("checkpointed", "zero2", 2, BF16, {"offload_optimizer": True}),
+    OptionContext("dit", "zero3", 2, {"clip": 1.0}, ALL_CUT),
+    OptionContext("dit", "zero3", 1, BF16),
+    OptionContext("unet", "zero3", 2, {}, {**ALL_CUT, "reduce_bucket_size": 100_000, "prefetch_bucket_size": 20_000}),
+    OptionContext("checkpointed", "zero3", 1, BF16, ALL_CUT),
+    OptionContext("decoder", "zero3", 2, {"optimizer": "sgd", "foreach": True}, {**ALL_CUT, "offload_optimizer": True}),
+    OptionContext("convolution", "zero3", 2, {}, {**ALL_CUT, "offload_param": True}),
+    OptionContext("unet", "zero3", 2, {"clip": 1.0, "ema": 0.9}, ALL_CUT),
 ]
 
 
@@ -96,25 +96,27 @@ def measure(case, operators):
     """Peaks of one rank, phase by phase."""
     torch.manual_seed(0)
     modes = default_checkpointing(case.job(), plain_nets(case.job()))
-    engine = start(case.engine, CPU, **case.choices)
+    engine = make_engine(case.engine, CPU, **case.choices)
     gc.collect()
     gc.disable()
     try:
         with AllocatorEvents() as events:
             with events.phase("setup"):
-                rig = build(case.job(), CPU, engine)
-            micro = synthetic_micro_batch(rig.job, case.shape, CPU)
-            with recompute(rig.nets, modes):
+                train_state = build(case.job(), CPU, engine)
+            micro = synthetic_micro_batch(train_state.job, case.shape, CPU)
+            with recompute(train_state.nets, modes):
                 for _ in range(2):
                     with events.phase("train"):
-                        run_window(rig, [micro] * case.micro_batches)
-            if rig.job.validates:
+                        run_window(train_state, [micro] * case.micro_batches)
+            if train_state.job.validates:
                 with events.phase("validate"):
                     validate_once(
-                        rig, lambda: fetch_synthetic(rig.job, case.shape, CPU, validation=True), lambda part: None
+                        train_state,
+                        lambda: fetch_synthetic(train_state.job, case.shape, CPU, validation=True),
+                        lambda part: None,
                     )
             with events.phase("save"):
-                save_once(rig)
+                save_once(train_state)
     finally:
         gc.enable()
     return events.peaks(operators)

@@ -8,11 +8,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from memfit.apply.recompute import recompute
-from memfit.apply.rig import build
+from memfit.apply.checkpointing import recompute
+from memfit.apply.train_state import build
 from memfit.apply.window import MicroBatch, run_window
-from memfit.engine.mesh import join
-from memfit.engine.start import start
+from memfit.engine.factory import make_engine
+from memfit.engine.process_group import join
 from memfit.errors import InputError
 from memfit.job import Job, Loss
 from tests.engine.ranks import CPU, SIZES, Counted, Gan, Sentences, micro_batch, sentences, vectors
@@ -92,17 +92,19 @@ def whole(tensor):
 def train(case, engine, choices=None):
     """Losses, norms, weights and averages after two windows."""
     kind, data, _ = CASES[case]
-    rig = build(kind(), CPU, engine)
+    train_state = build(kind(), CPU, engine)
     parts = data(SIZES)
     numbers = SHARES[engine.world][engine.rank] if engine else range(len(SIZES))
-    micro = [micro_batch(rig.job, parts[i]) if i is not None else idle(rig.job, parts[0]) for i in numbers]
+    micro = [
+        micro_batch(train_state.job, parts[i]) if i is not None else idle(train_state.job, parts[0]) for i in numbers
+    ]
     found = []
     for _ in range(2):
-        with recompute(rig.nets, MODES.get(case, {})):
-            result = run_window(rig, micro)
+        with recompute(train_state.nets, MODES.get(case, {})):
+            result = run_window(train_state, micro)
         found.append({name: float(value) for name, value in result.losses.items()})
         found.append({name: float(value) for name, value in result.norms.items() if value is not None})
-    nets = {**rig.nets, **{f"average of {name}": net for name, net in rig.ema.items()}}
+    nets = {**train_state.nets, **{f"average of {name}": net for name, net in train_state.ema.items()}}
     weights = {f"{name}.{key}": whole(value) for name, net in nets.items() for key, value in net.state_dict().items()}
     return {"weights": weights, "numbers": found}
 
@@ -142,8 +144,8 @@ def refusals(engine):
     said = []
     for kind in (Scalar, OwnStep, Apart, Outside):
         try:
-            rig = build(kind(), CPU, engine)
-            run_window(rig, [micro_batch(rig.job, torch.randn(2, 4))])
+            train_state = build(kind(), CPU, engine)
+            run_window(train_state, [micro_batch(train_state.job, torch.randn(2, 4))])
         except InputError as error:
             said.append(str(error))
     return said
@@ -152,8 +154,8 @@ def refusals(engine):
 def main():
     join()
     rank, folder = dist.get_rank(), Path(sys.argv[1])
-    found = {case: train(case, start("fsdp2", CPU, **choices)) for case, (_, _, choices) in CASES.items()}
-    found["refusals"] = refusals(start("fsdp2", CPU))
+    found = {case: train(case, make_engine("fsdp2", CPU, **choices)) for case, (_, _, choices) in CASES.items()}
+    found["refusals"] = refusals(make_engine("fsdp2", CPU))
     torch.save(found, folder / f"{rank}.pt")
     dist.destroy_process_group()
 

@@ -8,13 +8,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from memfit.apply.rig import build
+from memfit.apply.train_state import build
 from memfit.apply.window import MicroBatch, run_window
-from memfit.engine.mesh import join
-from memfit.engine.ranks import RanksOutOfMemoryError
-from memfit.engine.start import start
+from memfit.engine.collectives import RanksOutOfMemoryError
+from memfit.engine.factory import make_engine
+from memfit.engine.process_group import join
 from memfit.job import Job, Loss, Turn
-from memfit.train.recovery import Recovery
+from memfit.train.recovery.recovery import Recovery
 
 CPU = torch.device("cpu")
 
@@ -81,7 +81,7 @@ class Gan(Job):
         return Loss((nets["judge"](nets["generator"](batch)) - 1).square().sum(), len(batch))
 
 
-class Alone(Gan):
+class TracedVariant(Gan):
     """Each rank trains its own judge."""
 
     unsynchronised = ("judge",)
@@ -102,7 +102,7 @@ CASES = {
     "late units": (Sentences, sentences),
     "units before": (Counted, sentences),
     "two nets": (Gan, vectors),
-    "own judge": (Alone, vectors),
+    "own judge": (TracedVariant, vectors),
 }
 SIZES = [5, 3, 4, 1, 2]
 IDS = [[(0, 1, 2), (3,)], [(4, 5)], [(6, 7, 8), (9, 10), (11, 12, 13, 14)]]
@@ -119,22 +119,24 @@ def micro_batch(job, part):
 def train(case, share, engine, rank):
     """Weights and losses after two windows."""
     kind, data = CASES[case]
-    rig = build(kind(), CPU, engine)
+    train_state = build(kind(), CPU, engine)
     parts = data(SIZES)
     numbers = SHARES[share][rank] if engine else range(len(SIZES))
     losses = []
     for _ in range(2):
-        result = run_window(rig, [micro_batch(rig.job, parts[i]) for i in numbers])
+        result = run_window(train_state, [micro_batch(train_state.job, parts[i]) for i in numbers])
         losses.append({name: float(value) for name, value in result.losses.items()})
-    weights = {f"{name}.{key}": value for name, net in rig.nets.items() for key, value in net.state_dict().items()}
+    weights = {
+        f"{name}.{key}": value for name, net in train_state.nets.items() for key, value in net.state_dict().items()
+    }
     return {"weights": weights, "losses": losses}
 
 
 def failing(engine, at, part):
     """What rank 2 meets where its memory runs out in one micro-batch: every rank, and how the weights are then."""
-    rig = build(Sentences(), CPU, engine)
+    train_state = build(Sentences(), CPU, engine)
     parts = sentences(SIZES)
-    micro = [micro_batch(rig.job, part) for part in parts]
+    micro = [micro_batch(train_state.job, part) for part in parts]
 
     def mark(name):
         seen.append(name)
@@ -142,25 +144,25 @@ def failing(engine, at, part):
             torch.empty(1 << 60)
 
     seen: list[str] = []
-    before = {key: value.clone() for key, value in rig.nets["net"].state_dict().items()}
+    before = {key: value.clone() for key, value in train_state.nets["net"].state_dict().items()}
     try:
-        run_window(rig, micro[:3], mark)
+        run_window(train_state, micro[:3], mark)
         failed = ()
     except RanksOutOfMemoryError as error:
         failed = error.ranks
-    same = all(torch.equal(value, before[key]) for key, value in rig.nets["net"].state_dict().items())
+    same = all(torch.equal(value, before[key]) for key, value in train_state.nets["net"].state_dict().items())
     return {"failed": failed, "weights kept": same}
 
 
 def repeated(engine, at, part, times):
     """A window in which rank 2 runs out of memory so many times in one micro-batch, recovered on all ranks."""
-    rig = build(Steady(), CPU, engine)
+    train_state = build(Steady(), CPU, engine)
     x, valid = (torch.cat(parts) for parts in zip(*sentences(SIZES), strict=True))
 
     def remake(ids):
         return MicroBatch(fetch=lambda: (x[list(ids)], valid[list(ids)]), padded_units=20 * len(ids), ids=ids)
 
-    recovery = Recovery(rig, remake=remake, cost=lambda ids: 20 * len(ids), largest=100)
+    recovery = Recovery(train_state, remake=remake, cost=lambda ids: 20 * len(ids), largest=100)
     parts = [remake(ids) for ids in IDS[engine.rank]]
     left, place = [times], [0]
 
@@ -174,9 +176,9 @@ def repeated(engine, at, part, times):
 
     begin = time.monotonic()
     recovery.begin()
-    result = run_window(rig, parts, mark, guard=recovery.guard)
+    result = run_window(train_state, parts, mark, guard=recovery.guard)
     return {
-        "weights": rig.nets["net"].state_dict(),
+        "weights": train_state.nets["net"].state_dict(),
         "ids": [micro.ids for micro in result.micro_batches],
         "units": float(result.units["loss"]),
         "retries": recovery.retries,
@@ -187,7 +189,7 @@ def repeated(engine, at, part, times):
 def main():
     join()
     rank, folder = dist.get_rank(), Path(sys.argv[1])
-    engine = start("ddp", CPU)
+    engine = make_engine("ddp", CPU)
     found = {(case, share): train(case, share, engine, rank) for case in CASES for share in SHARES}
     found["recovered"] = {
         (at, part, times): repeated(engine, at, part, times)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from memfit.device.catalogue import find_device
+from memfit.device.hardware.catalogue import find_device
 from memfit.planner.predict import BINDING_RANK, default_checkpointing, plain_nets
 from memfit.trace.step import Tracing, trace_job
 from tests.engine.rank_peaks import CASES, OPERATORS, ZERO_CASES

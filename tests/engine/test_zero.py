@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from memfit.engine.factory import CHOICES, check_choices
 from memfit.engine.single import Single
-from memfit.engine.start import CHOICES, check_choices
-from memfit.engine.zero_parts import boxes, most_gradients
+from memfit.engine.zero_partition import boxes, most_gradients
 from memfit.errors import InputError
 from tests.engine.zero_ranks import CASES, READERS, loaded, train
 

@@ -7,15 +7,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from memfit.apply.rig import build
+from memfit.apply.train_state import build
 from memfit.apply.window import run_window
-from memfit.engine.mesh import join
-from memfit.engine.start import start
+from memfit.engine.factory import make_engine
+from memfit.engine.process_group import join
 from memfit.errors import InputError
 from memfit.job import Loss
-from memfit.train.spread import load_spread, save_spread
+from memfit.train.checkpoint.sharded_checkpoint import load_sharded, save_sharded
 from tests.engine.rank_steps import SHARES, Blocks, OwnStep, idle
-from tests.engine.ranks import CPU, SIZES, Alone, Counted, Gan, Sentences, micro_batch, sentences, vectors
+from tests.engine.ranks import CPU, SIZES, Counted, Gan, Sentences, TracedVariant, micro_batch, sentences, vectors
 
 
 class Late(Sentences):
@@ -107,11 +107,15 @@ READERS = {"zero1": ["zero1", "zero3"], "zero2": ["zero2", "fsdp2"], "zero3": ["
 """What goes on with what an engine wrote, on as many ranks; one device does too."""
 
 
-def window(rig, data=vectors):
+def window(train_state, data=vectors):
     """One window of the same samples, whatever the ranks."""
-    engine, parts = rig.engine, data(SIZES)
+    engine, parts = train_state.engine, data(SIZES)
     result = run_window(
-        rig, [micro_batch(rig.job, parts[i]) if i is not None else idle(rig.job, parts[0]) for i in numbers(engine)]
+        train_state,
+        [
+            micro_batch(train_state.job, parts[i]) if i is not None else idle(train_state.job, parts[0])
+            for i in numbers(engine)
+        ],
     )
     norms = {name: float(norm) for name, norm in result.norms.items() if norm is not None}
     return [{name: float(value) for name, value in result.losses.items()}, norms]
@@ -121,40 +125,40 @@ def numbers(engine):
     """This rank's micro-batches; where ranks need not run as many, none is idle."""
     if engine.world == 1:
         return range(len(SIZES))
-    return [i for i in SHARES[engine.world][engine.rank] if i is not None or engine.lockstep]
+    return [i for i in SHARES[engine.world][engine.rank] if i is not None or engine.syncs_in_backward]
 
 
-def weights(rig):
+def weights(train_state):
     """Of nets and averages; an average that rank 0 keeps is there alone."""
-    nets = {**rig.nets, **{f"average of {name}": net for name, net in rig.ema.items()}}
-    found = {f"{n}.{key}": value for n, net in nets.items() for key, value in rig.engine.weights(net).items()}
+    nets = {**train_state.nets, **{f"average of {name}": net for name, net in train_state.ema.items()}}
+    found = {f"{n}.{key}": value for n, net in nets.items() for key, value in train_state.engine.weights(net).items()}
     return {name: value.detach().clone() for name, value in found.items()}
 
 
 def train(case, engine=None):
     """Losses, norms and weights of three windows."""
     kind, data = JOBS[case]
-    rig = build(kind(), CPU, engine)
-    found = [number for _ in range(3) for number in window(rig, data)]
-    return {"weights": weights(rig), "numbers": found}
+    train_state = build(kind(), CPU, engine)
+    found = [number for _ in range(3) for number in window(train_state, data)]
+    return {"weights": weights(train_state), "numbers": found}
 
 
 def saved(engine, folder):
     """Trains a window, saves, trains another; the weights then."""
-    rig = build(Nets(), CPU, engine)
-    window(rig)
-    save_spread(rig, folder)
-    window(rig)
-    return weights(rig)
+    train_state = build(Nets(), CPU, engine)
+    window(train_state)
+    save_sharded(train_state, folder)
+    window(train_state)
+    return weights(train_state)
 
 
 def loaded(engine, folder):
     """Loads into a new rig, whose weights are others, and trains the other window."""
-    rig = build(Other(), CPU, engine)
-    load_spread(rig, folder)
-    assert rig.optimizers["net"].param_groups[0]["lr"] == 0.005
-    window(rig)
-    return weights(rig)
+    train_state = build(Other(), CPU, engine)
+    load_sharded(train_state, folder)
+    assert train_state.optimizers["net"].param_groups[0]["lr"] == 0.005
+    window(train_state)
+    return weights(train_state)
 
 
 class Other(Nets):
@@ -183,10 +187,10 @@ class Decayed(Sentences):
 def refusals(engine):
     """What the engine says of jobs that it cannot carry."""
     said = {}
-    for kind in (Late, Gan, Alone, OwnStep, Halves, Scaled, Decayed):
+    for kind in (Late, Gan, TracedVariant, OwnStep, Halves, Scaled, Decayed):
         try:
-            rig = build(kind(), CPU, engine())
-            window(rig, sentences if issubclass(kind, Sentences) else vectors)
+            train_state = build(kind(), CPU, engine())
+            window(train_state, sentences if issubclass(kind, Sentences) else vectors)
         except InputError as error:
             said[kind.__name__] = str(error)
     return said
@@ -195,12 +199,14 @@ def refusals(engine):
 def main():
     join()
     rank, folder = dist.get_rank(), Path(sys.argv[1])
-    found = {(case, name, *how): train(case, start(name, CPU, **how)) for case, name, how in CASES}
-    found["refusals"] = {name: refusals(lambda name=name: start(name, CPU)) for name in ("zero1", "zero2", "zero3")}
+    found = {(case, name, *how): train(case, make_engine(name, CPU, **how)) for case, name, how in CASES}
+    found["refusals"] = {
+        name: refusals(lambda name=name: make_engine(name, CPU)) for name in ("zero1", "zero2", "zero3")
+    }
     for writer, readers in READERS.items():
-        found["saved", writer] = saved(start(writer, CPU), folder / writer)
+        found["saved", writer] = saved(make_engine(writer, CPU), folder / writer)
         for name in readers:
-            found["loaded", writer, name] = loaded(start(name, CPU), folder / writer)
+            found["loaded", writer, name] = loaded(make_engine(name, CPU), folder / writer)
     torch.save(found, folder / f"{rank}.pt")
     dist.destroy_process_group()
 

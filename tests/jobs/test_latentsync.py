@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from memfit.apply.rig import build
+from memfit.apply.train_state import build
 from memfit.apply.window import MicroBatch, run_window
 from memfit.blocks import find_module
-from memfit.device.catalogue import find_device
-from memfit.device.rules import CardRules
-from memfit.device.virtual import virtual_cpu, virtual_gpu
+from memfit.device.hardware.catalogue import find_device
+from memfit.device.virtual.card_rules import CardRules
+from memfit.device.virtual.virtual_device import virtual_cpu, virtual_gpu
 from memfit.errors import InputError
 from memfit.job import Shape
 from memfit.jobs import latentsync
@@ -76,10 +76,10 @@ def test_one_step_finds_the_clean_latents():
 
 def test_the_loss_falls_on_talking_faces():
     torch.manual_seed(0)
-    rig = build(Tiny(clips=4), "cpu")
-    batch = rig.job.collate(rig.job.dataset())
-    micro = MicroBatch(fetch=lambda: batch, padded_units=4, units=rig.job.units(batch))
-    falling = [float(sum(run_window(rig, [micro]).losses.values())) for _ in range(5)]
+    train_state = build(Tiny(clips=4), "cpu")
+    batch = train_state.job.collate(train_state.job.dataset())
+    micro = MicroBatch(fetch=lambda: batch, padded_units=4, units=train_state.job.units(batch))
+    falling = [float(sum(run_window(train_state, [micro]).losses.values())) for _ in range(5)]
     assert falling[-1] < 0.8 * falling[0]
 
 

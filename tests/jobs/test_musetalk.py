@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from memfit.apply.recompute import recompute
-from memfit.apply.rig import build
+from memfit.apply.checkpointing import recompute
+from memfit.apply.train_state import build
 from memfit.apply.window import MicroBatch, run_window
 from memfit.blocks import find_module
-from memfit.device.virtual import virtual_cpu
+from memfit.device.virtual.virtual_device import virtual_cpu
 from memfit.job import Shape
 from memfit.jobs.musetalk import Stage1, Stage2, Tiny
 from tests.jobs.kept import kept_bytes
@@ -42,14 +42,17 @@ def test_checkpointing_the_decoder_is_the_lever_that_is_missing_upstream():
 @pytest.mark.parametrize("kind", [Stage1, Stage2])
 def test_a_step_takes_no_decision_on_values(kind):
     with virtual_cpu():
-        rig = build(kind(), "cpu")
-        micro = MicroBatch(fetch=lambda: rig.job.batch(Shape(items=1)), padded_units=1, units=1)
-        seen = run_window(rig, [micro, micro])
-        assert all(rig.optimizers[name].state for name in rig.optimizers)
-        for path in (*rig.job.checkpointable(rig.nets), *rig.job.also_checkpointable(rig.nets)):
-            find_module(rig.nets, path)
+        train_state = build(kind(), "cpu")
+        micro = MicroBatch(fetch=lambda: train_state.job.batch(Shape(items=1)), padded_units=1, units=1)
+        seen = run_window(train_state, [micro, micro])
+        assert all(train_state.optimizers[name].state for name in train_state.optimizers)
+        for path in (
+            *train_state.job.checkpointable(train_state.nets),
+            *train_state.job.also_checkpointable(train_state.nets),
+        ):
+            find_module(train_state.nets, path)
     turns = {"generator", "discriminator", "mouth_discriminator"} if kind is Stage2 else {"generator"}
-    assert set(seen.norms) == turns == {turn.name for turn in rig.job.turns(list(rig.optimizers))}
+    assert set(seen.norms) == turns == {turn.name for turn in train_state.job.turns(list(train_state.optimizers))}
 
 
 def test_the_generators_turn_makes_no_gradient_of_a_discriminator():
@@ -64,10 +67,10 @@ def test_the_generators_turn_makes_no_gradient_of_a_discriminator():
 
 def test_the_loss_falls_on_talking_faces():
     torch.manual_seed(0)
-    rig = build(Tiny(clips=4), "cpu")
-    batch = rig.job.collate(rig.job.dataset())
-    micro = MicroBatch(fetch=lambda: batch, padded_units=4, units=rig.job.units(batch))
-    windows = [run_window(rig, [micro]).losses for _ in range(8)]
+    train_state = build(Tiny(clips=4), "cpu")
+    batch = train_state.job.collate(train_state.job.dataset())
+    micro = MicroBatch(fetch=lambda: batch, padded_units=4, units=train_state.job.units(batch))
+    windows = [run_window(train_state, [micro]).losses for _ in range(8)]
     assert windows[-1]["l1"] < 0.95 * windows[0]["l1"]
     assert sum(windows[-1].values()) < 0.9 * sum(windows[0].values())
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from memfit.device.catalogue import catalogue, find_device, find_interconnect, interconnect_of, interconnects
+from memfit.device.hardware.catalogue import catalogue, find_device, find_interconnect, interconnect_of, interconnects
 from memfit.errors import InputError
-from memfit.planner.communication import communication_seconds, window_volume
+from memfit.planner.timing.communication import communication_seconds, window_volume
 
 GIB = 1 << 30
 

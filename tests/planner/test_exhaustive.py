@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memfit.planner.layout import Block, Layout
-from memfit.planner.observe import Observation
-from memfit.planner.selection import problem_of, solve
-from memfit.planner.ways import Observed, ways_of
+from memfit.planner.search.checkpoint_options import Observed, checkpoint_options_of
+from memfit.planner.search.layout import Block, Layout
+from memfit.planner.search.observation import Observation
+from memfit.planner.search.selection import problem_of, solve
 
 MIB = 1 << 20
 BLOCK_MODES, PART_MODES = ("full", "selective", "offload"), ("full", "selective")
@@ -98,7 +98,7 @@ def test_never_worse_than_every_combination_of_modes(case):
     layout = observed.layout
     every = list(itertools.product(*(list(choices(observed, b)) for b in range(len(layout.blocks)))))
     fitting = [sum(one[2] for one in chosen) for chosen in every if highest(chosen) <= budget]
-    problem = problem_of(layout, observed.keep, ways_of(observed))
+    problem = problem_of(layout, observed.keep, checkpoint_options_of(observed))
     found = solve(problem, budget)
     if not fitting:
         assert found is None
@@ -113,7 +113,7 @@ def test_never_worse_than_every_combination_of_modes(case):
 def test_what_a_choice_is_said_to_take_is_what_its_chain_takes(case):
     """The rows of the integer program, beside the chain itself, where every block keeps everything."""
     observed, _ = case
-    problem = problem_of(observed.layout, observed.keep, ways_of(observed))
+    problem = problem_of(observed.layout, observed.keep, checkpoint_options_of(observed))
     kept = [next(choices(observed, b)) for b in range(len(observed.layout.blocks))]
     fastest = [next(i for i, way in enumerate(ways) if not way.modes) for ways in problem.ways]
     assert problem.peak(fastest) == pytest.approx(highest(kept))

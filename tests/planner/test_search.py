@@ -15,18 +15,18 @@ from torch import nn
 import memfit
 from bench.nets import Dit
 from bench.planner import peak_of
-from memfit.device.catalogue import find_device, with_memory
+from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.errors import InputError
 from memfit.plan import read_plan, write_plan
-from memfit.planner.advice import learning_rate
-from memfit.planner.beneath import beneath
-from memfit.planner.dials import dials
-from memfit.planner.drafts import Drafts, sizes
-from memfit.planner.fitting import open_fitting
-from memfit.planner.host_margin import budget_for, less_host_margin
+from memfit.planner.cpu_margin import budget_for, without_cpu_margin
+from memfit.planner.lr_scaling import learning_rate
 from memfit.planner.predict import predict
-from memfit.planner.search import find_plan
-from memfit.show.plan import show_answer
+from memfit.planner.search.candidate_search import CandidateSearch, sizes
+from memfit.planner.search.search import find_plan
+from memfit.planner.search.traced_job import open_traced_job
+from memfit.planner.suggestions.larger_hardware import larger_hardware
+from memfit.planner.suggestions.smaller_settings import smaller_settings
+from memfit.show.plan_table import show_answer
 from memfit.sizes import parse_size
 from memfit.trace.step import Tracing
 
@@ -142,12 +142,12 @@ def test_where_nothing_fits_the_floor_and_the_dials_are_told():
 
 
 class Dialled(Dit):
-    dials: ClassVar = {"depth": "fewer blocks"}
+    smaller_settings: ClassVar = {"depth": "fewer blocks"}
 
 
 def test_a_dial_that_is_not_enough_is_not_recommended():
     found = find_plan(Dialled(dim=64, depth=2, heads=4, frames=4096), "dit", 2, card(8))
-    assert [(dial.setting, dial.value, dial.fits) for dial in found.dials] == [("depth", 1, False)]
+    assert [(dial.setting, dial.value, dial.fits) for dial in found.smaller_settings] == [("depth", 1, False)]
     console = Console(file=io.StringIO(), width=200)
     show_answer(found, card(8), None, console)
     assert "None of them alone is enough" in console.file.getvalue()
@@ -157,7 +157,7 @@ def test_a_dial_that_is_not_enough_is_not_recommended():
 def test_a_dial_that_is_no_setting_is_refused_by_name():
     job = type("Misspelt", (Dit,), {"dials": {"dims": "a narrower net"}})(dim=64, depth=2, heads=4, frames=64)
     with pytest.raises(InputError, match=r"dial 'dims' of Misspelt: no setting of the job has that name; .*\bdim\b"):
-        dials(job, Tracing(device=card(8)), card(8))
+        smaller_settings(job, Tracing(device=card(8)), card(8))
 
 
 def test_what_else_would_get_under_the_floor_is_told(tight):
@@ -165,9 +165,9 @@ def test_what_else_would_get_under_the_floor_is_told(tight):
     parts = found.phases["train"].categories
     shared = parts["parameters"] + parts["gradients"] + parts["optimizer"] + parts["ema"]
     for over, ranks in ((shared // 2, 2), (shared // 2 + 2, 4), (shared - shared // 16, 16)):
-        ways = beneath(replace(found, limiting_phase="train", headroom_bytes=-over), "fp32", small)
+        ways = larger_hardware(replace(found, limiting_phase="train", headroom_bytes=-over), "fp32", small)
         assert f"shard over {ranks} devices" in ways[0]
-    ways = beneath(replace(found, limiting_phase="train", headroom_bytes=-shared), "bf16", small)
+    ways = larger_hardware(replace(found, limiting_phase="train", headroom_bytes=-shared), "bf16", small)
     assert len(ways) == 1
     assert "--device t4" in ways[0]
 
@@ -176,15 +176,15 @@ def test_the_budget_that_is_told_for_a_cpu_is_one_of_which_the_tensors_get_what_
     found, host = tight.floor.footprint, with_memory(find_device("cpu"), 1 << 20)
     needs = max(phase.process_bytes for phase in found.phases.values())
     enough = budget_for(needs, host)
-    left = [less_host_margin(with_memory(host, nbytes)).usable_bytes for nbytes in (enough, enough - 2)]
+    left = [without_cpu_margin(with_memory(host, nbytes)).usable_bytes for nbytes in (enough, enough - 2)]
     assert (left[0] >= needs, left[1] < needs) == (True, True)
-    told = parse_size(beneath(found, "bf16", host)[-1].removeprefix("--memory of ").partition(" or more")[0])
+    told = parse_size(larger_hardware(found, "bf16", host)[-1].removeprefix("--memory of ").partition(" or more")[0])
     assert enough <= told < enough + (1 << 20)
 
 
 def test_blocks_wait_on_the_host_where_recomputing_is_not_enough():
     roomy = card(4096)
-    with open_fitting(JOB, Tracing(device=roomy), tight_shape()) as fitting:
+    with open_traced_job(JOB, Tracing(device=roomy), tight_shape()) as fitting:
         blocks = fitting.blocks(tight_shape(), accumulated=True)
         moved = peak_of(fitting.trace(tight_shape(), dict.fromkeys(blocks, "offload"), accumulated=True))
         recomputed = peak_of(fitting.trace(tight_shape(), dict.fromkeys(blocks, "full"), accumulated=True))
@@ -208,8 +208,8 @@ def test_every_lever_has_its_four_facts(tight):
 
 
 def test_a_larger_micro_batch_takes_less_than_its_share_of_the_time():
-    with open_fitting(JOB, Tracing(device=card(4096)), tight_shape()) as fitting:
-        drafts = Drafts(fitting, card(4096), 32, 1)
+    with open_traced_job(JOB, Tracing(device=card(4096)), tight_shape()) as fitting:
+        drafts = CandidateSearch(fitting, card(4096), 32, 1)
         drafts._kept_seconds = {1: 1.0, 4: 2.5}
         assert drafts.kept_seconds(2) == pytest.approx(1.5)
         assert drafts.kept_seconds(16) == pytest.approx(8.5)
@@ -236,7 +236,7 @@ def test_a_later_micro_batch_finds_gradients_though_the_job_frees_them_after_the
     job = late(dim=64, depth=2, heads=4, frames=64)
     peaks = {}
     for one in (job, Dit(dim=64, depth=2, heads=4, frames=64)):
-        with open_fitting(one, Tracing(device=card(4096)), tight_shape()) as fitting:
-            drafts = Drafts(fitting, card(4096), 8, 1)
+        with open_traced_job(one, Tracing(device=card(4096)), tight_shape()) as fitting:
+            drafts = CandidateSearch(fitting, card(4096), 8, 1)
             peaks[type(one)] = drafts.peak_of(fitting.trace(tight_shape(), {}, accumulated=True))
     assert len(set(peaks.values())) == 1

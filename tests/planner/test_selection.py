@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from bench.nets import Decoder, Dit, UNet
 from bench.planner import extremes, measured, select
-from memfit.apply.recompute import recompute
+from memfit.apply.checkpointing import recompute
 from memfit.job import Shape
-from memfit.planner.selection import Problem, floor, solve
-from memfit.planner.ways import Way
+from memfit.planner.search.checkpoint_options import CheckpointOption
+from memfit.planner.search.selection import Problem, floor, solve
 
 
 @st.composite
@@ -29,7 +29,7 @@ def chains(draw):
         for _ in range(draw(st.integers(1, 4))):
             kept, own = draw(st.integers(0, 64)), draw(st.integers(0, 96))
             some.append(
-                Way(
+                CheckpointOption(
                     modes={},
                     kept=np.array([[float(kept << 20)]]),
                     peak=np.array([[0.0, float(own << 20)]]),

@@ -9,11 +9,11 @@ import pytest
 
 from bench.nets import Dit
 from bench.timing import fitted
-from memfit.device.catalogue import find_device, with_memory
-from memfit.planner import time_error as module
-from memfit.planner.probed import Probed, keep_probed, probed
-from memfit.planner.search import find_plan
-from memfit.planner.time_error import time_error
+from memfit.device.hardware.catalogue import find_device, with_memory
+from memfit.planner.search.search import find_plan
+from memfit.planner.timing import time_error as module
+from memfit.planner.timing.probed_windows import ProbedWindow, keep_probed, probed
+from memfit.planner.timing.time_error import time_error
 
 JOB = Dit(dim=64, depth=2, heads=4, frames=64)
 CPU = with_memory(find_device("cpu"), 1 << 34)
@@ -45,7 +45,7 @@ def test_it_stands_beside_the_time_of_a_plan(measured):
 def test_a_window_that_was_probed_sets_the_scale(measured, monkeypatch, tmp_path):
     estimate = find_plan(JOB, "dit", 4, CPU, micro_batch=2).plan.step_seconds
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    window = Probed(items=2, length=None, micro_batches=2, checkpointing={}, seconds=1000.0)
+    window = ProbedWindow(items=2, length=None, micro_batches=2, checkpointing={}, seconds=1000.0)
     keep_probed(JOB, CPU, window)
     assert probed(JOB, CPU) == window
     assert probed(JOB, replace(CPU, name="another")) is None

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from memfit.errors import InputError
-from memfit.replay.config import CLASSES, MIB, AllocatorConfig
+from memfit.replay.allocator_config import CLASSES, MIB, AllocatorConfig
 
 ORACLE = """
 import ctypes, json, os, sys, torch

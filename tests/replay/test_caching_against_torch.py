@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from memfit.replay.caching import CachingAllocator
-from memfit.replay.config import AllocatorConfig
+from memfit.replay.allocator_config import AllocatorConfig
+from memfit.replay.caching_allocator import CachingAllocator
 from memfit.replay.errors import OutOfMemory
 
 FILE = Path(__file__).parent / "torch_2.13.0_allocator.jsonl"

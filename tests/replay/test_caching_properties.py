@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.replay.caching import CachingAllocator, round_size
-from memfit.replay.config import AllocatorConfig
+from memfit.replay.allocator_config import AllocatorConfig
+from memfit.replay.block_pool import FREE, LIVE, UNMAPPED
+from memfit.replay.caching_allocator import CachingAllocator, round_size
+from memfit.replay.cpu_allocator import CpuAllocator
 from memfit.replay.errors import OutOfMemory
-from memfit.replay.exact import ExactAllocator
-from memfit.replay.pool import FREE, LIVE, UNMAPPED
 
 MIB = 1 << 20
 SETTINGS = (
@@ -47,7 +47,7 @@ def traces(draw: st.DrawFn) -> list[Op]:
     return ops
 
 
-def apply(allocator: CachingAllocator | ExactAllocator, op: Op) -> None:
+def apply(allocator: CachingAllocator | CpuAllocator, op: Op) -> None:
     if op[0] == "malloc":
         allocator.malloc(*op[1:])
     elif op[0] == "free":
@@ -138,7 +138,7 @@ def test_from_the_unlimited_peak_on_everything_fits_in_the_same_way(ops: list[Op
 
 @given(ops=traces(), settings=st.sampled_from(SETTINGS), less=st.integers(1, 40 * MIB))
 def test_under_the_peak_of_the_rounded_requests_nothing_fits(ops: list[Op], settings: str, less: int) -> None:
-    config, needed = AllocatorConfig.parse(settings), ExactAllocator()
+    config, needed = AllocatorConfig.parse(settings), CpuAllocator()
     for name, storage, nbytes, stream in ops:
         apply(needed, (name, storage, round_size(nbytes, config) if nbytes else 0, stream))
     if needed.peak_allocated > less:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from memfit.batch.audit import Meant, audit
+from memfit.audit import Meant, audit
 from memfit.cli import main
-from memfit.device.catalogue import find_device, with_memory
+from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.geometry import shape_of
 from memfit.loading import load_job
-from memfit.plan import Lever, Plan, write_plan
+from memfit.plan import MemoryOption, Plan, write_plan
 from memfit.planner.predict import predict
 from memfit.show.page import render, write_page
 from memfit.show.report import report
@@ -53,7 +53,7 @@ def page(prediction, tmp_path_factory):
 def plan(tmp_path):
     """A plan of a job whose file and module have hostile names."""
     (tmp_path / "job.py").write_text(JOB)
-    hostile = Lever(name=HOSTILE, taken=True, saves_bytes=1 << 20, costs=HOSTILE, reason=HOSTILE)
+    hostile = MemoryOption(name=HOSTILE, taken=True, saves_bytes=1 << 20, costs=HOSTILE, reason=HOSTILE)
     phases = {"train": {"allocated_bytes": 1000, "process_bytes": 1000, "process_bytes_high": 1000}}
     return Plan(
         job=f"{tmp_path}/job.py:Hostile",

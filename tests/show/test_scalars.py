@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from memfit.show.follow import Lines
+from memfit.show.run_follower import Lines
 from memfit.show.scalars import TensorBoard, scalars
 
 LINE = {

@@ -12,7 +12,7 @@ import pytest
 from torch.cuda import _memory_viz
 
 from memfit.events import ALLOCATE, CATEGORIES, EMPTY_CACHE, FREE, Trace
-from memfit.replay.config import AllocatorConfig
+from memfit.replay.allocator_config import AllocatorConfig
 from memfit.show.snapshot import snapshot, write_snapshot
 
 MIB = 1 << 20

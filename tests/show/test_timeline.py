@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memfit.device.catalogue import find_device, with_memory
+from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.errors import InputError
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 from memfit.geometry import shape_of
 from memfit.loading import load_job
 from memfit.planner.predict import footprint_on, predict
-from memfit.planner.search import find_plan
+from memfit.planner.search.search import find_plan
 from memfit.show.by_module import ELSEWHERE, by_module
 from memfit.show.perfetto import write_perfetto
 from memfit.show.report import plan_report, prediction_report
-from memfit.show.rows import read_lines, seen, shown_windows
+from memfit.show.run_log import read_lines, seen, shown_windows
 from memfit.show.timeline import MOST, alive_by_category, place_of, timeline
 from memfit.show.trace_file import read_trace, write_trace
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from memfit.device.catalogue import find_device
+from memfit.device.hardware.catalogue import find_device
 from memfit.job import Job, Shape
-from memfit.planner.answer_json import plan_json
+from memfit.planner.plan_json import plan_json
 from memfit.planner.predict import predict
-from memfit.planner.search import find_plan
-from memfit.show.terminal import remarks
+from memfit.planner.search.search import find_plan
+from memfit.show.footprint_table import remarks
 from memfit.show.trace_file import read_trace, write_trace
 
 

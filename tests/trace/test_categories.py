@@ -4,11 +4,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from memfit.device.catalogue import find_device
+from memfit.device.hardware.catalogue import find_device
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 from memfit.job import Job, Loss, Shape
 from memfit.planner.predict import predict
-from memfit.replay.exact import ExactAllocator
+from memfit.replay.cpu_allocator import CpuAllocator
 from memfit.replay.replay import footprint
 
 
@@ -57,4 +57,4 @@ def test_of_equal_requests_the_last_is_the_largest():
         parts=("forward",),
         phases=(("train", 0, 3),),
     )
-    assert footprint(trace, ExactAllocator, None, 100).phases["train"].largest_request.module == "b"
+    assert footprint(trace, CpuAllocator, None, 100).phases["train"].largest_request.module == "b"

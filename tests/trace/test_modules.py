@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from memfit import Job
-from memfit.device.catalogue import find_device
+from memfit.device.hardware.catalogue import find_device
 from memfit.job import Shape
 from memfit.trace.session import open_session
 from memfit.trace.step import Tracing

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from memfit.device.catalogue import find_device
+from memfit.device.hardware.catalogue import find_device
 from memfit.job import Job, Shape
 from memfit.planner.predict import footprint_on, predict
 from memfit.replay.margins import margin_of, margins
-from memfit.show.terminal import remarks
+from memfit.show.footprint_table import remarks
 from memfit.trace.step import Tracing, trace_job
 
 
@@ -137,6 +137,6 @@ def test_plan_searches_have_a_line_of_their_own_and_are_not_in_the_need():
 
 
 def _with_memory(device):
-    from memfit.device.catalogue import with_memory
+    from memfit.device.hardware.catalogue import with_memory
 
     return with_memory(device, 2**30)

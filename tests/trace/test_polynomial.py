@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from memfit.device.catalogue import find_device
+from memfit.device.hardware.catalogue import find_device
 from memfit.job import Loss, Shape
 from memfit.trace.polynomial import fit, terms
 from memfit.trace.step import Tracing, trace_family, trace_job

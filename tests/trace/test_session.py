@@ -5,7 +5,7 @@ python -m pytest tests/trace/test_session.py
 
 import pytest
 
-from memfit.device.catalogue import find_device
+from memfit.device.hardware.catalogue import find_device
 from memfit.job import Shape
 from memfit.trace.session import open_session
 from memfit.trace.step import Tracing
@@ -22,12 +22,12 @@ def resident(traced):
 def test_parts_are_stepped_and_gradients_held_as_the_stage_has_it(engine):
     how = Tracing(device=find_device("cpu"), engine=engine, world=2)
     with open_session(JOBS["dit"](clip=1.0), how, SHAPE) as session:
-        rig = session.rig
-        (optimizer,) = rig.optimizers.values()
-        parts = sum(part.nbytes for part in rig.engine.stepped(optimizer))
+        train_state = session.train_state
+        (optimizer,) = train_state.optimizers.values()
+        parts = sum(part.nbytes for part in train_state.engine.stepped(optimizer))
         first = session.micro_batch(SHAPE, {}, accumulated=False)
         later = session.micro_batch(SHAPE, {}, accumulated=True)
-        whole = sum(getattr(p, "ds_numel", p.numel()) * 4 for p in rig.stepped["dit"])
+        whole = sum(getattr(p, "ds_numel", p.numel()) * 4 for p in train_state.stepped["dit"])
         assert resident(later) - resident(first) == {"zero1": whole, "zero2": parts, "zero3": 0}[engine]
         steps = [session.optimizer_step(kind) for kind in ("job", "foreach", "loop")]
         again = session.micro_batch(SHAPE, {}, accumulated=False)

@@ -8,16 +8,16 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memfit.apply.rig import build
+from memfit.apply.train_state import build
 from memfit.batch.windows import Windows
 from memfit.engine.single import Single
 from memfit.job import Job, Loss, Turn
 from memfit.plan import PhasePolicy, Plan
-from memfit.train import limit
-from memfit.train.checkpoints import Checkpoints
-from memfit.train.folder import RunFolder
-from memfit.train.loop import Course, train
-from memfit.train.saver import Saver
+from memfit.train.checkpoint.checkpoints import Checkpoints
+from memfit.train.checkpoint.saver import Saver
+from memfit.train.launch import memory_limit
+from memfit.train.loop.loop import RunContext, train
+from memfit.train.run_folder import RunFolder
 
 WINDOWS = 3
 
@@ -45,7 +45,7 @@ ASKED = 16 << 30
 def run_out_of_memory():
     """A real allocation fails: RLIMIT_DATA is what the process has now, for a moment."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit.data_bytes(), hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_limit.data_bytes(), hard))
     try:
         torch.empty(ASKED, dtype=torch.uint8)
     finally:
@@ -210,7 +210,7 @@ def run(
     )  # fmt: skip
     folder = RunFolder(path)
     folder.open(resume=False)
-    rig = build(job, "cpu", SpoiledSteps() if steps else Single(), optimizer_state=optimizer_state)
+    train_state = build(job, "cpu", SpoiledSteps() if steps else Single(), optimizer_state=optimizer_state)
     samples = job.dataset()
     windows = Windows(size=len(samples), lengths=None, global_batch=8, micro_batch=micro, seed=5)
     saver = Saver(checkpoints=Checkpoints(folder.checkpoints, 2), plan=plan, every=every, say=saves)
@@ -218,10 +218,10 @@ def run(
         "plan": plan, "folder": folder, "samples": samples, "lengths": None, "windows": windows, "first": 0,
         "last": WINDOWS, "resident_before": 0, "saver": saver,
     }  # fmt: skip
-    code = train(rig, Course(**{**given, **course}))
-    learnt = {f"{n}.{k}": v for n, net in (*rig.nets.items(), *((f"ema {n}", e) for n, e in rig.ema.items()))
-              for k, v in net.state_dict().items()}  # fmt: skip
-    for name, optimizer in rig.optimizers.items():
+    code = train(train_state, RunContext(**{**given, **course}))
+    learnt = {f"{n}.{k}": v for n, net in (*train_state.nets.items(), *((f"ema {n}", e) for n, e in
+    train_state.ema.items())) for k, v in net.state_dict().items()}  # fmt: skip
+    for name, optimizer in train_state.optimizers.items():
         for i, state in enumerate(optimizer.state.values()):
             learnt |= {f"{name} {i} {k}": v for k, v in state.items() if isinstance(v, torch.Tensor)}
     return code, learnt, lines(path, "samples"), lines(path, "metrics"), points

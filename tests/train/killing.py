@@ -28,7 +28,7 @@ def serve() -> None:
     seconds."""
     from memfit.loading import load_job
     from memfit.planner.predict import plain_nets
-    from memfit.train import child
+    from memfit.train.launch import worker
 
     plain_nets(load_job(JOB))
     for line in sys.stdin:
@@ -42,7 +42,7 @@ def serve() -> None:
             if asked["stop"]:
                 os.environ["SLOW"] = asked["stop"]["place"]
             try:
-                code = child.main(asked["arguments"])
+                code = worker.main(asked["arguments"])
             except SystemExit as ended:
                 code = int(ended.code)
             finally:
@@ -71,7 +71,7 @@ class Server:
     """The forking process."""
 
     def __init__(self) -> None:
-        from memfit.train.limit import ENVIRONMENT
+        from memfit.train.launch.memory_limit import ENVIRONMENT
 
         environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-c", "from tests.train.killing import serve; serve()"]
@@ -137,13 +137,13 @@ def make_plan(folder: Path, writing: str) -> Path:
     """A plan of the job in three micro-batches."""
     from dataclasses import replace
 
-    from memfit.device.catalogue import with_memory
-    from memfit.device.here import cpu_here
+    from memfit.device.hardware.catalogue import with_memory
+    from memfit.device.hardware.local_devices import local_cpu
     from memfit.loading import load_job
     from memfit.plan import write_plan
-    from memfit.planner.search import find_plan
+    from memfit.planner.search.search import find_plan
 
-    answer = find_plan(load_job(JOB), JOB, 16, with_memory(cpu_here(), 128 << 20), micro_batch=6)
+    answer = find_plan(load_job(JOB), JOB, 16, with_memory(local_cpu(), 128 << 20), micro_batch=6)
     assert answer.plan is not None
     write_plan(replace(answer.plan, checkpoint_writing=writing), folder / "plan.toml")
     return folder / "plan.toml"
@@ -161,7 +161,7 @@ def kill_and_resume(one: Server, base: Path, plan: Path, kills: int, chance: ran
     Raises:
         AssertionError: a run's end differs from the undisturbed run's, or a checkpoint under its name is torn.
     """
-    from memfit.train.checkpoints import Checkpoints, read_checkpoint
+    from memfit.train.checkpoint.checkpoints import Checkpoints, read_checkpoint
 
     whole = new_run(base / "undisturbed", plan)
     ended = one.run(whole, resume=False)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from memfit.device.catalogue import find_device
+from memfit.device.hardware.catalogue import find_device
 from memfit.job import Shape
 from memfit.trace.step import Tracing, trace_job
-from memfit.train.limit import ENVIRONMENT
+from memfit.train.launch.memory_limit import ENVIRONMENT
 from tests.nets import JOBS
 from tests.truth import traced_peaks
 

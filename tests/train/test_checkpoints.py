@@ -15,17 +15,17 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from memfit.apply.rig import build
+from memfit.apply.train_state import build
 from memfit.apply.window import MicroBatch, run_window
 from memfit.errors import InputError
 from memfit.job import Job, Loss, Shape
 from memfit.jobs.optimizers.adam8bit import AdamW8bit
 from memfit.jobs.optimizers.scaled_adam import ScaledAdam
 from memfit.plan import Plan
-from memfit.train.checkpoints import Checkpoints, read_checkpoint
-from memfit.train.resume import restore
-from memfit.train.saver import Saver
-from memfit.train.tree import encode
+from memfit.train.checkpoint.checkpoints import Checkpoints, read_checkpoint
+from memfit.train.checkpoint.resume import restore
+from memfit.train.checkpoint.saver import Saver
+from memfit.train.checkpoint.state_codec import encode
 from tests.train.killed_job import Killed
 from tests.train.test_tree import same, through
 
@@ -39,34 +39,34 @@ def saver(path: Path, **how) -> Saver:
     return Saver(checkpoints=Checkpoints(path, how.pop("keep", 2)), plan=PLAN, **how)
 
 
-def train(rig, windows):
+def train(train_state, windows):
     for _ in range(windows):
-        batch = rig.job.batch(Shape(items=4))
-        run_window(rig, [MicroBatch(fetch=lambda batch=batch: batch, padded_units=4)])
+        batch = train_state.job.batch(Shape(items=4))
+        run_window(train_state, [MicroBatch(fetch=lambda batch=batch: batch, padded_units=4)])
 
 
 def goes_on_alike(job, tmp_path, asynchronous=False):
     """Three windows, saved, five more; and the same five in a new rig from the checkpoint."""
     torch.manual_seed(1)
-    rig = build(job, "cpu")
-    train(rig, 3)
+    train_state = build(job, "cpu")
+    train(train_state, 3)
     one = saver(tmp_path, asynchronous=asynchronous)
-    one.save(rig, 3)
-    train(rig, 5)
+    one.save(train_state, 3)
+    train(train_state, 5)
     assert one.finish()
 
     torch.manual_seed(2)
     other = build(job, "cpu")
     restore(other, read_checkpoint(tmp_path / "00000003"))
     train(other, 5)
-    states = [encode_all(each) for each in (rig, other)]
+    states = [encode_all(each) for each in (train_state, other)]
     same(*states)
 
 
-def encode_all(rig):
-    from memfit.train.state import state_of
+def encode_all(train_state):
+    from memfit.train.checkpoint.state import state_of
 
-    return {name: value for name, value in state_of(rig).items() if name != "saved"}
+    return {name: value for name, value in state_of(train_state).items() if name != "saved"}
 
 
 class Net(Job):
@@ -174,12 +174,12 @@ def test_every_schedule_goes_on(tmp_path, kind):
 
 
 def test_random_numbers_of_every_kind_the_scaler_and_frozen_buffers_go_on(tmp_path):
-    rig = build(Killed(precision="fp16"), "cpu")
-    rig.nets["frozen"][1].running_mean.fill_(3)
-    rig.scaler.scale(torch.ones(()))
-    rig.scaler.update(3.0)
+    train_state = build(Killed(precision="fp16"), "cpu")
+    train_state.nets["frozen"][1].running_mean.fill_(3)
+    train_state.scaler.scale(torch.ones(()))
+    train_state.scaler.update(3.0)
     one = saver(tmp_path)
-    one.save(rig, 1)
+    one.save(train_state, 1)
     drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
 
     other = build(Killed(precision="fp16"), "cpu")
@@ -199,21 +199,21 @@ def test_what_a_job_saves_beside_is_kept_and_what_it_cannot_is_refused(tmp_path)
         def saved(self, nets, optimizers):
             return {"model": nets["net"]}
 
-    rig = build(Extra(), "cpu")
-    saver(tmp_path).save(rig, 1)
+    train_state = build(Extra(), "cpu")
+    saver(tmp_path).save(train_state, 1)
     found = read_checkpoint(tmp_path / "00000001")
     saved = found.lying(found.state["saved"])
     assert (saved["ema_decay"], saved["notes"]) == (0.5, (1, "two"))
-    assert torch.equal(saved["again"]["0.weight"], rig.nets["net"][0].weight)
+    assert torch.equal(saved["again"]["0.weight"], train_state.nets["net"][0].weight)
     assert not any(name.startswith("saved") for name in found.tensors.entries), "kept twice"
     with pytest.raises(InputError, match=r"the state to save: saved\.model: a torch\.nn.*Sequential; keep numbers"):
         saver(tmp_path).warm(build(Wrong(), "cpu"))
 
 
 def test_the_newest_stay_and_what_a_killed_process_left_goes(tmp_path):
-    rig, one = build(Net(), "cpu"), saver(tmp_path, keep=2)
+    train_state, one = build(Net(), "cpu"), saver(tmp_path, keep=2)
     for number in (1, 2, 3):
-        one.save(rig, number)
+        one.save(train_state, number)
     (tmp_path / ".00000004.123").mkdir()
     (tmp_path / "00000009").mkdir()
     assert sorted(path.name for path in tmp_path.iterdir()) == [".00000004.123", "00000002", "00000003", "00000009"]
@@ -247,12 +247,12 @@ def test_a_pickle_in_the_folder_is_named_and_never_opened(tmp_path):
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_full_disk_costs_that_checkpoint_alone(small_disk, asynchronous):
-    rig, said = build(Killed(), "cpu"), []
+    train_state, said = build(Killed(), "cpu"), []
     one = saver(small_disk / "checkpoints", asynchronous=asynchronous, say=said.append)
-    one.save(rig, 1)
+    one.save(train_state, 1)
     assert one.finish()
     (small_disk / "other").write_bytes(b"0" * (os.statvfs(small_disk).f_bavail * 4096 - 8192))
-    one.save(rig, 2)
+    one.save(train_state, 2)
     assert not one.finish()
     (line,) = said
     assert "checkpoint of window 2 not written: No space left on device; the one before it" in line
@@ -261,22 +261,22 @@ def test_a_full_disk_costs_that_checkpoint_alone(small_disk, asynchronous):
     assert [path.name for path in (small_disk / "checkpoints").iterdir()] == ["00000001"]
     assert read_checkpoint(small_disk / "checkpoints" / "00000001").next_window == 1
     (small_disk / "other").unlink()
-    one.save(rig, 3)
+    one.save(train_state, 3)
     assert one.finish()
 
 
 def test_a_file_size_limit_and_a_read_only_folder_too(small_disk):
-    rig, said = build(Killed(), "cpu"), []
+    train_state, said = build(Killed(), "cpu"), []
     one = saver(small_disk, say=said.append)
-    one.save(rig, 1)
+    one.save(train_state, 1)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
     try:
-        one.save(rig, 2)
+        one.save(train_state, 2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    one.save(rig, 3)
+    one.save(train_state, 3)
     assert "File too large; the one before it" in said[0]
     assert "Read-only file system; the one before it" in said[1]
     assert [path.name for path in small_disk.iterdir()] == ["00000001"]
@@ -288,10 +288,10 @@ def test_a_copy_that_memory_does_not_hold_is_not_made(tmp_path, monkeypatch):
     def no_memory(*size, **how):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    rig, said = build(Net(), "cpu"), []
+    train_state, said = build(Net(), "cpu"), []
     one = saver(tmp_path, asynchronous=True, say=said.append)
     monkeypatch.setattr(torch, "empty", no_memory)
-    one.save(rig, 1)
+    one.save(train_state, 1)
     monkeypatch.undo()
     assert one.finish()
     assert "checkpoints are written while the training waits" in said[0]
@@ -299,17 +299,17 @@ def test_a_copy_that_memory_does_not_hold_is_not_made(tmp_path, monkeypatch):
 
 
 def test_the_copy_is_of_the_moment_and_reuses_its_buffer(tmp_path):
-    rig = build(Net(), "cpu")
+    train_state = build(Net(), "cpu")
     one = saver(tmp_path, asynchronous=True)
-    one.warm(rig)
+    one.warm(train_state)
     weights = []
     for number in (1, 2):
-        train(rig, 1)
-        weights.append(rig.nets["net"][0].weight.detach().clone())
-        one.save(rig, number)
+        train(train_state, 1)
+        weights.append(train_state.nets["net"][0].weight.detach().clone())
+        one.save(train_state, number)
         buffer = one._buffer.data_ptr()
         with torch.no_grad():
-            rig.nets["net"][0].weight.zero_()
+            train_state.nets["net"][0].weight.zero_()
     assert one.finish()
     assert one._buffer.data_ptr() == buffer
     for number, weight in zip((1, 2), weights, strict=True):
@@ -318,9 +318,9 @@ def test_the_copy_is_of_the_moment_and_reuses_its_buffer(tmp_path):
 
 
 def test_nothing_is_copied_on_the_way_into_the_state():
-    rig = build(Net(kind="SGD"), "cpu")
-    train(rig, 1)
-    _, tensors = encode(encode_all(rig), "test")
-    assert tensors["nets.net.0.weight"].data_ptr() == rig.nets["net"][0].weight.data_ptr()
-    momentum = next(iter(rig.optimizers["one"].state.values()))["momentum_buffer"]
+    train_state = build(Net(kind="SGD"), "cpu")
+    train(train_state, 1)
+    _, tensors = encode(encode_all(train_state), "test")
+    assert tensors["nets.net.0.weight"].data_ptr() == train_state.nets["net"][0].weight.data_ptr()
+    momentum = next(iter(train_state.optimizers["one"].state.values()))["momentum_buffer"]
     assert tensors["optimizers.one.state.0.momentum_buffer"].data_ptr() == momentum.data_ptr()

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from memfit.apply import streaming
+from memfit.apply import state_streaming
 from memfit.errors import Exit
 from memfit.plan import PhasePolicy
-from memfit.train.checkpoints import Checkpoints
-from memfit.train.recovery import SampleTooLargeError
+from memfit.train.checkpoint.checkpoints import Checkpoints
+from memfit.train.recovery.recovery import SampleTooLargeError
 from tests.train.faulty import ASKED, JOBS, Noisy, Plain, run, run_out_of_memory, same
 
 
@@ -75,7 +75,7 @@ def test_a_failure_in_an_optimizer_step_applies_nothing_twice(name, tmp_path):
 
 
 def test_neither_does_one_while_state_visits_the_device(tmp_path, monkeypatch):
-    monkeypatch.setattr(streaming, "PART", 64)
+    monkeypatch.setattr(state_streaming, "PART", 64)
     _, wanted, ids, _, _ = run(tmp_path / "whole", Noisy(), 3)
     _, _, _, _, points = run(tmp_path / "host", Noisy(), 3, steps=True, optimizer_state="host")
     every = points.reached["step"]

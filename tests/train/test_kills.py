@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from memfit.errors import Exit
-from memfit.train.checkpoints import Checkpoints, read_checkpoint
+from memfit.train.checkpoint.checkpoints import Checkpoints, read_checkpoint
 from tests.train.killing import kill_and_resume, make_plan, new_run, same_end, server
 
 

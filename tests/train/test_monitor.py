@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from memfit.apply.losses import MicroBatch
-from memfit.apply.rig import build
+from memfit.apply.train_state import build
 from memfit.apply.window import Guard, run_window
 from memfit.cli.run import show_summary
 from memfit.job import Job, Loss
-from memfit.train.folder import RunFolder
-from memfit.train.monitor import Monitor
+from memfit.train.loop.monitor import Monitor
+from memfit.train.run_folder import RunFolder
 
 WIDTH, SIGNAL = 256, 16.0
 """Gradient of one sample: a vector of squared norm SIGNAL, and noise of variance 1 in each of WIDTH places."""
@@ -38,14 +38,14 @@ class Quadratic(Job):
 @pytest.mark.parametrize(("sizes", "told"), [((4,) * 8, False), ((4,) * 8, True), ((6, 6, 6, 2), True)])
 def test_the_noise_scale_of_a_quadratic_is_its_variance_over_its_squared_gradient(sizes, told):
     """Over the 19 windows that the decay keeps, the estimate's standard deviation is 5 to 7 %; 25 % is allowed."""
-    rig = build(Quadratic(), "cpu")
-    monitor, generator = Monitor(rig, 0), torch.Generator().manual_seed(0)
+    train_state = build(Quadratic(), "cpu")
+    monitor, generator = Monitor(train_state, 0), torch.Generator().manual_seed(0)
     for number in range(60):
         data = [torch.randn(size, WIDTH, generator=generator) for size in sizes]
         parts = [MicroBatch(fetch=lambda x=x: x, padded_units=len(x), units=len(x) if told else None) for x in data]
         monitor.begin(parts)
         result = run_window(
-            rig, parts, lambda part: monitor.fetches() if part == "fetch" else None, guard=Guard(norms=True)
+            train_state, parts, lambda part: monitor.fetches() if part == "fetch" else None, guard=Guard(norms=True)
         )
         line = monitor.end(0.0, float(result.norms["loss"]), 0)
         assert (line["noise_scale"] is None) == (number < 4)

@@ -10,12 +10,12 @@ import pytest
 from click.testing import CliRunner
 
 from memfit.cli.probe import command
-from memfit.device.catalogue import find_device, with_memory
+from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.errors import Exit, InputError
 from memfit.plan import Plan, write_plan
 from memfit.trace.step import Tracing
-from memfit.train.probe import Prober, probe, probe_one
-from memfit.train.trial import Question, Trial, run_trial
+from memfit.train.probe.probe import Prober, probe, probe_one
+from memfit.train.probe.trial import Question, Trial, run_trial
 
 BUDGET = 1000 << 20
 

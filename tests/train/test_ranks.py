@@ -96,11 +96,11 @@ def test_a_killed_rank_is_started_again_and_the_run_ends_bit_for_bit_as_undistur
     assert undisturbed.returncode == 0, undisturbed.stderr
     assert "16 = 2 devices x (1 x 5 + 3), ddp, mesh data 2" in undisturbed.stderr
     assert "50 samples, 4 optimizer steps an epoch" in undisturbed.stderr
-    launched = [
+    torchrun_env = [
         "run", plan(tmp_path, "--set", f"killed={tmp_path}/killed"), "--out", torn, "--save-every", 0,
     ]  # fmt: skip
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
-    disturbed = memfit(*launched, launcher=torchrun)
+    disturbed = memfit(*torchrun_env, launcher=torchrun)
     assert disturbed.returncode == 0, disturbed.stderr
     assert (tmp_path / "killed").exists()
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from memfit.apply.rig import build
+from memfit.apply.train_state import build
 from memfit.errors import Exit, InputError
 from memfit.loading import load_job
 from memfit.plan import read_plan, write_plan
-from memfit.train.checkpoints import Checkpoints
-from memfit.train.folder import check_same_samples
-from memfit.train.resume import resume
-from memfit.train.saver import Saver
+from memfit.train.checkpoint.checkpoints import Checkpoints
+from memfit.train.checkpoint.resume import resume
+from memfit.train.checkpoint.saver import Saver
+from memfit.train.run_folder import check_same_samples
 from tests.train.killing import JOB, make_plan, new_run, server
 
 
@@ -49,9 +49,9 @@ def test_a_plan_of_other_samples_is_refused_by_the_name_of_what_differs(tmp_path
 def test_samples_with_lengths_need_the_same_micro_batch(tmp_path):
     """Windows of varied lengths are packed by it."""
     plan = read_plan(make_plan(tmp_path, "synchronous"))
-    rig, checkpoints = build(load_job(JOB), "cpu"), Checkpoints(tmp_path / "checkpoints")
-    Saver(checkpoints=checkpoints, plan=plan).save(rig, 3)
+    train_state, checkpoints = build(load_job(JOB), "cpu"), Checkpoints(tmp_path / "checkpoints")
+    Saver(checkpoints=checkpoints, plan=plan).save(train_state, 3)
     other = replace(plan, micro_batch=5)
-    assert resume(rig, other, checkpoints, print, lengths=False) == 3
+    assert resume(train_state, other, checkpoints, print, lengths=False) == 3
     with pytest.raises(InputError, match=r"its micro_batch is 5: .* was run with 6"):
-        resume(rig, other, checkpoints, print, lengths=True)
+        resume(train_state, other, checkpoints, print, lengths=True)

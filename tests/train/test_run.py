@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from memfit.errors import InputError
 from memfit.plan import read_plan, write_plan
-from memfit.train.parent import alone_in
+from memfit.train.launch.process_guard import alone_in
 from tests.train.job_text import linear
 
 JOB = linear(512)

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from bench.latentsync_story import tell
-from memfit.device.catalogue import with_memory
-from memfit.device.here import cpu_here
+from memfit.device.hardware.catalogue import with_memory
+from memfit.device.hardware.local_devices import local_cpu
 from memfit.loading import load_job
 from memfit.plan import PhasePolicy, write_plan
-from memfit.planner.search import find_plan
-from memfit.train.trial import Question, run_trial
+from memfit.planner.search.search import find_plan
+from memfit.train.probe.trial import Question, run_trial
 
 ROOT = Path(__file__).parents[2]
 BUDGET = 100 << 20
@@ -82,7 +82,7 @@ def test_a_validation_that_dies_as_the_job_has_it_passes_under_a_plan_at_every_i
     assert (trial.ok, trial.failed_in) == (False, "validate")
     assert "can't allocate memory" in trial.error
 
-    plan = find_plan(job, name, 4, with_memory(cpu_here(), BUDGET), micro_batch=2).plan
+    plan = find_plan(job, name, 4, with_memory(local_cpu(), BUDGET), micro_batch=2).plan
     assert plan.validation == PhasePolicy(settings={"at_once": 1})
     write_plan(plan, tmp_path / "plan.toml")
     write_plan(replace(plan, validation=PhasePolicy(gradients="keep")), tmp_path / "own.toml")

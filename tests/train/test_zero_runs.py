@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from memfit.plan import Plan, read_plan, write_plan
-from memfit.verify.spec import on_ranks
+from memfit.verify.verify_plan import on_ranks
 from tests.train.test_ranks import lines, memfit, plan
 from tests.train.test_restarts import JOB, samples
 

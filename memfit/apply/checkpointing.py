@@ -1,0 +1,74 @@
+"""Recompute: what of a module's forward is kept for its backward. Put onto instances, and taken off again.
+
+keep: everything that autograd saves. selective: the outputs of matmuls, convolutions and attention; the rest is
+computed again. full: the module's inputs alone. offload: nothing on the device; all of it waits on the host for the
+backward, copied on the stream that computes (``memfit.apply.offload``).
+
+Recomputing is torch.utils.checkpoint without reentry, which restores the random state: dropout comes out the same;
+what the module itself held in its first forward is put back too (``memfit.apply.checkpointed_forward``). In a net
+that torch.compile was given, such a module runs as it is written: a backward would run again what was not compiled.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from memfit.apply.checkpointed_forward import Forward
+from memfit.apply.offload import on_the_host
+from memfit.apply.selective_checkpoint import selective_contexts
+from memfit.blocks import find_module
+from memfit.errors import InputError
+from memfit.job import Nets
+from memfit.plan import MODES
+
+
+@contextmanager
+def recompute(nets: Nets, modes: Mapping[str, str]) -> Iterator[None]:
+    """Inside, the modules at these paths keep, recompute or offload as their mode says.
+
+    Raises:
+        InputError: an unknown mode or module.
+    """
+    for path, mode in modes.items():
+        if mode not in MODES:
+            raise InputError(f"checkpointing {path} = {mode!r}", "no such mode", f"write one of {', '.join(MODES)}")
+    modules = {path: find_module(nets, path) for path, mode in modes.items() if mode != "keep"}
+    before: dict[str, Any] = {path: module.__dict__.get("forward") for path, module in modules.items()}
+    try:
+        for path, module in modules.items():
+            module.forward = _wrapped(module, modes[path])
+        yield
+    finally:
+        for path, module in modules.items():
+            if before[path] is None:
+                module.__dict__.pop("forward", None)
+            else:
+                module.forward = before[path]
+
+
+def _wrapped(module: nn.Module, mode: str) -> Callable[..., Any]:
+    forward = module.forward
+
+    @functools.wraps(forward)
+    def kept(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        if mode == "offload":
+            with on_the_host(module):
+                return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+    def contexts() -> Any:
+        first, again = selective_contexts() if mode == "selective" else (nullcontext(),) * 2
+        seen = Forward(module)
+        return seen.watched(first), seen.again(again)
+
+    return torch.compiler.disable(kept) if "torch._dynamo" in sys.modules else kept

@@ -1,0 +1,301 @@
+"""Rig: a job's nets, optimizers and helpers, built and put on a device. Trace and train both build it here."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LinearLR
+
+from memfit.apply.build_nets import nets_of
+from memfit.apply.optimizer_implementation import with_implementation
+from memfit.apply.state_streaming import on_the_host, update_on_host
+from memfit.engine.protocol import Engine
+from memfit.engine.single import Single
+from memfit.errors import InputError
+from memfit.job import Job, Nets
+
+WHOLE_STATE = ("single", "ddp")
+"""Engines of which each rank holds whole optimizer states, that can wait on the host."""
+
+
+@dataclass(kw_only=True)
+class TrainState:
+    """What is trained, in place on one device."""
+
+    job: Job
+    device: torch.device
+    nets: Nets
+    optimizers: dict[str, Optimizer]
+    schedules: dict[str, Any] = field(default_factory=dict)
+    scaler: torch.amp.GradScaler | None = None
+    ema: Nets = field(default_factory=dict)
+    """Averaged copies of the trained nets; empty where the job has no average, or this rank keeps none."""
+    buckets: dict[str, list[Tensor]] = field(default_factory=dict)
+    """By net, flat copies of the gradients that the job's own wrapper keeps."""
+    engine: Engine = field(default_factory=Single)
+    optimizer_state: str = "device"
+    """Where optimizers' state is between steps: device, or host (of those that ``memfit.apply.state_streaming``
+    can)."""
+    average: str = "device"
+    """Where ``ema`` is between its updates: device or host."""
+    stepped: dict[str, list[nn.Parameter]] = field(default_factory=dict)
+    """The nets' parameters that each optimizer steps."""
+
+    def shares(self, optimizers: tuple[str, ...]) -> bool:
+        """Whether ranks share the gradients of these optimizers, or each trains by itself (``Job.unsynchronised``)."""
+        own = {id(p) for name in self.job.unsynchronised if name in self.nets for p in self.nets[name].parameters()}
+        return not own or not all(id(p) in own for p in self.parameters_of(optimizers))
+
+    def parameters_of(self, optimizers: tuple[str, ...]) -> list[nn.Parameter]:
+        """The parameters that these optimizers step."""
+        return [p for name in optimizers for p in self.stepped[name]]
+
+
+def build(
+    job: Job,
+    device: torch.device | str,
+    engine: Engine | None = None,
+    implementation: str = "job",
+    *,
+    rate: float = 1.0,
+    warmup_windows: int = 0,
+    optimizer_state: str = "device",
+    average: str = "device",
+) -> TrainState:
+    """Builds a job on a device, and puts its nets onto the ranks of an engine (None: one rank).
+
+    Args:
+        implementation: of the optimizers' steps, as a plan has it.
+        rate: what the job's learning rates are multiplied by.
+        warmup_windows: windows over which they rise from the job's own.
+        optimizer_state, average: device or host, as ``TrainState`` has them.
+
+    Raises:
+        InputError: nets or optimizers are missing or not what they should be, naming which, or the engine cannot
+            carry them.
+    """
+    device, engine = torch.device(device), engine or Single()
+    nets = nets_of(job, device)
+    _check_nets(job, nets)
+    for net in nets.values():
+        net.to(device)
+    _check_places(engine, optimizer_state, average)
+    ema = engine.averages(job, nets) if job.ema is not None else {}
+    if average == "host":
+        for net in ema.values():
+            net._apply(on_the_host)
+    nets = engine.place(job, nets)
+    optimizers = job.optimizers(nets)
+    _check_optimizers(job, nets, optimizers)
+    engine.check(job, nets, optimizers)
+    optimizers = with_implementation(optimizers, implementation)
+    stepped = {name: [p for group in one.param_groups for p in group["params"]] for name, one in optimizers.items()}
+    engine.divide(nets, optimizers)
+    train_state = TrainState(
+        job=job, device=device, nets=nets, optimizers=optimizers, engine=engine, ema=ema, stepped=stepped,
+        optimizer_state=optimizer_state, average=average,
+    )  # fmt: skip
+    for optimizer in optimizers.values():
+        for group in optimizer.param_groups:
+            group["lr"] *= rate
+    if job.wrapper != "none" and engine.name == "single":
+        for name in filter(lambda name: is_trained(nets[name]), nets):
+            _wrap(train_state, name)
+    train_state.schedules = dict(job.schedules(optimizers, job.windows))
+    _check_schedules(train_state.schedules)
+    if warmup_windows and rate > 1:
+        train_state.schedules |= {
+            f"warm-up of {name}": LinearLR(optimizer, start_factor=1 / rate, total_iters=warmup_windows)
+            for name, optimizer in optimizers.items()
+        }
+    if job.precision == "fp16":
+        train_state.scaler = torch.amp.GradScaler(device.type)
+    return train_state
+
+
+def _wrap(train_state: TrainState, name: str) -> None:
+    """Buckets as DistributedDataParallel keeps them for a net.
+
+    A first one holds all gradients of a dtype; the second forward puts those of 25 MiB in its place, which are made
+    before it is freed (torch/nn/parallel/distributed.py, ``_pre_forward``). With find_unused_parameters they are of 25
+    MiB from the beginning.
+    """
+    net = train_state.nets[name]
+    trained = [p for p in net.parameters() if p.requires_grad]
+    kinds: Counter[torch.dtype] = Counter()
+    for parameter in trained:
+        kinds[parameter.dtype] += parameter.numel()
+    forwards = itertools.count()
+
+    def make(sizes: Iterable[tuple[torch.dtype, int]]) -> list[Tensor]:
+        return [torch.empty(n, dtype=kind, device=train_state.device) for kind, n in sizes]
+
+    def before_forward(module: nn.Module, inputs: Any) -> None:
+        if torch.is_grad_enabled() and next(forwards) == 1:
+            train_state.buckets[name] = make(ddp_buckets(trained))
+
+    if train_state.job.wrapper == "ddp_find_unused":
+        train_state.buckets[name] = make(ddp_buckets(trained))
+    else:
+        train_state.buckets[name] = make(kinds.items())
+        net.register_forward_pre_hook(before_forward)
+
+
+def ddp_buckets(parameters: Sequence[nn.Parameter]) -> list[tuple[torch.dtype, int]]:
+    """(dtype, elements) of the buckets that DistributedDataParallel makes once it knows the order of the gradients.
+
+    From the last parameter to the first, a bucket a dtype is closed when it has reached 25 MiB, the first one 1 MiB
+    (torch/csrc/distributed/c10d/reducer.cpp, ``compute_bucket_assignment_by_size``).
+    """
+    open_now: dict[torch.dtype, int] = {}
+    closed: list[tuple[torch.dtype, int]] = []
+    for parameter in reversed(parameters):
+        kind = parameter.dtype
+        open_now[kind] = open_now.get(kind, 0) + parameter.numel()
+        limit = (25 << 20) if any(dtype is kind for dtype, _ in closed) else (1 << 20)
+        if open_now[kind] * kind.itemsize >= limit:
+            closed.append((kind, open_now.pop(kind)))
+    return closed + list(open_now.items())
+
+
+def is_trained(net: nn.Module) -> bool:
+    """Whether any parameter of the net requires a gradient."""
+    return any(p.requires_grad for p in net.parameters())
+
+
+def update_ema(train_state: TrainState) -> None:
+    """Moves the averaged nets toward the trained ones: ema = decay x ema + (1 - decay) x net."""
+    for name, average in train_state.ema.items():
+        decay = train_state.job.ema
+        assert decay is not None
+        old, new = train_state.engine.parts(average), train_state.engine.parts(train_state.nets[name])
+        with torch.no_grad():
+            if train_state.average == "host":
+                update_on_host(old, new, 1 - decay)
+            else:
+                torch._foreach_lerp_(old, new, 1 - decay)
+            for mine, theirs in zip(average.buffers(), train_state.nets[name].buffers(), strict=True):
+                mine.copy_(theirs)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor in a nesting of mappings, lists, tuples and dataclasses."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+    elif _is_record(value):
+        for one in fields(value):
+            yield from tensors_in(getattr(value, one.name, None))
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor], other: Callable[[Any], Any] = lambda one: one) -> Any:
+    """The same nesting of mappings, lists, tuples and dataclasses, its tensors changed, and ``other`` of the rest."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        changed = {key: map_tensors(item, change, other) for key, item in value.items()}
+        if type(value) is dict or not isinstance(value, MutableMapping):
+            return changed
+        made = copy.copy(value)
+        made.update(changed)
+        return made
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(item, change, other) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(map_tensors(item, change, other) for item in value)
+    if _is_record(value):
+        record = copy.copy(value)
+        for one in fields(value):
+            if hasattr(value, one.name):
+                object.__setattr__(record, one.name, map_tensors(getattr(value, one.name), change, other))
+        return record
+    return other(value)
+
+
+def _is_record(value: Any) -> bool:
+    return is_dataclass(value) and not isinstance(value, type)
+
+
+def _check_places(engine: Engine, optimizer_state: str, average: str) -> None:
+    if "host" in (optimizer_state, average) and engine.name not in WHOLE_STATE:
+        raise InputError(
+            f"state on the host under {engine.name}",
+            "a rank holds a part of the state already",
+            f"write one of {', '.join(WHOLE_STATE)} as the engine, or device",
+        )
+
+
+def _kind(value: Any) -> str:
+    return "an empty dict" if isinstance(value, dict) else type(value).__name__
+
+
+def _check_nets(job: Job, nets: Any) -> None:
+    write = "write nets(self) -> {'name': module}"
+    if not isinstance(nets, dict) or not nets:
+        raise InputError(f"{type(job).__name__}.nets()", f"gave {_kind(nets)}, not a dict of modules", write)
+    for name, net in nets.items():
+        if not isinstance(net, nn.Module):
+            raise InputError(f"net {name!r}", f"a {type(net).__name__}, not a torch.nn.Module", write)
+    if not any(is_trained(net) for net in nets.values()):
+        raise InputError(
+            f"{type(job).__name__}.nets()",
+            "no parameter requires a gradient",
+            "leave the trained net's parameters unfrozen",
+        )
+
+
+def _check_optimizers(job: Job, nets: Nets, optimizers: Any) -> None:
+    write = "write optimizers(self, nets) -> {'name': torch.optim.AdamW(nets['name'].parameters())}"
+    if not isinstance(optimizers, dict) or not optimizers:
+        raise InputError(
+            f"{type(job).__name__}.optimizers()", f"gave {_kind(optimizers)}, not a dict of optimizers", write
+        )
+    owned: dict[int, str] = {}
+    for name, optimizer in optimizers.items():
+        if not isinstance(optimizer, Optimizer):
+            raise InputError(f"optimizer {name!r}", f"a {type(optimizer).__name__}, not a torch.optim.Optimizer", write)
+        if wanted := _must_be_given(optimizer.step):
+            kind, why = type(optimizer).__name__, "and a window gives its gradients once"
+            raise InputError(
+                f"optimizer {name!r}", f"{kind} steps with a {wanted}, {why}", "write one such as torch.optim.AdamW"
+            )
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) in owned:
+                    seen = f"optimizers {owned[id(parameter)]!r} and {name!r}"
+                    raise InputError(seen, "both step the same parameter", "give each parameter to one optimizer")
+                owned[id(parameter)] = name
+    known = {id(p) for net in nets.values() for p in net.parameters()}
+    if not known & set(owned):
+        raise InputError(f"{type(job).__name__}.optimizers()", "they step no parameter of the nets", write)
+
+
+def _check_schedules(schedules: Mapping[str, Any]) -> None:
+    for name, schedule in schedules.items():
+        if wanted := _must_be_given(schedule.step):
+            raise InputError(
+                f"schedule {name!r}",
+                f"{type(schedule).__name__} steps by {wanted}, and schedules are stepped once a window by nothing else",
+                "write one that follows the windows, such as torch.optim.lr_scheduler.CosineAnnealingLR",
+            )
+
+
+def _must_be_given(step: Callable[..., Any]) -> str:
+    """Names of the arguments that a step cannot do without."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    found = inspect.signature(step).parameters.values()
+    return ", ".join(one.name for one in found if one.kind in kinds and one.default is one.empty)

@@ -1,0 +1,37 @@
+"""``python -m memfit.audit.rank_entry TARGET RANK WORLD FOLDER``: one process of a world that is really run."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import traceback
+from pathlib import Path
+
+import torch.distributed as dist
+
+from memfit.audit.observe import run_rank
+from memfit.audit.target import load_target
+
+
+def main(target: str, rank: int, world: int, folder: str) -> int:
+    """Writes what the rank draws to the folder, or why it failed; returns the exit code."""
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+        dist.init_process_group = lambda *args, **options: None
+        drawn = run_rank(load_target(target), rank, world)
+        Path(folder, f"{rank}.drawn").write_bytes(pickle.dumps(drawn))
+        if dist.is_initialized():
+            dist.barrier()
+    except Exception as failure:
+        traceback.print_exc()
+        Path(folder, f"{rank}.failed").write_text(f"it raises {type(failure).__name__}: {failure}", encoding="utf-8")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # gloo's threads, and workers of the target's loaders, are not waited for

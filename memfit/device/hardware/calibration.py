@@ -1,0 +1,115 @@
+"""What ``memfit calibrate`` measured on this machine: rates of operators, copies, context. Read without torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from memfit.device.hardware.catalogue import Device
+from memfit.user_cache import keep, read_kept
+
+FILE = "calibrated.json"
+FORMAT = 1
+SOURCE = "measured on this machine by memfit calibrate"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """One device's measured figures. By precision (fp32, tf32, bf16, fp16); a precision it does not run is absent."""
+
+    device: str
+    """What its driver calls it."""
+    threads: int
+    """Of the CPU, that the operators ran on; on a GPU 0."""
+    torch: str
+    matmul_flops: dict[str, float] = field(default_factory=dict)
+    """Floating point operations a second of a large square product."""
+    convolution_flops: dict[str, float] = field(default_factory=dict)
+    """Of a 3 x 3 convolution, 128 channels, forward."""
+    attention_flops: dict[str, float] = field(default_factory=dict)
+    """Of scaled_dot_product_attention, 64 a head, forward."""
+    elementwise_bytes: dict[str, float] = field(default_factory=dict)
+    """Bytes read and written a second by an addition of two large tensors."""
+    call_seconds: float | None = None
+    """Of an addition of two tensors of one element: what a call costs beside its work."""
+    host_copy_bytes: float | None = None
+    """A second, from memory of the host to other memory of it that was used before."""
+    copy_to_bytes: float | None = None
+    """A second, from pinned memory of the host to the GPU; None on a CPU."""
+    copy_from_bytes: float | None = None
+    context_bytes: int | None = None
+    """Held by a process outside the allocator once every kind of operator has run; None on a CPU."""
+    context_low: int | None = None
+    """The same after a single product."""
+    cublas_workspace_bytes: int | None = None
+    """That the first product takes out of the allocator; None on a CPU."""
+
+
+def machine(device: str, threads: int) -> str:
+    """The key of a device's rates in the file."""
+    return f"{device}, {threads} threads" if threads else device
+
+
+def rates(device: str | None = None) -> Rates | None:
+    """What was measured of a device here; None where it was not.
+
+    Args:
+        device: what its driver calls it; None: the CPU.
+    """
+    kept = read_kept(FILE)
+    name = device or processor()
+    found = kept.get("rates", {}).get(machine(name, 0 if device else threads_here())) if _ours(kept) else None
+    if not isinstance(found, dict) or found.keys() != {one.name for one in fields(Rates)}:
+        return None
+    return Rates(**found)
+
+
+def keep_rates(measured: Rates) -> Path:
+    """Puts a device's rates into the file, beside those of others."""
+    before = read_kept(FILE)
+    known: dict[str, Any] = dict(before.get("rates", {})) if _ours(before) else {}
+    known[machine(measured.device, measured.threads)] = asdict(measured)
+    return keep(FILE, {"format": FORMAT, "rates": known})
+
+
+def with_rates(device: Device, measured: Rates | None) -> Device:
+    """The device with its measured figures in place of the catalogue's; None: as it is."""
+    if measured is None:
+        return device
+    flops = measured.matmul_flops
+    found: dict[str, Any] = {f"{name}_flops": flops[name] for name in ("fp32", "tf32", "bf16", "fp16") if name in flops}
+    found["bandwidth"] = measured.elementwise_bytes.get("fp32")
+    found["link_bytes"] = measured.copy_to_bytes
+    if measured.context_bytes is not None and measured.context_low is not None:
+        high = 2 * measured.context_bytes - measured.context_low
+        found |= {"context_low": measured.context_low, "context_bytes": measured.context_bytes, "context_high": high}
+    found = {name: value for name, value in found.items() if value is not None}
+    return replace(device, **found, sources={**device.sources, **dict.fromkeys(found, SOURCE)})
+
+
+def processor() -> str:
+    """The processor's own name and its number of cores."""
+    name = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    return f"{name}, {os.cpu_count()} cores"
+
+
+def threads_here() -> int:
+    """The threads that torch would take: OMP_NUM_THREADS, else one for each physical core."""
+    import psutil
+
+    set_to = os.environ.get("OMP_NUM_THREADS", "")
+    if set_to.isdigit() and int(set_to):
+        return int(set_to)
+    return psutil.cpu_count(logical=False) or os.cpu_count() or 1
+
+
+def _ours(kept: dict[str, Any]) -> bool:
+    return kept.get("format") == FORMAT and isinstance(kept.get("rates"), dict)

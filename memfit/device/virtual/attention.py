@@ -1,0 +1,207 @@
+"""scaled_dot_product_attention as CUDA does it: which kernel is chosen, and what it is given.
+
+The rules are those of ATen/native/transformers/cuda/sdp_utils.cpp and attention.cpp. What each kernel keeps for
+backward follows from its own meta kernel and derivative; backward's scratch is in ``memfit.device.virtual.workspace``.
+Up to torch 2.13 the efficient kernel takes no grouped heads (pytorch/pytorch pull request 191085 adds them later): in
+float32, or with a mask, grouped-query attention is the math kernel's.
+Left out: nested tensors, FlashAttention 3 and FP8, deterministic algorithms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from memfit.device.virtual.card_rules import CardRules
+
+CUDNN, FLASH, EFFICIENT, MATH = "cudnn", "flash", "efficient", "math"
+
+_HALF = (torch.float16, torch.bfloat16)
+_aten = torch.ops.aten
+
+
+def choose(
+    card: CardRules,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    enable_gqa: bool = False,
+) -> str:
+    """The kernel that CUDA takes for this call: ``cudnn``, ``flash``, ``efficient`` or ``math``.
+
+    Respects ``torch.nn.attention.sdpa_kernel`` and ``torch.backends.cuda.enable_*_sdp``.
+    """
+    call = (card, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    order = [(FLASH, _flash), (EFFICIENT, _efficient)]
+    order.insert(0 if _cudnn_first(card) else 2, (CUDNN, _cudnn))
+    allowed = {
+        CUDNN: torch._C._get_cudnn_sdp_enabled(),
+        FLASH: torch._C._get_flash_sdp_enabled(),
+        EFFICIENT: torch._C._get_mem_efficient_sdp_enabled(),
+    }
+    for name, can in order:
+        behind_math = name == CUDNN and not _cudnn_first(card) and torch._C._get_math_sdp_enabled()
+        if allowed[name] and not behind_math and can(*call):
+            return name
+    return MATH
+
+
+def _cudnn_first(card: CardRules) -> bool:
+    return card.prefers_cudnn_attention and os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1"
+
+
+def _trains(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    return torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+
+
+def _last_stride_is_1(tensor: Tensor) -> bool:
+    return tensor.size(-1) == 1 or tensor.stride(-1) == 1
+
+
+def _fused_at_all(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, same_kv_heads: bool = True) -> bool:
+    """What every fused kernel asks for: dense 4-D inputs of one type, none empty, heads that match."""
+    tensors = (query, key, value)
+    if any(t.dim() != 4 or t.layout is not torch.strided or t.numel() == 0 for t in tensors):
+        return False
+    if not query.dtype is key.dtype is value.dtype or not query.size(0) == key.size(0) == value.size(0):
+        return False
+    heads = (query.size(1), key.size(1), value.size(1))
+    if not enable_gqa:
+        return heads[0] == heads[1] == heads[2]
+    return heads[0] % heads[1] == 0 and heads[0] % heads[2] == 0 and (heads[1] == heads[2] or not same_kv_heads)
+
+
+def _flash(
+    card: CardRules, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float,
+    is_causal: bool, enable_gqa: bool,
+) -> bool:  # fmt: skip
+    head = query.size(-1)
+    if attn_mask is not None or query.dtype not in _HALF or not (8, 0) <= card.compute_capability <= (12, 1):
+        return False
+    if not _fused_at_all(query, key, value, enable_gqa) or not head == key.size(-1) == value.size(-1) or head > 256:
+        return False
+    if is_causal and query.size(-2) != key.size(-2):
+        return False
+    if (8, 6) <= card.compute_capability <= (8, 9) or card.compute_capability >= (12, 0):
+        fits_backward = head <= 192 or (head > 224 and dropout_p == 0)
+        if _trains(query, key, value) and not fits_backward:
+            return False
+    return all(_last_stride_is_1(t) for t in (query, key, value))
+
+
+def _efficient(
+    card: CardRules, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float,
+    is_causal: bool, enable_gqa: bool,
+) -> bool:  # fmt: skip
+    if not (5, 0) <= card.compute_capability <= (12, 1) or not _fused_at_all(query, key, value, enable_gqa=False):
+        return False
+    newer = card.compute_capability >= (8, 0)
+    if query.dtype not in (torch.float32, torch.float16) and not (newer and query.dtype is torch.bfloat16):
+        return False
+    alignment = _gemm_alignment(card, query.dtype)
+    if query.size(-1) != key.size(-1) or query.size(-1) % alignment or value.size(-1) % alignment:
+        return False
+    if newer and any(t.storage_offset() % alignment for t in (query, key, value)):
+        return False
+    return all(t.stride(-1) == 1 for t in (query, key, value))
+
+
+def _gemm_alignment(card: CardRules, dtype: torch.dtype) -> int:
+    """Elements to which head dimensions must be aligned."""
+    major, half = card.compute_capability[0], dtype in _HALF
+    if major >= 8:
+        return 8 if half else 4
+    return 8 if major == 7 and half else 1
+
+
+def _cudnn(
+    card: CardRules, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float,
+    is_causal: bool, enable_gqa: bool,
+) -> bool:  # fmt: skip
+    if query.dtype not in _HALF or not (8, 0) <= card.compute_capability <= (12, 1):
+        return False
+    if not _fused_at_all(query, key, value, enable_gqa, same_kv_heads=False):
+        return False
+    if dropout_p * 16 != math.floor(dropout_p * 16) or (dropout_p and query.size(2) != 1):
+        return False
+    head, head_v = query.size(3), value.size(3)
+    hopper_like = card.compute_capability == (9, 0) or card.compute_capability[0] == 10
+    largest = 192 if hopper_like and (head, head_v) == (192, 128) else 128
+    if max(head, head_v) > largest or head % 8 or head_v % 8 or key.size(2) == 1:
+        return False
+    return all(_last_stride_is_1(t) for t in (query, key, value))
+
+
+def _padded_head(tensor: Tensor) -> Tensor:
+    over = tensor.size(-1) % 8
+    return pad(tensor, (0, 8 - over)) if over else tensor
+
+
+def _efficient_mask(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """The mask as the efficient kernel reads it: rows aligned to 8 elements, expanded to (B, H, Lq, Lk)."""
+    if mask.stride(-1) != 1 or any(stride % 8 for stride in mask.stride()[:-1]):
+        length = mask.size(-1)
+        mask = pad(mask, (0, 8 - length % 8))[..., :length]
+    return mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))
+
+
+def attend(
+    card: CardRules,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """scaled_dot_product_attention on the card: (B, H, Lq, D), (B, H, Lk, D), (B, H, Lk, Dv) -> (B, H, Lq, Dv)."""
+    kernel = choose(card, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    if attn_mask is not None and attn_mask.dtype is torch.bool:
+        zero = torch.scalar_tensor(0.0, dtype=query.dtype, device=query.device)
+        attn_mask = torch.where(attn_mask, zero, float("-inf"))
+    keeps = _trains(query, key, value)
+    if kernel == CUDNN:
+        return _aten._scaled_dot_product_cudnn_attention(
+            query, key, value, attn_mask, keeps, dropout_p, is_causal, False, scale=scale
+        )[0]
+    if kernel == FLASH:
+        head = query.size(-1)
+        out = _aten._scaled_dot_product_flash_attention(
+            _padded_head(query), _padded_head(key), _padded_head(value), dropout_p, is_causal, False,
+            scale=head**-0.5 if scale is None else scale,
+        )[0]  # fmt: skip
+        return out[..., :head] if head % 8 else out
+    if kernel == EFFICIENT:
+        if attn_mask is not None:
+            attn_mask = _efficient_mask(attn_mask, query, key)
+        return _aten._scaled_dot_product_efficient_attention(
+            query, key, value, attn_mask, keeps, dropout_p, is_causal, scale=scale
+        )[0]
+    return _aten._scaled_dot_product_attention_math(
+        query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+    )[0]
+
+
+@contextlib.contextmanager
+def cuda_attention(card: CardRules) -> Iterator[None]:
+    """scaled_dot_product_attention on the virtual device goes through ``attend``."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Tensor:
+        return attend(card, *args, **kwargs)
+
+    with torch.library._scoped_library("aten", "IMPL", "AutogradPrivateUse1") as library:
+        library.impl("scaled_dot_product_attention", kernel)
+        yield

@@ -1,0 +1,113 @@
+"""Operators that have a kernel on CUDA and lack one, or its shapes, on a backend without kernels.
+
+Autograd takes the steps of an operator with a CompositeImplicitAutograd kernel (math_silu_backward: six temporaries)
+for any device without a kernel of its own. native_functions.yaml of torch 2.13 names three of these with a CUDA
+kernel. The kernels registered here are never run: a fake tensor mode answers before.
+
+Recurrent nets take PyTorch's own cells, one step of time after another. On a card cuDNN would run them whole, with a
+reserve of its own, whose size is not public: for these a trace is an estimate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch._meta_registrations
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from memfit.device.virtual.backend import NAME
+from memfit.device.virtual.layout_copies import convolution_layout
+from memfit.device.virtual.patching import replaced
+
+_aten = torch.ops.aten
+
+FUSED_ON_CUDA = ("silu_backward", "mish_backward", "_fused_rms_norm")
+
+
+def _never_run(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("a kernel of the virtual GPU was run on a tensor that is not fake")
+
+
+def _gru_cell(
+    input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(B, 3H), (B, 3H), (B, H) -> the next state (B, H) and what backward needs (B, 5H); RNN.cu."""
+    return torch.empty_like(hx), hx.new_empty(hx.shape[0], 5 * hx.shape[1])
+
+
+def _gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
+    batch, hidden = grad_hy.shape
+    gates = [grad_hy.new_empty(batch, 3 * hidden) for _ in range(2)]
+    biases = [grad_hy.new_empty(3 * hidden) if has_bias else None for _ in range(2)]
+    return (*gates, torch.empty_like(grad_hy), *biases)
+
+
+def _group_norm(
+    x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:  # fmt: skip
+    """CUDA's group norm reads plain tensors, and copies others first (group_norm.cpp); a backend of ours would not."""
+    batch, channels = x.shape[:2]
+    weight, bias = (None if one is None else one.contiguous() for one in (weight, bias))
+    out: Tensor = _aten.native_group_norm(
+        x.contiguous(), weight, bias, batch, channels, math.prod(x.shape[2:]), groups, eps
+    )[0]
+    return out
+
+
+COMPOSITES: dict[Any, Any] = {_aten.group_norm.default: _group_norm}
+"""Operators whose steps on CUDA are not those on another backend, and their steps on CUDA."""
+
+
+def cuda_outputs(func: Any, args: Any, out: Any) -> Any:
+    """An operator's outputs as CUDA's kernel makes them, where torch's shape functions ask for a device named cuda.
+
+    log_sigmoid's buffer is the CPU's alone (Activation.cpp).
+    """
+    if func is _aten.log_sigmoid_forward.default:
+        return out[0], out[0].new_empty(0)
+    return out
+
+
+def _recurrent_cell_fits(
+    input_gates: Tensor, hidden_gates: Tensor, input_bias: Tensor | None, hidden_bias: Tensor | None, factor: int,
+    prev_hidden: Tensor,
+) -> None:  # fmt: skip
+    """What torch's shape function of a recurrent cell checks, which fails on a cell without biases."""
+    torch._check(input_gates.shape == hidden_gates.shape)
+    torch._check(prev_hidden.numel() * factor == input_gates.numel())
+    for bias in (input_bias, hidden_bias):
+        torch._check(bias is None or bias.numel() == input_gates.size(1))
+
+
+@contextlib.contextmanager
+def cuda_kernels() -> Iterator[None]:
+    """The operators above are one operator each on the virtual device, GRU's cell has shapes, and convolutions have
+    cuDNN's layout (a backend without kernels has plain ones)."""
+    layout_elsewhere = torch._C._conv_determine_backend_memory_format
+
+    def layout(x: Tensor, weight: Tensor, backend: Any) -> torch.memory_format:
+        if isinstance(x, FakeTensor) and x.fake_device.type == NAME:
+            return convolution_layout(x, weight)
+        return layout_elsewhere(x, weight, backend)
+
+    with (
+        replaced(torch._C, _conv_determine_backend_memory_format=layout),
+        replaced(torch._meta_registrations, rnn_cell_checkSizes=_recurrent_cell_fits),
+        torch.library._scoped_library("aten", "IMPL", "PrivateUse1") as library,
+        torch.library._scoped_library("aten", "IMPL", "AutogradPrivateUse1") as composites,
+        torch.library._scoped_library("aten", "IMPL", "Meta") as shapes,
+    ):
+        for name in FUSED_ON_CUDA:
+            library.impl(name, _never_run)
+        for op, steps in COMPOSITES.items():
+            composites.impl(op, steps)
+        shapes.impl("_thnn_fused_gru_cell", _gru_cell)
+        shapes.impl("_thnn_fused_gru_cell_backward", _gru_cell_backward)
+        yield

@@ -1,0 +1,113 @@
+"""What ``torch.cuda`` answers on the virtual GPU."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.cuda.memory
+import torch.cuda.nvtx
+import torch.cuda.random
+
+from memfit.device.virtual import backend
+from memfit.device.virtual.backend import NAME, Event, Stream
+from memfit.device.virtual.card_rules import CardRules
+
+LEGACY_DTYPES = {
+    "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16, "ByteTensor": torch.uint8, "CharTensor": torch.int8, "ShortTensor": torch.int16,
+    "IntTensor": torch.int32, "LongTensor": torch.int64, "BoolTensor": torch.bool,
+}  # fmt: skip
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None: ...
+
+
+def _zero(*args: Any, **kwargs: Any) -> int:
+    return 0
+
+
+def _context(*args: Any, **kwargs: Any) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
+def _legacy_constructor(name: str, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+    """``torch.cuda.FloatTensor(2, 3)`` or ``torch.cuda.FloatTensor([1, 2])``."""
+
+    def make(*args: Any) -> torch.Tensor:
+        if all(isinstance(arg, int) for arg in args):
+            return torch.empty(args or (0,), dtype=dtype, device=NAME)
+        return torch.as_tensor(args[0], dtype=dtype, device=NAME)
+
+    make.__name__ = f"torch.cuda.{name}"
+    return make
+
+
+def stubs(card: CardRules, emptied: Callable[[], None]) -> list[tuple[Any, dict[str, Any]]]:
+    """(module, attributes to replace) for torch.cuda and its submodules."""
+    major, minor = card.compute_capability
+    properties = SimpleNamespace(
+        name=card.name,
+        major=major,
+        minor=minor,
+        total_memory=card.memory_bytes,
+        multi_processor_count=card.multiprocessors,
+        warp_size=32,
+    )
+
+    def state(device: Any = None) -> torch.Tensor:
+        return torch.empty(16, dtype=torch.uint8, device="cpu")
+
+    memory: dict[str, Any] = {
+        "empty_cache": emptied,
+        "mem_get_info": lambda device=None: (card.memory_bytes, card.memory_bytes),
+        "memory_stats": lambda device=None: defaultdict(int),
+        "memory_summary": lambda device=None, abbreviated=False: "",
+    }
+    memory |= dict.fromkeys(
+        ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"), _zero
+    )
+    memory |= dict.fromkeys(
+        ("reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated",
+         "reset_max_memory_cached", "set_per_process_memory_fraction", "_record_memory_history", "_dump_snapshot"),
+        _nothing,
+    )  # fmt: skip
+    random: dict[str, Any] = dict.fromkeys(
+        ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all"), _nothing
+    )
+    random |= {"get_rng_state": state, "get_rng_state_all": lambda: [state()], "initial_seed": _zero}
+    cuda: dict[str, Any] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "is_bf16_supported": lambda including_emulation=True: including_emulation or major >= 8,
+        "is_tf32_supported": lambda: major >= 8,
+        "is_current_stream_capturing": lambda: False,
+        "device_count": lambda: 1,
+        "current_device": _zero,
+        "get_device_name": lambda device=None: card.name,
+        "get_device_capability": lambda device=None: card.compute_capability,
+        "get_device_properties": lambda device=None: properties,
+        "get_arch_list": lambda: [f"sm_{major}{minor}"],
+        "can_device_access_peer": lambda device, peer: False,
+        "Stream": Stream,
+        "Event": Event,
+        "current_stream": backend.current_stream,
+        "default_stream": backend.default_stream,
+        "stream": backend.on_stream,
+        "set_stream": backend.set_stream,
+        "device": _context,
+        "device_of": _context,
+    }
+    cuda |= dict.fromkeys(("init", "_lazy_init", "set_device", "synchronize", "ipc_collect"), _nothing)
+    cuda |= {name: _legacy_constructor(name, dtype) for name, dtype in LEGACY_DTYPES.items()}
+    nvtx = dict.fromkeys(("range_push", "range_pop", "mark"), _nothing) | {"range": _context}
+    return [
+        (torch.cuda, cuda | memory | random),
+        (torch.cuda.memory, memory),
+        (torch.cuda.random, random),
+        (torch.cuda.nvtx, nvtx),
+    ]

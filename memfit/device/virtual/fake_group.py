@@ -1,0 +1,135 @@
+"""A process group of any size in one process, for traces of one rank: collectives return at once.
+
+FSDP2 and tensor parallelism run on it as they are; DDP needs ``wrapped_by_ddp``. Overlap of streams is not modelled:
+a real run may free gathered parameters later. NCCL's own buffers lie outside of the allocator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.parallel.distributed as ddp
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
+
+from memfit.device.virtual import backend
+from memfit.device.virtual.patching import replaced
+
+_MESH_ARITHMETIC = (
+    "__init__",
+    "_compute_coordinates_from_mesh",
+    "_concatenate",
+    "_flatten",
+    "_unflatten",
+    "__getitem__",
+)
+_SHAPE_PROPAGATION = (
+    "_propagate_tensor_meta", "_propagate_tensor_meta_non_cached", "_propagate_tensor_meta_cached",
+)  # fmt: skip
+
+Quiet = Callable[[], contextlib.AbstractContextManager[Any]]
+"""Makes a context in which the tracer records nothing."""
+
+
+def _on_real_tensors(owner: type, name: str) -> Any:
+    """A method that computes with small tensors, taken out of every mode."""
+    plain = owner.__dict__[name]
+    static = isinstance(plain, staticmethod)
+    function = plain.__func__ if static else plain
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes(), torch.device("cpu"):
+            return function(*map(_ranks, args), **{key: _ranks(value) for key, value in kwargs.items()})
+
+    return staticmethod(call) if static else call
+
+
+def _ranks(value: Any) -> Any:
+    """A fake tensor of ranks, made in the mode, is every rank in order; anything else is itself."""
+    return torch.arange(value.numel(), dtype=torch.int).view(value.shape) if isinstance(value, FakeTensor) else value
+
+
+def _quietly(function: Callable[..., Any], quiet: Quiet) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with quiet():
+            return function(*args, **kwargs)
+
+    return call
+
+
+@contextlib.contextmanager
+def fake_world(world: int, *, rank: int = 0, quiet: Quiet = contextlib.nullcontext) -> Iterator[None]:
+    """The default process group has ``world`` ranks, of which this process is ``rank``.
+
+    Args:
+        quiet: the first use of each DTensor operator computes shapes on tensors of the global shape, which are never
+            allocated in a real run: that happens in ``quiet()``.
+    """
+    mesh = {name: _on_real_tensors(DeviceMesh, name) for name in _MESH_ARITHMETIC if name in DeviceMesh.__dict__}
+    shapes = {
+        name: _quietly(getattr(ShardingPropagator, name), quiet)
+        for name in _SHAPE_PROPAGATION
+        if name in ShardingPropagator.__dict__
+    }
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(Tensor, record_stream=lambda self, stream: None))
+        if backend.is_inside():
+            stack.enter_context(replaced(torch.accelerator, current_stream=backend.current_stream))
+        stack.enter_context(replaced(DeviceMesh, **mesh))
+        stack.enter_context(replaced(ShardingPropagator, **shapes))
+        stack.enter_context(
+            replaced(
+                ddp,
+                _verify_param_shape_across_processes=lambda *args, **kwargs: None,
+                _sync_module_states=lambda *args, **kwargs: None,
+            )
+        )
+        stack.enter_context(replaced(sys, excepthook=sys.excepthook))  # a process group puts its rank before every line
+        with _disable_current_modes():
+            dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+        stack.callback(dist.destroy_process_group)
+        yield
+
+
+class _Reducer:
+    """DDP's reducer, whose buckets stay as they were made: their rebuilding reads tensors' addresses."""
+
+    def __init__(self, reducer: Any) -> None:
+        self._reducer = reducer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reducer, name)
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+
+def _all_reduced(state: Any, bucket: Any) -> torch.futures.Future[Tensor]:
+    future: torch.futures.Future[Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+_all_reduced.__annotations__.clear()
+"""DDP wants its own types there, or none; ours are strings."""
+
+
+def wrapped_by_ddp(module: nn.Module, **options: Any) -> ddp.DistributedDataParallel:
+    """DistributedDataParallel over the fake group, with its buckets; ``options`` are its own.
+
+    Its buckets are not rebuilt after the first window, as a real run's are once: their bytes are the same, their order
+    is not.
+    """
+    wrapped = ddp.DistributedDataParallel(module, **options)
+    wrapped.register_comm_hook(None, _all_reduced)
+    wrapped.reducer = _Reducer(wrapped.reducer)
+    return wrapped

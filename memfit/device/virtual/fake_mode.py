@@ -1,0 +1,236 @@
+"""A fake tensor mode that remembers: an operator on arguments of known shapes gives outputs of known shapes.
+
+FakeTensorMode has such a memory too; its keys and the tensors that it makes cost most of a trace's time. This one
+keeps to what a training step does often (plain strided tensors, no symbols) and leaves the rest to FakeTensorMode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_map
+
+from memfit.device.virtual import meta_kernels
+from memfit.device.virtual.backend import NAME
+from memfit.device.virtual.cuda_kernels import cuda_outputs
+from memfit.device.virtual.data_dependent import NOT_HANDLED, Assumptions, answer_operator, asks_data
+
+_aten = torch.ops.aten
+_DEVICE = torch.ops.prim.device.default
+_ITEM = _aten._local_scalar_dense.default
+_PLAIN = frozenset(
+    {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
+)  # fmt: skip
+_META = torch.device("meta")
+_LIFT_FRESH = _aten.lift_fresh.default
+_NOT_LEARNT = frozenset({_ITEM, _LIFT_FRESH, _aten.lift.default, _aten.set_.source_Tensor})
+_UNLEARNABLE_TAGS = frozenset(
+    {torch.Tag.inplace_view, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+)  # fmt: skip
+
+Make = Callable[["VirtualMode", list[FakeTensor]], Any]
+"""Makes an operator's output from the tensors among its arguments."""
+
+_makers: dict[tuple[Any, ...], Make] = {}
+
+
+class _NotPlainError(Exception):
+    """An argument that the memory does not deal with."""
+
+
+def _describe(args: Any, parts: list[Any], tensors: list[FakeTensor]) -> None:
+    """Appends what the outputs' shapes depend on to ``parts``, and the fake tensors to ``tensors``."""
+    for arg in args:
+        kind = type(arg)
+        if kind is FakeTensor:
+            if arg.constant is not None or arg.layout is not torch.strided:
+                raise _NotPlainError
+            parts.append(arg.dtype)
+            parts.append(arg.shape)
+            parts.append(arg.stride())
+            parts.append(arg.storage_offset())
+            parts.append(arg._fake_device)
+            tensors.append(arg)
+        elif kind in _PLAIN:
+            parts.append(kind)
+            parts.append(arg)
+        elif kind is list or kind is tuple:
+            parts.append(len(arg))
+            _describe(arg, parts, tensors)
+        else:
+            raise _NotPlainError
+
+
+def _key(func: Any, args: Any, kwargs: Any, tensors: list[FakeTensor]) -> tuple[Any, ...] | None:
+    """What a call's outputs depend on; None where there is more. Its tensors are appended to ``tensors``."""
+    parts: list[Any] = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
+    try:
+        _describe(args, parts, tensors)
+        for name, value in kwargs.items():
+            parts.append(name)
+            _describe((value,), parts, tensors)
+    except _NotPlainError:
+        return None
+    return tuple(parts)
+
+
+@cache
+def _is_foreach_in_place(func: Any) -> bool:
+    """These change no shape and return nothing, and their lists of scalars differ in every step of an optimizer."""
+    name = str(func)
+    return name.startswith("aten._foreach_") and name.split(".")[1].endswith("_") and not func._schema.returns
+
+
+def _places(tensors: list[FakeTensor]) -> dict[int, int]:
+    """Where a tensor, by its id, or the first with a storage, by its address, stands among ``tensors``."""
+    first = reversed(list(enumerate(tensors)))
+    return {key: place for place, tensor in first for key in (tensor.untyped_storage()._cdata, id(tensor))}
+
+
+def _all_unknown(tensors: list[FakeTensor]) -> bool:
+    return all(type(tensor) is FakeTensor and tensor.constant is None for tensor in tensors)
+
+
+class VirtualMode(FakeTensorMode):
+    """FakeTensorMode for tensors that live as long as a training run."""
+
+    avoid_device_init = True
+    """There is no device behind PrivateUse1: ``torch.tensor(..., device=...)`` must not fill one."""
+
+    def __init__(self, *, on_gpu: bool = False) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.on_gpu = on_gpu
+        # A memo of fake tensors is a weak reference to each, and torch swaps no tensor (Module.to) that has one.
+        self.fake_tensor_converter.set_tensor_memo = lambda t, v: None  # type: ignore[method-assign]
+        self.assumptions = Assumptions()
+        """What was assumed of data so far."""
+        self._attributes: dict[torch.device, dict[str, Any]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> VirtualMode:
+        return self
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE:
+            return _META if self.in_kernel_invocation else args[0]._fake_device
+        if func is _ITEM and type(args[0]) is FakeTensor and args[0].constant is not None:
+            return args[0].constant.item()
+        if func is _LIFT_FRESH and type(args[0]) is Tensor and self.may_turn_const(args[0]):
+            return self._constant(args[0])
+        if asks_data(func):
+            with self:
+                answered = answer_operator(func, args, kwargs or {}, self.assumptions)
+            if answered is not NOT_HANDLED:
+                return answered
+        if _is_foreach_in_place(func) and _all_unknown(args[0]):
+            return None
+        kwargs = kwargs or {}
+        tensors: list[FakeTensor] = []
+        key = _key(func, args, kwargs, tensors)
+        if key is None:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        make = _makers.get(key)
+        if make is not None:
+            return make(self, tensors)
+        out = self._run(func, types, args, kwargs, tensors)
+        if self.on_gpu and any(tensor._fake_device.type == NAME for tensor in tensors):
+            out = cuda_outputs(func, args, out)
+        make = self._learn(func, tensors, out)
+        if make is not None:
+            _makers[key] = make
+        return out
+
+    def _run(self, func: Any, types: Any, args: Any, kwargs: Any, tensors: list[FakeTensor]) -> Any:
+        """The outputs of a call that nothing is remembered of."""
+        found = meta_kernels.run(func, args, kwargs, tensors)
+        if found is NOT_HANDLED:
+            return self._dispatch_impl(func, types, args, kwargs)
+        device = tensors[0]._fake_device
+        return tree_map(lambda one: self.new(one, device) if type(one) is Tensor else one, found)
+
+    def remembered(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an operator gives that was run before, without another dispatch; else NOT_HANDLED."""
+        tensors: list[FakeTensor] = []
+        key = None if asks_data(func) else _key(func, args, kwargs, tensors)
+        make = _makers.get(key) if key is not None else None
+        if make is None:
+            return NOT_HANDLED
+        with torch._C._DisableTorchDispatch():
+            return make(self, tensors)
+
+    def _constant(self, real: Tensor) -> FakeTensor:
+        """A fake tensor that knows its content: what ``torch.tensor`` was given. Views of that are views of it."""
+        with torch._C._DisableTorchDispatch():
+            elem = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=_META)
+            out = self.new(elem, real.device)
+            out.constant = real.clone()
+        converter = self.fake_tensor_converter
+        converter.add_constant_storage_mapping(out)
+        metas = converter.meta_converter
+        content = metas.describer.get_storage_id(out.constant.untyped_storage())
+        metas.storage_memo[content] = elem.untyped_storage()
+        return out
+
+    def new(self, elem: Tensor, device: torch.device) -> FakeTensor:
+        """A fake tensor on ``device`` over a meta tensor; what ``FakeTensor(mode, elem, device)`` gives, faster."""
+        attributes = self._attributes.get(device)
+        if attributes is None:
+            self._attributes[device] = attributes = dict(vars(FakeTensor(self, elem, device)))
+        tensor: FakeTensor = Tensor._make_subclass(
+            FakeTensor, elem, False, dispatch_device=True, device_for_backend_keys=device
+        )
+        torch._C._set_warn_deprecated_on_mutable_data_ptr(tensor)
+        tensor.__dict__.update(attributes)
+        return tensor
+
+    def _learn(self, func: Any, tensors: list[FakeTensor], out: Any) -> Make | None:
+        if not isinstance(func, torch._ops.OpOverload) or func.namespace not in ("aten", "prims"):
+            return None
+        if func in _NOT_LEARNT or (_UNLEARNABLE_TAGS & set(func.tags) and func is not _aten.index.Tensor):
+            return None
+        places = _places(tensors)
+        if isinstance(out, (tuple, list)):
+            makes = [self._learn_one(tensors, places, one) for one in out]
+            if None in makes:
+                return None
+            kind = list if isinstance(out, list) else tuple
+            return lambda mode, given: kind([make(mode, given) for make in makes])  # type: ignore[misc]
+        return self._learn_one(tensors, places, out)
+
+    def _learn_one(self, tensors: list[FakeTensor], places: dict[int, int], out: Any) -> Make | None:
+        if out is None or type(out) in (int, bool):
+            return lambda mode, given: out
+        if type(out) is not FakeTensor or out.constant is not None or out.layout is not torch.strided:
+            return None
+        if id(out) in places:
+            place = places[id(out)]
+            return lambda mode, given: given[place]
+        if out.requires_grad or out.is_inference() or out.is_conj() or out.is_neg():
+            return None
+        storage = out.untyped_storage()
+        shape, stride, offset, dtype, device = (
+            tuple(out.shape), out.stride(), out.storage_offset(), out.dtype, out._fake_device,
+        )  # fmt: skip
+        if storage._cdata in places:
+            return _view_maker(places[storage._cdata], shape, stride, offset, dtype, device)
+        fresh = torch.empty_strided(shape, stride, dtype=dtype, device=_META)
+        if offset or fresh.untyped_storage().nbytes() != storage.nbytes():
+            return None
+        return lambda mode, given: mode.new(torch.empty_strided(shape, stride, dtype=dtype, device=_META), device)
+
+
+def _view_maker(place: int, shape: Any, stride: Any, offset: Any, dtype: torch.dtype, device: torch.device) -> Make:
+    def make(mode: VirtualMode, given: list[FakeTensor]) -> FakeTensor:
+        elem = torch.empty_strided((0,), (1,), dtype=dtype, device=_META)
+        elem.set_(given[place].untyped_storage(), offset, shape, stride)
+        return mode.new(elem, device)
+
+    return make

@@ -1,0 +1,43 @@
+"""Other people's code under fake tensors: imported for real, and not told that its tensors are fake."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.machinery import SourceFileLoader
+from types import ModuleType
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from memfit.device.virtual.patching import replaced
+
+_ASKS_FOR_FAKES = {"transformers.utils.import_utils": "is_fake_tensor"}
+"""Functions by which a library takes another branch for fake tensors than a real run does."""
+
+
+@contextmanager
+def as_in_a_real_run() -> Iterator[None]:
+    """Inside, modules that are imported get real tensors for their constants, and no library sees fakes."""
+    with ExitStack() as stack:
+
+        def blind(name: str) -> None:
+            module = sys.modules.get(name)
+            if module is not None:
+                stack.enter_context(replaced(module, **{_ASKS_FOR_FAKES[name]: lambda tensor: False}))
+
+        with _disable_current_modes():
+            """It imports parts of torch on first use, which must be over before imports pass through it."""
+        plain = SourceFileLoader.exec_module
+
+        def exec_module(loader: SourceFileLoader, module: ModuleType) -> None:
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                plain(loader, module)
+            if module.__name__ in _ASKS_FOR_FAKES:
+                blind(module.__name__)
+
+        stack.enter_context(replaced(SourceFileLoader, exec_module=exec_module))
+        for name in _ASKS_FOR_FAKES:
+            blind(name)
+        yield

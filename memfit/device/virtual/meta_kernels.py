@@ -1,0 +1,75 @@
+"""Views and pointwise operators by torch's own kernels for meta tensors.
+
+FakeTensorMode decomposes many of these in Python, for the sake of symbolic shapes, at up to fifty times the cost, and
+with other strides of dimensions of one than a real run has. A trace has no symbols. What it has, devices, is plain
+where every tensor of a call lies on the same one.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from memfit.device.virtual.data_dependent import NOT_HANDLED
+
+_META = torch.device("meta")
+_CHANGES_ITS_SHAPE = frozenset(
+    {torch.Tag.inplace_view, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+)  # fmt: skip
+
+
+@cache
+def suits(func: Any) -> bool:
+    """Whether an operator is a view, pointwise, or one that writes to its first argument, and torch has its kernel."""
+    if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten" or _CHANGES_ITS_SHAPE & set(func.tags):
+        return False
+    if not (func.is_view or torch.Tag.pointwise in func.tags or _fills(func)):
+        return False
+    return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), "Meta"))
+
+
+def _fills(func: Any) -> bool:
+    """Whether it overwrites its only tensor: ``uniform_``, ``zero_``."""
+    schema = func._schema
+    tensors = [argument for argument in schema.arguments if "Tensor" in str(argument.type)]
+    written = [argument for argument in tensors if argument.alias_info is not None and argument.alias_info.is_write]
+    return len(tensors) == len(written) == len(schema.returns) == 1 and tensors[0] is schema.arguments[0]
+
+
+def run(func: Any, args: Any, kwargs: Any, tensors: list[FakeTensor]) -> Any:
+    """The outputs as meta tensors, or one of ``tensors`` where it is returned itself; else NOT_HANDLED.
+
+    Args:
+        tensors: the fake tensors among the arguments, in order.
+    """
+    if not suits(func) or not tensors:
+        return NOT_HANDLED
+    device = tensors[0]._fake_device
+    if any(tensor._fake_device != device or tensor.is_complex() for tensor in tensors):
+        return NOT_HANDLED
+    if any(isinstance(value, torch.device) for value in (*args, *kwargs.values())):
+        return NOT_HANDLED
+    with torch._C._DisableTorchDispatch():
+        stand_ins = iter(own := [_stand_in(tensor) for tensor in tensors])
+        given, named = _replaced(args, stand_ins), _replaced(tuple(kwargs.values()), stand_ins)
+        out = func(*given, **dict(zip(kwargs, named, strict=True)))
+    same = {id(stand_in): tensor for stand_in, tensor in zip(own, tensors, strict=True)}
+    if isinstance(out, list | tuple):
+        return type(out)(same.get(id(one), one) for one in out)
+    return same.get(id(out), out)
+
+
+def _stand_in(tensor: Tensor) -> Tensor:
+    """A plain meta tensor over the same storage."""
+    alias = torch.empty_strided((0,), (1,), dtype=tensor.dtype, device=_META)
+    return alias.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def _replaced(values: Any, stand_ins: Any) -> Any:
+    if isinstance(values, FakeTensor):
+        return next(stand_ins)
+    return [_replaced(value, stand_ins) for value in values] if isinstance(values, list | tuple) else values

@@ -1,0 +1,275 @@
+"""Code that says cuda runs on the virtual GPU.
+
+``x.device`` answers ``cuda:0`` to a user's or a library's code; torch's own code, and memfit's, sees the device's name.
+nn.DataParallel has one card.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Callable, Iterator
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.amp.autocast_mode import autocast
+from torch.amp.grad_scaler import GradScaler
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from memfit.device.virtual.backend import NAME
+from memfit.device.virtual.card_rules import CardRules
+from memfit.device.virtual.cuda_module import LEGACY_DTYPES, stubs
+from memfit.device.virtual.patching import replaced
+
+_CUDA = re.compile(r"cuda(:\d+)?")
+
+
+def redirected(value: Any) -> Any:
+    """``"cuda"``, ``"cuda:1"`` and ``torch.device("cuda")`` become the virtual device; anything else stays."""
+    if isinstance(value, str):
+        return NAME if _CUDA.fullmatch(value) else value
+    if isinstance(value, torch.device):
+        return torch.device(NAME) if value.type == "cuda" else value
+    return value
+
+
+def _to_gpu(tensor: Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Tensor:
+    return tensor.to(NAME, non_blocking=non_blocking, memory_format=memory_format or torch.preserve_format)
+
+
+def _seen_from(frame: Any) -> bool:
+    """Whether this frame is neither torch's nor memfit's."""
+    name = frame.f_code.co_filename
+    if name not in _users:
+        _users[name] = not name.startswith(_INSIDE)
+    return _users[name]
+
+
+_INSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+_users: dict[str, bool] = {}
+"""File -> whether its code is told cuda."""
+
+
+def _device(tensor: FakeTensor) -> torch.device:
+    if tensor.fake_mode.in_kernel_invocation:
+        return torch.device("meta")
+    device = tensor.fake_device
+    if device.type == NAME and _seen_from(sys._getframe(1)):
+        return torch.device("cuda", 0)
+    return device
+
+
+def _type(tensor: Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+    """``x.type()``, and ``x.type(torch.cuda.HalfTensor)`` or ``x.type("torch.cuda.HalfTensor")``."""
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", "")
+    if dtype is None:
+        return tensor.type().replace(f"torch.{NAME}.", "torch.cuda.")
+    if "cuda" in name:
+        return tensor.to(NAME, LEGACY_DTYPES[name.rpartition(".")[2]])
+    return tensor.type(dtype, non_blocking, **kwargs)
+
+
+def _with_lengths_on_the_card(ctc_loss: Callable[..., Any]) -> Callable[..., Any]:
+    """Lengths on the host are numbers to CUDA's kernel; here they go where the rest is."""
+
+    def call(log_probs: Tensor, *args: Any, **kwargs: Any) -> Any:
+        given, named = tree_map_only(Tensor, lambda tensor: tensor.to(log_probs.device), (args, kwargs))
+        return ctc_loss(log_probs, *given, **named)
+
+    return call
+
+
+def _formatted(tensor: Tensor, spec: str) -> str:
+    return tensor.item().__format__(spec) if tensor.dim() == 0 else object.__format__(tensor, spec)
+
+
+def _as_numpy(tensor: Tensor, *, force: bool = False) -> Any:
+    import numpy
+
+    if not isinstance(tensor, FakeTensor):
+        return tensor.numpy(force=force)
+    return numpy.zeros(tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
+
+
+_INSTEAD: dict[Any, Callable[..., Any]] = {
+    Tensor.cuda: _to_gpu,
+    Tensor.is_cuda.__get__: lambda tensor, *owner: tensor.device.type == NAME,  # type: ignore[attr-defined]
+    Tensor.pin_memory: lambda tensor, device=None: tensor,
+    Tensor.is_pinned: lambda tensor, device=None: False,
+    Tensor.__format__: _formatted,
+    Tensor.numpy: _as_numpy,
+    Tensor.type: _type,
+    torch.ctc_loss: _with_lengths_on_the_card(torch.ctc_loss),
+    nn.functional.ctc_loss: _with_lengths_on_the_card(nn.functional.ctc_loss),
+}
+
+
+class SaysCuda(TorchFunctionMode):
+    """Rewrites the devices that any torch function is given."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.device:
+            return func(*args, **kwargs)
+        instead = _INSTEAD.get(func)
+        if instead is not None:
+            return instead(*args, **kwargs)
+        if "device" in kwargs:
+            kwargs = kwargs | {"device": redirected(kwargs["device"])}
+        for value in args:
+            if type(value) is str or type(value) is torch.device:
+                args = tuple(map(redirected, args))
+                break
+        return func(*args, **kwargs)
+
+
+def _says_cuda_inside(run_backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward whose hooks and recomputing may make tensors: the mode is off inside of the function that it handles,
+    which ``Tensor.backward`` is."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with SaysCuda():
+            return run_backward(*args, **kwargs)
+
+    return run
+
+
+def _first_redirected(function: Callable[..., Any], when_absent: tuple[Any, ...] = ()) -> Callable[..., Any]:
+    """``function`` with its device type redirected."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if "device_type" in kwargs:
+            kwargs["device_type"] = redirected(kwargs["device_type"])
+        return function(*map(redirected, args or (() if kwargs else when_absent)), **kwargs)
+
+    return call
+
+
+def _autocast_init() -> Callable[..., None]:
+    init, default_dtype = autocast.__init__, torch.get_autocast_dtype
+
+    @wraps(init)
+    def initialize(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        kind = redirected(device_type)
+        if dtype is None and kind != device_type:
+            dtype = default_dtype("cuda")
+        init(self, kind, dtype, *args, **kwargs)
+
+    return initialize
+
+
+def _scaler_init() -> Callable[..., None]:
+    init = GradScaler.__init__
+
+    @wraps(init)
+    def initialize(self: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
+        init(self, redirected(device), *args, **kwargs)
+
+    return initialize
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None: ...
+
+
+def _on_one_card(self: nn.DataParallel[Any], *inputs: Any, **kwargs: Any) -> Any:
+    """nn.DataParallel where there is one card: the inputs go there."""
+    inputs, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(NAME), (inputs, kwargs))
+    return self.module(*inputs, **kwargs)
+
+
+def _apply_in_module() -> Callable[..., nn.Module]:
+    """Module._apply swaps parameters that are fake, which fails where a graph still holds one: what hooks (weight_norm)
+    computed from it is taken off its graph first. It is computed anew before the next forward."""
+    apply = nn.Module._apply
+
+    @wraps(apply)
+    def _apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        held = vars(self)
+        for name in [name for name, value in held.items() if isinstance(value, FakeTensor) and not value.is_leaf]:
+            held[name] = held[name].detach()
+        return apply(self, *args, **kwargs)
+
+    return _apply
+
+
+def _set_default_tensor_type(kind: Any) -> None:
+    name = kind if isinstance(kind, str) else getattr(kind, "__name__", "")
+    torch.set_default_device(NAME if "cuda" in name else "cpu")
+    torch.set_default_dtype(LEGACY_DTYPES[name.rpartition(".")[2]])
+
+
+class _AnyGenerator(type(torch.Generator)):  # type: ignore[misc]
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, torch._C.Generator)
+
+
+class _Generator(torch.Generator, metaclass=_AnyGenerator):
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return torch._C.Generator("cpu")
+
+
+@contextlib.contextmanager
+def default_device_kept() -> Iterator[None]:
+    """``torch.set_default_device`` inside does not last."""
+    set_default, before = torch.set_default_device, _default_device_context()
+    try:
+        yield
+    finally:
+        if _default_device_context() is not before:
+            set_default(None if before is None else before.device)
+
+
+def _default_device_context() -> Any:
+    return getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+
+
+@contextlib.contextmanager
+def says_cuda(card: CardRules, emptied: Callable[[], None]) -> Iterator[None]:
+    """Devices, autocast, GradScaler, generators and the queries of ``torch.cuda`` go to the virtual GPU.
+
+    ``torch.save`` writes nothing. ``emptied`` is called for ``torch.cuda.empty_cache``.
+    """
+    legacy = {
+        "get_autocast_gpu_dtype": lambda: torch.get_autocast_dtype(NAME),
+        "set_autocast_gpu_dtype": lambda dtype: torch.set_autocast_dtype(NAME, dtype),
+        "is_autocast_enabled": _first_redirected(torch.is_autocast_enabled, ("cuda",)),
+        "set_autocast_enabled": _set_autocast_enabled(torch.set_autocast_enabled),
+    }
+    by_device = {name: _first_redirected(getattr(torch, name)) for name in ("get_autocast_dtype", "set_autocast_dtype")}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(autocast, __init__=_autocast_init()))
+        stack.enter_context(replaced(GradScaler, __init__=_scaler_init()))
+        stack.enter_context(
+            replaced(torch, Generator=_Generator, save=lambda *args, **kwargs: None, **legacy, **by_device)
+        )
+        stack.enter_context(replaced(FakeTensor, device=property(_device), record_stream=_nothing))
+        stack.enter_context(replaced(nn.Module, _apply=_apply_in_module()))
+        stack.enter_context(replaced(nn.DataParallel, forward=_on_one_card))
+        stack.enter_context(replaced(torch, set_default_tensor_type=_set_default_tensor_type))
+        for module, attributes in stubs(card, emptied):
+            stack.enter_context(replaced(module, **attributes))
+        set_default = torch.set_default_device
+        redirecting = {"set_default_device": lambda device: set_default(redirected(device))}
+        stack.enter_context(replaced(torch, **redirecting))
+        stack.enter_context(
+            replaced(torch.autograd, _engine_run_backward=_says_cuda_inside(torch.autograd._engine_run_backward))
+        )
+        stack.enter_context(SaysCuda())
+        yield
+
+
+def _set_autocast_enabled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``set_autocast_enabled(True)`` means cuda."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(NAME, *args) if len(args) == 1 and not kwargs else function(*map(redirected, args), **kwargs)
+
+    return call

@@ -1,0 +1,235 @@
+"""The virtual GPU: a context in which tensors on its device have shapes, types and storages, but no bytes.
+
+Everything here that reaches into torch's internals is undone on leaving. A trace of a step on this device makes the
+allocations that the step makes on CUDA; what a kernel allocates inside of itself is in
+``memfit.device.virtual.workspace``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache, partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch._meta_registrations
+import torch.utils._foreach_utils
+from torch import Tensor
+from torch._dynamo import trace_rules
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.amp.grad_scaler import GradScaler
+from torch.compiler import set_stance
+from torch.optim.optimizer import _foreach_supported_types
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from memfit.device.virtual import backend
+from memfit.device.virtual.attention import attend, cuda_attention
+from memfit.device.virtual.autocast import HALF_TO_FLOAT, cuda_autocast
+from memfit.device.virtual.card_rules import CardRules
+from memfit.device.virtual.cuda_kernels import COMPOSITES, FUSED_ON_CUDA, cuda_kernels
+from memfit.device.virtual.data_dependent import NOT_HANDLED, Assumptions, answer_operator, asks_data
+from memfit.device.virtual.fake_mode import VirtualMode
+from memfit.device.virtual.patching import appended, replaced
+from memfit.device.virtual.pretrained import without_weights
+from memfit.device.virtual.redirect import default_device_kept, says_cuda
+from memfit.errors import InputError
+
+TRIED_WITH = ("2.13",)
+"""The torch versions whose internals this was tried with."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Virtual:
+    """A virtual device that was entered."""
+
+    device: torch.device
+    mode: VirtualMode
+    rules: CardRules | None = None
+    """None for the virtual CPU."""
+    on_empty_cache: list[Callable[[], None]] = field(default_factory=list)
+    """Called, in order, where code calls torch.cuda.empty_cache."""
+    on_resize: list[Callable[[torch.UntypedStorage, int], None]] = field(default_factory=list)
+    """Called, in order, after a storage was given another number of bytes: no operator does that (FSDP2 does)."""
+
+    @property
+    def assumptions(self) -> Assumptions:
+        """What was assumed of data so far."""
+        return self.mode.assumptions
+
+    def intercept(self, mode: TorchDispatchMode, func: Any, args: Any, kwargs: Any) -> Any:
+        """What a tracing dispatch mode must not simply call: the result, or NOT_HANDLED. Call it for every operator.
+
+        These are questions to data, and operators that inference mode hands over whole. Operators that they are
+        made of are dispatched through ``mode`` again.
+        """
+        if torch.is_inference_mode_enabled():
+            whole = self._inference_kernel(func)
+            if whole is not None:
+                with mode:
+                    result = whole(*args, **kwargs)
+                if result is not NotImplemented:
+                    return result
+        if asks_data(func):
+            with mode:
+                return answer_operator(func, args, kwargs, self.assumptions)
+        return NOT_HANDLED
+
+    def _inference_kernel(self, func: Any) -> Callable[..., Any] | None:
+        if self.rules is not None:
+            if func is torch.ops.aten.scaled_dot_product_attention.default:
+                return partial(attend, self.rules)
+            steps = HALF_TO_FLOAT.get(func) or COMPOSITES.get(func)
+            if steps is not None:
+                return steps
+        composite = torch._C.DispatchKey.CompositeImplicitAutograd
+        if self.rules is not None and func.name().removeprefix("aten::") in FUSED_ON_CUDA:
+            return None
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite):
+            return func.decompose
+        return None
+
+
+def check_torch_version() -> None:
+    """Raises:
+    InputError: this torch was never tried.
+    """
+    if not torch.__version__.startswith(tuple(f"{tried}." for tried in TRIED_WITH)):
+        raise InputError(
+            f"torch {torch.__version__}",
+            "memfit reaches into torch's internals, and has not been tried with this version",
+            f"install torch {' or '.join(TRIED_WITH)}",
+        )
+
+
+def _device_hint(tensor: Any) -> str:
+    """What the meta kernels take a tensor's device for; they know CUDA's rules under the name of cuda."""
+    if not isinstance(tensor, FakeTensor):
+        return "cuda"
+    kind = tensor.fake_device.type
+    return "cuda" if kind == backend.NAME else kind
+
+
+def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
+    """``copy.deepcopy`` of a fake tensor, whose known content (of a constant) is copied for real."""
+    if tensor.constant is not None:
+        with _disable_current_modes():
+            memo[id(tensor.constant)] = tensor.constant.clone()
+    return Tensor.__deepcopy__(tensor, memo)
+
+
+@contextlib.contextmanager
+def _cudnn_flags_kept() -> Iterator[None]:
+    """What code inside sets of cuDNN (``benchmark``, say) holds inside, and not in the process's real work."""
+    cudnn: Any = torch.backends.cudnn
+    before = {name: getattr(cudnn, name) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(cudnn, name, value)
+
+
+@contextlib.contextmanager
+def _fakes_pass_for_tensors() -> Iterator[None]:
+    """What torch asks of a tensor's Python type or its weak references, answered as for a plain tensor.
+
+    A fault of the job is told in one line: what a meta kernel fails on is raised, and not logged as well.
+    """
+    with (
+        replaced(torch.utils, weakref=SimpleNamespace(**vars(weakref) | {"getweakrefs": lambda tensor: []})),
+        appended(_foreach_supported_types, FakeTensor),
+        appended(torch.utils._foreach_utils._foreach_supported_types, FakeTensor),
+        replaced(torch._meta_registrations, device_hint=_device_hint),
+        replaced(FakeTensor, __deepcopy__=_copied),
+        replaced(GradScaler, _maybe_opt_step=_step_without_looking),
+        default_device_kept(),
+        _cudnn_flags_kept(),
+        without_weights(),
+        replaced(logging.getLogger(FakeTensor.__module__), disabled=True),
+        warnings.catch_warnings(),
+    ):
+        # copy.deepcopy asks a tensor of another class than Tensor for its address.
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+        # The hooks are the tracer's, and nothing is compiled here.
+        warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are global hooks")
+        yield
+
+
+def _step_without_looking(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+    """GradScaler steps unless it found an infinity, which a trace has no way to see."""
+    return optimizer.step(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _storages_tell(hooks: list[Callable[[torch.UntypedStorage, int], None]]) -> Iterator[None]:
+    resize = torch.UntypedStorage.resize_
+
+    def resize_(self: torch.UntypedStorage, size: int) -> Any:
+        result = resize(self, size)
+        for hook in hooks:
+            hook(self, size)
+        return result
+
+    with replaced(torch.UntypedStorage, resize_=resize_):
+        yield
+
+
+@contextlib.contextmanager
+def _compiled_runs_as_written() -> Iterator[None]:
+    """What torch.compile made is run as it was written.
+
+    Dynamo makes a table of torch's functions when it is first asked, and again after a process group was initialised;
+    for the table, two names of one function are an error. It is therefore made before functions of torch.cuda are
+    replaced, and kept.
+    """
+    table = trace_rules.get_torch_obj_rule_map()
+    kept = cache(lambda: table)
+    with set_stance("force_eager"), replaced(trace_rules, get_torch_obj_rule_map=kept):
+        yield
+
+
+@contextlib.contextmanager
+def virtual_cpu() -> Iterator[Virtual]:
+    """Fake tensors on the plain CPU, with CPU's own rules: the same step as a real one here, without its bytes.
+
+    As on the virtual GPU, what torch.compile made is run as it was written.
+    """
+    check_torch_version()
+    backend.register()  # autograd's engine knows only the devices that were there at its first backward
+    virtual = Virtual(device=torch.device("cpu"), mode=VirtualMode())
+    with _fakes_pass_for_tensors(), _storages_tell(virtual.on_resize), _compiled_runs_as_written(), virtual.mode:
+        yield virtual
+
+
+@contextlib.contextmanager
+def virtual_gpu(card: CardRules) -> Iterator[Virtual]:
+    """The card's device: what is built and run in this context behaves as on CUDA, and code that says cuda runs on it.
+
+    Raises:
+        InputError: a version of torch that was never tried.
+    """
+    check_torch_version()
+    backend.register()
+    virtual = Virtual(device=torch.device(backend.NAME), mode=VirtualMode(on_gpu=True), rules=card)
+
+    def emptied() -> None:
+        for hook in virtual.on_empty_cache:
+            hook()
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(backend.entered())
+        stack.enter_context(_fakes_pass_for_tensors())
+        stack.enter_context(_storages_tell(virtual.on_resize))
+        stack.enter_context(_compiled_runs_as_written())
+        stack.enter_context(cuda_autocast())
+        stack.enter_context(cuda_kernels())
+        stack.enter_context(cuda_attention(card))
+        stack.enter_context(virtual.mode)
+        stack.enter_context(says_cuda(card, emptied))
+        yield virtual

@@ -1,0 +1,142 @@
+"""What ranks tell each other beside gradients: small values, failures, sums of losses.
+
+On a fake process group every rank is taken to be like this one; without a mesh there is this one alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from memfit.engine.process_group import DATA
+from memfit.errors import describe
+
+if TYPE_CHECKING:
+    from memfit.engine.protocol import Engine
+
+Value = TypeVar("Value")
+Units = int | float | Tensor
+
+
+class RanksOutOfMemoryError(RuntimeError):
+    """Memory ran out on some rank. Every rank raises it, at the same place, none of them inside a collective."""
+
+    def __init__(self, reports: Mapping[int, str]) -> None:
+        self.ranks = tuple(reports)
+        super().__init__("; ".join(f"rank {rank}: {report}" for rank, report in reports.items()))
+
+
+def is_memory_failure(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out: Python's, the CPU allocator's, CUDA's, or another rank's."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError | RanksOutOfMemoryError):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if not isinstance(error, RuntimeError):
+        return False
+    return str(error) == _ONEDNN_FAILED or any(words in str(error) for words in _OUT_OF_MEMORY)
+
+
+_ONEDNN_FAILED = "could not create a primitive"
+"""The whole message where oneDNN has no memory for a kernel; of what it does not support it says more."""
+_OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "could not create a memory",
+    "std::bad_alloc",
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "Cannot allocate memory",
+)
+"""How torch and its libraries say it in a plain RuntimeError."""
+
+
+def gather(engine: Engine, value: Value) -> list[Value]:
+    """Every rank's value, in the order of ranks. Values are plain Python: numbers, texts, lists, dicts."""
+    if engine.mesh is None or _fake(engine):
+        return [value] * engine.world
+    found: list[Any] = [None] * engine.world
+    dist.all_gather_object(found, value, group=engine.mesh.get_group(DATA))
+    return found
+
+
+def reported(engine: Engine, report: str | None) -> str | None:
+    """The report of the first rank that has one; None where no rank has. Every rank calls it at the same place."""
+    return next((text for text in gather(engine, report) if text is not None), None)
+
+
+def agree(engine: Engine, failed: bool) -> bool:
+    """Whether any rank failed. Every rank calls it at the same place."""
+    if engine.mesh is None or _fake(engine):
+        return failed
+    flag = torch.tensor(float(failed))
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=engine.mesh.get_group(DATA))
+    return bool(flag)
+
+
+def together(engine: Engine) -> AbstractContextManager[None]:
+    """A part of the window that every rank ends well, or after which every rank raises RanksOutOfMemoryError.
+
+    The failure itself passes through on one rank, and on an engine in lockstep: the others may then wait in a
+    collective inside of this part, and cannot be asked.
+    """
+    return nullcontext() if engine.world == 1 or engine.syncs_in_backward else _together(engine)
+
+
+@contextmanager
+def _together(engine: Engine) -> Iterator[None]:
+    report = None
+    try:
+        yield
+    except Exception as error:
+        if not is_memory_failure(error):
+            raise
+        report = describe(error)
+    if agree(engine, report is not None):
+        reports = enumerate(gather(engine, report))
+        raise RanksOutOfMemoryError({rank: text for rank, text in reports if text is not None})
+
+
+def total(
+    engine: Engine, sums: Mapping[str, Tensor], units: Mapping[str, Units]
+) -> tuple[dict[str, Tensor], dict[str, Units]]:
+    """Sums of losses and their units over all ranks, in float64; a rank without a micro-batch has none."""
+    if engine.world == 1:
+        return dict(sums), dict(units)
+    if engine.mesh is None or _fake(engine):
+        return {n: v * engine.world for n, v in sums.items()}, {n: u * engine.world for n, u in units.items()}
+    ranks = gather(engine, {name: (float(value), float(units[name])) for name, value in sums.items()})
+    all_sums: dict[str, Tensor] = {}
+    all_units: dict[str, Units] = {}
+    for name in {name: None for rank in ranks for name in rank}:
+        pairs = [rank[name] for rank in ranks if name in rank]
+        all_sums[name] = torch.tensor(math.fsum(value for value, _ in pairs), dtype=torch.float64)
+        all_units[name] = math.fsum(count for _, count in pairs)
+    return all_sums, all_units
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor that an engine has sharded, gathered from its ranks, which all call it; another is itself."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def part_of(tensor: Tensor, like: Tensor) -> Tensor:
+    """This rank's part of a whole tensor that every rank has, where ``like`` is sharded; else the tensor itself."""
+    if not isinstance(like, DTensor):
+        return tensor
+    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _fake(engine: Engine) -> bool:
+    assert engine.mesh is not None
+    return dist.get_backend(engine.mesh.get_group(DATA)) == "fake"

@@ -1,0 +1,82 @@
+"""The engine of a name, on the process group at hand."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from memfit.engine import deepspeed
+from memfit.engine.ddp import Ddp
+from memfit.engine.fsdp2 import Fsdp2
+from memfit.engine.process_group import data_mesh
+from memfit.engine.protocol import Engine
+from memfit.engine.single import Single
+from memfit.engine.zero import Zero
+from memfit.errors import InputError
+
+_LAID_OUT = {"reduce_bucket_size": 1, "allgather_bucket_size": 2, "overlap_comm": bool, "offload_optimizer": bool}
+CHOICES: Mapping[str, Mapping[str, Any]] = {
+    "single": {},
+    "ddp": {},
+    "fsdp2": {"sync_each_micro_batch": bool, "half_gather": bool},
+    "zero1": _LAID_OUT,
+    "zero2": _LAID_OUT,
+    "zero3": {
+        "reduce_bucket_size": 1, "overlap_comm": bool, "offload_optimizer": bool, "offload_param": bool,
+        "prefetch_bucket_size": 0, "param_persistence_threshold": 0, "max_live_parameters": 0,
+    },
+}  # fmt: skip
+"""What each engine lets one choose: true or false, or a whole number of elements, of which this is the least."""
+
+
+def make_engine(name: str, device: torch.device, **how: Any) -> Engine:
+    """The engine that --engine names, over every rank of the default process group (real or fake).
+
+    Args:
+        how: the engine's own choices, see ``CHOICES``.
+
+    Raises:
+        InputError: no such engine, a choice that it does not have, or several ranks without a process group.
+    """
+    check_known(name)
+    check_choices(name, how)
+    if name == "single":
+        return Single()
+    if not dist.is_initialized():
+        raise InputError(f"--engine {name}", "no process group was joined", "start it with torchrun, or memfit run")
+    place: dict[str, Any] = {"rank": dist.get_rank(), "world": dist.get_world_size(), "mesh": data_mesh(device.type)}
+    if name == "ddp":
+        return Ddp(**place)
+    if name == "fsdp2":
+        return Fsdp2(**place, **how)
+    deepspeed.ready(device)
+    return Zero(**place, stage=int(name.removeprefix("zero")), choices=deepspeed.Choices(**how))
+
+
+def check_choices(engine: str, choices: Mapping[str, Any]) -> None:
+    """Raises InputError where an engine does not have a choice, or not with this value."""
+    known = CHOICES[engine]
+    for key, value in choices.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            write = f"write {near[0]}" if near else "take the key out"
+            raise InputError(f"engine_choices.{key}", f"engine {engine} has no such choice", write)
+        wants = known[key]
+        if wants is bool:
+            if not isinstance(value, bool):
+                raise InputError(f"engine_choices.{key} = {value!r}", "neither true nor false", "write one of them")
+        elif type(value) is not int or value < wants or (key == "allgather_bucket_size" and value % 2):
+            even = "even, " if key == "allgather_bucket_size" else ""
+            write = f"write a whole number, {even}{wants} or more, of elements"
+            raise InputError(f"engine_choices.{key} = {value!r}", "no such number of elements", write)
+
+
+def check_known(name: str) -> None:
+    """Raises InputError where there is no such engine."""
+    if name not in CHOICES:
+        known = ", ".join(CHOICES)
+        raise InputError(f"--engine {name}", "this memfit has no such engine yet", f"write one of {known}")

@@ -1,0 +1,32 @@
+"""A process's place among those that torchrun started, by the environment that it sets."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchrunEnv:
+    """What torchrun tells a process of itself."""
+
+    rank: int
+    local_rank: int
+    world: int
+
+
+def torchrun_env() -> TorchrunEnv | None:
+    """This process's place among those that torchrun started; None where it was not."""
+    try:
+        return TorchrunEnv(
+            rank=int(os.environ["RANK"]),
+            local_rank=int(os.environ.get("LOCAL_RANK", os.environ["RANK"])),
+            world=int(os.environ["WORLD_SIZE"]),
+        )
+    except (KeyError, ValueError):
+        return None
+
+
+def is_restart() -> bool:
+    """Whether torchrun has started this process again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0

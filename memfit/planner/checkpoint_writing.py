@@ -1,0 +1,61 @@
+"""How checkpoints are written: beside the training from a copy, or while it waits from the tensors themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from memfit.device.hardware.catalogue import Device
+from memfit.footprint import Footprint
+from memfit.sizes import format_size
+
+_STATE = ("parameters", "buffers", "optimizer", "ema")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writing:
+    """The choice, why, and the footprint with the copy in it."""
+
+    how: str
+    reason: str
+    footprint: Footprint
+
+
+def choose_writing(found: Footprint, device: Device) -> Writing:
+    """Asynchronous where there is memory for the copy.
+
+    The copy's buffers stay for the whole run, so that they are in every phase: of a CPU's budget, in which they then
+    count as ``buffers``. For a card they are pinned memory of the host, and the card holds no second copy.
+    """
+    copy = _copied(found)
+    size = format_size(copy)
+    if device.is_cuda:
+        reason = f"asynchronous: {size} are copied into pinned memory of the host, none of the card's"
+        return Writing(how="asynchronous", reason=reason, footprint=found)
+    if found.headroom_bytes < copy:
+        reason = f"synchronous: a copy of {size} does not fit beside {found.limiting_phase}; training waits meanwhile"
+        return Writing(how="synchronous", reason=reason, footprint=found)
+    reason = f"asynchronous: a copy of {size} fits into the budget, and training goes on while it is written"
+    return Writing(how="asynchronous", reason=reason, footprint=with_copy(found))
+
+
+def with_copy(found: Footprint) -> Footprint:
+    """The footprint of a CPU's run that keeps the buffers of a copy of its state."""
+    copy = _copied(found)
+    phases = {
+        name: replace(
+            phase,
+            allocated_bytes=phase.allocated_bytes + copy,
+            reserved_bytes=phase.reserved_bytes + copy,
+            process_bytes=phase.process_bytes + copy,
+            process_bytes_low=phase.process_bytes_low + copy,
+            process_bytes_high=phase.process_bytes_high + copy,
+            categories={**phase.categories, "buffers": phase.categories["buffers"] + copy},
+        )
+        for name, phase in found.phases.items()
+    }
+    return replace(found, phases=phases, headroom_bytes=found.headroom_bytes - copy)
+
+
+def _copied(found: Footprint) -> int:
+    save = found.phases.get("save") or found.phases["train"]
+    return sum(save.categories[name] for name in _STATE)

@@ -1,0 +1,33 @@
+"""Optimizers' state on the host: where it could wait, and why it stays on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from memfit.apply.state_streaming import left_on_the_device, streams
+from memfit.apply.train_state import WHOLE_STATE
+from memfit.device.hardware.catalogue import Device
+from memfit.job import Job, Nets
+from memfit.planner.predict import plain_nets
+
+
+def offload_choices(job: Job, device: Device, engine: str, keep: Collection[str]) -> Iterator[dict[str, str]]:
+    """Where state could wait beside the device, the least costly first; nothing where it cannot."""
+    if not device.is_cuda or "optimizer" in keep or engine not in WHOLE_STATE:
+        return
+    if any(streams(optimizer) for optimizer in job.optimizers(plain_nets(job)).values()):
+        yield {"optimizer_state": "host"}
+        if job.ema is not None:
+            yield {"optimizer_state": "host", "average": "host"}
+
+
+def why_not(job: Job, nets: Nets, device: Device, engine: str) -> str:
+    """Why the state stays on the device."""
+    if not device.is_cuda:
+        return "the host is the device"
+    if engine not in WHOLE_STATE:
+        return f"under {engine} a rank holds a part of it already"
+    left = left_on_the_device(job.optimizers(nets))
+    if left:
+        return f"the step of {', '.join(left)} is not known to treat each parameter alone"
+    return "it fits without"

@@ -1,0 +1,113 @@
+"""Case: what levers are described from, and a lever put into words: bytes in each phase, time, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from memfit.apply.train_state import is_trained
+from memfit.device.hardware.catalogue import Device
+from memfit.job import Job, Nets
+from memfit.plan import MemoryOption
+from memfit.planner.live_bytes import LiveBytes, highest
+
+if TYPE_CHECKING:
+    from memfit.planner.options.option_traces import OptionTraces
+    from memfit.planner.search.full_step import FullStep, ReplayedCandidate
+
+MICRO, STEP = ("fetch", "forward", "zero_grad", "backward"), ("clip", "optimizer")
+"""Parts of a window that follow the micro-batch's choices, and the step's."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OptionContext:
+    """A plan that fits, traced whole, and what was traced beside it."""
+
+    job: Job
+    device: Device
+    nets: Nets
+    """Without their bytes."""
+    own: Mapping[str, str]
+    """The job's own checkpointing."""
+    keep: Collection[str]
+    whole: FullStep
+    beside: OptionTraces
+
+    @property
+    def found(self) -> ReplayedCandidate:
+        return self.whole.found
+
+    @property
+    def live_bytes(self) -> LiveBytes:
+        return self.whole.live_bytes
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """Those that the plan has."""
+        return tuple(self.peaks)
+
+    @cached_property
+    def peaks(self) -> dict[str, int]:
+        """By phase, of tensors' bytes."""
+        return self.live_bytes.peaks()
+
+    @cached_property
+    def gradients(self) -> int:
+        """Bytes of all gradients."""
+        trained = [net for net in self.nets.values() if is_trained(net)]
+        return sum(p.numel() * p.itemsize for net in trained for p in net.parameters() if p.requires_grad)
+
+    def train_saves(self, *, micro: str = "chosen", step: str = "chosen") -> int | None:
+        """By how much training's peak falls with another micro-batch or step; None where that was not traced."""
+        tried, steps = self.beside.micro, self.beside.steps
+        if not {"chosen", micro} <= tried.keys() or not {"chosen", step} <= steps.keys():
+            return None
+        now = highest(self.live_bytes.alive, self.live_bytes.parts(STEP))
+        rest = highest(
+            self.live_bytes.alive, self.live_bytes.events_in(("setup", "train")) & ~self.live_bytes.parts(MICRO + STEP)
+        )
+        stepping = now + steps[step].peak - steps["chosen"].peak
+        return max(tried["chosen"].peak, now, rest) - max(tried[micro].peak, stepping, rest)
+
+    def all_phases(self, nbytes: int) -> dict[str, int]:
+        """The same in each phase."""
+        return dict.fromkeys(self.phases, nbytes)
+
+
+def memory_option(
+    context: OptionContext, name: str, taken: bool, saves: Mapping[str, int | None], reason: str, *,
+    seconds: float | None, each: str = "a window", costs: str = "", changes_learning: bool = False, unknown: str = "",
+) -> MemoryOption:  # fmt: skip
+    """A lever with its bytes in every phase of the plan.
+
+    Args:
+        saves: bytes by phase; a phase that is not named: nothing; None: not known.
+        seconds: what it costs in time; None: not known.
+        each: of what it costs so much.
+        costs: what it costs beside time.
+        unknown: why something is not known.
+    """
+    known = {**dict.fromkeys(context.phases, 0), **saves}
+    whole = {phase: nbytes for phase, nbytes in known.items() if nbytes is not None}
+    assert unknown or (seconds is not None and len(whole) == len(known)), name
+    words = [costs] if costs else []
+    if seconds is None:
+        words.append("time unknown")
+    elif seconds:
+        words.append(f"{format_seconds(seconds)} {each}" if seconds > 0 else f"{format_seconds(-seconds)} less {each}")
+    return MemoryOption(
+        name=name, taken=taken, saves_bytes=max((*whole.values(), 0)), costs=", ".join(words) or "nothing",
+        reason=reason, saves=whole, seconds=seconds, changes_learning=changes_learning, unknown=unknown,
+    )  # fmt: skip
+
+
+def format_seconds(seconds: float) -> str:
+    """``1.25 s`` or ``12.5 ms``."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def more(here: float | None, there: float | None) -> float | None:
+    """Seconds that ``here`` takes beyond ``there``."""
+    return None if here is None or there is None else here - there

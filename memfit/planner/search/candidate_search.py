@@ -1,0 +1,313 @@
+"""Drafts: ways to run one window, over micro-batches and selections, measured where that is worth it.
+
+One micro-batch's shape is traced under every uniform choice (``traced_job``). For another micro-batch the same
+figures are
+taken to grow with it, which ranks the rest; what ranks first is traced itself, until nothing unmeasured is noticeably
+faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from memfit.device.hardware.catalogue import Device
+from memfit.geometry import Geometry, shape_of, split
+from memfit.job import Shape
+from memfit.planner.predict import footprint_on
+from memfit.planner.search.engine_choice import Communicates, silent
+from memfit.planner.search.selection import Problem, floor, scaled, solve
+from memfit.planner.search.traced_job import TracedJob
+from memfit.planner.timing.probed_windows import ProbedWindow, probed
+from memfit.trace.session import MicroTrace
+
+EXPLORED = 3
+"""Micro-batches whose selections are traced, at most."""
+LARGER = 4
+"""Times as large as the largest micro-batch that keeps everything: where the time of larger ones is looked up."""
+WORTH = 0.01
+"""Of a window's time: what a micro-batch must be estimated to save before its uniform choices are traced. Estimates
+were off by up to 1.3 % (LatentSync stage 1 on 24 GB), so that less would be chance."""
+ROUGH = 0.01
+"""How near the least seconds of a choice are looked for, where the choice is only estimated."""
+RANKED = 24
+"""Micro-batches that are ranked, at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One way to run a window."""
+
+    geometry: Geometry
+    modes: Mapping[str, str]
+    seconds: float | None
+    """Of the window; None where the device's rates are not known."""
+    rank: float
+    """What drafts are compared by: seconds, or work where those are not known."""
+    peak: int
+    """Process bytes of a micro-batch's forward and backward."""
+    fits: bool
+    traced: bool
+    """Whether these were traced, or follow from another micro-batch."""
+
+
+class CandidateSearch:
+    """The drafts of one job, global batch and device."""
+
+    def __init__(
+        self, traced_job: TracedJob, device: Device, global_batch: int, ranks: int, *,
+        fixed: int | None = None, modes: Mapping[str, str] | None = None, communicates: Communicates = silent,
+    ) -> None:  # fmt: skip
+        """``fixed``: the micro-batch; ``modes``: the checkpointing, where it is not to be chosen."""
+        self.ranks, self._communicates = ranks, communicates
+        self.traced_job, self.device, self.modes = traced_job, device, modes
+        self.job = traced_job.job
+        self.budget = device.usable_bytes or 0
+        share = -(-global_batch // ranks)
+        self.geometries = [split(global_batch, m, self.job.unit, ranks) for m in sizes(share, self.job.longest, fixed)]
+        self.step_seconds = traced_job.step_seconds()
+        self.tried: dict[int, Candidate] = {}
+        self._measured: dict[int, tuple[Problem, float, float]] = {}
+        self._kept_seconds: dict[int, float] = {}
+        self._kept_peaks: dict[int, int] = {}
+        self._estimates: dict[tuple[Any, ...], Candidate] = {}
+        self._resident = 0
+        self.probed = probed(self.job, device)
+        self.slower = self._slower(self.probed) if self.probed is not None and traced_job.knows_rates else 1.0
+        """Times the estimate that a window took which was really run on this machine."""
+
+    def best(self) -> Candidate | None:
+        """The draft of the least time among those that fit; ties go to the larger micro-batch."""
+        self._measure(self._start())
+        for _ in range(EXPLORED):
+            best = self._best_tried()
+            rest = [g for g in self.geometries if g.micro_batch not in self.tried]
+            rest = [g for g in rest if self.least(g) < self._enough(best, g)]
+            over = [g for g in rest if self.kept_peak(g.micro_batch) > self.budget]
+            if over and not self._measured:
+                self._observe(over[-1])
+            search = [self.estimate(geometry) for geometry in rest]
+            worth = [
+                candidate
+                for candidate in search
+                if candidate.fits and candidate.rank < self._enough(best, candidate.geometry)
+            ]
+            if not worth:
+                break
+            first = min(worth, key=lambda candidate: (candidate.rank, -candidate.geometry.micro_batch))
+            self._measure(first.geometry)
+        return self._best_tried() or self._fallback()
+
+    def beside(self, best: Candidate) -> list[Candidate]:
+        """The three next best that fit, each of another micro-batch, and the fastest that recomputes all or nothing."""
+        others = [candidate for micro, candidate in self.tried.items() if micro != best.geometry.micro_batch]
+        known = {candidate.geometry.micro_batch for candidate in (best, *others)}
+        others += [self.estimate(g) for g in self.geometries if g.micro_batch not in known]
+        return sorted((candidate for candidate in others if candidate.fits), key=lambda candidate: candidate.rank)[:3]
+
+    def micro_seconds(self, candidate: Candidate) -> float:
+        """Of one of its micro-batches, as drafts are ranked."""
+        longest = max(sum(rank) for rank in candidate.geometry.micro_batches)
+        return (candidate.rank - self._window(candidate.geometry, 0.0)) * candidate.geometry.micro_batch / longest
+
+    def seconds(self, geometry: Geometry, micro_seconds: float) -> float | None:
+        """Of a window of such micro-batches; None where the device's rates are not known."""
+        return self._window(geometry, micro_seconds) * self.slower if self.traced_job.knows_rates else None
+
+    def shape(self, geometry: Geometry) -> tuple[Shape, bool]:
+        """Its micro-batches' shape, and whether they are accumulated."""
+        return shape_of(self.job, geometry.micro_batch), len(geometry.micro_batches[0]) > 1
+
+    def estimate(self, geometry: Geometry, budget: int | None = None) -> Candidate:
+        """What follows for a micro-batch from the nearest that was measured, to ``ROUGH`` of what it recomputes."""
+        limit = self.budget if budget is None else budget
+        known = tuple(frozenset(some) for some in (self._measured, self._kept_seconds, self._kept_peaks))
+        key = (geometry.micro_batch, limit, known)
+        if key not in self._estimates:
+            self._estimates[key] = self._estimate(geometry, limit)
+        return self._estimates[key]
+
+    def _estimate(self, geometry: Geometry, limit: int) -> Candidate:
+        micro = geometry.micro_batch
+        if self.kept_peak(micro) <= limit:
+            rank = self._window(geometry, self.kept_seconds(micro))
+            return self._draft(geometry, self.modes or {}, rank, self.kept_peak(micro), fits=True, traced=False)
+        if not self._measured:
+            self._observe(next(g for g in self.geometries if g.micro_batch in self.tried))
+        near = min(self._measured, key=lambda one: abs(np.log(one / micro)))
+        problem, seconds, outside = self._measured[near]
+        kept = self.kept_seconds(micro)
+        fixed = max(self.kept_peak(0) - self._resident, 0.0) if len(self._kept_peaks) > 1 else 0.0
+        other = scaled(problem, micro / near, kept / seconds, fixed)
+        choice = solve(other, limit - outside, gap=ROUGH)
+        fits = choice is not None
+        if choice is None:
+            choice = floor(other)
+        rank = self._window(geometry, kept + other.seconds(choice))
+        modes = other.modes(choice) if self.modes is None else self.modes
+        return self._draft(geometry, modes, rank, int(other.peak(choice) + outside), fits=fits, traced=False)
+
+    def least(self, geometry: Geometry) -> float:
+        """The rank of a micro-batch that recomputes nothing, fits or not."""
+        return self._window(geometry, self.kept_seconds(geometry.micro_batch))
+
+    def kept_peak(self, micro: int) -> int:
+        """Process bytes of one micro-batch that recomputes nothing: by the line through two that were traced."""
+        low, high = min(self._kept_peaks), max(self._kept_peaks)
+        slope = (self._kept_peaks[high] - self._kept_peaks[low]) / max(high - low, 1)
+        return int(self._kept_peaks[low] + slope * (micro - low))
+
+    def kept_seconds(self, micro: int) -> float:
+        """Of one micro-batch that recomputes nothing: by the line through the nearest two that were traced.
+
+        A part of the time is the micro-batch's own, whatever its size: launches, weights that are read.
+        """
+        points = sorted(self._kept_seconds)
+        if len(points) == 1:
+            return self._kept_seconds[points[0]] * micro / points[0]
+        above = min(max(int(np.searchsorted(points, micro)), 1), len(points) - 1)
+        (low, first), (high, last) = ((point, self._kept_seconds[point]) for point in points[above - 1 : above + 1])
+        slope = max((last - first) / (high - low), 0.0)
+        return max(first + slope * (micro - low), first * min(micro / low, 1.0))
+
+    def peak_of(self, found: MicroTrace) -> int:
+        """Process bytes of a traced micro-batch, replayed on the device; where it does not fit, what it would take."""
+        replayed = footprint_on(found.trace, self.device, self.ranks)
+        return replayed.phases["train"].process_bytes if replayed.fits else self.whole_peak_of(found)
+
+    def whole_peak_of(self, found: MicroTrace) -> int:
+        """Process bytes of a traced micro-batch where the allocator never has to give anything back."""
+        return footprint_on(found.trace, unlimited(self.device), self.ranks).phases["train"].process_bytes
+
+    def _enough(self, best: Candidate | None, geometry: Geometry) -> float:
+        """The rank below which a micro-batch is worth its tracing."""
+        if best is None:
+            return np.inf
+        return best.rank if geometry.micro_batch in self._measured else (1 - WORTH) * best.rank
+
+    def _best_tried(self) -> Candidate | None:
+        traced_job = [candidate for candidate in self.tried.values() if candidate.fits]
+        return (
+            min(traced_job, key=lambda candidate: (candidate.rank, -candidate.geometry.micro_batch))
+            if traced_job
+            else None
+        )
+
+    def _fallback(self) -> Candidate | None:
+        """Smaller micro-batches, until one fits; where none does, the smallest is left among the tried."""
+        expected = self._expected()
+        for geometry in self.geometries:
+            if geometry.micro_batch < min(self.tried) and geometry.micro_batch <= expected:
+                self._measure(geometry)
+                if self.tried[geometry.micro_batch].fits:
+                    return self.tried[geometry.micro_batch]
+        last = self.geometries[-1]
+        if last.micro_batch not in self.tried:
+            self._measure(last)
+        return self._best_tried()
+
+    def _expected(self) -> int:
+        """The largest micro-batch that should fit by what was measured; the smallest where none should."""
+        traced_job = [g.micro_batch for g in self.geometries if self.estimate(g).fits]
+        return max(traced_job, default=self.geometries[-1].micro_batch)
+
+    def _start(self) -> Geometry:
+        """The largest micro-batch that should fit as it is, by the smallest's trace and a line."""
+        small = self.geometries[-1]
+        traced = self._trace_kept(small.micro_batch)
+        self._resident = base = self.traced_job.resident(traced)
+        slope = max(self.whole_peak_of(traced) - base, 1) / small.micro_batch
+        most = max((self.budget - base) / slope, 0)
+        start = next((g for g in self.geometries if g.micro_batch <= most), small)
+        larger = [g.micro_batch for g in self.geometries if g.micro_batch <= LARGER * start.micro_batch]
+        if larger[0] not in self._kept_seconds:
+            self._trace_kept(larger[0])
+        return start
+
+    def _trace_kept(self, micro: int) -> MicroTrace:
+        """A micro-batch as it is, with gradients of an earlier one; notes its seconds."""
+        traced = self.traced_job.trace(shape_of(self.job, micro), self.modes or {}, accumulated=True)
+        self._kept_seconds[micro] = self.traced_job.total_seconds(traced)
+        self._kept_peaks[micro] = self.whole_peak_of(traced)
+        return traced
+
+    def _measure(self, geometry: Geometry) -> None:
+        """Traces a micro-batch: as it is, and where that does not fit, under its best selection."""
+        micro = geometry.micro_batch
+        shape, accumulated = self.shape(geometry)
+        kept = self.traced_job.trace(shape, self.modes, accumulated=accumulated) if self.modes else None
+        kept = kept or self.traced_job.kept(shape, accumulated=accumulated)
+        peak, seconds = self.peak_of(kept), self.traced_job.total_seconds(kept)
+        self._kept_peaks.setdefault(micro, self.whole_peak_of(kept))
+        self._kept_seconds[micro] = seconds
+        if peak <= self.budget or self.modes is not None:
+            rank = self._window(geometry, seconds)
+            self.tried[micro] = self._draft(
+                geometry, self.modes or {}, rank, peak, fits=peak <= self.budget, traced=True
+            )
+            if self.modes is not None:
+                resident = float(self.traced_job.resident(kept))
+                only = Problem(ways=[], base=np.array([float(peak)]), bytes=[], resident=resident)
+                self._measured[micro] = (only, seconds, 0.0)
+            return
+        outside = self._observe(geometry)
+        chosen = self.traced_job.select(shape, self.budget, self.peak_of, accumulated=accumulated, outside=outside)
+        fits = chosen is not None
+        if chosen is None:
+            chosen = self.traced_job.lowest(shape, self.peak_of, accumulated=accumulated)
+        rank = self._window(geometry, seconds + chosen.more_seconds)
+        self.tried[micro] = self._draft(geometry, chosen.modes, rank, chosen.peak, fits=fits, traced=True)
+
+    def _observe(self, geometry: Geometry) -> float:
+        """Traces a micro-batch under every uniform choice; gives its bytes outside of tensors."""
+        shape, accumulated = self.shape(geometry)
+        problem = self.traced_job.problem(shape, accumulated=accumulated)
+        observed = self.traced_job.observed(shape, accumulated=accumulated)
+        outside = self.whole_peak_of(self.traced_job.kept(shape, accumulated=accumulated)) - observed.keep.peak
+        self._measured[geometry.micro_batch] = (problem, observed.keep.total_seconds, outside)
+        return outside
+
+    def _draft(
+        self, geometry: Geometry, modes: Mapping[str, str], rank: float, peak: int, *, fits: bool, traced: bool
+    ) -> Candidate:
+        return Candidate(
+            geometry=geometry, modes=modes, seconds=rank * self.slower if self.traced_job.knows_rates else None,
+            rank=rank, peak=peak, fits=fits, traced=traced,
+        )  # fmt: skip
+
+    def _slower(self, window: ProbedWindow) -> float:
+        traced = self.traced_job.trace(window.shape, window.checkpointing, accumulated=window.micro_batches > 1)
+        estimate = self.traced_job.total_seconds(traced) * window.micro_batches + self.step_seconds
+        return window.seconds / estimate if estimate else 1.0
+
+    def _window(self, geometry: Geometry, micro_seconds: float) -> float:
+        longest = max(sum(rank) for rank in geometry.micro_batches)
+        told = self._communicates(len(geometry.micro_batches[0]))
+        return micro_seconds * longest / geometry.micro_batch + self.step_seconds + told
+
+
+def sizes(share: int, longest: int | None, fixed: int | None) -> list[int]:
+    """Micro-batches that split a rank's share into as even parts as can be, from all of it to the smallest.
+
+    A micro-batch holds the longest item at least.
+    """
+    if fixed is not None:
+        return [min(fixed, share)]
+    smallest = min(longest or 1, share)
+    found: list[int] = []
+    count = 1
+    while True:
+        size = max(-(-share // count), smallest)
+        if not found or size < found[-1]:
+            found.append(size)
+        if size == smallest or len(found) >= RANKED:
+            return found if found[-1] == smallest else [*found, smallest]
+        count = count + 1 if count < RANKED // 2 else -(-count * 5 // 4)
+
+
+def unlimited(device: Device) -> Device:
+    """The device with memory without end."""
+    return replace(device, usable_bytes=1 << 60)

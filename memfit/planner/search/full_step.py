@@ -1,0 +1,207 @@
+"""A draft traced whole: its windows, validation under one policy after another until it fits, and saving."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from memfit.device.hardware.catalogue import Device
+from memfit.errors import describe
+from memfit.footprint import Footprint
+from memfit.geometry import Geometry, shape_of
+from memfit.job import Job, Shape
+from memfit.plan import PhasePolicy
+from memfit.planner.live_bytes import LiveBytes, live_bytes_of
+from memfit.planner.options import validation_policies
+from memfit.planner.predict import footprint_on
+from memfit.planner.search.candidate_search import Candidate
+from memfit.planner.timing.roofline import operator_seconds
+from memfit.trace.step import Tracing
+from memfit.trace.validation_traces import ValidationTrace, trace_policies
+from memfit.wording import counted
+
+Asked = PhasePolicy | tuple[PhasePolicy, Shape]
+"""A policy for validation, and the micro-batch that it looks at where that is another."""
+TRACED = 45_000
+"""Operators that may be traced for levers of validation which the plan leaves: 5 to 10 s. Where that is not enough for
+all of them, the job's first one comes first, then precision."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayedCandidate:
+    """One way to run the global batch, replayed."""
+
+    policy: str
+    checkpointing: Mapping[str, str]
+    geometry: Geometry
+    footprint: Footprint
+    seconds: float | None
+    engine: str = "single"
+    allocator: str = "default"
+    """expandable_segments where it does not fit without."""
+    allocator_bytes: Mapping[str, int] = field(default_factory=dict)
+    """By phase, what expandable segments reserve less than the default ones; nothing on a CPU."""
+    communication_seconds: float = 0.0
+    """Of ``seconds``, what ranks tell each other, by the card's own link; 0 where that is not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """What one policy for validation comes to."""
+
+    policy: PhasePolicy
+    peak: int | None
+    """Of tensors' bytes; None: there is no such phase."""
+    seconds: float | None
+    """Of one validation; None where that is not known."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FullStep:
+    """A candidate, how it was traced, and what other policies for its validation would come to."""
+
+    found: ReplayedCandidate
+    how: Tracing
+    live_bytes: LiveBytes
+    tried: tuple[Validation, ...]
+    """In the order in which they were tried; the last one is the candidate's."""
+    beyond: Mapping[str, Validation | str]
+    """By lever that was left: the candidate's policy with that one too, or why that is not known."""
+
+
+def trace_full_step(
+    job: Job,
+    how: Tracing,
+    device: Device,
+    candidate: Candidate,
+    own: Mapping[str, str],
+    *,
+    may_choose: bool,
+    resized: Shape | None = None,
+) -> FullStep:
+    """A draft traced with its optimizer step, validation and saving, and the room that these then need.
+
+    Args:
+        own: the job's own checkpointing.
+        may_choose: whether room may be made for validation.
+        resized: a micro-batch under which validation is looked at too, where it follows the micro-batch.
+    """
+    count, shape = len(candidate.geometry.micro_batches[0]), shape_of(job, candidate.geometry.micro_batch)
+    how = replace(how, micro_batches=count, checkpointing=candidate.modes)
+    waiting: deque[Asked] = deque(validation_policies.policies(job) if may_choose else [how.validation])
+    tried: list[Validation] = []
+    with closing(trace_policies(job, shape, how, _next(waiting))) as traced:
+        for one in traced:
+            how = replace(how, validation=one.policy)
+            plain = footprint = footprint_on(one.trace, device, how.world)
+            expandable = footprint_on(one.trace, device, how.world, "expandable_segments") if device.is_cuda else plain
+            if not plain.fits and (expandable.fits or plain.limiting_phase == "train" != expandable.limiting_phase):
+                footprint = expandable
+            live_bytes = live_bytes_of(one.trace, device)
+            tried.append(_validation(one, live_bytes, device, job.precision))
+            if footprint.fits or footprint.limiting_phase != "validate":
+                break
+        others = validation_policies.beyond(job, how.validation, shape.items, resized) if footprint.fits else {}
+        beyond = _beyond(job, others, waiting, traced, device, _operators(one))
+    found = ReplayedCandidate(
+        policy=policy_name(candidate.modes, own),
+        checkpointing=candidate.modes,
+        geometry=candidate.geometry,
+        footprint=footprint,
+        seconds=candidate.seconds,
+        engine=how.engine,
+        allocator="default" if footprint is plain else "expandable_segments",
+        allocator_bytes={
+            name: phase.reserved_bytes - expandable.phases[name].reserved_bytes
+            for name, phase in plain.phases.items()
+            if device.is_cuda
+        },
+    )
+    return FullStep(found=found, how=how, live_bytes=live_bytes, tried=tuple(tried), beyond=beyond)
+
+
+def _next(waiting: deque[Asked]) -> Iterator[Asked]:
+    while waiting:
+        yield waiting.popleft()
+
+
+def _beyond(
+    job: Job,
+    others: Mapping[str, Asked],
+    waiting: deque[Asked],
+    traced: Iterator[ValidationTrace],
+    device: Device,
+    operators: int,
+) -> dict[str, Validation | str]:
+    """The levers that were left, each traced behind the same windows; after one that fails, none is.
+
+    Args:
+        operators: of a validation.
+    """
+    waiting.clear()
+    worth = sorted(others, key=lambda name: name == validation_policies.PRECISION)
+    worth = list(
+        dict.fromkeys([*worth[:1], *(name for name in others if name == validation_policies.PRECISION), *worth])
+    )
+    affordable = worth[: TRACED // max(operators, 1)]
+    dear = f"bytes and time: no trace was made of this validation's {operators} operators once more"
+    found: dict[str, Validation | str] = dict.fromkeys(others, dear)
+    failed = ""
+    for name in (name for name in others if name in affordable):
+        if failed:
+            found[name] = failed
+            continue
+        waiting.append(others[name])
+        try:
+            one = next(traced)
+        except Exception as error:  # the job's own code, under settings that nobody may have tried
+            found[name] = failed = f"validation so raises {describe(error)}"
+        else:
+            precision = str(one.policy.settings.get("precision", job.precision))
+            found[name] = _validation(one, live_bytes_of(one.trace, device), device, precision)
+    return found
+
+
+def _operators(one: ValidationTrace) -> int:
+    """In the trace of a validation."""
+    rows = [
+        one.trace.operator[start:end] for name, start, end in one.trace.phases if name == "validate" and end > start
+    ]
+    return sum(int(some.max()) - int(some.min()) + 1 for some in rows)
+
+
+def _validation(one: ValidationTrace, live_bytes: LiveBytes, device: Device, precision: str) -> Validation:
+    peak = live_bytes.peaks().get("validate")
+    return Validation(policy=one.policy, peak=peak, seconds=_seconds(one, device, precision))
+
+
+def _seconds(one: ValidationTrace, device: Device, precision: str) -> float | None:
+    """Of one validation on a card; on a CPU its operators are not timed."""
+    phase = next((phase for phase in one.trace.phases if phase[0] == "validate"), None)
+    if phase is None or one.turns is None or not device.is_cuda:
+        return None
+    each = operator_seconds(one.trace, device, precision)
+    if each is None:
+        return None
+    rows = one.trace.operator[phase[1] : phase[2]]
+    if not len(rows):
+        return 0.0
+    inside = slice(int(rows.min()), int(rows.max()) + 1)
+    return float(np.dot(each[inside], one.turns[inside]))
+
+
+def policy_name(modes: Mapping[str, str], own: Mapping[str, str]) -> str:
+    """What a choice of modes is called."""
+    if not modes:
+        return "everything kept"
+    if dict(modes) == dict(own):
+        return "the job's own checkpointing"
+    counts = {mode: list(modes.values()).count(mode) for mode in dict.fromkeys(modes.values())}
+    return ", ".join(f"{counted(count, 'module')} {_DONE[mode]}" for mode, count in counts.items())
+
+
+_DONE = {"full": "recomputed", "selective": "recomputed selectively", "offload": "offloaded", "keep": "kept"}

@@ -1,0 +1,193 @@
+"""Checkpoint selection: an integer program that chooses a way for each block, at the least time, under a budget.
+
+    minimise  sum over blocks b and ways w of  seconds[b, w] · x[b, w]
+    subject to, for each block in each turn's forward and backward,
+        own peak[b, x] + sum over other blocks of what is alive of them then  <=  budget
+    and for each moment between blocks, the rest + what is alive of all blocks  <=  budget
+
+Solved by HiGHS (Huangfu and Hall, 2018) through scipy. It takes bytes as additive over blocks, which they nearly are:
+the choice must be traced and replayed, and the budget corrected by what came out
+(``memfit.planner.search.traced_job``).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_matrix
+
+from memfit.planner.search.checkpoint_options import CheckpointOption
+from memfit.planner.search.layout import Layout
+from memfit.planner.search.observation import Observation
+
+UNIT = float(1 << 20)
+EXACT = 1e-6
+NODES = 2000
+"""Nodes of the search tree, at most: a bound that is the same on every machine, as a time is not."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Problem:
+    """Ways by block, and rows of ``base + sum over blocks of bytes[block][row, way] <= budget``."""
+
+    ways: list[list[CheckpointOption]]
+    base: np.ndarray
+    """float (rows,)."""
+    bytes: list[np.ndarray]
+    """For each block float (rows, ways)."""
+    resident: float = 0.0
+    """Of ``base``, what does not grow with the micro-batch."""
+
+    def peak(self, choice: Sequence[int]) -> float:
+        """The highest row, in bytes."""
+        whole = self.base + sum(part[:, way] for part, way in zip(self.bytes, choice, strict=True))
+        return float(whole.max(initial=0))
+
+    def seconds(self, choice: Sequence[int]) -> float:
+        """More than keeping everything takes."""
+        return sum(ways[way].seconds for ways, way in zip(self.ways, choice, strict=True))
+
+    def modes(self, choice: Sequence[int]) -> dict[str, str]:
+        """Mode by module path."""
+        return {
+            path: mode for ways, way in zip(self.ways, choice, strict=True) for path, mode in ways[way].modes.items()
+        }
+
+
+def problem_of(layout: Layout, keep: Observation, ways: list[list[CheckpointOption]]) -> Problem:
+    """The rows of every moment that may be the highest."""
+    turns = keep.kept.shape[0]
+    units = [np.flatnonzero(layout.block_of == index) for index in range(len(layout.blocks))]
+    base: list[float] = []
+    rows: list[list[np.ndarray]] = []
+    for turn in range(turns):
+        for index in range(2):
+            for own, some in enumerate(ways):
+                if not keep.block_peak[turn, index, own]:
+                    continue
+                alive = keep.block_alive[turn, index, own]
+                row = [_alive_bytes(alive, units[b], ways[b], turn) for b in range(len(ways))]
+                row[own] = np.array([way.peak[turn, index] for way in some]) - keep.resident
+                base.append(keep.resident)
+                rows.append(row)
+    for place in keep.gaps:
+        base.append(place.rest)
+        rows.append([_alive_bytes(place.alive, units[b], ways[b], place.turn) for b in range(len(ways))])
+    return _without_idle_rows(
+        Problem(
+            ways=ways,
+            base=np.array(base),
+            bytes=[np.stack([row[b] for row in rows]) for b in range(len(ways))],
+            resident=keep.resident,
+        )
+    )
+
+
+def scaled(problem: Problem, factor: float, slower: float, fixed: float = 0.0) -> Problem:
+    """The problem of a micro-batch with so many times the bytes, and so many times the seconds.
+
+    Args:
+        fixed: bytes beyond the resident ones that do not grow with it, such as a weight's gradient before it is added.
+    """
+    ways = [[replace(way, seconds=way.seconds * slower) for way in some] for some in problem.ways]
+    stays = problem.resident + fixed
+    base = stays + (problem.base - stays) * factor
+    return replace(problem, ways=ways, base=base, bytes=[part * factor for part in problem.bytes])
+
+
+def solve(problem: Problem, budget: float, *, gap: float = EXACT) -> list[int] | None:
+    """The fastest choice whose rows are all within the budget; None where there is none.
+
+    Args:
+        gap: how near the least seconds are looked for, as a part of them.
+    """
+    counts = [len(ways) for ways in problem.ways]
+    if not counts:
+        return [] if problem.base.max(initial=0) <= budget else None
+    seconds = np.array([way.seconds for ways in problem.ways for way in ways])
+    matrix, one_each = np.hstack(problem.bytes) / UNIT, _one_each(counts)
+    scale = max(seconds.max(), 1e-12)
+    spare = matrix.max(axis=0) / max(matrix.max(), 1e-12)
+    above = (budget - problem.base) / UNIT
+    if (above < 0).any():
+        return None
+    binding = sum(part.max(axis=1) for part in problem.bytes) > budget - problem.base
+    limits = [LinearConstraint(one_each, 1, 1)]
+    if binding.any():
+        limits.append(LinearConstraint(csr_matrix(matrix[binding]), -np.inf, above[binding]))
+    found = _quiet_milp(
+        seconds / scale + 1e-7 * spare,
+        constraints=limits,
+        integrality=np.ones(len(seconds)),
+        bounds=Bounds(0, 1),
+        options={"node_limit": NODES, "mip_rel_gap": gap},
+    )
+    return None if found.x is None else _chosen(found.x, counts)
+
+
+def floor(problem: Problem) -> list[int]:
+    """The choice whose highest row is lowest."""
+    counts = [len(ways) for ways in problem.ways]
+    if not counts:
+        return []
+    matrix = np.hstack(problem.bytes) / UNIT
+    highest = np.full((len(matrix), 1), -1.0)
+    found = _quiet_milp(
+        np.concatenate([np.zeros(sum(counts)), [1.0]]),
+        constraints=[
+            LinearConstraint(csr_matrix(np.hstack([_one_each(counts).toarray(), np.zeros((len(counts), 1))])), 1, 1),
+            LinearConstraint(csr_matrix(np.hstack([matrix, highest])), -np.inf, -problem.base / UNIT),
+        ],
+        integrality=np.concatenate([np.ones(sum(counts)), [0.0]]),
+        bounds=Bounds(0, np.concatenate([np.ones(sum(counts)), [np.inf]])),
+        options={"node_limit": NODES, "mip_rel_gap": EXACT},
+    )
+    return _chosen(found.x[:-1], counts)
+
+
+def _quiet_milp(*args: Any, **kwargs: Any) -> Any:
+    """``milp``, without the lines that HiGHS's library writes to standard output whatever its options say."""
+    sys.stdout.flush()
+    try:
+        kept = os.dup(1)
+    except OSError:
+        return milp(*args, **kwargs)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        return milp(*args, **kwargs)
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def _alive_bytes(alive: np.ndarray, units: np.ndarray, ways: Sequence[CheckpointOption], turn: int) -> np.ndarray:
+    return np.array([float(alive[units] @ way.kept[turn]) for way in ways])
+
+
+def _one_each(counts: Sequence[int]) -> csr_matrix:
+    rows = np.repeat(np.arange(len(counts)), counts)
+    return csr_matrix((np.ones(len(rows)), (rows, np.arange(len(rows)))))
+
+
+def _chosen(x: np.ndarray, counts: Sequence[int]) -> list[int]:
+    stops = np.cumsum(counts)
+    return [int(np.argmax(part)) for part in np.split(x, stops[:-1])]
+
+
+def _without_idle_rows(problem: Problem) -> Problem:
+    """Leaves out rows that another row is never below."""
+    matrix = np.hstack([problem.base[:, None], *problem.bytes])
+    order = np.argsort(-matrix.sum(1), kind="stable")
+    left: list[int] = []
+    for row in order:
+        if not any((matrix[other] >= matrix[row]).all() for other in left):
+            left.append(int(row))
+    return replace(problem, base=problem.base[left], bytes=[part[left] for part in problem.bytes])

@@ -1,0 +1,100 @@
+"""An estimate of the time that ranks spend telling each other: rings of NCCL, after what one rank sends in a window.
+
+A ring's all-gather or reduce-scatter of S bytes over n ranks takes n - 1 steps, in each of which every rank sends
+S / n: (n - 1) (S / n / bandwidth + step). An all-reduce is one after the other (Patarasuk and Yuan, 2009; NCCL's bus
+bandwidth, nccl-tests doc/PERFORMANCE.md). Which of them an engine runs, and how often: Rajbhandari and others, "ZeRO",
+2020, section 7, and FSDP2's own rule for blocks that reshard after forward.
+
+Left out: overlap with the backward (DDP and FSDP2 hide a part), trees and NVLS (fewer steps on many hosts), cards whose
+peers are not reachable (GeForce 40 and 50: each byte passes the host's memory), and more than one adapter a host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memfit.device.hardware.catalogue import Interconnect
+from memfit.errors import InputError
+
+BUCKET = 25 << 20
+"""Bytes of DDP's buckets, and of ZeRO's within a factor of a few."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Volume:
+    """What one rank tells the others in one window, in bytes of whole tensors, and by how many collectives."""
+
+    all_gathered: int
+    reduce_scattered: int
+    collectives: int
+    """All-gathers and reduce-scatters; an all-reduce counts as one of each."""
+
+
+def window_volume(
+    engine: str,
+    nbytes: int,
+    *,
+    micro_batches: int = 1,
+    units: int | None = None,
+    sync_each_micro_batch: bool = False,
+) -> Volume:
+    """What an engine communicates in one window.
+
+    Args:
+        nbytes: of the trained parameters as they are communicated, which is also that of their gradients.
+        micro_batches: of one rank in the window.
+        units: of FSDP2 and ZeRO 3 the number of modules that are gathered one by one, else of buckets; None: by BUCKET.
+        sync_each_micro_batch: gradients are reduced after every micro-batch and not once a window.
+
+    Raises:
+        InputError: an engine that is not known.
+    """
+    count = units or max(1, -(-nbytes // BUCKET))
+    reductions = micro_batches if sync_each_micro_batch else 1
+    if engine == "single":
+        return Volume(all_gathered=0, reduce_scattered=0, collectives=0)
+    if engine in ("ddp", "zero1", "zero2"):
+        if engine == "zero2":
+            return Volume(
+                all_gathered=nbytes, reduce_scattered=nbytes * micro_batches, collectives=count * (micro_batches + 1)
+            )
+        gathers = reductions if engine == "ddp" else 1
+        return Volume(
+            all_gathered=nbytes * gathers,
+            reduce_scattered=nbytes * reductions,
+            collectives=count * (gathers + reductions),
+        )
+    if engine in ("fsdp2", "zero3"):
+        reductions = micro_batches if engine == "zero3" else reductions
+        return Volume(
+            all_gathered=2 * nbytes * micro_batches,
+            reduce_scattered=nbytes * reductions,
+            collectives=count * (2 * micro_batches + reductions),
+        )
+    known = "single, ddp, fsdp2, zero1, zero2, zero3"
+    raise InputError(f"engine {engine!r}", f"not one of {known}", "write one of them")
+
+
+def communication_seconds(
+    engine: str,
+    nbytes: int,
+    world: int,
+    interconnect: Interconnect,
+    *,
+    micro_batches: int = 1,
+    units: int | None = None,
+    sync_each_micro_batch: bool = False,
+) -> float:
+    """Seconds of one window that the interconnect is busy, none of them hidden; 0 for one rank.
+
+    Args:
+        nbytes, micro_batches, units, sync_each_micro_batch: as of ``window_volume``.
+        world: ranks, joined in one ring by ``interconnect``: with several hosts, by the slowest link.
+    """
+    if world < 2:
+        return 0.0
+    volume = window_volume(
+        engine, nbytes, micro_batches=micro_batches, units=units, sync_each_micro_batch=sync_each_micro_batch
+    )
+    sent = (volume.all_gathered + volume.reduce_scattered) * (world - 1) / world
+    return sent / interconnect.bytes + volume.collectives * (world - 1) * interconnect.step_seconds

@@ -1,0 +1,81 @@
+"""An estimate of a window's time from its operators.
+
+On this machine's processor each distinct operator was timed here (``memfit.trace.durations``). For a card, each takes
+the longer of its arithmetic and its memory traffic, and at least a launch: the roofline model (Williams, Waterman,
+Patterson, 2009). A copy between host and card goes at the link's rate. Left out: kernels that reach a part of the peak,
+overlap. Good enough to rank plans of one card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from memfit.device.hardware.catalogue import Device
+from memfit.events import TO_DEVICE, TO_HOST, Trace
+from memfit.trace.durations import durations
+
+LAUNCH = 5e-6
+"""Seconds that a kernel takes at least, from one launch to the next."""
+OVERHEADS = {"full": (60e-6, 2e-6), "selective": (60e-6, 10e-6), "offload": (20e-6, 10e-6)}
+"""By mode, seconds of the host for one call, and for each operator in it, where a card waits for them."""
+CPU_FLOPS, CPU_BANDWIDTH = 2e10, 5e9
+"""Of one core, for the few calls that cannot be timed by themselves, where ``memfit calibrate`` was not run."""
+
+
+def operator_seconds(
+    trace: Trace, device: Device, precision: str, calls: Sequence[str | None] = ()
+) -> np.ndarray | None:
+    """float (operators,) seconds of each; None where the device's rates are not known.
+
+    Args:
+        precision: of the job; decides the rate of products.
+        calls: for a CPU, each operator's description, as ``memfit.trace.session`` gives it.
+    """
+    rates = _rates(device, precision)
+    if rates is None:
+        return None
+    flops, bandwidth, launch = rates
+    seconds = np.maximum(trace.operator_flops / flops, trace.operator_bytes / bandwidth) + launch
+    if device.link_bytes is not None:
+        link = np.isin(np.array(trace.names), (TO_HOST, TO_DEVICE))[trace.operator_name]
+        seconds[link] = trace.operator_bytes[link] / device.link_bytes + launch
+    if calls:
+        timed = durations({call for call in calls if call is not None})
+        for row, call in enumerate(calls):
+            known = timed.get(call) if call is not None else None
+            if known is not None:
+                seconds[row] = known
+    return seconds
+
+
+def window_seconds(
+    trace: Trace, device: Device, micro_batches: int, precision: str = "fp32", seconds: np.ndarray | None = None
+) -> float | None:
+    """Seconds of one window of so many micro-batches; None where the device's rates are not known.
+
+    Args:
+        trace: its last training window has min(micro_batches, 2) micro-batches.
+        seconds: of each operator, where they are known better.
+    """
+    if seconds is None:
+        seconds = operator_seconds(trace, device, precision)
+    if seconds is None:
+        return None
+    start, end = [(start, end) for name, start, end in trace.phases if name == "train"][-1]
+    rows = slice(int(trace.operator[start]), int(trace.operator[end - 1]) + 1) if end > start else slice(0, 0)
+    parts = np.array(trace.parts)[trace.operator_part[rows]]
+    repeated = np.isin(parts, ("fetch", "forward", "backward"))
+    traced = min(micro_batches, 2)
+    return float(seconds[rows][repeated].sum() * micro_batches / traced + seconds[rows][~repeated].sum())
+
+
+def _rates(device: Device, precision: str) -> tuple[float, float, float] | None:
+    """Operations and bytes a second, and seconds of a launch."""
+    flops = {"bf16": device.bf16_flops, "fp16": device.fp16_flops}.get(precision) or device.fp32_flops
+    if not device.is_cuda:
+        return flops or CPU_FLOPS, device.bandwidth or CPU_BANDWIDTH, 0.0
+    if flops is None or device.bandwidth is None:
+        return None
+    return flops, device.bandwidth, LAUNCH

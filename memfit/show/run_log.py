@@ -1,0 +1,117 @@
+"""A run's lines of metrics and ids, reduced to what a page shows."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memfit.audit.strips_data import Picture
+from memfit.plan import Plan
+from memfit.show.timeline import extremes
+
+LARGEST_ID = 1 << 40
+MOST = 1500
+"""Windows that a plot shows at most."""
+
+
+def noise_words(lines: list[dict[str, Any]], unit: str) -> str:
+    """What the last known gradient noise scale of a run says about its global batch; empty where none is known."""
+    known = (found for line in reversed(lines) if (found := number(line.get("noise_scale"))) is not None)
+    noise = next(known, None)
+    if noise is None:
+        return ""
+    wastes = "a global batch far above it wastes samples (McCandlish et al. 2018)"
+    return f"Noise scale about {noise:.0f} {unit}: {wastes}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """What one rank was given in the whole run."""
+
+    rank: int
+    windows: int
+    samples: int
+    distinct: int
+    most: int
+    """Times that the most frequent sample was given."""
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a .jsonl file; none where there is no file. A line that was cut off ends it."""
+    found: list[dict[str, Any]] = []
+    if path.exists():
+        for line in path.read_text(errors="replace").splitlines():
+            try:
+                value = json.loads(line)
+            except json.JSONDecodeError:
+                break
+            if isinstance(value, dict) and isinstance(value.get("window"), int):
+                found.append(value)
+    return found
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None."""
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else None
+
+
+def shown_windows(lines: list[dict[str, Any]], names: Iterable[str], most: int = MOST) -> list[dict[str, Any]]:
+    """At most ``most`` of the lines, with the extremes of every named column in every stretch."""
+    if len(lines) <= most:
+        return lines
+    columns = [np.array([number(line.get(name)) or 0.0 for line in lines]) for name in names]
+    kept = [extremes(column, [(0, len(lines))], most // len(columns)) for column in columns]
+    return [lines[i] for i in np.unique(np.concatenate([*kept, [0, len(lines) - 1]])).tolist()]
+
+
+def seen(lines: list[dict[str, Any]], columns: int = 64) -> tuple[Picture, list[Rank]] | None:
+    """What each rank was given, over ids from 0 to the largest that occurs; None where no ids were written."""
+    ids: dict[int, list[int]] = {}
+    for line in lines:
+        given = line.get("ids")
+        if isinstance(given, list) and isinstance(line.get("rank"), int):
+            ids.setdefault(line["rank"], []).extend(i for i in given if isinstance(i, int) and 0 <= i < LARGEST_ID)
+    size = max((max(given) + 1 for given in ids.values() if given), default=0)
+    if not size:
+        return None
+    columns = min(columns, size)
+    counted = {rank: np.unique(np.array(ids[rank], np.int64), return_counts=True) for rank in sorted(ids)}
+    everyone = np.unique(np.concatenate([distinct for distinct, _ in counted.values()]))
+    picture = Picture(
+        world=len(counted),
+        size=size,
+        share=np.stack([_share(distinct, size, columns) for distinct, _ in counted.values()]),
+        together=_share(everyone, size, columns),
+        steps=0,
+        length=None,
+        padding=None,
+    )
+    ranks = [
+        Rank(
+            rank=rank,
+            windows=sum(line.get("rank") == rank for line in lines),
+            samples=int(times.sum()),
+            distinct=len(distinct),
+            most=int(times.max(initial=0)),
+        )
+        for rank, (distinct, times) in counted.items()
+    ]
+    return picture, ranks
+
+
+def _share(distinct: np.ndarray, size: int, columns: int) -> np.ndarray:
+    """Part of the ids of each column that is there; column c begins at id ceil(c x size / columns)."""
+    edges = -(-np.arange(columns + 1, dtype=np.int64) * size // columns)
+    return np.diff(np.searchsorted(distinct, edges)) / np.diff(edges)
+
+
+def process_peaks(plan: Plan) -> dict[str, float]:
+    """Predicted bytes of the process by phase, where the plan has them."""
+    peaks = {name: number(phase.get("process_bytes")) for name, phase in plan.phases.items() if isinstance(phase, dict)}
+    return {name: peak for name, peak in peaks.items() if peak is not None}

@@ -1,0 +1,153 @@
+"""Scratch: what an operator allocates and frees within one call, which a trace cannot see. On a CPU it is measured.
+
+Each distinct call (operator, shapes, strides, types) is really run once on this machine and its allocator events are
+read; the answer is kept on disk, since it depends only on the torch build, the processor and the number of threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import platform
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from memfit.device.hardware.benchmarks import AllocatorEvents
+from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
+from memfit.user_cache import keep, read_kept
+
+Key = str
+Call = tuple[int, int, Key | int]
+"""Event after a call's outputs, its operator, and its scratch in bytes, or its description where that is measured."""
+
+
+def may_have(func: Any, args: Any) -> bool:
+    """Whether a call is worth measuring: not views, not lists of tensors, not pointwise work on tensors that agree."""
+    name = func._schema.name
+    if name == "fsdp::chunk_cat":
+        return True
+    if func.is_view or name.startswith(("aten::_foreach", "aten::empty", "aten::detach", "prim::")):
+        return False
+    tensors = [one for one in args if isinstance(one, Tensor)]
+    if not tensors:
+        return False
+    first = tensors[0]
+    agree = all(one.dtype is first.dtype and one.shape == first.shape and one.is_contiguous() for one in tensors)
+    return not (agree and torch.Tag.pointwise in func.tags)
+
+
+def describe(func: Any, args: Any, kwargs: Any) -> Key | None:
+    """A call as text from which it can be made again; None where it holds more than tensors and numbers."""
+    try:
+        return json.dumps(
+            [str(func), [_value(one) for one in args], {name: _value(one) for name, one in kwargs.items()}]
+        )
+    except TypeError:
+        return None
+
+
+def with_scratch(trace: Trace, calls: Iterable[Call]) -> Trace:
+    """The trace with each measured call's scratch, allocated when its outputs are there and freed at once."""
+    wanted = [call for call in calls if call[0] <= len(trace.kind)]
+    sizes = measure({key for _, _, key in wanted if isinstance(key, str)})
+    found = [(position, row, sizes[key] if isinstance(key, str) else key) for position, row, key in wanted]
+    found = [call for call in found if call[2]]
+    if not found:
+        return trace
+    first, count = len(trace.nbytes), len(found)
+    positions = np.repeat([position for position, _, _ in found], 2)
+    storages = np.repeat(np.arange(first, first + count), 2)
+    rows = [row for _, row, _ in found]
+
+    def moved(position: int, *, end: bool) -> int:
+        return position + 2 * int(np.searchsorted(positions[::2], position, side="left" if not end else "right"))
+
+    return Trace(
+        kind=np.insert(trace.kind, positions, np.tile([ALLOCATE, FREE], count)),
+        storage=np.insert(trace.storage, positions, storages),
+        operator=np.insert(trace.operator, positions, np.repeat(rows, 2)),
+        nbytes=np.concatenate([trace.nbytes, [nbytes for _, _, nbytes in found]]),
+        category=np.concatenate([trace.category, np.full(count, CATEGORIES.index("workspace"), np.uint8)]),
+        stream=np.concatenate([trace.stream, np.zeros(count, np.uint8)]),
+        made_by=np.concatenate([trace.made_by, np.array(rows, np.int32)]),
+        operator_name=trace.operator_name, operator_module=trace.operator_module, operator_part=trace.operator_part,
+        operator_flops=trace.operator_flops, operator_bytes=trace.operator_bytes,
+        names=trace.names, modules=trace.modules, parts=trace.parts, net_kind=trace.net_kind, assumed=trace.assumed,
+        phases=tuple((name, moved(start, end=False), moved(stop, end=True)) for name, start, stop in trace.phases),
+    )  # fmt: skip
+
+
+def measure(keys: set[Key]) -> dict[Key, int]:
+    """Scratch bytes of calls, from the disk where they were measured before."""
+    place = store("scratch-2")
+    known: dict[Key, int] = read_kept(place)
+    missing = sorted(keys - known.keys())
+    if missing:
+        known |= _measure_really(missing)
+        with contextlib.suppress(OSError):
+            keep(place, known)
+    return {key: known[key] for key in keys}
+
+
+def _measure_really(keys: list[Key]) -> dict[Key, int]:
+    with _disable_current_modes(), torch.no_grad(), AllocatorEvents() as events:
+        before = torch.default_generator.get_state()
+        for number, key in enumerate(keys):
+            name, args, kwargs = json.loads(key)
+            tensors = [real(one) for one in args]
+            named = {key_: real(one) for key_, one in kwargs.items()}
+            with events.phase(str(number)):
+                out = operator(name)(*tensors, **named)
+            del tensors, named, out
+        torch.default_generator.set_state(before)
+    found = events.scratch()
+    return {key: found[str(number)] for number, key in enumerate(keys)}
+
+
+def operator(name: str) -> Any:
+    """The operator that a trace calls ``aten.mm.default``."""
+    found: Any = torch.ops
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return {"tensor": [list(value.shape), list(value.stride()), str(value.dtype).removeprefix("torch.")]}
+    if isinstance(value, list | tuple):
+        return [_value(one) for one in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    raise TypeError
+
+
+def real(value: Any) -> Any:
+    """An argument made again from its description; a tensor holds halves or zeros, and a mask selects everything."""
+    if isinstance(value, dict) and "tensor" in value:
+        shape, stride, dtype = value["tensor"]
+        made = torch.empty_strided(shape, stride, dtype=getattr(torch, dtype))
+        if made.is_floating_point():
+            return made.fill_(0.5)
+        return made.fill_(made.dtype is torch.bool)
+    if isinstance(value, dict):
+        return getattr(torch, value["dtype"])
+    if isinstance(value, list):
+        return [real(one) for one in value]
+    return value
+
+
+def store(what: str) -> str:
+    """The kept file of what was measured on this processor, with this build of torch and so many threads."""
+    build = (torch.__version__, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads())
+    machine = (platform.processor(), platform.machine())
+    name = hashlib.sha256(repr((build, machine)).encode()).hexdigest()[:16]
+    return f"{what}-{name}.json"

@@ -1,0 +1,70 @@
+"""A job traced under several policies for validation, with the windows before them traced once."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from memfit.apply.phase_memory import phase_memory
+from memfit.events import Trace
+from memfit.job import Job, Shape
+from memfit.plan import PhasePolicy
+from memfit.trace.operator_scratch import with_scratch
+from memfit.trace.step import Tracing, as_trace, save_once, trace_job, traced_windows, validate_under
+from memfit.trace.trace_splice import without_events
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ValidationTrace:
+    """A job traced under one policy for validation."""
+
+    policy: PhasePolicy
+    trace: Trace
+    turns: np.ndarray | None
+    """int (operators,): for how many each one stands, where turns of loops were left out; None: not known."""
+
+
+def trace_policies(
+    job: Job, shape: Shape, how: Tracing, policies: Iterable[PhasePolicy | tuple[PhasePolicy, Shape]]
+) -> Generator[ValidationTrace, None, None]:
+    """What ``trace_job`` gives under one policy for validation after another, with the windows before them traced once.
+
+    Each policy is asked for when the one before it was given. Those behind a policy that leaves other storages behind
+    (state that was moved) are traced alone. Close it.
+
+    Args:
+        policies: each with the shape of the micro-batches that validation looks at, where that is another.
+    """
+    waiting = ((asked if isinstance(asked, tuple) else (asked, shape)) for asked in policies)
+    asked, equal = next(waiting, None), set[Any]()
+    with traced_windows(job, shape, how) as (_, tracer, train_state):
+        windows, end, calls, plans = list(tracer.phases), len(tracer.kind), len(tracer.calls), set(tracer.plans)
+        while asked is not None:
+            policy, seen = asked
+            begin, call, count = len(tracer.kind), len(tracer.calls), len(tracer.phases)
+            tracer.plans, tracer.repeated = set(plans), []
+            if job.validates and policy.where == "here":
+                with tracer.phase("validate"), phase_memory(train_state, policy):
+                    validate_under(train_state, seen, tracer, policy, equal)
+            with tracer.phase("save"), phase_memory(train_state, how.saving):
+                tracer.mark("save")
+                save_once(train_state)
+            found = without_events(as_trace(tracer), end, begin, (*windows, *tracer.phases[count:]))
+            if found is None:
+                break
+            shift = len(found.kind) - len(tracer.kind)
+            later = [(position + shift, row, key) for position, row, key in tracer.calls[call:]]
+            turns = np.ones(len(found.operator_name), np.int64)
+            for first, last, times in tracer.repeated:
+                turns[first:last] *= times
+            found = with_scratch(found, [*tracer.calls[:calls], *later]) if how.scratch else found
+            yield ValidationTrace(policy=policy, trace=found, turns=turns)
+            asked = next(waiting, None)
+    while asked is not None:
+        policy, seen = asked
+        trace = trace_job(job, seen, replace(how, validation=policy))
+        yield ValidationTrace(policy=policy, trace=trace, turns=None)
+        asked = next(waiting, None)

@@ -1,0 +1,138 @@
+"""A rig's state on any engine, written and read by every rank together (torch.distributed.checkpoint).
+
+Each rank writes what it holds and reads what it will hold: a state that 3 sharded ranks wrote is read by 2, by whole
+replicas or by one device. Names are the nets' own, never a position: optimizers' states go by ``net.path``.
+
+Left out: random numbers, which belong to a rank; what ``Job.saved`` adds beside nets and optimizers.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from memfit.apply.train_state import TrainState, is_trained
+from memfit.engine.process_group import DATA
+from memfit.engine.zero import Zero
+from memfit.errors import InputError, describe
+from memfit.train.checkpoint.zero_sharded_state import take_zero_state, zero_net, zero_state
+
+_SAME_NAMES = StateDictOptions(strict=True)
+
+
+def save_sharded(train_state: TrainState, folder: str | Path) -> None:
+    """Writes the state; every rank calls it, on a folder that all of them see."""
+    with _alone():
+        dcp.save(_state(train_state), **_how(train_state, folder))
+
+
+def load_sharded(train_state: TrainState, folder: str | Path) -> None:
+    """Reads a state that any engine and any number of ranks wrote, into a rig of the same job; every rank calls it.
+
+    Raises:
+        InputError: it is the state of another job, or not whole.
+    """
+    state = _state(train_state)
+    _read(train_state, state, folder)
+    if isinstance(train_state.engine, Zero):
+        take_zero_state(train_state, train_state.engine, state)
+    else:
+        model = _trained(train_state)
+        set_model_state_dict(model, state["nets"], options=_SAME_NAMES)
+        for name, optimizer in train_state.optimizers.items():
+            set_optimizer_state_dict(model, optimizer, state["optimizers"][name], options=_SAME_NAMES)
+        for name, net in train_state.ema.items():
+            set_model_state_dict(net, state["ema"][name], options=_SAME_NAMES)
+    for name, schedule in train_state.schedules.items():
+        schedule.load_state_dict(state["schedules"][name])
+    if train_state.scaler:
+        train_state.scaler.load_state_dict(state["scaler"])
+
+
+def load_sharded_nets(train_state: TrainState, folder: str | Path) -> None:
+    """The nets, buffers and averages alone of such a state, into a rig of one device.
+
+    Raises:
+        InputError: it is the state of another job, or not whole.
+    """
+    model = _trained(train_state)
+    state = {"nets": get_model_state_dict(model), **_beside(train_state)}
+    _read(train_state, state, folder)
+    set_model_state_dict(model, state["nets"], options=_SAME_NAMES)
+    for name, net in train_state.ema.items():
+        set_model_state_dict(net, state["ema"][name], options=_SAME_NAMES)
+
+
+def _read(train_state: TrainState, state: dict[str, Any], folder: str | Path) -> None:
+    try:
+        with _alone():
+            dcp.load(state, **_how(train_state, folder))
+    except (dcp.api.CheckpointException, RuntimeError, OSError, ValueError) as error:
+        raise InputError(
+            f"checkpoint {folder}", f"cannot be read into this job: {describe(error)}", "give a checkpoint of this job"
+        ) from error
+
+
+def _trained(train_state: TrainState) -> nn.ModuleDict:
+    return nn.ModuleDict({name: net for name, net in train_state.nets.items() if is_trained(net)})
+
+
+def _state(train_state: TrainState) -> dict[str, Any]:
+    """The state as tensors and parts of tensors; frozen nets have their buffers alone."""
+    return {
+        **(
+            zero_state(train_state, train_state.engine)
+            if isinstance(train_state.engine, Zero)
+            else _nets_and_optimizers(train_state)
+        ),
+        **_beside(train_state),
+        "schedules": {name: schedule.state_dict() for name, schedule in train_state.schedules.items()},
+        "scaler": train_state.scaler.state_dict() if train_state.scaler else {},
+    }
+
+
+def _beside(train_state: TrainState) -> dict[str, Any]:
+    return {
+        "buffers": {name: dict(net.named_buffers()) for name, net in train_state.nets.items() if not is_trained(net)},
+        "ema": {name: _average(train_state, net) for name, net in train_state.ema.items()},
+    }
+
+
+def _average(train_state: TrainState, net: nn.Module) -> dict[str, Any]:
+    return zero_net(net, train_state.engine) if isinstance(train_state.engine, Zero) else get_model_state_dict(net)
+
+
+def _nets_and_optimizers(train_state: TrainState) -> dict[str, Any]:
+    model = _trained(train_state)
+    return {
+        "nets": get_model_state_dict(model),
+        "optimizers": {
+            name: get_optimizer_state_dict(model, optimizer) for name, optimizer in train_state.optimizers.items()
+        },
+    }
+
+
+def _how(train_state: TrainState, folder: str | Path) -> dict[str, Any]:
+    group = None if train_state.engine.mesh is None else train_state.engine.mesh.get_group(DATA)
+    return {"checkpoint_id": folder, "process_group": group, "no_dist": group is None}
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Without torch's remark that there is one process, which is meant."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield

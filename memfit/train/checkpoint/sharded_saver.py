@@ -1,0 +1,76 @@
+"""Saver of a state that is spread over ranks: each writes its part, all wait, and rank 0 puts it in its place."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from memfit.apply.train_state import TrainState
+from memfit.engine.collectives import gather, reported
+from memfit.errors import InputError, describe
+from memfit.job import Job
+from memfit.plan import Plan
+from memfit.train.checkpoint.checkpoints import Checkpoints
+from memfit.train.checkpoint.sharded_checkpoint import save_sharded
+
+
+@dataclass(kw_only=True)
+class ShardedSaver:
+    """As ``Saver``, for engines whose ranks hold parts; every rank has one, and calls it at the same places."""
+
+    checkpoints: Checkpoints
+    plan: Plan
+    lines: Sequence[Path] = ()
+    every: float = 60.0
+    say: Callable[[str], None] = lambda line: None
+    written: int | None = None
+    held: float = 0.0
+    failed: bool = False
+    _last: float = field(default_factory=time.monotonic)
+
+    def warm(self, train_state: TrainState) -> None:
+        """Raises InputError where the job keeps more than nets and optimizers, which has no part on each rank."""
+        if type(train_state.job).saved is not Job.saved:
+            raise InputError(
+                f"{type(train_state.job).__name__}.saved() on --engine {train_state.engine.name}",
+                "a checkpoint in parts holds nets, optimizers and schedules alone",
+                "write --engine ddp",
+            )
+
+    def due(self) -> bool:
+        """Whether it is time for a checkpoint."""
+        return time.monotonic() - self._last > self.every
+
+    def save(self, train_state: TrainState, next_window: int) -> None:
+        """Saves the state with which this window begins; nothing before every optimizer has stepped.
+
+        torch makes a state that is missing by a step of its own, which would stay (``get_optimizer_state_dict``).
+        """
+        if not all(optimizer.state for optimizer in train_state.optimizers.values()):
+            return
+        begin, engine = time.perf_counter(), train_state.engine
+        beside = self.checkpoints.beside(next_window)
+        if engine.rank == 0:
+            shutil.rmtree(beside, ignore_errors=True)
+        gather(engine, None)
+        fault = None
+        try:
+            save_sharded(train_state, beside / "parts")
+            if engine.rank == 0:
+                self.checkpoints.write_parts(next_window, self.plan, self.lines)
+        except OSError as error:
+            fault = error.strerror or describe(error)
+        fault = reported(engine, fault)
+        self.failed = fault is not None
+        if fault is None:
+            self.written = next_window
+        else:
+            self.say(f"checkpoint of window {next_window} not written: {fault}; give {self.checkpoints.path} more room")
+        self._last, self.held = time.monotonic(), time.perf_counter() - begin
+
+    def finish(self) -> bool:
+        """Whether the last checkpoint that was asked for is whole on disk."""
+        return not self.failed

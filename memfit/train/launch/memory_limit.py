@@ -1,0 +1,99 @@
+"""A real budget for this process on a CPU: RLIMIT_DATA, over which an allocation fails with an ordinary error.
+
+Freed blocks go back to the system only under a fixed mmap threshold, which glibc reads at the start of a process:
+``ENVIRONMENT`` must be set by whoever starts it. Not counted by the limit: shared mappings.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ENVIRONMENT = {
+    "MALLOC_MMAP_THRESHOLD_": "32768",
+    "MALLOC_TRIM_THRESHOLD_": "131072",
+    "MALLOC_ARENA_MAX": "1",
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "0",
+}
+"""For the child that is limited. With glibc's moving threshold, freed blocks stay in the heap, whose gaps serve no
+larger block and count in full: with one of 128 KiB a net of small tensors (latentsync/tiny) lost 60 MiB to them within
+four windows, with this one 12 MiB. A second arena is a second heap with gaps. With oneDNN's cache of compiled kernels,
+a net of many different convolutions holds memory that is no tensor (gpt_sovits/tiny: 140 MiB)."""
+
+
+def data_bytes() -> int:
+    """This process's private writable memory (VmData), which RLIMIT_DATA limits."""
+    return _status("VmData")[0]
+
+
+def resident_bytes() -> int:
+    """This process's own bytes in memory: without pages of files, such as the code of libraries."""
+    resident, of_files = _status("VmRSS", "RssFile")
+    return resident - of_files
+
+
+def peak_resident_bytes() -> int:
+    """The most of ``resident_bytes`` since the start or ``reset_peak``; pages of files counted as they are now."""
+    peak, of_files = _status("VmHWM", "RssFile")
+    return peak - of_files
+
+
+def mapped_bytes() -> int:
+    """This process's addresses (VmSize): its private memory, touched or not, and what it maps of files."""
+    return _status("VmSize")[0]
+
+
+def peak_mapped_bytes() -> int:
+    """The most of ``mapped_bytes`` since the start. Its growth is that of ``data_bytes`` while no library is loaded and
+    no thread starts: unlike the resident bytes it counts what RLIMIT_DATA counts, memory that was never touched too."""
+    return _status("VmPeak")[0]
+
+
+def reset_peak() -> None:
+    """Starts ``peak_resident_bytes`` anew."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+@contextmanager
+def small_stacks() -> Iterator[None]:
+    """Threads that are started inside have a stack of 512 KiB; the system's default of 8 MiB would count in full."""
+    before = threading.stack_size(512 << 10)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
+
+
+def limit(budget: int) -> int:
+    """Lets this process grow by ``budget`` bytes and no more; gives what it held before."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    before = data_bytes()
+    resource.setrlimit(resource.RLIMIT_DATA, (before + budget, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    return before
+
+
+def lift() -> None:
+    """Takes the limit away."""
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+def is_memory_failure(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out, here or on another rank."""
+    from memfit.engine import collectives
+
+    return collectives.is_memory_failure(error)
+
+
+def _status(*names: str) -> list[int]:
+    text = Path("/proc/self/status").read_text()
+    try:
+        return [int(text[text.index(f"\n{name}:") :].split(None, 2)[1]) * 1024 for name in names]
+    except ValueError:
+        raise OSError(f"/proc/self/status lacks one of {', '.join(names)}") from None

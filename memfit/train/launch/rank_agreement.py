@@ -1,0 +1,86 @@
+"""The chain of a run over ranks: what every rank must agree on before the first window, printed by rank 0."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import asdict, dataclass
+
+from memfit.batch.windows import Windows
+from memfit.engine.collectives import gather
+from memfit.engine.protocol import Engine
+from memfit.errors import InputError
+from memfit.plan import Plan
+
+SHOWN = 3
+"""Windows whose samples are compared."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankAgreement:
+    """One rank's view of the run."""
+
+    world: int
+    mesh: str
+    plan: str
+    """Checksum of the plan."""
+    samples: int
+    windows_per_epoch: int
+    first_window: int
+    first_ids: tuple[tuple[tuple[int, ...], ...], ...]
+    """Of the first windows, the samples of each rank."""
+
+    def lines(self, plan: Plan) -> list[str]:
+        """What rank 0 prints."""
+        ids = "; ".join(
+            f"rank {rank}: {' '.join(map(str, own[:8]))}{' …' if len(own) > 8 else ''}" if own else f"rank {rank}: none"
+            for rank, own in enumerate(self.first_ids[0])
+        )
+        return [
+            f"{plan.arithmetic}, {plan.engine}, {self.mesh}",
+            f"{self.samples} samples, {self.windows_per_epoch} optimizer steps an epoch; "
+            f"window {self.first_window}: {ids}",
+        ]
+
+
+def rank_agreement_of(engine: Engine, plan: Plan, windows: Windows, size: int, first: int, last: int) -> RankAgreement:
+    """This rank's view.
+
+    Args:
+        size: samples of the data set.
+        first, last: the run's windows are [first, last).
+    """
+    shown = [windows.window(number) for number in range(first, max(min(first + SHOWN, last), first + 1))]
+    mesh = (
+        "one rank"
+        if engine.mesh is None
+        else "mesh "
+        + " x ".join(f"{name} {engine.mesh.size(axis)}" for axis, name in enumerate(engine.mesh.mesh_dim_names or ()))
+    )
+    return RankAgreement(
+        world=engine.world,
+        mesh=mesh,
+        plan=f"{zlib.crc32(repr(plan).encode()):08x}",
+        samples=size,
+        windows_per_epoch=windows.per_epoch(shown[0].epoch),
+        first_window=first,
+        first_ids=tuple(tuple(one.ids_of([rank]) for rank in range(engine.world)) for one in shown),
+    )
+
+
+def check_rank_agreement(engine: Engine, chain: RankAgreement) -> None:
+    """Raises InputError on every rank where the ranks' views differ, with the numbers of each."""
+    everyone = [asdict(one) for one in gather(engine, chain)]
+    for key in everyone[0]:
+        seen = [one[key] for one in everyone]
+        if any(value != seen[0] for value in seen):
+            numbers = "; ".join(f"rank {rank}: {_short(value)}" for rank, value in enumerate(seen))
+            raise InputError(
+                f"{key.replace('_', ' ')} of {numbers}",
+                "the ranks are not in one run",
+                "give every rank the same plan, data set and order, none of it taken from the rank",
+            )
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 160 else text[:159] + "…"

@@ -1,0 +1,186 @@
+"""The process that validates a checkpoint by hand: started by ``memfit validate``, limited to the plan's budget."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from memfit.apply.phase_memory import with_settings
+from memfit.apply.train_state import TrainState, build
+from memfit.device.virtual import backend
+from memfit.errors import Exit, InputError, mistake_in_job
+from memfit.geometry import shape_of
+from memfit.job import Job, Shape
+from memfit.loading import load_job
+from memfit.sizes import format_size
+from memfit.trace.step import fetch_synthetic, validate_once
+from memfit.train.checkpoint.checkpoints import Checkpoint, Checkpoints, is_checkpoint, read_checkpoint
+from memfit.train.checkpoint.resume import of_this_job
+from memfit.train.checkpoint.sharded_checkpoint import load_sharded_nets
+from memfit.train.checkpoint.state import put_nets_back
+from memfit.train.launch import memory_limit
+from memfit.train.launch.process_guard import die_with_parent
+from memfit.train.launch.warm_up import warm_up
+from memfit.train.launch.worker import device_of, say
+from memfit.train.loop.phases import VALIDATION
+from memfit.train.loop.rng import seed_all, seed_stream
+from memfit.train.recovery.recovery import give_back, release
+
+
+def main(arguments: list[str]) -> int:
+    """Validates RUN or a checkpoint, writes what was found into a file: TARGET, FILE, bytes (0: the plan's budget)."""
+    target, file, budget = Path(arguments[0]), Path(arguments[1]), int(arguments[2])
+    try:
+        found = validate(find_checkpoint(target), budget)
+    except InputError as error:
+        say(str(error))
+        return Exit.BAD_INPUT
+    except Exception as error:
+        mistake = mistake_in_job(error)
+        if mistake is None:
+            raise
+        say(str(mistake))
+        return Exit.BAD_INPUT
+    if found is None:
+        return Exit.NOTHING_FITS
+    file.write_text(json.dumps(found, allow_nan=False))
+    return Exit.DONE
+
+
+def find_checkpoint(target: Path) -> Checkpoint:
+    """The checkpoint itself, or the newest whole one of a run.
+
+    Raises:
+        InputError: there is none, or it is torn or foreign.
+    """
+    if is_checkpoint(target):
+        return read_checkpoint(target)
+    found = Checkpoints(target / "checkpoints").newest(say)
+    if found is None:
+        why = "there is no checkpoint in it" if target.exists() else "no such folder"
+        write = "write a folder that memfit run --out wrote, or one of its checkpoints/NUMBER"
+        raise InputError(f"run {target}", why, write)
+    return found
+
+
+def validate(checkpoint: Checkpoint, budget: int = 0) -> dict[str, Any] | None:
+    """One validation batch as the plan has it in a run, or smaller where that does not fit.
+
+    Random numbers begin at the plan's seed, so that the same checkpoint gives the same values. None: not even one item
+    fits into the budget.
+
+    Args:
+        budget: bytes; 0: the plan's.
+    """
+    backend.register()
+    plan = replace(checkpoint.plan, budget_bytes=budget or checkpoint.plan.budget_bytes)
+    job = load_job(plan.job, dict(plan.settings), unit=plan.unit)
+    if not job.validates:
+        write = f"write validate(self, nets, batch) -> {{'name': number}} in {type(job).__name__}"
+        raise InputError(f"job {plan.job}", "it has no validation", write)
+    device = device_of(plan)
+    warm_up(job, plan.micro_batch)
+    seed_all(plan.seed)
+    before = memory_limit.limit(plan.budget_bytes) if device.type == "cpu" else 0
+    resident = memory_limit.resident_bytes()
+    begin = time.perf_counter()
+    whole, settings = shape_of(job, plan.micro_batch), dict(plan.validation.settings)
+    shape = replace(whole, items=min(plan.validation.items or whole.items, whole.items))
+    try:
+        train_state = build(job, device)
+        if checkpoint.parts is not None:
+            load_sharded_nets(train_state, checkpoint.parts)
+        else:
+            with of_this_job(checkpoint):
+                put_nets_back(train_state, checkpoint.state, checkpoint.on(device), checkpoint.lying)
+        memory_limit.reset_peak()
+        while True:
+            values = _tried(replace(train_state, job=with_settings(job, settings)), shape, plan.seed)
+            if values is not None:
+                return {
+                    "checkpoint": str(checkpoint.path),
+                    "window": checkpoint.next_window,
+                    "items": shape.items,
+                    "settings": settings,
+                    "values": values,
+                    "measured_process_bytes": memory_limit.peak_resident_bytes() - resident,
+                    "budget_bytes": plan.budget_bytes,
+                    "seconds": time.perf_counter() - begin,
+                }
+            if settings != (smaller := {**settings, **job.validation_smaller}):
+                settings = smaller
+            elif shape.items > 1:
+                shape = replace(shape, items=shape.items // 2)
+            else:
+                break
+            say(f"validation does not fit: {shape.items} items{_with(settings)} are tried")
+    except Exception as error:
+        if not memory_limit.is_memory_failure(error):
+            raise
+    memory_limit.lift()
+    held = f" over the {format_size(before)} held before" if before else ""
+    say(
+        f"validation of {checkpoint.path}: out of memory, even with one item; "
+        f"the budget is {format_size(plan.budget_bytes)}{held}; write a larger --memory"
+    )
+    return None
+
+
+def _tried(train_state: TrainState, shape: Shape, seed: int) -> dict[str, Any] | None:
+    """The values of one batch, as a run's own validation draws it; None where memory runs out."""
+    seed_stream(seed, 0, 0, VALIDATION)
+    try:
+        found = validate_once(
+            train_state,
+            lambda: fetch_synthetic(train_state.job, shape, train_state.device, validation=True),
+            lambda part: None,
+        )
+        return plain_values(train_state.job, found)
+    except Exception as error:
+        if not memory_limit.is_memory_failure(error):
+            raise
+        release(error)
+    give_back(train_state.device)
+    return None
+
+
+def _with(settings: Mapping[str, Any]) -> str:
+    return " with " + ", ".join(f"{name}={value}" for name, value in settings.items()) if settings else ""
+
+
+def plain_values(job: Job, values: Any) -> dict[str, Any]:
+    """What ``validate`` gave as numbers by name; a tensor of several numbers as nested lists, NaN as None.
+
+    Raises:
+        InputError: it gave something else.
+    """
+    write = "write validate(self, nets, batch) -> {'name': number}"
+    if not isinstance(values, Mapping):
+        raise InputError(
+            f"{type(job).__name__}.validate()", f"gave {type(values).__name__}, not numbers by name", write
+        )
+    found = {}
+    for name, value in values.items():
+        plain = value.detach().float().cpu().tolist() if isinstance(value, Tensor) else value
+        if not isinstance(plain, int | float | list):
+            raise InputError(f"{type(job).__name__}.validate(): {name!r}", f"a {type(value).__name__}", write)
+        found[str(name)] = _finite(plain)
+    return found
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return value if abs(value) < float("inf") else None
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    sys.exit(main(sys.argv[1:]))

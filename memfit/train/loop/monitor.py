@@ -1,0 +1,150 @@
+"""What is measured beside the training: memory, utilisation, gradient noise, losses that leap.
+
+Gradient noise scale: McCandlish et al. 2018, "An Empirical Model of Large-Batch Training" (arXiv 1812.06162), appendix
+A.1: from the squared norm of the gradient of a small batch (the window's first micro-batch) and of the whole window,
+
+    |G|^2 ~ (B |g_B|^2 - b |g_b|^2) / (B - b)        S ~ (|g_b|^2 - |g_B|^2) / (1/b - 1/B)        noise = S / |G|^2
+
+each averaged over windows before they are divided. A global batch far below it learns as much from each sample as a
+smaller one; far above it, samples are wasted. Left out: jobs of several turns, several ranks, and windows of one
+micro-batch. Where valid units are known only after the forward, padded ones stand in for the share of a micro-batch.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from memfit.apply.losses import MicroBatch
+from memfit.apply.train_state import TrainState
+from memfit.train.launch import memory_limit
+
+PROCESS_EVERY, DEVICE_EVERY = 0.1, 1.0
+"""Seconds between two readings at most."""
+DECAY, NOISE_AFTER = 0.9, 5
+SPIKE_AFTER, SPIKE = 10, 6.0
+"""A loss is a spike when it is so many standard deviations above the mean of the last 50 windows."""
+
+
+class Monitor:
+    """One for a run; ``begin`` and ``end`` around each window."""
+
+    def __init__(self, train_state: TrainState, resident_before: int) -> None:
+        self._rig, self._before = train_state, resident_before
+        self._alone = len(train_state.job.turns(list(train_state.optimizers))) == 1 and train_state.engine.world == 1
+        self._losses: deque[float] = deque(maxlen=50)
+        self._noise, self._signal, self._windows = 0.0, 0.0, 0
+        self._parts: Sequence[MicroBatch] = ()
+        self._fetched = 0
+        self._small: torch.Tensor | None = None
+        self._process: dict[str, Any] = {}
+        self._process_at, self._device_at = -math.inf, -math.inf
+        self._device: dict[str, float | None] = {"gpu_utilisation": None}
+        self._nvml = _nvml_handle(train_state.device)
+        self._clock = (time.perf_counter(), time.process_time())
+
+    def begin(self, parts: Sequence[MicroBatch]) -> None:
+        """A window of these micro-batches begins."""
+        self._parts, self._fetched, self._small = parts, 0, None
+
+    def fetches(self) -> None:
+        """A micro-batch begins; before the second one, the first one's gradient lies there."""
+        if self._alone and len(self._parts) > 1:
+            self._fetched += 1
+            if self._fetched == 2:
+                gradients = [p.grad for p in self._rig.parameters_of(tuple(self._rig.optimizers)) if p.grad is not None]
+                self._small = torch.nn.utils.get_total_norm(gradients)
+
+    def end(self, loss: float | None, norm: float | None, retries: int) -> dict[str, Any]:
+        """What is said of the window beside its losses."""
+        if self._small is not None and norm is not None and not retries:
+            self._learn_noise(float(self._small), norm)
+        now = time.perf_counter()
+        if now - self._process_at > PROCESS_EVERY:
+            self._process, self._process_at = self._read_memory() | self._read_cpu(now), now
+        if self._nvml is not None and now - self._device_at > DEVICE_EVERY:
+            self._device, self._device_at = {"gpu_utilisation": _gpu_utilisation(self._nvml)}, now
+        return {
+            **self._process,
+            **self._device,
+            "noise_scale": self.noise_scale,
+            "alarm": self._alarm(loss),
+        }
+
+    @property
+    def noise_scale(self) -> float | None:
+        """In units of the global batch; None where it is not known yet."""
+        if self._windows < NOISE_AFTER or self._signal <= 0 or self._noise <= 0:
+            return None
+        return self._noise / self._signal
+
+    def _learn_noise(self, small: float, big: float) -> None:
+        scale = self._rig.scaler.get_scale() if self._rig.scaler is not None else 1.0
+        units = [m.units if isinstance(m.units, int) and m.units else m.padded_units for m in self._parts]
+        b, whole = units[0], sum(units)
+        if b >= whole or not math.isfinite(big):
+            return
+        g_b, g_whole = (small / scale * whole / b) ** 2, big**2
+        signal, noise = (whole * g_whole - b * g_b) / (whole - b), (g_b - g_whole) / (1 / b - 1 / whole)
+        weight = DECAY if self._windows else 0.0
+        self._signal = weight * self._signal + (1 - weight) * signal
+        self._noise = weight * self._noise + (1 - weight) * noise
+        self._windows += 1
+
+    def _alarm(self, loss: float | None) -> str | None:
+        if loss is None:
+            return "no valid unit"
+        if not math.isfinite(loss):
+            return "not finite"
+        spike = len(self._losses) >= SPIKE_AFTER and self._is_spike(loss)
+        self._losses.append(loss)
+        return "spike" if spike else None
+
+    def _is_spike(self, loss: float) -> bool:
+        seen = self._losses
+        mean = sum(seen) / len(seen)
+        if loss <= mean + SPIKE * 1e-3 * abs(mean):
+            return False
+        return loss > mean + SPIKE * math.sqrt(sum((one - mean) ** 2 for one in seen) / len(seen))
+
+    def _read_cpu(self, now: float) -> dict[str, Any]:
+        wall, cpu = now - self._clock[0], time.process_time() - self._clock[1]
+        self._clock = (now, self._clock[1] + cpu)
+        return {"cpu_utilisation": cpu / wall / len(os.sched_getaffinity(0))}
+
+    def _read_memory(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"measured_process_bytes": memory_limit.peak_resident_bytes() - self._before}
+        memory_limit.reset_peak()
+        allocated = reserved = None
+        if self._rig.device.type == "cuda":
+            allocated = torch.cuda.max_memory_allocated(self._rig.device)
+            reserved = torch.cuda.max_memory_reserved(self._rig.device)
+            torch.cuda.reset_peak_memory_stats(self._rig.device)
+        return found | {"allocated_bytes": allocated, "reserved_bytes": reserved}
+
+
+def _nvml_handle(device: torch.device) -> Any:
+    if device.type != "cuda":
+        return None
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    except pynvml.NVMLError:
+        return None
+
+
+def _gpu_utilisation(handle: Any) -> float | None:
+    import pynvml
+
+    try:
+        return float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
+    except pynvml.NVMLError:
+        return None

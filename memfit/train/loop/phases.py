@@ -1,0 +1,195 @@
+"""Validation and saving inside a run: room is made as the plan says, and everything is put back afterwards.
+
+A validation that memory fails in is tried again with all the room there is, then with fewer and fewer items, then left
+out with a warning. What worked is what the next validation begins with. It never ends a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from memfit.apply.phase_memory import idle_nets_aside, idle_nets_back, phase_memory, with_settings
+from memfit.apply.random_state import random_state, set_random_state
+from memfit.apply.train_state import TrainState
+from memfit.device.virtual.patching import replaced
+from memfit.engine.collectives import gather
+from memfit.engine.process_group import is_lost_rank
+from memfit.errors import describe
+from memfit.geometry import shape_of
+from memfit.job import Shape
+from memfit.plan import PhasePolicy, Plan
+from memfit.trace.step import fetch_synthetic, validate_once
+from memfit.train.launch import memory_limit
+from memfit.train.launch.stop_signals import AbandonedError
+from memfit.train.loop.rng import seed_stream
+from memfit.train.recovery.recovery import give_back, release
+from memfit.train.recovery.reduced_limits import NO_REDUCTION, ReducedLimits, StartAgainError
+
+VALIDATION = 2
+"""The purpose of validation's random stream: every validation draws the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationResult:
+    """What one validation gave. ``metrics`` is None where it was left out."""
+
+    metrics: Mapping[str, float] | None
+    tries: int
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tried:
+    """What one try gave on one rank."""
+
+    metrics: Mapping[str, float] | None = None
+    abandoned: bool = False
+    reason: str | None = None
+    memory: bool = False
+
+
+class Phases:
+    """The phases of a run beside training.
+
+    Args:
+        files: a folder for what waits in files.
+        say: told of what was left out, and why.
+        less: what is smaller from the start.
+    """
+
+    def __init__(
+        self, train_state: TrainState, plan: Plan, files: Path, say: Callable[[str], None], less: ReducedLimits =
+        NO_REDUCTION ) -> None:  # fmt: skip
+        self._rig, self._plan, self._files, self._say = train_state, plan, files, say
+        self._policies = {"validate": plan.validation, "save": plan.saving}
+        self._items: int | None = plan.validation.items
+        self._trains = False
+        self._less = less
+        fits = less.validates and all(self._smaller(self._shape()) for _ in range(less.validations))
+        if not fits:
+            self._policies["validate"] = replace(plan.validation, where="skip")
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """``validate`` or ``save``: inside, the plan's policy holds; then random numbers and modes are as before."""
+        policy, train_state = self._policies[name], self._rig
+        random = random_state(train_state.device)
+        modes = [(module, module.training) for net in train_state.nets.values() for module in net.modules()]
+        try:
+            with phase_memory(train_state, policy, self._files), self._idle_aside(name):
+                yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+            set_random_state(random, train_state.device)
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Around the windows: nets that training does not use wait aside, where the plan says so."""
+        with self._idle_aside("train"):
+            self._trains = True
+            try:
+                yield
+            finally:
+                self._trains = False
+
+    @contextmanager
+    def _idle_aside(self, phase: str) -> Iterator[None]:
+        if self._plan.idle_nets != "aside" or phase == "save":
+            yield
+            return
+        back = idle_nets_back(self._rig, phase) if self._trains else nullcontext()
+        with idle_nets_aside(self._rig, phase, self._files), back:
+            yield
+
+    def validate(
+        self,
+        window: int,
+        *,
+        briefly: bool = False,
+        abandons: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> ValidationResult:
+        """Validates, with less and less where memory fails; says what came of it. All ranks try and give up together.
+
+        Args:
+            briefly: loops whose turns do the same with memory run their first two turns and their last.
+            abandons: around what may be cut short by ``AbandonedError``.
+        """
+        if self._policies["validate"].where == "skip":
+            left = "the plan leaves it out" if self._plan.validation.where == "skip" else "it failed before"
+            return ValidationResult(metrics=None, tries=0, note=left)
+        tries = 0
+        while True:
+            shape = self._shape()
+            tries += 1
+            mine = self._try(shape, briefly, abandons)
+            ranks = gather(self._rig.engine, mine)
+            if any(one.abandoned for one in ranks):
+                return ValidationResult(metrics=None, tries=tries, note="the run was asked to stop")
+            failures = {rank: one for rank, one in enumerate(ranks) if one.reason is not None}
+            if not failures:
+                return ValidationResult(metrics=mine.metrics, tries=tries)
+            give_back(self._rig.device)
+            reason = "; ".join(
+                f"rank {rank}: {one.reason}" if len(ranks) > 1 else str(one.reason) for rank, one in failures.items()
+            )
+            if all(one.memory for one in failures.values()) and self._smaller(shape):
+                self._say(f"window {window}: validation did not fit ({reason}); tried again with less")
+            else:
+                self._say(f"window {window}: validation was left out: {reason}")
+                return ValidationResult(metrics=None, tries=tries, note=reason)
+
+    def _try(self, shape: Shape, briefly: bool, abandons: Callable[[], AbstractContextManager[None]]) -> _Tried:
+        try:
+            with self.phase("validate"), abandons():
+                return _Tried(metrics=self._once(shape, briefly))
+        except AbandonedError as error:
+            release(error)
+            return _Tried(abandoned=True)
+        except Exception as error:
+            together = self._rig.engine.syncs_in_backward and self._rig.engine.world > 1
+            if together and is_lost_rank(error):
+                raise
+            failed = _Tried(reason=describe(error), memory=memory_limit.is_memory_failure(error))
+            release(error)
+            if together:
+                less = ReducedLimits(validations=self._less.validations + failed.memory, validates=failed.memory)
+                raise StartAgainError(f"validation: {failed.reason}", less) from None
+            return failed
+
+    def _shape(self) -> Shape:
+        """Of the next validation batch."""
+        whole = shape_of(self._rig.job, self._plan.micro_batch)
+        return replace(whole, items=min(self._items or whole.items, whole.items))
+
+    def _smaller(self, shape: Shape) -> bool:
+        """Makes the next try need less; whether there was anything left to do."""
+        policy = self._policies["validate"]
+        settings = {**policy.settings, **self._rig.job.validation_smaller}
+        everything = PhasePolicy(gradients="free", optimizer="aside", items=policy.items, settings=settings)
+        if policy != everything:
+            self._policies["validate"] = everything
+            return True
+        if shape.items > 1:
+            self._items = shape.items // 2
+            return True
+        return False
+
+    def _once(self, shape: Shape, briefly: bool) -> dict[str, float]:
+        train_state = replace(self._rig, job=with_settings(self._rig.job, self._policies["validate"].settings))
+        seed_stream(self._plan.seed, 0, 0, VALIDATION)
+        short = {"repeats": lambda count: range(count) if count < 4 else (0, 1, count - 1)} if briefly else {}
+        with replaced(train_state.job, **short):
+            found = validate_once(
+                train_state,
+                lambda: fetch_synthetic(train_state.job, shape, train_state.device, validation=True),
+                _ignore,
+            )
+        return {name: float(value) for name, value in found.items()}
+
+
+def _ignore(part: str) -> None:
+    pass

@@ -1,0 +1,144 @@
+"""Before the first step, a run proves that it fits: each phase once, largest first, and nothing of it stays.
+
+Training's largest micro-batch, the same with its gradients resident, the optimizers' steps; then, beside the state that
+these make, validation and saving. What does not fit is found in seconds and not after hours: micro-batches become
+smaller, validation too.
+
+A step is tried whole, except that writes to what was there before are left out; the state that it makes is dropped in
+the end.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memfit.apply.buffer_snapshot import BufferSnapshot, CannotRepeatError
+from memfit.apply.losses import MicroBatch
+from memfit.apply.random_state import random_state, set_random_state
+from memfit.apply.train_state import TrainState, tensors_in
+from memfit.apply.window import Attempt, Guard, TurnGradients, run_window
+from memfit.engine.collectives import reported
+from memfit.engine.protocol import Engine
+from memfit.train.checkpoint.checkpoints import Checkpoints
+from memfit.train.checkpoint.saver import Saver
+from memfit.train.checkpoint.sharded_saver import ShardedSaver
+from memfit.train.recovery.exactly_once import numbers_of, put_numbers_back
+from memfit.train.recovery.recovery import Recovery, give_back
+
+
+@contextmanager
+def preflight_training(
+    train_state: TrainState, parts: Sequence[MicroBatch], recovery: Recovery, mark: Callable[[str], None]
+) -> Iterator[None]:
+    """A window of these micro-batches, and its steps. Inside, the optimizers' state and what gradients a window leaves
+    behind are there, as they will be later; afterwards nothing of it.
+
+    Raises:
+        SampleTooLargeError: one of its samples does not fit alone.
+        CannotRepeatError: its forward changes tensors other than buffers, which cannot be undone. Every rank raises it.
+    """
+    moving, random = BufferSnapshot(train_state.nets), random_state(train_state.device)
+    moving.keep()
+    scaler = dict(train_state.scaler.state_dict()) if train_state.scaler is not None else {}
+    stale = {p: p.grad for net in train_state.nets.values() for p in net.parameters()}
+    trial = replace(train_state, schedules={})
+    changed: list[str] = []
+    made: list[tuple[Optimizer, Any]] = []
+
+    def gradients(attempt: Attempt, parts: Sequence[MicroBatch]) -> TurnGradients:
+        found = recovery.guard.gradients(attempt, parts)
+        changed.extend(moving.changed())
+        moving.watch()
+        return found
+
+    def once(act: Callable[[], None], optimizer: Optimizer | None, further: Sequence[Tensor]) -> None:
+        if optimizer is None:
+            with _LeavesAlone(list(further)):
+                act()
+        else:
+            made.extend((optimizer, key) for key in _tried(train_state.engine, act, optimizer))
+        moving.watch()
+
+    guard = Guard(gradients=gradients, once=once, norms=recovery.guard.norms)
+    recovery.begin()
+    try:
+        run_window(trial, parts, mark, guard=guard)
+        told = reported(train_state.engine, changed[0] if changed else None)
+        if told is not None:
+            raise CannotRepeatError(f"the forward changed {told}, and there is no copy from before")
+        yield
+    finally:
+        for optimizer, key in made:
+            optimizer.state.pop(key, None)
+        recovery.begin()
+        moving.restore(checked=False)
+        for parameter, gradient in stale.items():
+            parameter.grad = gradient
+        if train_state.scaler is not None:
+            train_state.scaler.load_state_dict(scaler)
+        set_random_state(random, train_state.device)
+        give_back(train_state.device)
+
+
+def _tried(engine: Engine, act: Callable[[], None], optimizer: Optimizer) -> set[Any]:
+    """Runs a step without its effect, but for the state that it makes; gives the keys of that state."""
+    parameters = engine.stepped(optimizer)
+    had, numbers = set(optimizer.state), numbers_of(optimizer)
+    kept = {p: dict(optimizer.state[p]) for p in had}
+    made: set[Any] = set()
+    try:
+        with _LeavesAlone([*parameters, *tensors_in(list(optimizer.state.values()))]):
+            act()
+        made = set(optimizer.state) - had
+        return made
+    finally:
+        for parameter in set(optimizer.state) - had - made:
+            del optimizer.state[parameter]
+        for parameter, state in kept.items():
+            optimizer.state[parameter].clear()
+            optimizer.state[parameter].update(state)
+        put_numbers_back(numbers)
+
+
+def try_saving(saver: Saver | ShardedSaver, train_state: TrainState, window: int) -> None:
+    """Saves beside the checkpoints, and takes it away again. Every rank that has a saver calls it."""
+    place, written = saver.checkpoints, saver.written
+    saver.checkpoints = Checkpoints(place.path / ".trial", 1)
+    try:
+        saver.save(train_state, window)
+        saver.finish()
+    finally:
+        shutil.rmtree(saver.checkpoints.path, ignore_errors=True)
+        saver.checkpoints, saver.written = place, written
+
+
+class _LeavesAlone(TorchDispatchMode):
+    """Operators run as ever, but do not write to these tensors."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._kept = {tensor.untyped_storage()._cdata for tensor in tensors}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        written = [
+            args[position] if position < len(args) else kwargs.get(argument.name)
+            for position, argument in enumerate(func._schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        if any(tensor.untyped_storage()._cdata in self._kept for tensor in tensors_in(written)):
+            return written[0] if func._schema.returns else None
+        return func(*args, **kwargs)
+
+
+def largest(windows: Sequence[Sequence[tuple[int, ...]]], cost: Callable[[tuple[int, ...]], int]) -> tuple[int, ...]:
+    """The micro-batch of these windows that costs most."""
+    return max((ids for window in windows for ids in window), key=cost)

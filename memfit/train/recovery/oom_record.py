@@ -1,0 +1,83 @@
+"""RUN/flight.json: what was resident when memory ran out, the failed request, and what would have saved how much.
+
+Parameters, gradients, optimizer state and buffers are measured, by module too; the rest of what was held is
+activations, temporaries and the host's own. Predicted categories and levers are the plan's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+from torch import Tensor, nn
+
+from memfit.apply.train_state import TrainState, is_trained, tensors_in
+from memfit.plan import Plan
+from memfit.train.recovery.recovery import Failure
+from memfit.train.run_folder import RunFolder, replace_file
+
+MODULES = 12
+
+
+def write_oom_record(
+    folder: RunFolder, plan: Plan, train_state: TrainState, window: int, failure: Failure, resident_before: int
+) -> None:
+    """Writes the record of a memory failure over the one before."""
+    record = oom_record(plan, train_state, window, failure, resident_before)
+    replace_file(folder.path / "flight.json", (json.dumps(record, indent=1) + "\n").encode())
+
+
+def oom_record(
+    plan: Plan, train_state: TrainState, window: int, failure: Failure, resident_before: int
+) -> dict[str, Any]:
+    """The record, as plain values."""
+    categories, modules = resident(train_state)
+    held = failure.held_bytes - (resident_before if train_state.device.type == "cpu" else 0)
+    predicted = plan.phases.get("train", {})
+    return {
+        "window": window,
+        **asdict(failure),
+        "budget_bytes": plan.budget_bytes,
+        "resident": {
+            "measured": {**categories, "rest": max(held - sum(categories.values()), 0)},
+            "by_module": [{"module": name, "bytes": nbytes} for name, nbytes in modules],
+            "predicted_at_peak": predicted.get("categories", {}),
+            "predicted_peak": {key: predicted.get(key) for key in ("allocated_bytes", "process_bytes", "at")},
+        },
+        "levers": [
+            {"name": lever.name, "saves_bytes": lever.saves_bytes, "costs": lever.costs}
+            for lever in sorted(plan.levers, key=lambda lever: -lever.saves_bytes)
+            if not lever.taken and lever.saves_bytes > 0
+        ],
+    }
+
+
+def resident(train_state: TrainState) -> tuple[dict[str, int], list[tuple[str, int]]]:
+    """(bytes of what lives between forwards, by category; the modules that hold most of it)."""
+    categories: Counter[str] = Counter(
+        dict.fromkeys(("parameters", "gradients", "optimizer", "buffers", "ema", "frozen"), 0)
+    )
+    modules: Counter[str] = Counter()
+    states = {p: state for optimizer in train_state.optimizers.values() for p, state in optimizer.state.items()}
+    for name, net in train_state.nets.items():
+        trained = is_trained(net)
+        for path, module in net.named_modules():
+            for kind, tensor in _own(module, states):
+                categories[kind if trained else "frozen"] += tensor.nbytes
+                modules[f"{name}.{path}".rstrip(".")] += tensor.nbytes
+    for average in train_state.ema.values():
+        categories["ema"] += sum(tensor.nbytes for tensor in (*average.parameters(), *average.buffers()))
+    return dict(categories), modules.most_common(MODULES)
+
+
+def _own(module: nn.Module, states: dict[Any, Any]) -> list[tuple[str, Tensor]]:
+    found: list[tuple[str, Tensor]] = [("buffers", b) for b in module._buffers.values() if b is not None]
+    for parameter in module._parameters.values():
+        if parameter is not None:
+            found.append(("parameters", parameter))
+            if parameter.grad is not None:
+                found.append(("gradients", parameter.grad))
+            found += [("optimizer", tensor) for tensor in tensors_in(states.get(parameter, {}))]
+    return found

@@ -1,0 +1,381 @@
+"""Recovery: a window whose memory runs out is put back to its start and done again, in smaller micro-batches.
+
+First once more as it was: what has fitted before may have failed from outside, and the same split learns the same bit
+for bit. Then the micro-batches from the failed one on are halved by their padded cost; those before it just fitted.
+The size found is kept for the windows that follow, and grows back after a while. A sample that does not fit alone ends
+the run, or is left out where the person said so.
+
+Ranks in lockstep cannot repeat a window: they start again from their last checkpoint with what is smaller (``less``),
+at once, since a try as it was costs another start; their micro-batches do not grow back.
+
+What is put back: random numbers (each micro-batch has its own streams), buffers and modes (``apply.moving``), gradients
+(none at a turn's start), the scaler. A turn that has stepped is not repeated: the retry begins at the turn that failed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import re
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+
+from memfit.apply.buffer_snapshot import BufferSnapshot, CannotRepeatError
+from memfit.apply.losses import MicroBatch
+from memfit.apply.random_state import random_state, set_random_state
+from memfit.apply.train_state import TrainState, tensors_in
+from memfit.apply.window import Attempt, Guard, TurnGradients
+from memfit.engine.collectives import RanksOutOfMemoryError, reported
+from memfit.errors import describe
+from memfit.sizes import format_size
+from memfit.train.launch import memory_limit
+from memfit.train.recovery.exactly_once import Once, TornStepError
+from memfit.train.recovery.reduced_limits import NO_REDUCTION, ReducedLimits, StartAgainError
+
+GROW_AFTER = 16
+"""Windows without a failure after which micro-batches are tried twice as large; doubled by each failure to grow."""
+LONGEST_WAIT = 1024
+Ids = tuple[int, ...]
+
+
+class SampleTooLargeError(RuntimeError):
+    """One sample alone does not fit: the run stops, and can be resumed with more memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """One memory failure: which part of which micro-batch asked for how much, and what was held then."""
+
+    part: str
+    micro_batch: int
+    ids: Ids
+    requested_bytes: int | None
+    held_bytes: int
+    """The process's bytes (of a card: allocated ones), before anything was let go."""
+    message: str
+
+
+class Recovery:
+    """Repeats what ran out of memory. One for a run.
+
+    Args:
+        remake: a micro-batch of these samples, for the window at hand.
+        cost: padded units of these samples together.
+        largest: padded units of the plan's largest micro-batch.
+        skips: whether a sample that does not fit alone is left out.
+        less: what is smaller from the start.
+        told: called with each failure, while gradients are still held.
+    """
+
+    def __init__(
+        self,
+        train_state: TrainState,
+        *,
+        remake: Callable[[Ids], MicroBatch],
+        cost: Callable[[Ids], int],
+        largest: int,
+        skips: bool = False,
+        less: ReducedLimits = NO_REDUCTION,
+        told: Callable[[Failure], None] = lambda failure: None,
+    ) -> None:
+        self.cap = less.most
+        """Most padded units of a micro-batch; None: as planned."""
+        self.retries = 0
+        """Failures of this window."""
+        self.skipped: list[int] = []
+        """Samples of this window that were left out."""
+        self.thrashes = 0
+        """Times that the allocator had to give its cache back in this window."""
+        self._rig, self._remake, self._cost, self._largest = train_state, remake, cost, largest
+        self._skips, self._told, self._left_out = skips, told, frozenset(less.left_out)
+        self._once_alone = frozenset(less.alone)
+        self._in_step = train_state.engine.syncs_in_backward and train_state.engine.world > 1
+        self._moving = BufferSnapshot(train_state.nets)
+        self._several = len(train_state.job.turns(list(train_state.optimizers))) > 1
+        self._least = (
+            2 if any(isinstance(m, _BatchNorm) for net in train_state.nets.values() for m in net.modules()) else 1
+        )
+        self._quiet, self._wait, self._growing = 0, GROW_AFTER, False
+        self._part, self._index = "", -1
+        self._allocator_retries = _allocator_retries(train_state.device)
+        self._apply_once = Once(self._relieve)
+        once = self._stepped_together if train_state.engine.syncs_in_step else self._stepped_once
+        self.guard = Guard(gradients=self._gradients, once=once, norms=True)
+
+    def parts(self, planned: Sequence[Ids]) -> list[Ids]:
+        """A window's micro-batches, cut to the size that fits now, without samples that never fit."""
+        if self._left_out:
+            self.skipped += [i for ids in planned for i in ids if i in self._left_out]
+            planned = [kept for ids in planned if (kept := tuple(i for i in ids if i not in self._left_out))]
+        if self.cap is None:
+            return list(planned)
+        return [part for ids in planned for part in self.cut(ids, self.cap)]
+
+    def cut(self, ids: Ids, most: int) -> list[Ids]:
+        """Neighbours together, each part of at most this padded cost, or as few samples as the nets can learn from."""
+        parts: list[Ids] = []
+        for one in ids:
+            if parts and (len(parts[-1]) < self._least or self._cost((*parts[-1], one)) <= most):
+                parts[-1] = (*parts[-1], one)
+            else:
+                parts.append((one,))
+        if len(parts) > 1 and len(parts[-1]) < self._least:
+            last = parts.pop()
+            parts[-1] += last
+        return parts
+
+    def mark(self, part: str) -> None:
+        """Told which part of the window begins."""
+        self._part = part
+        if part == "fetch":
+            self._index += 1
+
+    def begin(self) -> None:
+        """A window begins."""
+        self.retries, self.skipped, self.thrashes = 0, [], 0
+
+    def end(self) -> None:
+        """A window is done. After many without a failure micro-batches grow; after an allocator's retry they shrink."""
+        climbed = _allocator_retries(self._rig.device)
+        self.thrashes, self._allocator_retries = climbed - self._allocator_retries, climbed
+        if self.retries:
+            return
+        self._growing = False
+        if self.thrashes:
+            self.cap, self._quiet = max((self.cap or self._largest) // 2, 1), 0
+            return
+        self._quiet += 1
+        if self.cap is not None and not self._in_step and self._quiet >= self._wait:
+            self.cap, self._quiet, self._growing = self.cap * 2, 0, True
+            if self.cap >= self._largest:
+                self.cap = None
+
+    @property
+    def can_go_back(self) -> bool:
+        """Whether this turn's forward has changed nothing of which there is no copy."""
+        return not self._moving.changed()
+
+    def go_back(self) -> None:
+        """Puts a window of which no turn has stepped back to its start."""
+        self._restore()
+
+    def _gradients(self, attempt: Attempt, parts: Sequence[MicroBatch]) -> TurnGradients:
+        self._moving.keep()
+        random = random_state(self._rig.device) if self._several else None
+        again = not self._growing
+        while True:
+            self._index = -1
+            try:
+                made = attempt(parts)
+                self._moving.learn()
+                return made
+            except Exception as error:
+                if not memory_limit.is_memory_failure(error):
+                    raise
+                failure = self._failure(error, parts)
+                here = not isinstance(error, RanksOutOfMemoryError) or self._rig.engine.rank in error.ranks
+                release(error)
+                self._told(failure)
+            if self._in_step:
+                raise StartAgainError(
+                    f"out of memory in {failure.part} ({describe_request(failure)})", self._less(parts, failure)
+                )
+            self.retries, self._quiet = self.retries + 1, 0
+            self._restore()
+            if random is not None:
+                set_random_state(random, self._rig.device)
+            if again:
+                again = False
+                continue
+            if self._growing:
+                self._wait, self._growing = min(self._wait * 2, LONGEST_WAIT), False
+            if here:
+                parts = self._smaller(parts, failure)
+
+    def _stepped_once(
+        self, act: Callable[[], None], optimizer: Optimizer | None, further: Sequence[Tensor] = ()
+    ) -> None:
+        """A step, which a scaler leaves out where the gradients overflowed."""
+        if optimizer is None or not overflowed(self._rig, optimizer):
+            self._apply_once(act, optimizer, further)
+
+    def _stepped_together(
+        self, act: Callable[[], None], optimizer: Optimizer | None, further: Sequence[Tensor] = ()
+    ) -> None:
+        """A step in which ranks wait for each other: one that fails is not tried again, since the others have gone on.
+
+        Raises:
+            StartAgainError: memory ran out.
+            TornStepError: the same, on one rank.
+        """
+        try:
+            act()
+        except Exception as error:
+            if not memory_limit.is_memory_failure(error):
+                raise
+            failure = self._failure(error, [])
+            release(error)
+            self._told(failure)
+            said = f"out of memory in {failure.part} ({describe_request(failure)})"
+            if self._rig.engine.world == 1:
+                raise TornStepError(said) from error
+            raise StartAgainError(said, ReducedLimits(most=max((self.cap or self._largest) // 2, 1))) from error
+
+    def _smaller(self, parts: Sequence[MicroBatch], failure: Failure) -> list[MicroBatch]:
+        """The failed micro-batch and those after it, cut; the ones before as they were."""
+        at, failed, most = self._half(parts, failure)
+        if most is None:
+            return self._without(parts, failure, failed)
+        self.cap = min(self.cap or self._largest, most)
+        cut: list[MicroBatch] = list(parts[:at])
+        for micro in parts[at:]:
+            if not micro.counts or self._cost(micro.ids) <= most:
+                cut.append(micro)
+            else:
+                cut += [self._remake(ids) for ids in self.cut(micro.ids, most)]
+        return cut
+
+    def _half(self, parts: Sequence[MicroBatch], failure: Failure) -> tuple[int, Ids, int | None]:
+        """(the failed micro-batch's number, its samples, and what half of them cost; None: it cannot be cut)."""
+        at = min(max(failure.micro_batch, 0), len(parts) - 1)
+        failed = parts[at].ids
+        return at, failed, None if len(failed) < 2 * self._least else max(self._cost(failed) // 2, 1)
+
+    def _less(self, parts: Sequence[MicroBatch], failure: Failure) -> ReducedLimits:
+        """What is to be smaller when ranks start again."""
+        _, failed, most = self._half(parts, failure)
+        if most is not None:
+            return ReducedLimits(most=min(self.cap or self._largest, most))
+        if failed and not self._once_alone.issuperset(failed):
+            return ReducedLimits(most=min(self.cap or self._largest, self._cost(failed)), alone=failed)
+        self._without(parts, failure, failed)
+        return ReducedLimits(left_out=failed)
+
+    def _without(self, parts: Sequence[MicroBatch], failure: Failure, failed: Ids) -> list[MicroBatch]:
+        """The window without a sample that does not fit alone, where the person said so."""
+        if not failed:
+            raise RuntimeError(failure.message)
+        if not self._skips:
+            raise SampleTooLargeError(self._too_large(failure, failed))
+        self.skipped += failed
+        return [micro for micro in parts if micro.ids != failed]
+
+    def _too_large(self, failure: Failure, failed: Ids) -> str:
+        needs = failure.held_bytes + (failure.requested_bytes or 0)
+        name = (
+            f"sample {failed[0]}"
+            if len(failed) == 1
+            else f"samples {', '.join(map(str, failed))} (BatchNorm needs two)"
+        )
+        return (
+            f"{name} of {self._cost(failed)} {self._rig.job.unit}, tensors {self._shapes(failed)}, does not fit alone: "
+            f"its {failure.part} needs at least {format_size(needs)} ({describe_request(failure)})"
+        )
+
+    def _shapes(self, ids: Ids) -> str:
+        """Of a batch of these samples; where there is no memory for it either, of one without memory."""
+        modes: list[AbstractContextManager[Any]] = [nullcontext(), FakeTensorMode(allow_non_fake_inputs=True)]
+        for mode in modes:
+            try:
+                with mode:
+                    return ", ".join(str(tuple(tensor.shape)) for tensor in tensors_in(self._remake(ids).fetch()))
+            except Exception as error:  # a job's collate may do what a tensor without memory cannot
+                release(error)
+        return "of unknown shapes"
+
+    def _failure(self, error: Exception, parts: Sequence[MicroBatch]) -> Failure:
+        ids = parts[self._index].ids if 0 <= self._index < len(parts) else ()
+        return Failure(
+            part=self._part,
+            micro_batch=self._index,
+            ids=ids,
+            requested_bytes=requested_bytes(str(error)),
+            held_bytes=held_bytes(self._rig.device),
+            message=describe(error),
+        )
+
+    def _relieve(self, error: BaseException) -> None:
+        release(error)
+        give_back(self._rig.device)
+
+    def _restore(self) -> None:
+        for net in self._rig.nets.values():
+            for parameter in net.parameters():
+                parameter.grad = None
+        for optimizer in self._rig.optimizers.values():
+            self._rig.engine.zero_grad(optimizer)
+        changed = None
+        try:
+            self._moving.restore()
+        except CannotRepeatError as error:
+            changed = str(error)
+        changed = reported(self._rig.engine, changed)
+        if changed is not None:
+            raise CannotRepeatError(changed)
+        if self._rig.scaler is not None:
+            self._rig.scaler._per_optimizer_states.clear()
+        give_back(self._rig.device)
+
+
+def overflowed(train_state: TrainState, optimizer: Optimizer) -> bool:
+    """Whether a scaler found an infinity among the gradients, which it has unscaled."""
+    if train_state.scaler is None:
+        return False
+    return any(
+        found.item()
+        for found in train_state.scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()
+    )
+
+
+def release(error: BaseException) -> None:
+    """Lets go of what the frames of an exception, and of those it came of, still hold."""
+    pending: list[BaseException | None] = [error]
+    while pending:
+        one = pending.pop()
+        if one is not None:
+            traceback.clear_frames(one.__traceback__)
+            pending += [one.__cause__, one.__context__]
+            one.__traceback__ = None
+
+
+def give_back(device: torch.device) -> None:
+    """Gives memory that nothing holds back to the system."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    else:
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def held_bytes(device: torch.device) -> int:
+    """Allocated bytes of a card; of a CPU the process's own."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else memory_limit.resident_bytes()
+
+
+_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def requested_bytes(message: str) -> int | None:
+    """How many bytes a failing allocator was asked for, by its own words; None where it does not say."""
+    found = re.search(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", message)
+    return int(float(found[1].rstrip(".")) * _UNITS[found[2]]) if found else None
+
+
+def describe_request(failure: Failure) -> str:
+    """The request that failed, in words."""
+    asked = "an unknown number of bytes" if failure.requested_bytes is None else format_size(failure.requested_bytes)
+    return f"{asked} asked for, {format_size(failure.held_bytes)} held"
+
+
+def _allocator_retries(device: torch.device) -> int:
+    """Times that a card's allocator had to give its cache back to serve a request."""
+    return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0)) if device.type == "cuda" else 0

@@ -1,0 +1,73 @@
+"""RUN/less.json: what sharded ranks do with less, after memory ran out on one of them and all started again.
+
+A rank of an engine in lockstep that fails inside of forward or backward leaves the others in a collective that it never
+joins; it cannot ask them to repeat the window. It writes down what is to be smaller and ends; the others end when their
+connection breaks, and torchrun starts all of them again, from the newest whole checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from memfit.plan import Plan
+from memfit.train.run_folder import RunFolder, replace_file
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReducedLimits:
+    """What is smaller than planned."""
+
+    most: int | None = None
+    """Padded units of a micro-batch; None: as planned."""
+    alone: tuple[int, ...] = ()
+    """Samples with which memory ran out though they were alone: where it does once more, they do not fit."""
+    left_out: tuple[int, ...] = ()
+    """Samples that do not fit alone."""
+    validations: int = 0
+    """Times that a validation ran out of memory: each next one needs less."""
+    validates: bool = True
+    """Whether validation was not given up."""
+
+    def and_also(self, other: ReducedLimits) -> ReducedLimits:
+        """The smaller of both, in everything."""
+        sizes = [one.most for one in (self, other) if one.most is not None]
+        return ReducedLimits(
+            most=min(sizes, default=None),
+            alone=tuple(sorted({*self.alone, *other.alone})),
+            left_out=tuple(sorted({*self.left_out, *other.left_out})),
+            validations=max(self.validations, other.validations),
+            validates=self.validates and other.validates,
+        )
+
+
+NO_REDUCTION = ReducedLimits()
+
+
+class StartAgainError(RuntimeError):
+    """This rank cannot go on, and all have to start again with less. The message says what failed, and where."""
+
+    def __init__(self, message: str, less: ReducedLimits) -> None:
+        self.less = less
+        super().__init__(message)
+
+
+def read_reduced_limits(folder: RunFolder, plan: Plan) -> ReducedLimits:
+    """What was written; nothing is smaller where there is no such file, or the plan is another."""
+    try:
+        found = json.loads((folder.path / "less.json").read_text())
+        if found.pop("planned") == _planned(plan):
+            return ReducedLimits(**{**found, "alone": tuple(found["alone"]), "left_out": tuple(found["left_out"])})
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return NO_REDUCTION
+
+
+def write_reduced_limits(folder: RunFolder, plan: Plan, less: ReducedLimits) -> None:
+    """Adds to what was written."""
+    whole = {"planned": _planned(plan), **asdict(read_reduced_limits(folder, plan).and_also(less))}
+    replace_file(folder.path / "less.json", (json.dumps(whole) + "\n").encode())
+
+
+def _planned(plan: Plan) -> list[int | str]:
+    return [plan.engine, plan.micro_batch, plan.budget_bytes]

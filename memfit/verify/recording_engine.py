@@ -1,0 +1,176 @@
+"""What a window gave, read by an engine around the engine: losses of micro-batches, gradients, weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+
+from memfit.apply.train_state import TrainState
+from memfit.engine.collectives import part_of, whole
+from memfit.engine.protocol import Engine
+from memfit.engine.zero import Zero
+from memfit.engine.zero_full_state import put_weights, whole_gradients
+from memfit.job import Job, Nets, Turn
+from memfit.verify.zero_state import whole_weights
+
+
+@dataclass(kw_only=True)
+class RecordedWindow:
+    """One window on one rank; tensors by ``net.path``."""
+
+    micro_losses: dict[str, list[dict[str, tuple[float, float]]]] = field(default_factory=dict)
+    """By turn, for each micro-batch: (sum, units) of each loss."""
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    """Over all ranks, normalised, before clipping."""
+    magnitudes: dict[str, Tensor] = field(default_factory=dict)
+    """The sum of the micro-batches' gradients' absolute values, on the same scale: what rounding is relative to."""
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    """After their step."""
+    moved: dict[str, None] = field(default_factory=dict)
+    """Buffers that a forward wrote, but for batch normalisation's running statistics."""
+    scales: dict[str, float] = field(default_factory=dict)
+    """What clipping multiplied each gradient with."""
+
+
+class RecordingEngine:
+    """An engine that notes what passes through it; everything else is the engine's own."""
+
+    def __init__(self, engine: Engine, *, magnitudes: bool = False) -> None:
+        self._engine, self._magnitudes = engine, magnitudes
+        self.seen = RecordedWindow()
+        self._names: dict[int, str] = {}
+        self._parameters: list[nn.Parameter] = []
+        self.forced: dict[str, Tensor] = {}
+        """Weights to go on with after their step: what a later turn computes then begins from equal weights too."""
+        self._buffers: dict[str, Tensor] = {}
+        self._nets: Nets = {}
+        self._at_begin: dict[str, Tensor] = {}
+        self._raw: dict[str, Tensor] = {}
+        self._sums: dict[str, Tensor] = {}
+
+    @property
+    def engine(self) -> Engine:
+        """The engine itself."""
+        return self._engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def watch(self, train_state: TrainState) -> None:
+        """Learns the parameters' names, and listens to the losses."""
+        self._names = {
+            id(p): f"{name}.{path}" for name, net in train_state.nets.items() for path, p in net.named_parameters()
+        }
+        self._parameters = [p for net in train_state.nets.values() for p in net.parameters() if p.requires_grad]
+        self._buffers = {
+            f"{name}.{path}.{key}".replace("..", "."): buffer
+            for name, net in train_state.nets.items()
+            for path, module in net.named_modules()
+            for key, buffer in module.named_buffers(recurse=False)
+            if not isinstance(module, _BatchNorm)
+        }
+        self._nets = train_state.nets
+        _listen(train_state.job, self)
+
+    def begin(self) -> None:
+        """A new window."""
+        self.seen, self._raw = RecordedWindow(), {}
+        self._at_begin = {name: buffer.detach().clone() for name, buffer in self._buffers.items()}
+
+    @contextmanager
+    def accumulating(self, nets: Any, last: bool) -> Iterator[None]:
+        """One micro-batch, from the window's first buffers; where asked, notes the size of its own gradient."""
+        for name, buffer in self._buffers.items():
+            buffer.data.copy_(self._at_begin[name])
+        before = {id(p): p.grad.clone() for p in self._parameters if self._magnitudes and p.grad is not None}
+        with self._engine.accumulating(nets, last):
+            yield
+        moved = [name for name, buffer in self._buffers.items() if not torch.equal(buffer, self._at_begin[name])]
+        self.seen.moved.update(dict.fromkeys(moved))
+        for parameter in self._parameters if self._magnitudes else ():
+            if parameter.grad is not None:
+                name = self._names[id(parameter)]
+                own = parameter.grad - before[id(parameter)] if id(parameter) in before else parameter.grad
+                self._raw[name] = self._raw[name] + own.abs() if name in self._raw else own.abs()
+                self._sums[name] = parameter.grad.clone()
+
+    def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
+        """Notes the gradients before they are clipped."""
+        if isinstance(self._engine, Zero):
+            self._note_zero(self._engine)
+        else:
+            self._note(parameters)
+        norm = self._engine.clip(parameters, max_norm)
+        scale = min(1.0, max_norm / (float(norm) + 1e-6))
+        for parameter in parameters:
+            self.seen.scales[self.name_of(parameter)] = scale
+        return norm
+
+    def step(self, optimizer: Optimizer) -> None:
+        """Notes the gradients that were not clipped."""
+        zero = self._engine if isinstance(self._engine, Zero) else None
+        parameters = [p for group in optimizer.param_groups for p in group["params"]] if zero is None else []
+        if zero is not None and not self.seen.scales:
+            self._note_zero(zero)
+        self._note([p for p in parameters if self.name_of(p) not in self.seen.scales])
+        self._engine.step(optimizer)
+        self._raw = {}
+        if zero is not None:
+            self.seen.weights |= whole_weights(self._nets, zero)
+            put_weights(zero, self.forced)
+        for parameter in parameters:
+            name = self.name_of(parameter)
+            self.seen.weights[name] = whole(parameter).clone()
+            if name in self.forced:
+                parameter.data.copy_(part_of(self.forced[name], parameter.data))
+
+    def _note(self, parameters: Sequence[nn.Parameter]) -> None:
+        for parameter in parameters:
+            if parameter.grad is None:
+                continue
+            name = self.name_of(parameter)
+            self.seen.gradients[name] = whole(parameter.grad).clone()
+            self.seen.scales[name] = 1.0
+            if name in self._raw:
+                summed = float(self._sums[name].double().norm())
+                normalised = float(parameter.grad.double().norm()) / summed if summed else 1.0
+                self.seen.magnitudes[name] = self._raw[name] * normalised
+
+    def _note_zero(self, engine: Zero) -> None:
+        self.seen.gradients |= whole_gradients(engine)
+        self.seen.scales |= dict.fromkeys(self.seen.gradients, 1.0)
+
+    def name_of(self, parameter: nn.Parameter) -> str:
+        """``net.path``."""
+        return self._names.get(id(parameter), f"parameter of {tuple(parameter.shape)}")
+
+
+def _listen(job: Job, recording: RecordingEngine) -> None:
+    """Wraps the losses of the job's turns, on this instance."""
+    turns = job.turns
+
+    def listening(optimizers: Sequence[str]) -> list[Turn]:
+        return [replace(turn, loss=_noted(turn, recording)) for turn in turns(optimizers)]
+
+    job.turns = listening  # type: ignore[method-assign]
+
+
+def _noted(turn: Turn, recording: RecordingEngine) -> Any:
+    def loss(nets: Any, batch: Any, shared: dict[str, Any]) -> Any:
+        given = turn.loss(nets, batch, shared)
+        named = dict(given) if isinstance(given, Mapping) else {turn.name: given}
+        noted = {
+            name: (float(pair[0].detach()), float(pair[1])) for name, pair in named.items()
+            if isinstance(pair, tuple) and len(pair) == 2
+        }  # fmt: skip
+        recording.seen.micro_losses.setdefault(turn.name, []).append(noted)
+        return given
+
+    return loss

@@ -1,0 +1,124 @@
+"""A window of a run done again on one device, from a copy of the state, and compared: see
+``memfit.train.loop.online_verify``."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memfit.apply.checkpointing import recompute
+from memfit.apply.train_state import TrainState, build
+from memfit.apply.window import run_window
+from memfit.batch.windows import Window, Windows
+from memfit.device.virtual import backend
+from memfit.engine.single import Single
+from memfit.errors import Exit
+from memfit.loading import load_job
+from memfit.plan import Plan, read_plan
+from memfit.train.checkpoint.sharded_checkpoint import load_sharded, load_sharded_nets
+from memfit.train.launch import memory_limit
+from memfit.train.launch.worker import device_of
+from memfit.train.loop.loop import RunContext, micro_batches
+from memfit.train.loop.rng import seed_all
+from memfit.train.run_folder import RunFolder
+from memfit.verify.bounds import sum_bound, weight_bounds, weight_difference
+from memfit.verify.perturbation import allow_for, move_last_bits, moved
+from memfit.verify.recording_engine import RecordingEngine
+
+
+def main(arguments: list[str]) -> int:
+    """RUN: replays the window that lies in RUN/.proof; adds a line to RUN/verified.jsonl, and says what differs."""
+    memory_limit.lift()
+    backend.register()
+    folder = RunFolder(arguments[0])
+    found = replay(read_plan(folder.plan), folder.path / ".proof")
+    folder.append("verified", found)
+    if found["ok"]:
+        return Exit.DONE
+    worst = max(found["of_bounds"], key=lambda part: found["of_bounds"][part])
+    print(
+        f"memfit: WINDOW {found['window']} IS NOT THE SAME ON ONE DEVICE: {worst} differ by "
+        f"{found['of_bounds'][worst]:.3g} times what rounding explains ({found['largest_in'][worst]}); "
+        "memfit verify says more",
+        file=sys.stderr,
+        flush=True,
+    )
+    return Exit.CHECK_FAILED
+
+
+def replay(plan: Plan, folder: Path) -> dict[str, Any]:
+    """The window alone, beside what the ranks made of it."""
+    told = json.loads((folder / "window.json").read_text())
+    recording = RecordingEngine(Single(), magnitudes=True)
+    job, device = load_job(plan.job, dict(plan.settings), unit=plan.unit), device_of(plan)
+    train_state = build(
+        job, device, recording, plan.implementation, rate=plan.learning_rate, warmup_windows=plan.warmup_windows,
+        optimizer_state=plan.optimizer_state, average=plan.average,
+    )  # fmt: skip
+    recording.watch(train_state)
+    shares = tuple(tuple(ids) for rank in told["ranks"] for ids in rank)
+    window = Window(number=told["window"], epoch=0, ranks=(shares,))
+    course = _course(plan, train_state, folder)
+    bound = sum_bound(len(shares))
+
+    def run(this: TrainState) -> dict[str, float]:
+        recording.begin()
+        with recompute(train_state.nets, plan.checkpointing):
+            result = run_window(this, micro_batches(this, course, window))
+        return {name: float(value) for name, value in result.losses.items()}
+
+    load_sharded(train_state, folder / "before")
+    optimizers = {name: copy.deepcopy(optimizer) for name, optimizer in train_state.optimizers.items()}
+    losses, seen = run(train_state), recording.seen
+    if told["spread"]:
+        load_sharded(train_state, folder / "before")
+        move_last_bits(train_state)
+        recording.forced = moved(seen.weights)
+        run(replace(train_state, schedules={}, ema={}))
+        allow_for(seen, recording.seen, bound)
+    load_sharded_nets(train_state, folder / "after")
+    apart = set(job.unsynchronised)
+    theirs = {
+        f"{name}.{path}": p.detach() for name, net in train_state.nets.items() for path, p in net.named_parameters()
+    }
+    allowed: dict[str, torch.Tensor] = {}
+    for name, optimizer in optimizers.items():
+        names = [[recording.name_of(p) for p in group["params"]] for group in train_state.optimizers[name].param_groups]
+        allowed |= weight_bounds(optimizer, names, seen.gradients, seen.magnitudes, seen.scales, bound)
+    mine = {name: value for name, value in seen.weights.items() if name.split(".")[0] not in apart}
+    weights = weight_difference(mine, theirs, allowed)
+    differences = {name: abs(value - told["losses"][name]) / max(abs(value), 1e-30) for name, value in losses.items()}
+    worst = max(differences, key=lambda name: differences[name])
+    return {
+        "window": told["window"],
+        "world": len(told["ranks"]),
+        "engine": told["engine"],
+        "max_relative_difference": {"loss": differences[worst], "parameters": weights.relative},
+        "bound": bound,
+        "of_bounds": {"loss": differences[worst] / bound, "parameters": weights.of_bound},
+        "largest_in": {"loss": worst, "parameters": weights.name},
+        "ok": differences[worst] <= bound and weights.of_bound <= 1,
+    }
+
+
+def _course(plan: Plan, train_state: TrainState, folder: Path) -> RunContext:
+    seed_all(plan.seed)
+    samples, lengths = train_state.job.dataset(), train_state.job.lengths()
+    windows = Windows(
+        size=len(samples), lengths=lengths, global_batch=plan.global_batch, micro_batch=plan.micro_batch,
+        seed=plan.seed, ranks=1,
+    )  # fmt: skip
+    return RunContext(
+        plan=plan, folder=RunFolder(folder), samples=samples, lengths=lengths, windows=windows, first=0, last=0,
+        resident_before=0, saver=None,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

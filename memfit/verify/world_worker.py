@@ -1,0 +1,213 @@
+"""One world of ``memfit verify``: the same windows on one rank and on all of them, each from the same weights.
+
+Rank 0 first runs every window alone, as Single, all micro-batches of all ranks one after the other. Then all ranks run
+it with their engine, each window from the weights and the optimizers' state with which rank 0 began it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from memfit.apply.checkpointing import recompute
+from memfit.apply.train_state import TrainState, build
+from memfit.apply.window import run_window
+from memfit.batch.windows import Window, Windows
+from memfit.engine.collectives import gather, part_of
+from memfit.engine.factory import make_engine
+from memfit.engine.process_group import join
+from memfit.engine.protocol import Engine
+from memfit.engine.single import Single
+from memfit.engine.torchrun_env import torchrun_env
+from memfit.engine.zero import Zero
+from memfit.errors import Exit, InputError, mistake_in_job
+from memfit.plan import Plan, read_plan
+from memfit.train.loop.loop import RunContext, micro_batches
+from memfit.train.loop.rng import seed_all
+from memfit.train.run_folder import RunFolder, replace_file
+from memfit.verify.additivity import split_findings
+from memfit.verify.bounds import sum_bound
+from memfit.verify.compare import compare
+from memfit.verify.perturbation import allow_for, move_last_bits, moved
+from memfit.verify.recording_engine import RecordingEngine
+from memfit.verify.verify_plan import job_of, samples_of
+from memfit.verify.zero_state import put_zero_back
+
+ALONE_SECONDS = 3600
+"""How long the other ranks may wait while rank 0 runs alone."""
+ERROR = "error.txt"
+"""What a rank found wrong; the others then fail where they wait for it, and have nothing to add."""
+
+
+def main(arguments: list[str]) -> int:
+    """FOLDER WINDOWS: verifies ``FOLDER/plan.toml``; rank 0 writes ``FOLDER/result.json``.
+
+    One rank also asks whether the job's losses may be split.
+    """
+    folder, windows = Path(arguments[0]), int(arguments[1])
+    try:
+        if torchrun_env() is not None:
+            os.environ.setdefault("MEMFIT_COLLECTIVE_SECONDS", str(ALONE_SECONDS))
+            join()
+        plan = read_plan(folder / "plan.toml")
+        engine = make_engine(plan.engine, torch.device("cpu"), **plan.engine_choices)
+        result = verify_world(plan, engine, folder, windows)
+        if engine.world == 1:
+            result["findings"] = [asdict(one) for one in split_findings(job_of(plan), plan.seed)]
+        if engine.rank == 0:
+            replace_file(folder / "result.json", json.dumps(result).encode())
+    except InputError as error:
+        return _failed(folder, str(error))
+    except Exception as error:
+        if (folder / ERROR).exists():
+            return Exit.BAD_INPUT
+        mistake = mistake_in_job(error)
+        if mistake is None:
+            raise
+        return _failed(folder, str(mistake))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return Exit.DONE
+
+
+def _failed(folder: Path, line: str) -> int:
+    replace_file(folder / ERROR, line.encode())
+    return Exit.BAD_INPUT
+
+
+def verify_world(plan: Plan, engine: Engine, folder: Path, windows: int) -> dict[str, Any]:
+    """Differences of every window and what they point at; on ranks above 0 an empty dict."""
+    recording = RecordingEngine(engine)
+    train_state, course = _built(plan, recording, engine.world, folder)
+    if engine.rank == 0:
+        torch.save(_alone(plan, engine, windows), folder / "alone.pt")
+    gather(engine, None)
+    alone = torch.load(folder / "alone.pt", weights_only=False, mmap=True)
+    found = []
+    with recompute(train_state.nets, plan.checkpointing):
+        for number, before in enumerate(alone):
+            _put_back(train_state, engine, before["begin"])
+            recording.begin()
+            recording.forced = before["seen"].weights
+            result = run_window(train_state, micro_batches(train_state, course, course.windows.window(number)))
+            losses = {name: float(value) for name, value in result.losses.items()}
+            everyone = gather(engine, (recording.seen.micro_losses, _sums_by_net(recording)))
+            seen = (recording.seen, losses)
+            if engine.rank == 0:
+                shares = [len(share) for share in course.windows.window(number).ranks]
+                found.append(compare(train_state.job, before, seen, everyone, shares))
+    return {"windows": found} if engine.rank == 0 else {}
+
+
+def _alone(plan: Plan, engine: Engine, windows: int) -> list[dict[str, Any]]:
+    """Every window of an engine's ranks on one rank, with what it began and ended with."""
+    recording = RecordingEngine(Single(), magnitudes=True)
+    train_state, course = _built(plan, recording, engine.world, Path())
+    found = []
+    with recompute(train_state.nets, plan.checkpointing):
+        for number in range(windows):
+            begin = copy.deepcopy(_state(train_state))
+            window = course.windows.window(number)
+            whole = Window(number=number, epoch=window.epoch, ranks=(window.micro_batches,))
+            optimizers = {name: copy.deepcopy(optimizer) for name, optimizer in train_state.optimizers.items()}
+            names = {
+                name: [[recording.name_of(p) for p in group["params"]] for group in optimizer.param_groups]
+                for name, optimizer in train_state.optimizers.items()
+            }
+            recording.begin()
+            result, seen = run_window(train_state, micro_batches(train_state, course, whole)), recording.seen
+            if engine.syncs_in_backward:
+                after = copy.deepcopy(_state(train_state))
+                _put_back(train_state, recording.engine, begin)
+                move_last_bits(train_state)
+                recording.begin()
+                recording.forced = moved(seen.weights)
+                run_window(replace(train_state, schedules={}, ema={}), micro_batches(train_state, course, whole))
+                allow_for(seen, recording.seen, sum_bound(len(window.micro_batches)))
+                recording.forced = {}
+                _put_back(train_state, recording.engine, after)
+            found.append(
+                {
+                    "begin": begin,
+                    "seen": seen,
+                    "losses": {name: float(value) for name, value in result.losses.items()},
+                    "optimizers": optimizers,
+                    "names": names,
+                }
+            )
+    return found
+
+
+def _built(plan: Plan, recording: RecordingEngine, ranks: int, folder: Path) -> tuple[TrainState, RunContext]:
+    job = job_of(plan)
+    seed_all(plan.seed)
+    samples, lengths = samples_of(job)
+    seed_all(plan.seed)
+    train_state = build(job, "cpu", recording)
+    recording.watch(train_state)
+    windows = Windows(
+        size=len(samples),
+        lengths=lengths,
+        global_batch=plan.global_batch,
+        micro_batch=plan.micro_batch,
+        seed=plan.seed,
+        ranks=ranks,
+    )
+    course = RunContext(
+        plan=plan,
+        folder=RunFolder(folder),
+        samples=samples,
+        lengths=lengths,
+        windows=windows,
+        first=0,
+        last=0,
+        resident_before=0,
+        saver=None,
+    )
+    return train_state, course
+
+
+def _state(train_state: TrainState) -> dict[str, Any]:
+    return {
+        "nets": {name: net.state_dict() for name, net in train_state.nets.items()},
+        "optimizers": {name: optimizer.state_dict() for name, optimizer in train_state.optimizers.items()},
+    }
+
+
+def _put_back(train_state: TrainState, engine: Engine, state: dict[str, Any]) -> None:
+    """A state of one rank, put into nets and optimizers that may be sharded."""
+    state = copy.deepcopy(state)
+    if isinstance(engine, Zero):
+        put_zero_back(train_state, engine, state)
+        return
+    for name, net in train_state.nets.items():
+        here = net.state_dict()
+        net.load_state_dict({key: part_of(value, here[key]) for key, value in state["nets"][name].items()})
+    for name, optimizer in train_state.optimizers.items():
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        for index, own in state["optimizers"][name]["state"].items():
+            like = parameters[index]
+            for key, value in own.items():
+                if isinstance(value, torch.Tensor) and value.shape == like.shape:
+                    own[key] = part_of(value, like)
+        optimizer.load_state_dict(state["optimizers"][name])
+
+
+def _sums_by_net(recording: RecordingEngine) -> dict[str, list[float]]:
+    """Sums of each net's weights after their step, which tell whether two ranks hold the same net."""
+    found: dict[str, list[float]] = {}
+    for name, value in recording.seen.weights.items():
+        found.setdefault(name.split(".")[0], []).append(float(value.double().sum()))
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,149 @@
+"""pytest tests/audit/test_report.py: exact counts, and the JSON that DESIGN.md promises."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from memfit.audit import Meant, audit
+from memfit.batch import LengthBatchSampler
+from memfit.errors import InputError
+from tests.batch.audit.faults import of_shards, of_steps, of_systems
+from tests.batch.audit.faults.data import FRAMES
+from tests.batch.audit.right import of_memfit, of_torch
+
+HERE = Path(__file__).parent
+KEYS = {
+    "world", "batches_per_rank", "distinct", "duplicates", "missing", "dropped", "order_changes_each_epoch",
+    "optimizer_steps", "padding_fraction", "imbalance",
+}  # fmt: skip
+
+
+def test_the_numbers_of_gpt_sovits_s1() -> None:
+    """UPSTREAM.md: 450 / 113 / 50 batches and 3600 / 1800 / 1200 distinct clips on 1 / 2 / 3 cards."""
+    worlds = audit(of_systems.sovits_s1, (1, 2, 3)).to_json()["worlds"]
+    assert [world["batches_per_rank"] for world in worlds] == [[450], [113] * 2, [50] * 3]
+    assert [world["distinct"] for world in worlds] == [3600, 1800, 1200]
+    cured = audit(of_systems.sovits_s1_cured, (1, 2, 3)).to_json()["worlds"]
+    assert [world["batches_per_rank"] for world in cured] == [[450], [225] * 2, [150] * 3]
+    assert [world["distinct"] for world in cured] == [3600] * 3
+
+
+def test_the_json_holds_what_is_promised() -> None:
+    found = json.loads(json.dumps(audit(of_shards.unsharded, (1, 2)).to_json()))
+    assert found["dataset_size"] == 600
+    assert found["ok"] is False
+    assert all(set(world) >= KEYS for world in found["worlds"])
+    assert found["worlds"][1]["duplicates"] == 600
+    assert found["worlds"][0]["optimizer_steps"] is None
+    assert found["worlds"][0]["padding_fraction"] is None
+    (finding,) = found["findings"]
+    assert (finding["code"], finding["world"]) == ("no-sharding", 2)
+
+
+def test_dropped_samples_are_counted_with_the_reason() -> None:
+    (world,) = audit(of_torch.torch_drop_last, [8]).to_json()["worlds"]
+    assert (world["missing"], world["dropped"]) == (11, 11)
+    assert world["dropped_why"] == "drop_last leaves out what does not fill the last step"
+    found = audit(of_systems.f5_too_long, [1])
+    long = np.flatnonzero(FRAMES > 2700)
+    assert found.to_json()["worlds"][0]["missing_ids"] == long[:20].tolist()
+    assert f"{len(long)} of 600 samples" in found.findings[0].text
+    kept = FRAMES[FRAMES <= 2700].max()
+    assert f"greater length than {kept}, the longest that is given" in found.findings[0].text
+
+
+def test_what_is_mis_shared_is_missing_and_not_dropped() -> None:
+    worlds = audit(of_systems.sovits_s1, (1, 2)).to_json()["worlds"]
+    assert [(world["missing"], world["dropped"]) for world in worlds] == [(0, 0), (1800, 0)]
+    worlds = audit(of_systems.sovits_s2_drops, (1, 2)).to_json()["worlds"]
+    gone = int(((FRAMES <= 32) | (FRAMES > 1900)).sum())
+    assert [(world["missing"], world["dropped"]) for world in worlds] == [(gone, gone)] * 2
+    assert "their lengths lie outside" in worlds[0]["dropped_why"]
+
+
+def test_padding_and_imbalance_are_those_of_the_batches() -> None:
+    lengths = [10, 20, 30, 40]
+
+    def target(rank, world):
+        return [[[0, 1], [2]], [[3], []]][rank] if world == 2 else [[0, 1], [2, 3]]
+
+    class Held(list):
+        pass
+
+    def held(rank, world):
+        batches = Held(target(rank, world))
+        batches.lengths = lengths
+        return batches
+
+    one, two = audit(held, [1, 2]).to_json()["worlds"]
+    assert one["padding_fraction"] == pytest.approx(1 - 100 / 120)
+    assert one["imbalance"] == 0
+    assert two["padding_fraction"] == pytest.approx(1 - 100 / 110)
+    assert two["imbalance"] == pytest.approx((40 + 30) / (40 + 15) - 1)
+
+
+def test_steps_and_windows_of_a_loop() -> None:
+    (world,) = audit(of_steps.s1_steps, [1]).to_json()["worlds"]
+    assert world["optimizer_steps_per_rank"] == [[7, 7]]
+    assert world["micro_batches_per_step"] == 4
+    (world,) = audit(of_steps.s1_steps_cured, [1]).to_json()["worlds"]
+    assert world["optimizer_steps"] == 8
+    assert world["short_windows"] == 1
+    assert audit(of_steps.musetalk_steps, [1]).to_json()["worlds"][0]["step_counts_micro_batches"] is True
+
+
+def test_the_first_window_of_five_and_the_leak_are_said() -> None:
+    text = audit(of_steps.s1_steps, [1]).findings[0].text
+    assert "Windows of 5, 4, 4, 4, 4, 4, 4, 6 …" in text
+    assert "the last 1 micro-batches of epoch 0 leak" in text
+
+
+def test_a_sampler_that_works_alike_in_any_world_is_counted_alike() -> None:
+    def target(rank, world):
+        return LengthBatchSampler(FRAMES, 9600, rank=rank, world=world)
+
+    found = audit(target, (1, 2, 5), meant=Meant(global_batch=9600, unit="frames"))
+    assert {world["distinct"] for world in found.to_json()["worlds"]} == {600}
+    assert [finding.code for finding in found.findings] == ["global-given-as-per-gpu"] * 2
+
+
+@pytest.mark.parametrize(("target", "said"), [
+    ("faults.py", "not a file and a function"),
+    (f"{HERE}/none.py:f", "no file"),
+    (f"{HERE}/faults/data.py:none", "has no function 'none'"),
+    (f"{HERE}/faults/data.py:SIZE", "has no function 'SIZE'"),
+    (f"{HERE}/broken.py:f", "running its file raises ZeroDivisionError"),
+    (f"{HERE}/targets.py:takes_one", "cannot be called with a rank and a world size"),
+    (f"{HERE}/targets.py:gives_none", "no loader and no sampler"),
+    (f"{HERE}/targets.py:fails", r"raises KeyError: 'here' \(line 16"),
+])  # fmt: skip
+def test_a_target_that_is_none_is_one_teaching_line(target, said, tmp_path) -> None:
+    if "broken" in target:
+        (tmp_path / "broken.py").write_text("1 / 0")
+        target = f"{tmp_path}/broken.py:f"
+    with pytest.raises(InputError, match=said):
+        audit(target, [1])
+
+
+def test_worlds_below_one_are_refused() -> None:
+    with pytest.raises(InputError, match="a world has one rank or more"):
+        audit(of_memfit.own, [0])
+
+
+def test_nothing_of_the_audit_stays_behind() -> None:
+    import os
+    import random
+
+    import torch
+    import torch.distributed as dist
+    from torch.utils.data import DataLoader
+
+    before = random.getstate(), torch.random.get_rng_state(), dict(os.environ), DataLoader._get_iterator
+    audit(of_torch.torch_asks_for_its_rank, [2])
+    assert not dist.is_initialized()
+    assert random.getstate() == before[0]
+    assert torch.equal(torch.random.get_rng_state(), before[1])
+    assert dict(os.environ) == before[2]
+    assert DataLoader._get_iterator is before[3]

@@ -1,0 +1,23 @@
+"""pytest tests/audit/test_right.py: no false alarm."""
+
+import pytest
+
+from memfit.audit import audit
+from tests.batch.audit import right
+from tests.batch.audit.collect import targets
+
+TARGETS = targets(right)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_nothing_is_found(name) -> None:
+    worlds = (1,) if name.startswith("one_rank") else (1, 2, 3, 8)
+    found = audit(TARGETS[name], worlds)
+    assert found.ok, found.findings
+    for world, counts in found.counts.items():
+        assert len(counts.batches_per_rank) == world
+        assert counts.distinct > 0
+
+
+def test_the_targets_are_many() -> None:
+    assert len(TARGETS) > 45

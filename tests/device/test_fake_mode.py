@@ -1,0 +1,144 @@
+"""What the mode remembers equals what FakeTensorMode computes."""
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from memfit.device.virtual import fake_mode
+from memfit.device.virtual.virtual_device import virtual_cpu
+from tests.device.minimal_tracer import MinimalTracer
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.GroupNorm(2, 8)
+        self.batch_norm = nn.BatchNorm2d(8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        h = nn.functional.silu(self.norm(self.conv(x)))
+        h = self.batch_norm(h).flatten(2).transpose(1, 2)
+        h = h + self.attention(h, h, h)[0]
+        return self.head(h[:, ::2].chunk(2, 1)[0])
+
+
+def step(net, optimizer, batch, device="cpu"):
+    net(torch.rand(batch, 3, 8, 8, device=device)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+class StockVirtual:
+    """FakeTensorMode as it is, for the tracer."""
+
+    device = torch.device("cpu")
+
+    def __init__(self):
+        self.on_resize = []
+
+    def intercept(self, *args):
+        from memfit.device.virtual.data_dependent import NOT_HANDLED
+
+        return NOT_HANDLED
+
+
+def events(virtual, batches):
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), foreach=True)
+    with MinimalTracer(virtual) as tracer:
+        for batch in batches:
+            step(net, optimizer, batch)
+    return tracer.events, tracer.ops
+
+
+def test_same_events_as_fake_tensor_mode(no_memory, no_gc):
+    with virtual_cpu() as cpu:
+        ours = events(cpu, (2, 2, 3, 2))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        stock = events(StockVirtual(), (2, 2, 3, 2))
+    assert ours[1] == stock[1]
+    assert ours[0] == stock[0]
+
+
+CALLS = {
+    "view": lambda x: x.view(3, 8),
+    "slice": lambda x: x[1:, ::2],
+    "transpose": lambda x: x.transpose(0, 2).contiguous(),
+    "expand": lambda x: x[:1].expand(5, -1, -1),
+    "add": lambda x: x + x.double(),
+    "add scalar": lambda x: x + 1,
+    "add float": lambda x: x + 1.5,
+    "compare": lambda x: x > 0,
+    "sum": lambda x: x.sum(1, keepdim=True),
+    "max": lambda x: x.max(-1),
+    "topk": lambda x: x.topk(2),
+    "split": lambda x: x.split(2, 2),
+    "unbind": lambda x: x.unbind(1),
+    "cat": lambda x: torch.cat([x, x], 1),
+    "stack": lambda x: torch.stack([x, x[:]]),
+    "chunk": lambda x: x.chunk(2, -1),
+    "empty_like": lambda x: torch.empty_like(x.transpose(0, 1)),
+    "in place": lambda x: x.mul_(2).add_(x),
+    "out": lambda x: torch.add(x, x, out=torch.empty(2, 3, 4)),
+    "half": lambda x: x.half(),
+    "layer_norm": lambda x: torch.native_layer_norm(x, [4], None, None, 1e-5),
+    "as_strided": lambda x: x.as_strided((2, 2), (1, 5), 3),
+    "zeros": lambda x: torch.zeros(2, 3),
+    "zeros int": lambda x: torch.zeros(2, 3, dtype=torch.int32),
+    "arange": lambda x: torch.arange(7),
+    "linspace": lambda x: torch.linspace(0, 1, 5),
+    "index": lambda x: x[torch.zeros(5, dtype=torch.long)],
+    "foreach": lambda x: torch._foreach_add([x, x[:1]], 1.0),
+    "complex": lambda x: torch.fft.rfft(x),
+    "squeeze": lambda x: x[:, :, :1].squeeze(-1),
+    "dropout": lambda x: torch.native_dropout(x, 0.1, True),
+}
+
+
+def described(out):
+    return [
+        (tuple(t.shape), t.stride(), t.storage_offset(), t.dtype, t.untyped_storage().nbytes(), t.device)
+        for t in torch.utils._pytree.tree_leaves(out)
+    ]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_remembered_outputs(no_memory, name):
+    call = CALLS[name]
+    with FakeTensorMode():
+        expected = described(call(torch.empty(2, 3, 4)))
+    with virtual_cpu():
+        first, again = (call(torch.empty(2, 3, 4)) for _ in range(2))
+        assert described(first) == described(again) == expected
+        assert type(first) is type(again)
+
+
+def test_views_share_their_storage(no_memory):
+    with virtual_cpu():
+        for _ in range(2):
+            x = torch.empty(2, 3)
+            assert x.t().untyped_storage()._cdata == x.untyped_storage()._cdata
+            assert x.add_(1) is x
+
+
+def test_default_dtype_counts(no_memory):
+    with virtual_cpu():
+        assert torch.zeros(2).dtype is torch.float32
+        torch.set_default_dtype(torch.float64)
+        try:
+            assert torch.zeros(2).dtype is torch.float64
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+
+def test_the_second_call_is_remembered(no_memory):
+    with virtual_cpu():
+        x = torch.empty(2, 3)
+        x + x
+        count = len(fake_mode._makers)
+        x + x
+        assert len(fake_mode._makers) == count > 0

@@ -1,0 +1,138 @@
+import gc
+import sys
+
+import pytest
+import torch
+import torch.cuda.memory
+import torch.cuda.nvtx
+import torch.cuda.random
+import torch.utils.checkpoint
+from torch.amp.autocast_mode import autocast
+from torch.amp.grad_scaler import GradScaler
+
+from memfit.device.virtual import virtual_device
+from memfit.device.virtual.card_rules import CardRules
+from memfit.device.virtual.patching import appended
+from memfit.device.virtual.virtual_device import virtual_cpu, virtual_gpu
+from memfit.errors import InputError
+
+CARD = CardRules()
+OWNERS = [
+    torch, torch._C, torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.nvtx, torch.utils,
+    torch._meta_registrations,
+    torch.UntypedStorage, torch.Tensor, torch.nn.Module, autocast, GradScaler, torch.optim.Optimizer,
+    torch.utils._foreach_utils, sys.modules["torch.optim.optimizer"], torch.amp, torch.random, torch.overrides,
+]  # fmt: skip
+
+
+def snapshot():
+    """Every attribute of the modules and classes that are touched, and the content of lists."""
+    return [
+        {name: (id(value), list(value) if type(value) is list else None) for name, value in vars(owner).items()}
+        for owner in OWNERS
+    ]
+
+
+def kernels():
+    keys = ("AutocastPrivateUse1", "AutogradPrivateUse1", "PrivateUse1")
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    names = ("aten::linear", "aten::silu_backward", "aten::scaled_dot_product_attention", "aten::softmax.int")
+    return [has(name, key) for name in names for key in keys]
+
+
+@pytest.mark.parametrize("enter", [lambda: virtual_gpu(CARD), virtual_cpu], ids=["gpu", "cpu"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_leaving_puts_everything_back(enter, fails):
+    with virtual_gpu(CARD):
+        torch.zeros(2, device="cuda")
+    before, before_kernels = snapshot(), kernels()
+    modes = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+    functions = torch.overrides._get_current_function_mode_stack()
+    try:
+        with enter() as device:
+            torch.set_default_device(device.device)
+            torch.zeros(2).cpu()
+            if fails:
+                raise KeyError
+    except KeyError:
+        pass
+    assert snapshot() == before
+    assert kernels() == before_kernels
+    assert torch.utils._python_dispatch._get_current_dispatch_mode_stack() == modes
+    assert torch.overrides._get_current_function_mode_stack() == functions
+    assert type(torch.zeros(2)) is torch.Tensor
+    assert torch.zeros(2).device.type == "cpu"
+    assert not torch.cuda.is_available()
+
+
+def test_a_torch_that_was_never_tried_is_refused(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    with pytest.raises(InputError, match=r"torch 2\.99\.0: .*; install torch 2\.13"), virtual_gpu(CARD):
+        pass
+    monkeypatch.setattr(torch, "__version__", "2.13.1+cu130")
+    virtual_device.check_torch_version()
+
+
+def test_large_nets_cost_no_memory():
+    """A net of 4 GiB of parameters, moved and trained for a step."""
+    with virtual_gpu(CARD) as gpu:
+        net = torch.nn.Sequential(*(torch.nn.Linear(16384, 16384, bias=False) for _ in range(4))).to(gpu.device)
+        optimizer = torch.optim.AdamW(net.parameters())
+        net(torch.randn(8, 16384, device=gpu.device)).sum().backward()
+        optimizer.step()
+        assert sum(p.numel() * 4 for p in net.parameters()) == 4 * 2**30
+    gc.collect()
+
+
+def test_only_our_own_item_leaves_a_list():
+    items = ["a"]
+    with appended(items, "ours"):
+        items.append("theirs")
+    assert items == ["a", "theirs"]
+
+
+def test_real_training_afterwards_is_as_before():
+    """Pinning asks the process's accelerator, which registering the backend has made ours."""
+    with virtual_gpu(CARD):
+        assert torch.accelerator.is_available()
+    assert not torch.accelerator.is_available()
+    data = torch.utils.data.TensorDataset(torch.ones(8, 2))
+    with pytest.warns(UserWarning, match="pin_memory"):
+        batches = list(torch.utils.data.DataLoader(data, batch_size=4, pin_memory=True))
+    assert [batch[0].shape for batch in batches] == [(4, 2), (4, 2)]
+    x = torch.ones(3, 3, requires_grad=True)
+    with torch.random.fork_rng():
+        torch.utils.checkpoint.checkpoint(lambda t: (t @ t).sin(), x, use_reentrant=False).sum().backward()
+    assert x.grad.isfinite().all()
+
+
+class Raising:
+    """A hook of each place that autograd calls in its own thread."""
+
+    def saved(self, x):
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, self):
+            return x * x
+
+    def of_a_tensor(self, x):
+        y = x.exp()
+        y.register_hook(self)
+        return y
+
+    def of_a_gradient(self, x):
+        x.register_post_accumulate_grad_hook(self)
+        return x.exp()
+
+    def __call__(self, tensor):
+        raise LookupError("in the hook")
+
+
+@pytest.mark.parametrize("place", ["saved", "of_a_tensor", "of_a_gradient"])
+def test_what_a_hook_raises_in_a_backward_comes_out_of_it(gpu, place):
+    """Trap: torch asks a device written in Python for its type while the exception is on its way, and would abort."""
+    x = torch.ones(4, device="cuda", requires_grad=True)
+    loss = getattr(Raising(), place)(x).sum()
+    with pytest.raises(LookupError, match="in the hook"):
+        loss.backward()
+    again = torch.ones(4, device="cuda", requires_grad=True)
+    again.exp().sum().backward()
+    assert again.grad.shape == (4,)

@@ -1,0 +1,71 @@
+"""pytest tests/planner/test_length_check.py: a plan's windows of varied lengths, one after the other."""
+
+from dataclasses import replace
+
+import pytest
+
+from memfit.device.hardware.catalogue import find_device
+from memfit.errors import InputError
+from memfit.plan import read_plan, write_plan
+from memfit.planner.search.search import find_plan
+from memfit.planner.variable_length.length_check import LengthCheck
+from memfit.planner.variable_length.sequence import SequencePrediction
+from memfit.replay.window_sequence import SequencePeaks
+from tests.nets import JOBS
+
+GIB = 1 << 30
+
+
+def peaks(reserved, failed=None):
+    return SequencePeaks(
+        windows=failed or 200, distinct_shapes=90, allocated_bytes=10 * GIB, allocated_window=0,
+        reserved_bytes=reserved, reserved_window=9, growth=((0, reserved),), failed_window=failed,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("plain", "expandable", "fits", "allocator"),
+    [(None, None, True, "default"), (40, None, True, "expandable_segments"), (40, 70, False, "default")],
+)
+def test_expandable_segments_are_taken_where_fragments_need_them(plain, expandable, fits, allocator):
+    found = LengthCheck(found=SequencePrediction(plain=peaks(17 * GIB, plain), expandable=peaks(11 * GIB, expandable)))
+    assert (found.fits, found.allocator) == (fits, allocator)
+    (lever,) = found.levers()
+    assert lever.taken == (allocator != "default")
+    assert lever.saves == {"train": 6 * GIB}
+    assert ("window 40" in found.reason()) == (plain is not None)
+
+
+class Varying(JOBS["dit"]):
+    def lengths(self):
+        return [8 + 5 * i % 33 for i in range(60)]
+
+
+def test_a_plan_says_what_its_first_windows_reserve():
+    answer = find_plan(Varying(), "varying", 400, find_device("rtx4090"), micro_batch=200)
+    assert answer.lengths.found.plain.windows == 200
+    assert answer.lengths.found.plain.failed_window is None
+    assert answer.plan.allocator == "default"
+    assert "200 windows" in answer.plan.reasons["varied lengths"]
+    assert answer.lengths.found.plain.reserved_bytes >= answer.lengths.found.plain.allocated_bytes
+
+
+def test_lengths_that_cannot_be_read_here_are_no_fault_of_the_plan():
+    class Elsewhere(Varying):
+        def lengths(self):
+            raise FileNotFoundError("data.csv")
+
+    answer = find_plan(Elsewhere(), "elsewhere", 400, find_device("rtx4090"), micro_batch=200)
+    assert (
+        answer.plan.reasons["varied lengths"] == "not replayed: the job's lengths() raises FileNotFoundError: data.csv"
+    )
+
+
+def test_the_allocator_of_a_plan_file_is_checked(tmp_path):
+    plan = find_plan(JOBS["dit"](), "dit", 400, find_device("rtx4090"), micro_batch=200).plan
+    write_plan(replace(plan, allocator="expandable_segments"), tmp_path / "plan.toml")
+    assert read_plan(tmp_path / "plan.toml").allocator == "expandable_segments"
+    text = (tmp_path / "plan.toml").read_text().replace("expandable_segments", "expandable")
+    (tmp_path / "plan.toml").write_text(text)
+    with pytest.raises(InputError, match=r"allocator = 'expandable'.*write expandable_segments"):
+        read_plan(tmp_path / "plan.toml")

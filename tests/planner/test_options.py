@@ -1,0 +1,272 @@
+"""Every lever is told: bytes in each phase, cost, whether it changes what is learned, and why it was taken or left."""
+
+import re
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from memfit.device.hardware.catalogue import find_device, with_memory
+from memfit.job import Job, Loss, Shape
+from memfit.plan import MemoryOption, PhasePolicy
+from memfit.planner.live_bytes import live_bytes_of
+from memfit.planner.plan_json import plan_json
+from memfit.planner.search.search import find_plan
+from memfit.show.plan_table import memory_of
+from memfit.trace.step import Tracing, trace_job
+from tests.planner.test_host_state import CARD, Wide, planned
+
+NAMES = {
+    "for-each optimizer", "fused optimizer", "8-bit optimizer", "expandable allocator", "no DDP for one device",
+    "gradients as bucket views", "average of the weights on the host", "checkpointing by module",
+    "offload of saved activations", "optimizer state on the host", "accumulation", "sharding", "bf16 autocast",
+    "free gradients", "sliced decode in validation", "smaller validation batch",
+    "optimizer state aside in validation", "validation in a separate process", "skip validation",
+}  # fmt: skip
+
+
+class Validated(Wide):
+    """Its validation decodes all items at once, or so many, into 128 MiB each."""
+
+    at_once: int = 4
+    zero_grad: str = "after_forward"
+    validates: ClassVar = True
+    validation_levers: ClassVar = {"sliced decode in validation": {"at_once": 1}}
+
+    def validate(self, nets, batch):
+        for part in batch.split(self.at_once):
+            nets["net"](part).repeat(1, 16384)
+        return {}
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x):
+        return x + self.down(torch.nn.functional.gelu(self.up(x)))
+
+
+class Deep(Job):
+    """Blocks, an average, and a validation under autocast, whose net's activations are most of what it takes."""
+
+    ema: float | None = 0.9
+    zero_grad: str = "after_forward"
+    at_once: int = 16
+    validation_levers: ClassVar = {"sliced decode": {"at_once": 2}}
+
+    def nets(self):
+        return {"net": nn.Sequential(*(Block() for _ in range(6)))}
+
+    def optimizers(self, nets):
+        return {"net": torch.optim.AdamW(nets["net"].parameters(), lr=0.01)}
+
+    def batch(self, shape):
+        return torch.randn(shape.items, 512, 64)
+
+    def loss(self, nets, batch):
+        with self.autocast(batch.device):
+            return Loss(nets["net"](batch).float().square().mean((1, 2)).sum(), len(batch))
+
+    def validate(self, nets, batch):
+        with self.autocast(batch.device):
+            for part in batch.split(self.at_once):
+                nets["net"](part).repeat(1, 1, 64).sum()
+        return {}
+
+
+def levers_of(plan) -> dict[str, MemoryOption]:
+    return {lever.name: lever for lever in plan.levers}
+
+
+def traced_peaks(job, plan, device, *, items=None, precision=None, **other: Any):
+    """The whole plan traced with one thing otherwise."""
+    count = max(map(len, plan.micro_batches))
+    how = Tracing(
+        device=device, implementation=plan.implementation, validation=plan.validation, saving=plan.saving,
+        micro_batches=count, checkpointing=plan.checkpointing, optimizer_state=plan.optimizer_state,
+        average=plan.average,
+    )  # fmt: skip
+    job = type(job)(precision=precision) if precision else job
+    shape = Shape(items=items or plan.micro_batch)
+    return live_bytes_of(trace_job(job, shape, replace(how, **other)), device).peaks()
+
+
+def test_all_of_them_in_the_json():
+    found = plan_json(planned(Validated(ema=0.9), 4096))
+    levers = {lever["name"]: lever for lever in found["levers"]}
+    assert levers.keys() == NAMES
+    assert all(lever["reason"] and lever["costs"] for lever in levers.values())
+    assert {name for name, lever in levers.items() if lever["changes_learning"]} == {"8-bit optimizer", "bf16 autocast"}
+    taken = {name for name, lever in levers.items() if lever["taken"]}
+    assert {"fused optimizer", "no DDP for one device", "free gradients"} <= taken
+    for name, lever in levers.items():
+        assert lever["saves"].keys() == {"train", "validate", "save"}, name
+        assert lever["saves_bytes"] == max(*lever["saves"].values(), 0)
+        assert (lever["seconds"] is None) == lever["unknown"].startswith("time: "), name
+
+
+def test_what_a_lever_of_validation_brought_is_what_was_replayed():
+    """Training takes 1,024 MiB and next to nothing, validation 768 and 128 for each item that is decoded at once."""
+    plan = planned(Validated(zero_grad="after_step"), 1150).plan
+    lever = next(one for one in plan.levers if one.name.startswith("sliced"))
+    assert lever.taken
+    assert lever.saves == {"train": 0, "validate": 3 * ((128 << 20) + 2048 * 4), "save": 0}
+    assert plan.validation.settings == {"at_once": 1}
+    assert plan.optimizer_state == "device"
+
+
+@pytest.fixture(scope="module", params=["a100-40gb", "cpu"])
+def deep(request):
+    device = CARD if request.param != "cpu" else with_memory(find_device("cpu"), 4 << 30)
+    job = Deep()
+    plan = find_plan(job, "deep", 16, device, keep=("optimizer",)).plan
+    assert plan.micro_batch == 16
+    return job, plan, device
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("sliced decode", {"validation": PhasePolicy(settings={"at_once": 2})}),
+        ("smaller validation batch", {"validation": PhasePolicy(items=1)}),
+        ("accumulation", {"items": 8, "micro_batches": 2}),
+        ("fused optimizer", {"implementation": "fused"}),
+        ("checkpointing by module", {"checkpointing": {f"net.{i}": "full" for i in range(6)}}),
+        ("bf16 autocast", {"precision": "bf16"}),
+    ],
+)
+def test_one_that_was_left_saves_what_a_trace_with_it_saves(deep, name, other):
+    job, plan, device = deep
+    lever = levers_of(plan)[name]
+    before, after = traced_peaks(job, plan, device), traced_peaks(job, plan, device, **other)
+    assert not lever.taken
+    if name == "fused optimizer":  # its counts of steps are the card's
+        assert all(0 <= lever.saves[phase] - (before[phase] - after[phase]) <= 24 * 512 for phase in before)
+        return
+    assert lever.saves == {phase: before[phase] - after[phase] for phase in before}
+    assert lever.saves_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("optimizer state aside in validation", {"validation": PhasePolicy(optimizer="aside")}),
+        ("optimizer state on the host", {"optimizer_state": "host"}),
+        ("offload of saved activations", {"checkpointing": {f"net.{i}": "offload" for i in range(6)}}),
+        ("average of the weights on the host", {"average": "host"}),
+    ],
+)
+def test_one_that_moves_tensors_to_the_host_does_on_a_card(deep, name, other):
+    job, plan, device = deep
+    lever = levers_of(plan)[name]
+    if not device.is_cuda:
+        assert lever.saves_bytes == 0 or name.startswith("optimizer state aside")
+        return
+    before, after = traced_peaks(job, plan, device), traced_peaks(job, plan, device, **other)
+    assert lever.saves == {phase: before[phase] - after[phase] for phase in before}
+    assert lever.seconds > 0
+    assert lever.saves_bytes > 0
+
+
+def test_gradients_that_are_freed_would_otherwise_stay(deep):
+    job, plan, device = deep
+    lever = levers_of(plan)["free gradients"]
+    keep = PhasePolicy(gradients="keep")
+    without = traced_peaks(job, plan, device, validation=keep, saving=keep)
+    assert lever.taken
+    assert lever.saves == {phase: without[phase] - nbytes for phase, nbytes in traced_peaks(job, plan, device).items()}
+    assert lever.saves["validate"] > 0
+
+
+@pytest.mark.parametrize(("mib", "average"), [(950, "device"), (700, "host")])
+def test_state_on_the_host_that_was_taken_saves_what_the_device_would_need(mib, average):
+    job = Wide(ema=0.9)
+    card = with_memory(CARD, mib << 20)
+    plan = find_plan(job, "wide", 4, card).plan
+    here = traced_peaks(job, plan, card)
+    for name, other in (
+        ("optimizer state on the host", "optimizer_state"),
+        ("average of the weights on the host", "average"),
+    ):
+        lever = levers_of(plan)[name]
+        if lever.taken:
+            there = traced_peaks(job, plan, card, **{other: "device"})
+            assert lever.saves == {phase: there[phase] - here[phase] for phase in here}
+    assert plan.optimizer_state == "host"
+
+
+def test_an_average_that_was_left_would_be_gone_from_saving_too():
+    """Its part that visits the card is no part of saving, and the step is higher than an update."""
+    weights = 16 * 2048 * 2048 * 4
+    lever = levers_of(planned(Wide(ema=0.9), 4096).plan)["average of the weights on the host"]
+    assert lever.saves == {"train": weights, "save": weights}
+
+
+def test_eight_bit_state_is_a_byte_an_element_and_a_scale_a_block():
+    """Two states of 16 matrices, each of 2048 x 2048 elements; the step makes nothing beside."""
+    lever = levers_of(planned(Wide(), 4096).plan)["8-bit optimizer"]
+    elements = 2048 * 2048
+    assert lever.saves == dict.fromkeys(("train", "save"), 2 * 16 * (4 * elements - elements - 4 * elements // 256))
+    assert (lever.seconds, lever.unknown[:5]) == (None, "time:")
+
+
+def test_shards_over_two_devices_are_traced():
+    plan = find_plan(Wide(), "wide", 8, CARD, devices=2).plan
+    lever = levers_of(plan)["sharding"]
+    weights = 16 * 2048 * 2048 * 4
+    assert plan.engine == "ddp"
+    assert not lever.taken
+    assert lever.saves["save"] == 3 * weights // 2 + (16 * 4 // 2 if lever.saves["save"] % 2 else 0)
+    assert lever.seconds > 0
+
+
+def test_what_does_not_apply_saves_nothing_and_says_why():
+    levers = levers_of(find_plan(Deep(ema=None), "deep", 1, CARD).plan)
+    reasons = {
+        "smaller validation batch": "its batch is one item already",
+        "accumulation": "a micro-batch cannot be smaller",
+        "average of the weights on the host": "the job keeps no average",
+    }
+    for name, reason in reasons.items():
+        assert (levers[name].reason, levers[name].seconds, levers[name].unknown) == (reason, 0.0, "")
+        assert levers[name].saves == {"train": 0, "validate": 0, "save": 0}
+
+
+class Refusing(Deep):
+    """Its validation does not run in half precision."""
+
+    def validate(self, nets, batch):
+        if self.precision != "fp32":
+            raise RuntimeError("no halves here")
+        return super().validate(nets, batch)
+
+
+def test_what_validation_refuses_is_unknown_and_says_why():
+    lever = levers_of(find_plan(Refusing(), "refusing", 16, CARD).plan)["bf16 autocast"]
+    assert lever.saves.keys() == {"train", "save"}
+    assert "no halves here" in lever.unknown
+    assert "validate" not in memory_of(lever)
+
+
+def test_a_validation_that_is_too_long_to_trace_again_says_so(monkeypatch):
+    monkeypatch.setattr("memfit.planner.search.full_step.TRACED", 60)
+    levers = levers_of(find_plan(Deep(), "deep", 2, CARD).plan)
+    first, dear = levers["sliced decode"], levers["smaller validation batch"]
+    assert {"train", "validate", "save"} == first.saves.keys()
+    assert "validate" not in dear.saves
+    assert re.match(r"bytes and time: no trace was made of this validation's \d+ operators once more", dear.unknown)
+    assert memory_of(dear) == "unknown"
+
+
+def test_what_becomes_of_each_phase_is_told():
+    lever = MemoryOption(name="", taken=False, saves_bytes=0, costs="", reason="")
+    assert memory_of(replace(lever, saves={"train": 2 << 30, "validate": 400 << 20, "save": 0})) == (
+        "train -2.00 GiB, validate -400 MiB"
+    )
+    assert memory_of(replace(lever, saves={"train": 1 << 30, "validate": 1 << 30})) == "all -1.00 GiB"
+    assert memory_of(replace(lever, saves={"train": -(1 << 30), "validate": 1})) == "train +1.00 GiB"
+    assert memory_of(replace(lever, saves={"train": 0})) == "nothing"

@@ -1,0 +1,30 @@
+"""pytest tests/show/test_verify_table.py: the verdict first, in 80 columns."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from memfit.show.verify_table import show_verified
+
+PLAN = SimpleNamespace(global_batch=11, unit="samples", micro_batch=3, job="tests/verify/jobs.py:Sound")
+
+
+def world(number, ok):
+    parts = dict.fromkeys(("loss", "gradients", "parameters"), 1e-7)
+    return {
+        "world": number, "engine": "ddp", "ok": ok, "bound": 6e-7, "max_relative_difference": parts, "of_bounds": parts,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ok", "first"), [(True, "The same on 1 and 2 ranks."), (False, "Not the same on 1 and 2 ranks.")]
+)
+def test_verdict_first_and_nothing_wider_than_80_columns(capsys, monkeypatch, ok, first):
+    monkeypatch.setenv("COLUMNS", "80")
+    finding = {"kind": "note" if ok else "fault", "code": "unsynchronised", "text": "net judge has other weights " * 8}
+    found = {"ok": ok, "worlds": [world(1, True), world(2, ok)], "findings": [finding]}
+    show_verified(found, PLAN)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == first
+    assert max(map(len, lines)) <= 80
+    assert "\x1b[" not in "".join(lines)

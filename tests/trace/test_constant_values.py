@@ -1,0 +1,50 @@
+"""python -m pytest tests/trace/test_constant_values.py"""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from memfit.device.virtual.card_rules import CardRules
+from memfit.device.virtual.virtual_device import virtual_cpu, virtual_gpu
+from memfit.trace.tracer import Tracer
+
+
+@pytest.mark.parametrize("device", [virtual_cpu, lambda: virtual_gpu(CardRules())], ids=["cpu", "gpu"])
+def test_numbers_that_follow_from_the_code_are_known_also_as_a_list(device):
+    with device() as virtual, Tracer(virtual).recording(), virtual.device:
+        assert (4 ** torch.arange(3)).flip(0).tolist() == [16, 4, 1]
+        assert torch.stack([torch.tensor(2), torch.tensor(3)]).tolist() == [2, 3]
+        assert [part.item() for part in torch.arange(6).split(2)[1]] == [2, 3]
+
+
+@pytest.mark.parametrize("device", [virtual_cpu, lambda: virtual_gpu(CardRules())], ids=["cpu", "gpu"])
+def test_a_copy_of_a_net_has_its_own_known_numbers(device):
+    with device() as virtual, Tracer(virtual).recording(), virtual.device:
+        net = nn.BatchNorm2d(3)
+        average = copy.deepcopy(net)
+        net.num_batches_tracked += 1
+        assert (net.num_batches_tracked.item(), average.num_batches_tracked.item()) == (1, 0)
+
+
+@pytest.mark.parametrize("device", [virtual_cpu, lambda: virtual_gpu(CardRules())], ids=["cpu", "gpu"])
+def test_numbers_are_finite_whatever_their_count(device):
+    with device() as virtual, Tracer(virtual).recording(), virtual.device:
+        many = torch.rand(300, 300)
+        assert torch.isfinite(many).all()
+        assert torch.isfinite(many.sum())
+        assert not torch.isnan(many).any()
+        assert not torch.isinf(many).any()
+        mask = torch.isfinite(many)
+        mask &= many > 0.5
+        assert not mask.all()
+
+
+@pytest.mark.parametrize("device", [virtual_cpu, lambda: virtual_gpu(CardRules())], ids=["cpu", "gpu"])
+def test_rates_and_widths_of_layers_are_known(device):
+    with device() as virtual, Tracer(virtual).recording(), virtual.device:
+        assert [round(rate.item(), 2) for rate in torch.linspace(0, 0.3, 4)] == [0, 0.1, 0.2, 0.3]
+        assert (torch.tensor([0.25, 0.5, 1.0]) * 64).int().tolist() == [16, 32, 64]
+        assert torch.logspace(0, 2, 3).tolist() == [1, 10, 100]
+        assert [part.tolist() for part in torch.linspace(0, 1, 5).split([2, 3])] == [[0, 0.25], [0.5, 0.75, 1]]

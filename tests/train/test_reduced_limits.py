@@ -1,0 +1,38 @@
+"""What sharded ranks that start again do with less."""
+
+import dataclasses
+
+import pytest
+
+from memfit.plan import Plan
+from memfit.train.recovery.reduced_limits import NO_REDUCTION, ReducedLimits, read_reduced_limits, write_reduced_limits
+from memfit.train.run_folder import RunFolder
+
+PLAN = Plan(
+    job="job.py:Job", settings={}, device="cpu", budget_bytes=1 << 20, unit="samples", global_batch=4, micro_batch=2,
+    micro_batches=[[2, 2]], arithmetic="", engine="fsdp2", precision="fp32", seed=0,
+)  # fmt: skip
+
+
+def test_what_several_ranks_write_adds_up(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert read_reduced_limits(folder, PLAN) == NO_REDUCTION
+    for less in (
+        ReducedLimits(most=2, alone=(7,)),
+        ReducedLimits(most=4, left_out=(3,)),
+        ReducedLimits(alone=(1,), validations=2),
+    ):
+        write_reduced_limits(folder, PLAN, less)
+    assert read_reduced_limits(folder, PLAN) == ReducedLimits(most=2, alone=(1, 7), left_out=(3,), validations=2)
+
+
+def test_of_another_plan_it_says_nothing(tmp_path):
+    folder = RunFolder(tmp_path)
+    write_reduced_limits(folder, PLAN, ReducedLimits(most=1))
+    assert read_reduced_limits(folder, dataclasses.replace(PLAN, budget_bytes=2 << 20)) == NO_REDUCTION
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"planned": ["fsdp2", 2, 1048576], "most": 1}'])
+def test_a_broken_file_says_nothing(tmp_path, text):
+    (tmp_path / "less.json").write_text(text)
+    assert read_reduced_limits(RunFolder(tmp_path), PLAN) == NO_REDUCTION

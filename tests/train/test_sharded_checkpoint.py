@@ -1,0 +1,67 @@
+"""A state that sharded ranks wrote goes on with other ranks, other engines and one device, and back.
+
+python -m pytest tests/train/test_sharded_checkpoint.py
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from memfit.apply.train_state import build
+from memfit.engine.single import Single
+from memfit.errors import InputError
+from memfit.train.checkpoint.sharded_checkpoint import load_sharded
+from tests.engine.ranks import CPU, Sentences
+from tests.engine.zero_ranks import loaded, saved
+
+ROOT = Path(__file__).parents[2]
+
+
+def ranks(engine, world, what, state, folder):
+    arguments = ["--standalone", "--nproc-per-node", str(world), "-m", "tests.train.rank_spread"]
+    subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *arguments, engine, what, str(state), str(folder)],
+        cwd=ROOT, check=True, timeout=180, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    return torch.load(folder / f"{engine}-{what}-0.pt")
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("three")
+    return folder / "state", ranks("fsdp2", 3, "save", folder / "state", folder)
+
+
+def same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_three_sharded_ranks_to_one_device(three):
+    state, expected = three
+    same(loaded(Single(), state), expected)
+
+
+def test_three_sharded_ranks_to_two(three, tmp_path):
+    state, expected = three
+    same(ranks("fsdp2", 2, "load", state, tmp_path), expected)
+
+
+def test_three_sharded_ranks_to_two_replicas(three, tmp_path):
+    state, expected = three
+    same(ranks("ddp", 2, "load", state, tmp_path), expected)
+
+
+def test_one_device_to_three_sharded_ranks(tmp_path):
+    expected = saved(Single(), tmp_path / "state")
+    same(ranks("fsdp2", 3, "load", tmp_path / "state", tmp_path), expected)
+
+
+def test_another_jobs_state_is_refused(three):
+    with pytest.raises(InputError, match="cannot be read into this job"):
+        load_sharded(build(Sentences(), CPU), three[0])

@@ -1,0 +1,101 @@
+"""memfit validate: a checkpoint's own nets, within a budget, and the same values each time.
+
+python -m pytest tests/train/test_validation_worker.py
+"""
+
+import json
+import os
+import pickle
+import shutil
+
+import pytest
+import torch
+
+from memfit.apply.train_state import build
+from memfit.device.hardware.catalogue import with_memory
+from memfit.device.hardware.local_devices import local_cpu
+from memfit.geometry import shape_of
+from memfit.loading import load_job
+from memfit.planner.search.search import find_plan
+from memfit.trace.step import fetch_synthetic, validate_once
+from memfit.train.checkpoint.checkpoints import Checkpoints
+from memfit.train.checkpoint.saver import Saver
+from memfit.train.launch.validation_worker import main
+from memfit.train.loop.phases import VALIDATION
+from memfit.train.loop.rng import seed_stream
+from tests.cli.asking import is_one_line, really
+
+JOB = "tests/nets.py:Convolution"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """(a run's folder with checkpoints of windows 1 and 2, the nets of window 2)."""
+    run = tmp_path_factory.mktemp("runs")
+    job = load_job(JOB)
+    plan = find_plan(job, JOB, 6, with_memory(local_cpu(), 256 << 20), micro_batch=4).plan
+    saver = Saver(checkpoints=Checkpoints(run / "checkpoints"), plan=plan)
+    for number in (1, 2):
+        torch.manual_seed(number)
+        train_state = build(job, "cpu")
+        saver.save(train_state, number)
+    return run, train_state
+
+
+def expected(train_state):
+    seed_stream(0, 0, 0, VALIDATION)
+    shape = shape_of(train_state.job, 4)
+    return validate_once(
+        train_state,
+        lambda: fetch_synthetic(train_state.job, shape, train_state.device, validation=True),
+        lambda part: None,
+    )
+
+
+def test_the_newest_checkpoint_of_a_run_gives_its_own_nets_values(saved):
+    run, train_state = saved
+    code, out, err = really("validate", str(run), "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["checkpoint"] == str(run / "checkpoints" / "00000002")
+    assert (found["window"], found["items"]) == (2, 4)
+    assert found["values"] == {"loss": float(expected(train_state)["loss"])}
+    assert 0 < found["measured_process_bytes"] < found["budget_bytes"]
+
+
+def test_a_torn_one_is_passed_over_and_a_small_budget_ends_with_3(saved, tmp_path):
+    run = shutil.copytree(saved[0], tmp_path / "run")
+    os.truncate(run / "checkpoints" / "00000002" / "state.safetensors", 1000)
+    code, out, err = really("validate", str(run), "--memory", "256KiB")
+    assert (code, out) == (3, ""), err
+    assert "00000002: it is torn or no checkpoint: state.safetensors has 1000 bytes" in err
+    assert "out of memory" in err
+    assert "the budget is 256 KiB" in err
+    assert "Traceback" not in err
+    is_one_line(
+        really("validate", str(run / "checkpoints" / "00000002")),
+        "00000002: it is torn or no checkpoint",
+        "take another",
+    )
+
+
+def wrong(target, tmp_path, capfd):
+    capfd.readouterr()
+    return main([str(target), str(tmp_path / "found.json"), "0"]), *capfd.readouterr()
+
+
+def test_what_cannot_be_validated_is_one_line(saved, tmp_path, capfd):
+    class Code:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "ran"),))
+
+    (tmp_path / "weights.pt").write_bytes(pickle.dumps(Code()))
+    is_one_line(wrong(tmp_path / "none", tmp_path, capfd), "no such folder", "memfit run --out")
+    is_one_line(wrong(tmp_path, tmp_path, capfd), "there is no checkpoint in it")
+    is_one_line(wrong(tmp_path / "weights.pt", tmp_path, capfd), "weights.pt: it is foreign, a pickle")
+    assert not (tmp_path / "ran").exists()
+
+    job = load_job("tests/nets.py:Gan")
+    plan = find_plan(job, "tests/nets.py:Gan", 4, with_memory(local_cpu(), 256 << 20), micro_batch=4).plan
+    Saver(checkpoints=Checkpoints(tmp_path / "checkpoints"), plan=plan).save(build(job, "cpu"), 1)
+    is_one_line(wrong(tmp_path, tmp_path, capfd), "Gan: it has no validation", "write validate(self, nets, batch)")
