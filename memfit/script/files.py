@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from memfit.device.virtual.patching import replaced
 from memfit.script.step_watch import StepWatch
+
 
 class SavedFiles:
     """What the script saved in this run: reading such a file gives back the very objects, copied."""

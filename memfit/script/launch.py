@@ -16,6 +16,9 @@ from memfit.errors import InputError
 from memfit.script.outcome import FileChange, ScriptOutcome, TraceRequest
 from memfit.script.worker import NO_SANDBOX
 
+DEFAULT_CARD = "a100-80gb"
+"""Whose kernels a trace runs where the command names no card."""
+_HOST_SHARE = 0.8
 _GRACE_SECONDS = 120.0
 """After the limit, for what is counted at the end."""
 
@@ -87,3 +90,13 @@ def _environment() -> dict[str, str]:
         **os.environ, "PYTHONPATH": f"{root}{os.pathsep}{before}" if before else root,
         "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline", "PYTHONUNBUFFERED": "1",
     }  # fmt: skip
+
+
+def free_host_bytes() -> int | None:
+    """Most of the host's free memory; None where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    free = next((line.split()[1] for line in lines if line.startswith("MemAvailable")), None)
+    return None if free is None else int(int(free) * 1024 * _HOST_SHARE)

@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
-from memfit.replay.block_pool import LIVE
+from memfit.replay.block_pool import FREE, LIVE
 from memfit.replay.caching_allocator import CachingAllocator
 from memfit.replay.errors import OutOfMemory
 from memfit.sizes import format_size
+
+_STATES = {LIVE: "active_allocated", FREE: "inactive"}
 
 
 class LiveAllocator:
@@ -101,7 +103,7 @@ class LiveAllocator:
                 "device": 0, "address": run[0].addr, "total_size": sum(block.size for block in run),
                 "allocated_size": sum(block.size for block in run if block.state == LIVE), "stream": 0,
                 "segment_type": "small" if run[0].pool.is_small else "large",
-                "blocks": [{"size": block.size, "state": "active_allocated" if block.state == LIVE else "inactive"} for block in run],
+                "blocks": [{"size": block.size, "state": _STATES[block.state]} for block in run],
             }
             for run in self._allocator.segments()
         ]  # fmt: skip

@@ -30,12 +30,13 @@ FAILED = "failed"
 def outcome_of(running: Running, ended: str, error: ScriptError | None) -> ScriptOutcome:
     """Everything that is told of the run; without a footprint where no window was complete."""
     watch, tracer = running.watch, running.tracer
-    trace, footprint = None, None
+    trace, bare, footprint = None, None, None
     peaks: dict[str, int] = {}
     lines: tuple[LineUse, ...] = ()
     cards: tuple[CardVerdict, ...] = ()
     if watch.windows or (error is not None and error.out_of_memory):
-        trace = with_scratch(replace(as_trace(tracer), phases=watch.phases()), tracer.calls)
+        bare = replace(as_trace(tracer), phases=watch.phases())
+        trace = with_scratch(bare, tracer.calls)
         footprint = _footprint(trace, running.device, running.request.command.world)
         event, peaks = _peak(trace)
         lines = line_uses(trace, tracer.row_lines, event)
@@ -58,6 +59,7 @@ def outcome_of(running: Running, ended: str, error: ScriptError | None) -> Scrip
         sandboxed=not running.request.unsafe_writes,
         seconds=time.perf_counter() - running.begin,
         processor_seconds=time.process_time(),
+        bare=bare,
         row_lines=tuple(tracer.row_lines),
     )
 

@@ -21,6 +21,7 @@ class ScriptCommand:
         args: the script's own arguments.
         environment: variables that a launcher sets.
         world: ranks that the launcher starts.
+        launcher: ``accelerate``, whose own arguments ``args`` are; else empty.
     """
 
     target: str
@@ -28,6 +29,7 @@ class ScriptCommand:
     args: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     world: int = 1
+    launcher: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +64,8 @@ class TraceRequest:
     unsafe_writes: bool = False
     host_bytes: int | None = None
     every_card: bool = True
+    asked: bool = False
+    """Whether the command names the card or its memory: then not to fit is an answer of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +118,23 @@ class CardVerdict:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScriptOption:
+    """Something that saves memory, as an edit of the script.
+
+    Attributes:
+        saves_bytes: of the training peak; None where that was not computed.
+        where: the line to edit, ``file:line``.
+        write: what to write there.
+    """
+
+    name: str
+    saves_bytes: int | None
+    where: str
+    write: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class FileChange:
     """A file that the script would have written or deleted."""
 
@@ -154,6 +175,7 @@ class ScriptOutcome:
     """The largest bytes of live tensors by phase: what was asked for, before the allocator rounds it."""
     lines: tuple[LineUse, ...] = ()
     kept: tuple[KeptVariable, ...] = ()
+    options: tuple[ScriptOption, ...] = ()
     cards: tuple[CardVerdict, ...] = ()
     assumed: tuple[AssumedAnswer, ...] = ()
     not_seen: tuple[str, ...] = ()
@@ -163,5 +185,7 @@ class ScriptOutcome:
     sandboxed: bool = True
     seconds: float = 0.0
     processor_seconds: float = 0.0
+    bare: Trace | None = None
+    """Without what operators take inside of themselves, which does not follow a batch's size."""
     row_lines: Any = None
     """For each operator of the trace, its line (``Line``)."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.parallel.distributed as ddp
@@ -49,8 +48,9 @@ def script_ranks(tracer: ScriptTracer) -> Iterator[None]:
             "all_gather_object": lambda gathered, value, group=None: gathered.__setitem__(
                 slice(None), [value] * len(gathered)
             ),
-            "gather_object": lambda value, gathered=None, *args, **kwargs: gathered is not None
-            and gathered.__setitem__(slice(None), [value] * len(gathered)),
+            "gather_object": lambda value, gathered=None, *args, **kwargs: (
+                gathered is not None and gathered.__setitem__(slice(None), [value] * len(gathered))
+            ),
             "broadcast_object_list": lambda *args, **kwargs: None,
             "scatter_object_list": lambda out, values, *args, **kwargs: out.__setitem__(0, values[0]),
         }

@@ -29,11 +29,12 @@ from memfit.device.virtual.patching import replaced
 from memfit.device.virtual.virtual_device import Virtual, virtual_cpu, virtual_gpu
 from memfit.script.failures import script_error
 from memfit.script.files import SavedFiles, checkpoints
+from memfit.script.launchers import resolved
 from memfit.script.live_allocator import LiveAllocator
 from memfit.script.loaders import short_loaders
 from memfit.script.measure import outcome_of
 from memfit.script.observations import Observations, observed
-from memfit.script.outcome import ScriptOutcome, TraceRequest
+from memfit.script.outcome import ScriptCommand, ScriptOutcome, TraceRequest
 from memfit.script.ranks import script_ranks
 from memfit.script.step_watch import EnoughError, StepWatch
 from memfit.script.stop import Stop
@@ -85,7 +86,7 @@ def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -
         _enter(stack, running)
         with stop.armed():
             try:
-                _run(request)
+                _run(resolved(request.command))
             except EnoughError as enough:
                 ended = str(enough)
             except SystemExit as left:
@@ -187,9 +188,9 @@ def _addresses() -> Iterator[None]:
             redirect.INSTEAD.pop(pointer)
 
 
-def _run(request: TraceRequest) -> None:
+def _run(command: ScriptCommand) -> None:
     """The script as ``python`` runs it."""
-    command = request.command
+    os.environ.update(command.environment)
     if command.is_module:
         sys.argv = [command.target, *command.args]
         sys.path.insert(0, os.getcwd())
@@ -197,7 +198,7 @@ def _run(request: TraceRequest) -> None:
         return
     sys.argv = [command.target, *command.args]
     sys.path.insert(0, str(Path(command.target).resolve().parent))
-    runpy.run_path(command.target, run_name="__main__")
+    runpy.run_path(str(Path(command.target).resolve()), run_name="__main__")
 
 
 def _limit_host_memory(nbytes: int | None) -> None:

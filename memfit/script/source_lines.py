@@ -41,7 +41,7 @@ class SourceLines:
         """For each thread: autograd's sequence numbers, and the line that made the nodes from each of them on."""
         self._internal = tuple(str(Path(str(module.__file__)).parent) for module in (torch, memfit))
         names = ("stdlib", "platstdlib", "purelib", "platlib")
-        self._installed = tuple({sysconfig.get_path(name) for name in names}) + (sys.prefix, sys.base_prefix)
+        self._installed = (*(sysconfig.get_path(name) for name in names), sys.prefix, sys.base_prefix)
         self._threads = [threading.get_ident()]
 
     def kind_of(self, file: str) -> int:

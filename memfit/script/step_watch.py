@@ -176,6 +176,8 @@ class StepWatch:
         """A new optimizer, and the parameters that it trains."""
         if id(optimizer) not in self.optimizers:
             self.optimizers[id(optimizer)] = _Known(line=self.tracer.lines.here())
+            if self.phase == "setup":
+                self.last = len(self.tracer.kind)
         self._trained |= {id(p) for group in optimizer.param_groups for p in group["params"]}
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
@@ -249,7 +251,9 @@ class StepWatch:
         found: list[tuple[str, int, int]] = []
         edges = self._window_ends()
         names = self._settled()
-        for name, start, stop in zip(names, [c.start for c in self.cuts], [*[c.start for c in self.cuts[1:]], end], strict=True):
+        for name, start, stop in zip(
+            names, [c.start for c in self.cuts], [*[c.start for c in self.cuts[1:]], end], strict=True
+        ):
             inside = [edge for edge in edges if start < edge < stop] if name == "train" else []
             for low, high in zip([start, *inside], [*inside, stop], strict=True):
                 if high > low:

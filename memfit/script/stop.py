@@ -54,9 +54,9 @@ class Stop:
         """Before each operator."""
         self.watch.on_operator()
         self._operators += 1
-        if self._operators % _OPERATORS_BETWEEN_LOOKS == 0:
-            if time.perf_counter() - self.begin > self.request.limit_seconds:
-                self.stop(f"the limit of {self.request.limit_seconds:.0f} s")
+        looks = self._operators % _OPERATORS_BETWEEN_LOOKS == 0
+        if looks and time.perf_counter() - self.begin > self.request.limit_seconds:
+            self.stop(f"the limit of {self.request.limit_seconds:.0f} s")
 
     def stop(self, why: str) -> None:
         """Raises:

@@ -57,6 +57,10 @@ def is_real_call(types: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     return not has_fake(args)
 
 
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Tensor) and not isinstance(value, FakeTensor) and value.device.type == "cpu"
+
+
 Content = Callable[[FakeTensor], Tensor | None]
 """The known content of a fake tensor, or None."""
 
@@ -81,9 +85,8 @@ class HybridMode(VirtualMode):
                 args = (self.fake_like(args[0]), *args[1:])
             elif args[0].fake_device.type == NAME and kwargs.get("device") is not None and not is_on_card(kwargs):
                 return self.stand_in(args[0], kwargs.get("dtype"), lambda: self._fake(func, types, args, kwargs))
-        elif func._schema.is_mutable and args and isinstance(args[0], Tensor) and not isinstance(args[0], FakeTensor):
-            if func._schema.name.endswith("_") and args[0].device.type == "cpu":
-                return args[0]  # a real tensor that something fake is written to keeps its content
+        elif func._schema.name.endswith("_") and _is_real(args[0]):
+            return args[0]  # a real tensor that something fake is written to keeps its content
         return self._fake(func, types, args, kwargs)
 
     def _fake(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
