@@ -1,4 +1,7 @@
-"""Checkpoints that the script writes and reads: fake tensors have no bytes, so neither has the file."""
+"""Checkpoints that the script writes and reads: fake tensors have no bytes, so the file has a few that say which it is.
+
+The few bytes are copied, renamed and read like any others; what they stand for is kept by its shapes and types.
+"""
 
 from __future__ import annotations
 
@@ -6,78 +9,144 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from memfit.device.virtual.backend import NAME
+from memfit.device.virtual.hybrid_mode import HybridMode
 from memfit.device.virtual.patching import replaced
 from memfit.script.step_watch import StepWatch
 
+_MARK = b"memfit traced checkpoint "
+_LENGTH = len(_MARK) + 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shape:
+    """What is kept of a fake tensor; those of one storage have the same number."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    on_card: bool
+    storage: int
+
 
 class SavedFiles:
-    """What the script saved in this run: reading such a file gives back the very objects, copied."""
+    """What the script saved in this run.
 
-    def __init__(self, *, may_touch: bool) -> None:
-        self.saved: dict[str, Any] = {}
-        self._may_touch = may_touch
+    Args:
+        may_write: whether a file is made; without a sandbox none is, since it would replace a real checkpoint.
+    """
 
-    def write(self, path: Any, content: Any) -> None:
-        """Keeps the content, and makes an empty file where the sandbox throws it away."""
-        if not isinstance(path, str | os.PathLike):
-            return
-        name = os.path.realpath(path)
-        self.saved[name] = content
-        if self._may_touch:
-            with open(name, "wb"):
-                pass
+    def __init__(self, mode: HybridMode, *, may_write: bool) -> None:
+        self._mode, self._may_write = mode, may_write
+        self._saved: list[Any] = []
+        self._by_path: dict[str, int] = {}
 
-    def read(self, path: Any) -> Any:
-        """What was written there in this run.
+    def write(self, target: Any, content: Any) -> None:
+        """Keeps the content's shapes, and writes the bytes that stand for it."""
+        leaves, tree = tree_flatten(content)
+        with _disable_current_modes():
+            self._saved.append((tree, [_kept(leaf) for leaf in leaves]))
+        mark = _MARK + f"{len(self._saved) - 1:08d}".encode()
+        if hasattr(target, "write"):
+            target.write(mark)
+        elif self._may_write:
+            with open(target, "wb") as opened:
+                opened.write(mark)
+        else:
+            self._by_path[os.path.realpath(target)] = len(self._saved) - 1
 
-        Raises:
-            KeyError: nothing was.
-        """
-        return self.saved[os.path.realpath(path)] if isinstance(path, str | os.PathLike) else self.saved[""]
+    def holds(self, source: Any) -> int | None:
+        """The number of what was saved there in this run; None for any other file."""
+        head = b""
+        with contextlib.suppress(OSError, ValueError):
+            if hasattr(source, "read"):
+                place = source.tell()
+                head = source.read(_LENGTH)
+                source.seek(place)
+            else:
+                if os.path.realpath(source) in self._by_path:
+                    return self._by_path[os.path.realpath(source)]
+                with open(source, "rb") as opened:
+                    head = opened.read(_LENGTH)
+        return int(head[len(_MARK) :]) if isinstance(head, bytes) and head.startswith(_MARK) else None
+
+    def read(self, number: int, where: str | None) -> Any:
+        """What was saved, on the card or the CPU; ``where`` None: where it was."""
+        tree, kept = self._saved[number]
+        made: dict[int, Tensor] = {}
+        return tree_unflatten([self._made(leaf, where, made) for leaf in kept], tree)
+
+    def _made(self, leaf: Any, where: str | None, made: dict[int, Tensor]) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf.clone() if where in (None, "cpu") else leaf.to(where)
+        if not isinstance(leaf, _Shape):
+            return leaf
+        if leaf.storage in made and made[leaf.storage].shape == leaf.shape:
+            return made[leaf.storage]
+        place = ("cuda" if leaf.on_card else "cpu") if where is None else where
+        if place == "cpu":
+            with torch._C._DisableTorchDispatch():
+                model = torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
+                tensor: Tensor = self._mode.new(model, torch.device("cpu"))
+        else:
+            tensor = torch.empty(leaf.shape, dtype=leaf.dtype, device=place)
+        return made.setdefault(leaf.storage, tensor)
+
+
+def _kept(leaf: Any) -> Any:
+    if isinstance(leaf, FakeTensor):
+        return _Shape(
+            shape=tuple(leaf.shape), dtype=leaf.dtype, on_card=leaf.fake_device.type == NAME,
+            storage=leaf.untyped_storage()._cdata,
+        )  # fmt: skip
+    if type(leaf) in (Tensor, torch.nn.Parameter):
+        return leaf.detach().clone()
+    return leaf
 
 
 @contextmanager
 def checkpoints(watch: StepWatch, files: SavedFiles) -> Iterator[None]:
-    """Inside, saving is a phase and writes no bytes; loading reads real files, onto the device that was asked for."""
+    """Inside, saving is a phase and writes no tensors; loading reads real files, onto the device that is asked for."""
 
-    def save(content: Any, path: Any, *args: Any, **kwargs: Any) -> None:
+    def save(content: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         with watch.saving():
-            files.write(path, content)
+            files.write(f, content)
 
-    def save_model(model: Any, path: Any, *args: Any, **kwargs: Any) -> None:
-        with watch.saving():
-            files.write(path, model.state_dict())
+    def save_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
+        save(tensors, filename)
+
+    def save_model(model: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
+        save(model.state_dict(), filename)
+
+    import safetensors.torch
 
     with ExitStack() as stack:
         stack.enter_context(replaced(torch, save=save, load=_loaded(torch.load, files)))
         stack.enter_context(replaced(torch.serialization, save=save))
-        import safetensors.torch
-
-        writers: dict[str, Callable[..., Any]] = {"save_file": save, "save_model": save_model}
-        readers = {"load_file": _read_safetensors(safetensors.torch.load_file, files)}
-        stack.enter_context(replaced(safetensors.torch, **writers, **readers))
-        stack.enter_context(replaced(FakeTensor, __reduce_ex__=_pickled, __copy__=_copied))
+        read = _read_safetensors(safetensors.torch.load_file, files)
+        stack.enter_context(replaced(safetensors.torch, save_file=save_file, save_model=save_model, load_file=read))
+        stack.enter_context(replaced(FakeTensor, __reduce_ex__=_pickled))
         yield
 
 
 def _loaded(load: Callable[..., Any], files: SavedFiles) -> Callable[..., Any]:
-    def call(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        with contextlib.suppress(KeyError):
-            return _copies(files.read(file))
-        if isinstance(file, str | os.PathLike):
-            kwargs.setdefault("mmap", _is_zip(file))
+    def call(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        number = files.holds(f)
+        if number is not None:
+            return files.read(number, _location(map_location))
+        if isinstance(f, str | os.PathLike) and _is_zip(f):
+            kwargs.setdefault("mmap", True)
         with _disable_current_modes(), torch._C.DisableTorchFunction():
-            found = load(file, "cpu", *args, **kwargs)
-        where = _location(map_location)
-        return found if where is None else _moved(found, where)
+            found = load(f, "cpu", *args, **kwargs)
+        return _moved(found) if _location(map_location) == "cuda" else found
 
     return call
 
@@ -90,52 +159,42 @@ def _is_zip(file: Any) -> bool:
 
 
 def _location(map_location: Any) -> str | None:
-    """The card, where ``map_location`` says so. Without one, a checkpoint goes back to where it came from: the card
-    is assumed only where it is said."""
+    """``cuda`` or ``cpu``; None where nothing is said. A function is taken to map to the CPU, as most do."""
     if isinstance(map_location, dict):
         map_location = next(iter(map_location.values()), None)
-    return "cuda" if "cuda" in str(map_location) else None
+    if map_location is None:
+        return None
+    return "cuda" if "cuda" in str(map_location) else "cpu"
 
 
-def _moved(found: Any, where: str) -> Any:
+def _moved(found: Any) -> Any:
     """Every tensor on the card; tensors that share a storage share it there."""
     leaves, tree = tree_flatten(found)
-    moved: dict[int, Tensor] = {}
+    moved: dict[tuple[int, torch.dtype], Tensor] = {}
     out = []
     for leaf in leaves:
         if not isinstance(leaf, Tensor) or leaf.layout is not torch.strided:
             out.append(leaf)
             continue
-        key = leaf.untyped_storage().data_ptr()
+        key = (leaf.untyped_storage().data_ptr(), leaf.dtype)
         if key not in moved:
             elements = leaf.untyped_storage().nbytes() // leaf.itemsize
-            with torch.no_grad():
-                moved[key] = torch.as_strided(leaf.detach(), (elements,), (1,), 0).to(where)
-        base = moved[key]
-        if base.dtype != leaf.dtype:
-            base = leaf.detach().to(where)
-            out.append(base)
-            continue
-        view = torch.as_strided(base, leaf.shape, leaf.stride(), leaf.storage_offset())
+            moved[key] = torch.as_strided(leaf.detach(), (elements,), (1,), 0).to("cuda")
+        view = torch.as_strided(moved[key], leaf.shape, leaf.stride(), leaf.storage_offset())
         out.append(torch.nn.Parameter(view, leaf.requires_grad) if isinstance(leaf, torch.nn.Parameter) else view)
     return tree_unflatten(out, tree)
 
 
 def _read_safetensors(load_file: Callable[..., Any], files: SavedFiles) -> Callable[..., Any]:
-    def call(path: Any, device: Any = "cpu", *args: Any, **kwargs: Any) -> Any:
-        with contextlib.suppress(KeyError):
-            return _copies(files.read(path))
+    def call(filename: Any, device: Any = "cpu", *args: Any, **kwargs: Any) -> Any:
+        number = files.holds(filename)
+        if number is not None:
+            return files.read(number, _location(device))
         with _disable_current_modes(), torch._C.DisableTorchFunction():
-            found = load_file(path, "cpu", *args, **kwargs)
-        where = _location(device)
-        return found if where is None else _moved(found, where)
+            found = load_file(filename, "cpu", *args, **kwargs)
+        return _moved(found) if _location(device) == "cuda" else found
 
     return call
-
-
-def _copies(content: Any) -> Any:
-    """As a file would give it: other tensors of the same content."""
-    return tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), content)
 
 
 def _pickled(self: FakeTensor, protocol: Any) -> Any:
@@ -145,8 +204,3 @@ def _pickled(self: FakeTensor, protocol: Any) -> Any:
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.zeros(shape, dtype=dtype)
-
-
-def _copied(self: FakeTensor) -> Tensor:
-    """``copy.copy`` of a tensor is another tensor over the same storage."""
-    return self.view_as(self).requires_grad_(self.requires_grad) if not self.requires_grad else self

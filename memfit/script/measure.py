@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -99,9 +99,9 @@ def _peak(trace: Trace) -> tuple[int, dict[str, int]]:
     best = 0
     for label, start, end in trace.phases:
         name = "train" if label == "setup" else label
-        if name == FAILED or end <= start:
+        if name == FAILED:
             continue
-        at = start + int(alive[start:end].argmax())
+        at = start + int(alive[start:end].argmax()) if end > start else max(start - 1, 0)
         peaks[name] = max(peaks.get(name, 0), int(alive[at]))
         if alive[at] > alive[best]:
             best = at
@@ -114,29 +114,25 @@ def line_uses(trace: Trace, row_lines: list[Line], event: int) -> tuple[LineUse,
     alive = np.zeros(len(trace.nbytes), bool)
     alive[storage[kind == ALLOCATE]] = True
     alive[storage[kind == FREE]] = False
-    uses: dict[tuple[str, int], dict[str, Any]] = {}
+    uses: dict[Line, dict[str, Any]] = {}
     for number in np.flatnonzero(alive).tolist():
         row = int(trace.made_by[number])
         line = row_lines[row] if row < len(row_lines) else NOWHERE
-        use = uses.setdefault(
-            (line.file, line.line),
-            {"bytes": 0, "tensors": 0, "library": Counter(), "categories": defaultdict(int), "backward": 0},
-        )
+        use = uses.setdefault(line, {"bytes": 0, "tensors": 0, "categories": defaultdict(int), "backward": 0})
         nbytes = int(trace.nbytes[number])
         use["bytes"] += nbytes
         use["tensors"] += 1
-        use["library"][line.library] += nbytes
         use["categories"][CATEGORIES[trace.category[number]]] += nbytes
         if row < len(trace.operator_part) and trace.parts[trace.operator_part[row]] == "backward":
             use["backward"] += nbytes
     rows = sorted(uses.items(), key=lambda item: -item[1]["bytes"])[:MOST_LINES]
     return tuple(
         LineUse(
-            file=file, line=line, bytes=use["bytes"], tensors=use["tensors"],
-            library_line=use["library"].most_common(1)[0][0], in_backward=2 * use["backward"] > use["bytes"],
-            categories=dict(use["categories"]), text=linecache.getline(file, line).strip() if file else "",
+            file=line.file, line=line.line, bytes=use["bytes"], tensors=use["tensors"], library_line=line.library,
+            in_backward=2 * use["backward"] > use["bytes"], categories=dict(use["categories"]),
+            text=linecache.getline(line.file, line.line).strip() if line.file else "",
         )
-        for (file, line), use in rows
+        for line, use in rows
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,7 +43,11 @@ def observed(tracer: ScriptTracer) -> Iterator[Observations]:
             "trace the script with its CUDA graphs switched off",
         )
 
-    refused: dict[str, Callable[..., Any]] = dict.fromkeys(("CUDAGraph", "graph", "make_graphed_callables"), no_graph)
+    class NoGraph:
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            return no_graph()
+
+    refused: dict[str, Any] = {"CUDAGraph": NoGraph, "graph": NoGraph, "make_graphed_callables": no_graph}
     with ExitStack() as stack:
         stack.enter_context(replaced(torch, compile=compiled))
         stack.enter_context(replaced(torch.cuda, **refused))

@@ -138,7 +138,7 @@ def _enter(stack: ExitStack, running: Running) -> None:
 
     stack.enter_context(replaced(torch.autograd, _engine_run_backward=watch.backward(counted)))
     stack.enter_context(short_loaders(request.batches or BATCHES, watch, lambda: backwards[0]))
-    stack.enter_context(checkpoints(watch, SavedFiles(may_touch=not request.unsafe_writes)))
+    stack.enter_context(checkpoints(watch, SavedFiles(tracer.mode, may_write=not request.unsafe_writes)))
     stack.enter_context(script_ranks(tracer))
     stack.enter_context(_optimizers_known(watch))
     stack.enter_context(stubbed(request.stubs))

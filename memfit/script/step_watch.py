@@ -256,7 +256,7 @@ class StepWatch:
         ):
             inside = [edge for edge in edges if start < edge < stop] if name == "train" else []
             for low, high in zip([start, *inside], [*inside, stop], strict=True):
-                if high > low:
+                if high > low or name == "save":
                     found.append((name, low, high))
         return tuple(found)
 

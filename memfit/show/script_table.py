@@ -17,6 +17,8 @@ from memfit.wording import counted
 
 _TOP_LINES = 8
 _TOP_OTHERS = 6
+_CODE = 60
+"""Characters of a line's code."""
 _PHASES = {"train": "training", "validate": "validation", "save": "saving"}
 _CARD_WORDS = {"yes": ("fits", "green"), "close": ("close", "yellow"), "no": ("does not fit", "red")}
 
@@ -47,7 +49,7 @@ def show_outcome(
     if outcome.cards:
         console.print(_cards(outcome))
     for line in remarks(outcome):
-        console.print(line, style="dim", soft_wrap=True)
+        console.print(Text(line, style="dim"), soft_wrap=True)
 
 
 def headline(request: TraceRequest, outcome: ScriptOutcome) -> Text:
@@ -114,12 +116,12 @@ def _phases(outcome: ScriptOutcome, *, cuda: bool) -> Table:
 def _lines(outcome: ScriptOutcome) -> Table:
     table = Table(box=None, pad_edge=False, title="\nLines that hold the peak", title_justify="left",
                   title_style="default")  # fmt: skip
-    table.add_column("bytes", justify="right", no_wrap=True)
-    table.add_column("tensors", justify="right", no_wrap=True)
+    table.add_column("bytes", justify="right", no_wrap=True, min_width=8)
+    table.add_column("tensors", justify="right", no_wrap=True, min_width=7)
     table.add_column("line", overflow="fold", min_width=24)
-    table.add_column("code", overflow="ellipsis", no_wrap=True, ratio=1)
+    table.add_column("code", overflow="ellipsis", no_wrap=True)
     for line in outcome.lines[:_TOP_LINES]:
-        table.add_row(format_size(line.bytes), str(line.tensors), place(line), line.text)
+        table.add_row(format_size(line.bytes), str(line.tensors), Text(place(line)), Text(line.text[:_CODE]))
     return table
 
 
@@ -145,7 +147,7 @@ def _options(outcome: ScriptOutcome) -> Table:
     for option in outcome.options[:_TOP_OTHERS]:
         saves = "unknown" if option.saves_bytes is None else format_size(option.saves_bytes)
         file, _, number = option.where.rpartition(":")
-        table.add_row(saves, option.name, f"{_near(file)}:{number}", option.write)
+        table.add_row(saves, option.name, f"{_near(file)}:{number}", Text(option.write))
     return table
 
 
