@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +33,8 @@ def script_error(error: BaseException, tracer: ScriptTracer) -> ScriptError:
         return ScriptError(text=text, summary=summary or "MemoryError", hint=hint)
     missing = _missing_package(error)
     if missing:
-        hint = f"install {missing}, or write --stub {missing} if the step's memory does not depend on it"
+        package = missing.partition(".")[0]
+        hint = f"install {package}, or write --stub {missing} if the step's memory does not depend on it"
         return ScriptError(text=text, summary=summary, hint=hint)
     operator = _NO_RULE.search(str(error))
     if operator and isinstance(error, NotImplementedError | RuntimeError):
@@ -50,9 +52,15 @@ def script_error(error: BaseException, tracer: ScriptTracer) -> ScriptError:
 def _missing_package(error: BaseException | None) -> str:
     while error is not None:
         if isinstance(error, ModuleNotFoundError) and error.name:
-            return error.name.partition(".")[0]
+            return _part_not_there(error.name)
         error = error.__cause__ or error.__context__
     return ""
+
+
+def _part_not_there(name: str) -> str:
+    """The outermost part of a dotted name that cannot be imported: a package, or one module of it."""
+    parts = name.split(".")
+    return next((p for p in (".".join(parts[:n]) for n in range(1, len(parts))) if p not in sys.modules), name)
 
 
 def _asks_the_network(error: BaseException | None) -> bool:

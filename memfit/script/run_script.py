@@ -35,6 +35,7 @@ from memfit.script.loaders import short_loaders
 from memfit.script.measure import outcome_of
 from memfit.script.observations import Observations, observed
 from memfit.script.outcome import ScriptCommand, ScriptOutcome, TraceRequest
+from memfit.script.pretrained import absent_weights
 from memfit.script.ranks import script_ranks
 from memfit.script.step_watch import EnoughError, StepWatch
 from memfit.script.stop import Stop
@@ -118,6 +119,7 @@ def _enter(stack: ExitStack, running: Running) -> None:
     tracer, watch, request, device = running.tracer, running.watch, running.request, running.device
     stack.enter_context(replaced(constant_values, MOST_ELEMENTS=MOST_KNOWN_INTEGERS))
     stack.enter_context(as_in_a_real_run())
+    stack.enter_context(absent_weights(running.observations.note))
     stack.enter_context(fake_parameters(tracer.mode, tracer.parameter_made))
     stack.enter_context(_addresses())
     if device.is_cuda:

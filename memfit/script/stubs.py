@@ -63,7 +63,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self._packages = set(packages)
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        if fullname.partition(".")[0] not in self._packages:
+        if not any(fullname == package or fullname.startswith(package + ".") for package in self._packages):
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
