@@ -14,7 +14,8 @@ from memfit.device.hardware.catalogue import Device, catalogue
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 from memfit.footprint import Footprint
 from memfit.planner.predict import footprint_on
-from memfit.script.outcome import AssumedAnswer, CardVerdict, LineUse, ScriptError, ScriptOutcome
+from memfit.script.options import script_options
+from memfit.script.outcome import AssumedAnswer, CardVerdict, LineUse, ScriptError, ScriptOption, ScriptOutcome
 from memfit.script.source_lines import NOWHERE, Line
 from memfit.trace.operator_scratch import with_scratch
 from memfit.trace.step import as_trace
@@ -34,12 +35,14 @@ def outcome_of(running: Running, ended: str, error: ScriptError | None) -> Scrip
     peaks: dict[str, int] = {}
     lines: tuple[LineUse, ...] = ()
     cards: tuple[CardVerdict, ...] = ()
+    options: tuple[ScriptOption, ...] = ()
     if watch.windows or (error is not None and error.out_of_memory):
         bare = replace(as_trace(tracer), phases=watch.phases())
         trace = with_scratch(bare, tracer.calls)
         footprint = _footprint(trace, running.device, running.request.command.world)
         event, peaks = _peak(trace)
         lines = line_uses(trace, tracer.row_lines, event)
+        options = _options(running, trace)
         if running.request.every_card and running.device.is_cuda:
             cards = card_verdicts(trace, running.request.command.world)
     return ScriptOutcome(
@@ -51,6 +54,7 @@ def outcome_of(running: Running, ended: str, error: ScriptError | None) -> Scrip
         peak_bytes=peaks,
         lines=lines,
         kept=watch.kept,
+        options=options,
         cards=cards,
         assumed=_assumed(running),
         not_seen=_not_seen(running, error),
@@ -65,8 +69,10 @@ def outcome_of(running: Running, ended: str, error: ScriptError | None) -> Scrip
 
 
 def _footprint(trace: Trace, device: Device, world: int) -> Footprint:
-    """Without what failed attempts asked for."""
-    return footprint_on(trace, device, world)
+    """Training first, then validation and saving."""
+    footprint = footprint_on(trace, device, world)
+    order = [name for name in ("train", "validate", "save") if name in footprint.phases]
+    return replace(footprint, phases={name: footprint.phases[name] for name in order})
 
 
 def card_verdicts(trace: Trace, world: int = 1) -> tuple[CardVerdict, ...]:
@@ -134,6 +140,13 @@ def line_uses(trace: Trace, row_lines: list[Line], event: int) -> tuple[LineUse,
         )
         for line, use in rows
     )  # fmt: skip
+
+
+def _options(running: Running, trace: Trace) -> tuple[ScriptOption, ...]:
+    watch = running.watch
+    stepped = [known.line for known in watch.optimizers.values() if known.steps]
+    line = stepped[0] if stepped else NOWHERE
+    return script_options(trace, watch.held, line, watch.forward_line, _counted(trace))
 
 
 def _assumed(running: Running) -> tuple[AssumedAnswer, ...]:

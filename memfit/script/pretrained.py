@@ -18,7 +18,8 @@ from memfit.device.virtual.pretrained import asked_dtype, diffusers_model
 _LOADING_OPTIONS = frozenset(
     {
         "state_dict", "from_tf", "from_flax", "output_loading_info", "low_cpu_mem_usage", "device_map", "max_memory",
-        "offload_folder", "offload_state_dict", "offload_buffers", "load_in_8bit", "load_in_4bit", "quantization_config",
+        "offload_folder", "offload_state_dict", "offload_buffers", "load_in_8bit", "load_in_4bit",
+        "quantization_config",
         "use_safetensors", "variant", "ignore_mismatched_sizes", "weights_only", "key_mapping", "torch_dtype", "dtype",
         "adapter_name", "adapter_kwargs", "gguf_file", "tp_plan", "tp_size", "device_mesh", "use_kernels",
         "_commit_hash", "_from_auto", "_fast_init", "mirror", "keep_in_fp32_modules",

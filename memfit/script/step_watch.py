@@ -18,8 +18,9 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from memfit.script.outcome import KeptVariable
-from memfit.script.source_lines import Line
+from memfit.script.source_lines import NOWHERE, Line
 from memfit.script.tracer import ScriptTracer
+from memfit.script.variables import HeldVariable, held_at_backward, kept_between_steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,6 +78,10 @@ class StepWatch:
     loaders: int = 0
     """Passes over loaders that began."""
     kept: tuple[KeptVariable, ...] = ()
+    held: list[HeldVariable] = field(default_factory=list)
+    """Variables that keep what a backward does not need."""
+    forward_line: Line = NOWHERE
+    """Where the net that is trained was called last."""
     _trained: set[int] = field(default_factory=set)
     _named: set[int] = field(default_factory=set)
     _depth: int = 0
@@ -127,6 +132,7 @@ class StepWatch:
             if torch.is_grad_enabled():
                 if any(parameter.requires_grad for parameter in module.parameters()):
                     self.training("forward")
+                    self.forward_line = self.tracer.lines.here()
             elif self.phase != "validate" and any(id(p) in self._trained for p in module.parameters()):
                 self.validations += 1
                 self.cut(
@@ -161,6 +167,7 @@ class StepWatch:
             nested = torch._C._current_autograd_node() is not None
             if not nested:
                 self.training("backward")
+                self.held += held_at_backward(self.tracer)
             self.tracer.lines.enter_backward()
             try:
                 return run(*args, **kwargs)
@@ -219,6 +226,8 @@ class StepWatch:
         self.last = self._window_start = len(tracer.kind)
         self._in_window = self._epoch_ended = False
         tracer.mark("between")
+        if self.windows > 1:
+            self.kept = kept_between_steps(tracer)
         self.on_window()
 
     # ---- saving and failing
