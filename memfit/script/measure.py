@@ -36,7 +36,11 @@ def outcome_of(running: Running, ended: str, error: ScriptError | None) -> Scrip
     options: tuple[ScriptOption, ...] = ()
     if watch.windows or (error is not None and error.out_of_memory):
         bare = replace(as_trace(tracer), phases=watch.phases())
-        trace = with_scratch(bare, tracer.calls)
+        try:
+            trace = with_scratch(bare, tracer.calls)
+        except RuntimeError as problem:  # a call that cannot be made again from its description
+            trace = bare
+            running.observations.note(f"what operators take inside of themselves was not measured ({problem})")
         footprint = _footprint(trace, running.device, running.request.command.world)
         event, peaks = _peak(trace)
         lines = line_uses(trace, tracer.row_lines, event)
