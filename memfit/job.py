@@ -106,11 +106,14 @@ class Job(Settings):
 
     ``{value}`` stands for the value and ``{variant}`` for what follows the slash of the job's name; or the line for
     each value. ``memfit plan`` prints it. Keys beside settings: micro_batch, accumulation, devices, engine,
-    checkpointing, names of levers, and ``recompute net.path``. A switch that covers every module which
+    checkpointing, names of options, and ``recompute net.path``. A switch that covers every module which
     ``checkpointable`` names has ``{value}``; code that must be written has not."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
+        if "validation_levers" in vars(cls):
+            write = "write validation_options = {name: settings}"
+            raise InputError(f"{cls.__name__}.validation_levers", "its name is now validation_options", write)
         if "validate" in vars(cls) and "validates" not in vars(cls):
             cls.validates = True
 
@@ -207,7 +210,7 @@ class Job(Settings):
         """What ``validate`` is given; by default a batch of the training micro-batch's shape."""
         return self.batch(shape)
 
-    validation_levers: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    validation_options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """What makes validation smaller and not otherwise: a name, and the settings that do it. The least costly first."""
     smaller_settings: ClassVar[Mapping[str, str]] = {}
     """Settings that make the job smaller, and what each changes: offered where nothing fits."""
