@@ -21,6 +21,7 @@ from memfit.apply.checkpointing import recompute
 from memfit.apply.train_state import TrainState, build
 from memfit.apply.window import run_window
 from memfit.batch.windows import Window, Windows
+from memfit.child_process import die_with_parent
 from memfit.engine.collectives import gather, part_of
 from memfit.engine.factory import make_engine
 from memfit.engine.process_group import join
@@ -210,4 +211,5 @@ def _sums_by_net(recording: RecordingEngine) -> dict[str, list[float]]:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     sys.exit(main(sys.argv[1:]))
