@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ def write_tensors(
     metadata: Mapping[str, str] | None = None,
     body: Tensor | None = None,
 ) -> list[int]:
-    """Writes and syncs a file; gives the CRC-32 of each of its blocks.
+    """Writes and syncs a file; returns the CRC-32 of each of its blocks.
 
     Args:
         body: all of the tensors' bytes as they are in the file, where they lie together in host memory.
@@ -72,13 +72,25 @@ def write_tensors(
     Raises:
         OSError: it cannot be written, as on a full disk.
     """
-    with Checksums() as sums, open(path, "wb", buffering=0) as file:
+    with open(path, "wb", buffering=0) as file:
+        sums = stream_tensors(file, tensors, metadata, body)
+        os.fsync(file.fileno())
+    return sums
+
+
+def stream_tensors(
+    file: IO[bytes],
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
+    body: Tensor | None = None,
+) -> list[int]:
+    """Writes the file's bytes into an open file, and syncs nothing; otherwise as ``write_tensors``."""
+    with Checksums() as sums:
         head = header(tensors, metadata)
         for piece in pieces(tensors, head) if body is None else (memoryview(head), *_row_major(body)):
             sums.add(piece)
             while len(piece):
                 piece = piece[file.write(piece) :]
-        os.fsync(file.fileno())
     return sums.found
 
 
