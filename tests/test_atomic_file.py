@@ -58,12 +58,16 @@ def test_a_failure_leaves_the_old_file_and_no_temporary_one(tmp_path, monkeypatc
     def full(*arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    def write():
+        with open_atomic(path) as file:
+            file.write(b"half")
+            if fails == "write":
+                full()
+
     if fails != "write":
         monkeypatch.setattr(os, fails, full)
-    with pytest.raises(OSError, match="No space left"), open_atomic(path) as file:
-        file.write(b"half")
-        if fails == "write":
-            full()
+    with pytest.raises(OSError, match="No space left"):
+        write()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
