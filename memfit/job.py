@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -263,11 +263,3 @@ class Job(Settings):
                 else contextlib.nullcontext()
             )
         return torch.autocast(kind, dtype=torch.bfloat16 if self.precision == "bf16" else torch.float16)
-
-
-def trained_parameters(nets: Nets) -> Iterator[tuple[str, nn.Parameter]]:
-    """(``net.path``, parameter) of every parameter that requires a gradient."""
-    for name, net in nets.items():
-        for path, parameter in net.named_parameters():
-            if parameter.requires_grad:
-                yield f"{name}.{path}", parameter

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from memfit.cli.options import choose_device, json_option, memory_option, print_json, set_option, whole_number
+from memfit.cli.options import (
+    choose_device,
+    headroom_option,
+    json_option,
+    memory_option,
+    print_json,
+    set_option,
+    whole_number,
+)
 from memfit.errors import Exit, InputError
 
 if TYPE_CHECKING:
@@ -34,6 +42,7 @@ if TYPE_CHECKING:
     help="A card of the catalogue (memfit devices), or cpu; may be repeated, or all. Default: this machine's own.",
 )
 @memory_option
+@headroom_option
 @click.option(
     "--keep",
     metavar="A,B",
@@ -57,7 +66,7 @@ if TYPE_CHECKING:
 @json_option
 def command(
     job: str, pairs: tuple[str, ...], global_batch: str, micro_batch: str | None, devices: str, engine: str | None,
-    device_names: tuple[str, ...], memory: str | None, keep: str | None, allow: str | None, tuned_for: str | None,
+    device_names: tuple[str, ...], memory: str | None, headroom: str | None, keep: str | None, allow: str | None, tuned_for: str | None,
     rule: str, curve: bool, seed: str, out: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """How JOB's global batch fits into the device: micro-batch, accumulation, recompute, with reasons."""
@@ -70,7 +79,7 @@ def command(
             "there is nothing to fit into",
             "write --device NAME or --memory SIZE",
         )
-    targets = _devices(device_names, memory)
+    targets = _devices(device_names, memory, headroom)
     if out is not None and len(targets) > 1:
         raise InputError(f"--out with {len(targets)} devices", "a plan is for one device", "write one --device")
     batch, micro = whole_number("--global-batch", global_batch), whole_number("--micro-batch", micro_batch)
@@ -127,16 +136,16 @@ def _show(
     show_upstream(changes)
 
 
-def _devices(names: tuple[str, ...], memory: str | None) -> list[Device]:
+def _devices(names: tuple[str, ...], memory: str | None, headroom: str | None) -> list[Device]:
     """The devices that are meant; ``all``: every card of the catalogue."""
     from memfit.device.hardware.catalogue import catalogue
 
     if not names:
-        return [choose_device(None, memory)]
+        return [choose_device(None, memory, headroom)]
     keys: dict[str, None] = {}
     for name in names:
         keys |= dict.fromkeys([key for key in catalogue() if key != "cpu"] if name == "all" else [name])
-    return [choose_device(key, memory) for key in keys]
+    return [choose_device(key, memory, headroom) for key in keys]
 
 
 def _words(text: str | None) -> tuple[str, ...]:

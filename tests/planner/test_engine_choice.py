@@ -39,7 +39,7 @@ def test_sharding_is_chosen_where_replicas_do_not_fit_and_the_reason_says_so(bet
     answer = find_plan(JOB, PlanRequest(name=NAME, global_batch=4, device=between, devices=4))
     assert answer.plan is not None
     assert answer.plan.engine == "fsdp2"
-    assert answer.plan.reasons["engine"].startswith("ddp is ")
+    assert answer.plan.reasons["engine"].startswith("ddp needs ")
     assert "of them between ranks" in answer.plan.reasons["engine"]
     assert 0 < answer.chosen.communication_seconds < answer.chosen.seconds
     again = predict(

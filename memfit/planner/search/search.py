@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from memfit.apply.phase_memory import with_settings
+from memfit.device.hardware.process_limits import check_fake_ranks
 from memfit.errors import InputError
 from memfit.job import Job
 from memfit.planner.options.offload_options import offload_choices
@@ -27,9 +28,11 @@ def find_plan(job: Job, request: PlanRequest) -> Answer:
     """The fastest plan that fits, or what is lacking where none does.
 
     Raises:
-        InputError: an unknown learning-rate rule, or an engine that is unknown or cannot carry the job.
+        InputError: an unknown learning-rate rule, more devices than this machine can trace, or an engine that is
+            unknown or cannot carry the job.
     """
     begin = time.perf_counter()
+    check_fake_ranks(f"--devices {request.devices}", request.devices)
     engines = candidates(request.engine, request.devices)
     job = with_settings(job, {"wrapper": "none"})
     best = _fastest_engine(job, request, engines)
