@@ -20,6 +20,7 @@ import torch.distributed as dist
 from memfit.apply.checkpointing import recompute
 from memfit.apply.train_state import TrainState, build
 from memfit.apply.window import run_window
+from memfit.atomic_file import write_atomic
 from memfit.batch.windows import Window, Windows
 from memfit.engine.collectives import gather, part_of
 from memfit.engine.factory import make_engine
@@ -32,7 +33,7 @@ from memfit.errors import Exit, InputError, mistake_in_job
 from memfit.plan import Plan, read_plan
 from memfit.train.loop.rng import seed_all
 from memfit.train.loop.run_context import RunContext, micro_batches
-from memfit.train.run_folder import RunFolder, replace_file
+from memfit.train.run_folder import RunFolder
 from memfit.verify.additivity import split_findings
 from memfit.verify.bounds import sum_bound
 from memfit.verify.compare import compare
@@ -63,7 +64,7 @@ def main(arguments: list[str]) -> int:
         if engine.world == 1:
             result["findings"] = [asdict(one) for one in split_findings(job_of(plan), plan.seed)]
         if engine.rank == 0:
-            replace_file(folder / "result.json", json.dumps(result).encode())
+            write_atomic(folder / "result.json", json.dumps(result))
     except InputError as error:
         return _failed(folder, str(error))
     except Exception as error:
@@ -79,7 +80,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _failed(folder: Path, line: str) -> int:
-    replace_file(folder / ERROR, line.encode())
+    write_atomic(folder / ERROR, line)
     return Exit.BAD_INPUT
 
 
