@@ -60,6 +60,7 @@ def command(plan: str, *, wandb: bool, as_json: bool, **values: Any) -> int:
     """
     from memfit.cli.progress import progress
     from memfit.cli.run_monitor import attended, keepers, write_report
+    from memfit.device.hardware.process_limits import RANK_BYTES, check_cards, check_ranks
     from memfit.engine.torchrun_env import is_restart, torchrun_env
     from memfit.plan import read_plan
     from memfit.train.launch.launch import become_rank, launch
@@ -70,7 +71,10 @@ def command(plan: str, *, wandb: bool, as_json: bool, **values: Any) -> int:
     read = read_plan(plan)
     if read.allocator == "expandable_segments":
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    folder = RunFolder(options.folder)
+    folder, ranks = RunFolder(options.folder), len(read.micro_batches)
+    if place is None and ranks > 1:
+        check_cards(f"plan for {ranks} devices", ranks, read.device)
+        check_ranks(f"plan for {ranks} devices", ranks, RANK_BYTES + (_peak(read) if read.device == "cpu" else 0))
     if place is None or place.rank == 0:
         _prepare(folder, read, options)
     if place is not None:
@@ -85,6 +89,11 @@ def command(plan: str, *, wandb: bool, as_json: bool, **values: Any) -> int:
     if launched.code == Exit.DONE:
         show_summary(folder, read.budget_bytes, read.unit, as_json=as_json)
     return launched.code
+
+
+def _peak(plan: Plan) -> int:
+    """Predicted bytes of a rank's tensors in the phase that needs most; 0 where the plan does not tell."""
+    return max((int(phase.get("allocated_bytes", 0)) for phase in plan.phases.values()), default=0)
 
 
 def _options(values: dict[str, Any], *, restarted: bool) -> RunOptions:

@@ -22,6 +22,7 @@ from memfit.apply.train_state import TrainState, build
 from memfit.apply.window import run_window
 from memfit.atomic_file import write_atomic
 from memfit.batch.windows import Window, Windows
+from memfit.child_process import die_with_parent
 from memfit.engine.collectives import gather, part_of
 from memfit.engine.factory import make_engine
 from memfit.engine.process_group import join
@@ -211,4 +212,5 @@ def _sums_by_net(recording: RecordingEngine) -> dict[str, list[float]]:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     sys.exit(main(sys.argv[1:]))
