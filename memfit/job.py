@@ -97,6 +97,9 @@ class Job(Settings):
     unsynchronised: ClassVar[tuple[str, ...]] = ()
     """Nets that each rank trains by itself, on its own part of a window, stepped in turns of their own. On several
     ranks that is not what one rank learns: ``memfit verify`` names them."""
+    allows_not_finite: ClassVar[bool] = False
+    """Whether checkpoints may hold NaN or infinite numbers in what is trained. Otherwise the run ends before it writes
+    one, and the newest checkpoint is the last finite state."""
     validate_every: int = 10
     """Windows between validations of ``memfit run``, where ``validate`` is written; 0: none."""
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}

@@ -147,9 +147,10 @@ def test_trained(
 ) -> None:
     """The training process's own main, in this process: it finds these before it limits its memory."""
     from memfit.train.launch.worker import main as child
+    from memfit.train.run_options import RunOptions
 
     shutil.copy(changed(plan, tmp_path, *changes), tmp_path / "plan.toml")
-    code = child([str(tmp_path), "0", "start"])
+    code = child(RunOptions(folder=str(tmp_path)))
     is_one_line((code, *capfd.readouterr()), *words)
 
 
