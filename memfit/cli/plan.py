@@ -66,8 +66,8 @@ if TYPE_CHECKING:
 @json_option
 def command(
     job: str, pairs: tuple[str, ...], global_batch: str, micro_batch: str | None, devices: str, engine: str | None,
-    device_names: tuple[str, ...], memory: str | None, headroom: str | None, keep: str | None, allow: str | None, tuned_for: str | None,
-    rule: str, curve: bool, seed: str, out: str | None, as_json: bool,
+    device_names: tuple[str, ...], memory: str | None, headroom: str | None, keep: str | None, allow: str | None,
+    tuned_for: str | None, rule: str, curve: bool, seed: str, out: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """How JOB's global batch fits into the device: micro-batch, accumulation, recompute, with reasons."""
     from memfit.cli.progress import progress, settle

@@ -81,9 +81,9 @@ from memfit.plan import ENGINES
 @json_option
 def command(
     job: str, pairs: tuple[str, ...], micro_batch: str | None, shape: str | None, device_name: str | None,
-    memory: str | None, headroom: str | None, precision: str | None, checkpoint: str | None, accumulate: str, epoch: str | None,
-    lengths: str | None, shapes: str | None, engine: str, world: str, rank: str | None, snapshot: str | None,
-    trace: str | None, as_json: bool,
+    memory: str | None, headroom: str | None, precision: str | None, checkpoint: str | None, accumulate: str,
+    epoch: str | None, lengths: str | None, shapes: str | None, engine: str, world: str, rank: str | None,
+    snapshot: str | None, trace: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Does JOB fit, in training, validation and saving?
 
