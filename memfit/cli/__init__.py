@@ -17,6 +17,7 @@ VERBS = {
     "jobs": "Built-in jobs and their parameter counts, net by net.",
     "predict": "Does it fit? The memory of training, validation and saving.",
     "plan": "The best way to fit a global batch, and why.",
+    "max": "The largest micro-batch or the longest sequence that fits, per card.",
     "calibrate": "This machine's rates, and its card's context, measured once and kept.",
     "probe": "The step really run on this machine, beside its prediction.",
     "run": "Train a plan inside its memory budget.",
