@@ -18,6 +18,8 @@ VERBS = {
     "predict": "Does it fit? The memory of training, validation and saving.",
     "plan": "The best way to fit a global batch, and why.",
     "max": "The largest micro-batch or the longest sequence that fits, per card.",
+    "cards": "Every card for a job: fit, largest batch, time, energy and cost.",
+    "compare": "Jobs, settings, plans or traces side by side: bytes, time, what differs.",
     "calibrate": "This machine's rates, and its card's context, measured once and kept.",
     "probe": "The step really run on this machine, beside its prediction.",
     "run": "Train a plan inside its memory budget.",
