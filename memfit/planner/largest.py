@@ -103,7 +103,7 @@ def largest_size(needs: Callable[[int], int], limit: int) -> tuple[int | None, b
             low = max(low, size)
         else:
             high = min(high, size)
-    return low, high - low == 1
+    return low, high - low == 1 and high in known
 
 
 def _next_size(known: Mapping[int, int], low: int, high: int, limit: int) -> int:

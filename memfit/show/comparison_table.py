@@ -24,16 +24,16 @@ def show_comparison(
     for subject in subjects[1:]:
         console.print(verdict_against(subject, first))
     table = Table(box=None, pad_edge=False)
-    table.add_column("")
+    table.add_column("process bytes", no_wrap=True)
     for subject in subjects:
         table.add_column(subject.name, justify="right")
-    for name, cells in _rows(subjects).items():
+    for name, cells in _rows(subjects):
         table.add_row(name, *cells)
     console.print()
     console.print(table)
     if differences:
         table = Table(box=None, pad_edge=False, title="\nWhat differs", title_justify="left", title_style="default")
-        table.add_column("")
+        table.add_column("", no_wrap=True)
         for subject in subjects:
             table.add_column(subject.name, justify="right")
         for name, values in differences.items():
@@ -52,23 +52,26 @@ def verdict_against(subject: Subject, first: Subject) -> str:
     )
 
 
-def _rows(subjects: Sequence[Subject]) -> dict[str, list[str]]:
+def _rows(subjects: Sequence[Subject]) -> list[tuple[str, list[str]]]:
+    """(name, a cell for each subject): every phase's process bytes, and beneath it what is alive at its peak."""
     footprints = [subject.prediction.footprint for subject in subjects]
-    rows = {"fits": [footprint.verdict for footprint in footprints]}
+    rows = [("fits", [footprint.verdict for footprint in footprints])]
     for phase in dict.fromkeys(name for footprint in footprints for name in footprint.phases):
-        rows[f"{phase_name(phase)}, process"] = [
-            format_size(footprint.phases[phase].process_bytes) if phase in footprint.phases else "-"
-            for footprint in footprints
-        ]
-    for phase in ("train", "validate"):
-        by_subject = [
-            footprint.phases[phase].categories if phase in footprint.phases else {} for footprint in footprints
-        ]
-        for category in dict.fromkeys(name for categories in by_subject for name in categories):
-            sizes = [categories.get(category, 0) for categories in by_subject]
-            if any(sizes) and (phase == "train" or len({*sizes}) > 1):
-                rows[f"{phase_name(phase)}, {category}"] = [format_size(size) if size else "-" for size in sizes]
+        peaks = [footprint.phases.get(phase) for footprint in footprints]
+        rows.append((phase_name(phase), ["-" if peak is None else format_size(peak.process_bytes) for peak in peaks]))
+        for category in dict.fromkeys(name for peak in peaks if peak is not None for name in peak.categories):
+            sizes = [0 if peak is None else peak.categories.get(category, 0) for peak in peaks]
+            if any(sizes):
+                rows.append((f"  {category}", [format_size(size) if size else "-" for size in sizes]))
     seconds = [subject.window_seconds for subject in subjects]
     if any(known is not None for known in seconds):
-        rows["a window"] = ["unknown" if known is None else f"{known:.3g} s" for known in seconds]
+        rows.append(
+            (
+                "a window",
+                [
+                    "unknown" if known is None else f"{known:.3g} s" if known >= 1 else f"{1000 * known:.3g} ms"
+                    for known in seconds
+                ],
+            )
+        )
     return rows
