@@ -10,6 +10,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from memfit.atomic_file import write_atomic
 from memfit.errors import InputError
 from memfit.job import Precision
 
@@ -125,9 +126,11 @@ class Plan:
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:
-    """Writes a plan file beside its place and renames it there, so that none is ever half-written."""
-    import os
+    """Writes a plan file, whole or not at all.
 
+    Raises:
+        InputError: it cannot be written.
+    """
     import tomli_w
 
     values = {key: value for key, value in asdict(plan).items() if value is not None}
@@ -139,11 +142,9 @@ def write_plan(plan: Plan, path: str | Path) -> None:
         phase.pop("seconds", None)
     text = tomli_w.dumps({"memfit_plan": VERSION, **values})
     target = Path(path)
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(text)
-        beside.replace(target)
+        write_atomic(target, text)
     except OSError as error:
         raise InputError(
             f"plan file {path}", f"cannot be written: {error.strerror}", "write --out to a folder that can be written"

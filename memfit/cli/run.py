@@ -16,6 +16,7 @@ from memfit.cli.options import json_option, print_json, whole_number
 from memfit.errors import Exit
 
 if TYPE_CHECKING:
+    from memfit.plan import Plan
     from memfit.train.run_folder import RunFolder
 
 CHILD = "memfit.train.launch.worker"
@@ -70,6 +71,7 @@ def command(
     """
     from memfit.cli.progress import progress
     from memfit.cli.run_monitor import attended, keepers, write_report
+    from memfit.device.hardware.process_limits import RANK_BYTES, check_cards, check_ranks
     from memfit.engine.torchrun_env import is_restart, torchrun_env
     from memfit.plan import read_plan, write_plan
     from memfit.train.launch.memory_limit import ENVIRONMENT
@@ -85,6 +87,9 @@ def command(
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     folder = RunFolder(out)
     ranks, place = len(read.micro_batches), torchrun_env()
+    if place is None and ranks > 1:
+        check_cards(f"plan for {ranks} devices", ranks, read.device)
+        check_ranks(f"plan for {ranks} devices", ranks, RANK_BYTES + (_peak(read) if read.device == "cpu" else 0))
     resume = resume or (place is not None and is_restart())
     if place is None or place.rank == 0:
         folder.open(resume=resume)
@@ -110,6 +115,11 @@ def command(
     if code == Exit.DONE:
         show_summary(folder, read.budget_bytes, read.unit, as_json=as_json)
     return code
+
+
+def _peak(plan: Plan) -> int:
+    """Predicted bytes of a rank's tensors in the phase that needs most; 0 where the plan does not tell."""
+    return max((int(phase.get("allocated_bytes", 0)) for phase in plan.phases.values()), default=0)
 
 
 def _in_a_child(arguments: list[str], environment: dict[str, str]) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from memfit.atomic_file import write_atomic
 from memfit.errors import InputError
 from memfit.plan import Plan
 
@@ -88,7 +89,7 @@ class RunFolder:
             CannotWriteError: it cannot be written.
         """
         with writing(self.course):
-            replace_file(self.course, json.dumps({"first": first, "last": last}).encode())
+            write_atomic(self.course, json.dumps({"first": first, "last": last}))
 
     def append(self, name: str, line: dict[str, Any]) -> None:
         """Adds one line to ``name``.jsonl; it is in the file after ``flush``, or with a line of ``FLUSH_EVERY`` later.
@@ -141,7 +142,7 @@ class RunFolder:
             if path.exists():
                 lines = [line for line in _whole_lines(path) if line["window"] < window]
                 with writing(path):
-                    replace_file(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
+                    write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 SAME = ("job", "settings", "unit", "global_batch", "precision", "seed")
@@ -162,19 +163,6 @@ def check_same_samples(before: Plan, now: Plan, where: Path, also: Sequence[str]
         if old != new:
             seen = f"--resume with another plan: its {name} is {new!r}"
             raise InputError(seen, f"{where} was run with {old!r}", f"plan with {old!r}, or write another --out")
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Writes a file beside its place, syncs it and renames it there."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(beside, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _whole_lines(path: Path) -> Iterable[dict[str, Any]]:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from memfit.apply.phase_memory import with_settings
 from memfit.device.hardware.catalogue import Device
+from memfit.device.hardware.process_limits import check_fake_ranks
 from memfit.errors import InputError
 from memfit.geometry import shape_of
 from memfit.job import Job, Nets
@@ -99,6 +100,7 @@ def find_plan(
     _check_words("--allow", allow, ALLOW)
     if "precision" in keep and "precision" in allow:
         raise InputError("--keep precision --allow precision", "one says what the other forbids", "write one of them")
+    check_fake_ranks(f"--devices {devices}", devices)
     engines = candidates(engine, devices)
     asked = _Asked(
         name=name, global_batch=global_batch, card=device, micro_batch=micro_batch, devices=devices, seed=seed,

@@ -12,10 +12,12 @@ import logging
 import os
 import signal
 import sys
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from memfit.errors import Exit
+from memfit.child_process import children, kill_children
+from memfit.errors import Exit, InputError, describe
 from memfit.plan import Plan
 
 MAX_RESTARTS = 3
@@ -30,25 +32,41 @@ def restarts(plan: Plan) -> int:
 
 
 def torchrun(ranks: int, module: str, arguments: Sequence[str], folder: Path, max_restarts: int = MAX_RESTARTS) -> int:
-    """Runs a module in so many processes by torchrun, in this process; gives an exit code of memfit."""
+    """Runs a module in so many processes by torchrun, in this process; gives an exit code of memfit.
+
+    No rank is left when it returns or raises.
+
+    Raises:
+        InputError: the system does not start so many processes.
+    """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import get_args_parser, run
 
+    from memfit.engine import one_node_rendezvous
+
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     logging.getLogger("torch.distributed.run").setLevel(logging.ERROR)
     os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // ranks, 1)))
-    options = ["--standalone", "--nproc-per-node", str(ranks), "--max-restarts", str(max_restarts)]
+    one_node_rendezvous.register()
+    options = ["--rdzv-backend", one_node_rendezvous.BACKEND, "--rdzv-id", uuid.uuid4().hex, "--nnodes", "1"]
+    options += ["--nproc-per-node", str(ranks), "--max-restarts", str(max_restarts)]
     options += ["--shutdown-timeout", str(SHUTDOWN_SECONDS), "-m", module, *arguments]
     for left in folder.glob(".ended-*"):
         left.unlink()
     code: int = Exit.DONE
+    before = children()
     try:
         run(get_args_parser().parse_args(options))
     except ChildFailedError as error:
         code = _code_of(folder, [failure.exitcode for failure in error.failures.values()])
     except SignalException:
         code = Exit.STOPPED
+    except OSError as error:
+        why = f"the system does not start so many: {describe(error)}"
+        raise InputError(f"{ranks} ranks", why, "write fewer ranks, or raise the limits of this user") from error
+    finally:
+        kill_children(module, before)
     for left in folder.glob(".ended-*"):
         left.unlink()
     return code

@@ -14,9 +14,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from memfit.apply.train_state import TrainState, is_trained, tensors_in
+from memfit.atomic_file import write_atomic
 from memfit.plan import Plan
 from memfit.train.recovery.recovery import Failure
-from memfit.train.run_folder import RunFolder, replace_file
+from memfit.train.run_folder import RunFolder
 
 MODULES = 12
 
@@ -26,7 +27,7 @@ def write_oom_record(
 ) -> None:
     """Writes the record of a memory failure over the one before."""
     record = oom_record(plan, train_state, window, failure, resident_before)
-    replace_file(folder.path / "flight.json", (json.dumps(record, indent=1) + "\n").encode())
+    write_atomic(folder.path / "flight.json", json.dumps(record, indent=1) + "\n")
 
 
 def oom_record(
