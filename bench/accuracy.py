@@ -91,8 +91,8 @@ def everything(sources: Sequence[str], out: Path | None, folder: Path, workers: 
         answer["cpu"] = others.cpu_truth(console)
         show.cpu(answer["cpu"])
     if "published" in sources:
-        answer["published"] = others.published(ROOT / "bench" / "results" / "published.json", console)
-        show.published(answer["published"] or [])
+        answer["published"] = others.published()
+        show.published(answer["published"])
     if "measured" in sources:
         answer["measured"] = others.measured(ROOT / "bench" / "measured", console)
         show.cards(answer["measured"])

@@ -33,7 +33,7 @@ from memfit.planner.predict import default_checkpointing, footprint_on, plain_ne
 from memfit.replay.caching_allocator import CachingAllocator  # noqa: E402
 from memfit.trace.step import Tracing, trace_job  # noqa: E402
 
-FIGURES, RESULTS = HERE / "published.toml", HERE / "results" / "published.json"
+FIGURES = HERE / "published.toml"
 BATCHES = 150
 STATE = ("parameters", "gradients", "communication", "optimizer")
 POLICY = {"zero_grad": "after_step", "validation_decode": 4, "validation_keeps": "host"}

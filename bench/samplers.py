@@ -1,4 +1,4 @@
-"""python -m bench.samplers [--samples 1000000] [--json F]: samplers of speech lengths, compared in one run.
+"""python -m bench.samplers [--samples 1000000] [--without NAME] [--json F]: samplers of speech lengths, compared in one run.
 
 8 ranks, lognormal lengths of 0.3 to 30 s at 93.75 frames a second, at most 38,400 frames a batch. Each sampler plans an
 epoch in a fresh process. Columns: CPU seconds to plan; peak memory of the process; padding as a part of the padded
@@ -89,10 +89,10 @@ def vits_buckets(lengths: np.ndarray) -> tuple[float, float, Batches]:
 
 
 def lhotse_buckets(lengths: np.ndarray) -> tuple[float, float, Batches]:
-    from lhotse import CutSet, MonoCut, RecordingEngine
+    from lhotse import CutSet, MonoCut, Recording
     from lhotse.dataset import DynamicBucketingSampler
 
-    recording = RecordingEngine(id="r", sources=[], sampling_rate=24_000, num_samples=24_000 * 30, duration=30.0)
+    recording = Recording(id="r", sources=[], sampling_rate=24_000, num_samples=24_000 * 30, duration=30.0)
     cuts = [
         MonoCut(id=str(index), start=0, duration=float(length) / RATE, channel=0, recording=recording)
         for index, length in enumerate(lengths)
@@ -163,6 +163,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--samples", type=int, default=1_000_000, help="number of lengths (default: 1000000)")
     parser.add_argument("--only", choices=list(SAMPLERS), help="one sampler, as JSON")
+    parser.add_argument("--without", action="append", default=[], choices=list(SAMPLERS), help="leaves a sampler out")
     add_json_option(parser)
     given = parser.parse_args()
     if given.only:
@@ -171,7 +172,7 @@ def main() -> None:
     print(f"{given.samples:,} samples, {WORLD} ranks, threshold {THRESHOLD:,} frames")
     print(f"{'':20}{'CPU s':>9}{'MiB':>8}{'padding':>9}{'largest':>9}{'imbal.':>9}{'quadr.':>9}{'resume s':>10}")
     rows = {}
-    for name in SAMPLERS:
+    for name in [name for name in SAMPLERS if name not in given.without]:
         run = [sys.executable, "-m", "bench.samplers", "--samples", str(given.samples), "--only", name]
         row = json.loads(subprocess.run(run, check=True, capture_output=True, text=True, cwd=ROOT).stdout)
         rows[name] = row
