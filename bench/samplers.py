@@ -1,4 +1,4 @@
-"""python -m bench.samplers [--samples 1000000] [--without NAME] [--json F]: samplers of speech lengths, compared in one run.
+"""Samplers of speech lengths, compared in one run: python -m bench.samplers [--samples N] [--without NAME] [--json F].
 
 8 ranks, lognormal lengths of 0.3 to 30 s at 93.75 frames a second, at most 38,400 frames a batch. Each sampler plans an
 epoch in a fresh process. Columns: CPU seconds to plan; peak memory of the process; padding as a part of the padded

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from bench.result_file import EARLIER, RESULTS
 from docs import accuracy_tables
 from docs.results import GIB, gib, result, table
 
@@ -99,7 +100,16 @@ def samplers() -> str:
     return table(head, rows)
 
 
+def printed_before(name: str) -> str | None:
+    """What a benchmark printed before it wrote JSON, as a code block; None where its JSON is there."""
+    if (RESULTS / f"{name}.json").exists():
+        return None
+    return f"```text\n{(EARLIER / f'{name}.txt').read_text().rstrip()}\n```"
+
+
 def loop() -> str:
+    if before := printed_before("loop"):
+        return before
     rounds = result("loop")["rounds"]
     rows = []
     for name in rounds[0]:
@@ -113,6 +123,8 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def saving() -> str:
+    if before := printed_before("saving"):
+        return before
     rows = (
         [name, f"{row['seconds']:.2f}", f"{row['over_raw_by_rounds']:.2f}",
          f"{row['over_raw_least']:.2f} to {row['over_raw_most']:.2f}", f"{row['core_seconds']:.2f}"]
@@ -122,6 +134,8 @@ def saving() -> str:
 
 
 def saving_text() -> str:
+    if not (RESULTS / "saving.json").exists():
+        return "Printed by the benchmark:"
     found = result("saving")
     held = found["asynchronous_holds_up"]
     return (
@@ -133,6 +147,8 @@ def saving_text() -> str:
 
 
 def kills() -> str:
+    if before := printed_before("kills"):
+        return before
     rows = (
         [name, row["kills"], row["while_saving"], row["finished"], row["passed_over"], row["repeated"]]
         for name, row in result("kills")["writing"].items()
@@ -145,6 +161,8 @@ def kills() -> str:
 
 
 def faults() -> str:
+    if before := printed_before("faults"):
+        return before
     kinds: dict[str, Counter[str]] = {}
     for row in result("faults")["rows"]:
         names = ("points", "done", "same_ids", "same_weights", "torn")
@@ -235,6 +253,8 @@ def validation_trace_limit() -> str:
 
 
 def story() -> str:
+    if before := printed_before("latentsync_story"):
+        return before
     found = result("latentsync_story")
     peaks = {name: f"{size / 2**20:.0f} MiB" for name, size in found["upstream_predicted_bytes"].items()}
     return (
