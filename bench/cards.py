@@ -15,6 +15,7 @@ from typing import Any
 from bench.result_file import add_json_option, target, write_result
 from memfit.device.hardware.catalogue import find_device
 from memfit.loading import load_job
+from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 from memfit.sizes import format_size
 
@@ -53,7 +54,7 @@ def main() -> int:
 def planned(job: str, card: str, batch: int, choices: dict[str, Any]) -> dict[str, Any]:
     """One plan's figures."""
     begin = time.process_time()
-    answer = find_plan(load_job(job), job, batch, find_device(card), **choices)
+    answer = find_plan(load_job(job), PlanRequest(name=job, global_batch=batch, device=find_device(card), **choices))
     shown = answer.chosen or answer.floor
     return {
         "fits": answer.plan is not None,
@@ -62,7 +63,7 @@ def planned(job: str, card: str, batch: int, choices: dict[str, Any]) -> dict[st
         "modes": dict(Counter(shown.checkpointing.values())),
         "process_bytes": {name: phase.process_bytes for name, phase in shown.footprint.phases.items()},
         "usable_bytes": find_device(card).usable_bytes,
-        "levers": [lever.name for lever in answer.plan.levers if lever.taken] if answer.plan else [],
+        "options": [option.name for option in answer.plan.options if option.applied] if answer.plan else [],
         "step_seconds": shown.seconds,
         "processor_seconds": time.process_time() - begin,
     }
