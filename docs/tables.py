@@ -89,6 +89,29 @@ def variants() -> str:
     return table(["job", "processor seconds", "memory of the prediction, MiB"], shown)
 
 
+def checkpoint_selection() -> str:
+    found = result("planner")
+    nets = found["nets"] if "nets" in found else {k: v for run in found["runs"] for k, v in run["nets"].items()}
+    rows = []
+    for net, lines in nets.items():
+        kept = lines[0]["measured"] - lines[0]["resident"]
+        for row in lines:
+            part = (row["measured"] - row["resident"]) / kept
+            ratio = f"{row['ratio']:.2f}" if "ratio" in row else ""
+            rows.append([net, row["name"], f"{part:.0%}", ratio])
+    return table(["net", "selection", "measured activations", "time / everything recomputed"], rows)
+
+
+def accumulation() -> str:
+    rows = (
+        [f"{row['frames']} x {row['clips']}", row["plan"], f"{row['estimated']:.2f}", f"{row['measured']:.2f}",
+         f"{row['plan_over_faster']:.2f}"]
+        for row in result("accumulation")["cases"]
+    )  # fmt: skip
+    head = ["frames x clips", "plan", "accumulated / recomputed, estimated", "measured", "plan / faster of the two"]
+    return table(head, rows)
+
+
 def samplers() -> str:
     rows = []
     for name, row in result("samplers")["samplers"].items():
@@ -271,6 +294,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "convolution workspace": accuracy_tables.accuracy_workspace, "plans for cards": cards, "time estimates": timing,
     "plan speed": plan_speed, "prediction speed": variants, "samplers": samplers, "loop": loop, "saving": saving,
     "kills": kills, "faults": faults, "epochs": sequence, "probe": probe, "creep": creep,
+    "checkpoint selection": checkpoint_selection, "accumulation": accumulation,
 }  # fmt: skip
 TEXTS: dict[str, Callable[[], str]] = {
     "accuracy summary": accuracy_tables.accuracy_summary,

@@ -59,7 +59,9 @@ def test_a_result_names_the_command_that_wrote_it_whole(path: Path) -> None:
 
 
 def test_every_earlier_result_has_the_command_and_commit_that_made_it() -> None:
-    listed = re.findall(r"^\| ([\w.]+\.\w+) \| `python .*`.* \| [0-9a-f]{7} \|", (EARLIER / "README.md").read_text(), re.M)
+    listed = re.findall(
+        r"^\| ([\w.]+\.\w+) \| `python .*`.* \| [0-9a-f]{7} \|", (EARLIER / "README.md").read_text(), re.M
+    )
     assert set(listed) == {path.name for path in EARLIER.iterdir()} - {"README.md"}
 
 
