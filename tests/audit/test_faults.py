@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from memfit.audit import CURES, Meant, audit
-from tests.batch.audit import faults
-from tests.batch.audit.collect import targets
+from tests.audit import faults
+from tests.audit.collect import targets
 
 TARGETS = targets(faults)
 GLOBAL_64, FRAMES_3200 = Meant(global_batch=64), Meant(global_batch=3200, unit="frames")
@@ -55,5 +55,5 @@ def test_every_target_is_tried() -> None:
 
 def test_every_code_is_tried_and_documented() -> None:
     assert {case[1] for case in CASES} == set(CURES)
-    page = (Path(__file__).parents[3] / "docs" / "audit.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE)) == set(CURES)

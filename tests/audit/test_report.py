@@ -9,9 +9,9 @@ import pytest
 from memfit.audit import Meant, audit
 from memfit.batch import LengthBatchSampler
 from memfit.errors import InputError
-from tests.batch.audit.faults import of_shards, of_steps, of_systems
-from tests.batch.audit.faults.data import FRAMES
-from tests.batch.audit.right import of_memfit, of_torch
+from tests.audit.faults import of_shards, of_steps, of_systems
+from tests.audit.faults.data import FRAMES
+from tests.audit.right import of_memfit, of_torch
 
 HERE = Path(__file__).parent
 KEYS = {

@@ -3,8 +3,8 @@
 import pytest
 
 from memfit.audit import audit
-from tests.batch.audit import right
-from tests.batch.audit.collect import targets
+from tests.audit import right
+from tests.audit.collect import targets
 
 TARGETS = targets(right)
 

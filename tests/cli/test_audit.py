@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-TARGETS = Path(__file__).parents[1] / "batch" / "audit"
+TARGETS = Path(__file__).parents[1] / "audit"
 
 
 def memfit(*arguments, **environment):

@@ -24,7 +24,7 @@ from memfit.device.hardware.calibration import (
 from memfit.device.hardware.catalogue import find_device
 from memfit.device.hardware.local_devices import local_cpu, local_devices
 from memfit.user_cache import cache_folder
-from tests.device.test_here import simulated_nvml
+from tests.device.test_local_devices import simulated_nvml
 
 MEASURED = Rates(
     device=processor(),

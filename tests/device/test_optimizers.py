@@ -7,7 +7,7 @@ import torch
 
 from memfit.device.virtual.virtual_device import virtual_cpu
 from tests.device.minimal_tracer import MinimalTracer
-from tests.trace.test_accumulate import of_real_run
+from tests.trace.test_gradient_accumulation import of_real_run
 
 STEP_COUNT = 64
 """Bytes above the largest scalar: optimizers' counts of steps are made in another way."""

@@ -16,7 +16,7 @@ from memfit.planner.plan_json import plan_json
 from memfit.planner.search.search import find_plan
 from memfit.show.plan_table import memory_of
 from memfit.trace.step import Tracing, trace_job
-from tests.planner.test_host_state import CARD, Wide, planned
+from tests.planner.test_offload_options import CARD, Wide, planned
 
 NAMES = {
     "for-each optimizer", "fused optimizer", "8-bit optimizer", "expandable allocator", "no DDP for one device",

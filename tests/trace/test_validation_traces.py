@@ -10,8 +10,8 @@ from memfit.planner.options.validation_policies import policies
 from memfit.planner.predict import footprint_on
 from memfit.trace.step import Tracing, trace_job
 from memfit.trace.validation_traces import trace_policies
-from tests.planner.test_host_state import CARD
-from tests.planner.test_levers import Validated
+from tests.planner.test_offload_options import CARD
+from tests.planner.test_options import Validated
 
 
 @pytest.mark.parametrize("zero_grad", ["after_step", "after_forward"])

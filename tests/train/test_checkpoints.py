@@ -27,7 +27,7 @@ from memfit.train.checkpoint.resume import restore
 from memfit.train.checkpoint.saver import Saver
 from memfit.train.checkpoint.state_codec import encode
 from tests.train.killed_job import Killed
-from tests.train.test_tree import same, through
+from tests.train.test_state_codec import same, through
 
 PLAN = Plan(
     job="tests", settings={}, device="cpu", budget_bytes=1 << 30, unit="samples", global_batch=4, micro_batch=4,

@@ -27,8 +27,8 @@ MOST_PER_LINE = 10_000
 """Answers that one line of a user's code may ask for: past it, it is a loop that waits for data."""
 
 _aten = torch.ops.aten
-_OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
-_TRACES = str(Path(__file__).parents[1] / "trace" / "step.py")
+_OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+_TRACES = str(Path(__file__).parents[2] / "trace" / "step.py")
 
 
 @dataclass(frozen=True, kw_only=True)

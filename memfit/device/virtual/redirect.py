@@ -51,7 +51,7 @@ def _seen_from(frame: Any) -> bool:
     return _users[name]
 
 
-_INSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+_INSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 _users: dict[str, bool] = {}
 """File -> whether its code is told cuda."""
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
-from tests.batch.audit.faults.data import SIZE, Clips
+from tests.audit.faults.data import SIZE, Clips
 
 
 class Replacing(Dataset):

@@ -3,8 +3,8 @@
 from torch.utils.data import DataLoader, DistributedSampler
 
 from memfit.batch import LengthBatchSampler
-from tests.batch.audit.faults.data import FRAMES, Clips
-from tests.batch.audit.faults.of_systems import FrameClips
+from tests.audit.faults.data import FRAMES, Clips
+from tests.audit.faults.of_systems import FrameClips
 
 
 def _loader(rank, world, batch_size):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
-from tests.batch.audit.faults.data import FRAMES, SIZE, Clips
+from tests.audit.faults.data import FRAMES, SIZE, Clips
 
 
 class RankBuckets(Sampler):

@@ -11,7 +11,7 @@ from torch.utils.data import (
 )
 
 from memfit.batch import LengthBatchSampler
-from tests.batch.audit.right.data import LENGTHS, SIZE
+from tests.audit.right.data import LENGTHS, SIZE
 
 
 def loop_over_a_loader(rank, world, observe):

@@ -7,7 +7,7 @@ from torch.utils.data import (
     IterableDataset,
 )
 
-from tests.batch.audit.right.data import Unread
+from tests.audit.right.data import Unread
 
 
 def accelerate_prepared(rank, world):

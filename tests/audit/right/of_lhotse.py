@@ -5,7 +5,7 @@ from torch.utils.data import (
     Dataset,
 )
 
-from tests.batch.audit.right.data import SIZE
+from tests.audit.right.data import SIZE
 
 
 def _cuts():

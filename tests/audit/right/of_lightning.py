@@ -6,7 +6,7 @@ from torch.utils.data import (
     RandomSampler,
 )
 
-from tests.batch.audit.right.data import SIZE, Unread
+from tests.audit.right.data import SIZE, Unread
 
 
 def lightning_prepared(rank, world):

@@ -5,7 +5,7 @@ from torch.utils.data import (
 )
 
 from memfit.batch import LengthBatchSampler, batch_loader
-from tests.batch.audit.right.data import LENGTHS, Unread
+from tests.audit.right.data import LENGTHS, Unread
 
 
 def own(rank, world):

@@ -9,7 +9,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from tests.batch.audit.right.data import SIZE, Unread
+from tests.audit.right.data import SIZE, Unread
 
 
 def one_rank_shuffled(rank, world):

@@ -9,7 +9,7 @@ from torch.utils.data import (
     Sampler,
 )
 
-from tests.batch.audit.right.data import LENGTHS, SIZE, Unread
+from tests.audit.right.data import LENGTHS, SIZE, Unread
 
 
 def transformers_length_grouped(rank, world):

@@ -14,7 +14,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from tests.batch.audit.right.data import SIZE, Unread
+from tests.audit.right.data import SIZE, Unread
 
 
 def torch_shuffled(rank, world):

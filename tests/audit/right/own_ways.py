@@ -11,7 +11,7 @@ from torch.utils.data import (
     DistributedSampler,
 )
 
-from tests.batch.audit.right.data import LENGTHS, SIZE
+from tests.audit.right.data import LENGTHS, SIZE
 
 
 class SeedFromRankZero:
