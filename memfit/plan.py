@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import tomllib
 import typing
@@ -27,6 +28,8 @@ WRITING = ("synchronous", "asynchronous")
 """Whether the training waits while a checkpoint is written from its tensors, or a copy is written beside it."""
 ALLOCATORS = ("default", "expandable_segments")
 """How the card's caching allocator makes its segments."""
+LEAST_BUDGET, MOST_BUDGET = 1 << 20, 1 << 60
+"""Bytes: a plan of less, or more, was not made for a machine."""
 PRECISIONS = typing.get_args(Precision)
 
 
@@ -141,10 +144,11 @@ def write_plan(plan: Plan, path: str | Path) -> None:
     target = Path(path)
     beside = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         beside.write_text(text)
         beside.replace(target)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink()
         raise InputError(
             f"plan file {path}", f"cannot be written: {error.strerror}", "write --out to a folder that can be written"
         ) from error
@@ -177,7 +181,7 @@ def read_plan(path: str | Path) -> Plan:
             "it has no memfit_plan version, so it is no plan",
             "write the path of a file that memfit plan --out wrote",
         )
-    if version != VERSION:
+    if version != VERSION or isinstance(version, bool):
         raise InputError(
             f"plan file {path}",
             f"it is of version {version}, and this memfit reads version {VERSION}",
@@ -216,6 +220,9 @@ def _checked(values: dict[str, Any], path: str) -> Plan:
     every = values.get("validate_every", 0)
     if every < 0:
         raise InputError(f"plan file {path}: validate_every = {every}", "less than 0", "write 0 for no validation")
+    if values["budget_bytes"] < LEAST_BUDGET or values["budget_bytes"] > MOST_BUDGET:
+        seen = f"plan file {path}: budget_bytes = {values['budget_bytes']}"
+        raise InputError(seen, "no budget that a process can have (1 MiB to 1 EiB)", _AGAIN)
     _check_word(f"plan file {path}: idle_nets", values.get("idle_nets", "keep"), ("keep", "aside"))
     for key in ("optimizer_state", "average"):
         _check_word(f"plan file {path}: {key}", values.get(key, STATE_PLACES[0]), STATE_PLACES)
@@ -293,6 +300,9 @@ def _check_sizes(values: dict[str, Any], path: str) -> None:
     if not all(isinstance(rank, list) and all(type(size) is int and size >= 0 for size in rank) for rank in sizes):
         raise InputError(f"plan file {path}: micro_batches", "not a list of whole numbers for each rank", _AGAIN)
     total, largest = sum(map(sum, sizes)), max((size for rank in sizes for size in rank), default=0)
+    if values["engine"] == "single" and len(sizes) != 1:
+        seen = f"plan file {path}: micro_batches of {len(sizes)} ranks"
+        raise InputError(seen, "engine = 'single' has one rank", "write one list in it, or engine = 'ddp'")
     if total != values["global_batch"]:
         seen = f"plan file {path}: micro_batches sum to {total}"
         raise InputError(seen, f"the global batch is {values['global_batch']}", "make them agree")

@@ -124,6 +124,9 @@ def _put(box: Container, contents: Any) -> None:
         for key, value in contents.items():
             if box.get(key, _ABSENT) is not value:
                 kind.__setitem__(box, key, value)
+        if list(box) != list(contents):
+            kind.clear(box)
+            kind.update(box, contents)
     elif isinstance(box, list):
         box[:] = contents
     else:

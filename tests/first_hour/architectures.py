@@ -43,8 +43,11 @@ SIZES: dict[str, Any] = {
         HEADS,
     ),
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "multi_query_group_num", "encoder_num_key_value_heads",
-                     "decoder_num_key_value_heads", "decoder_num_key_value_heads"), HEADS),
-    **dict.fromkeys(("head_dim", "d_kv", "qk_nope_head_dim", "v_head_dim", "qk_rope_head_dim", "attention_head_size"), WIDTH // HEADS),
+                     "decoder_num_key_value_heads"), HEADS),
+    **dict.fromkeys(
+        ("head_dim", "d_kv", "qk_nope_head_dim", "v_head_dim", "qk_rope_head_dim", "attention_head_size"),
+        WIDTH // HEADS,
+    ),
     **dict.fromkeys(
         ("intermediate_size", "d_ff", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "n_inner", "d_inner",
          "moe_intermediate_size", "shared_expert_intermediate_size", "ffn_hidden_size", "decoder_intermediate_size"),
@@ -135,7 +138,13 @@ class Architecture(memfit.Job):
         if "input_features" in inputs:
             bins = getattr(config, "num_mel_bins", 80) or 80
             long = 2 * getattr(config, "max_source_positions", 200)
-            sample["input_features"] = torch.randn(*((long, bins) if "Wav2Vec2Bert" in self.class_name or "Speech2Text" in self.class_name else (bins, long)))
+            sample["input_features"] = torch.randn(
+                *(
+                    (long, bins)
+                    if "Wav2Vec2Bert" in self.class_name or "Speech2Text" in self.class_name
+                    else (bins, long)
+                )
+            )
         if "decoder_input_ids" in inputs and "input_ids" not in inputs:
             sample["labels"] = torch.randint(100, WORDS - 1, (self.words,))
         sample.setdefault("labels", torch.randint(1, 30, (6,)))
