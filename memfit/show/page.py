@@ -12,6 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from memfit.atomic_file import write_atomic
 from memfit.errors import InputError
 
 
@@ -89,7 +90,7 @@ def write_page(page: Page, path: str | Path) -> None:
         InputError: the file cannot be written.
     """
     try:
-        Path(path).write_text(render(page), encoding="utf-8")
+        write_atomic(path, render(page))
     except OSError as error:
         raise InputError(
             f"report {path}", f"cannot be written: {error.strerror}", "write --out as a file in a folder that is there"
