@@ -12,6 +12,7 @@ from typing import Any
 from memfit.apply.build_nets import nets_of
 from memfit.blocks import candidates
 from memfit.device.hardware.catalogue import Device, nccl_bytes
+from memfit.device.hardware.process_limits import check_fake_ranks
 from memfit.engine.zero_partition import most_gradients
 from memfit.errors import InputError
 from memfit.events import Trace
@@ -140,6 +141,7 @@ def binding_ranks(job: Job, nets: Nets, engine: str, world: int) -> tuple[int, .
 
 
 def _check_ranks(engine: str, world: int, rank: int | None) -> None:
+    check_fake_ranks(f"--world {world}", world)
     if engine == "single" and world > 1:
         raise InputError(f"--world {world}", "--engine single has one rank", "write --engine ddp or --engine fsdp2")
     if rank is not None and not 0 <= rank < world:

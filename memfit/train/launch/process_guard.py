@@ -6,33 +6,16 @@ Without that, a ``memfit run`` that is killed would leave its training process b
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import os
-import signal
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from memfit.errors import Exit, InputError
+from memfit.child_process import PARENT, die_with_parent, for_child
+from memfit.errors import InputError
 
-PARENT = "MEMFIT_PARENT"
-_DIE_WITH_PARENT = 1
-"""PR_SET_PDEATHSIG of prctl(2)."""
-
-
-def for_child() -> dict[str, str]:
-    """What the child's environment must hold."""
-    return {PARENT: str(os.getpid())}
-
-
-def die_with_parent() -> None:
-    """From now on the system kills this process when the one that started it ends; it may already have (Linux)."""
-    if sys.platform == "linux" and PARENT in os.environ:
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-        if os.getppid() != int(os.environ[PARENT]):
-            sys.exit(Exit.STOPPED)
+__all__ = ["PARENT", "alone_in", "die_with_parent", "for_child"]
 
 
 @contextlib.contextmanager
