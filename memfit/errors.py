@@ -10,6 +10,8 @@ from enum import IntEnum
 from pathlib import Path
 from types import FrameType
 
+from memfit.printable import one_line, printable
+
 
 class Exit(IntEnum):
     """Exit codes, the same for every verb."""
@@ -37,7 +39,7 @@ class InputError(Exception):
 
     def __init__(self, seen: str, why: str, write: str) -> None:
         self.seen, self.why, self.write = seen, why, write
-        super().__init__(" ".join(f"{seen}: {why}; {write}".split()))
+        super().__init__(one_line(f"{seen}: {why}; {write}"))
 
 
 def mistake_in_job(error: Exception, *, changed: bool = False) -> InputError | None:
@@ -73,6 +75,7 @@ def describe(error: BaseException) -> str:
     """``ValueError: what it says``, in one line of at most 240 characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    text = printable(text)
     return text if len(text) <= 240 else text[:239] + "…"
 
 

@@ -32,8 +32,9 @@ def command(names: tuple[str, ...], pairs: tuple[str, ...], as_json: bool) -> No
     if as_json:
         print_json({"jobs": found})
         return
-    from rich.console import Console
     from rich.table import Table
+
+    from memfit.show.console import make_console
 
     table = Table(box=None, pad_edge=False)
     for name, side in (
@@ -50,4 +51,4 @@ def command(names: tuple[str, ...], pairs: tuple[str, ...], as_json: bool) -> No
             head = (entry["name"], entry["unit"]) if index == 0 else ("", "")
             millions = [f"{net[key] / 1e6:.3f} M" if net[key] else "-" for key in ("parameters", "trainable")]
             table.add_row(*head, net["name"], *millions, str(net["tensors"]))
-    Console(highlight=False).print(table)
+    make_console().print(table)

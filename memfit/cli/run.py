@@ -146,8 +146,7 @@ def _in_a_child(arguments: list[str], environment: dict[str, str]) -> int:
 
 def show_summary(folder: RunFolder, budget: int, unit: str, *, as_json: bool) -> None:
     """What a run that is done learnt, took and did, by its lines."""
-    from rich.console import Console
-
+    from memfit.show.console import make_console
     from memfit.show.run_log import noise_words
     from memfit.sizes import format_size
     from memfit.wording import counted
@@ -171,7 +170,7 @@ def show_summary(folder: RunFolder, budget: int, unit: str, *, as_json: bool) ->
     if as_json:
         print_json(summary)
         return
-    console, predicted = Console(highlight=False), last["predicted_process_bytes"]
+    console, predicted = make_console(), last["predicted_process_bytes"]
     console.print(
         f"[bold green]Done[/]: {counted(len(lines), 'window')} in {summary['seconds']:.1f} s, "
         f"loss {first['loss']:.4f} to {last['loss']:.4f}."

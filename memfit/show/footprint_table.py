@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from memfit.show.console import make_console
 from memfit.sizes import format_size
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _PLACES = 3
 
 def show_prediction(prediction: Prediction, console: Console | None = None) -> None:
     """Verdict, peaks by phase, and what is alive at the highest of them."""
-    console = console or Console(highlight=False)
+    console = console or make_console()
     found = prediction.footprint
     device = prediction.device
     console.print(headline(prediction))

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from memfit.planner.cpu_margin import cpu_margin_bytes
+from memfit.show.console import make_console
 from memfit.show.footprint_table import assumptions
 from memfit.sizes import format_size
 
@@ -26,7 +27,7 @@ WIDTH = 32
 
 def show_answer(answer: Answer, device: Device, out: str | None, console: Console | None = None) -> None:
     """What was found, or the shortfall."""
-    console = console or Console(highlight=False)
+    console = console or make_console()
     plan = answer.plan
     if plan is None:
         _show_shortfall(answer, device, console)
@@ -63,7 +64,7 @@ def show_answer(answer: Answer, device: Device, out: str | None, console: Consol
 
 def show_answers(answers: Mapping[str, Answer], devices: Sequence[Device]) -> None:
     """One line for each device: whether it can run this, how, and how fast."""
-    console = Console(highlight=False)
+    console = make_console()
     table = _table("device", "memory", "plan", "recompute", "process", "a window")
     for device in devices:
         answer = answers[device.key]
@@ -82,7 +83,7 @@ def show_answers(answers: Mapping[str, Answer], devices: Sequence[Device]) -> No
 
 def show_curve(points: Sequence[Point], device: Device) -> None:
     """Memory against micro-batch, a bar for each point; beyond the device's memory it is drawn light."""
-    console = Console(highlight=False)
+    console = make_console()
     most = max((point.process_bytes for point in points), default=1)
     for policy in dict.fromkeys(point.policy for point in points):
         table = _table("micro-batch", "process", "", title=policy)
