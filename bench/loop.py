@@ -30,7 +30,8 @@ from memfit.batch.windows import Windows
 from memfit.engine.single import Single
 from memfit.job import Job, Loss
 from memfit.plan import Plan
-from memfit.train.loop.loop import RunContext, train
+from memfit.train.loop.loop import train
+from memfit.train.loop.run_context import RunContext
 from memfit.train.run_folder import RunFolder
 
 BATCH, WIDTH = 32, 256

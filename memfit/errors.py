@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from pathlib import Path
 from types import FrameType
@@ -42,7 +42,7 @@ class InputError(Exception):
         super().__init__(one_line(f"{seen}: {why}; {write}"))
 
 
-def mistake_in_job(error: Exception, *, changed: bool = False) -> InputError | None:
+def mistake_in_job(error: BaseException, *, changed: bool = False) -> InputError | None:
     """An exception as a mistake in a job's code, naming the line; None where it is a fault of memfit.
 
     It is a fault where memfit's own code raises it, or where no code of a job is on the way. Otherwise it is the job's,
@@ -60,15 +60,39 @@ def mistake_in_job(error: Exception, *, changed: bool = False) -> InputError | N
     ]
     if not frames or _is_ours(frames[-1][0]):
         return None
+    frame_of_job = _innermost_of_job(frames)
+    if frame_of_job is None:
+        return None
+    frame, line = frame_of_job
+    seen = _place(frame, line)
+    if not (frame.f_globals.get("__name__") or "").startswith("memfit.jobs"):
+        return InputError(seen, describe(error), "mend the job at that line")
+    return InputError(seen, describe(error), "take back what --set changed") if changed else None
+
+
+def line_of_job(frames: Iterable[tuple[FrameType, int]]) -> str | None:
+    """``net.py:41 in loss()``: the innermost line of a job's code; None where there is none.
+
+    Args:
+        frames: with their lines, the outermost first.
+    """
+    frame_of_job = _innermost_of_job(frames)
+    return None if frame_of_job is None else _place(*frame_of_job)
+
+
+def _innermost_of_job(frames: Iterable[tuple[FrameType, int]]) -> tuple[FrameType, int] | None:
     jobs = {kind.__module__ for kind in _job_classes()}
-    for frame, line in reversed(frames):
-        code = frame.f_code
-        if frame.f_globals.get("__name__") in jobs or not (_is_ours(frame) or _is_library(code.co_filename)):
-            seen = f"{_near(code.co_filename)}:{line} in {code.co_name}()"
-            if not (frame.f_globals.get("__name__") or "").startswith("memfit.jobs"):
-                return InputError(seen, describe(error), "mend the job at that line")
-            return InputError(seen, describe(error), "take back what --set changed") if changed else None
+    for frame, line in reversed(list(frames)):
+        file = frame.f_code.co_filename
+        if file.startswith("<"):
+            continue
+        if frame.f_globals.get("__name__") in jobs or not (_is_ours(frame) or _is_library(file)):
+            return frame, line
     return None
+
+
+def _place(frame: FrameType, line: int) -> str:
+    return f"{_near(frame.f_code.co_filename)}:{line} in {frame.f_code.co_name}()"
 
 
 def describe(error: BaseException) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -97,6 +97,9 @@ class Job(Settings):
     unsynchronised: ClassVar[tuple[str, ...]] = ()
     """Nets that each rank trains by itself, on its own part of a window, stepped in turns of their own. On several
     ranks that is not what one rank learns: ``memfit verify`` names them."""
+    allows_not_finite: ClassVar[bool] = False
+    """Whether checkpoints may hold NaN or infinite numbers in what is trained. Otherwise the run ends before it writes
+    one, and the newest checkpoint is the last finite state."""
     validate_every: int = 10
     """Windows between validations of ``memfit run``, where ``validate`` is written; 0: none."""
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
@@ -106,11 +109,14 @@ class Job(Settings):
 
     ``{value}`` stands for the value and ``{variant}`` for what follows the slash of the job's name; or the line for
     each value. ``memfit plan`` prints it. Keys beside settings: micro_batch, accumulation, devices, engine,
-    checkpointing, names of levers, and ``recompute net.path``. A switch that covers every module which
+    checkpointing, names of options, and ``recompute net.path``. A switch that covers every module which
     ``checkpointable`` names has ``{value}``; code that must be written has not."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
+        if "validation_levers" in vars(cls):
+            write = "write validation_options = {name: settings}"
+            raise InputError(f"{cls.__name__}.validation_levers", "its name is now validation_options", write)
         if "validate" in vars(cls) and "validates" not in vars(cls):
             cls.validates = True
 
@@ -207,7 +213,7 @@ class Job(Settings):
         """What ``validate`` is given; by default a batch of the training micro-batch's shape."""
         return self.batch(shape)
 
-    validation_levers: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    validation_options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """What makes validation smaller and not otherwise: a name, and the settings that do it. The least costly first."""
     smaller_settings: ClassVar[Mapping[str, str]] = {}
     """Settings that make the job smaller, and what each changes: offered where nothing fits."""
@@ -260,11 +266,3 @@ class Job(Settings):
                 else contextlib.nullcontext()
             )
         return torch.autocast(kind, dtype=torch.bfloat16 if self.precision == "bf16" else torch.float16)
-
-
-def trained_parameters(nets: Nets) -> Iterator[tuple[str, nn.Parameter]]:
-    """(``net.path``, parameter) of every parameter that requires a gradient."""
-    for name, net in nets.items():
-        for path, parameter in net.named_parameters():
-            if parameter.requires_grad:
-                yield f"{name}.{path}", parameter

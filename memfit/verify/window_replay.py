@@ -24,8 +24,8 @@ from memfit.plan import Plan, read_plan
 from memfit.train.checkpoint.sharded_checkpoint import load_sharded, load_sharded_nets
 from memfit.train.launch import memory_limit
 from memfit.train.launch.worker import device_of
-from memfit.train.loop.loop import RunContext, micro_batches
 from memfit.train.loop.rng import seed_all
+from memfit.train.loop.run_context import RunContext, micro_batches
 from memfit.train.run_folder import RunFolder
 from memfit.verify.bounds import sum_bound, weight_bounds, weight_difference
 from memfit.verify.perturbation import allow_for, move_last_bits, moved

@@ -32,8 +32,8 @@ from memfit.engine.torchrun_env import torchrun_env
 from memfit.engine.zero import Zero
 from memfit.errors import Exit, InputError, mistake_in_job
 from memfit.plan import Plan, read_plan
-from memfit.train.loop.loop import RunContext, micro_batches
 from memfit.train.loop.rng import seed_all
+from memfit.train.loop.run_context import RunContext, micro_batches
 from memfit.train.run_folder import RunFolder
 from memfit.verify.additivity import split_findings
 from memfit.verify.bounds import sum_bound
