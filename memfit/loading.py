@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from memfit.errors import InputError, describe
+from memfit.errors import InputError, describe, missing_extra
 from memfit.job import Job
 
 
@@ -62,7 +62,11 @@ def load_job(spec: str, settings: dict[str, Any] | None = None, *, unit: str | N
             else "write a built-in name (memfit jobs), package.module:Name or path/file.py:Name"
         )
         raise InputError(f"job {spec!r}", "no built-in job of that name", hint)
-    module = _load_file(Path(module_name)) if module_name.endswith(".py") else _import(module_name)
+    module = (
+        _load_file(Path(module_name))
+        if module_name.endswith(".py")
+        else _import(module_name, spec if spec in built_in_jobs() else module_name)
+    )
     if not hasattr(module, name):
         near = difflib.get_close_matches(name, [key for key in vars(module) if not key.startswith("_")], n=1)
         hint = f"write {module_name}:{near[0]}" if near else f"write {module_name}:{_jobs_of(module)}"
@@ -93,6 +97,7 @@ def _jobs_of(module: ModuleType) -> str:
 
 
 def _load_file(path: Path) -> ModuleType:
+    """Runs a job's file. Its folder stays importable, as under ``python file.py``: its nets may import on first use."""
     if not path.is_file():
         raise InputError(f"job {path}", "no such file", "write the path of a Python file, as path/file.py:Name")
     spec = importlib.util.spec_from_file_location(f"memfit_file_{path.stem}", path)
@@ -100,8 +105,9 @@ def _load_file(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module.__name__] = module
-    before = list(sys.path)
-    sys.path.insert(0, str(path.parent.resolve()))
+    folder = str(path.parent.resolve())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
         spec.loader.exec_module(module)
     except InputError:
@@ -112,19 +118,19 @@ def _load_file(path: Path) -> ModuleType:
         ]
         line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
         where = f"job {path}:{line}" if line else f"job {path}"
-        raise InputError(
+        raise missing_extra(error, where) or InputError(
             where, f"it does not import: {describe(error)}", f"mend it until python {path} runs"
         ) from error
-    finally:
-        sys.path[:] = before
     return module
 
 
-def _import(module: str) -> ModuleType:
+def _import(module: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except InputError:
         raise
     except (Exception, SystemExit) as error:
         write = "write package.module:Name of an installed module, or path/file.py:Name"
-        raise InputError(f"job {module}", f"it does not import: {describe(error)}", write) from error
+        raise missing_extra(error, f"job {name}") or InputError(
+            f"job {name}", f"it does not import: {describe(error)}", write
+        ) from error

@@ -24,6 +24,7 @@ VERBS = {
     "verify": "One device against many, step by step: losses, gradients, weights.",
     "validate": "Validate a run's newest checkpoint, or another, by hand.",
     "report": "A run, a plan or a trace as one HTML file.",
+    "doctor": "Versions, cards, optional parts, caches and a self-test of this installation.",
     "audit": "Count what a sampler, loader or loop really gives to each rank.",
 }
 
@@ -44,7 +45,7 @@ class Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in VERBS and not args[0].startswith("-"):
+        if args[0] not in VERBS and not args[0].startswith("-") and not ctx.resilient_parsing:
             raise unknown_verb(args[0], VERBS)
         return super().resolve_command(ctx, args)
 
@@ -53,8 +54,18 @@ class Verbs(click.Group):
             formatter.write_dl(list(VERBS.items()))
 
 
+def _show_version(ctx: click.Context, option: click.Parameter, asked: bool) -> None:
+    if asked and not ctx.resilient_parsing:
+        from memfit.cli.doctor import version_lines
+
+        click.echo("\n".join(version_lines()))
+        ctx.exit()
+
+
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="memfit")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Versions, and exit."
+)
 def root() -> None:
     """memfit fits a PyTorch training run into the memory there is: it answers before the run, without the card."""
 
