@@ -87,7 +87,8 @@ def predict(
         name: what to call the job.
         micro_batches: micro-batches in a window; from two on, gradients are resident in the second forward.
         checkpointing: mode by module path; None: the job's own default.
-        engine, engine_choices: how the nets are put onto ranks, as ``Tracing`` has them.
+        engine: how the nets are put onto ranks.
+        engine_choices: the engine's own choices, as ``Tracing`` has them.
         world: ranks, each on such a device, each with such micro-batches.
         rank: which of them; None: the one that needs most.
         plan: where its optimizers' implementation and its room for validation and saving come from.
