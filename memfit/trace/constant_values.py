@@ -85,7 +85,7 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
         return
     if func in _WEIGHTS and out.is_floating_point() and out.numel() > 1:
         return
-    values = _real_arguments(func, args, kwargs)
+    values = real_arguments(func, args, kwargs)
     if values is None or _UNKNOWN_EFFECT in func.tags:
         for tensor in changed:
             if isinstance(tensor, FakeTensor):
@@ -133,7 +133,7 @@ def _written(func: Any) -> tuple[int, ...]:
     return _positions[func]
 
 
-def _real_arguments(func: Any, args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]] | None:
+def real_arguments(func: Any, args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]] | None:
     tensors = 0
     real: list[Any] = []
     for argument in args:
