@@ -99,6 +99,10 @@ def command(
     if trace is not None and Path(trace).suffix not in (".json", ".npz"):
         write = "write F.json for ui.perfetto.dev, or F.npz for memfit report"
         raise InputError(f"--trace {trace}", "neither .json nor .npz", write)
+    if lengths is not None and epoch is None and shapes is None:
+        raise InputError(
+            f"--lengths {lengths}", "nothing uses them without --epoch", "write --epoch N too (0: one epoch)"
+        )
     accumulated = whole_number("--accumulate", accumulate)
     count = whole_number("--micro-batch", micro_batch)
     ranks, which = whole_number("--world", world), whole_number("--rank", rank, least=0)
