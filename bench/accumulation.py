@@ -10,20 +10,22 @@ times, and its window is run beside them. Times are medians of interleaved round
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from bench.nets import Dit
-from bench.planner import extremes, seconds, versions
+from bench.planner import extremes, seconds
+from bench.result_file import add_json_option, target, write_result
 from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.geometry import split
 from memfit.job import Shape
 from memfit.planner.cpu_margin import HOST_MARGIN, HOST_MARGIN_BYTES
+from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 
 PARTS = 4
@@ -37,7 +39,7 @@ def main() -> int:
     parser.add_argument("--cases", default="300x1,64x1,16x4,16x1", help="frames x clips of a micro-batch")
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds of real windows")
     parser.add_argument("--set", dest="pairs", action="append", default=[], help="a setting of the DiT, as depth=6")
-    parser.add_argument("--json", help="writes the figures to this file")
+    add_json_option(parser)
     asked = parser.parse_args()
     settings = dict(pair.split("=", 1) for pair in asked.pairs)
     print(
@@ -52,9 +54,7 @@ def main() -> int:
             f"{rows[-1]['plan_over_faster']:10.2f}" + ("" if rows[-1]["ok"] else "  SLOWER"),
             flush=True,
         )
-    if asked.json:
-        with open(asked.json, "w") as file:
-            json.dump({"command": sys.argv[1:], "versions": versions(), "cases": rows}, file, indent=1)
+    write_result(target(asked.json), {"cases": rows})
     return int(not all(row["ok"] for row in rows))
 
 
@@ -64,16 +64,19 @@ def compare(job: Dit, clips: int, rounds: int) -> dict[str, Any]:
     every, (small, _) = extremes(job, shape)
     large = extremes(job, whole, accumulated=False)[1][1]
     budget = int((max(small, large) + HOST_MARGIN_BYTES) / (1 - HOST_MARGIN)) + (1 << 20)
-    answer = find_plan(job, "bench/nets.py:Dit", whole.items, with_memory(find_device("cpu"), budget))
+    answer = find_plan(
+        job,
+        PlanRequest(name="bench/nets.py:Dit", global_batch=whole.items, device=with_memory(find_device("cpu"), budget)),
+    )
     plan = answer.plan
     assert plan is not None
+    roomy = with_memory(find_device("cpu"), 1 << 40)
+    request = PlanRequest(name="dit", global_batch=whole.items, device=roomy)
+    recomputing = type(job)(**{**job.settings(), "checkpoint": "all"})
     fixed = {
-        "accumulated": find_plan(job, "dit", whole.items, with_memory(find_device("cpu"), 1 << 40), micro_batch=clips),
-        "recomputed": find_plan(
-            type(job)(**{**job.settings(), "checkpoint": "all"}), "dit", whole.items,
-            with_memory(find_device("cpu"), 1 << 40), micro_batch=whole.items, keep=("checkpointing",),
-        ),
-    }  # fmt: skip
+        "accumulated": find_plan(job, replace(request, micro_batch=clips)),
+        "recomputed": find_plan(recomputing, replace(request, micro_batch=whole.items, keep=("checkpointing",))),
+    }
     estimated = {name: one.floor.seconds or 0.0 for name, one in fixed.items()}
     torch.manual_seed(0)
     nets = job.nets()

@@ -1,6 +1,6 @@
 """The planner's estimated time against windows that are really run on this CPU, by kind of net.
 
-python -m bench.timing [--rounds 5] [--json bench/results/timing.json] [--fit memfit/planner/timing/time_errors.toml]
+python -m bench.timing [--rounds 5] [--json F] [--fit memfit/planner/timing/time_errors.toml]
 
 Each net runs windows of two micro-batches that keep everything, and such whose blocks all recompute, at two sizes. The
 medians of the process's own work are set beside what ``memfit plan`` says; --fit writes the interval of each kind.
@@ -9,10 +9,10 @@ medians of the process's own work are set beside what ``memfit plan`` says; --fi
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,14 @@ import torch
 from torch.nn import functional as F
 
 from bench.nets import Decoder, Dit, Plain, UNet
-from bench.planner import versions
+from bench.result_file import add_json_option, target, write_result
 from memfit.apply.checkpointing import recompute
 from memfit.apply.train_state import build
 from memfit.apply.window import run_window
 from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.job import Job, Loss, Nets, Shape
 from memfit.planner.predict import checkpoint_all, plain_nets
+from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 from memfit.trace.durations import now
 from memfit.trace.session import open_session
@@ -111,7 +112,7 @@ def main() -> int:
     """Prints a line for each window; writes what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="windows that are timed, of each kind")
-    parser.add_argument("--json", help="writes the figures to this file")
+    add_json_option(parser)
     parser.add_argument("--fit", help="writes the intervals to this file")
     asked = parser.parse_args()
     rows = []
@@ -124,8 +125,7 @@ def main() -> int:
                 f"{row['measured']:9.3f}s{row['measured'] / row['estimated'] - 1:+8.1%}",
                 flush=True,
             )
-    if asked.json:
-        Path(asked.json).write_text(json.dumps({"versions": versions(), "rows": rows}, indent=1))
+    write_result(target(asked.json), {"rows": rows}, packages=["diffusers", "transformers"])
     if asked.fit:
         Path(asked.fit).write_text(fitted(rows))
     return 0
@@ -136,13 +136,15 @@ def windows(name: str, job: Job, sizes: tuple[int, int], rounds: int) -> Iterato
     with open_session(job, Tracing(device=ROOMY), Shape(items=sizes[0])) as session:
         net_kind = session.net_kind
     every = checkpoint_all(job, plain_nets(job))
+    request = PlanRequest(name=name, global_batch=1, device=ROOMY, keep=("checkpointing",))
     estimated = {
         (size, mode): find_plan(
-            type(job)(**{**job.settings(), "checkpoint": mode}), name, 2 * size, ROOMY, micro_batch=size,
-            keep=("checkpointing",),
+            type(job)(**{**job.settings(), "checkpoint": mode}),
+            replace(request, global_batch=2 * size, micro_batch=size),
         ).floor.seconds
-        for size in sizes for mode in ("none", "all")
-    }  # fmt: skip
+        for size in sizes
+        for mode in ("none", "all")
+    }
     torch.manual_seed(0)
     train_state = build(job, "cpu")
     times: dict[tuple[int, str], list[float]] = {key: [] for key in estimated}

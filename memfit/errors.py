@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from pathlib import Path
 from types import FrameType
+
+from memfit.printable import one_line, printable
+
+EXTRAS = {
+    "jobs": ("diffusers", "transformers", "peft", "PIL", "soundfile", "espeakng_loader"),
+    "deepspeed": ("deepspeed",),
+    "lightning": ("lightning",),
+    "accelerate": ("accelerate",),
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+}
+"""The optional parts of memfit that pip installs by name, and the modules that each brings."""
 
 
 class Exit(IntEnum):
@@ -37,10 +50,39 @@ class InputError(Exception):
 
     def __init__(self, seen: str, why: str, write: str) -> None:
         self.seen, self.why, self.write = seen, why, write
-        super().__init__(" ".join(f"{seen}: {why}; {write}".split()))
+        super().__init__(one_line(f"{seen}: {why}; {write}"))
 
 
-def mistake_in_job(error: Exception, *, changed: bool = False) -> InputError | None:
+def install_extra(extra: str) -> str:
+    """The command that installs an optional part of memfit."""
+    return f"pip install 'memfit[{extra}]'"
+
+
+def missing_extra(error: BaseException, seen: str) -> InputError | None:
+    """An exception as a module of an optional part that is not installed; None where it is something else.
+
+    Args:
+        seen: what needs the module, as the user wrote it.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        name = (cause.name or "").partition(".")[0] if isinstance(cause, ModuleNotFoundError) else ""
+        for extra, modules in EXTRAS.items():
+            if name in modules and not is_installed(name):
+                return InputError(seen, f"it needs {name}, which is not installed", f"run {install_extra(extra)}")
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def is_installed(module: str) -> bool:
+    """Whether a module is there to be imported; it is not imported."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def mistake_in_job(error: BaseException, *, changed: bool = False) -> InputError | None:
     """An exception as a mistake in a job's code, naming the line; None where it is a fault of memfit.
 
     It is a fault where memfit's own code raises it, or where no code of a job is on the way. Otherwise it is the job's,
@@ -51,6 +93,9 @@ def mistake_in_job(error: Exception, *, changed: bool = False) -> InputError | N
     Args:
         changed: whether settings were given: an exception in a built-in job comes of them, else it is memfit's fault.
     """
+    missing = missing_extra(error, "this job") if isinstance(error, ImportError | RuntimeError) else None
+    if missing is not None:
+        return missing
     frames = [
         (frame, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
@@ -58,22 +103,70 @@ def mistake_in_job(error: Exception, *, changed: bool = False) -> InputError | N
     ]
     if not frames or _is_ours(frames[-1][0]):
         return None
+    frame_of_job = _innermost_of_job(frames)
+    if frame_of_job is None:
+        return None
+    frame, line = frame_of_job
+    seen = _place(frame, line)
+    if not (frame.f_globals.get("__name__") or "").startswith("memfit.jobs"):
+        return InputError(seen, describe(error), "mend the job at that line")
+    return InputError(seen, describe(error), "take back what --set changed") if changed else None
+
+
+def line_of_job(frames: Iterable[tuple[FrameType, int]]) -> str | None:
+    """``net.py:41 in loss()``: the innermost line of a job's code; None where there is none.
+
+    Args:
+        frames: with their lines, the outermost first.
+    """
+    frame_of_job = _innermost_of_job(frames)
+    return None if frame_of_job is None else _place(*frame_of_job)
+
+
+def _innermost_of_job(frames: Iterable[tuple[FrameType, int]]) -> tuple[FrameType, int] | None:
     jobs = {kind.__module__ for kind in _job_classes()}
-    for frame, line in reversed(frames):
-        code = frame.f_code
-        if frame.f_globals.get("__name__") in jobs or not (_is_ours(frame) or _is_library(code.co_filename)):
-            seen = f"{_near(code.co_filename)}:{line} in {code.co_name}()"
-            if not (frame.f_globals.get("__name__") or "").startswith("memfit.jobs"):
-                return InputError(seen, describe(error), "mend the job at that line")
-            return InputError(seen, describe(error), "take back what --set changed") if changed else None
+    for frame, line in reversed(list(frames)):
+        file = frame.f_code.co_filename
+        if file.startswith("<"):
+            continue
+        if frame.f_globals.get("__name__") in jobs or not (_is_ours(frame) or _is_library(file)):
+            return frame, line
     return None
 
 
+def _place(frame: FrameType, line: int) -> str:
+    return f"{_near(frame.f_code.co_filename)}:{line} in {frame.f_code.co_name}()"
+
+
 def describe(error: BaseException) -> str:
-    """``ValueError: what it says``, in one line of at most 240 characters."""
+    """``ValueError: what it says``, in one line of at most 240 characters.
+
+    Of an import that failed, also why: the rest of its message, or the exception that caused it.
+    """
+    text = _first_line(error)
+    if isinstance(error, ImportError) and (cause := _cause_of_import(error)) and cause not in text:
+        text = f"{_cut(text, 236 - min(len(cause), 160))} ({_cut(cause, 160)})"
+    return _cut(printable(text), 240)
+
+
+def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    return text if len(text) <= 240 else text[:239] + "…"
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _cause_of_import(error: ImportError) -> str:
+    """The first exception of the chain that led to this one, or else the last line of its message."""
+    first: BaseException = error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    if first is not error:
+        return _first_line(first)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if len(lines) > 1 else ""
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _is_ours(frame: FrameType) -> bool:

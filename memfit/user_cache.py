@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from memfit.atomic_file import write_atomic
+
 
 def cache_folder() -> Path:
     """``$XDG_CACHE_HOME/memfit``, by default ``~/.cache/memfit``; it need not exist."""
@@ -24,17 +26,12 @@ def read_kept(name: str) -> dict[str, Any]:
 
 
 def keep(name: str, value: dict[str, Any]) -> Path:
-    """Writes an object beside its place in the cache and renames it there.
+    """Writes an object into a file of the cache, whole or not at all.
 
     Raises:
         OSError: the cache folder cannot be written.
     """
     path = cache_folder() / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(json.dumps(value))
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    write_atomic(path, json.dumps(value))
     return path

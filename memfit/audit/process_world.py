@@ -12,7 +12,9 @@ import time
 from pathlib import Path
 
 from memfit.audit.observe import Drawn
-from memfit.errors import InputError
+from memfit.child_process import for_child
+from memfit.device.hardware.loopback import loopback_environment
+from memfit.errors import InputError, describe
 
 SECONDS = 300
 """A world that takes longer is taken for one that hangs."""
@@ -25,8 +27,10 @@ def run_world(target: str, world: int, seconds: float = SECONDS) -> list[Drawn]:
         InputError: a rank fails, or the ranks are not done in time, as when they wait for each other for ever.
     """
     with tempfile.TemporaryDirectory() as folder:
-        processes = [_start(target, rank, world, folder) for rank in range(world)]
+        processes: list[subprocess.Popen[bytes]] = []
         try:
+            for rank in range(world):
+                processes.append(_start(target, rank, world, folder))
             _wait(target, processes, folder, seconds)
         finally:
             for process in processes:
@@ -38,12 +42,17 @@ def run_world(target: str, world: int, seconds: float = SECONDS) -> list[Drawn]:
 
 def _start(target: str, rank: int, world: int, folder: str) -> subprocess.Popen[bytes]:
     environment = {
-        **os.environ, "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank),
+        **os.environ, **loopback_environment(), **for_child(),
+        "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank),
         "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1",
         "ACCELERATE_USE_CPU": "true",
     }  # fmt: skip
     arguments = [sys.executable, "-m", "memfit.audit.rank_entry", target, str(rank), str(world), folder]
-    return subprocess.Popen(arguments, env=environment, stdout=sys.stderr.fileno(), start_new_session=True)
+    try:
+        return subprocess.Popen(arguments, env=environment, stdout=sys.stderr.fileno(), start_new_session=True)
+    except OSError as error:
+        why = f"the system does not start rank {rank}: {describe(error)}"
+        raise InputError(f"--world-sizes {world} with --real", why, f"write {max(rank, 1)} or fewer") from error
 
 
 def _wait(target: str, processes: list[subprocess.Popen[bytes]], folder: str, seconds: float) -> None:

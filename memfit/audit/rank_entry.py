@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from memfit.audit.observe import run_rank
 from memfit.audit.target import load_target
+from memfit.child_process import die_with_parent
 
 
 def main(target: str, rank: int, world: int, folder: str) -> int:
@@ -31,6 +32,7 @@ def main(target: str, rank: int, world: int, folder: str) -> int:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     code = main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
     sys.stdout.flush()
     sys.stderr.flush()

@@ -15,6 +15,7 @@ from memfit.audit.streams import AuditWorld, streams_of
 from memfit.audit.strips_data import Picture, picture_of
 from memfit.audit.units import Meant
 from memfit.audit.wrong_samples import replaced_samples
+from memfit.device.hardware.process_limits import AUDIT_RANK_BYTES, check_fake_ranks, check_ranks
 from memfit.errors import InputError
 
 
@@ -71,6 +72,10 @@ def audit(
         raise InputError(f"world sizes {list(world_sizes)}", "a world has one rank or more", "write 1,2,3, say")
     if real and not isinstance(target, str):
         raise InputError("real=True", "processes cannot be given a function", "give path/file.py:function")
+    if real:
+        check_ranks(f"--world-sizes {wanted[-1]} with --real", wanted[-1], AUDIT_RANK_BYTES)
+    else:
+        check_fake_ranks(f"--world-sizes {wanted[-1]}", wanted[-1])
     drawn = {1: simulate(target, 1)}
     size = len({index for batch in drawn[1][0].batches for index in batch.ids})
     for world in wanted:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from memfit.atomic_file import write_atomic
 from memfit.errors import InputError
 
 
@@ -138,9 +139,7 @@ def _read_cache(cache: str | Path | None) -> dict[str, Any]:
 def _write_cache(cache: str | Path | None, known: dict[str, Any]) -> None:
     if cache is None:
         return
-    whole = Path(f"{cache}.{os.getpid()}")
-    whole.write_text(json.dumps(known), encoding="utf-8")
-    os.replace(whole, cache)
+    write_atomic(cache, json.dumps(known))
 
 
 def _shown(items: Iterable[Any], total: int, progress: bool) -> Iterable[Any]:

@@ -31,6 +31,7 @@ def command(plan: str, to: str, out: str | None, as_json: bool) -> int:
 
     read = read_plan(plan)
     with progress(f"exporting {plan}", quiet=as_json):
+        from memfit.atomic_file import write_atomic
         from memfit.loading import load_job
         from memfit.planner.predict import plain_nets
         from memfit.show.export import FILES, export
@@ -39,7 +40,7 @@ def command(plan: str, to: str, out: str | None, as_json: bool) -> int:
         file = Path(out or FILES[to])
         found = export(read, job, plain_nets(job), to, str(file), str(Path(plan).absolute()))
     try:
-        file.write_text(found.text)
+        write_atomic(file, found.text)
     except OSError as error:
         write = "write --out as a file in a folder that can be written"
         raise InputError(f"--out {file}", f"cannot be written: {error.strerror}", write) from error
@@ -58,10 +59,11 @@ def command(plan: str, to: str, out: str | None, as_json: bool) -> int:
             }
         )
         return Exit.DONE
-    from rich.console import Console
     from rich.markup import escape
 
-    console = Console(highlight=False, emoji=False)
+    from memfit.show.console import make_console
+
+    console = make_console(emoji=False)
     console.print(f"Written to {file}. Start it with\n\n  {escape(found.command)}\n", soft_wrap=True)
     console.print("What it cannot say, and your loop must:")
     for name, text in found.left_out.items():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from memfit.cli.options import (
     choose_device,
     device_option,
+    headroom_option,
     json_option,
     memory_option,
     print_json,
@@ -18,6 +19,9 @@ from memfit.cli.options import (
 )
 from memfit.errors import Exit, InputError
 from memfit.plan import ENGINES
+
+if TYPE_CHECKING:
+    from memfit.job import Job, Shape
 
 
 @click.command("predict")
@@ -31,6 +35,7 @@ from memfit.plan import ENGINES
 @click.option("--shape", metavar="BxL", help="Items x length of one micro-batch, instead of --micro-batch.")
 @device_option
 @memory_option
+@headroom_option
 @click.option("--precision", type=click.Choice(["fp32", "bf16", "fp16"]), help="Default: the job's own.")
 @click.option(
     "--checkpoint",
@@ -79,22 +84,25 @@ from memfit.plan import ENGINES
 @json_option
 def command(
     job: str, pairs: tuple[str, ...], micro_batch: str | None, shape: str | None, device_name: str | None,
-    memory: str | None, precision: str | None, checkpoint: str | None, accumulate: str, epoch: str | None,
-    lengths: str | None, shapes: str | None, engine: str, world: str, rank: str | None, snapshot: str | None,
-    trace: str | None, as_json: bool,
+    memory: str | None, headroom: str | None, precision: str | None, checkpoint: str | None, accumulate: str,
+    epoch: str | None, lengths: str | None, shapes: str | None, engine: str, world: str, rank: str | None,
+    snapshot: str | None, trace: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Does JOB fit, in training, validation and saving?
 
     JOB is a built-in name (memfit jobs), package.module:Name or path/file.py:Name.
     """
     from memfit.cli.progress import progress, settle
-    from memfit.geometry import parse_shape, shape_of
     from memfit.loading import load_job, read_settings
 
-    device = choose_device(device_name, memory)
+    device = choose_device(device_name, memory, headroom)
     if trace is not None and Path(trace).suffix not in (".json", ".npz"):
         write = "write F.json for ui.perfetto.dev, or F.npz for memfit report"
         raise InputError(f"--trace {trace}", "neither .json nor .npz", write)
+    if lengths is not None and epoch is None and shapes is None:
+        raise InputError(
+            f"--lengths {lengths}", "nothing uses them without --epoch", "write --epoch N too (0: one epoch)"
+        )
     accumulated = whole_number("--accumulate", accumulate)
     count = whole_number("--micro-batch", micro_batch)
     ranks, which = whole_number("--world", world), whole_number("--rank", rank, least=0)
@@ -103,9 +111,7 @@ def command(
 
         loaded = with_precision(load_job(job, read_settings(pairs)), precision)
         settle()
-        if shape is not None and count is not None:
-            raise InputError("--shape and --micro-batch", "they say the same thing twice", "write one of them")
-        wanted = parse_shape(shape, loaded) if shape is not None else shape_of(loaded, count or loaded.longest or 1)
+        wanted = micro_batch_shape(loaded, shape, count)
         modes, plan = None, None
         if checkpoint == "none":
             modes = {}
@@ -158,6 +164,19 @@ def command(
             show_sequence(sequence)
     fits = prediction.footprint.fits and (sequence is None or sequence.plain.failed_window is None)
     return Exit.DONE if fits else Exit.NOTHING_FITS
+
+
+def micro_batch_shape(job: Job, shape: str | None, count: int | None) -> Shape:
+    """The shape of --shape, or of --micro-batch; by default one item, the longest.
+
+    Raises:
+        InputError: both are given, or the shape is none of the job's.
+    """
+    from memfit.geometry import parse_shape, shape_of
+
+    if shape is not None and count is not None:
+        raise InputError("--shape and --micro-batch", "they say the same thing twice", "write one of them")
+    return parse_shape(shape, job) if shape is not None else shape_of(job, count or job.longest or 1)
 
 
 def _sequence(

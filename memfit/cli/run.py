@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import signal
-import subprocess
-import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from memfit.cli.options import json_option, print_json, whole_number
-from memfit.errors import Exit
+from memfit.errors import Exit, InputError
 
 if TYPE_CHECKING:
+    from memfit.plan import Plan
     from memfit.train.run_folder import RunFolder
-
-CHILD = "memfit.train.launch.worker"
-RANK = "memfit.train.launch.rank_entry"
+    from memfit.train.run_options import RunOptions
 
 
 @click.command("run")
@@ -40,29 +35,24 @@ RANK = "memfit.train.launch.rank_entry"
     type=click.Choice(["stop", "skip"]),
     default="stop",
     show_default=True,
-    help="What a sample does that does not fit alone: stop the run, or be left out and counted.",
+    help="What happens to a sample that does not fit alone: it stops the run, or is left out and counted.",
 )
 @click.option(
     "--verify-every",
     metavar="N",
     default="0",
     show_default=True,
-    help="Every N windows, what ranks did is done again on one device and compared, beside the training; 0: never.",
+    help="Every N windows, what the ranks did is done again on one device and compared; 0: never.",
+)
+@click.option(
+    "--patience",
+    metavar="SECONDS",
+    help="Time without progress after which the run writes all stacks to RUN/stacks and ends with exit code 5. "
+    "Default: 20 times the longest step that was measured, and at least 120.",
 )
 @click.option("--wandb", is_flag=True, help="Keeps the scalars for Weights & Biases too, offline, under RUN/wandb.")
 @json_option
-def command(
-    plan: str,
-    out: str,
-    windows: str | None,
-    resume: bool,
-    keep: str,
-    save_every: str,
-    oversized: str,
-    verify_every: str,
-    wandb: bool,
-    as_json: bool,
-) -> int:
+def command(plan: str, *, wandb: bool, as_json: bool, **values: Any) -> int:
     """Trains PLAN, a file that memfit plan wrote, in a process that cannot take more than the plan's budget.
 
     A plan for N devices is run by N processes: torchrun starts them on this machine, and starts them again from the
@@ -70,107 +60,168 @@ def command(
     """
     from memfit.cli.progress import progress
     from memfit.cli.run_monitor import attended, keepers, write_report
+    from memfit.device.hardware.process_limits import RANK_BYTES, check_cards, check_ranks
     from memfit.engine.torchrun_env import is_restart, torchrun_env
-    from memfit.plan import read_plan, write_plan
-    from memfit.train.launch.memory_limit import ENVIRONMENT
-    from memfit.train.launch.process_guard import for_child
-    from memfit.train.launch.torchrun import restarts, torchrun
-    from memfit.train.run_folder import RunFolder, check_same_samples
+    from memfit.plan import read_plan
+    from memfit.train.launch.launch import become_rank, launch
+    from memfit.train.launch.process_guard import alone_in
+    from memfit.train.run_folder import RunFolder
 
-    count = whole_number("--windows", windows)
-    kept, every = whole_number("--keep", keep), whole_number("--save-every", save_every, least=0)
-    proofs = whole_number("--verify-every", verify_every, least=0)
+    place = torchrun_env()
+    options = _options(values, restarted=place is not None and is_restart())
     read = read_plan(plan)
     if read.allocator == "expandable_segments":
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    folder = RunFolder(out)
-    ranks, place = len(read.micro_batches), torchrun_env()
-    resume = resume or (place is not None and is_restart())
-    if place is None or place.rank == 0:
-        folder.open(resume=resume)
-        if resume and folder.plan.exists():
-            check_same_samples(read_plan(folder.plan), read, folder.plan)
-        write_plan(read, folder.plan)
-    start = "resume" if resume else "start"
-    arguments = [str(folder.path), str(count or 0), start, str(kept), str(every), oversized, str(proofs)]
-    if place is not None:
-        os.execve(sys.executable, [sys.executable, "-m", RANK, *arguments], {**os.environ, **ENVIRONMENT})
-    with attended(folder, read, keepers(folder, read, wandb)):
-        if ranks > 1:
-            os.environ.update({**ENVIRONMENT, **for_child()})
-            code = torchrun(ranks, RANK, arguments, folder.path, restarts(read))
-        else:
-            code = _in_a_child([sys.executable, "-m", CHILD, *arguments], {**os.environ, **ENVIRONMENT, **for_child()})
-    if code not in (Exit.BAD_INPUT, Exit.FAULT):
-        with contextlib.suppress(KeyboardInterrupt), progress("writing the report", quiet=as_json):
-            write_report(folder)
-    if code < 0:
-        click.echo(f"memfit: the training process was killed by signal {-code}; go on with --resume", err=True)
-        return Exit.STOPPED
-    if code == Exit.DONE:
-        show_summary(folder, read.budget_bytes, read.unit, as_json=as_json)
-    return code
+    folder, ranks = RunFolder(options.folder), len(read.micro_batches)
+    if place is None and ranks > 1:
+        check_cards(f"plan for {ranks} devices", ranks, read.device)
+        check_ranks(f"plan for {ranks} devices", ranks, RANK_BYTES + (_peak(read) if read.device == "cpu" else 0))
+    if place is not None and place.rank > 0:
+        become_rank(options)
+    folder.make(resume=options.resume)
+    with alone_in(folder.path, inherited=place is not None):
+        _prepare(folder, read, options)
+        if place is not None:
+            become_rank(options)
+        with attended(folder, read, keepers(folder, read, wandb)):
+            launched = launch(read, options)
+        if launched.line:
+            click.echo(f"memfit: {launched.line}", err=True)
+        if launched.code not in (Exit.BAD_INPUT, Exit.FAULT):
+            with contextlib.suppress(KeyboardInterrupt), progress("writing the report", quiet=as_json):
+                write_report(folder)
+        if launched.code == Exit.DONE:
+            show_summary(folder, read.budget_bytes, read.unit, as_json=as_json)
+        return launched.code
 
 
-def _in_a_child(arguments: list[str], environment: dict[str, str]) -> int:
-    """Runs a process that is told of SIGINT and SIGTERM too, and hears them only once it can end cleanly."""
-    child: list[subprocess.Popen[bytes]] = []
+def _peak(plan: Plan) -> int:
+    """Predicted bytes of a rank's tensors in the phase that needs most; 0 where the plan does not tell."""
+    return max((int(phase.get("allocated_bytes", 0)) for phase in plan.phases.values()), default=0)
 
-    def tell(number: int, frame: object) -> None:
-        for one in child:
-            one.send_signal(number)
 
-    signals = (signal.SIGINT, signal.SIGTERM)
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    before = {number: signal.signal(number, tell) for number in signals}
+def _options(values: dict[str, Any], *, restarted: bool) -> RunOptions:
+    """The options as they were written on the command line.
+
+    Raises:
+        InputError: a number is none, or out of its range.
+    """
+    from memfit.train.run_options import RunOptions
+
+    return RunOptions(
+        folder=values["out"],
+        windows=whole_number("--windows", values["windows"]),
+        resume=values["resume"] or restarted,
+        keep=whole_number("--keep", values["keep"]),
+        save_every=whole_number("--save-every", values["save_every"], least=0),
+        skip_oversized=values["oversized"] == "skip",
+        verify_every=whole_number("--verify-every", values["verify_every"], least=0),
+        patience=_seconds("--patience", values["patience"]),
+    )
+
+
+def _seconds(option: str, text: str | None) -> float | None:
+    if text is None:
+        return None
     try:
-        with subprocess.Popen(arguments, env=environment, stdout=sys.stderr) as process:
-            child.append(process)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-            return process.wait()
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 1 <= value < float("inf"):
+        raise InputError(f"{option} {text!r}", "not a number of seconds from 1", f"write {option} 300, say")
+    return value
+
+
+def _prepare(folder: RunFolder, plan: Plan, options: RunOptions) -> None:
+    """Makes the run's folder and writes the plan into it.
+
+    Raises:
+        InputError: the folder holds another run, or cannot be written.
+    """
+    from memfit.plan import read_plan, write_plan
+    from memfit.train.run_folder import check_same_samples
+
+    folder.open(resume=options.resume)
+    if options.resume and folder.plan.exists():
+        check_same_samples(read_plan(folder.plan), plan, folder.plan)
+    write_plan(plan, folder.plan)
 
 
 def show_summary(folder: RunFolder, budget: int, unit: str, *, as_json: bool) -> None:
-    """What a run that is done learnt, took and did, by its lines."""
-    from rich.console import Console
-
+    """Shows what a run that is done learned, took and did, by its lines."""
+    from memfit.show.console import make_console
     from memfit.show.run_log import noise_words
-    from memfit.sizes import format_size
+    from memfit.train.metrics_file import read_lines
     from memfit.wording import counted
 
-    lines = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
-    first, last = lines[0], lines[-1]
-    measured = max(line["measured_process_bytes"] for line in lines)
-    noise = next((line["noise_scale"] for line in reversed(lines) if line["noise_scale"] is not None), None)
-    summary = {
-        "windows": len(lines),
-        "loss_first": first["loss"],
-        "loss_last": last["loss"],
-        "global_batch_asked": last["global_batch_asked"],
-        "global_batch_done": max(line["global_batch_done"] for line in lines),
-        "noise_scale": noise,
-        "predicted_process_bytes": last["predicted_process_bytes"],
-        "measured_process_bytes": measured,
-        "budget_bytes": budget,
-        "seconds": sum(line["seconds"] for line in lines),
-    }
+    lines = read_lines(folder.lines("metrics")).lines
+    summary = summary_of(lines, windows_of(folder, lines), budget)
     if as_json:
         print_json(summary)
         return
-    console, predicted = Console(highlight=False), last["predicted_process_bytes"]
+    console = make_console(soft_wrap=True)
+    losses = [
+        f"{value:.4f}" if value is not None else "unknown" for value in (summary["loss_first"], summary["loss_last"])
+    ]
     console.print(
-        f"[bold green]Done[/]: {counted(len(lines), 'window')} in {summary['seconds']:.1f} s, "
-        f"loss {first['loss']:.4f} to {last['loss']:.4f}."
+        f"[bold green]Done[/]: {counted(summary['windows'], 'window')} in {summary['seconds']:.1f} s, "
+        f"loss {losses[0]} to {losses[1]}."
     )
-    console.print(
-        f"Peak {format_size(measured)} measured, "
-        f"{'unknown' if predicted is None else format_size(predicted)} predicted, {format_size(budget)} allowed."
-    )
+    if missing := summary["windows"] - len(lines):
+        console.print(f"[yellow]metrics.jsonl has lost the lines of {counted(missing, 'window')}.[/]")
+    console.print(memory_words(summary))
     asked, done = summary["global_batch_asked"], summary["global_batch_done"]
-    console.print(f"Global batch {asked} asked, at most {done} done in a window. Written to {folder.path}")
+    console.print(
+        f"Global batch {asked} asked, at most {done} done in a window. Written to {folder.path}", markup=False
+    )
     if words := noise_words(lines, unit):
         console.print(words)
+
+
+def windows_of(folder: RunFolder, lines: list[dict[str, Any]]) -> int:
+    """Windows that a run has trained: by its newest checkpoint; without one, by its last line."""
+    names = [entry.name for entry in folder.checkpoints.glob("[0-9]*")] if folder.checkpoints.is_dir() else []
+    numbers = [int(name) for name in names if name.isdecimal()]
+    return max(numbers, default=lines[-1]["window"] + 1 if lines else 0)
+
+
+def summary_of(lines: list[dict[str, Any]], windows: int, budget: int) -> dict[str, Any]:
+    """The numbers of a run, from the lines of its windows. Those that no line holds are None.
+
+    Args:
+        windows: that the run has trained, whether each has its line or not.
+    """
+    last = lines[-1] if lines else {}
+    peak = max(lines, key=lambda line: line.get("measured_process_bytes") or 0, default={})
+    measured, outside = peak.get("measured_process_bytes"), peak.get("outside_tensors_bytes")
+    return {
+        "windows": windows,
+        "loss_first": lines[0].get("loss") if lines else None,
+        "loss_last": last.get("loss"),
+        "global_batch_asked": last.get("global_batch_asked"),
+        "global_batch_done": max((line.get("global_batch_done") or 0 for line in lines), default=0),
+        "noise_scale": next((line["noise_scale"] for line in reversed(lines) if line.get("noise_scale")), None),
+        "predicted_process_bytes": last.get("predicted_process_bytes"),
+        "measured_process_bytes": measured,
+        "outside_tensors_bytes": outside,
+        "budget_bytes": budget,
+        "seconds": sum(line.get("seconds") or 0.0 for line in lines),
+    }
+
+
+def memory_words(summary: dict[str, Any]) -> str:
+    """The peak, with what is no tensor named apart: a prediction for a CPU counts tensors alone."""
+    from memfit.sizes import format_size
+
+    def size(nbytes: int | None) -> str:
+        return "unknown" if nbytes is None else format_size(nbytes)
+
+    measured, outside = summary["measured_process_bytes"], summary["outside_tensors_bytes"]
+    predicted, budget = size(summary["predicted_process_bytes"]), size(summary["budget_bytes"])
+    if measured is None or outside is None:
+        return f"Peak {size(measured)} measured, {predicted} predicted, {budget} allowed."
+    outside = min(outside, measured)
+    return (
+        f"Peak of tensors {size(measured - outside)} measured, {predicted} predicted; "
+        f"with {size(outside)} of libraries, Python and data, {size(measured)} of {budget} allowed."
+    )

@@ -1,4 +1,4 @@
-"""A run attended from outside: its lines kept and shown, what its processes say passed on, their memory untouched."""
+"""Watches a run from the parent process: keeps and shows its lines, and passes on what its processes say."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 
 import click
 from rich.console import Console
 
-from memfit.errors import InputError
+from memfit.errors import InputError, describe
 from memfit.plan import Plan
+from memfit.show.console import make_console
 from memfit.show.live_view import LiveView
 from memfit.show.run_follower import Lines, Watcher
 from memfit.show.scalars import TensorBoard, Wandb, has_tensorboard
+from memfit.train.metrics_file import read_lines
 from memfit.train.run_folder import RunFolder
 
 LOOKS_EVERY = 0.1
@@ -28,11 +30,29 @@ LOOKS_EVERY = 0.1
 def keepers(folder: RunFolder, plan: Plan, wandb: bool) -> list[Watcher]:
     """Who keeps a run's scalars: TensorBoard where it is installed, Weights & Biases where it is asked for.
 
+    One that cannot begin is said and left out: what only shows a run does not end it.
+
     Raises:
         InputError: ``wandb`` is asked for and not installed.
     """
-    found: list[Watcher] = [Wandb(folder.path, asdict(plan))] if wandb else []
-    return [*found, TensorBoard(folder.path / "tensorboard")] if has_tensorboard() else found
+    makers: dict[str, Callable[[], Watcher]] = {}
+    if wandb:
+        makers["Weights & Biases"] = lambda: Wandb(folder.path, asdict(plan))
+    if has_tensorboard():
+        makers["TensorBoard"] = lambda: TensorBoard(folder.path / "tensorboard")
+    watchers: list[Watcher] = []
+    for name, make in makers.items():
+        try:
+            watchers.append(make())
+        except InputError:
+            raise
+        except Exception as error:
+            click.echo(_left_out(name, error), err=True)
+    return watchers
+
+
+def _left_out(name: str, error: Exception) -> str:
+    return f"memfit: {name} is left out from here on: {describe(error)}; the training goes on"
 
 
 @contextmanager
@@ -54,20 +74,26 @@ def write_report(folder: RunFolder) -> None:
         from memfit.show.report import run_report
 
         write_page(run_report(folder.path, curves=False), folder.path / "report.html")
-    except (ImportError, InputError, OSError) as error:
-        click.echo(f"memfit: no report was written: {error}", err=True)
+    except Exception as error:
+        why = str(error) if isinstance(error, InputError) else describe(error)
+        click.echo(f"memfit: no report was written: {why}", err=True)
 
 
 class _Attendant:
-    """Looks at a run's lines in a thread of its own."""
+    """Looks at a run's lines in a thread of its own.
+
+    The thread also drains what the training processes say: nothing that fails here may end it, or they would wait for
+    room in the pipe.
+    """
 
     def __init__(self, folder: RunFolder, plan: Plan, kept_by: list[Watcher], terminal: tuple[Console, int] | None):
         self._folder, self._plan, self._watchers = folder, plan, list(kept_by)
         self._lines = Lines(folder.lines("metrics"), behind=_last_window(folder))
         self._terminal = terminal
         self._view: LiveView | None = None
+        self._shows = terminal is not None
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._attend, daemon=True)
+        self._thread = threading.Thread(target=self._attend, name="memfit-monitor", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
@@ -75,7 +101,8 @@ class _Attendant:
         self._ended.set()
         self._thread.join()
         for watcher in self._watchers:
-            watcher.close()
+            with self._only_shows(type(watcher).__name__, watcher):
+                watcher.close()
 
     def _attend(self) -> None:
         while not self._ended.wait(LOOKS_EVERY):
@@ -84,16 +111,48 @@ class _Attendant:
 
     def _look(self) -> None:
         if self._terminal is not None:
-            console, said = self._terminal
-            if self._view is None and self._folder.course.exists():
+            self._draw(*self._terminal)
+        try:
+            lines = list(self._lines.new())
+        except OSError:
+            return
+        for line in lines:
+            for watcher in list(self._watchers):
+                with self._only_shows(type(watcher).__name__, watcher):
+                    watcher.line(line)
+
+    def _draw(self, console: Console, pipe: int) -> None:
+        """Takes what processes said out of the pipe, in every case, and shows it where the terminal is still there."""
+        texts = _available(pipe)
+        with self._only_shows("the live view"):
+            if self._shows and self._view is None and self._folder.course.exists():
                 last = json.loads(self._folder.course.read_text())["last"]
                 self._view = LiveView(last, self._plan.budget_bytes, console)
                 self._watchers.append(self._view)
-            for text in _available(said):
-                (self._view.say if self._view else lambda line: console.print(line, markup=False, soft_wrap=True))(text)
-        for line in self._lines.new():
-            for watcher in self._watchers:
-                watcher.line(line)
+        for text in texts:
+            with self._only_shows("the live view", self._view):
+                if self._view is not None:
+                    self._view.say(text)
+                elif self._terminal is not None:
+                    console.print(text, markup=False, soft_wrap=True)
+
+    @contextmanager
+    def _only_shows(self, name: str, watcher: Watcher | None = None) -> Iterator[None]:
+        """Around what only shows the run: a failure is said once, and what failed is left out from then on."""
+        try:
+            yield
+        except Exception as error:
+            if watcher is None or watcher is self._view:
+                self._shows = False
+            if watcher in self._watchers:
+                self._watchers.remove(watcher)
+            if watcher is self._view and self._view is not None:
+                self._view = None
+            with suppress(Exception):
+                if self._terminal is not None:
+                    self._terminal[0].print(_left_out(name, error), markup=False, soft_wrap=True)
+                else:
+                    click.echo(_left_out(name, error), err=True)
 
 
 @contextmanager
@@ -113,7 +172,7 @@ def _terminal() -> Iterator[tuple[Console, int] | None]:
     os.close(pipe)
     try:
         with io.TextIOWrapper(io.FileIO(os.dup(kept), "w"), write_through=True) as screen:
-            yield Console(file=screen, force_terminal=True, highlight=False), said
+            yield make_console(file=screen, force_terminal=True), said
     finally:
         sys.stderr.flush()
         os.dup2(kept, 2)
@@ -134,4 +193,4 @@ def _available(pipe: int) -> list[str]:
 
 def _last_window(folder: RunFolder) -> int:
     """Of an earlier part of the run; -1 where there is none."""
-    return max((line["window"] for line in Lines(folder.lines("metrics")).new()), default=-1)
+    return max((line["window"] for line in read_lines(folder.lines("metrics")).lines), default=-1)

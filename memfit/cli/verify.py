@@ -28,6 +28,7 @@ def command(
     from dataclasses import replace
 
     from memfit.cli.progress import progress
+    from memfit.device.hardware.process_limits import check_ranks
     from memfit.loading import load_job, read_settings
     from memfit.plan import ENGINES, read_plan
 
@@ -37,6 +38,7 @@ def command(
     if engine not in ENGINES or (engine == "single" and max(worlds) > 1):
         several = ", ".join(one for one in ENGINES if one != "single")
         raise InputError(f"--engine {engine}", "no engine of several ranks", f"write one of {several}")
+    check_ranks(f"--world-sizes {max(worlds)}", max(worlds))
     with progress(f"verifying {target}", quiet=as_json):
         from memfit.verify.verify import as_json as to_json
         from memfit.verify.verify import verify

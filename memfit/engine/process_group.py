@@ -11,6 +11,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from memfit.device.hardware.loopback import loopback_environment
+from memfit.engine.listening import is_one_node, open_store, store_host
+
 DATA = "data"
 """The mesh's dimension of ranks that share a window. Sharding, tensor and pipeline dimensions go beside it."""
 TIMEOUT_SECONDS = 120.0
@@ -26,6 +29,8 @@ def join(turn: str = "") -> None:
     Args:
         turn: another one where all ranks join again without being started again.
     """
+    if is_one_node():
+        os.environ.update(loopback_environment())
     timeout = timedelta(seconds=float(os.environ.get("MEMFIT_COLLECTIVE_SECONDS", TIMEOUT_SECONDS)))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     board, rank, world = next(dist.rendezvous("env://", timeout=timeout))
@@ -34,21 +39,22 @@ def join(turn: str = "") -> None:
 
 
 def _fresh_store(board: dist.Store, key: str, rank: int, timeout: timedelta) -> dist.Store:
-    """A store that rank 0 makes for this start alone, its port told on torchrun's.
+    """A store that rank 0 makes for this start alone; its address stands on torchrun's.
 
     torchrun's own outlives the processes (torch 2.13): started again, they would read addresses of those that are gone.
     """
-    host, until = os.environ["MASTER_ADDR"], time.monotonic() + timeout.total_seconds()
+    until = time.monotonic() + timeout.total_seconds()
     if rank == 0:
-        store, mark = dist.TCPStore(host, 0, is_master=True, timeout=timeout, wait_for_workers=False), uuid.uuid4().hex
+        host, mark = store_host(), uuid.uuid4().hex
+        store = open_store(host, timeout)
         store.set("start", mark)
-        board.set(key, f"{store.port} {mark}")
+        board.set(key, f"{host} {store.port} {mark}")
         return store
     while time.monotonic() < until:
-        port, told = board.get(key).decode().split()
+        host, port, mark = board.get(key).decode().split()
         try:
             store = dist.TCPStore(host, int(port), is_master=False, timeout=_STALE, wait_for_workers=False)
-            if store.get("start").decode() == told:
+            if store.get("start").decode() == mark:
                 store.set_timeout(timeout)
                 return store
         except RuntimeError:

@@ -14,6 +14,7 @@ from typing import IO
 import memfit
 from memfit.errors import InputError
 from memfit.script.outcome import FileChange, ScriptOutcome, TraceRequest
+from memfit.script.outcome_codec import AnswerError, read_answer
 from memfit.script.worker import NO_SANDBOX
 
 DEFAULT_CARD = "a100-80gb"
@@ -77,15 +78,16 @@ def trace_script(request: TraceRequest, *, output: IO[str] | None = None) -> Scr
 
 def _read(answered: IO[bytes], code: int) -> ScriptOutcome:
     try:
-        outcome: ScriptOutcome = pickle.load(answered)
-        files: tuple[FileChange, ...] = tuple(pickle.load(answered)[1])
-    except (EOFError, TypeError, AttributeError, pickle.UnpicklingError) as error:
+        outcome, (_, files) = read_answer(answered), read_answer(answered)
+        if not isinstance(outcome, ScriptOutcome) or not all(isinstance(change, FileChange) for change in files):
+            raise AnswerError("not the answer of a script")
+    except (AnswerError, TypeError, ValueError) as error:
         raise InputError(
             f"the traced process ended with code {code} and no answer",
             "it was killed, perhaps for the host's memory, or a library ended it",
             "look at what the script printed, or give it less to do",
         ) from error
-    return replace(outcome, files=tuple(one for one in files if not _is_noise(one.path)))
+    return replace(outcome, files=tuple(change for change in files if not _is_noise(change.path)))
 
 
 def _is_noise(path: str) -> bool:

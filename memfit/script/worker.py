@@ -15,6 +15,7 @@ from pathlib import Path
 
 from memfit.script import namespaces
 from memfit.script.outcome import FileChange, TraceRequest
+from memfit.script.outcome_codec import write_answer
 from memfit.script.sandbox import Layer, SandboxError, changes, enter_sandbox
 
 NO_SANDBOX = 90
@@ -56,9 +57,9 @@ def _run_inside(request: TraceRequest, result_file: int, layers: list[Layer]) ->
         os._exit(0)
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
-    found = [FileChange(path=one.path, bytes=one.bytes, deleted=one.deleted) for one in changes(layers)]
+    changed = [FileChange(path=change.path, bytes=change.bytes, deleted=change.deleted) for change in changes(layers)]
     with os.fdopen(os.dup(result_file), "ab") as opened:
-        pickle.dump((code, found), opened)
+        write_answer((code, changed), opened)
     return 0
 
 
@@ -78,7 +79,7 @@ def run(request: TraceRequest, result_file: int) -> None:
 
     def report(outcome: object) -> None:
         with os.fdopen(os.dup(result_file), "ab") as opened:
-            pickle.dump(outcome, opened)
+            write_answer(outcome, opened)
 
     run_script(request, report)
     sys.stdout.flush()

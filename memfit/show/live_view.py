@@ -45,7 +45,8 @@ class LiveView:
         self._live.stop()
 
     def _numbers(self, line: dict[str, Any]) -> RenderableType:
-        text = Text(f"loss {line['loss']:.4g}, {line['units_per_second']:.3g} a second")
+        loss = "unknown" if line.get("loss") is None else f"{line['loss']:.4g}"
+        text = Text(f"loss {loss}, {line.get('units_per_second') or 0:.3g} a second")
         if self._retries:
             text.append(f", {self._retries} {'retries' if self._retries > 1 else 'retry'}", style="yellow")
         if self._skipped:

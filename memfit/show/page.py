@@ -12,6 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from memfit.atomic_file import write_atomic
 from memfit.errors import InputError
 
 
@@ -89,7 +90,7 @@ def write_page(page: Page, path: str | Path) -> None:
         InputError: the file cannot be written.
     """
     try:
-        Path(path).write_text(render(page), encoding="utf-8")
+        write_atomic(path, render(page))
     except OSError as error:
         raise InputError(
             f"report {path}", f"cannot be written: {error.strerror}", "write --out as a file in a folder that is there"
@@ -100,7 +101,7 @@ def _environment() -> Any:
     try:
         jinja2 = import_module("jinja2")
     except ImportError:
-        raise InputError("memfit report", "jinja2 is not installed", "pip install 'memfit[report]'") from None
+        raise InputError("memfit report", "jinja2 is not installed", "run pip install jinja2") from None
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.filters["path"] = _path
     return environment
@@ -117,7 +118,7 @@ def _plotly() -> str:
     try:
         offline = import_module("plotly.offline")
     except ImportError:
-        raise InputError("memfit report", "plotly is not installed", "pip install 'memfit[report]'") from None
+        raise InputError("memfit report", "plotly is not installed", "run pip install plotly") from None
     return str(offline.get_plotlyjs())
 
 

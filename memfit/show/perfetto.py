@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from memfit.atomic_file import open_atomic
 from memfit.errors import InputError
 from memfit.events import CATEGORIES, Trace
 from memfit.show.timeline import alive_by_category, spans_of
@@ -29,10 +30,10 @@ def write_perfetto(path: Path, trace: Trace, name: str) -> None:
         InputError: the file cannot be written.
     """
     try:
-        with path.open("w") as file:
-            file.write('{"displayTimeUnit":"ns","traceEvents":[\n')
-            file.write(",\n".join(json.dumps(entry, separators=(",", ":")) for entry in entries(trace, name)))
-            file.write("\n]}\n")
+        with open_atomic(path) as file:
+            file.write(b'{"displayTimeUnit":"ns","traceEvents":[\n')
+            file.write(",\n".join(json.dumps(entry, separators=(",", ":")) for entry in entries(trace, name)).encode())
+            file.write(b"\n]}\n")
     except OSError as error:
         raise InputError(
             f"--trace {path}", f"cannot be written: {error.strerror}", "write a path in a folder that is there"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
+
+from memfit.train.metrics_file import parse_line
 
 
 class Watcher(Protocol):
@@ -34,7 +35,7 @@ class Lines:
         """What came since the last call."""
         try:
             file = open(self._path, "rb")  # noqa: SIM115
-        except FileNotFoundError:
+        except OSError:
             return
         with file:
             found = self._path.stat().st_ino
@@ -45,7 +46,7 @@ class Lines:
                 if not text.endswith(b"\n"):
                     return
                 self._offset += len(text)
-                line = json.loads(text)
-                if line["window"] > self._behind:
+                line = parse_line(text)
+                if line is not None and line["window"] > self._behind:
                     self._behind = line["window"]
                     yield line

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 from memfit.audit.strips_data import Picture
 from memfit.plan import Plan
 from memfit.show.timeline import extremes
+from memfit.train import metrics_file
 
 LARGEST_ID = 1 << 40
 MOST = 1500
@@ -43,17 +43,8 @@ class Rank:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a .jsonl file; none where there is no file. A line that was cut off ends it."""
-    found: list[dict[str, Any]] = []
-    if path.exists():
-        for line in path.read_text(errors="replace").splitlines():
-            try:
-                value = json.loads(line)
-            except json.JSONDecodeError:
-                break
-            if isinstance(value, dict) and isinstance(value.get("window"), int):
-                found.append(value)
-    return found
+    """The whole lines of a .jsonl file; none where there is no file. Damaged lines are left out."""
+    return metrics_file.read_lines(path).lines
 
 
 def number(value: Any) -> float | None:

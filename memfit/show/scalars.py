@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
+import itertools
 import logging
 import os
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from memfit.errors import InputError
+from memfit.errors import InputError, install_extra, is_installed
+
+_numbers = itertools.count()
 
 
 def scalars(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
@@ -24,16 +27,24 @@ def scalars(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, fl
 
 def has_tensorboard() -> bool:
     """Whether TensorBoard is installed."""
-    return importlib.util.find_spec("tensorboard") is not None
+    return is_installed("tensorboard")
 
 
 class TensorBoard:
-    """Writes a run's scalars where ``tensorboard --logdir RUN`` finds them; a step is a window."""
+    """Writes a run's scalars where ``tensorboard --logdir RUN`` finds them; a step is a window.
+
+    The file is written in the calling thread: TensorBoard's own writer has a thread, whose errors nobody hears.
+    """
 
     def __init__(self, folder: Path) -> None:
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._writer = EventFileWriter(str(folder))
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
+        self._file = open(folder / name, "wb", buffering=0)  # noqa: SIM115
+        self._writer = RecordWriter(self._file)
+        self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def line(self, line: dict[str, Any]) -> None:
         """One window is done."""
@@ -41,20 +52,22 @@ class TensorBoard:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars(line)]
-        self._writer.add_event(Event(wall_time=time.time(), step=line["window"], summary=Summary(value=values)))
-        self._writer.flush()
+        self._write(Event(wall_time=time.time(), step=line["window"], summary=Summary(value=values)))
+
+    def _write(self, event: Any) -> None:
+        self._writer.write(event.SerializeToString())
 
     def close(self) -> None:
-        """Writes what is left."""
-        self._writer.close()
+        """Closes the file."""
+        self._file.close()
 
 
 class Wandb:
     """Keeps a run's scalars offline for Weights & Biases; ``wandb sync`` sends them where the person wants to."""
 
     def __init__(self, folder: Path, plan: Mapping[str, Any]) -> None:
-        if importlib.util.find_spec("wandb") is None:
-            raise InputError("--wandb", "wandb is not installed", "write pip install wandb, or leave --wandb out")
+        if not is_installed("wandb"):
+            raise InputError("--wandb", "wandb is not installed", f"run {install_extra('wandb')}, or leave --wandb out")
         os.environ.setdefault("WANDB_SILENT", "true")
         logging.getLogger("wandb").setLevel(logging.ERROR)
         import wandb

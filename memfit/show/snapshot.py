@@ -11,6 +11,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+from memfit.atomic_file import open_atomic
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 from memfit.replay.allocator_config import AllocatorConfig
 from memfit.replay.block_pool import LIVE, Block, History
@@ -24,7 +25,7 @@ def write_snapshot(
     path: Path, trace: Trace, capacity: int | None = None, config: AllocatorConfig | None = None
 ) -> None:
     """Replays a trace and writes its snapshot; ``capacity`` and ``config`` as CachingAllocator takes them."""
-    with path.open("wb") as file:
+    with open_atomic(path) as file:
         pickle.dump(snapshot(trace, capacity, config), file, protocol=4)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from memfit.atomic_file import open_atomic
 from memfit.device.hardware.catalogue import Device
 from memfit.errors import InputError
 from memfit.events import Trace
@@ -46,7 +47,7 @@ def write_trace(path: Path, prediction: Prediction) -> None:
         **{name: getattr(trace, name) for name in _TABLES},
     }
     try:
-        with path.open("wb") as file:
+        with open_atomic(path) as file:
             np.savez_compressed(file, told=np.array(json.dumps(told, default=str)), **columns)
     except OSError as error:
         raise InputError(

@@ -16,6 +16,15 @@ HOLDS = {
 out of it to the parameters; gradients are copied into one buffer and scattered out of it."""
 
 
+_NAMESPACES = frozenset({"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
+"""Of torch's operators that wait for other ranks."""
+
+
+def communicates(func: Any) -> bool:
+    """Whether an operator waits for other ranks, so that it cannot be run by itself."""
+    return func.namespace in _NAMESPACES
+
+
 def held(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Tensor, str]]:
     """(tensor, category) of the arguments of an operator in HOLDS."""
     wanted, category = HOLDS[func._schema.name]

@@ -11,15 +11,17 @@ import hashlib
 import json
 import platform
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from memfit.device.hardware.benchmarks import AllocatorEvents
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
+from memfit.torch_compat import disable_current_modes
+from memfit.trace.collectives import communicates
 from memfit.user_cache import keep, read_kept
 
 Key = str
@@ -28,11 +30,14 @@ Call = tuple[int, int, Key | int]
 
 
 def may_have(func: Any, args: Any) -> bool:
-    """Whether a call is worth measuring: not views, not lists of tensors, not pointwise work on tensors that agree."""
+    """Whether a call is worth measuring: no view, no list of tensors, no pointwise work on tensors that agree, no
+    communication."""
     name = func._schema.name
     if name == "fsdp::chunk_cat":
         return True
-    if func.is_view or name.startswith(("aten::_foreach", "aten::empty", "aten::detach", "prim::")):
+    if name.startswith(("aten::_foreach", "aten::empty", "aten::detach", "prim::")):
+        return False
+    if func.is_view or communicates(func):
         return False
     tensors = [one for one in args if isinstance(one, Tensor)]
     if not tensors:
@@ -43,7 +48,10 @@ def may_have(func: Any, args: Any) -> bool:
 
 
 def describe(func: Any, args: Any, kwargs: Any) -> Key | None:
-    """A call as text from which it can be made again; None where it holds more than tensors and numbers."""
+    """A call as text from which it can be made again; None where it holds more than tensors and numbers, and where
+    other ranks would have to take part."""
+    if communicates(func):
+        return None
     try:
         return json.dumps(
             [str(func), [_value(one) for one in args], {name: _value(one) for name, one in kwargs.items()}]
@@ -56,8 +64,11 @@ def with_scratch(trace: Trace, calls: Iterable[Call]) -> Trace:
     """The trace with each measured call's scratch, allocated when its outputs are there and freed at once."""
     wanted = [call for call in calls if call[0] <= len(trace.kind)]
     sizes = measure({key for _, _, key in wanted if isinstance(key, str)})
-    found = [(position, row, sizes[key] if isinstance(key, str) else key) for position, row, key in wanted]
-    found = [call for call in found if call[2]]
+    unknown = sorted({json.loads(key)[0] for key, nbytes in sizes.items() if nbytes is None})
+    if unknown:
+        trace = replace(trace, assumed=(*trace.assumed, *map(_UNKNOWN.format, unknown)))
+    measured = [(position, row, sizes[key] if isinstance(key, str) else key) for position, row, key in wanted]
+    found = [(position, row, nbytes) for position, row, nbytes in measured if nbytes]
     if not found:
         return trace
     first, count = len(trace.nbytes), len(found)
@@ -83,10 +94,13 @@ def with_scratch(trace: Trace, calls: Iterable[Call]) -> Trace:
     )  # fmt: skip
 
 
-def measure(keys: set[Key]) -> dict[Key, int]:
-    """Scratch bytes of calls, from the disk where they were measured before."""
+_UNKNOWN = "{} fails on made-up numbers, so what it allocates within a call is unknown and not counted"
+
+
+def measure(keys: set[Key]) -> dict[Key, int | None]:
+    """Scratch bytes of calls, from the disk where they were measured before; None of those that cannot be run here."""
     place = store("scratch-2")
-    known: dict[Key, int] = read_kept(place)
+    known: dict[Key, int | None] = read_kept(place)
     missing = sorted(keys - known.keys())
     if missing:
         known |= _measure_really(missing)
@@ -95,19 +109,24 @@ def measure(keys: set[Key]) -> dict[Key, int]:
     return {key: known[key] for key in keys}
 
 
-def _measure_really(keys: list[Key]) -> dict[Key, int]:
-    with _disable_current_modes(), torch.no_grad(), AllocatorEvents() as events:
+def _measure_really(keys: list[Key]) -> dict[Key, int | None]:
+    failed = set()
+    with disable_current_modes(), torch.no_grad(), AllocatorEvents() as events:
         before = torch.default_generator.get_state()
         for number, key in enumerate(keys):
             name, args, kwargs = json.loads(key)
             tensors = [real(one) for one in args]
             named = {key_: real(one) for key_, one in kwargs.items()}
+            out = None
             with events.phase(str(number)):
-                out = operator(name)(*tensors, **named)
+                try:
+                    out = operator(name)(*tensors, **named)
+                except Exception:
+                    failed.add(key)
             del tensors, named, out
         torch.default_generator.set_state(before)
     found = events.scratch()
-    return {key: found[str(number)] for number, key in enumerate(keys)}
+    return {key: None if key in failed else found[str(number)] for number, key in enumerate(keys)}
 
 
 def operator(name: str) -> Any:

@@ -16,9 +16,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from memfit.device.virtual import backend, cudnn_benchmark, workspace
 from memfit.device.virtual.data_dependent import NOT_HANDLED, source_line
@@ -26,6 +24,14 @@ from memfit.device.virtual.patching import replaced
 from memfit.device.virtual.virtual_device import Virtual
 from memfit.errors import InputError
 from memfit.events import ALLOCATE, EMPTY_CACHE, FREE, TO_DEVICE, TO_HOST
+from memfit.torch_compat import (
+    DisableTorchFunction,
+    FakeTensor,
+    TorchDispatchMode,
+    current_autograd_node,
+    is_traceable_wrapper_subclass_type,
+    sequence_number,
+)
 from memfit.trace import collectives, constant_values, cpu_rules, operator_scratch
 from memfit.trace.gradient_accumulation import made_in, sums_in_place
 from memfit.trace.net_kind import NetKind
@@ -184,8 +190,8 @@ class Tracer(TorchDispatchMode):
     def _note_module(self, index: int) -> None:
         """Nodes that are made from now on are this module's. What a backward recomputes makes none that will run, and
         a card's backward is another thread, which numbers its nodes from the beginning."""
-        if torch._C._current_autograd_node() is None:
-            self._made_at.append(torch.autograd._get_sequence_nr())
+        if current_autograd_node() is None:
+            self._made_at.append(sequence_number())
             self._made_in.append(index)
 
     def _current_module(self, node: Any) -> int:
@@ -206,7 +212,7 @@ class Tracer(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE and type(args[0]) is FakeTensor:
             return _META if args[0].fake_mode.in_kernel_invocation else args[0].fake_device
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             return self._dispatched(func, types, args, kwargs)
 
     def _dispatched(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -224,7 +230,7 @@ class Tracer(TorchDispatchMode):
         found = self.virtual.intercept(self, func, args, kwargs)
         if found is not NOT_HANDLED:
             return found
-        node = torch._C._current_autograd_node()
+        node = current_autograd_node()
         numbers = self._saved_numbers
         number = numbers.before(func, args, node) if numbers is not None else None
         if sums_in_place(func, args, node):

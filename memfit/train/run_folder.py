@@ -7,13 +7,17 @@ import errno
 import json
 import math
 import os
+import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from memfit.atomic_file import write_atomic
 from memfit.errors import InputError
 from memfit.plan import Plan
+from memfit.train.metrics_file import describe_windows, format_line, missing_windows, read_lines
+from memfit.wording import counted
 
 
 class CannotWriteError(Exception):
@@ -38,9 +42,18 @@ FLUSH_EVERY = 0.1
 """Seconds for which lines wait at most where windows are shorter. A killed process loses lines of windows that no
 checkpoint holds, which the resumed run does again."""
 
+LATEST_FLUSH = 0.4
+"""Seconds after which lines are written though no line follows."""
+
+MARK = ".memfit-run"
+"""A file that every run's folder has, so that no other folder is taken for one."""
+
 
 class RunFolder:
-    """Where a run writes. Lines are appended whole; files appear under their name only when they are complete."""
+    """Where a run writes. Lines are appended whole; files appear under their name only when they are complete.
+
+    ``append`` and ``flush`` may be called from several threads.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -48,6 +61,8 @@ class RunFolder:
         """Open descriptors: lines then cost one write."""
         self._waiting: dict[str, list[dict[str, Any]]] = {}
         self._flushed = -math.inf
+        self._lock = threading.Lock()
+        self._fault: CannotWriteError | None = None
 
     @property
     def plan(self) -> Path:
@@ -61,34 +76,65 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
-    def open(self, *, resume: bool) -> None:
-        """Makes the folder.
+    @property
+    def stacks(self) -> Path:
+        """The stacks of a run that made no progress, a file for each rank."""
+        return self.path / "stacks"
+
+    def make(self, *, resume: bool) -> None:
+        """Makes the folder where it is not there, and touches nothing in it: another run may hold it.
 
         Raises:
-            InputError: it is not empty and ``resume`` is not set, or it cannot be written.
+            InputError: it is not empty and ``resume`` is not set, it is no run's folder, or it cannot be made.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            if not resume and any(self.path.iterdir()):
-                raise InputError(
-                    f"run folder {self.path}", "it is not empty", "write another --out, or --resume to go on with it"
-                )
-            (self.path / "checkpoints").mkdir(exist_ok=True)
+            filled = any(self.path.iterdir())
         except OSError as error:
+            raise self._unwritable(error) from error
+        if filled and not resume:
+            raise InputError(
+                f"run folder {self.path}", "it is not empty", "write another --out, or --resume to go on with it"
+            )
+        if filled and not self._is_run():
             raise InputError(
                 f"run folder {self.path}",
-                f"cannot be written: {error.strerror}",
-                "write --out as a folder that can be written",
-            ) from error
+                "it is not empty, and no run has written into it",
+                "write --out as the folder of the run to go on with, or as a new one",
+            )
+
+    def open(self, *, resume: bool) -> None:
+        """Makes the folder and what every run has in it; the caller holds the folder.
+
+        Raises:
+            InputError: see ``make``, or it cannot be written.
+        """
+        self.make(resume=resume)
+        try:
+            (self.path / MARK).touch()
+            self.checkpoints.mkdir(exist_ok=True)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> InputError:
+        return InputError(
+            f"run folder {self.path}",
+            f"cannot be written: {error.strerror}",
+            "write --out as a folder that can be written",
+        )
+
+    def _is_run(self) -> bool:
+        files = (MARK, "samples.jsonl", "metrics.jsonl", "course.json")
+        return any((self.path / name).is_file() for name in files) or any(self.checkpoints.glob("[0-9]*/manifest.json"))
 
     def write_course(self, first: int, last: int) -> None:
-        """Which windows are trained now: [first, last), for who looks on.
+        """Writes which windows this launch trains, [first, last), for the live view.
 
         Raises:
             CannotWriteError: it cannot be written.
         """
         with writing(self.course):
-            replace_file(self.course, json.dumps({"first": first, "last": last}).encode())
+            write_atomic(self.course, json.dumps({"first": first, "last": last}))
 
     def append(self, name: str, line: dict[str, Any]) -> None:
         """Adds one line to ``name``.jsonl; it is in the file after ``flush``, or with a line of ``FLUSH_EVERY`` later.
@@ -97,7 +143,8 @@ class RunFolder:
         Raises:
             CannotWriteError: it cannot be written, as on a full disk.
         """
-        self._waiting.setdefault(name, []).append(line)
+        with self._lock:
+            self._waiting.setdefault(name, []).append(line)
         if time.monotonic() - self._flushed > FLUSH_EVERY:
             self.flush()
 
@@ -107,41 +154,86 @@ class RunFolder:
         Raises:
             CannotWriteError: they cannot be written, as on a full disk.
         """
-        for name in list(self._waiting):
-            self._write(name, "".join(json.dumps(line) + "\n" for line in self._waiting.pop(name)).encode())
-        self._flushed = time.monotonic()
+        with self._lock:
+            if self._fault is not None:
+                raise self._fault
+            try:
+                for name in list(self._waiting):
+                    self._write(name, "".join(format_line(line) for line in self._waiting.pop(name)).encode())
+            except CannotWriteError as error:
+                self._fault = error
+                raise
+            self._flushed = time.monotonic()
+
+    def flush_waiting(self) -> None:
+        """Writes lines that wait longer than ``LATEST_FLUSH``; for a thread beside the training. What fails is raised
+        by the next ``flush``."""
+        if self._waiting and time.monotonic() - self._flushed > LATEST_FLUSH:
+            with contextlib.suppress(CannotWriteError):
+                self.flush()
 
     def close(self) -> None:
         """Writes the lines that wait, and closes the files."""
         try:
             self.flush()
         finally:
-            for name in list(self._files):
-                os.close(self._files.pop(name))
+            with self._lock:
+                for name in list(self._files):
+                    os.close(self._files.pop(name))
 
-    def _write(self, name: str, whole: bytes) -> None:
+    def _write(self, name: str, content: bytes) -> None:
         if name not in self._files:
             with writing(self.lines(name)):
                 self._files[name] = os.open(self.lines(name), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            written = os.write(self._files[name], whole)
+            written = os.write(self._files[name], content)
         except OSError as error:
             raise _cannot_write(self.lines(name), error) from error
-        if written != len(whole):
+        if written != len(content):
             raise _cannot_write(self.lines(name), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
     def lines(self, name: str) -> Path:
         """Where the lines of ``metrics`` or ``samples`` are."""
         return self.path / f"{name}.jsonl"
 
-    def keep_lines_before(self, window: int) -> None:
-        """Drops the lines of windows that a resumed run does again."""
+    def keep_lines_before(self, window: int) -> list[str]:
+        """Keeps the whole lines of windows before this one, and drops those of windows that a resumed run does again.
+
+        Returns:
+            What is lost, a sentence for each file in which something is.
+
+        Raises:
+            CannotWriteError: a file cannot be written.
+        """
+        lost: list[str] = []
         for name in ("metrics", "samples"):
             path = self.lines(name)
+            content = read_lines(path)
+            lines = [line for line in content.lines if line["window"] < window]
+            if missing := missing_windows(lines, window):
+                lost.append(
+                    f"{path.name} has lost the lines of {counted(len(missing), 'window')} "
+                    f"({describe_windows(missing)}); the checkpoint holds what was learned from them"
+                )
             if path.exists():
-                lines = [line for line in _whole_lines(path) if line["window"] < window]
                 with writing(path):
-                    replace_file(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
+                    write_atomic(path, "".join(map(format_line, lines)))
+        return lost
+
+    def metrics_of(self, window: int) -> dict[str, Any] | None:
+        """The line of metrics of a window; None where there is none."""
+        return next((line for line in read_lines(self.lines("metrics")).lines if line["window"] == window), None)
+
+    def replace_metrics(self, line: dict[str, Any]) -> None:
+        """Writes a window's line of metrics anew.
+
+        Raises:
+            CannotWriteError: the file cannot be written.
+        """
+        path = self.lines("metrics")
+        lines = [line if old["window"] == line["window"] else old for old in read_lines(path).lines]
+        with writing(path):
+            write_atomic(path, "".join(map(format_line, lines)))
 
 
 SAME = ("job", "settings", "unit", "global_batch", "precision", "seed")
@@ -162,24 +254,3 @@ def check_same_samples(before: Plan, now: Plan, where: Path, also: Sequence[str]
         if old != new:
             seen = f"--resume with another plan: its {name} is {new!r}"
             raise InputError(seen, f"{where} was run with {old!r}", f"plan with {old!r}, or write another --out")
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Writes a file beside its place, syncs it and renames it there."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(beside, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
-def _whole_lines(path: Path) -> Iterable[dict[str, Any]]:
-    for line in path.read_text().splitlines():
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
-            return

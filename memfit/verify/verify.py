@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from memfit.child_process import for_child
+from memfit.device.hardware.process_limits import RANK_BYTES, check_ranks
+from memfit.engine.capabilities import CAPABILITIES
 from memfit.engine.factory import check_known
 from memfit.errors import Exit, InputError
 from memfit.plan import Plan, write_plan
+from memfit.planner.predict import net_sizes, plain_nets
 from memfit.train.launch.torchrun import torchrun
 from memfit.verify.findings import VerifyFinding
-from memfit.verify.verify_plan import on_ranks
+from memfit.verify.verify_plan import job_of, on_ranks
 
 RANKS = "memfit.verify.world_worker"
 
@@ -64,6 +68,7 @@ def verify(
         InputError: the job cannot be built or run, or the engine cannot carry it.
     """
     check_known(engine)
+    _check_memory(plan, max(worlds), engine)
     found: list[VerifiedWorld] = []
     findings: list[VerifyFinding] = []
     for world in (*sorted({*worlds} - {1}), 1):
@@ -78,16 +83,33 @@ def verify(
     return Verified(worlds=tuple(found), findings=tuple(_first_of_each(findings)))
 
 
+def _check_memory(plan: Plan, ranks: int, engine: str) -> None:
+    """Raises InputError where this machine does not hold so many ranks with what each trains.
+
+    Each holds weights, gradients and two moments in fp32, or its part of them; rank 0 also runs every window alone.
+    """
+    option = f"--world-sizes {ranks}"
+    check_ranks(option, ranks)
+    if ranks == 1:
+        return
+    sizes = net_sizes(plain_nets(job_of(plan)))
+    frozen = 4 * sum(size.parameters - size.trainable for size in sizes)
+    trained = 16 * sum(size.trainable for size in sizes)
+    each = frozen + (trained if CAPABILITIES[engine].whole_state else trained // ranks)
+    check_ranks(option, ranks, RANK_BYTES + each, bytes_once=frozen + trained)
+
+
 def _run(plan: Plan, world: int, windows: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="memfit-verify-") as place:
         folder = Path(place)
         write_plan(plan, folder / "plan.toml")
         arguments = [str(folder), str(windows)]
         if world == 1:
-            environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+            kept = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
             command = [sys.executable, "-m", RANKS, *arguments]
-            code = subprocess.run(command, env=environment, stdout=sys.stderr, check=False).returncode
+            code = subprocess.run(command, env={**kept, **for_child()}, stdout=sys.stderr, check=False).returncode
         else:
+            os.environ.update(for_child())
             code = torchrun(world, RANKS, arguments, folder, max_restarts=0)
         if code == Exit.DONE:
             found: dict[str, Any] = json.loads((folder / "result.json").read_text())

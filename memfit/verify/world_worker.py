@@ -20,7 +20,9 @@ import torch.distributed as dist
 from memfit.apply.checkpointing import recompute
 from memfit.apply.train_state import TrainState, build
 from memfit.apply.window import run_window
+from memfit.atomic_file import write_atomic
 from memfit.batch.windows import Window, Windows
+from memfit.child_process import die_with_parent
 from memfit.engine.collectives import gather, part_of
 from memfit.engine.factory import make_engine
 from memfit.engine.process_group import join
@@ -30,9 +32,9 @@ from memfit.engine.torchrun_env import torchrun_env
 from memfit.engine.zero import Zero
 from memfit.errors import Exit, InputError, mistake_in_job
 from memfit.plan import Plan, read_plan
-from memfit.train.loop.loop import RunContext, micro_batches
 from memfit.train.loop.rng import seed_all
-from memfit.train.run_folder import RunFolder, replace_file
+from memfit.train.loop.run_context import RunContext, micro_batches
+from memfit.train.run_folder import RunFolder
 from memfit.verify.additivity import split_findings
 from memfit.verify.bounds import sum_bound
 from memfit.verify.compare import compare
@@ -63,7 +65,7 @@ def main(arguments: list[str]) -> int:
         if engine.world == 1:
             result["findings"] = [asdict(one) for one in split_findings(job_of(plan), plan.seed)]
         if engine.rank == 0:
-            replace_file(folder / "result.json", json.dumps(result).encode())
+            write_atomic(folder / "result.json", json.dumps(result))
     except InputError as error:
         return _failed(folder, str(error))
     except Exception as error:
@@ -79,7 +81,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _failed(folder: Path, line: str) -> int:
-    replace_file(folder / ERROR, line.encode())
+    write_atomic(folder / ERROR, line)
     return Exit.BAD_INPUT
 
 
@@ -210,4 +212,5 @@ def _sums_by_net(recording: RecordingEngine) -> dict[str, list[float]]:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     sys.exit(main(sys.argv[1:]))

@@ -172,3 +172,35 @@ class Plateau(Sentences):
 def test_a_step_that_asks_for_more_is_refused(job, says):
     with pytest.raises(InputError, match=says):
         build(job, "cpu")
+
+
+@pytest.mark.parametrize("job", [Sentences, Counted], ids=["units from the loss", "units known before"])
+@pytest.mark.parametrize("sizes", [[32, 32], [50, 14], [20, 30, 14]])
+def test_two_and_three_micro_batches_are_normalised_by_the_windows_units(job, sizes):
+    full, _ = gradients(job(), [64])
+    split, _ = gradients(job(), sizes)
+    for a, b in zip(full, split, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-7)
+
+
+@pytest.mark.parametrize("sizes", [[64], [32, 32], [20, 30, 14]])
+def test_gradients_that_are_freed_after_the_forward_are_those_of_the_window_alone(sizes):
+    """Two windows one after the other: only the second window's gradients are in its step."""
+
+    class AfterForward(Sentences):
+        zero_grad = "after_forward"
+
+    def two_windows(job):
+        train_state = build(job, "cpu")
+        x, valid = data()
+        for _ in range(2):
+            micro_batches, start = [], 0
+            for size in sizes:
+                part = (x[start : start + size], valid[start : start + size].float())
+                micro_batches.append(MicroBatch(fetch=lambda part=part: part, padded_units=size * 20))
+                start += size
+            run_window(train_state, micro_batches)
+        return [p.detach() for p in train_state.nets["net"].parameters()]
+
+    for a, b in zip(two_windows(AfterForward()), two_windows(Sentences()), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)

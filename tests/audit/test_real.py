@@ -1,11 +1,12 @@
 """pytest tests/audit/test_real.py: worlds in real processes of a gloo group."""
 
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from memfit.audit import audit
+from memfit.audit import audit, process_world
 from memfit.audit.process_world import run_world
 from memfit.audit.simulated_world import simulate
 from memfit.errors import InputError
@@ -45,3 +46,19 @@ def test_a_rank_that_fails_is_named() -> None:
 def test_a_function_cannot_be_given_to_processes() -> None:
     with pytest.raises(InputError, match=r"path/file\.py:function"):
         audit(lambda rank, world: [[0]], [1], real=True)
+
+
+def test_a_start_that_fails_leaves_no_rank(monkeypatch) -> None:
+    popen, started = subprocess.Popen, []
+
+    def refusing(*args, **options):
+        if len(started) == 2:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        started.append(popen(*args, **options))
+        return started[-1]
+
+    monkeypatch.setattr(process_world.subprocess, "Popen", refusing)
+    with pytest.raises(InputError, match=r"the system does not start rank 2.*write 2 or fewer"):
+        run_world(f"{HERE}/targets.py:gathers", 3)
+    assert len(started) == 2
+    assert all(process.returncode is not None for process in started)

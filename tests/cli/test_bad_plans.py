@@ -43,7 +43,7 @@ CHANGES = {
     "two precisions": ('precision = "fp32"\nseed', 'precision = "bf16"\nseed', "make them agree"),
     "an unknown engine": ('engine = "single"', 'engine = "tripple"', "write single"),
     "an unknown mode": ("[checkpointing]", '[checkpointing]\nnet = "keeps"', "write keep"),
-    "a lever of other keys": ("taken = true", "took = true", "levers"),
+    "an option of other keys": ("applied = true", "took = true", "options"),
     "an unknown place": ('where = "here"', 'where = "hear"', "write here"),
     "a policy of other keys": ('gradients = "free"', 'gradient = "free"', "write gradients"),
     "an unknown wait": ('idle_nets = "keep"', 'idle_nets = "host"', "idle_nets"),
@@ -147,9 +147,10 @@ def test_trained(
 ) -> None:
     """The training process's own main, in this process: it finds these before it limits its memory."""
     from memfit.train.launch.worker import main as child
+    from memfit.train.run_options import RunOptions
 
     shutil.copy(changed(plan, tmp_path, *changes), tmp_path / "plan.toml")
-    code = child([str(tmp_path), "0", "start"])
+    code = child(RunOptions(folder=str(tmp_path)))
     is_one_line((code, *capfd.readouterr()), *words)
 
 

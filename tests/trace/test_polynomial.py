@@ -91,3 +91,11 @@ def test_events_that_differ_at_odd_lengths_leave_the_rest():
     sizes = [np.array([4 * s.items * s.length]) if s.length % 8 == 0 else None for s in SHAPES]
     assert fit(SHAPES, sizes, np.array([0])).unit == 8
     assert terms(Shape(items=3, length=10), False, (8, True)) == [1, 3, 16, 48, 256, 768]
+
+
+def test_a_shape_at_which_bytes_are_no_whole_number_is_not_derived():
+    shapes = [Shape(items=b, length=n) for b, n in ((2, 64), (3, 64), (2, 128), (3, 128), (2, 192), (3, 192), (5, 256))]
+    fitted = fit(shapes, [np.array([s.items * s.length // 64]) for s in shapes], np.array([0]))
+    assert fitted is not None
+    assert fitted.evaluate(Shape(items=4, length=320)).tolist() == [20]
+    assert fitted.evaluate(Shape(items=1, length=40)) is None

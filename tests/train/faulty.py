@@ -16,7 +16,8 @@ from memfit.plan import PhasePolicy, Plan
 from memfit.train.checkpoint.checkpoints import Checkpoints
 from memfit.train.checkpoint.saver import Saver
 from memfit.train.launch import memory_limit
-from memfit.train.loop.loop import RunContext, train
+from memfit.train.loop.loop import train
+from memfit.train.loop.run_context import RunContext
 from memfit.train.run_folder import RunFolder
 
 WINDOWS = 3

@@ -24,11 +24,12 @@ JOB = f"{Path(__file__).parent}/killed_job.py:Killed"
 
 
 def serve() -> None:
-    """For each line ``{"arguments", "log", "kill_after", "stop"}`` forks a child; answers with its exit status and
+    """For each line ``{"options", "log", "kill_after", "stop"}`` forks a child; answers with its exit status and
     seconds."""
     from memfit.loading import load_job
     from memfit.planner.predict import plain_nets
     from memfit.train.launch import worker
+    from memfit.train.run_options import RunOptions
 
     plain_nets(load_job(JOB))
     for line in sys.stdin:
@@ -42,7 +43,7 @@ def serve() -> None:
             if asked["stop"]:
                 os.environ["SLOW"] = asked["stop"]["place"]
             try:
-                code = worker.main(asked["arguments"])
+                code = worker.main(RunOptions(**asked["options"]))
             except SystemExit as ended:
                 code = int(ended.code)
             finally:
@@ -92,9 +93,8 @@ class Server:
     ) -> dict[str, Any]:
         """One process of a run: saved after every window. ``kill_after``: seconds, None: to its end. ``stop``: see
         ``stop``."""
-        start = "resume" if resume else "start"
-        arguments = [str(folder), str(windows), start, str(keep), "0"]
-        asked = {"arguments": arguments, "log": str(log or folder / "log.txt"), "kill_after": kill_after}
+        options = {"folder": str(folder), "windows": windows or None, "resume": resume, "keep": keep, "save_every": 0.0}
+        asked = {"options": options, "log": str(log or folder / "log.txt"), "kill_after": kill_after}
         asked["stop"] = stop
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -141,9 +141,11 @@ def make_plan(folder: Path, writing: str) -> Path:
     from memfit.device.hardware.local_devices import local_cpu
     from memfit.loading import load_job
     from memfit.plan import write_plan
+    from memfit.planner.request import PlanRequest
     from memfit.planner.search.search import find_plan
 
-    answer = find_plan(load_job(JOB), JOB, 16, with_memory(local_cpu(), 128 << 20), micro_batch=6)
+    device = with_memory(local_cpu(), 128 << 20)
+    answer = find_plan(load_job(JOB), PlanRequest(name=JOB, global_batch=16, device=device, micro_batch=6))
     assert answer.plan is not None
     write_plan(replace(answer.plan, checkpoint_writing=writing), folder / "plan.toml")
     return folder / "plan.toml"

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from memfit.apply.train_state import TrainState, is_trained
+from memfit.atomic_file import open_atomic
 from memfit.train.checkpoint.state_codec import encode
-from memfit.train.checkpoint.tensor_file import write_tensors
+from memfit.train.checkpoint.tensor_file import stream_tensors
 from memfit.train.run_folder import writing
 
 
 def write_final(train_state: TrainState, folder: Path) -> None:
-    """Writes ``NET.safetensors`` beside its place, syncs it and renames it there, on rank 0. Tied tensors come once.
+    """Writes ``NET.safetensors`` of each trained net on rank 0, whole or not at all. Tied tensors are written once.
 
-    Of an engine that spreads its state, every rank calls it.
+    Every rank calls it where the engine shards its state.
 
     Raises:
         CannotWriteError: a file cannot be written.
@@ -24,14 +24,9 @@ def write_final(train_state: TrainState, folder: Path) -> None:
     for name, net in train_state.nets.items():
         if is_trained(net):
             path = folder / f"{name}.safetensors"
-            beside = folder / f".{path.name}.{os.getpid()}"
             values = train_state.engine.weights(train_state.ema.get(name, net))
             if train_state.engine.rank > 0:
                 continue
             _, tensors = encode(values, f"net {name!r}")
-            try:
-                with writing(path):
-                    write_tensors(beside, tensors, {"format": "pt"})
-                    beside.replace(path)
-            finally:
-                beside.unlink(missing_ok=True)
+            with writing(path), open_atomic(path) as file:
+                stream_tensors(file, tensors, {"format": "pt"})

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint import StorageReader
+from torch.distributed.checkpoint.planner import LoadPlanner
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -25,18 +27,32 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from memfit.apply.train_state import TrainState, is_trained
+from memfit.engine.collectives import is_memory_failure, reported
 from memfit.engine.process_group import DATA
 from memfit.engine.zero import Zero
 from memfit.errors import InputError, describe
+from memfit.train.checkpoint.legacy_parts import METADATA, LegacyLoadPlanner, LegacyReader, read_legacy_metadata
+from memfit.train.checkpoint.parts_index import INDEX, read_index
+from memfit.train.checkpoint.parts_storage import JsonLoadPlanner, JsonSavePlanner, PartsReader, PartsWriter
+from memfit.train.checkpoint.tensor_file import TornError
 from memfit.train.checkpoint.zero_sharded_state import take_zero_state, zero_net, zero_state
 
 _SAME_NAMES = StateDictOptions(strict=True)
 
 
 def save_sharded(train_state: TrainState, folder: str | Path) -> None:
-    """Writes the state; every rank calls it, on a folder that all of them see."""
-    with _alone():
-        dcp.save(_state(train_state), **_how(train_state, folder))
+    """Writes the state; every rank calls it, on a folder that all of them see.
+
+    Raises:
+        InputError: the state holds a value that cannot be kept, naming it.
+        OSError: a rank cannot write its part.
+    """
+    try:
+        with _one_process_is_meant():
+            storage: dict[str, Any] = {"storage_writer": PartsWriter(folder), "planner": JsonSavePlanner()}
+            dcp.save(_state(train_state), **storage, **_group(train_state))
+    except dcp.api.CheckpointException as error:
+        raise _first_failure(error) from error
 
 
 def load_sharded(train_state: TrainState, folder: str | Path) -> None:
@@ -77,13 +93,48 @@ def load_sharded_nets(train_state: TrainState, folder: str | Path) -> None:
 
 
 def _read(train_state: TrainState, state: dict[str, Any], folder: str | Path) -> None:
+    """Reads into the state; all ranks raise where one cannot.
+
+    Raises:
+        InputError: it is the state of another job, or not whole.
+    """
+    reader, planner, fault = None, None, None
     try:
-        with _alone():
-            dcp.load(state, **_how(train_state, folder))
-    except (dcp.api.CheckpointException, RuntimeError, OSError, ValueError) as error:
-        raise InputError(
-            f"checkpoint {folder}", f"cannot be read into this job: {describe(error)}", "give a checkpoint of this job"
-        ) from error
+        reader, planner = _reader(Path(folder))
+    except TornError as error:
+        fault = str(error)
+    if (fault := reported(train_state.engine, fault)) is not None:
+        raise _unreadable(folder, fault)
+    try:
+        with _one_process_is_meant():
+            dcp.load(state, storage_reader=reader, planner=planner, **_group(train_state))
+    except dcp.api.CheckpointException as error:
+        failure = _first_failure(error)
+        if is_memory_failure(failure):
+            raise failure from error
+        raise _unreadable(folder, describe(failure)) from error
+
+
+def _reader(folder: Path) -> tuple[StorageReader, LoadPlanner]:
+    """Of what memfit writes, or of what torch's own storage wrote before.
+
+    Raises:
+        TornError: what the folder holds cannot be read.
+    """
+    if not (folder / INDEX).exists() and (folder / METADATA).exists():
+        return LegacyReader(folder, read_legacy_metadata(folder)), LegacyLoadPlanner()
+    return PartsReader(folder, read_index(folder)), JsonLoadPlanner()
+
+
+def _first_failure(error: dcp.api.CheckpointException) -> BaseException:
+    """What the first rank raised; torch's own exception is none of Exception's, and its text is a traceback."""
+    return error.failures[min(error.failures)][0]
+
+
+def _unreadable(folder: str | Path, why: str) -> InputError:
+    return InputError(
+        f"checkpoint {folder}", f"it cannot be read into this job: {why}", "give a checkpoint of this job"
+    )
 
 
 def _trained(train_state: TrainState) -> nn.ModuleDict:
@@ -125,14 +176,14 @@ def _nets_and_optimizers(train_state: TrainState) -> dict[str, Any]:
     }
 
 
-def _how(train_state: TrainState, folder: str | Path) -> dict[str, Any]:
+def _group(train_state: TrainState) -> dict[str, Any]:
     group = None if train_state.engine.mesh is None else train_state.engine.mesh.get_group(DATA)
-    return {"checkpoint_id": folder, "process_group": group, "no_dist": group is None}
+    return {"process_group": group, "no_dist": group is None}
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
-    """Without torch's remark that there is one process, which is meant."""
+def _one_process_is_meant() -> Iterator[None]:
+    """Suppresses torch's warning that there is one process."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from memfit.apply.train_state import TrainState
-from memfit.engine.collectives import gather, reported
+from memfit.engine.collectives import gather, is_memory_failure, reported
 from memfit.errors import InputError, describe
 from memfit.job import Job
 from memfit.plan import Plan
@@ -63,6 +63,10 @@ class ShardedSaver:
                 self.checkpoints.write_parts(next_window, self.plan, self.lines)
         except OSError as error:
             fault = error.strerror or describe(error)
+        except (MemoryError, RuntimeError) as error:
+            if not is_memory_failure(error):
+                raise
+            fault = f"no memory for it: {describe(error)}"
         fault = reported(engine, fault)
         self.failed = fault is not None
         if fault is None:

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from memfit.errors import InputError
+from memfit.torch_compat import is_traceable_wrapper_subclass
 
 KEPT = "numbers, text, bytes, None, lists, tuples, dicts, sets, tensors and numpy arrays"
 _DICTS: dict[str, Any] = {"dict": dict, "ordered": collections.OrderedDict, "counter": collections.Counter}
@@ -32,17 +32,18 @@ _LISTS: dict[str, Any] = {
 }
 
 
-def encode(value: Any, where: str) -> tuple[Any, dict[str, Tensor]]:
+def encode(value: Any, where: str, path: str = "") -> tuple[Any, dict[str, Tensor]]:
     """(JSON, tensors by name). Tensors are not copied, and one that comes twice is kept once.
 
     Args:
         where: what the value is, for messages; a tensor's name is the path to it, as ``nets.unet.0.weight``.
+        path: where the value itself is, where it is a part of something.
 
     Raises:
         InputError: something in it cannot be kept; says where.
     """
     encoder = _Encoder(where)
-    return encoder.encode(value, ""), encoder.tensors
+    return encoder.encode(value, path), encoder.tensors
 
 
 def decode(coded: Any, tensor: Callable[[Mapping[str, Any]], Tensor]) -> Any:
@@ -53,12 +54,12 @@ def decode(coded: Any, tensor: Callable[[Mapping[str, Any]], Tensor]) -> Any:
             plain bytes), ``stride`` (not row-major) and ``device`` (not the CPU) say how it was.
     """
     if isinstance(coded, list):
-        return [decode(one, tensor) for one in coded]
+        return [decode(item, tensor) for item in coded]
     if not isinstance(coded, dict):
         return coded
     kind = next(iter(coded), "")
     if not kind.startswith("$"):
-        return {key: decode(one, tensor) for key, one in coded.items()}
+        return {key: decode(item, tensor) for key, item in coded.items()}
     content = coded[kind]
     match kind.removeprefix("$"):
         case "tensor":
@@ -70,19 +71,77 @@ def decode(coded: Any, tensor: Callable[[Mapping[str, Any]], Tensor]) -> Any:
         case "bytes":
             return base64.b64decode(content)
         case "dtype":
-            return getattr(torch, content)
+            return dtype_named(content)
         case "device":
             return torch.device(content)
         case "array":
-            return tensor({"$tensor": content}).numpy().view(coded["numpy"]).reshape(coded["shape"])
+            return tensor({"$tensor": content}).numpy().view(_plain_dtype(coded["numpy"])).reshape(coded["shape"])
         case "scalar":
-            return np.frombuffer(base64.b64decode(content), coded["numpy"])[0]
+            return np.frombuffer(base64.b64decode(content), _plain_dtype(coded["numpy"]))[0]
         case name if name in _DICTS:
-            pairs = ((decode(key, tensor), decode(one, tensor)) for key, one in content)
+            pairs = ((decode(key, tensor), decode(item, tensor)) for key, item in content)
             return _DICTS[name](dict(pairs))
         case name if name in _LISTS:
-            return _LISTS[name](decode(one, tensor) for one in content)
+            return _LISTS[name](decode(item, tensor) for item in content)
     raise ValueError(f"unknown kind {kind}")
+
+
+def encode_alone(value: Any, where: str, path: str = "") -> dict[str, Any]:
+    """A value as one JSON object, with the bytes of its tensors in it: for values that are small.
+
+    Raises:
+        InputError: something in it cannot be kept; says where.
+    """
+    coded, tensors = encode(value, where, path)
+    if not tensors:
+        return {"value": coded}
+    return {"value": coded, "tensors": {name: _tensor_json(tensor) for name, tensor in tensors.items()}}
+
+
+def decode_alone(coded: Mapping[str, Any]) -> Any:
+    """The value of ``encode_alone`` again.
+
+    Raises:
+        ValueError, KeyError, TypeError: it is not what ``encode_alone`` gives.
+    """
+    tensors = coded.get("tensors", {})
+    return decode(coded["value"], lambda spec: _tensor_of(tensors[spec["$tensor"]], spec))
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """``torch.float32`` of "float32".
+
+    Raises:
+        ValueError: torch has no dtype of this name.
+    """
+    dtype = getattr(torch, name, None) if isinstance(name, str) else None
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name!r:.40} is not a dtype")
+    return dtype
+
+
+def _tensor_json(tensor: Tensor) -> dict[str, Any]:
+    plain = tensor.detach().cpu().contiguous()
+    content = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+    dtype = str(plain.dtype).removeprefix("torch.")
+    return {"dtype": dtype, "shape": list(plain.shape), "bytes": base64.b64encode(content).decode()}
+
+
+def _tensor_of(kept: Mapping[str, Any], spec: Mapping[str, Any]) -> Tensor:
+    dtype, shape = dtype_named(kept["dtype"]), kept["shape"]
+    content = bytearray(base64.b64decode(kept["bytes"]))
+    plain = torch.frombuffer(content, dtype=dtype).reshape(shape) if content else torch.empty(shape, dtype=dtype)
+    if "stride" not in spec:
+        return plain
+    return torch.empty_strided(plain.shape, spec["stride"], dtype=dtype).copy_(plain)
+
+
+def _plain_dtype(name: Any) -> np.dtype[Any]:
+    """A dtype of numbers: none of objects, which would be addresses, nor of records."""
+    dtype = np.dtype(name)
+    if dtype.kind not in "biufc":
+        raise ValueError(f"{name!r:.40} is not a dtype of numbers")
+    return dtype
 
 
 class _Encoder:

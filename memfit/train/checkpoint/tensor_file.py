@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ _BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 
 
 class TornError(Exception):
-    """A file is not what was written; its words say how."""
+    """A file is not what was written; its message says how."""
 
 
 def in_file_order(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
@@ -64,7 +64,7 @@ def write_tensors(
     metadata: Mapping[str, str] | None = None,
     body: Tensor | None = None,
 ) -> list[int]:
-    """Writes and syncs a file; gives the CRC-32 of each of its blocks.
+    """Writes and syncs a file; returns the CRC-32 of each of its blocks.
 
     Args:
         body: all of the tensors' bytes as they are in the file, where they lie together in host memory.
@@ -72,13 +72,25 @@ def write_tensors(
     Raises:
         OSError: it cannot be written, as on a full disk.
     """
-    with Checksums() as sums, open(path, "wb", buffering=0) as file:
+    with open(path, "wb", buffering=0) as file:
+        sums = stream_tensors(file, tensors, metadata, body)
+        os.fsync(file.fileno())
+    return sums
+
+
+def stream_tensors(
+    file: IO[bytes],
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
+    body: Tensor | None = None,
+) -> list[int]:
+    """Writes the file's bytes into an open file, and syncs nothing; otherwise as ``write_tensors``."""
+    with Checksums() as sums:
         head = header(tensors, metadata)
         for piece in pieces(tensors, head) if body is None else (memoryview(head), *_row_major(body)):
             sums.add(piece)
             while len(piece):
                 piece = piece[file.write(piece) :]
-        os.fsync(file.fileno())
     return sums.found
 
 
@@ -202,14 +214,45 @@ def open_tensors(path: Path, nbytes: int, sums: list[int]) -> TensorFile:
             whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError) as error:
         raise TornError(f"{path.name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    length = int.from_bytes(whole[:8], "little")
     wrong = next((i for i, wanted in enumerate(sums) if zlib.crc32(whole[i * BLOCK : (i + 1) * BLOCK]) != wanted), None)
     if wrong is not None or len(sums) != math.ceil(nbytes / BLOCK):
         begin = (wrong or 0) * BLOCK
         inside = f"the checksum of its bytes {begin} to {min(begin + BLOCK, nbytes)} is another"
         raise TornError(f"{path.name} was changed: {inside}{_pickle(start)}")
-    entries = json.loads(bytes(whole[8 : 8 + length]))
-    entries.pop("__metadata__", None)
+    return _read_header(path, whole)
+
+
+def map_tensors(path: Path) -> TensorFile:
+    """Opens a file whose bytes were checked before, or are not.
+
+    Raises:
+        TornError: it is missing, or no file of tensors.
+    """
+    try:
+        with open(path, "rb") as file:
+            whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError) as error:
+        raise TornError(f"{path.name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    return _read_header(path, whole)
+
+
+def _read_header(path: Path, whole: memoryview) -> TensorFile:
+    """The tensors of a mapped file; every range of bytes lies in the file and is as long as its shape says."""
+    length = int.from_bytes(whole[:8], "little")
+    try:
+        if 8 + length > len(whole):
+            raise ValueError("its header ends behind its end")
+        entries = json.loads(bytes(whole[8 : 8 + length]))
+        entries.pop("__metadata__", None)
+        for name, entry in entries.items():
+            begin, end = entry["data_offsets"]
+            shape, element = entry["shape"], _BY_NAME[entry["dtype"]].itemsize
+            if any(type(value) is not int or value < 0 for value in (begin, end, *shape)):
+                raise ValueError(f"{name!r:.80} has no proper shape and range")
+            if end > len(whole) - 8 - length or end - begin != math.prod(shape) * element or begin % element:
+                raise ValueError(f"{name!r:.80} is not as long as its shape says, or not in the file")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise TornError(f"{path.name} is no file of tensors: {type(error).__name__}: {error}") from error
     return TensorFile(path=path, entries=entries, data=whole[8 + length :])
 
 

@@ -9,18 +9,19 @@ from pathlib import Path
 
 from memfit.engine.torchrun_env import is_restart
 from memfit.errors import Exit
+from memfit.train.launch.outcome import read_outcome
 from memfit.train.launch.process_guard import die_with_parent
-from memfit.train.launch.torchrun import ended_before
+from memfit.train.run_options import RunOptions
 
 
-def main(arguments: list[str]) -> int:
-    """Trains as ``memfit.train.launch.worker`` does, with the same arguments."""
-    before = ended_before(Path(arguments[0])) if is_restart() else None
+def main(options: RunOptions) -> int:
+    """Trains as ``memfit.train.launch.worker`` does, with the same options."""
+    before = read_outcome(Path(options.folder)) if is_restart() else None
     if before is not None:
-        return before
+        return before.code
     from memfit.train.launch import worker
 
-    return worker.main(arguments)
+    return worker.main(options)
 
 
 def leave(code: int) -> None:
@@ -37,4 +38,4 @@ def leave(code: int) -> None:
 
 if __name__ == "__main__":
     die_with_parent()
-    leave(main(sys.argv[1:]))
+    leave(main(RunOptions.from_json(sys.argv[1])))

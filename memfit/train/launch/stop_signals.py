@@ -20,11 +20,15 @@ class AbandonedError(BaseException):
     """The run is to stop, and what it is at is given up. No error of a job: nothing there should catch it."""
 
 
+class StopBeforeTrainingError(SystemExit):
+    """A signal came before there was anything to save."""
+
+
 def ends_at_once() -> None:
-    """Until there is something to save, a signal ends the process. One that came before now does so now."""
+    """Until there is something to save, a signal ends the process. A signal that came before this call does so now."""
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(Exit.STOPPED)
+        raise StopBeforeTrainingError(Exit.STOPPED)
 
     for number in SIGNALS:
         signal.signal(number, end)

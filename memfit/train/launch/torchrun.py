@@ -1,27 +1,28 @@
-"""Several ranks on this machine, started and started again by torchrun, and how they say why they ended.
+"""Several ranks on this machine, started and started again by torchrun.
 
 torchrun starts all ranks again when one ends with a code other than 0. A run that must not go on (bad input, stopped)
-says so in its folder, and the ranks that are started again end at once with that code.
+writes its outcome (``outcome``), and the ranks that are started again end at once with that code.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import os
 import signal
 import sys
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from memfit.errors import Exit
+from memfit.child_process import children, kill_children
+from memfit.errors import Exit, InputError, describe
 from memfit.plan import Plan
+from memfit.train.launch.outcome import read_outcome
 
 MAX_RESTARTS = 3
 """torchrun's own default for an elastic run."""
-SHUTDOWN_SECONDS = 120
-"""How long ranks may take to end a window and save, once they are asked to stop."""
+SHUTDOWN_SECONDS = 70
+"""Seconds after which ranks that were asked to stop are killed; each ends by itself before (``watchdog``)."""
 
 
 def restarts(plan: Plan) -> int:
@@ -30,34 +31,46 @@ def restarts(plan: Plan) -> int:
 
 
 def torchrun(ranks: int, module: str, arguments: Sequence[str], folder: Path, max_restarts: int = MAX_RESTARTS) -> int:
-    """Runs a module in so many processes by torchrun, in this process; gives an exit code of memfit."""
+    """Runs a module in so many processes by torchrun, in this process; gives an exit code of memfit.
+
+    No rank is left when it returns or raises.
+
+    Raises:
+        InputError: the system does not start so many processes.
+    """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import get_args_parser, run
 
+    from memfit.engine import one_node_rendezvous
+
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     logging.getLogger("torch.distributed.run").setLevel(logging.ERROR)
     os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // ranks, 1)))
-    options = ["--standalone", "--nproc-per-node", str(ranks), "--max-restarts", str(max_restarts)]
+    one_node_rendezvous.register()
+    options = ["--rdzv-backend", one_node_rendezvous.BACKEND, "--rdzv-id", uuid.uuid4().hex, "--nnodes", "1"]
+    options += ["--nproc-per-node", str(ranks), "--max-restarts", str(max_restarts)]
     options += ["--shutdown-timeout", str(SHUTDOWN_SECONDS), "-m", module, *arguments]
-    for left in folder.glob(".ended-*"):
-        left.unlink()
     code: int = Exit.DONE
+    before = children()
     try:
         run(get_args_parser().parse_args(options))
     except ChildFailedError as error:
         code = _code_of(folder, [failure.exitcode for failure in error.failures.values()])
     except SignalException:
         code = Exit.STOPPED
-    for left in folder.glob(".ended-*"):
-        left.unlink()
+    except OSError as error:
+        why = f"the system does not start so many: {describe(error)}"
+        raise InputError(f"{ranks} ranks", why, "write fewer ranks, or raise the limits of this user") from error
+    finally:
+        kill_children(module, before)
     return code
 
 
 def _code_of(folder: Path, exits: Sequence[int]) -> int:
-    for note in folder.glob(".ended-*"):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            return int(json.loads(note.read_text())["code"])
+    outcome = read_outcome(folder)
+    if outcome is not None:
+        return outcome.code
     if Exit.STOPPED in exits:
         print("memfit: ranks ran out of memory too often; go on with --resume", file=sys.stderr)
         return Exit.STOPPED
@@ -67,26 +80,3 @@ def _code_of(folder: Path, exits: Sequence[int]) -> int:
         print(f"memfit: ranks were killed by signal {names} too often; go on with --resume", file=sys.stderr)
         return Exit.STOPPED
     return Exit.FAULT
-
-
-def ended_before(folder: Path) -> int | None:
-    """The code with which this launch ended, where torchrun starts it again though it must not go on."""
-    try:
-        return int(json.loads(_note(folder).read_text())["code"])
-    except (OSError, ValueError, KeyError):
-        return None
-
-
-def ends(folder: Path, code: int, line: str) -> int:
-    """Notes that this launch is to end with a code; the first rank to do so prints why. Gives the code."""
-    try:
-        with open(_note(folder), "x") as file:
-            json.dump({"code": code}, file)
-    except OSError:
-        return code
-    print(f"memfit: {line}", file=sys.stderr, flush=True)
-    return code
-
-
-def _note(folder: Path) -> Path:
-    return folder / f".ended-{os.environ.get('TORCHELASTIC_RUN_ID', 'once')}"

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from memfit.apply.phase_memory import with_settings
 from memfit.apply.train_state import TrainState, build
+from memfit.atomic_file import write_atomic
 from memfit.device.virtual import backend
 from memfit.errors import Exit, InputError, mistake_in_job
 from memfit.geometry import shape_of
@@ -50,7 +51,7 @@ def main(arguments: list[str]) -> int:
         return Exit.BAD_INPUT
     if found is None:
         return Exit.NOTHING_FITS
-    file.write_text(json.dumps(found, allow_nan=False))
+    write_atomic(file, json.dumps(found, allow_nan=False))
     return Exit.DONE
 
 

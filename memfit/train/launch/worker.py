@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from memfit.apply.buffer_snapshot import CannotRepeatError
-from memfit.apply.train_state import build
+from memfit.apply.train_state import TrainState, build
+from memfit.batch.dataset import dataset_of, lengths_of
 from memfit.batch.windows import Windows
 from memfit.device.virtual import backend
 from memfit.engine.factory import make_engine
 from memfit.engine.process_group import is_lost_rank, join
+from memfit.engine.protocol import Engine
 from memfit.engine.torchrun_env import is_restart, torchrun_env
-from memfit.errors import Exit, InputError, describe, mistake_in_job
+from memfit.errors import Exit, InputError, describe, line_of_job, mistake_in_job
 from memfit.job import Job
 from memfit.loading import load_job
 from memfit.plan import Plan, read_plan
@@ -25,16 +30,20 @@ from memfit.train.checkpoint.checkpoints import Checkpoints
 from memfit.train.checkpoint.resume import resume
 from memfit.train.checkpoint.saver import Saver
 from memfit.train.checkpoint.sharded_saver import ShardedSaver
-from memfit.train.launch import memory_limit, torchrun
+from memfit.train.launch import memory_limit
+from memfit.train.launch.outcome import Outcome, clear_outcome, write_outcome
 from memfit.train.launch.process_guard import alone_in, die_with_parent
 from memfit.train.launch.rank_agreement import check_rank_agreement, rank_agreement_of
-from memfit.train.launch.stop_signals import ends_at_once
+from memfit.train.launch.stop_signals import StopBeforeTrainingError, ends_at_once
 from memfit.train.launch.warm_up import warm_up
-from memfit.train.loop.loop import RunContext, SpoiledByTrialError, train
+from memfit.train.launch.watchdog import Watchdog, clear_stacks
+from memfit.train.loop.loop import SpoiledByTrialError, train
 from memfit.train.loop.online_verify import OnlineVerify
 from memfit.train.loop.rng import seed_all
+from memfit.train.loop.run_context import RunContext
 from memfit.train.recovery.exactly_once import TornStepError
-from memfit.train.recovery.recovery import SampleTooLargeError
+from memfit.train.recovery.memory_growth import GrownMemoryError
+from memfit.train.recovery.recovery import NothingLeftError, SampleTooLargeError
 from memfit.train.recovery.reduced_limits import (
     ReducedLimits,
     StartAgainError,
@@ -42,27 +51,35 @@ from memfit.train.recovery.reduced_limits import (
     write_reduced_limits,
 )
 from memfit.train.run_folder import CannotWriteError, RunFolder
+from memfit.train.run_options import RunOptions
 
 UNPROVEN = "MEMFIT_UNPROVEN"
 """Set for a process that starts again because the trial of its first window could not be undone."""
 
 
-def main(arguments: list[str]) -> int:
-    """Trains ``RUN/plan.toml``: RUN, windows (0: the job's own), resume or start, checkpoints kept, seconds between,
-    whether a sample that does not fit alone is skipped or stops the run, and windows between proofs (0: none)."""
-    defaults = ("2", "60", "stop", "0")
-    path, windows, start_or_resume, keep, every, oversized, proofs = [*arguments, *defaults[len(arguments) - 3 :]]
-    folder = RunFolder(path)
+def main(options: RunOptions) -> int:
+    """Trains ``options.folder``/plan.toml; gives the exit code, and writes the launch's outcome."""
+    folder, place = RunFolder(options.folder), torchrun_env()
     ends_at_once()
-    if torchrun_env() is not None:
+    if place is not None:
         os.dup2(2, 1)
     try:
-        resumed = start_or_resume == "resume" or is_restart()
         with _alone(folder):
-            code = run(folder, int(windows), resumed, int(keep), float(every), oversized == "skip", int(proofs))
-        if code == Exit.CHECK_FAILED:
-            return _ends(folder, code, f"a window was not the same on one device; see {folder.lines('verified')}")
-        return code if code == Exit.DONE else _ends(folder, code, "stopped; go on with --resume")
+            if (place is None or place.rank == 0) and not is_restart():
+                clear_outcome(folder.path)
+                clear_stacks(folder)
+            watchdog = Watchdog(
+                folder,
+                rank=place.rank if place is not None else 0,
+                world=place.world if place is not None else 1,
+                patience=options.patience,
+            )
+            with watchdog.watching():
+                return _ended(folder, run(folder, options, watchdog))
+    except StopBeforeTrainingError:
+        return _ends(folder, Exit.STOPPED, f"stopped before the first window; {resume_command(folder)}")
+    except (SystemExit, KeyboardInterrupt) as error:
+        return _ends(folder, Exit.BAD_INPUT, _ended_by_job(error))
     except StartAgainError as error:
         say(str(error))
         return Exit.STOPPED
@@ -71,33 +88,84 @@ def main(arguments: list[str]) -> int:
     except CannotWriteError as error:
         return _ends(folder, Exit.STOPPED, str(error))
     except Exception as error:
-        if torchrun_env() is not None and is_lost_rank(error):
-            say(f"rank {torchrun_env().rank} ends: another rank is gone: {describe(error)}")  # type: ignore[union-attr]
+        if place is not None and is_lost_rank(error):
+            say(f"rank {place.rank} ends: another rank is gone: {describe(error)}")
             return Exit.FAULT
         mistake = mistake_in_job(error)
         if mistake is None:
+            write_outcome(folder.path, Outcome(code=Exit.FAULT))
             raise
         return _ends(folder, Exit.BAD_INPUT, str(mistake))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How the training ended, with the context that it had."""
+
+    code: Exit
+    line: str = ""
+    """What is said; empty: the code says it."""
+    context: RunContext | None = None
 
 
 def _alone(folder: RunFolder) -> AbstractContextManager[None]:
     """Rank 0 holds the folder for all."""
     place = torchrun_env()
-    return alone_in(folder.path) if place is None or place.rank == 0 else nullcontext()
+    return alone_in(folder.checkpoints) if place is None or place.rank == 0 else nullcontext()
+
+
+def _ended(folder: RunFolder, ending: Ending) -> int:
+    """Writes the outcome of a training that came to its end or was stopped; gives the exit code."""
+    code, context = ending.code, ending.context
+    if ending.line:
+        return _ends(folder, code, ending.line)
+    if code == Exit.CHECK_FAILED:
+        return _ends(folder, code, "a check failed during the run; see the lines above")
+    if code == Exit.STOPPED:
+        return _ends(folder, code, f"stopped; {resume_command(folder)}")
+    if context is not None and context.saver is not None and (torchrun_env() is None or _rank() == 0):
+        write_outcome(folder.path, _proof_of(context))
+    return code
+
+
+def _proof_of(context: RunContext) -> Outcome:
+    """What a run that is done has left on disk."""
+    saver, final = context.saver, context.folder.path / "final"
+    assert saver is not None
+    return Outcome(
+        code=Exit.DONE,
+        windows=context.last,
+        trained=max(context.last - context.first, 0),
+        checkpoint=saver.checkpoints.folder(context.last).name if saver.written == context.last else None,
+        final={path.name: path.stat().st_size for path in sorted(final.glob("*.safetensors"))},
+    )
+
+
+def _rank() -> int:
+    place = torchrun_env()
+    return 0 if place is None else place.rank
 
 
 def _ends(folder: RunFolder, code: int, line: str) -> int:
-    """Says why a run ends, on one of its ranks."""
-    if torchrun_env() is None:
-        if code != Exit.STOPPED or not line.startswith("stopped;"):
-            say(line)
-        return code
-    return torchrun.ends(folder.path, code, line)
+    """Writes and says why a run ends, on the first of its ranks that does."""
+    write_outcome(folder.path, Outcome(code=code), line)
+    return code
 
 
-def run(
-    folder: RunFolder, windows: int, resumed: bool, keep: int, every: float, skips: bool = False, proofs: int = 0
-) -> Exit:
+def resume_command(folder: RunFolder) -> str:
+    """How to go on with a run."""
+    return f"go on with: memfit run {folder.plan} --out {folder.path} --resume"
+
+
+def _ended_by_job(error: SystemExit | KeyboardInterrupt) -> str:
+    """What is said where the job's code ends the process."""
+    call = "raised KeyboardInterrupt" if isinstance(error, KeyboardInterrupt) else f"called sys.exit({error.code!r})"
+    where = line_of_job(traceback.walk_tb(error.__traceback__)) or "the job"
+    why = f"it {call}, which ends the training before its last window"
+    return str(InputError(where, why, "raise another exception there, or return, and go on with --resume"))
+
+
+def run(folder: RunFolder, options: RunOptions, watchdog: Watchdog) -> Ending:
     """Trains a run's plan within its budget."""
     backend.register()
     if torchrun_env() is not None:
@@ -106,71 +174,10 @@ def run(
     _check_ranks(plan)
     device = device_of(plan)
     engine = make_engine(plan.engine, device, **plan.engine_choices)
-    job = load_job(plan.job, dict(plan.settings), unit=plan.unit)
-    seed_all(plan.seed)
-    samples, lengths = job.dataset(), job.lengths()
-    if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
-        write = "write dataset(self) -> a sequence of samples, with a length"
-        raise InputError(f"{type(job).__name__}.dataset()", f"gave {type(samples).__name__}, not a sequence", write)
-    course_windows = Windows(
-        size=len(samples),
-        lengths=lengths,
-        global_batch=plan.global_batch,
-        micro_batch=plan.micro_batch,
-        seed=plan.seed,
-        ranks=engine.world,
-    )
-    job.collate([samples[0]])
-    warm_up(job, plan.micro_batch)
-    seed_all(plan.seed)
+    data = _load(plan, engine)
     before = memory_limit.limit(plan.budget_bytes) if device.type == "cpu" else 0
-    resident = memory_limit.resident_bytes()
     try:
-        train_state = build(
-            job, device, engine, plan.implementation, rate=plan.learning_rate, warmup_windows=plan.warmup_windows,
-            optimizer_state=plan.optimizer_state, average=plan.average,
-        )  # fmt: skip
-        checkpoints = Checkpoints(folder.checkpoints, keep)
-        first = (
-            resume(train_state, plan, checkpoints, say if engine.rank == 0 else _silent, lengths=lengths is not None)
-            if resumed
-            else 0
-        )
-        last = windows or job.windows
-        if engine.world > 1:
-            chain = rank_agreement_of(engine, plan, course_windows, len(samples), first, last)
-            check_rank_agreement(engine, chain)
-            for line in chain.lines(plan) if engine.rank == 0 else ():
-                say(line)
-        saver: Saver | ShardedSaver | None = None
-        lines = [folder.lines("samples"), folder.lines("metrics")]
-        common: dict[str, Any] = {"checkpoints": checkpoints, "plan": plan, "lines": lines, "every": every}
-        common |= {"say": say if engine.rank == 0 else _silent, "written": first or None}
-        if engine.spread:
-            saver = ShardedSaver(**common)
-        elif engine.rank == 0:
-            saver = Saver(**common, asynchronous=plan.checkpoint_writing == "asynchronous")
-        if engine.rank == 0:
-            folder.keep_lines_before(first)
-            folder.write_course(first, last)
-        context = RunContext(
-            plan=plan,
-            folder=folder,
-            samples=samples,
-            lengths=lengths,
-            windows=course_windows,
-            first=first,
-            last=last,
-            resident_before=resident,
-            saver=saver,
-            say=say if engine.rank == 0 else _silent,
-            proves=UNPROVEN not in os.environ,
-            skips=skips,
-            less=read_reduced_limits(folder, plan),
-            proof=_proof(folder, job, engine.world, proofs) if proofs else None,
-        )
-        code = train(train_state, context)
-        return code if context.proof is None or context.proof.finish() or code != Exit.DONE else Exit.CHECK_FAILED
+        return _train(folder, options, watchdog, plan=plan, device=device, engine=engine, data=data)
     except StartAgainError as error:
         memory_limit.lift()
         write_reduced_limits(folder, plan, error.less)
@@ -182,26 +189,141 @@ def run(
         memory_limit.lift()
         os.environ[UNPROVEN] = "1"
         os.execv(sys.executable, sys.orig_argv)
-    except (SampleTooLargeError, TornStepError, CannotRepeatError) as error:
+    except (SampleTooLargeError, GrownMemoryError, NothingLeftError, TornStepError, CannotRepeatError) as error:
         memory_limit.lift()
-        _ends(folder, Exit.STOPPED, _what_to_do(error))
-        return Exit.STOPPED
+        return Ending(code=Exit.STOPPED, line=_what_to_do(error))
     except Exception as error:
         if not memory_limit.is_memory_failure(error):
             raise
         memory_limit.lift()
         message = str(error).splitlines()[0] if str(error) else type(error).__name__
-        text = (
+        line = (
             f"out of memory: {message[-160:]}; the budget is {format_size(plan.budget_bytes)} "
             f"over the {format_size(before)} held before; "
             "plan again with a smaller --micro-batch or a larger --memory, and go on with --resume"
         )
-        _ends(folder, Exit.STOPPED, text)
-        return Exit.STOPPED
+        return Ending(code=Exit.STOPPED, line=line)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Data:
+    """A job, its samples, and the windows of them."""
+
+    job: Job
+    samples: Any
+    lengths: Sequence[int] | None
+    windows: Windows
+
+
+def _load(plan: Plan, engine: Engine) -> _Data:
+    """Loads the job and its samples, and takes what libraries keep before the memory is limited.
+
+    Raises:
+        InputError: the data set is no sequence, or its lengths do not fit it.
+    """
+    job = load_job(plan.job, dict(plan.settings), unit=plan.unit)
+    seed_all(plan.seed)
+    samples, lengths = dataset_of(job), lengths_of(job)
+    windows = Windows(
+        size=len(samples),
+        lengths=lengths,
+        global_batch=plan.global_batch,
+        micro_batch=plan.micro_batch,
+        seed=plan.seed,
+        ranks=engine.world,
+    )
+    job.collate([samples[0]])
+    warm_up(job, plan.micro_batch)
+    seed_all(plan.seed)
+    return _Data(job=job, samples=samples, lengths=lengths, windows=windows)
+
+
+def _train(
+    folder: RunFolder,
+    options: RunOptions,
+    watchdog: Watchdog,
+    *,
+    plan: Plan,
+    device: torch.device,
+    engine: Engine,
+    data: _Data,
+) -> Ending:
+    """Builds the nets, puts the newest checkpoint back, and trains."""
+    resident = memory_limit.resident_bytes()
+    train_state = build(
+        data.job, device, engine, plan.implementation, rate=plan.learning_rate, warmup_windows=plan.warmup_windows,
+        optimizer_state=plan.optimizer_state, average=plan.average,
+    )  # fmt: skip
+    speaks = say if engine.rank == 0 else _silent
+    checkpoints = Checkpoints(folder.checkpoints, options.keep)
+    first, last = 0, options.windows or data.job.windows
+    if options.resume or is_restart():
+        first = resume(train_state, plan, checkpoints, speaks, lengths=data.lengths is not None)
+    _agree(engine, plan, data, first, last)
+    if engine.rank == 0:
+        for lost in folder.keep_lines_before(first):
+            say(lost)
+        folder.write_course(first, last)
+    context = RunContext(
+        plan=plan,
+        folder=folder,
+        samples=data.samples,
+        lengths=data.lengths,
+        windows=data.windows,
+        first=first,
+        last=last,
+        resident_before=resident,
+        saver=_saver(train_state, plan, folder, checkpoints, options, first),
+        say=speaks,
+        proves=UNPROVEN not in os.environ,
+        skips=options.skip_oversized,
+        less=read_reduced_limits(folder, plan),
+        proof=_proof(folder, data.job, engine.world, options.verify_every) if options.verify_every else None,
+        progress=watchdog.progress,
+    )
+    code = train(train_state, context)
+    if context.proof is not None and not context.proof.finish() and code == Exit.DONE:
+        line = f"a window was not the same on one device; see {folder.lines('verified')}"
+        return Ending(code=Exit.CHECK_FAILED, line=line)
+    return Ending(code=code, context=context)
+
+
+def _agree(engine: Engine, plan: Plan, data: _Data, first: int, last: int) -> None:
+    """Raises InputError where the ranks are not in one run; rank 0 says what they agree on."""
+    if engine.world > 1:
+        agreement = rank_agreement_of(engine, plan, data.windows, len(data.samples), first, last)
+        check_rank_agreement(engine, agreement)
+        for line in agreement.lines(plan) if engine.rank == 0 else ():
+            say(line)
+
+
+def _saver(
+    train_state: TrainState,
+    plan: Plan,
+    folder: RunFolder,
+    checkpoints: Checkpoints,
+    options: RunOptions,
+    first: int,
+) -> Saver | ShardedSaver | None:
+    """The saver of this rank; None where rank 0 alone saves."""
+    engine = train_state.engine
+    common: dict[str, Any] = {
+        "checkpoints": checkpoints,
+        "plan": plan,
+        "lines": [folder.lines("samples"), folder.lines("metrics")],
+        "every": options.save_every,
+        "say": say if engine.rank == 0 else _silent,
+        "written": first or None,
+    }
+    if engine.spread:
+        return ShardedSaver(**common)
+    if engine.rank == 0:
+        return Saver(**common, asynchronous=plan.checkpoint_writing == "asynchronous")
+    return None
 
 
 def _proof(folder: RunFolder, job: Job, ranks: int, every: int) -> OnlineVerify:
-    """Raises InputError where no one device holds what the ranks train."""
+    """Raises InputError where no single device holds what the ranks train."""
     if job.unsynchronised and ranks > 1:
         why = f"each rank trains {', '.join(job.unsynchronised)} by itself, and no one device holds them all"
         raise InputError(f"--verify-every {every}", why, "leave it out, and see memfit verify")
@@ -219,6 +341,10 @@ def _words(less: ReducedLimits, unit: str) -> str:
 def _what_to_do(error: Exception) -> str:
     if isinstance(error, SampleTooLargeError):
         return f"{error}; give it more --memory, or leave it out with --oversized skip, and go on with --resume"
+    if isinstance(error, GrownMemoryError):
+        return f"{error}; no sample is to blame: free what the job keeps, and go on with --resume"
+    if isinstance(error, NothingLeftError):
+        return f"{error}; plan again with a larger --memory, and go on with --resume"
     if isinstance(error, TornStepError):
         return f"an optimizer step was cut short by memory: {error}; go on from the last checkpoint with --resume"
     return f"{error}; go on from the last checkpoint with --resume"
@@ -230,7 +356,7 @@ def say(line: str) -> None:
 
 
 def _silent(line: str) -> None:
-    """On the ranks that rank 0 speaks for."""
+    """Says nothing: rank 0 speaks for the other ranks."""
 
 
 def _check_ranks(plan: Plan) -> None:
@@ -269,4 +395,4 @@ def device_of(plan: Plan) -> torch.device:
 
 if __name__ == "__main__":
     die_with_parent()
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(RunOptions.from_json(sys.argv[1])))

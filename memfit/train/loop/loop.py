@@ -1,170 +1,66 @@
-"""The training loop of a plan: window after window, on every rank; rank 0 writes a line of metrics for each."""
+"""The training loop of a plan: window after window, on every rank; rank 0 writes a line of metrics for each.
+
+The way of a window through ``TrainingLoop``:
+
+    micro-batches -> gradients -> check -> step -> reports of all ranks -> validation -> lines -> checkpoint
+"""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from memfit.apply.batches import on_device
 from memfit.apply.buffer_snapshot import CannotRepeatError
 from memfit.apply.checkpointing import recompute
-from memfit.apply.losses import MicroBatch
 from memfit.apply.train_state import TrainState
-from memfit.apply.window import WindowResult, run_window
-from memfit.batch.windows import Window, Windows
+from memfit.apply.window import TurnGradients, WindowResult, run_window
+from memfit.batch.windows import Window
 from memfit.engine.collectives import gather
 from memfit.errors import Exit
-from memfit.job import Job
-from memfit.plan import Plan
+from memfit.sizes import format_size
 from memfit.train.checkpoint.final_weights import write_final
-from memfit.train.checkpoint.saver import Saver
-from memfit.train.checkpoint.sharded_saver import ShardedSaver
+from memfit.train.launch import memory_limit
 from memfit.train.launch.stop_signals import AbandonedError, Stop
+from memfit.train.loop.finite import NotFiniteError, check_gradients, check_state, not_finite_buffers
 from memfit.train.loop.metrics import check_finite, window_line
 from memfit.train.loop.monitor import Monitor
-from memfit.train.loop.online_verify import OnlineVerify
-from memfit.train.loop.phases import Phases
+from memfit.train.loop.phases import STOPPED_NOTE, Phases
 from memfit.train.loop.preflight import largest, preflight_training, try_saving
-from memfit.train.loop.rng import COLLATE, LOSS, seed_stream
+from memfit.train.loop.rank_report import RankReport, sum_of_ranks
+from memfit.train.loop.run_context import RunContext, make_micro_batch, micro_batches, padded_units, validate_every
+from memfit.train.recovery.memory_growth import PART_OF_BUDGET, GrownMemoryError, largest_holder
 from memfit.train.recovery.oom_record import write_oom_record
-from memfit.train.recovery.recovery import Failure, Ids, Recovery, describe_request, release
-from memfit.train.recovery.reduced_limits import NO_REDUCTION, ReducedLimits
-from memfit.train.run_folder import RunFolder
+from memfit.train.recovery.recovery import (
+    Failure,
+    Ids,
+    NothingLeftError,
+    Recovery,
+    SampleTooLargeError,
+    describe_request,
+    release,
+)
+
+PROVEN_FROM = 64
+"""Windows among which the largest micro-batch is looked for."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunContext:
-    """What a loop needs beside the rig."""
-
-    plan: Plan
-    folder: RunFolder
-    samples: Any
-    """The job's data set, by index."""
-    lengths: Sequence[int] | None
-    windows: Windows
-    first: int
-    last: int
-    """Windows [first, last) are trained."""
-    resident_before: int
-    """Bytes of the process before the job was built."""
-    saver: Saver | ShardedSaver | None
-    """On rank 0; where a state is spread over ranks, on all."""
-    say: Callable[[str], None] = lambda line: None
-    proves: bool = False
-    """Whether every phase is tried before the first window."""
-    proof: OnlineVerify | None = None
-    """What proves windows during the run."""
-    less: ReducedLimits = NO_REDUCTION
-    """What ranks that started again do with less."""
-    skips: bool = False
-    """Whether a sample that does not fit alone is left out, instead of ending the run."""
+class SpoiledByTrialError(RuntimeError):
+    """The trial of a window cannot be undone: the train state must be built again, and trained without a trial. All
+    ranks raise it."""
 
 
 def train(train_state: TrainState, context: RunContext) -> Exit:
-    """Trains the windows of a course; a checkpoint at the end, when stopped, and in between."""
-    stop, saver, engine = Stop(), context.saver, train_state.engine
-    predicted = context.plan.phases.get("train", {}).get("process_bytes")
-    at = Position(context.first)
-    recovery = Recovery(
-        train_state,
-        remake=lambda ids: _micro(train_state, context, at.window, ids),
-        cost=lambda ids: padded_units(context, ids),
-        largest=context.plan.micro_batch,
-        skips=context.skips,
-        less=context.less,
-        told=lambda failure: _record(train_state, context, at.window, failure),
-    )
-    monitor = Monitor(train_state, context.resident_before)
+    """Trains the windows of a run; a checkpoint at the end, when stopped, and in between.
 
-    def mark(part: str) -> None:
-        recovery.mark(part)
-        if part == "fetch":
-            monitor.fetches()
-        elif part == "optimizer":
-            at.stepped = True
-        if stop.asked and engine.world == 1 and not at.stepped and stop.impatient and recovery.can_go_back:
-            raise AbandonedError
-
-    def stopped_at(number: int) -> Exit:
-        if saver is not None and saver.finish() is not None and saver.written != number:
-            context.folder.flush()
-            with phases.phase("save"):
-                saver.save(train_state, number)
-            saver.finish()
-        return Exit.STOPPED
-
-    phases = Phases(train_state, context.plan, context.folder.path, context.say, context.less)
-    every = validate_every(train_state, context)
-    with recompute(train_state.nets, context.plan.checkpointing), phases.training(), contextlib.closing(context.folder):
-        if context.proves and context.first < context.last:
-            with contextlib.suppress(AbandonedError):
-                _prove(train_state, context, recovery, phases, mark, stop)
-        for number in range(context.first, context.last):
-            if stop.asked and engine.world == 1:
-                return stopped_at(number)
-            window, at.window, at.stepped = context.windows.window(number), number, False
-            begin = time.perf_counter()
-            recovery.begin()
-            parts = micro_batches(train_state, context, window, recovery)
-            monitor.begin(parts)
-            proves = context.proof is not None and context.proof.begins(train_state, number)
-            try:
-                result = run_window(train_state, parts, mark, guard=recovery.guard)
-            except AbandonedError as error:
-                release(error)
-                recovery.go_back()
-                return stopped_at(number)
-            recovery.end()
-            learnt = tuple(ids for ids in _learnt(result) if ids)
-            if context.proof is not None and proves:
-                context.proof.ends(
-                    train_state, number, learnt, {name: float(one) for name, one in result.losses.items()}
-                )
-            done = sum(padded_units(context, ids) for ids in learnt)
-            mine = _Told(
-                stop=stop.asked,
-                due=saver is not None and saver.due(),
-                ids=tuple(chain.from_iterable(learnt)),
-                done=done,
-                micro_batches=len(learnt),
-                retries=recovery.retries,
-                thrashes=recovery.thrashes,
-                skipped_samples=tuple(recovery.skipped),
-            )
-            line = window_line(window, result, done, time.perf_counter() - begin, context.plan)
-            norms = [norm for norm in line["gradient_norm"].values() if norm is not None]
-            line |= monitor.end(line["loss"], norms[0] if len(norms) == 1 else None, recovery.retries)
-            if every and (number + 1) % every == 0 and not any(gather(engine, stop.asked)):
-                line |= _validation_line(phases, number, stop)
-            ranks = gather(engine, (mine, line["measured_process_bytes"]))
-            told = [one for one, _ in ranks]
-            stopped, last = any(one.stop for one in told), number + 1 == context.last
-            if engine.rank == 0:
-                line |= _of_all(told, [measured for _, measured in ranks], line["seconds"])
-                line["predicted_process_bytes"] = predicted
-                for rank, one in enumerate(told):
-                    context.folder.append("samples", {"window": number, "rank": rank, "ids": list(one.ids)})
-                context.folder.append("metrics", line)
-                check_finite(line, window)
-            if saver is not None:
-                if number == context.first:
-                    saver.warm(train_state)
-                if stopped or last or any(one.due for one in told):
-                    context.folder.flush()
-                    with phases.phase("save"):
-                        saver.save(train_state, number + 1)
-            if stopped:
-                if saver is not None:
-                    saver.finish()
-                return Exit.STOPPED
-    saved = saver is None or saver.finish()
-    if saver is not None:
-        write_final(train_state, context.folder.path / "final")
-    return Exit.DONE if saved else Exit.STOPPED
+    Raises:
+        NotFiniteError: a loss or gradient is not finite. The step was not applied, and a checkpoint was written.
+        GrownMemoryError, SampleTooLargeError, NothingLeftError: memory ran out for good; a checkpoint was written.
+    """
+    return TrainingLoop(train_state, context).run()
 
 
 @dataclass
@@ -176,140 +72,288 @@ class Position:
     """Whether an optimizer has stepped in this window, which must then be finished."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Told:
-    """What a rank tells the others after a window."""
+class TrainingLoop:
+    """Trains windows [first, last) of a run, on one rank."""
 
-    stop: bool
-    due: bool
-    ids: Ids
-    done: int
-    micro_batches: int
-    retries: int
-    thrashes: int
-    skipped_samples: Ids
+    def __init__(self, train_state: TrainState, context: RunContext) -> None:
+        self._state, self._context, self._engine = train_state, context, train_state.engine
+        self._stop, self._saver = Stop(), context.saver
+        self._at = Position(context.first)
+        self._monitor = Monitor(train_state, context.resident_before)
+        self._phases = Phases(train_state, context.plan, context.folder.path, context.say, context.less)
+        self._validate_every = validate_every(train_state, context)
+        self._allowed_buffers = not_finite_buffers(train_state)
+        self._told_growth = False
+        self._recovery = Recovery(
+            train_state,
+            remake=lambda ids: make_micro_batch(train_state, context, self._at.window, ids),
+            cost=lambda ids: padded_units(context, ids),
+            largest=context.plan.micro_batch,
+            skips=context.skips,
+            less=context.less,
+            on_failure=self._record_failure,
+            check=self._check,
+            has_grown=self._grown_memory,
+            held_before=self._held_before,
+        )
 
+    def run(self) -> Exit:
+        """Trains, and gives ``Exit.DONE``, ``Exit.STOPPED``, or ``Exit.CHECK_FAILED`` where a validation failed."""
+        context = self._context
+        with self._around_windows():
+            if context.proves and context.first < context.last:
+                with contextlib.suppress(AbandonedError):
+                    self._preflight()
+            self._validate_again()
+            for number in range(context.first, context.last):
+                if self._stop.asked and self._engine.world == 1:
+                    return self._stopped_before(number)
+                try:
+                    stopped = self._train_window(context.windows.window(number))
+                except AbandonedError as error:
+                    release(error)
+                    self._recovery.go_back()
+                    return self._stopped_before(number)
+                if stopped:
+                    if self._saver is not None:
+                        self._saver.finish()
+                    return Exit.STOPPED
+        return self._finish()
 
-def validate_every(train_state: TrainState, context: RunContext) -> int:
-    """Windows between validations; 0: none."""
-    every = context.plan.validate_every
-    return (train_state.job.validate_every if every is None else every) if train_state.job.validates else 0
+    @contextlib.contextmanager
+    def _around_windows(self) -> Iterator[None]:
+        """Recomputing as the plan has it, the phase of training, and the run's files, which are closed in the end."""
+        context = self._context
+        with (
+            recompute(self._state.nets, context.plan.checkpointing),
+            self._phases.training(),
+            contextlib.closing(context.folder),
+        ):
+            yield
 
+    def _train_window(self, window: Window) -> bool:
+        """Trains one window; gives whether the run is to stop after it."""
+        context, number = self._context, window.number
+        self._at.window, self._at.stepped = number, False
+        begin = time.perf_counter()
+        try:
+            result = self._learn(window)
+        except (NotFiniteError, SampleTooLargeError, GrownMemoryError, NothingLeftError):
+            self._save_before(number)
+            raise
+        learned = tuple(micro.ids for micro in result.micro_batches if micro.counts and micro.ids)
+        line = window_line(window, result, self._units(learned), time.perf_counter() - begin, context.plan)
+        norms = [norm for norm in line["gradient_norm"].values() if norm is not None]
+        line |= self._monitor.end(line["loss"], norms[0] if len(norms) == 1 else None, self._recovery.retries)
+        line |= self._validation_line(number)
+        reports = gather(self._engine, self._report(learned, line["measured_process_bytes"]))
+        self._write_lines(window, line, reports)
+        stopped = any(report.stop for report in reports)
+        if number == context.first and self._saver is not None:
+            self._saver.warm(self._state)
+        if stopped or number + 1 == context.last or any(report.due for report in reports):
+            self._save(number + 1)
+        return stopped
 
-class SpoiledByTrialError(RuntimeError):
-    """The trial of a window cannot be undone: the rig must be built again, and trained without a trial. All ranks
-    raise it."""
+    def _learn(self, window: Window) -> WindowResult:
+        """A window's gradients and steps, from its samples."""
+        context, number = self._context, window.number
+        self._recovery.begin()
+        parts = micro_batches(self._state, context, window, self._recovery)
+        self._monitor.begin(parts, number)
+        self._warn_of_growth()
+        verifies = context.proof is not None and context.proof.begins(self._state, number)
+        result = run_window(self._state, parts, self._mark, guard=self._recovery.guard)
+        self._recovery.end()
+        if context.proof is not None and verifies:
+            learned = tuple(micro.ids for micro in result.micro_batches if micro.counts and micro.ids)
+            losses = {name: float(value) for name, value in result.losses.items()}
+            context.proof.ends(self._state, number, learned, losses)
+        return result
 
+    def _mark(self, part: str) -> None:
+        """Called when a part of the window begins. A long window is abandoned here once the run is to stop."""
+        self._recovery.mark(part)
+        self._context.progress(part, self._at.window)
+        if part == "fetch":
+            self._monitor.fetches()
+        elif part == "optimizer":
+            self._at.stepped = True
+        alone = self._engine.world == 1 and not self._at.stepped
+        if self._stop.asked and alone and self._stop.impatient and self._recovery.can_go_back:
+            raise AbandonedError
 
-def _prove(
-    train_state: TrainState,
-    context: RunContext,
-    recovery: Recovery,
-    phases: Phases,
-    mark: Callable[[str], None],
-    stop: Stop,
-) -> None:
-    """Each phase is tried once, the largest first, after training, whose step makes the state that the others lie
-    beside. Every rank tries the largest micro-batch of any rank."""
-    some = range(context.first, min(context.first + PROVEN_FROM, context.last))
-    windows = [recovery.parts(share) for number in some for share in context.windows.window(number).ranks]
-    ids = largest(windows, lambda ids: padded_units(context, ids))
-    parts = [_micro(train_state, context, context.first, ids) for _ in range(min(max(map(len, windows)), 2))]
-    sizes = {name: phase.get("process_bytes", 0) for name, phase in context.plan.phases.items()}
-    try:
-        with preflight_training(train_state, parts, recovery, mark):
-            for name in sorted(("validate", "save"), key=lambda name: -sizes.get(name, 0)):
-                if name == "validate" and validate_every(train_state, context):
-                    phases.validate(context.first, briefly=True, abandons=stop.abandons)
-                elif name == "save" and context.saver is not None and context.saver.written != context.first:
-                    with phases.phase("save"):
-                        try_saving(context.saver, train_state, context.first)
-    except CannotRepeatError as error:
-        raise SpoiledByTrialError(str(error)) from error
+    def _check(self, made: TurnGradients) -> None:
+        check_gradients(self._state, made, self._at.window)
 
+    def _units(self, learned: tuple[Ids, ...]) -> int:
+        return sum(padded_units(self._context, ids) for ids in learned)
 
-PROVEN_FROM = 64
-"""Windows among which the largest micro-batch is looked for."""
+    def _report(self, learned: tuple[Ids, ...], measured: int) -> RankReport:
+        return RankReport(
+            stop=self._stop.asked,
+            due=self._saver is not None and self._saver.due(),
+            ids=tuple(chain.from_iterable(learned)),
+            done=self._units(learned),
+            micro_batches=len(learned),
+            retries=self._recovery.retries,
+            allocator_retries=self._recovery.thrashes,
+            skipped_samples=tuple(self._recovery.skipped),
+            measured_process_bytes=measured,
+        )
 
+    def _write_lines(self, window: Window, line: dict[str, Any], reports: list[RankReport]) -> None:
+        """Rank 0's lines of samples and metrics."""
+        if self._engine.rank != 0:
+            return
+        folder, train_phase = self._context.folder, self._context.plan.phases.get("train", {})
+        line |= sum_of_ranks(reports, line["seconds"])
+        line["predicted_process_bytes"] = train_phase.get("process_bytes")
+        for rank, report in enumerate(reports):
+            folder.append("samples", {"window": window.number, "rank": rank, "ids": list(report.ids)})
+        folder.append("metrics", line)
+        check_finite(line, window)
 
-def _validation_line(phases: Phases, window: int, stop: Stop) -> dict[str, Any]:
-    begin = time.perf_counter()
-    found = phases.validate(window, abandons=stop.abandons)
-    return {
-        "validation": dict(found.metrics) if found.metrics is not None else None,
-        "validation_tries": found.tries,
-        "validation_note": found.note,
-        "validation_seconds": time.perf_counter() - begin,
-    }
+    def _validation_line(self, number: int) -> dict[str, Any]:
+        """What a validation after this window gives; empty where none is due."""
+        if not self._validates_after(number) or any(gather(self._engine, self._stop.asked)):
+            return {}
+        return self._validate(number)
 
+    def _validates_after(self, number: int) -> bool:
+        return self._validate_every > 0 and (number + 1) % self._validate_every == 0
 
-def _of_all(told: list[_Told], measured: list[int], seconds: float) -> dict[str, Any]:
-    """The part of a line that sums what the ranks did."""
-    done = sum(one.done for one in told)
-    line: dict[str, Any] = {
-        "global_batch_done": done,
-        "units_per_second": done / seconds,
-        "micro_batches": sum(one.micro_batches for one in told),
-        "retries": max(one.retries for one in told),
-        "allocator_retries": sum(one.thrashes for one in told),
-        "skipped_samples": [i for one in told for i in one.skipped_samples],
-        "measured_process_bytes": max(measured),
-    }
-    if len(told) > 1:
-        line["measured_process_bytes_of_ranks"] = measured
-    return line
+    def _validate(self, number: int) -> dict[str, Any]:
+        begin = time.perf_counter()
+        self._context.progress("validate", number)
+        result = self._phases.validate(number, abandons=self._stop.abandons)
+        self._context.progress("metrics", number)
+        return {
+            "validation": dict(result.metrics) if result.metrics is not None else None,
+            "validation_tries": result.tries,
+            "validation_note": result.note,
+            "validation_seconds": time.perf_counter() - begin,
+        }
 
+    def _validate_again(self) -> None:
+        """Does the validation again that the run was stopped in or before, on the weights of the same window."""
+        context, number = self._context, self._context.first - 1
+        if number < 0 or not self._validates_after(number):
+            return
+        line = context.folder.metrics_of(number) if self._engine.rank == 0 else None
+        missed = (
+            line is not None and line.get("validation") is None and line.get("validation_note") in (None, STOPPED_NOTE)
+        )
+        if not gather(self._engine, missed)[0]:
+            return
+        again = self._validate(number)
+        if line is not None:
+            context.folder.replace_metrics(line | again)
 
-def _learnt(result: WindowResult) -> list[Ids]:
-    return [micro.ids for micro in result.micro_batches if micro.counts]
+    def _preflight(self) -> None:
+        """Tries each phase once, the largest first, after training, whose step makes the state that the others lie
+        beside. Every rank tries the largest micro-batch of any rank."""
+        context = self._context
+        some = range(context.first, min(context.first + PROVEN_FROM, context.last))
+        windows = [self._recovery.parts(share) for number in some for share in context.windows.window(number).ranks]
+        ids = largest(windows, lambda ids: padded_units(context, ids))
+        count = min(max(map(len, windows)), 2)
+        parts = [make_micro_batch(self._state, context, context.first, ids) for _ in range(count)]
+        sizes = {name: phase.get("process_bytes", 0) for name, phase in context.plan.phases.items()}
+        try:
+            with preflight_training(self._state, parts, self._recovery, self._mark):
+                for name in sorted(("validate", "save"), key=lambda name: -sizes.get(name, 0)):
+                    context.progress(name, context.first)
+                    if name == "validate" and self._validate_every:
+                        self._phases.validate(context.first, briefly=True, strict=True, abandons=self._stop.abandons)
+                    elif name == "save" and self._saver is not None and self._saver.written != context.first:
+                        with self._phases.phase("save"):
+                            try_saving(self._saver, self._state, context.first)
+        except CannotRepeatError as error:
+            raise SpoiledByTrialError(str(error)) from error
 
+    def _save(self, next_window: int) -> None:
+        """A checkpoint of the state with which a window begins; its lines are on disk before it."""
+        if self._saver is None:
+            return
+        self._context.progress("save", next_window)
+        self._context.folder.flush()
+        check_state(self._state, next_window - 1, self._allowed_buffers)
+        with self._phases.phase("save"):
+            self._saver.save(self._state, next_window)
+        self._context.progress("metrics", next_window)
 
-def _record(train_state: TrainState, context: RunContext, window: int, failure: Failure) -> None:
-    """A memory failure is told, and what was resident is written down."""
-    again = "all ranks start" if train_state.engine.syncs_in_backward and train_state.engine.world > 1 else "done"
-    context.say(f"window {window}: out of memory in {failure.part} ({describe_request(failure)}); {again} again")
-    with contextlib.suppress(OSError, MemoryError):
-        write_oom_record(context.folder, context.plan, train_state, window, failure, context.resident_before)
+    def _stopped_before(self, number: int) -> Exit:
+        """Saves and stops before a window, or after it was put back to its start."""
+        if self._saver is not None and self._saver.finish() is not None and self._saver.written != number:
+            self._save(number)
+            self._saver.finish()
+        return Exit.STOPPED
 
+    def _save_before(self, number: int) -> None:
+        """Saves before the run gives up in a window, where the window can be put back to its start.
 
-def micro_batches(
-    train_state: TrainState, context: RunContext, window: Window, recovery: Recovery | None = None
-) -> list[MicroBatch]:
-    """This rank's part of a window; on an engine in lockstep, as many as the rank with the most."""
-    planned = window.ranks[train_state.engine.rank]
-    own = planned if recovery is None else recovery.parts(planned)
-    found = [_micro(train_state, context, window.number, ids) for ids in own]
-    if train_state.engine.syncs_in_backward:
-        most = max(gather(train_state.engine, len(own)))
-        shortest = min(window.ids, key=lambda i: (context.lengths[i] if context.lengths is not None else 1, i))
-        for _ in range(most - len(own)):
-            found.append(replace(_micro(train_state, context, window.number, (shortest,)), counts=False))
-    return found
+        The limit on memory is lifted: nothing but the save follows.
+        """
+        if self._saver is None or self._engine.world > 1 or self._at.stepped or self._saver.written == number:
+            return
+        with contextlib.suppress(CannotRepeatError, NotFiniteError):
+            if self._state.device.type == "cpu":
+                memory_limit.lift()
+            self._recovery.go_back()
+            self._stopped_before(number)
 
+    def _finish(self) -> Exit:
+        """The final weights, once the last checkpoint is whole."""
+        saved = self._saver is None or self._saver.finish()
+        if self._saver is not None:
+            self._context.progress("save", self._context.last)
+            write_final(self._state, self._context.folder.path / "final")
+        if not saved:
+            return Exit.STOPPED
+        return Exit.CHECK_FAILED if self._phases.failed else Exit.DONE
 
-def _micro(train_state: TrainState, context: RunContext, window: int, ids: tuple[int, ...]) -> MicroBatch:
-    host: list[Any] = []
-    seed, early = context.plan.seed, type(train_state.job).units is not Job.units
+    def _record_failure(self, failure: Failure) -> None:
+        """Says that memory failed, and writes down what was resident."""
+        engine, window = self._engine, self._at.window
+        again = "all ranks start" if engine.syncs_in_backward and engine.world > 1 else "done"
+        rank = f"rank {failure.rank}: " if engine.world > 1 else ""
+        request = describe_request(failure, self._held_before)
+        self._context.say(f"window {window}: {rank}out of memory in {failure.part} ({request}); {again} again")
+        with contextlib.suppress(OSError, MemoryError):
+            write_oom_record(
+                self._context.folder, self._context.plan, self._state, window, failure, self._context.resident_before
+            )
 
-    def collated() -> Any:
-        seed_stream(seed, window, ids[0], COLLATE)
-        return train_state.job.collate([context.samples[i] for i in ids])
+    @property
+    def _held_before(self) -> int:
+        """Bytes that no budget counts: of a CPU's process, what it held before the job was built."""
+        return self._context.resident_before if self._state.device.type == "cpu" else 0
 
-    def fetch() -> Any:
-        batch = host.pop() if host else collated()
-        if early:
-            seed_stream(seed, window, ids[0], LOSS)
-        return on_device(batch, train_state.device)
+    def _grown_memory(self, failure: Failure) -> Exception | None:
+        """An error where the request that failed would have been served but for what has grown between windows."""
+        growth = self._monitor.growth.steady()
+        needed = max(failure.requested_bytes or 0, int(self._context.plan.budget_bytes * PART_OF_BUDGET))
+        if growth is None or growth.bytes < needed:
+            return None
+        request = describe_request(failure, self._held_before)
+        return GrownMemoryError(f"{growth}{self._holder()}; {failure.part} then ran out of memory ({request})")
 
-    units = None
-    if early:
-        host.append(collated())
-        units = train_state.job.units(host[0])
-    return MicroBatch(fetch=fetch, padded_units=padded_units(context, ids), ids=ids, units=units)
+    def _warn_of_growth(self) -> None:
+        """Says once that memory grows from window to window, and what holds it."""
+        if self._told_growth:
+            return
+        growth = self._monitor.growth.steady()
+        if growth is None or growth.bytes < self._context.plan.budget_bytes * PART_OF_BUDGET:
+            return
+        self._told_growth = True
+        left = self._context.plan.budget_bytes - growth.end
+        windows = max(int(left / (growth.bytes / (growth.last - growth.first))), 0)
+        self._context.say(
+            f"window {self._at.window}: {growth}{self._holder()}; the budget of "
+            f"{format_size(self._context.plan.budget_bytes)} is reached in about {windows} windows"
+        )
 
-
-def padded_units(context: RunContext, ids: Ids) -> int:
-    """What these samples cost in one micro-batch."""
-    if not ids or context.lengths is None:
-        return len(ids)
-    return len(ids) * max(context.lengths[i] for i in ids)
+    def _holder(self) -> str:
+        holder = largest_holder(self._state, self._context.samples)
+        return f"; {holder}" if holder else ""

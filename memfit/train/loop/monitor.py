@@ -24,6 +24,8 @@ import torch
 from memfit.apply.losses import MicroBatch
 from memfit.apply.train_state import TrainState
 from memfit.train.launch import memory_limit
+from memfit.train.recovery.memory_growth import MemoryGrowth
+from memfit.train.recovery.oom_record import resident
 
 PROCESS_EVERY, DEVICE_EVERY = 0.1, 1.0
 """Seconds between two readings at most."""
@@ -36,7 +38,7 @@ class Monitor:
     """One for a run; ``begin`` and ``end`` around each window."""
 
     def __init__(self, train_state: TrainState, resident_before: int) -> None:
-        self._rig, self._before = train_state, resident_before
+        self._state, self._before = train_state, resident_before
         self._alone = len(train_state.job.turns(list(train_state.optimizers))) == 1 and train_state.engine.world == 1
         self._losses: deque[float] = deque(maxlen=50)
         self._noise, self._signal, self._windows = 0.0, 0.0, 0
@@ -48,17 +50,26 @@ class Monitor:
         self._device: dict[str, float | None] = {"gpu_utilisation": None}
         self._nvml = _nvml_handle(train_state.device)
         self._clock = (time.perf_counter(), time.process_time())
+        self.growth = MemoryGrowth()
+        """What is held when windows begin."""
+        self._growth_at = -math.inf
 
-    def begin(self, parts: Sequence[MicroBatch]) -> None:
+    def begin(self, parts: Sequence[MicroBatch], window: int = 0) -> None:
         """A window of these micro-batches begins."""
         self._parts, self._fetched, self._small = parts, 0, None
+        now = time.perf_counter()
+        if now - self._growth_at > PROCESS_EVERY:
+            self.growth.note(window, self._held())
+            self._growth_at = now
 
     def fetches(self) -> None:
         """A micro-batch begins; before the second one, the first one's gradient lies there."""
         if self._alone and len(self._parts) > 1:
             self._fetched += 1
             if self._fetched == 2:
-                gradients = [p.grad for p in self._rig.parameters_of(tuple(self._rig.optimizers)) if p.grad is not None]
+                gradients = [
+                    p.grad for p in self._state.parameters_of(tuple(self._state.optimizers)) if p.grad is not None
+                ]
                 self._small = torch.nn.utils.get_total_norm(gradients)
 
     def end(self, loss: float | None, norm: float | None, retries: int) -> dict[str, Any]:
@@ -85,7 +96,7 @@ class Monitor:
         return self._noise / self._signal
 
     def _learn_noise(self, small: float, big: float) -> None:
-        scale = self._rig.scaler.get_scale() if self._rig.scaler is not None else 1.0
+        scale = self._state.scaler.get_scale() if self._state.scaler is not None else 1.0
         units = [m.units if isinstance(m.units, int) and m.units else m.padded_units for m in self._parts]
         b, whole = units[0], sum(units)
         if b >= whole or not math.isfinite(big):
@@ -118,15 +129,33 @@ class Monitor:
         self._clock = (now, self._clock[1] + cpu)
         return {"cpu_utilisation": cpu / wall / len(os.sched_getaffinity(0))}
 
+    def _held(self) -> int:
+        """Bytes of the tensors on a card; of a CPU's process, over what it held before the job."""
+        if self._state.device.type == "cuda":
+            return torch.cuda.memory_allocated(self._state.device)
+        return memory_limit.resident_bytes() - self._before
+
     def _read_memory(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"measured_process_bytes": memory_limit.peak_resident_bytes() - self._before}
-        memory_limit.reset_peak()
-        allocated = reserved = None
-        if self._rig.device.type == "cuda":
-            allocated = torch.cuda.max_memory_allocated(self._rig.device)
-            reserved = torch.cuda.max_memory_reserved(self._rig.device)
-            torch.cuda.reset_peak_memory_stats(self._rig.device)
-        return found | {"allocated_bytes": allocated, "reserved_bytes": reserved}
+        """The peak since the last reading: of the card's process, or of this one; and what of it is no tensor."""
+        device = self._state.device
+        if device.type != "cuda":
+            measured = memory_limit.peak_resident_bytes() - self._before
+            tensors = sum(resident(self._state)[0].values())
+            outside = max(self._held() - tensors, 0)
+            memory_limit.reset_peak()
+            return {
+                "measured_process_bytes": measured, "outside_tensors_bytes": outside,
+                "allocated_bytes": None, "reserved_bytes": None,
+            }  # fmt: skip
+        free, total = torch.cuda.mem_get_info(device)
+        reserved = torch.cuda.max_memory_reserved(device)
+        context = total - free - torch.cuda.memory_reserved(device)
+        allocated = torch.cuda.max_memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return {
+            "measured_process_bytes": reserved + context, "outside_tensors_bytes": None,
+            "allocated_bytes": allocated, "reserved_bytes": reserved,
+        }  # fmt: skip
 
 
 def _nvml_handle(device: torch.device) -> Any:

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memfit.apply.train_state import TrainState
+from memfit.atomic_file import write_atomic
 from memfit.engine.collectives import gather, reported
 from memfit.errors import Exit, describe
 from memfit.train.checkpoint.sharded_checkpoint import save_sharded
 from memfit.train.launch.memory_limit import is_memory_failure, small_stacks
-from memfit.train.run_folder import replace_file
 
 REPLAY = "memfit.verify.window_replay"
 
@@ -71,7 +71,7 @@ class OnlineVerify:
             "engine": train_state.engine.name,
             "spread": train_state.engine.spread,
         }
-        replace_file(self._folder / "window.json", json.dumps(told).encode())
+        write_atomic(self._folder / "window.json", json.dumps(told))
         mine = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
         self._started = True
         with small_stacks():

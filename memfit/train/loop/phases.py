@@ -28,6 +28,8 @@ from memfit.train.loop.rng import seed_stream
 from memfit.train.recovery.recovery import give_back, release
 from memfit.train.recovery.reduced_limits import NO_REDUCTION, ReducedLimits, StartAgainError
 
+STOPPED_NOTE = "the run was asked to stop"
+"""Note of a validation that a signal cut short; the resumed run does it again."""
 VALIDATION = 2
 """The purpose of validation's random stream: every validation draws the same."""
 
@@ -67,6 +69,8 @@ class Phases:
         self._policies = {"validate": plan.validation, "save": plan.saving}
         self._items: int | None = plan.validation.items
         self._trains = False
+        self.failed: list[int] = []
+        """Windows whose validation raised an error that is not of memory."""
         self._less = less
         fits = less.validates and all(self._smaller(self._shape()) for _ in range(less.validations))
         if not fits:
@@ -110,12 +114,14 @@ class Phases:
         window: int,
         *,
         briefly: bool = False,
+        strict: bool = False,
         abandons: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> ValidationResult:
         """Validates, with less and less where memory fails; says what came of it. All ranks try and give up together.
 
         Args:
             briefly: loops whose turns do the same with memory run their first two turns and their last.
+            strict: an error that is not of memory is raised, instead of said.
             abandons: around what may be cut short by ``AbandonedError``.
         """
         if self._policies["validate"].where == "skip":
@@ -125,10 +131,10 @@ class Phases:
         while True:
             shape = self._shape()
             tries += 1
-            mine = self._try(shape, briefly, abandons)
+            mine = self._try(shape, briefly, strict, abandons)
             ranks = gather(self._rig.engine, mine)
             if any(one.abandoned for one in ranks):
-                return ValidationResult(metrics=None, tries=tries, note="the run was asked to stop")
+                return ValidationResult(metrics=None, tries=tries, note=STOPPED_NOTE)
             failures = {rank: one for rank, one in enumerate(ranks) if one.reason is not None}
             if not failures:
                 return ValidationResult(metrics=mine.metrics, tries=tries)
@@ -140,9 +146,13 @@ class Phases:
                 self._say(f"window {window}: validation did not fit ({reason}); tried again with less")
             else:
                 self._say(f"window {window}: validation was left out: {reason}")
+                if not all(one.memory for one in failures.values()):
+                    self.failed.append(window)
                 return ValidationResult(metrics=None, tries=tries, note=reason)
 
-    def _try(self, shape: Shape, briefly: bool, abandons: Callable[[], AbstractContextManager[None]]) -> _Tried:
+    def _try(
+        self, shape: Shape, briefly: bool, strict: bool, abandons: Callable[[], AbstractContextManager[None]]
+    ) -> _Tried:
         try:
             with self.phase("validate"), abandons():
                 return _Tried(metrics=self._once(shape, briefly))
@@ -151,9 +161,10 @@ class Phases:
             return _Tried(abandoned=True)
         except Exception as error:
             together = self._rig.engine.syncs_in_backward and self._rig.engine.world > 1
-            if together and is_lost_rank(error):
+            memory = memory_limit.is_memory_failure(error)
+            if (together and is_lost_rank(error)) or (strict and not memory):
                 raise
-            failed = _Tried(reason=describe(error), memory=memory_limit.is_memory_failure(error))
+            failed = _Tried(reason=describe(error), memory=memory)
             release(error)
             if together:
                 less = ReducedLimits(validations=self._less.validations + failed.memory, validates=failed.memory)

@@ -1,7 +1,7 @@
 """RUN/flight.json: what was resident when memory ran out, the failed request, and what would have saved how much.
 
 Parameters, gradients, optimizer state and buffers are measured, by module too; the rest of what was held is
-activations, temporaries and the host's own. Predicted categories and levers are the plan's.
+activations, temporaries and the host's own. Predicted categories and options are the plan's.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from memfit.apply.train_state import TrainState, is_trained, tensors_in
+from memfit.atomic_file import write_atomic
 from memfit.plan import Plan
 from memfit.train.recovery.recovery import Failure
-from memfit.train.run_folder import RunFolder, replace_file
+from memfit.train.run_folder import RunFolder
 
 MODULES = 12
 
@@ -26,7 +27,7 @@ def write_oom_record(
 ) -> None:
     """Writes the record of a memory failure over the one before."""
     record = oom_record(plan, train_state, window, failure, resident_before)
-    replace_file(folder.path / "flight.json", (json.dumps(record, indent=1) + "\n").encode())
+    write_atomic(folder.path / "flight.json", json.dumps(record, indent=1) + "\n")
 
 
 def oom_record(
@@ -46,10 +47,10 @@ def oom_record(
             "predicted_at_peak": predicted.get("categories", {}),
             "predicted_peak": {key: predicted.get(key) for key in ("allocated_bytes", "process_bytes", "at")},
         },
-        "levers": [
-            {"name": lever.name, "saves_bytes": lever.saves_bytes, "costs": lever.costs}
-            for lever in sorted(plan.levers, key=lambda lever: -lever.saves_bytes)
-            if not lever.taken and lever.saves_bytes > 0
+        "options": [
+            {"name": option.name, "saves_bytes": option.saves_bytes, "costs": option.costs}
+            for option in sorted(plan.options, key=lambda option: -option.saves_bytes)
+            if not option.applied and option.saves_bytes > 0
         ],
     }
 

@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
@@ -34,9 +33,10 @@ from memfit.apply.losses import MicroBatch
 from memfit.apply.random_state import random_state, set_random_state
 from memfit.apply.train_state import TrainState, tensors_in
 from memfit.apply.window import Attempt, Guard, TurnGradients
-from memfit.engine.collectives import RanksOutOfMemoryError, reported
+from memfit.engine.collectives import RanksOutOfMemoryError, gather, reported
 from memfit.errors import describe
 from memfit.sizes import format_size
+from memfit.torch_compat import FakeTensorMode
 from memfit.train.launch import memory_limit
 from memfit.train.recovery.exactly_once import Once, TornStepError
 from memfit.train.recovery.reduced_limits import NO_REDUCTION, ReducedLimits, StartAgainError
@@ -51,6 +51,10 @@ class SampleTooLargeError(RuntimeError):
     """One sample alone does not fit: the run stops, and can be resumed with more memory."""
 
 
+class NothingLeftError(RuntimeError):
+    """Memory ran out in a window that holds no sample any more."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Failure:
     """One memory failure: which part of which micro-batch asked for how much, and what was held then."""
@@ -62,6 +66,8 @@ class Failure:
     held_bytes: int
     """The process's bytes (of a card: allocated ones), before anything was let go."""
     message: str
+    rank: int = 0
+    """The rank on which it happened."""
 
 
 class Recovery:
@@ -73,7 +79,10 @@ class Recovery:
         largest: padded units of the plan's largest micro-batch.
         skips: whether a sample that does not fit alone is left out.
         less: what is smaller from the start.
-        told: called with each failure, while gradients are still held.
+        on_failure: called with each failure, while gradients are still held.
+        check: called with the gradients of a turn before its step; it may raise.
+        has_grown: gives an error where memory failed because of what is held between windows.
+        held_before: bytes of the process before the job was built.
     """
 
     def __init__(
@@ -85,7 +94,10 @@ class Recovery:
         largest: int,
         skips: bool = False,
         less: ReducedLimits = NO_REDUCTION,
-        told: Callable[[Failure], None] = lambda failure: None,
+        on_failure: Callable[[Failure], None] = lambda failure: None,
+        check: Callable[[TurnGradients], None] = lambda made: None,
+        has_grown: Callable[[Failure], Exception | None] = lambda failure: None,
+        held_before: int = 0,
     ) -> None:
         self.cap = less.most
         """Most padded units of a micro-batch; None: as planned."""
@@ -96,7 +108,8 @@ class Recovery:
         self.thrashes = 0
         """Times that the allocator had to give its cache back in this window."""
         self._rig, self._remake, self._cost, self._largest = train_state, remake, cost, largest
-        self._skips, self._told, self._left_out = skips, told, frozenset(less.left_out)
+        self._skips, self._on_failure, self._left_out = skips, on_failure, frozenset(less.left_out)
+        self._check, self._has_grown, self._held_before = check, has_grown, held_before
         self._once_alone = frozenset(less.alone)
         self._in_step = train_state.engine.syncs_in_backward and train_state.engine.world > 1
         self._moving = BufferSnapshot(train_state.nets)
@@ -176,6 +189,7 @@ class Recovery:
             self._index = -1
             try:
                 made = attempt(parts)
+                self._check(made)
                 self._moving.learn()
                 return made
             except Exception as error:
@@ -184,7 +198,7 @@ class Recovery:
                 failure = self._failure(error, parts)
                 here = not isinstance(error, RanksOutOfMemoryError) or self._rig.engine.rank in error.ranks
                 release(error)
-                self._told(failure)
+                self._on_failure(failure)
             if self._in_step:
                 raise StartAgainError(
                     f"out of memory in {failure.part} ({describe_request(failure)})", self._less(parts, failure)
@@ -224,7 +238,7 @@ class Recovery:
                 raise
             failure = self._failure(error, [])
             release(error)
-            self._told(failure)
+            self._on_failure(failure)
             said = f"out of memory in {failure.part} ({describe_request(failure)})"
             if self._rig.engine.world == 1:
                 raise TornStepError(said) from error
@@ -247,7 +261,7 @@ class Recovery:
     def _half(self, parts: Sequence[MicroBatch], failure: Failure) -> tuple[int, Ids, int | None]:
         """(the failed micro-batch's number, its samples, and what half of them cost; None: it cannot be cut)."""
         at = min(max(failure.micro_batch, 0), len(parts) - 1)
-        failed = parts[at].ids
+        failed = parts[at].ids if parts else ()
         return at, failed, None if len(failed) < 2 * self._least else max(self._cost(failed) // 2, 1)
 
     def _less(self, parts: Sequence[MicroBatch], failure: Failure) -> ReducedLimits:
@@ -262,23 +276,27 @@ class Recovery:
 
     def _without(self, parts: Sequence[MicroBatch], failure: Failure, failed: Ids) -> list[MicroBatch]:
         """The window without a sample that does not fit alone, where the person said so."""
+        grown = self._has_grown(failure)
+        if grown is not None:
+            raise grown
         if not failed:
-            raise RuntimeError(failure.message)
+            raise NothingLeftError(f"memory ran out in {failure.part} without a sample: {failure.message}")
         if not self._skips:
             raise SampleTooLargeError(self._too_large(failure, failed))
         self.skipped += failed
         return [micro for micro in parts if micro.ids != failed]
 
     def _too_large(self, failure: Failure, failed: Ids) -> str:
-        needs = failure.held_bytes + (failure.requested_bytes or 0)
         name = (
             f"sample {failed[0]}"
             if len(failed) == 1
             else f"samples {', '.join(map(str, failed))} (BatchNorm needs two)"
         )
+        units = "" if self._rig.job.unit == "samples" else f" of {self._cost(failed)} {self._rig.job.unit}"
+        verb = "does" if len(failed) == 1 else "do"
         return (
-            f"{name} of {self._cost(failed)} {self._rig.job.unit}, tensors {self._shapes(failed)}, does not fit alone: "
-            f"its {failure.part} needs at least {format_size(needs)} ({describe_request(failure)})"
+            f"{name}{units}, tensors {self._shapes(failed)}, {verb} not fit alone: "
+            f"memory ran out in {failure.part} ({describe_request(failure, self._held_before)})"
         )
 
     def _shapes(self, ids: Ids) -> str:
@@ -293,15 +311,21 @@ class Recovery:
         return "of unknown shapes"
 
     def _failure(self, error: Exception, parts: Sequence[MicroBatch]) -> Failure:
+        """The failure as the rank saw it on which memory ran out. Where all ranks raise, all of them call this."""
         ids = parts[self._index].ids if 0 <= self._index < len(parts) else ()
-        return Failure(
+        own = Failure(
             part=self._part,
             micro_batch=self._index,
             ids=ids,
             requested_bytes=requested_bytes(str(error)),
             held_bytes=held_bytes(self._rig.device),
             message=describe(error),
+            rank=self._rig.engine.rank,
         )
+        if not isinstance(error, RanksOutOfMemoryError):
+            return own
+        ranks = gather(self._rig.engine, own)
+        return own if self._rig.engine.rank in error.ranks else ranks[error.ranks[0]]
 
     def _relieve(self, error: BaseException) -> None:
         release(error)
@@ -370,10 +394,14 @@ def requested_bytes(message: str) -> int | None:
     return int(float(found[1].rstrip(".")) * _UNITS[found[2]]) if found else None
 
 
-def describe_request(failure: Failure) -> str:
-    """The request that failed, in words."""
+def describe_request(failure: Failure, held_before: int = 0) -> str:
+    """The request that failed, in words.
+
+    Args:
+        held_before: bytes that the process held before the job was built, which no budget counts.
+    """
     asked = "an unknown number of bytes" if failure.requested_bytes is None else format_size(failure.requested_bytes)
-    return f"{asked} asked for, {format_size(failure.held_bytes)} held"
+    return f"{asked} asked for, {format_size(max(failure.held_bytes - held_before, 0))} held"
 
 
 def _allocator_retries(device: torch.device) -> int:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+from memfit.atomic_file import write_atomic
 from memfit.plan import Plan
-from memfit.train.run_folder import RunFolder, replace_file
+from memfit.train.run_folder import RunFolder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,7 @@ def read_reduced_limits(folder: RunFolder, plan: Plan) -> ReducedLimits:
 def write_reduced_limits(folder: RunFolder, plan: Plan, less: ReducedLimits) -> None:
     """Adds to what was written."""
     whole = {"planned": _planned(plan), **asdict(read_reduced_limits(folder, plan).and_also(less))}
-    replace_file(folder.path / "less.json", (json.dumps(whole) + "\n").encode())
+    write_atomic(folder.path / "less.json", json.dumps(whole) + "\n")
 
 
 def _planned(plan: Plan) -> list[int | str]:

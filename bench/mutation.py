@@ -1,0 +1,193 @@
+"""Mutations of memfit's code, each run against the tests nearest to it: which of them no test notices.
+
+python -m bench.mutation [--count 60] [--seed 0] [--only replay] [--out bench/results/mutation.json]
+
+A mutation changes one comparison, operator, constant, condition or call. It is made in a copy of the checkout, and the
+fast tests of the module's folder (and of ``NEAREST``) run there until the first one fails. Killed: a test fails, or the
+tests do not end in ``--limit`` seconds. The same seed makes the same mutations of the same code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.progress import track
+
+ROOT = Path(__file__).resolve().parents[1]
+NEAREST: dict[str, list[str]] = {
+    "memfit/geometry.py": ["tests/test_geometry.py"],
+    "memfit/sizes.py": ["tests/test_sizes.py"],
+    "memfit/batch": ["tests/batch"],
+    "memfit/replay": ["tests/replay", "tests/trace/test_categories.py"],
+    "memfit/apply": ["tests/apply"],
+    "memfit/planner": ["tests/planner"],
+    "memfit/train/checkpoint": ["tests/train/test_checkpoints.py", "tests/train/test_state_codec.py"],
+    "memfit/verify": ["tests/verify"],
+}
+"""Mutated files and folders, and the tests that are run for each."""
+SWAPS: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.And: ast.Or, ast.Or: ast.And,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+}  # fmt: skip
+CALLS = {"min": "max", "max": "min", "any": "all", "all": "any"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutation:
+    """One change: the file, its line, the source before and after."""
+
+    file: str
+    line: int
+    before: str
+    after: str
+    source: str
+    """The whole file with the change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What the tests said of one mutation."""
+
+    file: str
+    line: int
+    before: str
+    after: str
+    killed: bool
+    seconds: float
+
+
+def mutations(path: Path) -> Iterator[Mutation]:
+    """Every mutation of one file, in the order of its lines. Docstrings, annotations and errors' texts stay."""
+    text = path.read_text()
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if (changed := _changed(node)) is None:
+            continue
+        before, after = ast.unparse(node), ast.unparse(changed)
+        segment = ast.get_source_segment(text, node)
+        if segment is None or before == after:
+            continue
+        start = _offset(text, node.lineno, node.col_offset)  # type: ignore[attr-defined]
+        source = text[:start] + f"({after})" + text[start + len(segment) :]
+        yield Mutation(
+            file=str(path.relative_to(ROOT)), line=node.lineno,  # type: ignore[attr-defined]
+            before=before, after=after, source=source,
+        )  # fmt: skip
+
+
+def _changed(node: ast.AST) -> ast.AST | None:
+    """The node with one change; None where it is of no kind that is mutated."""
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in SWAPS:
+        return ast.Compare(left=node.left, ops=[SWAPS[type(node.ops[0])]()], comparators=node.comparators)  # type: ignore[list-item]
+    if isinstance(node, ast.BinOp) and type(node.op) in SWAPS and not _is_text(node):
+        return ast.BinOp(left=node.left, op=SWAPS[type(node.op)](), right=node.right)  # type: ignore[arg-type]
+    if isinstance(node, ast.BoolOp):
+        return ast.BoolOp(op=SWAPS[type(node.op)](), values=node.values)  # type: ignore[arg-type]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return node.operand
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS:
+        return ast.Call(func=ast.Name(id=CALLS[node.func.id]), args=node.args, keywords=node.keywords)
+    if isinstance(node, ast.IfExp):
+        return ast.IfExp(test=node.test, body=node.orelse, orelse=node.body)
+    return None
+
+
+def _is_text(node: ast.BinOp) -> bool:
+    return any(isinstance(part, ast.JoinedStr) or (isinstance(part, ast.Constant) and isinstance(part.value, str))
+               for part in ast.walk(node))  # fmt: skip
+
+
+def _offset(text: str, line: int, column: int) -> int:
+    lines = text.splitlines(keepends=True)
+    return sum(map(len, lines[: line - 1])) + len(lines[line - 1].encode()[:column].decode())
+
+
+def chosen(count: int, seed: int, only: str) -> list[tuple[Mutation, list[str]]]:
+    """``count`` mutations, as many of each entry of ``NEAREST`` as can be."""
+    rng, groups = random.Random(seed), []
+    for target, tests in NEAREST.items():
+        if only in target:
+            path = ROOT / target
+            files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+            every = [mutation for file in files for mutation in mutations(file)]
+            rng.shuffle(every)
+            groups.append([(mutation, tests) for mutation in every])
+    picked = []
+    while len(picked) < count and any(groups):
+        picked += [group.pop() for group in groups if group][: count - len(picked)]
+    return picked
+
+
+def outcome(mutation: Mutation, tests: list[str], copy: Path, limit: float) -> Outcome:
+    """Runs the tests in a copy of the checkout that has the mutation, and puts the file back."""
+    file = copy / mutation.file
+    original = file.read_text()
+    file.write_text(mutation.source)
+    begin = time.monotonic()
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", *tests]
+    try:
+        ended = subprocess.run(
+            command,
+            cwd=copy,
+            env=os.environ | {"PYTHONPATH": str(copy)},
+            capture_output=True,
+            timeout=limit,
+            check=False,
+        )
+        killed = ended.returncode != 0
+    except subprocess.TimeoutExpired:
+        killed = True
+    finally:
+        file.write_text(original)
+    return Outcome(
+        file=mutation.file, line=mutation.line, before=mutation.before, after=mutation.after,
+        killed=killed, seconds=round(time.monotonic() - begin, 1),
+    )  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="text that a key of NEAREST contains")
+    parser.add_argument("--limit", type=float, default=900.0, help="seconds for the tests of one mutation")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    outcomes: list[Outcome] = []
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "copy"
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "out", "runs", "__pycache__"))
+        for mutation, tests in track(chosen(options.count, options.seed, options.only), "mutations"):
+            outcomes.append(outcome(mutation, tests, copy, options.limit))
+            last = outcomes[-1]
+            print(
+                f"{'killed' if last.killed else 'SURVIVED'} {last.file}:{last.line} {last.before} -> {last.after}",
+                flush=True,
+            )
+    killed = sum(result.killed for result in outcomes)
+    print(f"{killed} of {len(outcomes)} killed")
+    if options.out:
+        answer = {
+            "command": "python -m bench.mutation " + " ".join(sys.argv[1:]),
+            "seed": options.seed, "mutations": len(outcomes), "killed": killed,
+            "outcomes": [asdict(result) for result in outcomes],
+        }  # fmt: skip
+        options.out.write_text(json.dumps(answer, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,24 @@
+"""The loopback interface of this machine, and what makes gloo and NCCL listen there alone."""
+
+from __future__ import annotations
+
+import os
+
+import psutil
+
+LOOPBACK = "127.0.0.1"
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+def loopback_interface() -> str | None:
+    """The name of the interface with the loopback address; None where there is none."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address == LOOPBACK for address in addresses):
+            return name
+    return None
+
+
+def loopback_environment() -> dict[str, str]:
+    """What makes gloo and NCCL of one node listen on loopback; an interface that the user has set stays."""
+    name = loopback_interface()
+    return {} if name is None else {key: name for key in _INTERFACES if key not in os.environ}

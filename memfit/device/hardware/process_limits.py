@@ -1,0 +1,140 @@
+"""How many ranks this machine holds: looked at before the first process starts, so that none is started in vain.
+
+Real ranks are bounded by memory and by cores. Ranks that one process simulates (``predict --world``,
+``plan --devices``, ``audit`` without ``--real``) are bounded by memory and by a fixed number.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from memfit.errors import InputError
+from memfit.sizes import format_size
+
+RANK_BYTES = 384 << 20
+"""Private memory of a rank before its job is built: 221 MiB after memfit's and torch's imports (torch 2.13, CPU), the
+rest for gloo's threads and for the libraries that a job imports."""
+AUDIT_RANK_BYTES = 256 << 20
+"""The same of a rank that only draws samples: 146 MiB after the imports."""
+RANKS_PER_CORE = 8
+"""Ranks that share a core only wait for each other; with more than these a collective outlasts its timeout."""
+LEAST_RANKS = 16
+"""As many ranks are let through on any number of cores, where memory allows them."""
+RESERVED = 0.1
+"""The part of the available memory that is left to the rest of the machine."""
+FAKE_RANKS = 16384
+"""More ranks than any training run that was published (Llama 3 405B: 16,384 GPUs); a trace of them takes minutes."""
+FAKE_RANK_BYTES = 64 << 10
+"""Measured 17 KB a rank with ZeRO's stage 3 of 222 tensors; for larger nets, four times that."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankLimit:
+    """The largest number of ranks that fits, and what bounds it, in words."""
+
+    ranks: int
+    reason: str
+
+
+def available_bytes() -> int:
+    """Memory that this process and its children may still take: the system's, or less in a container with a limit."""
+    available = psutil.virtual_memory().available
+    return max(min([available, *_left_in_groups()]), 0)
+
+
+def available_cores() -> int:
+    """Cores that this process may run on."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def rank_limit(bytes_each: int, *, bytes_once: int = 0) -> RankLimit:
+    """The most real ranks that this machine holds.
+
+    Args:
+        bytes_each: what each rank takes, its process included.
+        bytes_once: what is taken beside the ranks.
+    """
+    available, cores = available_bytes(), available_cores()
+    by_memory = max(int((available * (1 - RESERVED) - bytes_once) // max(bytes_each, 1)), 0)
+    by_cores = max(RANKS_PER_CORE * cores, LEAST_RANKS)
+    if by_memory < by_cores:
+        beside = f" and {format_size(bytes_once)} once" if bytes_once else ""
+        reason = f"each rank takes about {format_size(bytes_each)}{beside}, and {format_size(available)} is free"
+        return RankLimit(ranks=by_memory, reason=reason)
+    return RankLimit(ranks=by_cores, reason=f"this machine has {cores} core{'s' if cores > 1 else ''}")
+
+
+def check_ranks(option: str, ranks: int, bytes_each: int = RANK_BYTES, *, bytes_once: int = 0) -> None:
+    """Raises InputError where this machine does not hold so many real ranks; it names the most that it holds.
+
+    A single rank always passes: what it trains decides whether it fits, and not how many there are.
+
+    Args:
+        option: what was asked, as it was written.
+    """
+    limit = rank_limit(bytes_each, bytes_once=bytes_once)
+    if ranks > max(limit.ranks, 1):
+        write = f"write {limit.ranks} or fewer" if limit.ranks > 1 else "run one rank, or use a larger machine"
+        why = f"{ranks} ranks do not fit on this machine, at most {max(limit.ranks, 1)} do: {limit.reason}"
+        raise InputError(option, why, write)
+
+
+def check_fake_ranks(option: str, ranks: int) -> None:
+    """Raises InputError where so many ranks are not simulated in one process; it names the most that are."""
+    by_memory = int(available_bytes() * (1 - RESERVED) // FAKE_RANK_BYTES)
+    most = max(min(by_memory, FAKE_RANKS), 1)
+    if ranks > most:
+        raise InputError(option, f"memfit simulates at most {most} ranks on this machine", f"write {most} or fewer")
+
+
+def check_cards(option: str, ranks: int, device: str) -> None:
+    """Raises InputError where a plan for a card has more ranks than this machine has CUDA devices."""
+    if device == "cpu":
+        return
+    import torch
+
+    cards = torch.cuda.device_count()
+    if ranks > cards:
+        here = f"this machine has {cards or 'no'} CUDA device{'' if cards == 1 else 's'}"
+        write = f"plan again with --devices {cards}" if cards else "plan again with --device cpu or --memory SIZE"
+        raise InputError(option, here, write)
+
+
+def _left_in_groups() -> list[int]:
+    """What the control groups of this process leave, where they have limits (Linux, versions 1 and 2)."""
+    left = []
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            left += _left(Path("/sys/fs/cgroup"), path, "memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            left += _left(Path("/sys/fs/cgroup/memory"), path, *names)
+    return left
+
+
+def _left(root: Path, path: str, limit: str, usage: str, reclaimable: str) -> list[int]:
+    """Of this group and of each that holds it."""
+    found = []
+    folder = root / path.strip("/")
+    for group in (folder, *folder.parents):
+        if not group.is_relative_to(root):
+            break
+        try:
+            most, used = int((group / limit).read_text()), int((group / usage).read_text())
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):
+            continue
+        found.append(most - used + int(stat.get(reclaimable, 0)))
+    return found

@@ -1,0 +1,38 @@
+"""What each engine does, by its name: for code that plans or prices a run before an engine is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What an engine does with a job's state and its collectives."""
+
+    several_ranks: bool = True
+    """Whether it runs on more than one rank."""
+    shards_optimizer: bool = False
+    """Whether a rank holds, and steps, only a part of the optimizers' state."""
+    shards_gradients: bool = False
+    """Whether a rank keeps only a part of the gradients."""
+    shards_weights: bool = False
+    """Whether a rank keeps only a part of the weights, and gathers them where they are used."""
+    zero_stage: int | None = None
+    """DeepSpeed's stage; None: it is not DeepSpeed."""
+
+    @property
+    def whole_state(self) -> bool:
+        """Whether every rank holds weights, gradients and optimizers' state whole, as on one device."""
+        return not self.shards_optimizer
+
+
+CAPABILITIES: Mapping[str, Capabilities] = {
+    "single": Capabilities(several_ranks=False),
+    "ddp": Capabilities(),
+    "fsdp2": Capabilities(shards_optimizer=True, shards_gradients=True, shards_weights=True),
+    "zero1": Capabilities(shards_optimizer=True, zero_stage=1),
+    "zero2": Capabilities(shards_optimizer=True, shards_gradients=True, zero_stage=2),
+    "zero3": Capabilities(shards_optimizer=True, shards_gradients=True, shards_weights=True, zero_stage=3),
+}
+"""Of every engine that ``memfit.plan.ENGINES`` names."""

@@ -1,0 +1,113 @@
+"""The parent of training processes: passes signals on, and ends children that do not end soon after one.
+
+A training process ends by itself within ``watchdog.END_SECONDS`` of a signal. A C call that holds the interpreter's
+lock (a regular expression without end) stops its watchdog too; then the parent kills it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from memfit.train.launch.watchdog import END_SECONDS, SAVING_SECONDS, is_saving
+
+GRACE = 1.5
+"""Seconds that a child has beyond its own limit."""
+_LOOKS_EVERY = 0.1
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Guardian:
+    """Watches for signals while children run.
+
+    Args:
+        checkpoints: the folder of checkpoints, where a save in progress is seen.
+    """
+
+    def __init__(self, checkpoints: Path) -> None:
+        self._checkpoints = checkpoints
+        self.signalled: float | None = None
+        """When the first signal came, by ``time.monotonic``; None: none came."""
+        self.killed = False
+        """Whether children had to be killed."""
+        self._closed = threading.Event()
+
+    @contextlib.contextmanager
+    def guarding(self) -> Iterator[None]:
+        """Guards while this is open. In the calling thread, which is the main one, signals wait until they are
+        unblocked: the children inherit that, and hear them only once they can end cleanly."""
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        os.set_blocking(writer, False)
+        before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        thread = threading.Thread(target=self._guard, args=(reader,), name="memfit-guardian", daemon=True)
+        thread.start()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            self._closed.set()
+            thread.join()
+            signal.set_wakeup_fd(before)
+            for descriptor in (reader, writer):
+                os.close(descriptor)
+
+    def _guard(self, reader: int) -> None:
+        while not self._closed.wait(_LOOKS_EVERY):
+            with contextlib.suppress(BlockingIOError):
+                if any(number in _SIGNALS for number in os.read(reader, 64)) and self.signalled is None:
+                    self.signalled = time.monotonic()
+            if self.signalled is None:
+                continue
+            elapsed = time.monotonic() - self.signalled - GRACE
+            if elapsed > SAVING_SECONDS or (elapsed > END_SECONDS and not is_saving(self._checkpoints)):
+                for process in training_children():
+                    self.killed = True
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process, signal.SIGKILL)
+
+
+def training_children() -> list[int]:
+    """Ids of this process's children that train or validate (Linux)."""
+    children: list[int] = []
+    for file in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            children += map(int, file.read_text().split())
+    return [process for process in children if b"memfit.train.launch" in _command_of(process)]
+
+
+def _command_of(process: int) -> bytes:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Runs a process that is sent SIGINT and SIGTERM too; its standard output is this process's standard error.
+
+    Called inside ``Guardian.guarding``: the child begins with both signals blocked.
+    """
+    children: list[subprocess.Popen[bytes]] = []
+
+    def pass_on(number: int, frame: object) -> None:
+        for child in children:
+            child.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in _SIGNALS}
+    try:
+        with subprocess.Popen(command, env=dict(environment), stdout=sys.stderr) as child:
+            children.append(child)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            return child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

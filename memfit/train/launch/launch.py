@@ -1,0 +1,93 @@
+"""Starts the training processes of a plan, and gives an exit code that what is on disk agrees with."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import dataclass
+
+from memfit.errors import Exit
+from memfit.plan import Plan
+from memfit.train.launch.guardian import Guardian, run_child
+from memfit.train.launch.memory_limit import ENVIRONMENT
+from memfit.train.launch.outcome import clear_outcome, missing_from, read_outcome
+from memfit.train.launch.process_guard import for_child
+from memfit.train.launch.torchrun import restarts, torchrun
+from memfit.train.metrics_file import read_lines
+from memfit.train.run_folder import RunFolder
+from memfit.train.run_options import RunOptions
+
+WORKER = "memfit.train.launch.worker"
+RANK = "memfit.train.launch.rank_entry"
+COLLECTIVE_SECONDS = 1800
+"""How long ranks wait for each other, which is torch's own default. A rank that hangs is ended before, by the watchdog;
+one that is gone breaks the others' connections at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launched:
+    """How a launch ended."""
+
+    code: int
+    line: str = ""
+    """What is left to say; empty where a training process has said it."""
+
+
+def rank_environment() -> dict[str, str]:
+    """The environment of a process that trains."""
+    ranks = {"MEMFIT_COLLECTIVE_SECONDS": str(COLLECTIVE_SECONDS), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    return {**ranks, **os.environ, **ENVIRONMENT}
+
+
+def become_rank(options: RunOptions) -> None:
+    """Replaces this process, which torchrun started, by a rank of the run."""
+    os.execve(sys.executable, [sys.executable, "-m", RANK, options.to_json()], rank_environment())
+
+
+def launch(plan: Plan, options: RunOptions) -> Launched:
+    """Trains a plan in processes of its own, and waits for their end."""
+    folder, ranks = RunFolder(options.folder), len(plan.micro_batches)
+    clear_outcome(folder.path)
+    guardian = Guardian(folder.checkpoints)
+    with guardian.guarding():
+        if ranks > 1:
+            os.environ.update({**rank_environment(), **for_child()})
+            code = torchrun(ranks, RANK, [options.to_json()], folder.path, restarts(plan))
+        else:
+            code = run_child([sys.executable, "-m", WORKER, options.to_json()], {**rank_environment(), **for_child()})
+    launched = _judged(folder, code, guardian.killed)
+    clear_outcome(folder.path)
+    return launched
+
+
+def _judged(folder: RunFolder, code: int, killed: bool) -> Launched:
+    """The exit code of a launch, by its outcome and by what is on disk."""
+    again = f"go on with: memfit run {folder.plan} --out {folder.path} --resume"
+    outcome = read_outcome(folder.path)
+    if killed:
+        return Launched(
+            code=Exit.STOPPED, line=f"the run did not end after it was told to stop, and was killed; {again}"
+        )
+    if outcome is None and code < 0:
+        name = signal.Signals(-code).name if -code in list(signal.Signals) else str(-code)
+        return Launched(code=Exit.STOPPED, line=f"the training process was killed by signal {-code} ({name}); {again}")
+    if outcome is None:
+        if code == Exit.STOPPED:
+            return Launched(code=code)
+        return Launched(
+            code=Exit.STOPPED,
+            line=f"the training ended by itself with exit code {code}, after {_trained(folder)}: "
+            f"code of the job or of a library ends the process (os._exit); {again}",
+        )
+    if outcome.code == Exit.DONE:
+        missing = missing_from(folder.path, outcome)
+        if missing is not None:
+            return Launched(code=Exit.STOPPED, line=f"the run is not done: {missing}; {again}")
+    return Launched(code=outcome.code)
+
+
+def _trained(folder: RunFolder) -> str:
+    """How far a run came, in words."""
+    windows = len({line["window"] for line in read_lines(folder.lines("metrics")).lines})
+    return "no window" if windows == 0 else f"{windows} windows" if windows > 1 else "1 window"

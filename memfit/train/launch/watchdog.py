@@ -1,0 +1,241 @@
+"""Watchdog: ends a process that makes no progress, or that does not end soon after SIGINT or SIGTERM.
+
+One thread in each training process. It looks on five times a second:
+
+- Lines of finished windows that wait are written within a second.
+- Where no part of a window has begun for longer than the patience, the stacks of all threads are written to
+  RUN/stacks/rank-N.txt. The other ranks see the file and write theirs. The line that is printed names the call and the
+  rank that the others wait for. The exit code is 5: the run continues from its newest checkpoint.
+- A signal is read from the system's own pipe (``signal.set_wakeup_fd``), since a thread that is stuck in C never runs
+  Python's handler. A run that has not ended ``END_SECONDS`` later is ended; a checkpoint that is still growing is given
+  until ``SAVING_SECONDS``. A second signal, later than a terminal's double, ends the run at once.
+
+A C call that holds the interpreter's lock stops this thread too. For that case ``faulthandler``, which needs no lock,
+has a timer that writes the stacks and ends the process; and ``memfit run`` kills its children (``guardian``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from memfit.errors import Exit, line_of_job
+from memfit.train.launch.memory_limit import small_stacks
+from memfit.train.launch.outcome import Outcome, write_outcome
+from memfit.train.run_folder import RunFolder
+
+LOOKS_EVERY = 0.2
+"""Seconds."""
+END_SECONDS, SAVING_SECONDS = 10.0, 60.0
+"""Seconds after a signal in which a run ends; with a checkpoint that is still being written."""
+SECOND_SIGNAL = 2.0
+"""Seconds after which another signal is a second request, and not the same one passed on."""
+FACTOR = 20
+"""The patience is so many times the longest part that was measured,"""
+LEAST_PATIENCE = {"window": 120.0, "start": 1800.0, "validate": 1800.0, "save": 1800.0}
+"""and no less than these seconds: for parts of a window, and for what happens once or seldom."""
+FIRST_WINDOW = 900.0
+"""Seconds for parts of a window before a window was finished: kernels are chosen and compiled in it."""
+_COLLECTIVES = ("torch/distributed/", "memfit/engine/", "torch/autograd/", "torch/_dynamo/")
+_GRACE = 3.0
+"""Seconds in which the other ranks write their stacks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What a process is at."""
+
+    name: str
+    window: int | None
+    since: float
+
+
+class Watchdog:
+    """Watches one training process.
+
+    Args:
+        folder: the run's folder.
+        rank, world: of this process.
+        patience: seconds without progress; None: by what was measured, see ``LEAST_PATIENCE``.
+    """
+
+    def __init__(self, folder: RunFolder, *, rank: int, world: int, patience: float | None = None) -> None:
+        self._folder, self._rank, self._world, self._patience = folder, rank, world, patience
+        self.part = Part(name="start", window=None, since=time.monotonic())
+        self._longest: dict[str, float] = {}
+        self._windows = 0
+        self._main = threading.main_thread().ident or 0
+        self._signals: list[float] = []
+        self._closed = threading.Event()
+        self._armed = 0.0
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watches while this is open."""
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        os.set_blocking(writer, False)
+        before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        with small_stacks():
+            thread = threading.Thread(target=self._watch, args=(reader,), name="memfit-watchdog", daemon=True)
+            thread.start()
+        try:
+            yield
+        finally:
+            self._closed.set()
+            thread.join()
+            faulthandler.cancel_dump_traceback_later()
+            signal.set_wakeup_fd(before)
+            for descriptor in (reader, writer):
+                os.close(descriptor)
+
+    def progress(self, name: str, window: int | None = None) -> None:
+        """Notes that a part begins: of a window, or ``validate``, ``save``, ``start``."""
+        now, kind = time.monotonic(), _kind(self.part.name)
+        self._longest[kind] = max(self._longest.get(kind, 0.0), now - self.part.since)
+        if name == "fetch" and window is not None and self.part.window is not None and window > self.part.window:
+            self._windows += 1
+        self.part = Part(name=name, window=self.part.window if window is None else window, since=now)
+
+    @property
+    def patience(self) -> float:
+        """Seconds that the part at hand may take."""
+        if self._patience is not None:
+            return self._patience
+        kind = _kind(self.part.name)
+        least = FIRST_WINDOW if kind == "window" and not self._windows else LEAST_PATIENCE[kind]
+        return max(least, FACTOR * self._longest.get(kind, 0.0))
+
+    def _watch(self, reader: int) -> None:
+        while not self._closed.wait(LOOKS_EVERY):
+            with contextlib.suppress(MemoryError, OSError):
+                self._look(reader)
+
+    def _look(self, reader: int) -> None:
+        now = time.monotonic()
+        self._folder.flush_waiting()
+        with contextlib.suppress(BlockingIOError):
+            if any(number in (signal.SIGINT, signal.SIGTERM) for number in os.read(reader, 64)):
+                self._signals.append(now)
+        self._end_after_signal(now)
+        if now - self.part.since > self.patience or self._another_hangs():
+            self._end_without_progress(now)
+        elif now - self._armed > LOOKS_EVERY * 5:
+            self._arm(now)
+
+    def _end_after_signal(self, now: float) -> None:
+        if not self._signals:
+            return
+        elapsed = now - self._signals[0]
+        again = len(self._signals) > 1 and self._signals[-1] - self._signals[0] > SECOND_SIGNAL
+        saving = elapsed < SAVING_SECONDS and is_saving(self._folder.checkpoints)
+        if again or (elapsed > END_SECONDS and not saving):
+            self._write_stacks()
+            why = "was told to stop twice" if again else f"did not end {END_SECONDS:g} s after it was told to stop"
+            self._end(f"the run {why}, in {self._place()}; it continues from its newest checkpoint with --resume")
+
+    def _another_hangs(self) -> bool:
+        return self._world > 1 and self._count("rank-*") > 0
+
+    def _end_without_progress(self, now: float) -> None:
+        """All ranks write their stacks; one that the others wait for says so, or each where all wait."""
+        seconds, waits = now - self.part.since, self._waits_for_others()
+        self._write_stacks()
+        if waits:
+            (self._folder.stacks / f".waits-{self._rank}{_launch()}").touch()
+        until = time.monotonic() + _GRACE
+        while time.monotonic() < until and self._count("rank-*") < self._world:
+            time.sleep(0.1)
+        if waits and self._count(".waits-*") < self._count("rank-*"):
+            time.sleep(_GRACE)
+        self._end(
+            f"{f'rank {self._rank}' if self._world > 1 else 'the run'} has made no progress for {seconds:.0f} s "
+            f"in {self._place()}; the stacks of all ranks and threads are in {self._folder.stacks}; "
+            "go on with --resume"
+        )
+
+    def _count(self, pattern: str) -> int:
+        """Files of this launch that ranks have written."""
+        return len(list(self._folder.stacks.glob(f"{pattern}{_launch()}")))
+
+    def _waits_for_others(self) -> bool:
+        """Whether the main thread is in a collective, and not in code of the job."""
+        frame = sys._current_frames().get(self._main)
+        for at, line in traceback.walk_stack(frame) if self._world > 1 and frame is not None else ():
+            if line_of_job([(at, line)]) is not None:
+                return False
+            if any(part in at.f_code.co_filename for part in _COLLECTIVES):
+                return True
+        return False
+
+    def _place(self) -> str:
+        """The part, the window and the call, in words."""
+        window = "" if self.part.window is None else f" of window {self.part.window}"
+        frame = sys._current_frames().get(self._main)
+        if frame is None:
+            return f"{self.part.name}{window}"
+        stack = list(traceback.walk_stack(frame))
+        code = stack[0][0].f_code
+        call = f"{Path(code.co_filename).name}:{stack[0][1]} in {code.co_name}()"
+        return f"{self.part.name}{window}, at {line_of_job(reversed(stack)) or call}"
+
+    def _write_stacks(self) -> None:
+        with contextlib.suppress(OSError):
+            self._folder.stacks.mkdir(exist_ok=True)
+            names = {thread.ident: thread.name for thread in threading.enumerate()}
+            with open(self._folder.stacks / f"rank-{self._rank}{_launch()}", "w") as file:
+                file.write(f"rank {self._rank} of {self._world}, process {os.getpid()}: {self._place()}\n")
+                for ident, frame in sys._current_frames().items():
+                    if ident != threading.get_ident():
+                        file.write(f"\nThread {names.get(ident, ident)}, outermost call first:\n")
+                        file.write("".join(traceback.format_stack(frame)))
+
+    def _arm(self, now: float) -> None:
+        """Sets the timer that needs no interpreter lock, later than this thread would act."""
+        self._armed = now
+        left = max(self.patience - (now - self.part.since), 0.0)
+        faulthandler.dump_traceback_later(left + 2 * _GRACE + 4, exit=True, file=sys.stderr)
+
+    def _end(self, line: str) -> None:
+        """Ends the process, whatever its other threads are at."""
+        with contextlib.suppress(Exception):
+            self._folder.flush()
+        write_outcome(self._folder.path, Outcome(code=Exit.STOPPED), line)
+        sys.stderr.flush()
+        os._exit(Exit.STOPPED)
+
+
+def is_saving(checkpoints: Path, within: float = 5.0) -> bool:
+    """Whether a checkpoint that is being written has grown in the last seconds."""
+    newest = 0.0
+    with contextlib.suppress(OSError):
+        for entry in checkpoints.glob(".*"):
+            for path in (entry, *entry.rglob("*")):
+                newest = max(newest, path.stat().st_mtime)
+    return time.time() - newest < within
+
+
+def clear_stacks(folder: RunFolder) -> None:
+    """Removes the stacks of an earlier launch."""
+    for left in (*folder.stacks.glob("rank-*"), *folder.stacks.glob(".waits-*")):
+        with contextlib.suppress(OSError):
+            left.unlink()
+
+
+def _kind(name: str) -> str:
+    return name if name in LEAST_PATIENCE else "window"
+
+
+def _launch() -> str:
+    """End of the names of this launch's files."""
+    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return ".txt" if count == "0" else f".start-{count}.txt"

@@ -1,0 +1,46 @@
+"""RankReport: what a rank tells the others after a window, and what all of them did together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memfit.train.recovery.recovery import Ids
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankReport:
+    """One rank's part in a window."""
+
+    stop: bool
+    """Whether this rank was asked to stop."""
+    due: bool
+    """Whether it is time for a checkpoint."""
+    ids: Ids
+    """Samples that were applied."""
+    done: int
+    """Padded units of them."""
+    micro_batches: int
+    retries: int
+    allocator_retries: int
+    skipped_samples: Ids
+    measured_process_bytes: int
+
+
+def sum_of_ranks(reports: Sequence[RankReport], seconds: float) -> dict[str, Any]:
+    """The part of a line of metrics that sums what the ranks did."""
+    done = sum(report.done for report in reports)
+    measured = [report.measured_process_bytes for report in reports]
+    line: dict[str, Any] = {
+        "global_batch_done": done,
+        "units_per_second": done / seconds,
+        "micro_batches": sum(report.micro_batches for report in reports),
+        "retries": max(report.retries for report in reports),
+        "allocator_retries": sum(report.allocator_retries for report in reports),
+        "skipped_samples": [i for report in reports for i in report.skipped_samples],
+        "measured_process_bytes": max(measured),
+    }
+    if len(reports) > 1:
+        line["measured_process_bytes_of_ranks"] = measured
+    return line

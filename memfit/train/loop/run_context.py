@@ -1,0 +1,105 @@
+"""RunContext: what a training loop is given beside the train state; and the micro-batches that it makes of a window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from memfit.apply.batches import on_device
+from memfit.apply.losses import MicroBatch
+from memfit.apply.train_state import TrainState
+from memfit.batch.windows import Window, Windows
+from memfit.engine.collectives import gather
+from memfit.job import Job
+from memfit.plan import Plan
+from memfit.train.checkpoint.saver import Saver
+from memfit.train.checkpoint.sharded_saver import ShardedSaver
+from memfit.train.loop.online_verify import OnlineVerify
+from memfit.train.loop.rng import COLLATE, LOSS, seed_stream
+from memfit.train.recovery.recovery import Ids, Recovery
+from memfit.train.recovery.reduced_limits import NO_REDUCTION, ReducedLimits
+from memfit.train.run_folder import RunFolder
+
+Progress = Callable[[str, int | None], None]
+"""Called with each part of a window that begins, and the window's number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    """What a loop needs beside the train state."""
+
+    plan: Plan
+    folder: RunFolder
+    samples: Any
+    """The job's data set, by index."""
+    lengths: Sequence[int] | None
+    windows: Windows
+    first: int
+    last: int
+    """Windows [first, last) are trained."""
+    resident_before: int
+    """Bytes of the process before the job was built."""
+    saver: Saver | ShardedSaver | None
+    """On rank 0; for a sharded state, on all ranks."""
+    say: Callable[[str], None] = lambda line: None
+    proves: bool = False
+    """Whether every phase is tried before the first window."""
+    proof: OnlineVerify | None = None
+    """Verifies windows during the run."""
+    less: ReducedLimits = NO_REDUCTION
+    """Smaller limits of ranks that started again."""
+    skips: bool = False
+    """Whether a sample that does not fit alone is left out, instead of ending the run."""
+    progress: Progress = lambda part, window: None
+
+
+def micro_batches(
+    train_state: TrainState, context: RunContext, window: Window, recovery: Recovery | None = None
+) -> list[MicroBatch]:
+    """This rank's part of a window. Where ranks synchronise in the backward, each has as many as the rank with most."""
+    planned = window.ranks[train_state.engine.rank]
+    own = planned if recovery is None else recovery.parts(planned)
+    parts = [make_micro_batch(train_state, context, window.number, ids) for ids in own]
+    if train_state.engine.syncs_in_backward:
+        most = max(gather(train_state.engine, len(own)))
+        shortest = min(window.ids, key=lambda i: (context.lengths[i] if context.lengths is not None else 1, i))
+        for _ in range(most - len(own)):
+            parts.append(replace(make_micro_batch(train_state, context, window.number, (shortest,)), counts=False))
+    return parts
+
+
+def make_micro_batch(train_state: TrainState, context: RunContext, window: int, ids: Ids) -> MicroBatch:
+    """The micro-batch of these samples; collated now where the job counts its units before the forward."""
+    host: list[Any] = []
+    seed, early = context.plan.seed, type(train_state.job).units is not Job.units
+
+    def collated() -> Any:
+        seed_stream(seed, window, ids[0], COLLATE)
+        return train_state.job.collate([context.samples[i] for i in ids])
+
+    def fetch() -> Any:
+        batch = host.pop() if host else collated()
+        if early:
+            seed_stream(seed, window, ids[0], LOSS)
+        return on_device(batch, train_state.device)
+
+    units = None
+    if early:
+        context.progress("fetch", window)
+        host.append(collated())
+        units = train_state.job.units(host[0])
+    return MicroBatch(fetch=fetch, padded_units=padded_units(context, ids), ids=ids, units=units)
+
+
+def padded_units(context: RunContext, ids: Ids) -> int:
+    """What these samples cost in one micro-batch."""
+    if not ids or context.lengths is None:
+        return len(ids)
+    return len(ids) * max(context.lengths[i] for i in ids)
+
+
+def validate_every(train_state: TrainState, context: RunContext) -> int:
+    """Windows between validations; 0: none."""
+    every = context.plan.validate_every
+    return (train_state.job.validate_every if every is None else every) if train_state.job.validates else 0

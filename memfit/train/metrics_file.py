@@ -1,0 +1,94 @@
+"""metrics.jsonl and samples.jsonl: reading what is whole in them, and naming what is lost.
+
+A file may be damaged between two runs: a line cut or overwritten, bytes that are no UTF-8, other JSON, lines that are
+missing. The checkpoint decides which windows were trained; a lost line is said and costs no window.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinesRead:
+    """The whole lines of a file, each window (and rank) once, in the order of windows."""
+
+    lines: list[dict[str, Any]]
+    damaged: int
+    """Lines that are no JSON object with a window, or that repeat one."""
+
+
+def read_lines(path: Path) -> LinesRead:
+    """Reads a file of lines; one that is not there has none."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        content = b""
+    lines: dict[tuple[int, int], dict[str, Any]] = {}
+    damaged = 0
+    for text in content.split(b"\n"):
+        if not text.strip():
+            continue
+        line = parse_line(text)
+        if line is None or (line["window"], line.get("rank", 0)) in lines:
+            damaged += 1
+        else:
+            lines[line["window"], line.get("rank", 0)] = line
+    return LinesRead(lines=[lines[key] for key in sorted(lines)], damaged=damaged)
+
+
+def parse_line(text: bytes) -> dict[str, Any] | None:
+    """A line's object; None where it is no object with a window that counts from 0."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(line, dict):
+        return None
+    whole = all(_is_count(line.get(name, 0)) for name in ("window", "rank"))
+    return line if "window" in line and whole else None
+
+
+def format_line(line: dict[str, Any]) -> str:
+    """A line of JSON; a number that is not finite becomes null, which JSON has."""
+    try:
+        return json.dumps(line, allow_nan=False) + "\n"
+    except ValueError:
+        return json.dumps(_finite(line), allow_nan=False) + "\n"
+
+
+def missing_windows(lines: Iterable[dict[str, Any]], windows: int) -> list[int]:
+    """Windows of [0, windows) that have no line."""
+    present = {line["window"] for line in lines}
+    return [number for number in range(windows) if number not in present]
+
+
+def describe_windows(numbers: list[int]) -> str:
+    """``3, 7-9``: at most eight ranges."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    words = [str(first) if first == last else f"{first}-{last}" for first, last in ranges[:8]]
+    return ", ".join(words) + (" …" if len(ranges) > 8 else "")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return value

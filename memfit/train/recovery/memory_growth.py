@@ -1,0 +1,164 @@
+"""MemoryGrowth: memory that is held between windows and grows from window to window, and what holds it.
+
+Between windows a run holds its nets, optimizers and caches, which stop growing soon. What goes on growing is kept by
+the job: losses with their graph in a list, a cache without a bound. Memory then fails in some window, and no sample is
+to blame: it fitted before.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from memfit.apply.train_state import TrainState
+from memfit.sizes import format_size
+
+SETTLED = 3
+"""Windows after which growth counts: the first ones make the optimizers' state and fill caches."""
+POINTS = 64
+"""Readings that are kept; when there are more, every second one is dropped."""
+PART_OF_BUDGET = 0.1
+"""Growth that is told, as a part of the budget."""
+_VISITED = 200_000
+"""Objects that the search for a holder looks at."""
+
+
+class GrownMemoryError(RuntimeError):
+    """Memory ran out because what is held between windows has grown, and not because of a sample."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """A steady growth between two windows."""
+
+    first: int
+    last: int
+    begin: int
+    end: int
+    """Bytes that were held at both."""
+
+    @property
+    def bytes(self) -> int:
+        return self.end - self.begin
+
+    def __str__(self) -> str:
+        per_window = self.bytes / (self.last - self.first)
+        return (
+            f"memory held between windows grew from {format_size(self.begin)} (window {self.first}) to "
+            f"{format_size(self.end)} (window {self.last}), by {format_size(round(per_window))} a window"
+        )
+
+
+class MemoryGrowth:
+    """Readings of the bytes that are held at the beginning of windows."""
+
+    def __init__(self) -> None:
+        self._readings: list[tuple[int, int]] = []
+        self._first: int | None = None
+        self._stride = 1
+
+    def note(self, window: int, held: int) -> None:
+        """Adds the bytes that are held when a window begins."""
+        if self._first is None:
+            self._first = window
+        if window - self._first < SETTLED or (self._readings and window - self._readings[-1][0] < self._stride):
+            return
+        self._readings.append((window, held))
+        if len(self._readings) > POINTS:
+            self._readings = self._readings[::2]
+            self._stride *= 2
+
+    def steady(self) -> Growth | None:
+        """The growth over all readings, where it goes on in every quarter of them; None where it does not."""
+        if len(self._readings) < 8:
+            return None
+        quarters = [self._readings[i * (len(self._readings) - 1) // 4] for i in range(5)]
+        (first, begin), (last, end) = quarters[0], quarters[-1]
+        steps = [after - before for (_, before), (_, after) in itertools.pairwise(quarters)]
+        if end <= begin or min(steps) < (end - begin) / 16:
+            return None
+        return Growth(first=first, last=last, begin=begin, end=end)
+
+
+def largest_holder(train_state: TrainState, samples: Any) -> str | None:
+    """What holds the most bytes outside of nets and optimizers, in words; None where nothing that is reachable does.
+
+    Searched: attributes of the job, its class and its module, of the data set, and of the nets' modules.
+    """
+    job = train_state.job
+    own = _state_ids(train_state)
+    roots: list[tuple[str, Any]] = [(type(job).__name__, vars(job)), (type(job).__name__, _plain(vars(type(job))))]
+    module = sys.modules.get(type(job).__module__)
+    if module is not None and not module.__name__.startswith(("memfit.", "torch")):
+        roots.append((module.__name__.rpartition(".")[2], _plain(vars(module))))
+    roots.append(("dataset()", getattr(samples, "__dict__", samples)))
+    for name, net in train_state.nets.items():
+        for path, part in net.named_modules():
+            rest = {key: value for key, value in vars(part).items() if key not in _OF_MODULES}
+            roots.append((f"{name}.{path}".rstrip("."), rest))
+    best: tuple[int, str] = (0, "")
+    seen = set(own)
+    for name, root in roots:
+        for key, value in root.items() if isinstance(root, Mapping) else (("", root),):
+            tensors, nbytes = _held(value, seen)
+            if nbytes > best[0]:
+                label = f"{name}.{key}" if key else name
+                what = f"{tensors} tensors, " if tensors else ""
+                best = (nbytes, f"{label} holds {what}{format_size(nbytes)}")
+    return best[1] or None
+
+
+_OF_MODULES = ("_parameters", "_buffers", "_modules")
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes that may hold data: no code, no modules, nothing private to Python."""
+    skipped = (type, type(sys), type(len), type(_plain), property, staticmethod, classmethod)
+    return {
+        name: value for name, value in values.items() if not name.startswith("__") and not isinstance(value, skipped)
+    }
+
+
+def _state_ids(train_state: TrainState) -> set[int]:
+    """Ids of what belongs to the training: nets, their tensors and the optimizers."""
+    ids = {id(net) for net in train_state.nets.values()} | {id(one) for one in train_state.optimizers.values()}
+    for net in (*train_state.nets.values(), *train_state.ema.values()):
+        for part in net.modules():
+            ids.add(id(part))
+        for tensor in (*net.parameters(), *net.buffers()):
+            ids.add(id(tensor))
+            ids.add(id(tensor.grad))
+    return ids
+
+
+def _held(root: Any, seen: set[int]) -> tuple[int, int]:
+    """(tensors, bytes of tensors and arrays) that are reachable from an object and were not seen before."""
+    tensors = nbytes = 0
+    pending = [root]
+    while pending and len(seen) < _VISITED:
+        value = pending.pop()
+        if id(value) in seen or isinstance(value, type | type(sys) | nn.Module | Optimizer):
+            continue
+        seen.add(id(value))
+        if isinstance(value, Tensor):
+            tensors += 1
+            nbytes += value.untyped_storage().nbytes()
+        elif isinstance(value, bytes | bytearray | str) or type(value).__module__ == "numpy":
+            nbytes += int(getattr(value, "nbytes", 0)) or sys.getsizeof(value)
+        else:
+            nbytes += sys.getsizeof(value, 0) if isinstance(value, list | dict | set) else 0
+            pending += _referents(value)
+    return tensors, nbytes
+
+
+def _referents(value: Any) -> Iterable[Any]:
+    if callable(value) and not hasattr(value, "__dict__"):
+        return ()
+    return [part for part in gc.get_referents(value) if not callable(part) or hasattr(part, "__dict__")]

@@ -1,0 +1,80 @@
+"""python -m pytest tests/test_geometry.py"""
+
+import pytest
+
+from memfit.errors import InputError
+from memfit.geometry import Geometry, parse_shape, shape_of, split
+from memfit.job import Job
+
+
+class Frames(Job):
+    longest: int | None = 100
+
+
+@pytest.mark.parametrize(
+    ("asked", "sizes"),
+    [
+        ((64, 5, 1), ((5,) * 12 + (4,),)),
+        ((10, 5, 2), ((5,), (5,))),
+        ((7, 2, 3), ((2, 1), (2, 0), (2, 0))),
+        ((8, 16, 2), ((4,), (4,))),
+        ((9, 4, 2), ((4, 1), (4, 0))),
+    ],
+)
+def test_every_unit_is_in_one_micro_batch_and_ranks_run_as_many_as_the_one_with_most(asked, sizes):
+    global_batch, micro_batch, ranks = asked
+    geometry = split(global_batch, micro_batch, "samples", ranks)
+    assert sum(map(sum, geometry.micro_batches)) == global_batch
+    assert max(map(max, geometry.micro_batches)) == geometry.micro_batch <= micro_batch
+    assert tuple(tuple(size for size in rank if size) for rank in geometry.micro_batches) == tuple(
+        tuple(size for size in rank if size) for rank in sizes
+    )
+
+
+def test_fewer_units_than_ranks_and_sums_that_do_not_agree_are_refused():
+    with pytest.raises(InputError):
+        split(2, 1, "samples", 3)
+    with pytest.raises(InputError):
+        Geometry(unit="samples", global_batch=5, micro_batch=2, micro_batches=((2, 2),))
+
+
+def test_frames_are_the_fewest_equal_items_of_at_most_the_longest():
+    shape = shape_of(Frames(), 250)
+    assert (shape.items, shape.length) == (3, 84)
+    assert (shape_of(Frames(), 100).items, shape_of(Frames(), 101).items) == (1, 2)
+
+
+def test_as_many_units_as_ranks_are_one_each():
+    assert split(3, 4, "samples", 3).micro_batches == ((1,), (1,), (1,))
+
+
+@pytest.mark.parametrize(("text", "shape"), [("8x40", (8, 40)), ("1x1", (1, 1)), ("2X100", (2, 100))])
+def test_a_shape_is_items_by_length(text, shape):
+    parsed = parse_shape(text, Frames())
+    assert (parsed.items, parsed.length) == shape
+
+
+@pytest.mark.parametrize("text", ["8", "0x5", "5x0", "1x2x3", "x", "8x", "-1x4", "65536x65536"])
+def test_what_is_no_shape_is_refused(text):
+    with pytest.raises(InputError):
+        parse_shape(text, Frames())
+
+
+def test_items_without_length_are_a_count():
+    assert parse_shape("8", Job()).items == 8
+    with pytest.raises(InputError):
+        parse_shape("8x40", Job())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((64, 5, 1), "64 = 12 x 5 + 4 on 1 device"),
+        ((10, 5, 1), "10 = 2 x 5 on 1 device"),
+        ((10, 5, 2), "10 = 2 devices x (1 x 5)"),
+        ((11, 3, 2), "11 = 6 + 5 on 2 devices, at most 3 at once"),
+    ],
+)
+def test_the_arithmetic_is_the_sum_that_is_run(arguments, words):
+    global_batch, micro_batch, ranks = arguments
+    assert split(global_batch, micro_batch, "samples", ranks).arithmetic() == words
