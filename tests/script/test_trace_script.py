@@ -162,3 +162,32 @@ def test_an_assumed_value_is_named_by_its_line_and_can_be_given(tmp_path: Path) 
     _, answer, said = traced(tmp_path, "train.py", options=("--assume", "train.py:8=9"))
     assert answer["assumed"][0]["answer"] == "9.0"
     assert "above seven" in said
+
+
+@pytest.mark.slow
+def test_fully_sharded_nets_hold_their_part_of_the_state(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, torch, torch.distributed as dist\n"
+        "from torch.distributed.device_mesh import init_device_mesh\n"
+        "from torch.distributed.fsdp import fully_shard\n"
+        "dist.init_process_group('nccl')\n"
+        "mesh = init_device_mesh('cuda', (dist.get_world_size(),))\n"
+        "with torch.device('meta'):\n"
+        "    net = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(8)])\n"
+        "for block in net:\n"
+        "    fully_shard(block, mesh=mesh)\n"
+        "fully_shard(net, mesh=mesh)\n"
+        "net.to_empty(device='cuda')\n"
+        "for block in net:\n"
+        "    block.reset_parameters()\n"
+        "optimizer = torch.optim.AdamW(net.parameters())\n"
+        "for _ in range(4):\n"
+        "    net(torch.randn(8, 1024, device='cuda')).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    code, answer, said = traced(tmp_path, "train.py", options=("--world", "8"))
+    assert code == 0, said
+    state = 8 * 4 * (1024 * 1024 + 1024) // 8
+    categories = answer["phases"]["train"]["categories"]
+    assert categories["optimizer"] == pytest.approx(2 * state, rel=0.001)
