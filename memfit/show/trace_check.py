@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
+from memfit.events import ALLOCATE, CATEGORIES, EMPTY_CACHE, FREE, Trace
 from memfit.settings import is_of_kind
 
 _EVENTS = ("kind", "storage", "operator")
@@ -33,7 +33,8 @@ def check_trace(trace: Trace) -> None:
     _check_range("operator_name", trace.operator_name, len(trace.names))
     _check_range("operator_module", trace.operator_module, len(trace.modules))
     _check_range("operator_part", trace.operator_part, len(trace.parts))
-    _check_range("kind", trace.kind, 3)
+    if not np.isin(trace.kind, (ALLOCATE, FREE, EMPTY_CACHE)).all():
+        raise ValueError("an event is of no kind")
     changes = np.isin(trace.kind, (ALLOCATE, FREE))
     _check_range("storage", trace.storage[changes], storages)
     if (trace.nbytes < 0).any() or float(trace.nbytes.sum(dtype=float)) > 2**60:
