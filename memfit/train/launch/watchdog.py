@@ -27,6 +27,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from memfit.errors import Exit, line_of_job
 from memfit.train.launch.memory_limit import small_stacks
@@ -35,8 +36,8 @@ from memfit.train.run_folder import RunFolder
 
 LOOKS_EVERY = 0.2
 """Seconds."""
-END_SECONDS, SAVING_SECONDS = 10.0, 60.0
-"""Seconds after a signal in which a run ends; with a checkpoint that is still being written."""
+END_SECONDS, SAVING_SECONDS = 8.0, 60.0
+"""Seconds after a signal in which a run ends by itself; with a checkpoint that is still being written."""
 SECOND_SIGNAL = 2.0
 """Seconds after which another signal is a second request, and not the same one passed on."""
 FACTOR = 20
@@ -77,6 +78,9 @@ class Watchdog:
         self._signals: list[float] = []
         self._closed = threading.Event()
         self._armed = 0.0
+        self._held = folder.stacks / f"held-{rank}{_launch()}"
+        """Stacks that are written without the interpreter's lock."""
+        self._held_file: IO[bytes] | None = None
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -94,6 +98,7 @@ class Watchdog:
             self._closed.set()
             thread.join()
             faulthandler.cancel_dump_traceback_later()
+            self._remove_held()
             signal.set_wakeup_fd(before)
             for descriptor in (reader, writer):
                 os.close(descriptor)
@@ -203,12 +208,23 @@ class Watchdog:
         """Sets the timer that needs no interpreter lock, later than this thread would act."""
         self._armed = now
         left = max(self.patience - (now - self.part.since), 0.0)
-        faulthandler.dump_traceback_later(left + 2 * _GRACE + 4, exit=True, file=sys.stderr)
+        if self._held_file is None:
+            self._folder.stacks.mkdir(exist_ok=True)
+            self._held_file = open(self._held, "wb", buffering=0)  # noqa: SIM115
+        faulthandler.dump_traceback_later(left + 2 * _GRACE + 4, exit=True, file=self._held_file)
+
+    def _remove_held(self) -> None:
+        if self._held_file is not None:
+            self._held_file.close()
+            with contextlib.suppress(OSError):
+                self._held.unlink()
+                self._folder.stacks.rmdir()
 
     def _end(self, line: str) -> None:
         """Ends the process, whatever its other threads are at."""
         with contextlib.suppress(Exception):
             self._folder.flush()
+        self._remove_held()
         write_outcome(self._folder.path, Outcome(code=Exit.STOPPED), line)
         sys.stderr.flush()
         os._exit(Exit.STOPPED)
@@ -226,9 +242,15 @@ def is_saving(checkpoints: Path, within: float = 5.0) -> bool:
 
 def clear_stacks(folder: RunFolder) -> None:
     """Removes the stacks of an earlier launch."""
-    for left in (*folder.stacks.glob("rank-*"), *folder.stacks.glob(".waits-*")):
-        with contextlib.suppress(OSError):
-            left.unlink()
+    for pattern in ("rank-*", ".waits-*", "held-*"):
+        for left in folder.stacks.glob(pattern):
+            with contextlib.suppress(OSError):
+                left.unlink()
+
+
+def ranks_that_held(folder: RunFolder) -> list[str]:
+    """Files with the stacks of ranks that held the interpreter's lock until they were ended."""
+    return [str(file) for file in sorted(folder.stacks.glob("held-*")) if file.stat().st_size]
 
 
 def _kind(name: str) -> str:

@@ -33,7 +33,7 @@ from memfit.train.launch import memory_limit
 from memfit.train.launch.outcome import Outcome, clear_outcome, write_outcome
 from memfit.train.launch.process_guard import alone_in, die_with_parent
 from memfit.train.launch.rank_agreement import check_rank_agreement, rank_agreement_of
-from memfit.train.launch.stop_signals import StopBeforeTrainingError, ends_at_once
+from memfit.train.launch.stop_signals import ends_at_once
 from memfit.train.launch.warm_up import warm_up
 from memfit.train.launch.watchdog import Watchdog, clear_stacks
 from memfit.train.loop.loop import SpoiledByTrialError, train
@@ -59,7 +59,7 @@ UNPROVEN = "MEMFIT_UNPROVEN"
 def main(options: RunOptions) -> int:
     """Trains ``options.folder``/plan.toml; gives the exit code, and writes the launch's outcome."""
     folder, place = RunFolder(options.folder), torchrun_env()
-    ends_at_once()
+    ends_at_once(lambda: _stopped_early(folder))
     if place is not None:
         os.dup2(2, 1)
     try:
@@ -75,8 +75,6 @@ def main(options: RunOptions) -> int:
             )
             with watchdog.watching():
                 return _ended(folder, run(folder, options, watchdog))
-    except StopBeforeTrainingError:
-        return _ends(folder, Exit.STOPPED, f"stopped before the first window; {resume_command(folder)}")
     except (SystemExit, KeyboardInterrupt) as error:
         return _ends(folder, Exit.BAD_INPUT, _ended_by_job(error))
     except StartAgainError as error:
@@ -105,6 +103,10 @@ class Ending:
     line: str = ""
     """What is said; empty: the code says it."""
     context: RunContext | None = None
+
+
+def _stopped_early(folder: RunFolder) -> None:
+    _ends(folder, Exit.STOPPED, f"stopped before the first window; {resume_command(folder)}")
 
 
 def _alone(folder: RunFolder) -> AbstractContextManager[None]:
