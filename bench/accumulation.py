@@ -13,6 +13,7 @@ import argparse
 import json
 import statistics
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.geometry import split
 from memfit.job import Shape
 from memfit.planner.cpu_margin import HOST_MARGIN, HOST_MARGIN_BYTES
+from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 
 PARTS = 4
@@ -64,16 +66,19 @@ def compare(job: Dit, clips: int, rounds: int) -> dict[str, Any]:
     every, (small, _) = extremes(job, shape)
     large = extremes(job, whole, accumulated=False)[1][1]
     budget = int((max(small, large) + HOST_MARGIN_BYTES) / (1 - HOST_MARGIN)) + (1 << 20)
-    answer = find_plan(job, "bench/nets.py:Dit", whole.items, with_memory(find_device("cpu"), budget))
+    answer = find_plan(
+        job,
+        PlanRequest(name="bench/nets.py:Dit", global_batch=whole.items, device=with_memory(find_device("cpu"), budget)),
+    )
     plan = answer.plan
     assert plan is not None
+    roomy = with_memory(find_device("cpu"), 1 << 40)
+    request = PlanRequest(name="dit", global_batch=whole.items, device=roomy)
+    recomputing = type(job)(**{**job.settings(), "checkpoint": "all"})
     fixed = {
-        "accumulated": find_plan(job, "dit", whole.items, with_memory(find_device("cpu"), 1 << 40), micro_batch=clips),
-        "recomputed": find_plan(
-            type(job)(**{**job.settings(), "checkpoint": "all"}), "dit", whole.items,
-            with_memory(find_device("cpu"), 1 << 40), micro_batch=whole.items, keep=("checkpointing",),
-        ),
-    }  # fmt: skip
+        "accumulated": find_plan(job, replace(request, micro_batch=clips)),
+        "recomputed": find_plan(recomputing, replace(request, micro_batch=whole.items, keep=("checkpointing",))),
+    }
     estimated = {name: one.floor.seconds or 0.0 for name, one in fixed.items()}
     torch.manual_seed(0)
     nets = job.nets()

@@ -1,7 +1,7 @@
 """Plans of published systems for cards they were not published for: python -m bench.cards [--only TEXT] [--json F]
 
 LatentSync's stage 1 at 256 and 512 px with global batches that need several cards upstream, on 24, 40 and 80 GB, and
-with free levers alone; MuseTalk's stage 1 with its batch of 32 on 48 GB. Rows are added to the file as they are found.
+with free options alone; MuseTalk's stage 1 with its batch of 32 on 48 GB. Rows are added to the file as they are found.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from memfit.device.hardware.catalogue import find_device
 from memfit.loading import load_job
+from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 from memfit.sizes import format_size
 
@@ -56,7 +57,7 @@ def main() -> int:
 def planned(job: str, card: str, batch: int, choices: dict[str, Any]) -> dict[str, Any]:
     """One plan's figures."""
     begin = time.process_time()
-    answer = find_plan(load_job(job), job, batch, find_device(card), **choices)
+    answer = find_plan(load_job(job), PlanRequest(name=job, global_batch=batch, device=find_device(card), **choices))
     shown = answer.chosen or answer.floor
     return {
         "fits": answer.plan is not None,
@@ -65,7 +66,7 @@ def planned(job: str, card: str, batch: int, choices: dict[str, Any]) -> dict[st
         "modes": dict(Counter(shown.checkpointing.values())),
         "process_bytes": {name: phase.process_bytes for name, phase in shown.footprint.phases.items()},
         "usable_bytes": find_device(card).usable_bytes,
-        "levers": [lever.name for lever in answer.plan.levers if lever.taken] if answer.plan else [],
+        "options": [option.name for option in answer.plan.options if option.applied] if answer.plan else [],
         "step_seconds": shown.seconds,
         "processor_seconds": time.process_time() - begin,
     }

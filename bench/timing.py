@@ -13,6 +13,7 @@ import json
 import statistics
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from memfit.apply.window import run_window
 from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.job import Job, Loss, Nets, Shape
 from memfit.planner.predict import checkpoint_all, plain_nets
+from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 from memfit.trace.durations import now
 from memfit.trace.session import open_session
@@ -136,13 +138,15 @@ def windows(name: str, job: Job, sizes: tuple[int, int], rounds: int) -> Iterato
     with open_session(job, Tracing(device=ROOMY), Shape(items=sizes[0])) as session:
         net_kind = session.net_kind
     every = checkpoint_all(job, plain_nets(job))
+    request = PlanRequest(name=name, global_batch=1, device=ROOMY, keep=("checkpointing",))
     estimated = {
         (size, mode): find_plan(
-            type(job)(**{**job.settings(), "checkpoint": mode}), name, 2 * size, ROOMY, micro_batch=size,
-            keep=("checkpointing",),
+            type(job)(**{**job.settings(), "checkpoint": mode}),
+            replace(request, global_batch=2 * size, micro_batch=size),
         ).floor.seconds
-        for size in sizes for mode in ("none", "all")
-    }  # fmt: skip
+        for size in sizes
+        for mode in ("none", "all")
+    }
     torch.manual_seed(0)
     train_state = build(job, "cpu")
     times: dict[tuple[int, str], list[float]] = {key: [] for key in estimated}

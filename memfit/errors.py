@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import sysconfig
 import traceback
@@ -9,6 +10,16 @@ from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from pathlib import Path
 from types import FrameType
+
+EXTRAS = {
+    "jobs": ("diffusers", "transformers", "peft", "PIL", "soundfile", "espeakng_loader"),
+    "deepspeed": ("deepspeed",),
+    "lightning": ("lightning",),
+    "accelerate": ("accelerate",),
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+}
+"""The optional parts of memfit that pip installs by name, and the modules that each brings."""
 
 
 class Exit(IntEnum):
@@ -40,6 +51,35 @@ class InputError(Exception):
         super().__init__(" ".join(f"{seen}: {why}; {write}".split()))
 
 
+def install_extra(extra: str) -> str:
+    """The command that installs an optional part of memfit."""
+    return f"pip install 'memfit[{extra}]'"
+
+
+def missing_extra(error: BaseException, seen: str) -> InputError | None:
+    """An exception as a module of an optional part that is not installed; None where it is something else.
+
+    Args:
+        seen: what needs the module, as the user wrote it.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        name = (cause.name or "").partition(".")[0] if isinstance(cause, ModuleNotFoundError) else ""
+        for extra, modules in EXTRAS.items():
+            if name in modules and not is_installed(name):
+                return InputError(seen, f"it needs {name}, which is not installed", f"run {install_extra(extra)}")
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def is_installed(module: str) -> bool:
+    """Whether a module is there to be imported; it is not imported."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
 def mistake_in_job(error: BaseException, *, changed: bool = False) -> InputError | None:
     """An exception as a mistake in a job's code, naming the line; None where it is a fault of memfit.
 
@@ -51,6 +91,9 @@ def mistake_in_job(error: BaseException, *, changed: bool = False) -> InputError
     Args:
         changed: whether settings were given: an exception in a built-in job comes of them, else it is memfit's fault.
     """
+    missing = missing_extra(error, "this job") if isinstance(error, ImportError | RuntimeError) else None
+    if missing is not None:
+        return missing
     frames = [
         (frame, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
@@ -94,10 +137,34 @@ def _place(frame: FrameType, line: int) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """``ValueError: what it says``, in one line of at most 240 characters."""
+    """``ValueError: what it says``, in one line of at most 240 characters.
+
+    Of an import that failed, also why: the rest of its message, or the exception that caused it.
+    """
+    text = _first_line(error)
+    if isinstance(error, ImportError) and (cause := _cause_of_import(error)) and cause not in text:
+        text = f"{_cut(text, 236 - min(len(cause), 160))} ({_cut(cause, 160)})"
+    return _cut(text, 240)
+
+
+def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    return text if len(text) <= 240 else text[:239] + "…"
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _cause_of_import(error: ImportError) -> str:
+    """The first exception of the chain that led to this one, or else the last line of its message."""
+    first: BaseException = error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    if first is not error:
+        return _first_line(first)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if len(lines) > 1 else ""
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _is_ours(frame: FrameType) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from memfit.errors import InputError, describe
-from memfit.settings import Settings
+from memfit.settings import Settings, is_of_kind, kind_in_words
 
 if TYPE_CHECKING:
     import torch
@@ -65,6 +66,13 @@ class Turn:
     loss: Callable[[Nets, Any, dict[str, Any]], Losses]
     optimizers: tuple[str, ...]
 
+    def __post_init__(self) -> None:
+        write = "write memfit.Turn(name='loss', loss=self.my_loss, optimizers=('adamw',))"
+        if not callable(self.loss):
+            raise InputError(f"turn {self.name!r}", f"its loss is a {type(self.loss).__name__}, not a function", write)
+        if isinstance(self.optimizers, str) or not isinstance(self.optimizers, Sequence):
+            raise InputError(f"turn {self.name!r}", f"optimizers = {self.optimizers!r} is not a tuple of names", write)
+
 
 class Job(Settings):
     """What is trained. Annotated class attributes are settings, which ``--set name=value`` changes.
@@ -109,16 +117,30 @@ class Job(Settings):
 
     ``{value}`` stands for the value and ``{variant}`` for what follows the slash of the job's name; or the line for
     each value. ``memfit plan`` prints it. Keys beside settings: micro_batch, accumulation, devices, engine,
-    checkpointing, names of levers, and ``recompute net.path``. A switch that covers every module which
+    checkpointing, names of options, and ``recompute net.path``. A switch that covers every module which
     ``checkpointable`` names has ``{value}``; code that must be written has not."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
+        if "validation_levers" in vars(cls):
+            write = "write validation_options = {name: settings}"
+            raise InputError(f"{cls.__name__}.validation_levers", "its name is now validation_options", write)
         if "validate" in vars(cls) and "validates" not in vars(cls):
             cls.validates = True
 
     def __init__(self, **values: Any) -> None:
         super().__init__(**values)
+        for name, kind in _attribute_kinds().items():
+            if not is_of_kind(value := getattr(self, name), kind):
+                raise InputError(
+                    f"{type(self).__name__}.{name} = {value!r}",
+                    f"not {kind_in_words(kind)}",
+                    f"write {name} = {getattr(Job, name)!r}, say",
+                )
+        for name in _METHODS:
+            if not callable(value := getattr(self, name)):
+                seen = f"{type(self).__name__}.{name} = {value!r}"
+                raise InputError(seen, "it hides the method of that name", f"write def {name}(self, ...), or rename it")
         for name, fine, wants in (
             ("longest", self.longest is None or self.longest >= 1, "1 or more"),
             ("clip", self.clip is None or self.clip > 0, "more than 0, or none"),
@@ -210,7 +232,7 @@ class Job(Settings):
         """What ``validate`` is given; by default a batch of the training micro-batch's shape."""
         return self.batch(shape)
 
-    validation_levers: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    validation_options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """What makes validation smaller and not otherwise: a name, and the settings that do it. The least costly first."""
     smaller_settings: ClassVar[Mapping[str, str]] = {}
     """Settings that make the job smaller, and what each changes: offered where nothing fits."""
@@ -265,9 +287,13 @@ class Job(Settings):
         return torch.autocast(kind, dtype=torch.bfloat16 if self.precision == "bf16" else torch.float16)
 
 
-def trained_parameters(nets: Nets) -> Iterator[tuple[str, nn.Parameter]]:
-    """(``net.path``, parameter) of every parameter that requires a gradient."""
-    for name, net in nets.items():
-        for path, parameter in net.named_parameters():
-            if parameter.requires_grad:
-                yield f"{name}.{path}", parameter
+_METHODS = tuple(name for name, value in vars(Job).items() if callable(value) and not name.startswith("_"))
+
+
+@functools.cache
+def _attribute_kinds() -> dict[str, Any]:
+    """The types of the class attributes that every job has, by name."""
+    hints = typing.get_type_hints(Job)
+    return {
+        name: typing.get_args(kind)[0] if typing.get_origin(kind) is ClassVar else kind for name, kind in hints.items()
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Iterable
@@ -12,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from memfit.errors import InputError, describe
+from memfit.errors import InputError, describe, missing_extra
 from memfit.job import Job
 
 
@@ -62,7 +63,11 @@ def load_job(spec: str, settings: dict[str, Any] | None = None, *, unit: str | N
             else "write a built-in name (memfit jobs), package.module:Name or path/file.py:Name"
         )
         raise InputError(f"job {spec!r}", "no built-in job of that name", hint)
-    module = _load_file(Path(module_name)) if module_name.endswith(".py") else _import(module_name)
+    module = (
+        _load_file(Path(module_name))
+        if module_name.endswith(".py")
+        else _import(module_name, spec if spec in built_in_jobs() else module_name)
+    )
     if not hasattr(module, name):
         near = difflib.get_close_matches(name, [key for key in vars(module) if not key.startswith("_")], n=1)
         hint = f"write {module_name}:{near[0]}" if near else f"write {module_name}:{_jobs_of(module)}"
@@ -79,7 +84,25 @@ def load_job(spec: str, settings: dict[str, Any] | None = None, *, unit: str | N
     if unit is not None and unit != found.unit:
         write = "make the plan again with memfit plan --out"
         raise InputError(f"a plan of {spec} in {unit}", f"the job counts {found.unit}", write)
+    _check_constructor(found)
     return found(**(settings or {}))
+
+
+def _check_constructor(kind: type[Job]) -> None:
+    """A job is made again from its settings, on other ranks and in other phases: its constructor must take them.
+
+    Raises:
+        InputError: the class has an ``__init__`` that does not take every setting by name.
+    """
+    parameters = inspect.signature(kind.__init__).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    raise InputError(
+        f"{kind.__name__}.__init__()",
+        "memfit makes a job from its settings alone, by name",
+        "take __init__ out and write settings as annotated class attributes (width: int = 8), or write "
+        "__init__(self, **settings) and call super().__init__(**settings) first",
+    )
 
 
 def _jobs_of(module: ModuleType) -> str:
@@ -93,6 +116,7 @@ def _jobs_of(module: ModuleType) -> str:
 
 
 def _load_file(path: Path) -> ModuleType:
+    """Runs a job's file. Its folder stays importable, as under ``python file.py``: its nets may import on first use."""
     if not path.is_file():
         raise InputError(f"job {path}", "no such file", "write the path of a Python file, as path/file.py:Name")
     spec = importlib.util.spec_from_file_location(f"memfit_file_{path.stem}", path)
@@ -100,8 +124,9 @@ def _load_file(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module.__name__] = module
-    before = list(sys.path)
-    sys.path.insert(0, str(path.parent.resolve()))
+    folder = str(path.parent.resolve())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
         spec.loader.exec_module(module)
     except InputError:
@@ -112,19 +137,19 @@ def _load_file(path: Path) -> ModuleType:
         ]
         line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
         where = f"job {path}:{line}" if line else f"job {path}"
-        raise InputError(
+        raise missing_extra(error, where) or InputError(
             where, f"it does not import: {describe(error)}", f"mend it until python {path} runs"
         ) from error
-    finally:
-        sys.path[:] = before
     return module
 
 
-def _import(module: str) -> ModuleType:
+def _import(module: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except InputError:
         raise
     except (Exception, SystemExit) as error:
         write = "write package.module:Name of an installed module, or path/file.py:Name"
-        raise InputError(f"job {module}", f"it does not import: {describe(error)}", write) from error
+        raise missing_extra(error, f"job {name}") or InputError(
+            f"job {name}", f"it does not import: {describe(error)}", write
+        ) from error

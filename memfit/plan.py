@@ -1,4 +1,4 @@
-"""Plan: everything that was decided about a run, and why. A readable, versioned, strict TOML file."""
+"""Plan: every decision about a run and its reason, kept as a readable, versioned TOML file that is checked strictly."""
 
 from __future__ import annotations
 
@@ -16,112 +16,114 @@ from memfit.job import Precision
 
 VERSION = 1
 MODES = ("keep", "selective", "full", "offload")
-"""What a plan may do with what a module's forward saves for its backward."""
+"""What happens to the activations that a module saves for its backward."""
 PLACES = {"validation": ("here", "skip"), "saving": ("here",)}
-"""Where a phase may run."""
+"""Where each phase may run."""
 STATE_PLACES = ("device", "host")
-"""Where optimizers' state and the weights' average may be between steps."""
+"""Where optimizer state and the weights' average may be kept between steps."""
 IMPLEMENTATIONS = ("job", "loop", "foreach", "fused")
-"""How the optimizers' steps are carried out: as the job has it, or so where they can be."""
+"""How optimizers step: as the job has it, or by this implementation where they support it."""
 ENGINES = ("single", "ddp", "fsdp2", "zero1", "zero2", "zero3")
 WRITING = ("synchronous", "asynchronous")
-"""Whether the training waits while a checkpoint is written from its tensors, or a copy is written beside it."""
+"""Whether training waits while a checkpoint is written, or continues while a copy is written."""
 ALLOCATORS = ("default", "expandable_segments")
-"""How the card's caching allocator makes its segments."""
+"""How the card's caching allocator reserves its segments."""
+LEAST_BUDGET, MOST_BUDGET = 1 << 20, 1 << 60
+"""Bytes: a plan of less, or more, was not made for a machine."""
 PRECISIONS = typing.get_args(Precision)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryOption:
-    """One choice that could be made, whether it was, what it saves and what it costs, with the rest as it is.
+    """A memory-saving option: whether the plan applies it, what it saves and what it costs, with the rest unchanged.
 
-    What it saves: how far a phase's peak of tensors' bytes falls with it (the expandable allocator: of reserved bytes).
+    What it saves is how far a phase's peak of tensors' bytes falls (for the expandable allocator: of reserved bytes).
     """
 
     name: str
-    taken: bool
+    applied: bool
     saves_bytes: int
-    """The most of any phase; nothing where each needs more."""
+    """The largest saving of any phase; 0 where every phase needs more."""
     costs: str
     reason: str
     saves: dict[str, int] = field(default_factory=dict)
-    """By phase; one that is absent is not known. Negative: the phase needs more."""
+    """By phase. A phase that is absent is unknown; a negative number means that the phase needs more."""
     seconds: float | None = None
-    """What it costs in time, of one window, and of one validation where it is a lever of validation; absent where that
-    is not known. Negative: it is faster."""
+    """Added time of one window, or of one validation for a validation option; absent where it is unknown. Negative: the
+    option is faster."""
     unknown: str = ""
-    """What is not known, and why."""
+    """What is unknown, and why."""
     changes_learning: bool = False
-    """Whether other weights are learned with it, beyond rounding."""
+    """Whether training with it learns other weights, beyond rounding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhasePolicy:
-    """What makes room for validation or saving; everything is put back afterwards. The defaults cost nothing."""
+    """What frees memory for validation or saving; everything is restored afterwards. The defaults cost nothing."""
 
     where: str = "here"
     """here, or skip (validation alone)."""
     gradients: str = "free"
-    """free: those that the last window left behind; keep."""
+    """free: drop the last window's gradients; keep."""
     optimizer: str = "keep"
-    """aside: its state waits on the host (of a CPU run: in a file); keep."""
+    """aside: move its state to the host (in a CPU run: to a file); keep."""
     items: int | None = None
-    """Items of one validation batch; absent: as many as a training micro-batch holds."""
+    """Items in one validation batch; absent: the same as in a training micro-batch."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """The job's settings that hold in this phase alone: a decoder's slice, say."""
+    """Settings of the job for this phase only, for example a decoder's slice."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A job, its geometry, and how it is put onto a device."""
+    """A job, its batch geometry, and how it runs on a device."""
 
     job: str
     settings: dict[str, Any]
     device: str
     """A card of the catalogue, or cpu."""
     budget_bytes: int
-    """What the run may take: usable bytes of the card, or the tensors' budget on a CPU."""
+    """Memory that the run may use: the card's usable bytes, or the budget for tensors on a CPU."""
     unit: str
     global_batch: int
     micro_batch: int
     micro_batches: list[list[int]]
-    """For each data-parallel rank, the sizes of one window's micro-batches, in units."""
+    """Sizes of one window's micro-batches in units, a list for each data-parallel rank."""
     arithmetic: str
     engine: str
     precision: str
     seed: int
     checkpointing: dict[str, str] = field(default_factory=dict)
-    """Mode by module path; modules that are not named keep what they save."""
+    """Mode by module path; a module that is not named keeps its activations."""
     validate_every: int | None = None
-    """Windows between validations, 0: none; absent: the job's own."""
+    """Windows between validations; 0: no validation; absent: the job's own."""
     validation: PhasePolicy = field(default_factory=PhasePolicy)
     saving: PhasePolicy = field(default_factory=PhasePolicy)
     implementation: str = "job"
-    """Of the optimizers' steps: job, loop, foreach or fused, see ``memfit.apply.optimizer_implementation``."""
+    """How optimizers step: job, loop, foreach or fused; see ``memfit.apply.optimizer_implementation``."""
     optimizer_state: str = "device"
-    """host: optimizers' state waits in the host's memory between steps, and visits the device part by part; device."""
+    """host: optimizer state stays in host memory between steps and visits the device in parts; device."""
     average: str = "device"
-    """The same of the weights' average, where the job has one."""
+    """host or device: where the moving average of the weights is kept, if the job has one."""
     idle_nets: str = "keep"
-    """aside: nets that a phase does not use (``Job.net_phases``) wait on the host (of a CPU run: in a file); keep."""
+    """aside: nets that a phase does not use (``Job.net_phases``) move to the host (in a CPU run: to a file); keep."""
     learning_rate: float = 1.0
-    """What the job's learning rates are multiplied by."""
+    """Factor on the job's learning rates."""
     warmup_windows: int = 0
-    """Windows over which they rise from the job's own."""
+    """Windows over which the learning rates rise from the job's own to the scaled ones."""
     checkpoint_writing: str = "synchronous"
     allocator: str = "default"
-    """expandable_segments: ``memfit run`` sets PYTORCH_CUDA_ALLOC_CONF so, unless it is set."""
+    """expandable_segments: ``memfit run`` sets PYTORCH_CUDA_ALLOC_CONF to it, unless the variable is set."""
     engine_choices: dict[str, Any] = field(default_factory=dict)
-    """What the engine lets one choose, by the names that ``memfit.engine.factory`` lists; absent: its defaults."""
+    """The engine's own choices, by the names that ``memfit.engine.factory`` lists; absent: its defaults."""
     reasons: dict[str, str] = field(default_factory=dict)
-    """Why each choice was made."""
-    levers: list[MemoryOption] = field(default_factory=list)
+    """The reason for each choice."""
+    options: list[MemoryOption] = field(default_factory=list)
     phases: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The predicted Footprint, by phase."""
     step_seconds: float | None = None
-    """Estimated time of one window; absent where the device's rates are not known."""
+    """Estimated time of one window; absent where the device's rates are unknown."""
     step_seconds_low: float | None = None
-    """The estimate with its measured error; absent where that was not measured on the device."""
+    """Lower end of the estimate by its measured error; absent where no error was measured on the device."""
     step_seconds_high: float | None = None
 
 
@@ -135,7 +137,7 @@ def write_plan(plan: Plan, path: str | Path) -> None:
 
     values = {key: value for key, value in asdict(plan).items() if value is not None}
     values["settings"] = _without_none(values["settings"])
-    values["levers"] = [_without_none(lever) for lever in values["levers"]]
+    values["options"] = [_without_none(option) for option in values["options"]]
     for phase in PLACES:
         values[phase] = _without_none(values[phase])
     for phase in values["phases"].values():
@@ -143,7 +145,6 @@ def write_plan(plan: Plan, path: str | Path) -> None:
     text = tomli_w.dumps({"memfit_plan": VERSION, **values})
     target = Path(path)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(target, text)
     except OSError as error:
         raise InputError(
@@ -178,13 +179,25 @@ def read_plan(path: str | Path) -> Plan:
             "it has no memfit_plan version, so it is no plan",
             "write the path of a file that memfit plan --out wrote",
         )
-    if version != VERSION:
+    if version != VERSION or isinstance(version, bool):
         raise InputError(
             f"plan file {path}",
             f"it is of version {version}, and this memfit reads version {VERSION}",
             "make it again with memfit plan --out",
         )
-    return _checked(values, str(path))
+    return _checked(_with_current_names(values), str(path))
+
+
+def _with_current_names(values: dict[str, Any]) -> dict[str, Any]:
+    """A plan file's values where ``levers`` and ``taken``, as earlier versions wrote them, have today's names."""
+    if "options" in values or not isinstance(values.get("levers"), list):
+        return values
+    values = dict(values)
+    options = values.pop("levers")
+    for option in options:
+        if isinstance(option, dict) and "applied" not in option and "taken" in option:
+            option["applied"] = option.pop("taken")
+    return {**values, "options": options}
 
 
 _AGAIN = "make it again with memfit plan --out"
@@ -200,7 +213,7 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
 
 
 def _checked(values: dict[str, Any], path: str) -> Plan:
-    """The plan that these values make, checked one by one and against each other."""
+    """The plan with these values, each checked alone and against the others."""
     _check_keys(values, Plan, f"plan file {path}")
     for name, least in {"budget_bytes": 1, "global_batch": 1, "micro_batch": 1, "seed": 0}.items():
         if values[name] < least:
@@ -217,6 +230,9 @@ def _checked(values: dict[str, Any], path: str) -> Plan:
     every = values.get("validate_every", 0)
     if every < 0:
         raise InputError(f"plan file {path}: validate_every = {every}", "less than 0", "write 0 for no validation")
+    if values["budget_bytes"] < LEAST_BUDGET or values["budget_bytes"] > MOST_BUDGET:
+        seen = f"plan file {path}: budget_bytes = {values['budget_bytes']}"
+        raise InputError(seen, "no budget that a process can have (1 MiB to 1 EiB)", _AGAIN)
     _check_word(f"plan file {path}: idle_nets", values.get("idle_nets", "keep"), ("keep", "aside"))
     for key in ("optimizer_state", "average"):
         _check_word(f"plan file {path}: {key}", values.get(key, STATE_PLACES[0]), STATE_PLACES)
@@ -242,12 +258,12 @@ def _checked(values: dict[str, Any], path: str) -> Plan:
             raise InputError(
                 f"plan file {path}: phases.{name}", "not a table with allocated_bytes and process_bytes", _AGAIN
             )
-    for lever in values.get("levers", []):
-        if not isinstance(lever, dict):
-            raise InputError(f"plan file {path}: levers", f"{lever!r} is not a table", _AGAIN)
-        _check_keys(lever, MemoryOption, f"plan file {path}: levers")
+    for option in values.get("options", []):
+        if not isinstance(option, dict):
+            raise InputError(f"plan file {path}: options", f"{option!r} is not a table", _AGAIN)
+        _check_keys(option, MemoryOption, f"plan file {path}: options")
     policies = {phase: _policy(values[phase], phase, path) for phase in PLACES if phase in values}
-    return Plan(**{**values, **policies, "levers": [MemoryOption(**lever) for lever in values.get("levers", [])]})
+    return Plan(**{**values, **policies, "options": [MemoryOption(**option) for option in values.get("options", [])]})
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:
@@ -269,8 +285,8 @@ def _policy(values: Any, phase: str, path: str) -> PhasePolicy:
 
 
 def _check_keys(values: Mapping[str, Any], kind: type[Any], where: str) -> None:
-    """No key unknown, none missing, each of its type."""
-    known = {one.name: one for one in fields(kind)}
+    """Refuses a key that is unknown or missing, and a value of another type."""
+    known = {field.name: field for field in fields(kind)}
     for key, value in values.items():
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
@@ -278,8 +294,8 @@ def _check_keys(values: Mapping[str, Any], kind: type[Any], where: str) -> None:
         wants, words = _KINDS[str(known[key].type).split("[")[0].split(" ")[0]]
         if not isinstance(value, wants) or isinstance(value, bool) != (wants is bool):
             raise InputError(f"{where}: {key} = {value!r}", f"not {words}", _AGAIN)
-    for key, one in known.items():
-        if key not in values and one.default is MISSING and one.default_factory is MISSING:
+    for key, expected in known.items():
+        if key not in values and expected.default is MISSING and expected.default_factory is MISSING:
             raise InputError(where, f"the key {key} is missing", _AGAIN)
 
 
@@ -294,6 +310,9 @@ def _check_sizes(values: dict[str, Any], path: str) -> None:
     if not all(isinstance(rank, list) and all(type(size) is int and size >= 0 for size in rank) for rank in sizes):
         raise InputError(f"plan file {path}: micro_batches", "not a list of whole numbers for each rank", _AGAIN)
     total, largest = sum(map(sum, sizes)), max((size for rank in sizes for size in rank), default=0)
+    if values["engine"] == "single" and len(sizes) != 1:
+        seen = f"plan file {path}: micro_batches of {len(sizes)} ranks"
+        raise InputError(seen, "engine = 'single' has one rank", "write one list in it, or engine = 'ddp'")
     if total != values["global_batch"]:
         seen = f"plan file {path}: micro_batches sum to {total}"
         raise InputError(seen, f"the global batch is {values['global_batch']}", "make them agree")

@@ -28,6 +28,8 @@ from memfit.audit.loader_parts import data_set_of
 from memfit.audit.target import is_loop, load_target
 
 PROBES, SECONDS = 16, 5.0
+_IS_IMMUTABLE = 1 << 8
+"""Py_TPFLAGS_IMMUTABLETYPE: a class that C code defined, whose methods cannot be replaced."""
 
 
 def replaced_samples(target: str | Callable[..., Any]) -> str | None:
@@ -125,8 +127,14 @@ def _strayed(log: list[int | None], index: int) -> int | None:
 
 @contextlib.contextmanager
 def _recorded(dataset: Any) -> Iterator[tuple[Any, list[int | None]]]:
-    """The data set with its own lists watched: which indices are read, and None for each error that it catches."""
+    """The data set with its own lists watched: which indices are read, and None for each error that it catches.
+
+    A list, a range or an array gives what it is asked for: it is read as it is.
+    """
     log: list[int | None] = []
+    if type(dataset).__flags__ & _IS_IMMUTABLE:
+        yield dataset, log
+        return
     watched = copy.copy(dataset)
     for name, value in list(getattr(watched, "__dict__", {}).items()):
         if type(value) in (list, tuple, np.ndarray) and len(value) == len(dataset):

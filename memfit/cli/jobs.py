@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from memfit.cli.options import json_option, print_json, set_option
+from memfit.errors import InputError, missing_extra
 
 
 @click.command("jobs")
@@ -20,18 +21,34 @@ def command(names: tuple[str, ...], pairs: tuple[str, ...], as_json: bool) -> No
     from memfit.loading import built_in_jobs, load_job, read_settings
 
     settings = read_settings(pairs)
-    found: list[dict[str, Any]] = []
+    listed: list[dict[str, Any]] = []
+    not_listed: list[dict[str, str]] = []
     with progress("counting", quiet=as_json):
         from memfit.planner.predict import net_sizes, plain_nets
 
         for name in names or sorted(built_in_jobs()):
-            job = load_job(name, settings)
-            found.append(
-                {"name": name, "unit": job.unit, "nets": [asdict(size) for size in net_sizes(plain_nets(job))]}
-            )
+            try:
+                job = load_job(name, settings)
+                sizes = net_sizes(plain_nets(job))
+            except Exception as error:
+                missing = error if isinstance(error, InputError) else missing_extra(error, f"job {name}")
+                if missing is None or names or "not installed" not in missing.why:
+                    raise
+                not_listed.append({"name": name, "why": missing.why, "write": missing.write})
+                continue
+            listed.append({"name": name, "unit": job.unit, "nets": [asdict(size) for size in sizes]})
     if as_json:
-        print_json({"jobs": found})
+        print_json({"jobs": listed, "not_listed": not_listed})
         return
+    if listed:
+        _show(listed)
+    reasons = {(entry["why"], entry["write"]): None for entry in not_listed}
+    for why, write in reasons:
+        same = [entry["name"] for entry in not_listed if (entry["why"], entry["write"]) == (why, write)]
+        click.echo(f"Not listed: {', '.join(same)}: {why}; {write}")
+
+
+def _show(listed: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -45,7 +62,7 @@ def command(names: tuple[str, ...], pairs: tuple[str, ...], as_json: bool) -> No
         ("tensors", "right"),
     ):
         table.add_column(name, justify=side)  # type: ignore[arg-type]
-    for entry in found:
+    for entry in listed:
         for index, net in enumerate(entry["nets"]):
             head = (entry["name"], entry["unit"]) if index == 0 else ("", "")
             millions = [f"{net[key] / 1e6:.3f} M" if net[key] else "-" for key in ("parameters", "trainable")]

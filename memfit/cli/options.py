@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import click
 
 from memfit.errors import InputError
 from memfit.geometry import MOST
-from memfit.sizes import parse_size
+from memfit.sizes import format_size, parse_size
 
 if TYPE_CHECKING:
     from memfit.device.hardware.catalogue import Device
@@ -32,6 +35,10 @@ device_option = click.option(
 )
 memory_option = click.option("--memory", metavar="SIZE", help="Replaces the device's memory, as 24GiB, 24GB or 512MiB.")
 
+headroom_option = click.option(
+    "--headroom", metavar="SIZE", help="Memory to leave free on the device: 5% of what is usable, or 1GiB. Default: 0."
+)
+
 
 def print_json(value: Any) -> None:
     """One JSON object on standard output."""
@@ -40,8 +47,8 @@ def print_json(value: Any) -> None:
     )
 
 
-def choose_device(name: str | None, memory: str | None) -> Device:
-    """The device that --device and --memory mean: a card of the catalogue, or this machine's own, with a budget."""
+def choose_device(name: str | None, memory: str | None, headroom: str | None = None) -> Device:
+    """The device of --device, --memory and --headroom: a card of the catalogue or this machine's own, with a budget."""
     from memfit.device.hardware.catalogue import find_device, with_memory
     from memfit.device.hardware.local_devices import local_cpu, local_devices
 
@@ -49,7 +56,25 @@ def choose_device(name: str | None, memory: str | None) -> Device:
         device = local_devices()[0]
     else:
         device = local_cpu() if name == "cpu" else find_device(name)
-    return with_memory(device, parse_size(memory)) if memory is not None else device
+    device = with_memory(device, parse_size(memory)) if memory is not None else device
+    return device if headroom is None else _with_headroom(device, headroom)
+
+
+def _with_headroom(device: Device, headroom: str) -> Device:
+    """The device with so much less usable memory.
+
+    Raises:
+        InputError: neither a percentage below 100 nor a size, more than there is, or the device's memory is unknown.
+    """
+    usable = device.usable_bytes
+    if usable is None:
+        raise InputError(f"device {device.key}", "its memory is not known", "give --memory SIZE")
+    percent = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", headroom)
+    left = usable - (math.ceil(usable * float(percent[1]) / 100) if percent else parse_size(headroom))
+    if left < 1:
+        seen = f"--headroom {headroom}"
+        raise InputError(seen, f"it leaves nothing of {format_size(usable)}", "write --headroom 5% or a smaller size")
+    return replace(device, usable_bytes=left)
 
 
 @overload

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from memfit.cli.options import choose_device, json_option, memory_option, print_json, set_option, whole_number
+from memfit.cli.options import (
+    choose_device,
+    headroom_option,
+    json_option,
+    memory_option,
+    print_json,
+    set_option,
+    whole_number,
+)
 from memfit.errors import Exit, InputError
 
 if TYPE_CHECKING:
     from memfit.device.hardware.catalogue import Device
+    from memfit.planner.memory_vs_batch import Point
+    from memfit.planner.search.engine_search import Answer
+    from memfit.show.upstream_edits import Change
 
 
 @click.command("plan")
@@ -31,6 +43,7 @@ if TYPE_CHECKING:
     help="A card of the catalogue (memfit devices), or cpu; may be repeated, or all. Default: this machine's own.",
 )
 @memory_option
+@headroom_option
 @click.option(
     "--keep",
     metavar="A,B",
@@ -54,90 +67,92 @@ if TYPE_CHECKING:
 @json_option
 def command(
     job: str, pairs: tuple[str, ...], global_batch: str, micro_batch: str | None, devices: str, engine: str | None,
-    device_names: tuple[str, ...], memory: str | None, keep: str | None, allow: str | None, tuned_for: str | None,
+    device_names: tuple[str, ...], memory: str | None, headroom: str | None,
+    keep: str | None, allow: str | None, tuned_for: str | None,
     rule: str, curve: bool, seed: str, out: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """How JOB's global batch fits into the device: micro-batch, accumulation, recompute, with reasons."""
     from memfit.cli.progress import progress, settle
     from memfit.loading import load_job, read_settings
 
-    if not device_names and memory is None:
-        raise InputError(
-            "memfit plan without --device or --memory",
-            "there is nothing to fit into",
-            "write --device NAME or --memory SIZE",
-        )
-    targets = _devices(device_names, memory)
+    targets = _devices(device_names, memory, headroom)
     if out is not None and len(targets) > 1:
         raise InputError(f"--out with {len(targets)} devices", "a plan is for one device", "write one --device")
-    asked = whole_number("--global-batch", global_batch)
-    choices: dict[str, Any] = {
-        "micro_batch": whole_number("--micro-batch", micro_batch),
-        "devices": whole_number("--devices", devices),
-        "engine": engine,
-        "seed": whole_number("--seed", seed, least=0),
-        "keep": _words(keep),
-        "allow": _words(allow),
-        "tuned_for": whole_number("--tuned-for", tuned_for),
-        "rule": rule,
-    }
-    if choices["micro_batch"] is not None and choices["micro_batch"] > asked:
-        raise InputError(
-            f"--micro-batch {micro_batch}", f"more than the global batch of {asked}", f"write {asked} or less"
-        )
-    answers = {}
+    if out is not None and not Path(out).name:
+        raise InputError(f"--out {out!r}", "not the name of a file", "write --out plan.toml")
+    if out is not None and not Path(out).absolute().parent.is_dir():
+        raise InputError(f"--out {out}", f"there is no folder {Path(out).parent}", "make the folder, or write another")
+    batch, micro = whole_number("--global-batch", global_batch), whole_number("--micro-batch", micro_batch)
+    ranks, tuned = whole_number("--devices", devices), whole_number("--tuned-for", tuned_for)
+    first_seed = whole_number("--seed", seed, least=0)
     with progress(f"planning {job}", quiet=as_json):
         from memfit.plan import write_plan
-        from memfit.planner.plan_json import plan_json
+        from memfit.planner.request import PlanRequest
         from memfit.planner.search.search import find_plan
-        from memfit.show.upstream_edits import show_upstream, upstream_changes
+        from memfit.show.upstream_edits import upstream_changes
 
+        request = PlanRequest(
+            name=job, global_batch=batch, device=targets[0], micro_batch=micro, devices=ranks, engine=engine,
+            seed=first_seed, keep=_words(keep), allow=_words(allow), tuned_for=tuned, learning_rate_rule=rule,
+        )  # fmt: skip
         loaded = load_job(job, read_settings(pairs))
         settle()
-        points = _curve(loaded, targets[0], asked) if curve else []
-        for device in targets:
-            answers[device.key] = find_plan(loaded, job, asked, device, **choices)
+        points = _curve(loaded, targets[0], batch) if curve else None
+        answers = {device.key: find_plan(loaded, replace(request, device=device)) for device in targets}
         first = answers[targets[0].key]
         changes = upstream_changes(loaded, job, first.plan) if first.plan is not None and len(targets) == 1 else []
     if out is not None and first.plan is not None:
         write_plan(first.plan, out)
     if as_json:
-        found: dict[str, Any] = {"devices": {key: plan_json(answer) for key, answer in answers.items()}}
-        if len(targets) == 1:
-            found = plan_json(first) | {"upstream": [asdict(change) for change in changes]}
-        if curve:
-            found["curve"] = [asdict(point) for point in points]
-        print_json(found)
+        print_json(_json(answers, changes, points))
     else:
-        from memfit.show.plan_table import show_answer, show_answers, show_curve
-
-        if curve:
-            show_curve(points, targets[0])
-        if len(targets) == 1:
-            show_answer(first, targets[0], out)
-            show_upstream(changes)
-        else:
-            show_answers(answers, targets)
+        _show(answers, targets, changes, points, out)
     return Exit.DONE if any(answer.plan is not None for answer in answers.values()) else Exit.NOTHING_FITS
 
 
-def _devices(names: tuple[str, ...], memory: str | None) -> list[Device]:
+def _json(answers: dict[str, Answer], changes: list[Change], points: list[Point] | None) -> dict[str, Any]:
+    """One device's answer, or every device's by name."""
+    from memfit.planner.plan_json import plan_json
+
+    values: dict[str, Any] = {"devices": {key: plan_json(answer) for key, answer in answers.items()}}
+    if len(answers) == 1:
+        values = next(iter(values["devices"].values())) | {"upstream": [asdict(change) for change in changes]}
+    return values if points is None else values | {"curve": [asdict(point) for point in points]}
+
+
+def _show(
+    answers: dict[str, Answer], targets: list[Device], changes: list[Change], points: list[Point] | None,
+    out: str | None,
+) -> None:  # fmt: skip
+    from memfit.show.plan_table import show_answer, show_answers, show_curve
+    from memfit.show.upstream_edits import show_upstream
+
+    if points is not None:
+        show_curve(points, targets[0])
+    if len(targets) > 1:
+        show_answers(answers, targets)
+        return
+    show_answer(answers[targets[0].key], targets[0], out)
+    show_upstream(changes)
+
+
+def _devices(names: tuple[str, ...], memory: str | None, headroom: str | None) -> list[Device]:
     """The devices that are meant; ``all``: every card of the catalogue."""
     from memfit.device.hardware.catalogue import catalogue
 
     if not names:
-        return [choose_device(None, memory)]
+        return [choose_device(None, memory, headroom)]
     keys: dict[str, None] = {}
     for name in names:
         keys |= dict.fromkeys([key for key in catalogue() if key != "cpu"] if name == "all" else [name])
-    return [choose_device(key, memory) for key in keys]
+    return [choose_device(key, memory, headroom) for key in keys]
 
 
 def _words(text: str | None) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip()) if text else ()
 
 
-def _curve(job: Any, device: Device, most: int) -> list[Any]:
+def _curve(job: Any, device: Device, most: int) -> list[Point]:
     from memfit.planner.memory_vs_batch import curve
     from memfit.trace.step import Tracing
 

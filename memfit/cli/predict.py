@@ -10,6 +10,7 @@ import click
 from memfit.cli.options import (
     choose_device,
     device_option,
+    headroom_option,
     json_option,
     memory_option,
     print_json,
@@ -31,6 +32,7 @@ from memfit.plan import ENGINES
 @click.option("--shape", metavar="BxL", help="Items x length of one micro-batch, instead of --micro-batch.")
 @device_option
 @memory_option
+@headroom_option
 @click.option("--precision", type=click.Choice(["fp32", "bf16", "fp16"]), help="Default: the job's own.")
 @click.option(
     "--checkpoint",
@@ -79,9 +81,9 @@ from memfit.plan import ENGINES
 @json_option
 def command(
     job: str, pairs: tuple[str, ...], micro_batch: str | None, shape: str | None, device_name: str | None,
-    memory: str | None, precision: str | None, checkpoint: str | None, accumulate: str, epoch: str | None,
-    lengths: str | None, shapes: str | None, engine: str, world: str, rank: str | None, snapshot: str | None,
-    trace: str | None, as_json: bool,
+    memory: str | None, headroom: str | None, precision: str | None, checkpoint: str | None, accumulate: str,
+    epoch: str | None, lengths: str | None, shapes: str | None, engine: str, world: str, rank: str | None,
+    snapshot: str | None, trace: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Does JOB fit, in training, validation and saving?
 
@@ -91,10 +93,14 @@ def command(
     from memfit.geometry import parse_shape, shape_of
     from memfit.loading import load_job, read_settings
 
-    device = choose_device(device_name, memory)
+    device = choose_device(device_name, memory, headroom)
     if trace is not None and Path(trace).suffix not in (".json", ".npz"):
         write = "write F.json for ui.perfetto.dev, or F.npz for memfit report"
         raise InputError(f"--trace {trace}", "neither .json nor .npz", write)
+    if lengths is not None and epoch is None and shapes is None:
+        raise InputError(
+            f"--lengths {lengths}", "nothing uses them without --epoch", "write --epoch N too (0: one epoch)"
+        )
     accumulated = whole_number("--accumulate", accumulate)
     count = whole_number("--micro-batch", micro_batch)
     ranks, which = whole_number("--world", world), whole_number("--rank", rank, least=0)

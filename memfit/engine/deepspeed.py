@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import logging
 import os
 import sys
@@ -20,7 +19,7 @@ from torch.optim import Optimizer
 
 from memfit.device.virtual.patching import replaced
 from memfit.device.virtual.redirect import SaysCuda
-from memfit.errors import InputError
+from memfit.errors import InputError, install_extra, is_installed
 
 MOST_ELEMENTS = 500_000_000
 """DeepSpeed's own reduce_bucket_size and allgather_bucket_size."""
@@ -67,8 +66,8 @@ def load() -> None:
     Raises:
         InputError: it is not installed.
     """
-    if importlib.util.find_spec("deepspeed") is None:
-        write = "pip install memfit[deepspeed], or write --engine fsdp2"
+    if not is_installed("deepspeed"):
+        write = f"run {install_extra('deepspeed')}, or write --engine fsdp2"
         raise InputError("--engine zero1, zero2 or zero3", "DeepSpeed is not installed", write)
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     if "deepspeed" not in sys.modules:

@@ -87,7 +87,7 @@ class Stage1(Job):
     """Height and width that the SyncNet sees."""
     detector_size: ClassVar[tuple[int, int]] = (180, 320)
     """A validation frame as the face detector sees it: 720p at a quarter."""
-    validation_levers: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    validation_options: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "sliced decode in validation": {"validation_decode": 1},
         "validation frames on the host": {"validation_keeps": "host"},
         "sliced judging in validation": {"validation_judge": 1},

@@ -1,4 +1,4 @@
-"""What each project calls a lever: setting or choice of a plan -> the key or line to change there.
+"""What each project calls an option: setting or choice of a plan -> the key or line to change there.
 
 ``{value}`` stands for the plan's value and ``{variant}`` for what follows the slash of the job's name. Where a value
 is no number to fill in, its words are listed. Keys that begin with ``recompute`` and a path are for modules under that

@@ -1,4 +1,4 @@
-"""How checkpoints are written: beside the training from a copy, or while it waits from the tensors themselves."""
+"""How checkpoints are written: from a copy while training continues, or from the tensors while training waits."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def choose_writing(found: Footprint, device: Device) -> Writing:
     copy = _copied(found)
     size = format_size(copy)
     if device.is_cuda:
-        reason = f"asynchronous: {size} are copied into pinned memory of the host, none of the card's"
+        reason = f"asynchronous: {size} are copied to pinned host memory, which uses no card memory"
         return Writing(how="asynchronous", reason=reason, footprint=found)
     if found.headroom_bytes < copy:
-        reason = f"synchronous: a copy of {size} does not fit beside {found.limiting_phase}; training waits meanwhile"
+        reason = f"synchronous: a copy of {size} does not fit next to {found.limiting_phase}, so training waits"
         return Writing(how="synchronous", reason=reason, footprint=found)
-    reason = f"asynchronous: a copy of {size} fits into the budget, and training goes on while it is written"
+    reason = f"asynchronous: a copy of {size} fits in the budget, and training continues while it is written"
     return Writing(how="asynchronous", reason=reason, footprint=with_copy(found))
 
 

@@ -1,7 +1,7 @@
-"""Courses: bytes of tensors alive after each event of a trace, as they are and as a lever would have them.
+"""Live bytes: tensors' bytes alive after each event of a trace, as traced and as an option would change them.
 
-What a lever saves in a phase is how far the phase's peak falls: one peak less another, both of courses. A card's
-allocator rounds every request up to ``GRAIN``. Left out: what its blocks hold beyond that, and fragments.
+An option's saving in a phase is how far the phase's peak falls. A card's allocator rounds every request up to
+``GRAIN``. Left out: the rest of the allocator's blocks, and fragmentation.
 """
 
 from __future__ import annotations

@@ -52,16 +52,16 @@ def learning_rate(tuned_for: int | None, global_batch: int, rule: str = "none") 
                 "the global batch that the rate was tuned for is not known",
                 "write --tuned-for N too",
             )
-        reason = "the batch that the rate was tuned for is not known (--tuned-for N); the rate stays as the job sets it"
+        reason = "the job's own; the batch it was tuned for is unknown (--tuned-for N)"
         return Rate(rule="none", factor=1.0, reason=reason, rules={}, warmup_windows=0)
     ratio = global_batch / tuned_for
     rules = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}
     if ratio == 1:
-        reason = "the global batch is the one that the rate was tuned for"
+        reason = "the job's own; it was tuned for this global batch"
     else:
         others = ", ".join(f"{name} x {rules[name]:.3g} ({SOURCES[name]})" for name in ("linear", "sqrt"))
-        reason = f"the global batch is {ratio:.3g} x the one that the rate was tuned for; the rules: {others}"
+        reason = f"the global batch is {ratio:.3g} x the batch it was tuned for; rules: {others}"
         if rule == "none":
-            reason += "; none is applied unless --learning-rate asks for it"
+            reason += "; --learning-rate applies one"
     warmup = math.ceil(100 * ratio) if ratio > 1 and rule != "none" else 0
     return Rate(rule=rule, factor=rules[rule], reason=reason, rules=rules, warmup_windows=warmup)

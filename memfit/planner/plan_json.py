@@ -5,29 +5,30 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from memfit.planner.search.candidate_search import Candidate
+from memfit.planner.search.engine_search import Answer
 from memfit.planner.search.full_step import policy_name
-from memfit.planner.search.search import Answer
 from memfit.planner.variable_length.sequence import SequencePrediction
 
 
 def sequence_json(sequence: SequencePrediction) -> dict[str, Any]:
-    """Peaks over the windows, and the same under expandable segments."""
+    """Peaks over a sequence of windows, with default and with expandable segments."""
     plain, expandable = (
-        {**asdict(found), "ratio": found.ratio, "fits": found.failed_window is None}
-        for found in (sequence.plain, sequence.expandable)
+        {**asdict(peaks), "ratio": peaks.ratio, "fits": peaks.failed_window is None}
+        for peaks in (sequence.plain, sequence.expandable)
     )
     return {**plain, "expandable_segments": expandable}
 
 
 def plan_json(answer: Answer) -> dict[str, Any]:
-    """The JSON of DESIGN.md."""
-    found: dict[str, Any] = {"fits": answer.plan is not None}
+    """The JSON of DESIGN.md; ``levers`` repeats ``options`` under its earlier name for one release."""
     shown = answer.chosen or answer.floor
-    geometry, replayed = shown.geometry, shown.footprint
-    if answer.plan is not None:
-        found |= asdict(answer.plan)
-    found |= {
-        "verdict": "no" if answer.lengths and not answer.lengths.fits else replayed.verdict,
+    geometry, footprint = shown.geometry, shown.footprint
+    options = [asdict(option) for option in answer.plan.options] if answer.plan else []
+    return {
+        "fits": answer.plan is not None,
+        **(asdict(answer.plan) if answer.plan is not None else {}),
+        "verdict": "no" if answer.lengths and not answer.lengths.fits else footprint.verdict,
         "global_batch": geometry.global_batch,
         "micro_batch": geometry.micro_batch,
         "micro_batches": list(geometry.micro_batches[0]),
@@ -35,28 +36,31 @@ def plan_json(answer: Answer) -> dict[str, Any]:
         "engine": shown.engine,
         "communication_seconds": shown.communication_seconds,
         "checkpointing": dict(shown.checkpointing),
-        "levers": [asdict(lever) for lever in answer.plan.levers] if answer.plan else [],
-        "phases": {phase: asdict(value) for phase, value in replayed.phases.items()},
+        "options": options,
+        "levers": [{**option, "taken": option["applied"]} for option in options],
+        "phases": {phase: asdict(value) for phase, value in footprint.phases.items()},
         "step_seconds": shown.seconds,
-        "failed_request": asdict(replayed.failed_request) if replayed.failed_request else None,
-        "headroom_bytes": replayed.headroom_bytes,
-        "assumed": list(replayed.assumed),
+        "failed_request": asdict(footprint.failed_request) if footprint.failed_request else None,
+        "headroom_bytes": footprint.headroom_bytes,
+        "assumed": list(footprint.assumed),
+        "alternatives": [_alternative_json(candidate) for candidate in answer.alternatives],
+        "next_step": asdict(answer.next_step) if answer.next_step else None,
+        "sequence": sequence_json(answer.lengths.sequence) if answer.lengths and answer.lengths.sequence else None,
+        "smaller_settings": [asdict(setting) for setting in answer.smaller_settings],
+        "dials": [asdict(setting) for setting in answer.smaller_settings],
+        "larger_hardware": list(answer.larger_hardware),
+        "beneath": list(answer.larger_hardware),
+        "learning_rate": asdict(answer.learning_rate),
+        "seconds": answer.seconds,
     }
-    found["alternatives"] = [
-        {
-            "policy": policy_name(candidate.modes, {}),
-            "micro_batch": candidate.geometry.micro_batch,
-            "arithmetic": candidate.geometry.arithmetic(),
-            "step_seconds": candidate.seconds,
-            "process_bytes": candidate.peak,
-            "traced": candidate.traced,
-        }
-        for candidate in answer.alternatives
-    ]
-    found["next_step"] = asdict(answer.next_step) if answer.next_step else None
-    found["sequence"] = sequence_json(answer.lengths.found) if answer.lengths and answer.lengths.found else None
-    found["dials"] = [asdict(dial) for dial in answer.smaller_settings]
-    found["beneath"] = list(answer.larger_hardware)
-    found["learning_rate"] = asdict(answer.learning_rate)
-    found["seconds"] = answer.seconds
-    return found
+
+
+def _alternative_json(candidate: Candidate) -> dict[str, Any]:
+    return {
+        "policy": policy_name(candidate.modes, {}),
+        "micro_batch": candidate.geometry.micro_batch,
+        "arithmetic": candidate.geometry.arithmetic(),
+        "step_seconds": candidate.seconds,
+        "process_bytes": candidate.peak,
+        "traced": candidate.traced,
+    }

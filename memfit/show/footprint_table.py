@@ -9,25 +9,23 @@ from rich.table import Table
 from rich.text import Text
 
 from memfit.sizes import format_size
+from memfit.wording import counted
 
 if TYPE_CHECKING:
+    from memfit.device.hardware.catalogue import Device
     from memfit.footprint import Footprint
     from memfit.planner.predict import Prediction
 
-_VERDICTS = {
-    "yes": ("Fits", "green"),
-    "close": ("Close to the limit", "yellow"),
-    "no": ("Does not fit", "red"),
-}
+_COLOURS = {"yes": "green", "close": "yellow", "no": "red"}
 _BAR = 24
 _PLACES = 3
-"""Assumptions that are told one by one."""
+"""Number of assumptions to print in full."""
 
 
 def show_prediction(prediction: Prediction, console: Console | None = None) -> None:
-    """Verdict, peaks by phase, and what is alive at the highest of them."""
+    """Prints the verdict, the peaks by phase, and what is alive at the highest peak."""
     console = console or Console(highlight=False)
-    found = prediction.footprint
+    footprint = prediction.footprint
     device = prediction.device
     console.print(headline(prediction))
     console.print(
@@ -38,67 +36,92 @@ def show_prediction(prediction: Prediction, console: Console | None = None) -> N
     if prediction.world > 1:
         console.print(f"rank {prediction.rank} of {prediction.world} on {prediction.engine}", style="dim")
     console.print()
-    console.print(_phases(found, cuda=device.is_cuda))
-    console.print(_categories(found))
-    worst = found.phases[found.limiting_phase]
+    console.print(_phases(footprint, cuda=device.is_cuda))
+    console.print(_categories(footprint))
+    worst = footprint.phases[footprint.limiting_phase]
     console.print(
         f"Peak in {worst.at.module or 'the step'} ({worst.at.operator}); "
         f"largest request {format_size(worst.largest_request.bytes)} "
         f"in {worst.largest_request.module or 'the step'}.",
         soft_wrap=False,
     )
-    for line in remarks(found):
+    for line in remarks(footprint):
         console.print(line, style="dim")
 
 
-def remarks(found: Footprint) -> list[str]:
-    """What the interval rests on, where that is little, and what a reading of the card may show beside the need."""
+def remarks(footprint: Footprint) -> list[str]:
+    """Lines about an interval without measured runs, cuDNN's plan searches, and assumed sizes."""
     lines = []
-    if found.measured_runs == 0:
-        kind = found.net_kind or "unknown"
-        lines.append(f"A net of this kind ({kind}) was never measured: the interval is the widest of those that were.")
-    if found.plan_searches:
+    if footprint.measured_runs == 0:
+        kind = footprint.net_kind or "unknown"
+        lines.append(f"No measured runs of this model type ({kind}): showing the widest interval.")
+    if footprint.plan_searches:
         lines.append(
-            f"cudnn.benchmark tries plans {found.plan_searches} times in the first step: a reading of the card may "
-            "rise for a moment, up to all of it. That is not needed, and no run fails of it."
+            f"cudnn.benchmark searches for plans {footprint.plan_searches} times in the first step: the card's memory "
+            "use may rise briefly, up to all of it. The run does not need that memory and does not fail without it."
         )
-    return lines + assumptions(found)
+    return lines + assumptions(footprint)
 
 
-def assumptions(found: Footprint) -> list[str]:
-    """What was taken for sizes that depend on data."""
-    lines = [f"Assumed: {line}." for line in found.assumed[:_PLACES]]
-    if len(found.assumed) > _PLACES:
-        lines.append(f"Assumed at {len(found.assumed) - _PLACES} places more: --json lists them.")
+def assumptions(footprint: Footprint) -> list[str]:
+    """Sizes that were assumed where they depend on data."""
+    lines = [f"Assumed: {line}." for line in footprint.assumed[:_PLACES]]
+    if len(footprint.assumed) > _PLACES:
+        lines.append(f"{counted(len(footprint.assumed) - _PLACES, 'more assumption')}: --json lists them.")
     return lines
 
 
 def headline(prediction: Prediction) -> Text:
     """The verdict in one line."""
-    found = prediction.footprint
-    word, colour = _VERDICTS[found.verdict]
-    text = Text(word, style=f"bold {colour}")
-    if found.failed_request:
-        request = found.failed_request
-        text.append(
-            f": {request.phase} asks for {format_size(request.bytes)} "
-            f"in {request.module or 'the step'} that are not there.",
-            style="default",
-        )
-    else:
-        text.append(
-            f": {format_size(found.headroom_bytes)} to spare in {found.limiting_phase}, which needs most.",
-            style="default",
-        )
-    return text
+    footprint = prediction.footprint
+    verdict, _, rest = verdict_line(footprint, prediction.device).partition(" on ")
+    text = Text(verdict, style=f"bold {_COLOURS[footprint.verdict]}")
+    return text.append(f" on {rest}", style="default")
 
 
-def _phases(found: Footprint, *, cuda: bool) -> Table:
+def verdict_line(footprint: Footprint, device: Device) -> str:
+    """``Fits on RTX 4090 with 12.2 GiB to spare (peak: training, 11.3 of 23.5 GiB).``"""
+    worst = footprint.phases[footprint.limiting_phase]
+    usable = device.usable_bytes or 0
+    peak = f"peak: {phase_name(footprint.limiting_phase)}, {of_sizes(worst.process_bytes, usable)}"
+    if footprint.failed_request:
+        request = footprint.failed_request
+        return (
+            f"Does not fit on {short_name(device)}: {phase_name(request.phase)} fails to allocate "
+            f"{format_size(request.bytes)} in {request.module or 'the step'} ({peak})."
+        )
+    spare = format_size(footprint.headroom_bytes)
+    if footprint.verdict == "yes":
+        return f"Fits on {short_name(device)} with {spare} to spare ({peak})."
+    high = format_size(worst.process_bytes_high)
+    return f"May not fit on {short_name(device)}: {spare} to spare, but the interval reaches {high} ({peak})."
+
+
+_PHASE_NAMES = {"train": "training", "validate": "validation", "save": "saving"}
+
+
+def phase_name(phase: str) -> str:
+    """What a reader sees for a phase: ``training`` for ``train``."""
+    return _PHASE_NAMES.get(phase, phase)
+
+
+def short_name(device: Device) -> str:
+    """The card's name without its maker: ``RTX 4090``."""
+    return device.name.removeprefix("NVIDIA ").removeprefix("GeForce ")
+
+
+def of_sizes(nbytes: int, limit: int) -> str:
+    """``11.3 of 23.5 GiB``: both sizes, with one unit where they share it."""
+    (part, part_unit), (whole, unit) = (format_size(size).split(" ") for size in (nbytes, limit))
+    return f"{part} of {whole} {unit}" if part_unit == unit else f"{part} {part_unit} of {whole} {unit}"
+
+
+def _phases(footprint: Footprint, *, cuda: bool) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("phase")
     for name in ("allocated", "reserved", "process", "interval") if cuda else ("allocated",):
         table.add_column(name, justify="right")
-    for name, phase in found.phases.items():
+    for name, phase in footprint.phases.items():
         cells = [format_size(phase.allocated_bytes)]
         if cuda:
             low, high = format_size(phase.process_bytes_low), format_size(phase.process_bytes_high)
@@ -107,13 +130,13 @@ def _phases(found: Footprint, *, cuda: bool) -> Table:
     return table
 
 
-def _categories(found: Footprint) -> Table:
-    worst = found.phases[found.limiting_phase]
+def _categories(footprint: Footprint) -> Table:
+    worst = footprint.phases[footprint.limiting_phase]
     total = max(sum(worst.categories.values()), 1)
     table = Table(
         box=None,
         pad_edge=False,
-        title=f"\nAlive at the peak of {found.limiting_phase}",
+        title=f"\nAlive at the peak of {phase_name(footprint.limiting_phase)}",
         title_justify="left",
         title_style="default",
     )

@@ -101,7 +101,7 @@ def _environment() -> Any:
     try:
         jinja2 = import_module("jinja2")
     except ImportError:
-        raise InputError("memfit report", "jinja2 is not installed", "pip install 'memfit[report]'") from None
+        raise InputError("memfit report", "jinja2 is not installed", "run pip install jinja2") from None
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.filters["path"] = _path
     return environment
@@ -118,7 +118,7 @@ def _plotly() -> str:
     try:
         offline = import_module("plotly.offline")
     except ImportError:
-        raise InputError("memfit report", "plotly is not installed", "pip install 'memfit[report]'") from None
+        raise InputError("memfit report", "plotly is not installed", "run pip install plotly") from None
     return str(offline.get_plotlyjs())
 
 

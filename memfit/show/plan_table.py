@@ -1,4 +1,4 @@
-"""A plan in the terminal: the arithmetic first, then its memory, each choice with its reason, and what is beside."""
+"""A plan in the terminal: verdict, split, memory, the reason for each choice, options, and alternatives."""
 
 from __future__ import annotations
 
@@ -9,29 +9,36 @@ from rich.console import Console
 from rich.table import Table
 
 from memfit.planner.cpu_margin import cpu_margin_bytes
-from memfit.show.footprint_table import assumptions
+from memfit.show.footprint_table import assumptions, phase_name, verdict_line
 from memfit.sizes import format_size
 
 if TYPE_CHECKING:
     from memfit.device.hardware.catalogue import Device
     from memfit.plan import MemoryOption, Plan
     from memfit.planner.memory_vs_batch import Point
-    from memfit.planner.search.search import Answer
+    from memfit.planner.search.engine_search import Answer
 
 NOTICED = 1 << 16
-"""Bytes: a lever that saves less is shown as one that saves nothing."""
+"""Bytes below which a saving is shown as nothing."""
 WIDTH = 32
-"""Characters of the longest bar of a curve."""
+"""Length of a curve's longest bar, in characters."""
 
 
 def show_answer(answer: Answer, device: Device, out: str | None, console: Console | None = None) -> None:
-    """What was found, or the shortfall."""
+    """Prints the plan, or what is lacking where nothing fits."""
     console = console or Console(highlight=False)
     plan = answer.plan
     if plan is None:
         _show_shortfall(answer, device, console)
         return
-    console.print(f"[bold green]{plan.arithmetic}[/] ({plan.unit}), {plan.precision}, {plan.engine}")
+    assert answer.chosen is not None
+    footprint = answer.chosen.footprint
+    if footprint.verdict == "close":
+        console.print(f"[bold yellow]{verdict_line(footprint, device)}[/]")
+        console.print("Warning: this plan may run out of memory; use --headroom 5% for a plan with a margin.")
+    else:
+        console.print(f"[bold green]{verdict_line(footprint, device)}[/]")
+    console.print(f"[bold]{plan.arithmetic}[/] ({plan.unit}), {plan.precision}, {plan.engine}")
     modes = [mode for mode in plan.checkpointing.values() if mode != "keep"]
     counts = ", ".join(f"{modes.count(mode)} {mode}" for mode in dict.fromkeys(modes)) or "nothing recomputed"
     console.print(
@@ -49,20 +56,19 @@ def show_answer(answer: Answer, device: Device, out: str | None, console: Consol
     console.print(table)
     _show_margin(device, console)
     console.print()
-    if answer.chosen is not None:
-        for line in assumptions(answer.chosen.footprint):
-            console.print(line, style="dim")
+    for line in assumptions(footprint):
+        console.print(line, style="dim")
     for choice, reason in plan.reasons.items():
         console.print(f"{choice}: {reason}", soft_wrap=False)
     console.print(f"learning rate: x {answer.learning_rate.factor:.4g}: {answer.learning_rate.reason}")
-    _show_levers(answer, console)
-    _show_beside(answer, console)
+    _show_options(answer, console)
+    _show_alternatives(answer, console)
     if out:
         console.print(f"\nWritten to {out}; run it with: memfit run {out} --out RUN")
 
 
 def show_answers(answers: Mapping[str, Answer], devices: Sequence[Device]) -> None:
-    """One line for each device: whether it can run this, how, and how fast."""
+    """Prints a line for each device: whether the batch fits, how, and how fast."""
     console = Console(highlight=False)
     table = _table("device", "memory", "plan", "recompute", "process", "a window")
     for device in devices:
@@ -81,7 +87,7 @@ def show_answers(answers: Mapping[str, Answer], devices: Sequence[Device]) -> No
 
 
 def show_curve(points: Sequence[Point], device: Device) -> None:
-    """Memory against micro-batch, a bar for each point; beyond the device's memory it is drawn light."""
+    """Prints memory against micro-batch with a bar for each point, light where it exceeds the device's memory."""
     console = Console(highlight=False)
     most = max((point.process_bytes for point in points), default=1)
     for policy in dict.fromkeys(point.policy for point in points):
@@ -91,34 +97,38 @@ def show_curve(points: Sequence[Point], device: Device) -> None:
                 bar = ("█" if point.fits else "░") * max(round(WIDTH * point.process_bytes / most), 1)
                 table.add_row(str(point.micro_batch), format_size(point.process_bytes), bar)
         console.print(table)
-    console.print(f"░ is over the {format_size(device.usable_bytes or 0)} of {device.name}\n")
+    console.print(f"░ exceeds the {format_size(device.usable_bytes or 0)} of {device.name}\n")
 
 
 def _show_shortfall(answer: Answer, device: Device, console: Console) -> None:
     floor = answer.floor
-    found = floor.footprint
+    footprint = floor.footprint
     if answer.lengths and not answer.lengths.fits:
-        console.print(f"[bold red]Nothing fits[/]: with {floor.policy} and {floor.geometry.arithmetic()} a window fits")
-        console.print(answer.lengths.reason())
+        console.print(
+            f"[bold red]Nothing fits[/] on {device.name} (tried {floor.policy}, {floor.geometry.arithmetic()})."
+        )
+        console.print(f"{answer.lengths.reason()}.".capitalize())
         return
     console.print(
-        f"[bold red]Nothing fits[/] on {device.name}: still {format_size(-found.headroom_bytes)} too much "
-        f"with {floor.policy}, {floor.engine} and {floor.geometry.arithmetic()}."
+        f"[bold red]Nothing fits[/] on {device.name}: the smallest plan needs {format_size(-footprint.headroom_bytes)} "
+        f"more ({floor.policy}, {floor.engine}, {floor.geometry.arithmetic()})."
     )
-    if found.failed_request:
+    if footprint.failed_request:
         console.print(
-            f"{found.failed_request.phase} asks for {format_size(found.failed_request.bytes)} "
-            f"in {found.failed_request.module or 'the step'} that are not there."
+            f"{phase_name(footprint.failed_request.phase).capitalize()} fails to allocate "
+            f"{format_size(footprint.failed_request.bytes)} in {footprint.failed_request.module or 'the step'}."
         )
     _show_margin(device, console)
-    phase = found.phases[found.limiting_phase]
+    phase = footprint.phases[footprint.limiting_phase]
     parts = sorted(phase.categories.items(), key=lambda part: -part[1])
     console.print(
-        f"The floor of {found.limiting_phase}: "
+        f"The smallest peak of {phase_name(footprint.limiting_phase)}: "
         + ", ".join(f"{name} {format_size(nbytes)}" for name, nbytes in parts if nbytes)
     )
     if answer.smaller_settings:
-        table = _table("setting", "from", "to", "process", "saves", "fits", "changes", title="\nThe job's own dials")
+        table = _table(
+            "setting", "from", "to", "process", "saves", "fits", "changes", title="\nSettings of the job that need less"
+        )
         for dial in answer.smaller_settings:
             table.add_row(
                 dial.setting, str(dial.now), str(dial.value), format_size(dial.process_bytes),
@@ -127,57 +137,65 @@ def _show_shortfall(answer: Answer, device: Device, console: Console) -> None:
         console.print(table)
         dial = answer.smaller_settings[0]
         console.print(
-            f"None is taken unasked: write --set {dial.setting}={dial.value}, say."
+            f"To apply one, write for example --set {dial.setting}={dial.value}."
             if dial.fits
-            else "None of them alone is enough; several --set together may be."
+            else "None of them is enough alone; several --set together may be."
         )
-    for way in answer.larger_hardware:
-        console.print(f"Or {way}.")
+    for suggestion in answer.larger_hardware:
+        console.print(f"Or {suggestion}.")
 
 
 def _show_margin(device: Device, console: Console) -> None:
-    """What a plan for a CPU cannot use of its budget."""
+    """Prints how much of a CPU's budget is reserved for what is no tensor."""
     if left := cpu_margin_bytes(device):
         whole = format_size(device.usable_bytes or 0)
-        console.print(f"Of the {whole}, {format_size(left)} are left for what is no tensor: Python, autograd's graph.")
+        console.print(f"{format_size(left)} of the {whole} are reserved for Python and autograd's graph.")
 
 
-def _show_levers(answer: Answer, console: Console) -> None:
+def _show_options(answer: Answer, console: Console) -> None:
     assert answer.plan is not None
-    for taken, title in ((True, "Levers that were taken, against the plan without"), (False, "Levers that were left")):
-        levers = _table("lever", "each phase", "costs", "why", title=f"\n{title}")
-        some = [lever for lever in answer.plan.levers if lever.taken == taken]
-        for lever in sorted(some, key=lambda lever: -lever.saves_bytes):
-            reason = f"changes learning; {lever.reason}" if lever.changes_learning else lever.reason
-            reason += f" ({lever.unknown})" if lever.unknown else ""
-            levers.add_row(lever.name, memory_of(lever).replace(", ", "\n"), lever.costs, reason)
-        console.print(levers)
+    for applied, title in ((True, "Applied (change against the plan without it)"), (False, "Not applied")):
+        table = _table("option", "each phase", "costs", "why", title=f"\n{title}")
+        shown = [option for option in answer.plan.options if option.applied == applied]
+        for option in sorted(shown, key=lambda option: -option.saves_bytes):
+            reason = f"changes learning; {option.reason}" if option.changes_learning else option.reason
+            reason += f" ({option.unknown})" if option.unknown else ""
+            table.add_row(option.name, memory_of(option).replace(", ", "\n"), option.costs, reason)
+        console.print(table)
 
 
-def _show_beside(answer: Answer, console: Console) -> None:
+def _show_alternatives(answer: Answer, console: Console) -> None:
     assert answer.plan is not None
     if answer.alternatives:
-        table = _table("next best", "recompute", "process", "a window", title="\nBeside it")
-        for draft in answer.alternatives:
-            modes = [mode for mode in draft.modes.values() if mode != "keep"]
+        table = _table("next best", "recompute", "process", "a window", title="\nAlternatives")
+        for candidate in answer.alternatives:
+            modes = [mode for mode in candidate.modes.values() if mode != "keep"]
             counts = ", ".join(f"{modes.count(mode)} {mode}" for mode in dict.fromkeys(modes)) or "nothing"
-            window = f"{draft.seconds:.3g} s" if draft.seconds is not None else "-"
-            if not draft.traced and draft.seconds is not None and draft.seconds <= (answer.plan.step_seconds or 0):
+            window = f"{candidate.seconds:.3g} s" if candidate.seconds is not None else "-"
+            if (
+                not candidate.traced
+                and candidate.seconds is not None
+                and candidate.seconds <= (answer.plan.step_seconds or 0)
+            ):
                 window = "about the same"
-            table.add_row(draft.geometry.arithmetic(), counts, format_size(draft.peak), window)
+            table.add_row(candidate.geometry.arithmetic(), counts, format_size(candidate.peak), window)
         console.print(table)
     step = answer.next_step
     if step is not None:
-        console.print(f"\n{format_size(step.more_bytes)} more would save {step.saves:.0%} of the time.")
+        console.print(f"\n{format_size(step.more_bytes)} more memory would save {step.saves:.0%} of the time.")
 
 
-def memory_of(lever: MemoryOption) -> str:
-    """``train -2.10 GiB, validate -400 MiB``: what becomes of each phase; where it is the same in all, once."""
-    found = {phase: nbytes for phase, nbytes in lever.saves.items() if abs(nbytes) >= NOTICED}
-    words = [f"{phase} {_change(nbytes)}" for phase, nbytes in found.items()]
-    if len(found) > 1 and len(found) == len(lever.saves) and len({_change(nbytes) for nbytes in found.values()}) == 1:
-        words = [f"all {_change(next(iter(found.values())))}"]
-    unknown = lever.unknown.startswith("bytes")
+def memory_of(option: MemoryOption) -> str:
+    """``train -2.10 GiB, validate -400 MiB``: the change of each phase, or once where it is the same in all."""
+    changed = {phase: nbytes for phase, nbytes in option.saves.items() if abs(nbytes) >= NOTICED}
+    words = [f"{phase} {_change(nbytes)}" for phase, nbytes in changed.items()]
+    if (
+        len(changed) > 1
+        and len(changed) == len(option.saves)
+        and len({_change(nbytes) for nbytes in changed.values()}) == 1
+    ):
+        words = [f"all {_change(next(iter(changed.values())))}"]
+    unknown = option.unknown.startswith("bytes")
     return ", ".join([*words, "rest unknown" if words else "unknown"] if unknown else words) or "nothing"
 
 

@@ -1,4 +1,4 @@
-"""Reports: of a trace file, of a plan, of a run. The verdict first, then where memory goes, then why."""
+"""Reports of a trace file, a plan or a run: the verdict first, then where memory goes, then the reasons."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memfit.plan import Plan, read_plan
 from memfit.planner.checkpoint_writing import with_copy
 from memfit.planner.memory_vs_batch import curve
 from memfit.planner.predict import Prediction, plain_nets, predict
-from memfit.show.footprint_table import headline, remarks
+from memfit.show.footprint_table import headline, of_sizes, phase_name, remarks
 from memfit.show.page import Page, Section, Table
 from memfit.show.plan_table import memory_of
 from memfit.show.report_baseline import untouched_section
@@ -61,7 +61,7 @@ def prediction_report(prediction: Prediction) -> Page:
         about=_about(prediction),
         sections=[*memory_sections(prediction, _state(job)), *more],
         notes=[
-            *([f"Parameters are not told apart by module: {problem}"] if problem else []),
+            *([f"Parameters are not split by module: {problem}"] if problem else []),
             *remarks(prediction.footprint),
             *why,
         ],
@@ -69,7 +69,7 @@ def prediction_report(prediction: Prediction) -> Page:
 
 
 def plan_report(plan: Plan) -> Page:
-    """A plan: its arithmetic and levers, and its step, traced again."""
+    """The report of a plan: its split and options, and its step traced again."""
     verdict, tone = plan_verdict(plan)
     memory, notes = _memory(plan)
     return Page(
@@ -115,23 +115,25 @@ def plan_verdict(plan: Plan) -> tuple[str, str]:
     if not peaks:
         return f"{plan.arithmetic} ({plan.unit}); the plan has no predicted memory", "close"
     phase = max(peaks, key=lambda name: peaks[name])
-    spare = plan.budget_bytes - peaks[phase]
+    spare, sizes = plan.budget_bytes - peaks[phase], of_sizes(int(peaks[phase]), plan.budget_bytes)
+    peak = f"peak: {phase_name(phase)}, {sizes}"
     if spare < 0:
-        return f"Does not fit: {phase} needs {format_size(-spare)} more than {format_size(plan.budget_bytes)}", "bad"
+        return f"Does not fit on {plan.device}: {format_size(-spare)} too much ({peak})", "bad"
     within = (number(plan.phases[phase].get("process_bytes_high")) or 0) <= plan.budget_bytes
-    word, tone = ("Fits", "good") if within else ("Close to the limit", "close")
+    word, tone = ("Fits", "good") if within else ("May not fit", "close")
     what = f"{plan.global_batch} {plan.unit} a window"
-    return f"{word}: {what} with {format_size(spare)} to spare in {phase}, which needs most", tone
+    return f"{word} on {plan.device} with {format_size(spare)} to spare: {what} ({peak})", tone
 
 
 def plan_section(plan: Plan) -> Section:
-    """The arithmetic, the reasons, the levers."""
+    """The section with the split, the reasons and the options."""
     rows = []
-    for lever in plan.levers:
-        rows.append((lever.name, "✓ yes" if lever.taken else "– no", memory_of(lever), lever.costs, lever.reason))
-    levers = Table(
-        caption="Levers: what could be done, what becomes of each phase with it, and what it costs",
-        columns=("lever", "taken", "memory", "costs", "reason"),
+    for option in plan.options:
+        applied = "✓ applied" if option.applied else "– not applied"
+        rows.append((option.name, applied, memory_of(option), option.costs, option.reason))
+    table = Table(
+        caption="Memory-saving options: the change of each phase and the cost",
+        columns=("option", "", "memory", "costs", "reason"),
         text=("memory", "costs", "reason"),
         rows=rows,
     )
@@ -142,10 +144,10 @@ def plan_section(plan: Plan) -> Section:
         rows=sorted(plan.checkpointing.items()),
     )
     return Section(
-        title="The plan, and why",
+        title="The plan and its reasons",
         arithmetic=f"{plan.arithmetic} ({plan.unit})",
         reasons=plan.reasons,
-        tables=[levers] if plan.levers else [],
+        tables=[table] if plan.options else [],
         folded=[modes] if plan.checkpointing else [],
     )
 
@@ -154,7 +156,7 @@ def _plan_facts(plan: Plan) -> list[str]:
     time = f"about {plan.step_seconds:.3g} s a window" if plan.step_seconds is not None else "time of a window unknown"
     return [
         f"{plan.job} on {plan.device}",
-        f"{format_size(plan.budget_bytes)} may be taken",
+        f"budget: {format_size(plan.budget_bytes)}",
         plan.arithmetic,
         plan.precision,
         plan.engine,
@@ -169,7 +171,7 @@ def _about(prediction: Prediction) -> list[str]:
     shape = f" ({prediction.shape})" if prediction.shape.length else ""
     return [
         f"{prediction.job} on {device.name}",
-        f"{format_size(device.usable_bytes or 0)} may be taken",
+        f"budget: {format_size(device.usable_bytes or 0)}",
         f"micro-batch of {prediction.micro_batch} {prediction.unit}{shape}",
         f"{whole / 1e6:,.1f} M parameters, {trained / 1e6:,.1f} M of them trained",
     ]
@@ -190,7 +192,7 @@ def _memory(plan: Plan, curves: bool = True) -> tuple[list[Section], list[str]]:
         else:
             more, why = _curve(lambda: _of_plan(job, plan)) if curves else ([], [])
             return [*sections, *more], [*notes, *why]
-    return [], [f"Memory over the step is not here, since the job could not be traced: {problem}"]
+    return [], [f"Memory over the step is missing because the job could not be traced: {problem}"]
 
 
 def _curve(make: Callable[[], list[Section]]) -> tuple[list[Section], list[str]]:
@@ -198,7 +200,7 @@ def _curve(make: Callable[[], list[Section]]) -> tuple[list[Section], list[str]]
     try:
         return make(), []
     except Exception as error:  # as above
-        return [], [f"Memory against micro-batch is not here: {_first_line(error)}"]
+        return [], [f"Memory against micro-batch is missing: {_first_line(error)}"]
 
 
 def _of_plan(job: Job, plan: Plan) -> list[Section]:
@@ -227,9 +229,7 @@ def _changes(plan: Plan, found: Prediction) -> list[str]:
         planned = number(plan.phases.get(name, {}).get("allocated_bytes"))
         if planned is not None and abs(phase.allocated_bytes - planned) > 0.01 * planned:
             sizes = f"{format_size(phase.allocated_bytes)}, where the plan says {format_size(planned)}"
-            notes.append(
-                f"Traced again, the peak of {name} is {sizes}: the job or memfit has changed since. Plan again."
-            )
+            notes.append(f"Traced again, the peak of {name} is {sizes}: the job or memfit has changed. Plan again.")
     return notes
 
 

@@ -91,7 +91,7 @@ def _plans(plans: list[Plan]) -> Table:
         "precision": lambda plan: plan.precision,
         "engine": lambda plan: plan.engine,
         "recomputed": recomputed,
-        "levers taken": lambda plan: ", ".join(lever.name for lever in plan.levers if lever.taken) or "none",
+        "options applied": lambda plan: ", ".join(option.name for option in plan.options if option.applied) or "none",
         "window, estimated": seconds,
     }
     rows: list[tuple[str, ...]] = []

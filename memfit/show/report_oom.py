@@ -24,7 +24,7 @@ def flight_section(path: Path) -> list[Section]:
         Section(
             title="The last memory failure",
             text=_told(record),
-            tables=[table for table in (_resident(record), _levers(record)) if table.rows],
+            tables=[table for table in (_resident(record), _options(record)) if table.rows],
             folded=[table for table in (_modules(record),) if table.rows],
         )
     ]
@@ -70,12 +70,12 @@ def _modules(record: Mapping[str, Any]) -> Table:
     return Table(caption=caption, columns=("module", "bytes"), rows=rows, numeric=("bytes",), code=("module",))
 
 
-def _levers(record: Mapping[str, Any]) -> Table:
-    found = record.get("levers")
+def _options(record: Mapping[str, Any]) -> Table:
+    found = record.get("options", record.get("levers"))
     entries = [_mapping(entry) for entry in found] if isinstance(found, list) else []
     rows = [(str(e.get("name", "")), _size(e.get("saves_bytes")), str(e.get("costs", ""))) for e in entries]
-    caption = "Levers that the plan left, and what each would have saved"
-    return Table(caption=caption, columns=("lever", "saves", "costs"), rows=rows, numeric=("saves",), text=("costs",))
+    caption = "Options that the plan does not apply, and what each would save"
+    return Table(caption=caption, columns=("option", "saves", "costs"), rows=rows, numeric=("saves",), text=("costs",))
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import logging
 import os
@@ -12,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from memfit.errors import InputError
+from memfit.errors import InputError, install_extra, is_installed
 
 _numbers = itertools.count()
 
@@ -28,7 +27,7 @@ def scalars(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, fl
 
 def has_tensorboard() -> bool:
     """Whether TensorBoard is installed."""
-    return importlib.util.find_spec("tensorboard") is not None
+    return is_installed("tensorboard")
 
 
 class TensorBoard:
@@ -67,8 +66,8 @@ class Wandb:
     """Keeps a run's scalars offline for Weights & Biases; ``wandb sync`` sends them where the person wants to."""
 
     def __init__(self, folder: Path, plan: Mapping[str, Any]) -> None:
-        if importlib.util.find_spec("wandb") is None:
-            raise InputError("--wandb", "wandb is not installed", "write pip install wandb, or leave --wandb out")
+        if not is_installed("wandb"):
+            raise InputError("--wandb", "wandb is not installed", f"run {install_extra('wandb')}, or leave --wandb out")
         os.environ.setdefault("WANDB_SILENT", "true")
         logging.getLogger("wandb").setLevel(logging.ERROR)
         import wandb

@@ -21,19 +21,19 @@ _BY_MODE = {
 }
 """What a mode is in plain PyTorch, for modules that no switch of the project covers."""
 _SHOWN = 3
-_LEVERS = {
+_PROJECT_KEYS = {
     "fused optimizer": ("optimizer", "fused"),
     "free gradients before validation and saving": ("free_gradients", "yes"),
     "optimizer state on the host": ("offload_optimizer", "cpu"),
 }
-"""Levers of a plan by the key that a project has for them; others are called by their own names."""
+"""Options of a plan by the key that a project has for them; others are called by their own names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
     """One choice of a plan, and what to write where."""
 
-    lever: str
+    option: str
     """A setting of the job, or a choice of the plan."""
     value: str
     write: str
@@ -52,10 +52,10 @@ def upstream_changes(job: Job, name: str, plan: Plan) -> list[Change]:
     if not says:
         return []
     wanted = {key: value for key, value in _choices(job, plan) if key in says}
-    wanted |= {key: value for key, value in _taken(plan) if key in says and key not in wanted}
+    wanted |= {key: value for key, value in _applied(plan) if key in says and key not in wanted}
     variant = name.rpartition("/")[2]
     plain = [
-        Change(lever=key, value=_text(value), write=written)
+        Change(option=key, value=_text(value), write=written)
         for key, value in wanted.items()
         if (written := _written(says[key], value, variant)) is not None
     ]
@@ -79,11 +79,11 @@ def _choices(job: Job, plan: Plan) -> Iterator[tuple[str, Any]]:
     yield from getattr(getattr(plan, "validation", None), "settings", {}).items()
 
 
-def _taken(plan: Plan) -> Iterator[tuple[str, str]]:
-    """The plan's levers that were taken and save something, as keys: ``expandable allocator`` is one with ``_``."""
-    for lever in plan.levers:
-        if lever.taken and lever.saves_bytes:
-            yield _LEVERS.get(lever.name, (lever.name.replace(" ", "_").replace("-", "_"), "yes"))
+def _applied(plan: Plan) -> Iterator[tuple[str, str]]:
+    """The plan's options that are applied and save something, as keys: ``expandable allocator`` is one with ``_``."""
+    for option in plan.options:
+        if option.applied and option.saves_bytes:
+            yield _PROJECT_KEYS.get(option.name, (option.name.replace(" ", "_").replace("-", "_"), "yes"))
 
 
 def _written(text: str | Mapping[str, str], value: Any, variant: str) -> str | None:
@@ -106,18 +106,18 @@ def _recompute(job: Job, plan: Plan, variant: str) -> Iterator[Change]:
     full = {path for path, mode in modes.items() if mode == "full"}
     on, was_on = bool(switched) and set(switched) <= full, type(job).checkpoint == "all"
     if key is not None and (on != was_on if "{value}" in key else on):
-        yield Change(lever="checkpointing", value=_text(on), write=_written(key, on, variant) or "")
+        yield Change(option="checkpointing", value=_text(on), write=_written(key, on, variant) or "")
     left = {path: mode for path, mode in modes.items() if not (on and path in switched)}
     lines = {name.partition(" ")[2]: text for name, text in job.upstream.items() if name.startswith("recompute ")}
     for prefix, text in lines.items():
         covered = tuple(path for path, mode in left.items() if mode == "full" and _under(path, prefix))
         if covered:
-            yield Change(lever="recompute", value="full", write=_written(text, "full", variant) or "", modules=covered)
+            yield Change(option="recompute", value="full", write=_written(text, "full", variant) or "", modules=covered)
             left = {path: mode for path, mode in left.items() if path not in covered}
     for mode, line in _BY_MODE.items():
         paths = tuple(path for path, found in left.items() if found == mode)
         if paths:
-            yield Change(lever="recompute", value=mode, write=line, modules=paths)
+            yield Change(option="recompute", value=mode, write=line, modules=paths)
 
 
 def _under(path: str, prefix: str) -> bool:
@@ -132,7 +132,7 @@ def show_upstream(changes: Iterable[Change], console: Console | None = None) -> 
     for number, change in enumerate(changes):
         if number == 0:
             console.print("\nTo train so in the project itself, change")
-        console.print(f"{change.lever} = {change.value}\n  {change.write}", markup=False)
+        console.print(f"{change.option} = {change.value}\n  {change.write}", markup=False)
         if change.modules:
             more = len(change.modules) - _SHOWN
             also = f" and {more} more" if more > 0 else ""

@@ -9,7 +9,7 @@ WIDE = LEAST // 4 // 8
 """Columns of eight rows that make a storage just large enough."""
 
 
-class TurnCache(nn.Module):
+class SharedLayer(nn.Module):
     """Two products of one input, and a view of it: autograd saves the same storage three times."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ def packed(module, x):
 
 def test_a_storage_is_copied_once_and_the_weights_stay():
     torch.manual_seed(0)
-    module, x = TurnCache(), torch.randn(8, WIDE, requires_grad=True)
+    module, x = SharedLayer(), torch.randn(8, WIDE, requires_grad=True)
     found, gradients = packed(module, x)
     away = [one for one in found if isinstance(one, _Away)]
     assert len(away) >= 4
@@ -43,7 +43,7 @@ def test_a_storage_is_copied_once_and_the_weights_stay():
     assert away[0]._copy._there is None
     weights = {p.untyped_storage().data_ptr() for p in module.parameters()}
     assert weights & {one.untyped_storage().data_ptr() for one in found if not isinstance(one, _Away)}
-    plain, y = TurnCache(), x.detach().clone().requires_grad_()
+    plain, y = SharedLayer(), x.detach().clone().requires_grad_()
     plain.load_state_dict(module.state_dict())
     plain(y).backward()
     assert all(
@@ -66,7 +66,7 @@ def test_a_tensor_that_was_written_to_is_copied_again():
 
 
 def test_it_can_be_gone_through_twice():
-    module, x = TurnCache(), torch.randn(8, WIDE, requires_grad=True)
+    module, x = SharedLayer(), torch.randn(8, WIDE, requires_grad=True)
     with on_the_host(module):
         loss = module(x)
     loss.backward(retain_graph=True)

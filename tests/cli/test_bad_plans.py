@@ -43,7 +43,7 @@ CHANGES = {
     "two precisions": ('precision = "fp32"\nseed', 'precision = "bf16"\nseed', "make them agree"),
     "an unknown engine": ('engine = "single"', 'engine = "tripple"', "write single"),
     "an unknown mode": ("[checkpointing]", '[checkpointing]\nnet = "keeps"', "write keep"),
-    "a lever of other keys": ("taken = true", "took = true", "levers"),
+    "an option of other keys": ("applied = true", "took = true", "options"),
     "an unknown place": ('where = "here"', 'where = "hear"', "write here"),
     "a policy of other keys": ('gradients = "free"', 'gradient = "free"', "write gradients"),
     "an unknown wait": ('idle_nets = "keep"', 'idle_nets = "host"', "idle_nets"),

@@ -12,9 +12,7 @@ import pytest
 from memfit.cli import VERBS
 from tests.cli.asking import ROOT
 
-HELPS = {"--help": "Verbs", "-h": "Verbs", "--version": "version"} | {
-    f"{verb} --help": "Usage: memfit" for verb in VERBS
-}
+HELPS = {"--help": "Verbs", "-h": "Verbs", "--version": "torch"} | {f"{verb} --help": "Usage: memfit" for verb in VERBS}
 HEAVY = ("torch", "numpy", "scipy", "rich", "diffusers", "transformers")
 ASK = f"""
 import json, sys

@@ -32,7 +32,7 @@ OPERATORS = "operators.pickle"
 
 
 @dataclass(frozen=True)
-class OptionContext:
+class EngineCase:
     net: str
     engine: str
     micro_batches: int = 1
@@ -58,37 +58,37 @@ class OptionContext:
 
 BF16 = {"precision": "bf16"}
 CASES = [
-    OptionContext("dit", "ddp"),
-    OptionContext("unet", "ddp", 2, {"clip": 1.0, "ema": 0.9}),
-    OptionContext("gan", "ddp", 2),
-    OptionContext("convolution", "ddp", 1, BF16),
-    OptionContext("dit", "fsdp2"),
-    OptionContext("dit", "fsdp2", 2, {**BF16, "clip": 1.0, "ema": 0.9}),
-    OptionContext("dit", "fsdp2", 2, BF16, {"half_gather": True}),
-    OptionContext("dit", "fsdp2", 2, {}, {"sync_each_micro_batch": False}),
-    OptionContext("checkpointed", "fsdp2", 1, BF16),
-    OptionContext("decoder", "fsdp2", 2, {"optimizer": "sgd", "foreach": True}),
-    OptionContext("unet", "fsdp2", 1, {"clip": 1.0}),
-    OptionContext("convolution", "fsdp2", 2, {"ema": 0.9}),
-    OptionContext("gan", "fsdp2"),
-    OptionContext("gan", "fsdp2", 2),
+    EngineCase("dit", "ddp"),
+    EngineCase("unet", "ddp", 2, {"clip": 1.0, "ema": 0.9}),
+    EngineCase("gan", "ddp", 2),
+    EngineCase("convolution", "ddp", 1, BF16),
+    EngineCase("dit", "fsdp2"),
+    EngineCase("dit", "fsdp2", 2, {**BF16, "clip": 1.0, "ema": 0.9}),
+    EngineCase("dit", "fsdp2", 2, BF16, {"half_gather": True}),
+    EngineCase("dit", "fsdp2", 2, {}, {"sync_each_micro_batch": False}),
+    EngineCase("checkpointed", "fsdp2", 1, BF16),
+    EngineCase("decoder", "fsdp2", 2, {"optimizer": "sgd", "foreach": True}),
+    EngineCase("unet", "fsdp2", 1, {"clip": 1.0}),
+    EngineCase("convolution", "fsdp2", 2, {"ema": 0.9}),
+    EngineCase("gan", "fsdp2"),
+    EngineCase("gan", "fsdp2", 2),
 ]
 ALL_CUT = {"param_persistence_threshold": 0}
 ZERO_CASES = [
-    OptionContext("dit", "zero1", 2, {"clip": 1.0}),
-    OptionContext("unet", "zero1", 1, {"clip": 1.0, "ema": 0.9}, {"overlap_comm": True}),
-    OptionContext("decoder", "zero1", 2, {"optimizer": "sgd", "foreach": True}, {"offload_optimizer": True}),
-    OptionContext("dit", "zero2", 2, {**BF16, "clip": 1.0, "ema": 0.9}),
-    OptionContext("unet", "zero2", 1, {}, {"reduce_bucket_size": 100_000, "allgather_bucket_size": 50_000}),
-    OptionContext("convolution", "zero2", 2, {"ema": 0.9}, {"overlap_comm": True}),
-    OptionContext("checkpointed", "zero2", 2, BF16, {"offload_optimizer": True}),
-    OptionContext("dit", "zero3", 2, {"clip": 1.0}, ALL_CUT),
-    OptionContext("dit", "zero3", 1, BF16),
-    OptionContext("unet", "zero3", 2, {}, {**ALL_CUT, "reduce_bucket_size": 100_000, "prefetch_bucket_size": 20_000}),
-    OptionContext("checkpointed", "zero3", 1, BF16, ALL_CUT),
-    OptionContext("decoder", "zero3", 2, {"optimizer": "sgd", "foreach": True}, {**ALL_CUT, "offload_optimizer": True}),
-    OptionContext("convolution", "zero3", 2, {}, {**ALL_CUT, "offload_param": True}),
-    OptionContext("unet", "zero3", 2, {"clip": 1.0, "ema": 0.9}, ALL_CUT),
+    EngineCase("dit", "zero1", 2, {"clip": 1.0}),
+    EngineCase("unet", "zero1", 1, {"clip": 1.0, "ema": 0.9}, {"overlap_comm": True}),
+    EngineCase("decoder", "zero1", 2, {"optimizer": "sgd", "foreach": True}, {"offload_optimizer": True}),
+    EngineCase("dit", "zero2", 2, {**BF16, "clip": 1.0, "ema": 0.9}),
+    EngineCase("unet", "zero2", 1, {}, {"reduce_bucket_size": 100_000, "allgather_bucket_size": 50_000}),
+    EngineCase("convolution", "zero2", 2, {"ema": 0.9}, {"overlap_comm": True}),
+    EngineCase("checkpointed", "zero2", 2, BF16, {"offload_optimizer": True}),
+    EngineCase("dit", "zero3", 2, {"clip": 1.0}, ALL_CUT),
+    EngineCase("dit", "zero3", 1, BF16),
+    EngineCase("unet", "zero3", 2, {}, {**ALL_CUT, "reduce_bucket_size": 100_000, "prefetch_bucket_size": 20_000}),
+    EngineCase("checkpointed", "zero3", 1, BF16, ALL_CUT),
+    EngineCase("decoder", "zero3", 2, {"optimizer": "sgd", "foreach": True}, {**ALL_CUT, "offload_optimizer": True}),
+    EngineCase("convolution", "zero3", 2, {}, {**ALL_CUT, "offload_param": True}),
+    EngineCase("unet", "zero3", 2, {"clip": 1.0, "ema": 0.9}, ALL_CUT),
 ]
 
 

@@ -81,7 +81,7 @@ class Gan(Job):
         return Loss((nets["judge"](nets["generator"](batch)) - 1).square().sum(), len(batch))
 
 
-class TracedVariant(Gan):
+class Alone(Gan):
     """Each rank trains its own judge."""
 
     unsynchronised = ("judge",)
@@ -102,7 +102,7 @@ CASES = {
     "late units": (Sentences, sentences),
     "units before": (Counted, sentences),
     "two nets": (Gan, vectors),
-    "own judge": (TracedVariant, vectors),
+    "own judge": (Alone, vectors),
 }
 SIZES = [5, 3, 4, 1, 2]
 IDS = [[(0, 1, 2), (3,)], [(4, 5)], [(6, 7, 8), (9, 10), (11, 12, 13, 14)]]

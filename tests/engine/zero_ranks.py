@@ -15,7 +15,7 @@ from memfit.errors import InputError
 from memfit.job import Loss
 from memfit.train.checkpoint.sharded_checkpoint import load_sharded, save_sharded
 from tests.engine.rank_steps import SHARES, Blocks, OwnStep, idle
-from tests.engine.ranks import CPU, SIZES, Counted, Gan, Sentences, TracedVariant, micro_batch, sentences, vectors
+from tests.engine.ranks import CPU, SIZES, Alone, Counted, Gan, Sentences, micro_batch, sentences, vectors
 
 
 class Late(Sentences):
@@ -187,7 +187,7 @@ class Decayed(Sentences):
 def refusals(engine):
     """What the engine says of jobs that it cannot carry."""
     said = {}
-    for kind in (Late, Gan, TracedVariant, OwnStep, Halves, Scaled, Decayed):
+    for kind in (Late, Gan, Alone, OwnStep, Halves, Scaled, Decayed):
         try:
             train_state = build(kind(), CPU, engine())
             window(train_state, sentences if issubclass(kind, Sentences) else vectors)

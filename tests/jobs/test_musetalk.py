@@ -28,7 +28,7 @@ def test_kept_per_image_as_computed_upstream():
     assert decoder / MIB == pytest.approx(1424, rel=0.02)
 
 
-def test_checkpointing_the_decoder_is_the_lever_that_is_missing_upstream():
+def test_checkpointing_the_decoder_is_the_option_that_is_missing_upstream():
     """With every block of it recomputed, their inputs stay: 350 MiB an image instead of 1422."""
     with FakeTensorMode():
         job = Stage1()

@@ -13,6 +13,7 @@ from memfit.device.hardware.local_devices import local_cpu
 from memfit.job import Shape
 from memfit.planner.cpu_margin import HOST_MARGIN, HOST_MARGIN_BYTES
 from memfit.planner.plan_json import plan_json
+from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 from memfit.trace.step import synthetic_micro_batch
 from memfit.train.checkpoint.state import state_of
@@ -30,12 +31,16 @@ def state_bytes(job) -> int:
 @pytest.mark.parametrize("name", ["convolution", "gan"])
 def test_the_copy_is_taken_where_the_budget_holds_it_and_is_in_every_phase(name):
     job, copy = JOBS[name](), state_bytes(JOBS[name]())
-    alone = find_plan(job, name, 4, with_memory(find_device("t4"), 8 << 30), micro_batch=4).plan
-    roomy = find_plan(job, name, 4, with_memory(local_cpu(), 1 << 30), micro_batch=4)
+    alone = find_plan(
+        job, PlanRequest(name=name, global_batch=4, device=with_memory(find_device("t4"), 8 << 30), micro_batch=4)
+    ).plan
+    roomy = find_plan(
+        job, PlanRequest(name=name, global_batch=4, device=with_memory(local_cpu(), 1 << 30), micro_batch=4)
+    )
     plan = roomy.plan
     assert plan.checkpoint_writing == "asynchronous"
     assert alone.checkpoint_writing == "asynchronous"
-    assert "pinned memory of the host" in alone.reasons["checkpoint_writing"]
+    assert "pinned host memory" in alone.reasons["checkpoint_writing"]
     before = plan.phases["train"]["allocated_bytes"] - copy
     assert sum(plan.phases["save"]["categories"].values()) == plan.phases["save"]["allocated_bytes"]
     assert plan_json(roomy)["phases"]["train"]["allocated_bytes"] == before + copy
@@ -43,7 +48,9 @@ def test_the_copy_is_taken_where_the_budget_holds_it_and_is_in_every_phase(name)
     margin = HOST_MARGIN_BYTES + 1
     for spare, how in ((copy, "asynchronous"), (copy - 1024, "synchronous")):
         budget = int((before + spare + margin) / (1 - HOST_MARGIN)) + 2
-        tight = find_plan(job, name, 4, with_memory(local_cpu(), budget), micro_batch=4).plan
+        tight = find_plan(
+            job, PlanRequest(name=name, global_batch=4, device=with_memory(local_cpu(), budget), micro_batch=4)
+        ).plan
         assert tight.checkpoint_writing == how
         assert how in tight.reasons["checkpoint_writing"]
         assert tight.phases["train"]["allocated_bytes"] == before + (copy if how == "asynchronous" else 0)

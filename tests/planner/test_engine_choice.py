@@ -12,6 +12,7 @@ from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.errors import InputError
 from memfit.job import Shape
 from memfit.planner.predict import plain_nets, predict
+from memfit.planner.request import PlanRequest
 from memfit.planner.search.engine_choice import candidates, communicates, silent
 from memfit.planner.search.search import find_plan
 from tests.verify.jobs import Sound, Unsynchronised
@@ -35,10 +36,10 @@ def between():
 
 @pytest.mark.slow
 def test_sharding_is_chosen_where_replicas_do_not_fit_and_the_reason_says_so(between):
-    answer = find_plan(JOB, NAME, 4, between, devices=4)
+    answer = find_plan(JOB, PlanRequest(name=NAME, global_batch=4, device=between, devices=4))
     assert answer.plan is not None
     assert answer.plan.engine == "fsdp2"
-    assert answer.plan.reasons["engine"].startswith("ddp is ")
+    assert answer.plan.reasons["engine"].startswith("ddp needs ")
     assert "of them between ranks" in answer.plan.reasons["engine"]
     assert 0 < answer.chosen.communication_seconds < answer.chosen.seconds
     again = predict(
@@ -46,11 +47,11 @@ def test_sharding_is_chosen_where_replicas_do_not_fit_and_the_reason_says_so(bet
         plan=answer.plan,
     )  # fmt: skip
     assert again.footprint.phases["train"] == answer.chosen.footprint.phases["train"]
-    assert find_plan(JOB, NAME, 4, between, devices=4, engine="ddp").plan is None
+    assert find_plan(JOB, PlanRequest(name=NAME, global_batch=4, device=between, devices=4, engine="ddp")).plan is None
 
 
 def test_replicas_are_kept_where_they_fit_as_they_are():
-    answer = find_plan(Sound(), "Sound", 4, CARD, devices=2)
+    answer = find_plan(Sound(), PlanRequest(name="Sound", global_batch=4, device=CARD, devices=2))
     assert answer.plan is not None
     assert answer.plan.engine == "ddp"
     assert answer.plan.reasons["engine"].endswith("fsdp2 could only add communication")
@@ -58,8 +59,10 @@ def test_replicas_are_kept_where_they_fit_as_they_are():
 
 def test_an_engine_that_cannot_carry_the_job_is_refused_or_passed_over():
     with pytest.raises(InputError, match=r"--engine fsdp2.*write --engine ddp"):
-        find_plan(Unsynchronised(), "Unsynchronised", 4, CARD, devices=2, engine="fsdp2")
-    answer = find_plan(Unsynchronised(), "Unsynchronised", 4, CARD, devices=2)
+        find_plan(
+            Unsynchronised(), PlanRequest(name="Unsynchronised", global_batch=4, device=CARD, devices=2, engine="fsdp2")
+        )
+    answer = find_plan(Unsynchronised(), PlanRequest(name="Unsynchronised", global_batch=4, device=CARD, devices=2))
     assert answer.plan is not None
     assert answer.plan.engine == "ddp"
 

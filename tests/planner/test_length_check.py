@@ -7,6 +7,7 @@ import pytest
 from memfit.device.hardware.catalogue import find_device
 from memfit.errors import InputError
 from memfit.plan import read_plan, write_plan
+from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 from memfit.planner.variable_length.length_check import LengthCheck
 from memfit.planner.variable_length.sequence import SequencePrediction
@@ -28,11 +29,13 @@ def peaks(reserved, failed=None):
     [(None, None, True, "default"), (40, None, True, "expandable_segments"), (40, 70, False, "default")],
 )
 def test_expandable_segments_are_taken_where_fragments_need_them(plain, expandable, fits, allocator):
-    found = LengthCheck(found=SequencePrediction(plain=peaks(17 * GIB, plain), expandable=peaks(11 * GIB, expandable)))
+    found = LengthCheck(
+        sequence=SequencePrediction(plain=peaks(17 * GIB, plain), expandable=peaks(11 * GIB, expandable))
+    )
     assert (found.fits, found.allocator) == (fits, allocator)
-    (lever,) = found.levers()
-    assert lever.taken == (allocator != "default")
-    assert lever.saves == {"train": 6 * GIB}
+    (option,) = found.options()
+    assert option.applied == (allocator != "default")
+    assert option.saves == {"train": 6 * GIB}
     assert ("window 40" in found.reason()) == (plain is not None)
 
 
@@ -42,12 +45,14 @@ class Varying(JOBS["dit"]):
 
 
 def test_a_plan_says_what_its_first_windows_reserve():
-    answer = find_plan(Varying(), "varying", 400, find_device("rtx4090"), micro_batch=200)
-    assert answer.lengths.found.plain.windows == 200
-    assert answer.lengths.found.plain.failed_window is None
+    answer = find_plan(
+        Varying(), PlanRequest(name="varying", global_batch=400, device=find_device("rtx4090"), micro_batch=200)
+    )
+    assert answer.lengths.sequence.plain.windows == 200
+    assert answer.lengths.sequence.plain.failed_window is None
     assert answer.plan.allocator == "default"
     assert "200 windows" in answer.plan.reasons["varied lengths"]
-    assert answer.lengths.found.plain.reserved_bytes >= answer.lengths.found.plain.allocated_bytes
+    assert answer.lengths.sequence.plain.reserved_bytes >= answer.lengths.sequence.plain.allocated_bytes
 
 
 def test_lengths_that_cannot_be_read_here_are_no_fault_of_the_plan():
@@ -55,14 +60,18 @@ def test_lengths_that_cannot_be_read_here_are_no_fault_of_the_plan():
         def lengths(self):
             raise FileNotFoundError("data.csv")
 
-    answer = find_plan(Elsewhere(), "elsewhere", 400, find_device("rtx4090"), micro_batch=200)
+    answer = find_plan(
+        Elsewhere(), PlanRequest(name="elsewhere", global_batch=400, device=find_device("rtx4090"), micro_batch=200)
+    )
     assert (
         answer.plan.reasons["varied lengths"] == "not replayed: the job's lengths() raises FileNotFoundError: data.csv"
     )
 
 
 def test_the_allocator_of_a_plan_file_is_checked(tmp_path):
-    plan = find_plan(JOBS["dit"](), "dit", 400, find_device("rtx4090"), micro_batch=200).plan
+    plan = find_plan(
+        JOBS["dit"](), PlanRequest(name="dit", global_batch=400, device=find_device("rtx4090"), micro_batch=200)
+    ).plan
     write_plan(replace(plan, allocator="expandable_segments"), tmp_path / "plan.toml")
     assert read_plan(tmp_path / "plan.toml").allocator == "expandable_segments"
     text = (tmp_path / "plan.toml").read_text().replace("expandable_segments", "expandable")

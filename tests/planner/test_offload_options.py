@@ -10,6 +10,7 @@ from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.job import Job, Loss, Shape
 from memfit.plan import read_plan, write_plan
 from memfit.planner.predict import predict
+from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 
 CARD = replace(find_device("a100-40gb"), context_bytes=0, context_low=0, context_high=0)
@@ -36,24 +37,24 @@ class Wide(Job):
 
 
 def planned(job, mib):
-    return find_plan(job, "wide", 4, with_memory(CARD, mib << 20))
+    return find_plan(job, PlanRequest(name="wide", global_batch=4, device=with_memory(CARD, mib << 20)))
 
 
-def lever(plan, name):
-    return next(one for one in plan.levers if one.name == name)
+def option(plan, name):
+    return next(one for one in plan.options if one.name == name)
 
 
 def test_it_is_taken_where_nothing_else_fits(tmp_path):
     found = planned(Wide(), 700)
     assert found.plan is not None
     assert (found.plan.optimizer_state, found.plan.average) == ("host", "device")
-    taken = lever(found.plan, "optimizer state on the host")
-    assert taken.taken
-    assert not taken.changes_learning
-    assert 2 * WEIGHTS - PART <= taken.saves["train"] < 2 * WEIGHTS, "less what visits the card"
-    assert taken.saves["save"] == 2 * WEIGHTS
-    assert taken.seconds == 4 * WEIGHTS / CARD.link_bytes
-    assert found.plan.step_seconds > taken.seconds
+    applied = option(found.plan, "optimizer state on the host")
+    assert applied.applied
+    assert not applied.changes_learning
+    assert 2 * WEIGHTS - PART <= applied.saves["train"] < 2 * WEIGHTS, "less what visits the card"
+    assert applied.saves["save"] == 2 * WEIGHTS
+    assert applied.seconds == 4 * WEIGHTS / CARD.link_bytes
+    assert found.plan.step_seconds > applied.seconds
     write_plan(found.plan, tmp_path / "plan.toml")
     plan = read_plan(tmp_path / "plan.toml")
     again = predict(Wide(), "wide", Shape(items=4), with_memory(CARD, 700 << 20), plan=plan)
@@ -66,17 +67,17 @@ def test_it_is_taken_where_nothing_else_fits(tmp_path):
 def test_it_is_left_where_there_is_room():
     plan = planned(Wide(), 4096).plan
     assert plan.optimizer_state == "device"
-    left = lever(plan, "optimizer state on the host")
-    assert not left.taken
+    left = option(plan, "optimizer state on the host")
+    assert not left.applied
     assert 2 * WEIGHTS - PART <= left.saves["train"] < 2 * WEIGHTS, "less what visits the card"
     assert left.saves["save"] == 2 * WEIGHTS
-    assert left.reason == "it fits without"
+    assert left.reason == "the plan fits without it"
 
 
 def test_the_average_follows_where_that_is_not_enough():
     plan = planned(Wide(ema=0.99), 700).plan
     assert (plan.optimizer_state, plan.average) == ("host", "host")
-    assert lever(plan, "average of the weights on the host").saves["train"] == WEIGHTS
+    assert option(plan, "average of the weights on the host").saves["train"] == WEIGHTS
 
 
 def test_an_optimizer_that_cannot_is_named():
@@ -88,4 +89,4 @@ def test_an_optimizer_that_cannot_is_named():
         found = planned(Wide(kind="Own"), 4096)
     finally:
         del torch.optim.Own
-    assert "'net' (Own)" in lever(found.plan, "optimizer state on the host").reason
+    assert "'net' (Own)" in option(found.plan, "optimizer state on the host").reason

@@ -1,4 +1,4 @@
-"""Every lever is told: bytes in each phase, cost, whether it changes what is learned, and why it was taken or left."""
+"""Every option states its bytes in each phase, its cost, whether it changes what is learned, and its reason."""
 
 import re
 from dataclasses import replace
@@ -13,6 +13,7 @@ from memfit.job import Job, Loss, Shape
 from memfit.plan import MemoryOption, PhasePolicy
 from memfit.planner.live_bytes import live_bytes_of
 from memfit.planner.plan_json import plan_json
+from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 from memfit.show.plan_table import memory_of
 from memfit.trace.step import Tracing, trace_job
@@ -33,7 +34,7 @@ class Validated(Wide):
     at_once: int = 4
     zero_grad: str = "after_forward"
     validates: ClassVar = True
-    validation_levers: ClassVar = {"sliced decode in validation": {"at_once": 1}}
+    validation_options: ClassVar = {"sliced decode in validation": {"at_once": 1}}
 
     def validate(self, nets, batch):
         for part in batch.split(self.at_once):
@@ -56,7 +57,7 @@ class Deep(Job):
     ema: float | None = 0.9
     zero_grad: str = "after_forward"
     at_once: int = 16
-    validation_levers: ClassVar = {"sliced decode": {"at_once": 2}}
+    validation_options: ClassVar = {"sliced decode": {"at_once": 2}}
 
     def nets(self):
         return {"net": nn.Sequential(*(Block() for _ in range(6)))}
@@ -78,8 +79,8 @@ class Deep(Job):
         return {}
 
 
-def levers_of(plan) -> dict[str, MemoryOption]:
-    return {lever.name: lever for lever in plan.levers}
+def options_of(plan) -> dict[str, MemoryOption]:
+    return {option.name: option for option in plan.options}
 
 
 def traced_peaks(job, plan, device, *, items=None, precision=None, **other: Any):
@@ -97,24 +98,27 @@ def traced_peaks(job, plan, device, *, items=None, precision=None, **other: Any)
 
 def test_all_of_them_in_the_json():
     found = plan_json(planned(Validated(ema=0.9), 4096))
-    levers = {lever["name"]: lever for lever in found["levers"]}
-    assert levers.keys() == NAMES
-    assert all(lever["reason"] and lever["costs"] for lever in levers.values())
-    assert {name for name, lever in levers.items() if lever["changes_learning"]} == {"8-bit optimizer", "bf16 autocast"}
-    taken = {name for name, lever in levers.items() if lever["taken"]}
-    assert {"fused optimizer", "no DDP for one device", "free gradients"} <= taken
-    for name, lever in levers.items():
-        assert lever["saves"].keys() == {"train", "validate", "save"}, name
-        assert lever["saves_bytes"] == max(*lever["saves"].values(), 0)
-        assert (lever["seconds"] is None) == lever["unknown"].startswith("time: "), name
+    options = {option["name"]: option for option in found["options"]}
+    assert options.keys() == NAMES
+    assert all(option["reason"] and option["costs"] for option in options.values())
+    assert {name for name, option in options.items() if option["changes_learning"]} == {
+        "8-bit optimizer",
+        "bf16 autocast",
+    }
+    applied = {name for name, option in options.items() if option["applied"]}
+    assert {"fused optimizer", "no DDP for one device", "free gradients"} <= applied
+    for name, option in options.items():
+        assert option["saves"].keys() == {"train", "validate", "save"}, name
+        assert option["saves_bytes"] == max(*option["saves"].values(), 0)
+        assert (option["seconds"] is None) == option["unknown"].startswith("time: "), name
 
 
-def test_what_a_lever_of_validation_brought_is_what_was_replayed():
+def test_what_an_option_of_validation_brought_is_what_was_replayed():
     """Training takes 1,024 MiB and next to nothing, validation 768 and 128 for each item that is decoded at once."""
     plan = planned(Validated(zero_grad="after_step"), 1150).plan
-    lever = next(one for one in plan.levers if one.name.startswith("sliced"))
-    assert lever.taken
-    assert lever.saves == {"train": 0, "validate": 3 * ((128 << 20) + 2048 * 4), "save": 0}
+    option = next(one for one in plan.options if one.name.startswith("sliced"))
+    assert option.applied
+    assert option.saves == {"train": 0, "validate": 3 * ((128 << 20) + 2048 * 4), "save": 0}
     assert plan.validation.settings == {"at_once": 1}
     assert plan.optimizer_state == "device"
 
@@ -123,7 +127,7 @@ def test_what_a_lever_of_validation_brought_is_what_was_replayed():
 def deep(request):
     device = CARD if request.param != "cpu" else with_memory(find_device("cpu"), 4 << 30)
     job = Deep()
-    plan = find_plan(job, "deep", 16, device, keep=("optimizer",)).plan
+    plan = find_plan(job, PlanRequest(name="deep", global_batch=16, device=device, keep=("optimizer",))).plan
     assert plan.micro_batch == 16
     return job, plan, device
 
@@ -141,14 +145,14 @@ def deep(request):
 )
 def test_one_that_was_left_saves_what_a_trace_with_it_saves(deep, name, other):
     job, plan, device = deep
-    lever = levers_of(plan)[name]
+    option = options_of(plan)[name]
     before, after = traced_peaks(job, plan, device), traced_peaks(job, plan, device, **other)
-    assert not lever.taken
+    assert not option.applied
     if name == "fused optimizer":  # its counts of steps are the card's
-        assert all(0 <= lever.saves[phase] - (before[phase] - after[phase]) <= 24 * 512 for phase in before)
+        assert all(0 <= option.saves[phase] - (before[phase] - after[phase]) <= 24 * 512 for phase in before)
         return
-    assert lever.saves == {phase: before[phase] - after[phase] for phase in before}
-    assert lever.saves_bytes > 0
+    assert option.saves == {phase: before[phase] - after[phase] for phase in before}
+    assert option.saves_bytes > 0
 
 
 @pytest.mark.parametrize(
@@ -162,78 +166,78 @@ def test_one_that_was_left_saves_what_a_trace_with_it_saves(deep, name, other):
 )
 def test_one_that_moves_tensors_to_the_host_does_on_a_card(deep, name, other):
     job, plan, device = deep
-    lever = levers_of(plan)[name]
+    option = options_of(plan)[name]
     if not device.is_cuda:
-        assert lever.saves_bytes == 0 or name.startswith("optimizer state aside")
+        assert option.saves_bytes == 0 or name.startswith("optimizer state aside")
         return
     before, after = traced_peaks(job, plan, device), traced_peaks(job, plan, device, **other)
-    assert lever.saves == {phase: before[phase] - after[phase] for phase in before}
-    assert lever.seconds > 0
-    assert lever.saves_bytes > 0
+    assert option.saves == {phase: before[phase] - after[phase] for phase in before}
+    assert option.seconds > 0
+    assert option.saves_bytes > 0
 
 
 def test_gradients_that_are_freed_would_otherwise_stay(deep):
     job, plan, device = deep
-    lever = levers_of(plan)["free gradients"]
+    option = options_of(plan)["free gradients"]
     keep = PhasePolicy(gradients="keep")
     without = traced_peaks(job, plan, device, validation=keep, saving=keep)
-    assert lever.taken
-    assert lever.saves == {phase: without[phase] - nbytes for phase, nbytes in traced_peaks(job, plan, device).items()}
-    assert lever.saves["validate"] > 0
+    assert option.applied
+    assert option.saves == {phase: without[phase] - nbytes for phase, nbytes in traced_peaks(job, plan, device).items()}
+    assert option.saves["validate"] > 0
 
 
 @pytest.mark.parametrize(("mib", "average"), [(950, "device"), (700, "host")])
 def test_state_on_the_host_that_was_taken_saves_what_the_device_would_need(mib, average):
     job = Wide(ema=0.9)
     card = with_memory(CARD, mib << 20)
-    plan = find_plan(job, "wide", 4, card).plan
+    plan = find_plan(job, PlanRequest(name="wide", global_batch=4, device=card)).plan
     here = traced_peaks(job, plan, card)
     for name, other in (
         ("optimizer state on the host", "optimizer_state"),
         ("average of the weights on the host", "average"),
     ):
-        lever = levers_of(plan)[name]
-        if lever.taken:
+        option = options_of(plan)[name]
+        if option.applied:
             there = traced_peaks(job, plan, card, **{other: "device"})
-            assert lever.saves == {phase: there[phase] - here[phase] for phase in here}
+            assert option.saves == {phase: there[phase] - here[phase] for phase in here}
     assert plan.optimizer_state == "host"
 
 
 def test_an_average_that_was_left_would_be_gone_from_saving_too():
     """Its part that visits the card is no part of saving, and the step is higher than an update."""
     weights = 16 * 2048 * 2048 * 4
-    lever = levers_of(planned(Wide(ema=0.9), 4096).plan)["average of the weights on the host"]
-    assert lever.saves == {"train": weights, "save": weights}
+    option = options_of(planned(Wide(ema=0.9), 4096).plan)["average of the weights on the host"]
+    assert option.saves == {"train": weights, "save": weights}
 
 
 def test_eight_bit_state_is_a_byte_an_element_and_a_scale_a_block():
     """Two states of 16 matrices, each of 2048 x 2048 elements; the step makes nothing beside."""
-    lever = levers_of(planned(Wide(), 4096).plan)["8-bit optimizer"]
+    option = options_of(planned(Wide(), 4096).plan)["8-bit optimizer"]
     elements = 2048 * 2048
-    assert lever.saves == dict.fromkeys(("train", "save"), 2 * 16 * (4 * elements - elements - 4 * elements // 256))
-    assert (lever.seconds, lever.unknown[:5]) == (None, "time:")
+    assert option.saves == dict.fromkeys(("train", "save"), 2 * 16 * (4 * elements - elements - 4 * elements // 256))
+    assert (option.seconds, option.unknown[:5]) == (None, "time:")
 
 
 def test_shards_over_two_devices_are_traced():
-    plan = find_plan(Wide(), "wide", 8, CARD, devices=2).plan
-    lever = levers_of(plan)["sharding"]
+    plan = find_plan(Wide(), PlanRequest(name="wide", global_batch=8, device=CARD, devices=2)).plan
+    option = options_of(plan)["sharding"]
     weights = 16 * 2048 * 2048 * 4
     assert plan.engine == "ddp"
-    assert not lever.taken
-    assert lever.saves["save"] == 3 * weights // 2 + (16 * 4 // 2 if lever.saves["save"] % 2 else 0)
-    assert lever.seconds > 0
+    assert not option.applied
+    assert option.saves["save"] == 3 * weights // 2 + (16 * 4 // 2 if option.saves["save"] % 2 else 0)
+    assert option.seconds > 0
 
 
 def test_what_does_not_apply_saves_nothing_and_says_why():
-    levers = levers_of(find_plan(Deep(ema=None), "deep", 1, CARD).plan)
+    options = options_of(find_plan(Deep(ema=None), PlanRequest(name="deep", global_batch=1, device=CARD)).plan)
     reasons = {
-        "smaller validation batch": "its batch is one item already",
-        "accumulation": "a micro-batch cannot be smaller",
-        "average of the weights on the host": "the job keeps no average",
+        "smaller validation batch": "its batch is already one item",
+        "accumulation": "the micro-batch cannot be smaller",
+        "average of the weights on the host": "the job keeps no average of the weights",
     }
     for name, reason in reasons.items():
-        assert (levers[name].reason, levers[name].seconds, levers[name].unknown) == (reason, 0.0, "")
-        assert levers[name].saves == {"train": 0, "validate": 0, "save": 0}
+        assert (options[name].reason, options[name].seconds, options[name].unknown) == (reason, 0.0, "")
+        assert options[name].saves == {"train": 0, "validate": 0, "save": 0}
 
 
 class Refusing(Deep):
@@ -246,16 +250,18 @@ class Refusing(Deep):
 
 
 def test_what_validation_refuses_is_unknown_and_says_why():
-    lever = levers_of(find_plan(Refusing(), "refusing", 16, CARD).plan)["bf16 autocast"]
-    assert lever.saves.keys() == {"train", "save"}
-    assert "no halves here" in lever.unknown
-    assert "validate" not in memory_of(lever)
+    option = options_of(find_plan(Refusing(), PlanRequest(name="refusing", global_batch=16, device=CARD)).plan)[
+        "bf16 autocast"
+    ]
+    assert option.saves.keys() == {"train", "save"}
+    assert "no halves here" in option.unknown
+    assert "validate" not in memory_of(option)
 
 
 def test_a_validation_that_is_too_long_to_trace_again_says_so(monkeypatch):
     monkeypatch.setattr("memfit.planner.search.full_step.TRACED", 60)
-    levers = levers_of(find_plan(Deep(), "deep", 2, CARD).plan)
-    first, dear = levers["sliced decode"], levers["smaller validation batch"]
+    options = options_of(find_plan(Deep(), PlanRequest(name="deep", global_batch=2, device=CARD)).plan)
+    first, dear = options["sliced decode"], options["smaller validation batch"]
     assert {"train", "validate", "save"} == first.saves.keys()
     assert "validate" not in dear.saves
     assert re.match(r"bytes and time: no trace was made of this validation's \d+ operators once more", dear.unknown)
@@ -263,10 +269,10 @@ def test_a_validation_that_is_too_long_to_trace_again_says_so(monkeypatch):
 
 
 def test_what_becomes_of_each_phase_is_told():
-    lever = MemoryOption(name="", taken=False, saves_bytes=0, costs="", reason="")
-    assert memory_of(replace(lever, saves={"train": 2 << 30, "validate": 400 << 20, "save": 0})) == (
+    option = MemoryOption(name="", applied=False, saves_bytes=0, costs="", reason="")
+    assert memory_of(replace(option, saves={"train": 2 << 30, "validate": 400 << 20, "save": 0})) == (
         "train -2.00 GiB, validate -400 MiB"
     )
-    assert memory_of(replace(lever, saves={"train": 1 << 30, "validate": 1 << 30})) == "all -1.00 GiB"
-    assert memory_of(replace(lever, saves={"train": -(1 << 30), "validate": 1})) == "train +1.00 GiB"
-    assert memory_of(replace(lever, saves={"train": 0})) == "nothing"
+    assert memory_of(replace(option, saves={"train": 1 << 30, "validate": 1 << 30})) == "all -1.00 GiB"
+    assert memory_of(replace(option, saves={"train": -(1 << 30), "validate": 1})) == "train +1.00 GiB"
+    assert memory_of(replace(option, saves={"train": 0})) == "nothing"

@@ -21,6 +21,7 @@ from memfit.plan import read_plan, write_plan
 from memfit.planner.cpu_margin import budget_for, without_cpu_margin
 from memfit.planner.lr_scaling import learning_rate
 from memfit.planner.predict import predict
+from memfit.planner.request import PlanRequest
 from memfit.planner.search.candidate_search import CandidateSearch, sizes
 from memfit.planner.search.search import find_plan
 from memfit.planner.search.traced_job import open_traced_job
@@ -58,7 +59,7 @@ def test_a_micro_batch_holds_the_longest_item():
 @pytest.fixture(scope="module")
 def tight():
     """A plan that has to recompute: a micro-batch of four is asked for, and everything kept would take more."""
-    return find_plan(JOB, "bench/nets.py:Dit", 10, card(100), micro_batch=4)
+    return find_plan(JOB, PlanRequest(name="bench/nets.py:Dit", global_batch=10, device=card(100), micro_batch=4))
 
 
 def test_a_tight_budget_recomputes_and_the_prediction_of_the_plan_agrees(tight, tmp_path):
@@ -75,11 +76,11 @@ def test_a_tight_budget_recomputes_and_the_prediction_of_the_plan_agrees(tight, 
         JOB, "dit", shape=tight_shape(), device=card(100), micro_batches=3, checkpointing=read.checkpointing, plan=read
     )
     assert again.footprint.phases["train"].allocated_bytes == plan.phases["train"]["allocated_bytes"]
-    lever = next(lever for lever in plan.levers if lever.name.startswith("checkpointing"))
-    assert lever.taken
-    assert lever.saves["train"] > 0
-    assert lever.seconds is not None
-    assert not lever.changes_learning
+    option = next(option for option in plan.options if option.name.startswith("checkpointing"))
+    assert option.applied
+    assert option.saves["train"] > 0
+    assert option.seconds is not None
+    assert not option.changes_learning
 
 
 def tight_shape():
@@ -105,58 +106,74 @@ class NothingToRecompute(memfit.Job):
 
 
 def test_a_net_without_blocks_is_planned_by_its_micro_batches():
-    plan = find_plan(NothingToRecompute(), "", 22, card(64)).plan
+    plan = find_plan(NothingToRecompute(), PlanRequest(name="", global_batch=22, device=card(64))).plan
     assert plan is not None
     assert (sum(plan.micro_batches[0]), plan.checkpointing) == (22, {})
     assert 1 < len(plan.micro_batches[0]) < 22
 
 
 def test_what_stays_as_the_job_has_it_is_not_touched():
-    found = find_plan(JOB, "dit", 4, card(4096), keep=("checkpointing", "optimizer", "validation"))
+    found = find_plan(
+        JOB,
+        PlanRequest(name="dit", global_batch=4, device=card(4096), keep=("checkpointing", "optimizer", "validation")),
+    )
     assert found.plan is not None
     assert found.plan.checkpointing == {}
     assert found.plan.implementation == "job"
     with pytest.raises(InputError, match="no such choice"):
-        find_plan(JOB, "dit", 4, card(4096), keep=("sharding",))
+        find_plan(JOB, PlanRequest(name="dit", global_batch=4, device=card(4096), keep=("sharding",)))
     with pytest.raises(InputError, match="forbids"):
-        find_plan(JOB, "dit", 4, card(4096), keep=("precision",), allow=("precision",))
+        find_plan(
+            JOB, PlanRequest(name="dit", global_batch=4, device=card(4096), keep=("precision",), allow=("precision",))
+        )
 
 
 def test_a_choice_that_was_asked_for_has_that_as_its_reason(tight):
-    assert tight.plan.reasons["micro_batch"] == "--micro-batch asks for it"
+    assert tight.plan.reasons["micro_batch"] == "--micro-batch sets it"
 
 
 def test_a_plan_for_a_cpu_says_what_of_the_budget_is_left():
     cpu = with_memory(find_device("cpu"), 400 << 20)
     console = Console(file=io.StringIO(), width=200)
-    show_answer(find_plan(JOB, "dit", 2, cpu), cpu, None, console)
-    assert "Of the 400 MiB, 32.0 MiB are left for what is no tensor" in console.file.getvalue()
+    show_answer(find_plan(JOB, PlanRequest(name="dit", global_batch=2, device=cpu)), cpu, None, console)
+    assert "32.0 MiB of the 400 MiB are reserved" in console.file.getvalue()
 
 
-def test_where_nothing_fits_the_floor_and_the_dials_are_told():
-    found = find_plan(Dit(dim=64, depth=2, heads=4, frames=4096), "dit", 2, card(8))
+def test_where_nothing_fits_the_smallest_need_is_given():
+    found = find_plan(
+        Dit(dim=64, depth=2, heads=4, frames=4096), PlanRequest(name="dit", global_batch=2, device=card(8))
+    )
     assert found.plan is None
     assert found.floor.footprint.headroom_bytes < 0
     assert found.floor.geometry.micro_batch == 1
     assert sum(found.floor.footprint.phases["train"].categories.values()) > 0
 
 
-class Dialled(Dit):
+class WithSmallerSetting(Dit):
     smaller_settings: ClassVar = {"depth": "fewer blocks"}
 
 
-def test_a_dial_that_is_not_enough_is_not_recommended():
-    found = find_plan(Dialled(dim=64, depth=2, heads=4, frames=4096), "dit", 2, card(8))
-    assert [(dial.setting, dial.value, dial.fits) for dial in found.smaller_settings] == [("depth", 1, False)]
+def test_a_setting_that_is_not_enough_is_not_recommended():
+    found = find_plan(
+        WithSmallerSetting(dim=64, depth=2, heads=4, frames=4096),
+        PlanRequest(name="dit", global_batch=2, device=card(8)),
+    )
+    assert [(smaller.setting, smaller.value, smaller.fits) for smaller in found.smaller_settings] == [
+        ("depth", 1, False)
+    ]
     console = Console(file=io.StringIO(), width=200)
     show_answer(found, card(8), None, console)
-    assert "None of them alone is enough" in console.file.getvalue()
+    assert "None of them is enough alone" in console.file.getvalue()
     assert "write --set" not in console.file.getvalue()
 
 
-def test_a_dial_that_is_no_setting_is_refused_by_name():
-    job = type("Misspelt", (Dit,), {"dials": {"dims": "a narrower net"}})(dim=64, depth=2, heads=4, frames=64)
-    with pytest.raises(InputError, match=r"dial 'dims' of Misspelt: no setting of the job has that name; .*\bdim\b"):
+def test_a_smaller_setting_that_is_no_setting_is_refused_by_name():
+    job = type("Misspelt", (Dit,), {"smaller_settings": {"dims": "a narrower net"}})(
+        dim=64, depth=2, heads=4, frames=64
+    )
+    with pytest.raises(
+        InputError, match=r"Misspelt.smaller_settings: 'dims': no setting of the job has that name; .*\bdim\b"
+    ):
         smaller_settings(job, Tracing(device=card(8)), card(8))
 
 
@@ -172,14 +189,16 @@ def test_what_else_would_get_under_the_floor_is_told(tight):
     assert "--device t4" in ways[0]
 
 
-def test_the_budget_that_is_told_for_a_cpu_is_one_of_which_the_tensors_get_what_they_need(tight):
+def test_the_budget_suggested_for_a_cpu_leaves_what_the_tensors_need(tight):
     found, host = tight.floor.footprint, with_memory(find_device("cpu"), 1 << 20)
     needs = max(phase.process_bytes for phase in found.phases.values())
     enough = budget_for(needs, host)
     left = [without_cpu_margin(with_memory(host, nbytes)).usable_bytes for nbytes in (enough, enough - 2)]
     assert (left[0] >= needs, left[1] < needs) == (True, True)
-    told = parse_size(larger_hardware(found, "bf16", host)[-1].removeprefix("--memory of ").partition(" or more")[0])
-    assert enough <= told < enough + (1 << 20)
+    suggested = parse_size(
+        larger_hardware(found, "bf16", host)[-1].removeprefix("use --memory ").partition(" or more")[0]
+    )
+    assert enough <= suggested < enough + (1 << 20)
 
 
 def test_blocks_wait_on_the_host_where_recomputing_is_not_enough():
@@ -194,17 +213,17 @@ def test_blocks_wait_on_the_host_where_recomputing_is_not_enough():
     assert "offload" in chosen.modes.values()
 
 
-def test_every_lever_has_its_four_facts(tight):
-    levers = {lever.name: lever for lever in tight.plan.levers}
+def test_every_option_has_its_four_facts(tight):
+    options = {option.name: option for option in tight.plan.options}
     assert {
         "no DDP for one device", "gradients as bucket views", "accumulation", "offload of saved activations",
         "optimizer state on the host", "8-bit optimizer", "sharding", "bf16 autocast",
-    } <= levers.keys()  # fmt: skip
-    for lever in levers.values():
-        assert lever.costs
-        assert lever.reason
-        assert lever.saves_bytes == max(lever.saves.values(), default=0)
-        assert lever.changes_learning == (lever.name in ("8-bit optimizer", "bf16 autocast"))
+    } <= options.keys()  # fmt: skip
+    for option in options.values():
+        assert option.costs
+        assert option.reason
+        assert option.saves_bytes == max(option.saves.values(), default=0)
+        assert option.changes_learning == (option.name in ("8-bit optimizer", "bf16 autocast"))
 
 
 def test_a_larger_micro_batch_takes_less_than_its_share_of_the_time():

@@ -10,6 +10,7 @@ import pytest
 from bench.nets import Dit
 from bench.timing import fitted
 from memfit.device.hardware.catalogue import find_device, with_memory
+from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 from memfit.planner.timing import time_error as module
 from memfit.planner.timing.probed_windows import ProbedWindow, keep_probed, probed
@@ -32,25 +33,25 @@ def test_an_interval_is_that_of_the_kind_on_the_device(measured):
     assert (other.low, other.high, other.runs) == (-0.1, 0.25, 0)
     card = time_error("attention, float32", find_device("rtx4090"))
     assert card.low is None
-    assert "not measured on this card" in card.words
+    assert "accuracy on this card unknown" in card.words
 
 
 def test_it_stands_beside_the_time_of_a_plan(measured):
-    plan = find_plan(JOB, "dit", 4, CPU, micro_batch=2).plan
+    plan = find_plan(JOB, PlanRequest(name="dit", global_batch=4, device=CPU, micro_batch=2)).plan
     assert plan.step_seconds_low == pytest.approx(0.9 * plan.step_seconds)
     assert plan.step_seconds_high == pytest.approx(1.25 * plan.step_seconds)
     assert "4 runs" in plan.reasons["time"]
 
 
 def test_a_window_that_was_probed_sets_the_scale(measured, monkeypatch, tmp_path):
-    estimate = find_plan(JOB, "dit", 4, CPU, micro_batch=2).plan.step_seconds
+    estimate = find_plan(JOB, PlanRequest(name="dit", global_batch=4, device=CPU, micro_batch=2)).plan.step_seconds
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     window = ProbedWindow(items=2, length=None, micro_batches=2, checkpointing={}, seconds=1000.0)
     keep_probed(JOB, CPU, window)
     assert probed(JOB, CPU) == window
     assert probed(JOB, replace(CPU, name="another")) is None
     assert probed(Dit(dim=32, depth=2, heads=4, frames=64), CPU) is None
-    plan = find_plan(JOB, "dit", 4, CPU, micro_batch=2).plan
+    plan = find_plan(JOB, PlanRequest(name="dit", global_batch=4, device=CPU, micro_batch=2)).plan
     assert plan.step_seconds == pytest.approx(1000.0, rel=1e-6)
     assert plan.step_seconds > 100 * estimate
     assert plan.step_seconds_low is None

@@ -53,7 +53,7 @@ def page(prediction, tmp_path_factory):
 def plan(tmp_path):
     """A plan of a job whose file and module have hostile names."""
     (tmp_path / "job.py").write_text(JOB)
-    hostile = MemoryOption(name=HOSTILE, taken=True, saves_bytes=1 << 20, costs=HOSTILE, reason=HOSTILE)
+    hostile = MemoryOption(name=HOSTILE, applied=True, saves_bytes=1 << 20, costs=HOSTILE, reason=HOSTILE)
     phases = {"train": {"allocated_bytes": 1000, "process_bytes": 1000, "process_bytes_high": 1000}}
     return Plan(
         job=f"{tmp_path}/job.py:Hostile",
@@ -69,7 +69,7 @@ def plan(tmp_path):
         precision="fp32",
         seed=0,
         reasons={HOSTILE: HOSTILE},
-        levers=[hostile],
+        options=[hostile],
         phases=phases,
     )
 
@@ -252,7 +252,7 @@ FLIGHT = {
         "by_module": [{"module": f"net.{HOSTILE}", "bytes": 5 << 20}],
         "predicted_at_peak": {"parameters": 8 << 20, "activations": 30 << 20},
     },
-    "levers": [{"name": "recompute", "saves_bytes": 20 << 20, "costs": HOSTILE}],
+    "options": [{"name": "recompute", "saves_bytes": 20 << 20, "costs": HOSTILE}],
 }
 
 
@@ -303,7 +303,7 @@ def test_a_failed_run_shows_its_flight_record_and_what_was_monitored(driver, pla
     assert dict(panels)["part of the time busy"] == 1, "no GPU was seen, so none is drawn"
 
 
-@pytest.mark.parametrize("record", ["", "[]", "{}", '{"resident": 3, "levers": [1], "ids": 4}'])
+@pytest.mark.parametrize("record", ["", "[]", "{}", '{"resident": 3, "options": [1], "ids": 4}'])
 def test_a_flight_record_that_is_not_one_breaks_no_report(plan, tmp_path, record) -> None:
     write_plan(plan, tmp_path / "plan.toml")
     (tmp_path / "flight.json").write_text(record)

@@ -13,6 +13,7 @@ from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 from memfit.geometry import shape_of
 from memfit.loading import load_job
 from memfit.planner.predict import footprint_on, predict
+from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 from memfit.show.by_module import ELSEWHERE, by_module
 from memfit.show.perfetto import write_perfetto
@@ -200,7 +201,9 @@ def test_the_extremes_of_many_windows_are_shown() -> None:
 
 def test_a_plan_that_is_out_of_date_says_so(tmp_path) -> None:
     spec = f"{Path(__file__).parents[1]}/nets.py:Transformer"
-    plan = find_plan(load_job(spec), spec, 256, with_memory(find_device("cpu"), 1 << 30)).plan
+    plan = find_plan(
+        load_job(spec), PlanRequest(name=spec, global_batch=256, device=with_memory(find_device("cpu"), 1 << 30))
+    ).plan
     assert plan is not None
     assert plan_report(plan).notes == []
     plan.phases["train"]["allocated_bytes"] *= 2

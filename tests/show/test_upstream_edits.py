@@ -28,7 +28,7 @@ def plan_of(name, **changed):
 
 
 def written(job, name, plan):
-    return {change.lever: change.write for change in upstream_changes(job, name, plan)}
+    return {change.option: change.write for change in upstream_changes(job, name, plan)}
 
 
 @pytest.mark.parametrize("name", BUILTIN)
@@ -45,8 +45,8 @@ def test_every_key_is_a_setting_or_a_choice_and_can_be_written(name):
 def test_a_plan_with_accumulation_and_settings():
     job, plan = plan_of("latentsync/stage1")
     settings = plan.settings | {"wrapper": "none", "validation_decode": 4, "optimizer": "fused"}
-    lever = MemoryOption(name="expandable allocator", taken=True, saves_bytes=1, costs="", reason="")
-    plan = replace(plan, settings=settings, levers=[lever])
+    option = MemoryOption(name="expandable allocator", applied=True, saves_bytes=1, costs="", reason="")
+    plan = replace(plan, settings=settings, options=[option])
     found = written(job, "latentsync/stage1", plan)
     assert found["micro_batch"] == "configs/unet/stage1.yaml: data.batch_size: 2"
     assert "/ 4" in found["accumulation"]
@@ -64,16 +64,16 @@ def test_checkpointing_is_switched_only_where_the_project_has_it_otherwise():
     on = written(job, "f5_tts/base", replace(plan, checkpointing=checkpoint_all(job, nets)))
     assert on["checkpointing"].startswith("src/f5_tts/configs/F5TTS_Base.yaml: model.arch.checkpoint_activations: true")
     some = upstream_changes(job, "f5_tts/base", replace(plan, checkpointing={"dit.transformer_blocks.3": "full"}))
-    assert [change.modules for change in some if change.lever == "recompute"] == [("dit.transformer_blocks.3",)]
+    assert [change.modules for change in some if change.option == "recompute"] == [("dit.transformer_blocks.3",)]
 
 
 def test_modules_that_the_switch_leaves_alone_have_lines_of_their_own():
     job, plan = plan_of("musetalk/stage1")
     more = {path: "full" for path in job.also_checkpointable(plain_nets(job)) if path.startswith("vae.decoder")}
     changes = upstream_changes(job, "musetalk/stage1", replace(plan, checkpointing=plan.checkpointing | more))
-    (lever,) = [change for change in changes if change.lever == "recompute"]
-    assert "vae.enable_gradient_checkpointing()" in lever.write
-    assert set(lever.modules) == set(more)
+    (option,) = [change for change in changes if change.option == "recompute"]
+    assert "vae.enable_gradient_checkpointing()" in option.write
+    assert set(option.modules) == set(more)
 
 
 def test_a_job_without_a_project_says_nothing():

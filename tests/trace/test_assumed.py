@@ -9,6 +9,7 @@ from memfit.device.hardware.catalogue import find_device
 from memfit.job import Job, Shape
 from memfit.planner.plan_json import plan_json
 from memfit.planner.predict import predict
+from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 from memfit.show.footprint_table import remarks
 from memfit.show.trace_file import read_trace, write_trace
@@ -74,6 +75,6 @@ def test_a_number_read_from_data_is_told_as_a_doubt_and_one_that_is_known_is_not
 
 
 def test_a_plan_tells_them_too():
-    answer = find_plan(Mixture(), "mixture", 6, find_device("rtx4090"))
+    answer = find_plan(Mixture(), PlanRequest(name="mixture", global_batch=6, device=find_device("rtx4090")))
     (told,) = plan_json(answer)["assumed"]
     assert "nonzero was taken to find all 6" in told

@@ -93,7 +93,7 @@ class AddsInBackward(torch.autograd.Function):
         return total
 
 
-class OptionContext:
+class SumCase:
     """Runs whose every event is the same; the operators in them have no scratch of their own on the CPU."""
 
     def two_branches():
@@ -180,7 +180,7 @@ class OptionContext:
         ((x + p).tanh() + p).sum().backward()
 
 
-CASES = {name: function for name, function in vars(OptionContext).items() if callable(function) and name[0] != "_"}
+CASES = {name: function for name, function in vars(SumCase).items() if callable(function) and name[0] != "_"}
 
 
 @cache

@@ -146,9 +146,11 @@ def make_plan(folder: Path, writing: str) -> Path:
     from memfit.device.hardware.local_devices import local_cpu
     from memfit.loading import load_job
     from memfit.plan import write_plan
+    from memfit.planner.request import PlanRequest
     from memfit.planner.search.search import find_plan
 
-    answer = find_plan(load_job(JOB), JOB, 16, with_memory(local_cpu(), 128 << 20), micro_batch=6)
+    device = with_memory(local_cpu(), 128 << 20)
+    answer = find_plan(load_job(JOB), PlanRequest(name=JOB, global_batch=16, device=device, micro_batch=6))
     assert answer.plan is not None
     write_plan(replace(answer.plan, checkpoint_writing=writing), folder / "plan.toml")
     return folder / "plan.toml"

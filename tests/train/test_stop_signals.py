@@ -13,6 +13,7 @@ from memfit.device.hardware.catalogue import with_memory
 from memfit.device.hardware.local_devices import local_cpu
 from memfit.loading import load_job
 from memfit.plan import write_plan
+from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 from memfit.train.checkpoint.checkpoints import Checkpoints
 from tests.train.killing import new_run, same_end, server
@@ -76,7 +77,10 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stop")
     (folder / "slow.py").write_text(JOB)
     name = f"{folder}/slow.py:Slow"
-    plan = find_plan(load_job(name), name, 10, with_memory(local_cpu(), 128 << 20), micro_batch=5).plan
+    plan = find_plan(
+        load_job(name),
+        PlanRequest(name=name, global_batch=10, device=with_memory(local_cpu(), 128 << 20), micro_batch=5),
+    ).plan
     write_plan(plan, folder / "plan.toml")
     with server() as one:
         assert one.run(new_run(folder / "whole", folder / "plan.toml"), resume=False)["code"] == 0

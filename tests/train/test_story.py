@@ -17,6 +17,7 @@ from memfit.device.hardware.catalogue import with_memory
 from memfit.device.hardware.local_devices import local_cpu
 from memfit.loading import load_job
 from memfit.plan import PhasePolicy, write_plan
+from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 from memfit.train.probe.trial import Question, run_trial
 
@@ -35,7 +36,7 @@ class Decoded(memfit.Job):
     validate_every: int = 2
     at_once: int = 16
     validation_smaller: ClassVar = {"at_once": 1}
-    validation_levers: ClassVar = {"sliced decode in validation": {"at_once": 1}}
+    validation_options: ClassVar = {"sliced decode in validation": {"at_once": 1}}
 
     def nets(self):
         return {"net": nn.Linear(1024, 1024)}
@@ -82,7 +83,9 @@ def test_a_validation_that_dies_as_the_job_has_it_passes_under_a_plan_at_every_i
     assert (trial.ok, trial.failed_in) == (False, "validate")
     assert "can't allocate memory" in trial.error
 
-    plan = find_plan(job, name, 4, with_memory(local_cpu(), BUDGET), micro_batch=2).plan
+    plan = find_plan(
+        job, PlanRequest(name=name, global_batch=4, device=with_memory(local_cpu(), BUDGET), micro_batch=2)
+    ).plan
     assert plan.validation == PhasePolicy(settings={"at_once": 1})
     write_plan(plan, tmp_path / "plan.toml")
     write_plan(replace(plan, validation=PhasePolicy(gradients="keep")), tmp_path / "own.toml")

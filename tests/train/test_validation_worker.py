@@ -16,6 +16,7 @@ from memfit.device.hardware.catalogue import with_memory
 from memfit.device.hardware.local_devices import local_cpu
 from memfit.geometry import shape_of
 from memfit.loading import load_job
+from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 from memfit.trace.step import fetch_synthetic, validate_once
 from memfit.train.checkpoint.checkpoints import Checkpoints
@@ -33,7 +34,9 @@ def saved(tmp_path_factory):
     """(a run's folder with checkpoints of windows 1 and 2, the nets of window 2)."""
     run = tmp_path_factory.mktemp("runs")
     job = load_job(JOB)
-    plan = find_plan(job, JOB, 6, with_memory(local_cpu(), 256 << 20), micro_batch=4).plan
+    plan = find_plan(
+        job, PlanRequest(name=JOB, global_batch=6, device=with_memory(local_cpu(), 256 << 20), micro_batch=4)
+    ).plan
     saver = Saver(checkpoints=Checkpoints(run / "checkpoints"), plan=plan)
     for number in (1, 2):
         torch.manual_seed(number)
@@ -96,6 +99,11 @@ def test_what_cannot_be_validated_is_one_line(saved, tmp_path, capfd):
     assert not (tmp_path / "ran").exists()
 
     job = load_job("tests/nets.py:Gan")
-    plan = find_plan(job, "tests/nets.py:Gan", 4, with_memory(local_cpu(), 256 << 20), micro_batch=4).plan
+    plan = find_plan(
+        job,
+        PlanRequest(
+            name="tests/nets.py:Gan", global_batch=4, device=with_memory(local_cpu(), 256 << 20), micro_batch=4
+        ),
+    ).plan
     Saver(checkpoints=Checkpoints(tmp_path / "checkpoints"), plan=plan).save(build(job, "cpu"), 1)
     is_one_line(wrong(tmp_path, tmp_path, capfd), "Gan: it has no validation", "write validate(self, nets, batch)")

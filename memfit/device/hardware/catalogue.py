@@ -14,11 +14,13 @@ from memfit.errors import InputError
 
 Entry = TypeVar("Entry")
 
-CUBLAS_WORKSPACE = 8_519_680
-CUBLAS_WORKSPACE_LARGE = 32 << 20
-"""Bytes of one cuBLAS workspace, as parseChosenWorkspaceSize in libtorch_cuda.so of torch 2.13.0 computes it: LARGE for
-compute capability 9, 10 and 12. It comes out of the caching allocator, one for each thread and stream that multiplies.
-"""
+CUBLAS_WORKSPACE, CUBLAS_WORKSPACE_LARGE = (4096 * 2 + 16 * 8) * 1024, 32 << 20
+"""Bytes of one cuBLAS workspace, as parseChosenWorkspaceSize in libtorch_cuda.so of torch 2.13.0 computes it."""
+
+
+def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:
+    """One workspace's bytes by default. The caching allocator holds one for each thread and stream that multiplies."""
+    return CUBLAS_WORKSPACE_LARGE if compute_capability[0] in (9, 10, 12) else CUBLAS_WORKSPACE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,7 @@ class Device:
         """Of one cuBLAS workspace, which PyTorch takes out of the allocator."""
         if self.compute_capability is None:
             return None
-        return CUBLAS_WORKSPACE_LARGE if self.compute_capability[0] in (9, 10, 12) else CUBLAS_WORKSPACE
+        return cublas_workspace_bytes(self.compute_capability)
 
 
 @dataclass(frozen=True, kw_only=True)

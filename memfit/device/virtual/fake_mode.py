@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map
 
-from memfit.device.virtual import meta_kernels
+from memfit.device.virtual import grouped_products, meta_kernels
 from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.cuda_kernels import cuda_outputs
 from memfit.device.virtual.data_dependent import NOT_HANDLED, Assumptions, answer_operator, asks_data
@@ -150,6 +150,10 @@ class VirtualMode(FakeTensorMode):
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any, tensors: list[FakeTensor]) -> Any:
         """The outputs of a call that nothing is remembered of."""
+        with self:
+            product = grouped_products.run(func, args, kwargs)
+        if product is not NOT_HANDLED:
+            return product
         found = meta_kernels.run(func, args, kwargs, tensors)
         if found is NOT_HANDLED:
             return self._dispatch_impl(func, types, args, kwargs)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memfit.device.hardware.catalogue import cublas_workspace_bytes
 from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.layout_copies import COPYING, convolution_layout, copies
 
@@ -47,7 +48,7 @@ def cublas_workspace(card: CardRules) -> int:
     configured = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     if configured:
         return sum(int(kib) * 1024 * int(count) for kib, count in configured)
-    return 32 * 2**20 if card.compute_capability[0] in (9, 10, 12) else (4096 * 2 + 16 * 8) * 1024
+    return cublas_workspace_bytes(card.compute_capability)
 
 
 def convolution_backward_workspace(card: CardRules, args: Any) -> int:

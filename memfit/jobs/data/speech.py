@@ -7,7 +7,6 @@ has the same espeak-ng.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import io
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memfit.errors import InputError
+from memfit.errors import InputError, install_extra, is_installed
 from memfit.jobs.data.mel import log_mel
 
 
@@ -59,8 +58,10 @@ def speak(count: int, seconds: float, rate: int, seed: int = 0) -> tuple[Clip, .
     Raises:
         InputError: the package ``espeakng-loader`` is missing, or its engine does not speak.
     """
-    if importlib.util.find_spec("espeakng_loader") is None:
-        raise InputError("no espeakng_loader", "its espeak-ng makes the speech", "pip install 'memfit[jobs]'")
+    if not is_installed("espeakng_loader"):
+        raise InputError(
+            "this job's speech", "it needs espeakng_loader, which is not installed", f"run {install_extra('jobs')}"
+        )
     command = [sys.executable, "-m", "memfit.jobs.data.espeak", *map(str, (count, seconds, rate, seed))]
     done = subprocess.run(command, capture_output=True)
     if done.returncode:

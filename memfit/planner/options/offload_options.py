@@ -1,4 +1,4 @@
-"""Optimizers' state on the host: where it could wait, and why it stays on the device."""
+"""Optimizer state on the host: where it could wait, and why it stays on the device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memfit.planner.predict import plain_nets
 
 
 def offload_choices(job: Job, device: Device, engine: str, keep: Collection[str]) -> Iterator[dict[str, str]]:
-    """Where state could wait beside the device, the least costly first; nothing where it cannot."""
+    """Places other than the device where state could wait, the least costly first; nothing where there are none."""
     if not device.is_cuda or "optimizer" in keep or engine not in WHOLE_STATE:
         return
     if any(streams(optimizer) for optimizer in job.optimizers(plain_nets(job)).values()):
@@ -26,8 +26,8 @@ def why_not(job: Job, nets: Nets, device: Device, engine: str) -> str:
     if not device.is_cuda:
         return "the host is the device"
     if engine not in WHOLE_STATE:
-        return f"under {engine} a rank holds a part of it already"
+        return f"under {engine} each rank already holds only a part"
     left = left_on_the_device(job.optimizers(nets))
     if left:
-        return f"the step of {', '.join(left)} is not known to treat each parameter alone"
-    return "it fits without"
+        return f"the step of {', '.join(left)} may not treat each parameter separately"
+    return "the plan fits without it"

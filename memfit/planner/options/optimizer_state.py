@@ -1,4 +1,4 @@
-"""Levers of what stays from window to window: the average of the weights, and optimizers' state."""
+"""Options for state that stays from window to window: the weights' average and optimizer state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from memfit.planner.search.traced_job import open_traced_job
 from memfit.trace.step import Tracing
 
 EIGHT_BIT = frozenset({"Adam", "AdamW", "SGD", "RMSprop", "Adagrad"})
-"""Of torch.optim, those that bitsandbytes has with 8-bit state (bitsandbytes/optim)."""
+"""Optimizers of torch.optim that bitsandbytes has with 8-bit state (bitsandbytes/optim)."""
 BLOCK, SMALL = 256, 4096
 """Of 8-bit state: elements that share an fp32 scale, and elements below which a tensor's state stays in fp32
 (bitsandbytes/optim/optimizer.py, ``blocksize`` and ``min_8bit_size``)."""
@@ -26,20 +26,25 @@ SCALAR = 4
 
 
 def average_on_host(context: OptionContext) -> MemoryOption:
-    """Between its updates; an update brings it to the card part by part."""
+    """The average waits on the host between updates; an update moves it to the card in parts."""
     name, live_bytes, link = "average of the weights on the host", context.live_bytes, context.device.link_bytes
     if context.job.ema is None:
-        return memory_option(context, name, False, {}, "the job keeps no average", seconds=0.0)
+        return memory_option(context, name, False, {}, "the job keeps no average of the weights", seconds=0.0)
     if not context.device.is_cuda:
         return memory_option(context, name, False, {}, "the host is the device", seconds=0.0)
-    if context.found.engine not in WHOLE_STATE:
+    if context.candidate.engine not in WHOLE_STATE:
         return memory_option(
-            context, name, False, {}, f"under {context.found.engine} a rank holds a part of it", seconds=0.0
+            context,
+            name,
+            False,
+            {},
+            f"under {context.candidate.engine} each rank already holds only a part",
+            seconds=0.0,
         )
-    taken, tensors = context.whole.how.average == "host", _averaged(context)
-    whole = sum(nbytes for _, nbytes in tensors)
-    if taken:
-        saves = fall(live_bytes.peaks(live_bytes.less(_made_in(context, "ema")) + whole), context.peaks)
+    applied, tensors = context.full_step.how.average == "host", _averaged(context)
+    average = sum(nbytes for _, nbytes in tensors)
+    if applied:
+        saves = fall(live_bytes.peaks(live_bytes.less(_made_in(context, "ema")) + average), context.peaks)
     else:
         sizes = [sum(part) for part in cut([size for kind, size in tensors if kind], [s for k, s in tensors if k])]
         visiting = max((sum(sizes[i : i + 2]) for i in range(len(sizes))), default=0)
@@ -47,10 +52,10 @@ def average_on_host(context: OptionContext) -> MemoryOption:
         after = held[np.flatnonzero(live_bytes.events_in(("train",)))[-1]]
         peaks = live_bytes.peaks(held)
         saves = fall(context.peaks, peaks | {"train": max(peaks["train"], int(after) + visiting)})
-    seconds = None if link is None else 2 * whole / link
+    seconds = None if link is None else 2 * average / link
     return memory_option(
-        context, name, taken, dict(saves), "nothing fits without" if taken else "it fits without", seconds=seconds,
-        costs="copies", unknown=_no_link(seconds),
+        context, name, applied, dict(saves), "nothing fits without it" if applied else "the plan fits without it",
+        seconds=seconds, costs="copies", unknown=_no_link(seconds),
     )  # fmt: skip
 
 
@@ -66,40 +71,42 @@ def _made_in(context: OptionContext, part: str) -> np.ndarray:
     """bool (S,): storages that operators of this part made."""
     trace = context.live_bytes.trace
     inside = np.array([name == part for name in trace.parts])[trace.operator_part[np.maximum(trace.made_by, 0)]]
-    found: np.ndarray = inside & (trace.made_by >= 0)
-    return found
+    made: np.ndarray = inside & (trace.made_by >= 0)
+    return made
 
 
 def state_on_host(context: OptionContext) -> MemoryOption:
     """Optimizers' state between steps; a step brings it to the card part by part."""
-    name, live_bytes, beside = "optimizer state on the host", context.live_bytes, context.beside
-    how, link, state = context.whole.how, context.device.link_bytes, context.beside.streamed_bytes
-    taken = how.optimizer_state == "host"
+    name, live_bytes, traces = "optimizer state on the host", context.live_bytes, context.traces
+    how, link, state = context.full_step.how, context.device.link_bytes, context.traces.streamed_bytes
+    applied = how.optimizer_state == "host"
     saves: dict[str, int | None]
-    if taken:
+    if applied:
         left = left_on_the_device(context.job.optimizers(context.nets))
-        reason = "nothing fits without" + (f"; the state of {', '.join(left)} stays" if left else "")
+        reason = "nothing fits without it" + (f"; the state of {', '.join(left)} stays" if left else "")
         saves = dict(_without_host(context, how, state))
-    elif "by parts" not in beside.steps:
-        reason = offload_options.why_not(context.job, context.nets, context.device, context.found.engine)
+    elif "by parts" not in traces.steps:
+        reason = offload_options.why_not(context.job, context.nets, context.device, context.candidate.engine)
         return memory_option(context, name, False, {}, reason, seconds=0.0)
     else:
-        reason = offload_options.why_not(context.job, context.nets, context.device, context.found.engine)
+        reason = offload_options.why_not(context.job, context.nets, context.device, context.candidate.engine)
         held = live_bytes.alive - np.minimum(live_bytes.alive - live_bytes.less(live_bytes.of("optimizer")), state)
         stepping, now = live_bytes.parts(STEP), highest(live_bytes.alive, live_bytes.parts(STEP))
-        step = now + beside.steps["by parts"].peak - beside.steps["chosen"].peak
+        step = now + traces.steps["by parts"].peak - traces.steps["chosen"].peak
         train = max(step, highest(held, live_bytes.events_in(("setup", "train")) & ~stepping))
         saves = dict(fall(context.peaks, live_bytes.peaks(held) | {"train": train}))
     seconds = None if link is None else 2 * state / link
     return memory_option(
-        context, name, taken, saves, reason, seconds=seconds, costs="copies", unknown=_no_link(seconds)
+        context, name, applied, saves, reason, seconds=seconds, costs="copies", unknown=_no_link(seconds)
     )  # fmt: skip
 
 
 def _without_host(context: OptionContext, how: Tracing, state: int) -> dict[str, int]:
     """What the state on the host saves, against the same plan with it on the card, whose step is traced for this."""
     there = replace(how, optimizer_state="device", micro_batches=1, checkpointing={})
-    with open_traced_job(context.job, there, shape_of(context.job, context.found.geometry.micro_batch)) as traced_job:
+    with open_traced_job(
+        context.job, there, shape_of(context.job, context.candidate.geometry.micro_batch)
+    ) as traced_job:
         traced = traced_job.optimizer_step()
     assert traced is not None
     live_bytes = context.live_bytes
@@ -114,19 +121,30 @@ def eight_bit(context: OptionContext) -> MemoryOption:
     """State of a byte an element and a scale a block, in one kernel a tensor; changes what is learned."""
     name, live_bytes = "8-bit optimizer", context.live_bytes
     optimizers = context.job.optimizers(context.nets)
-    kinds = [type(one).__name__ for one in optimizers.values() if type(one).__module__.startswith("torch.optim")]
-    lacking = [type(one).__name__ for one in optimizers.values() if type(one).__name__ not in EIGHT_BIT & set(kinds)]
+    kinds = [
+        type(optimizer).__name__
+        for optimizer in optimizers.values()
+        if type(optimizer).__module__.startswith("torch.optim")
+    ]
+    lacking = [
+        type(optimizer).__name__
+        for optimizer in optimizers.values()
+        if type(optimizer).__name__ not in EIGHT_BIT & set(kinds)
+    ]
     if lacking and len(lacking) == len(optimizers):
-        reason = f"no 8-bit {' or '.join(dict.fromkeys(lacking))} is known"
+        reason = f"no 8-bit {' or '.join(dict.fromkeys(lacking))} exists"
         return memory_option(context, name, False, {}, reason, seconds=0.0, changes_learning=True)
-    reason = "a job that has it as a setting takes it with --set"
-    timeless = "time: its kernels are another library's, and were not timed"
+    reason = "use --set if the job has a setting for it"
+    timeless = "time: its kernels belong to another library and were not timed"
     if lacking:
-        unknown = f"bytes: no 8-bit {' or '.join(dict.fromkeys(lacking))} is known, and the other state is not apart"
+        unknown = (
+            f"bytes: no 8-bit {' or '.join(dict.fromkeys(lacking))} exists, and other optimizers' state is not separate"
+        )
         saves: dict[str, int | None] = dict.fromkeys(context.phases)
         return memory_option(context, name, False, saves, reason, seconds=None, changes_learning=True, unknown=unknown)
     width = max(
-        (p.itemsize for one in optimizers.values() for group in one.param_groups for p in group["params"]), default=4
+        (p.itemsize for optimizer in optimizers.values() for group in optimizer.param_groups for p in group["params"]),
+        default=4,
     )
     elements = live_bytes.trace.nbytes // width
     small = live_bytes.trace.nbytes < SMALL * width
@@ -139,4 +157,4 @@ def eight_bit(context: OptionContext) -> MemoryOption:
 
 
 def _no_link(seconds: float | None) -> str:
-    return "" if seconds is not None else "time: the rate of the link to the host is not known"
+    return "" if seconds is not None else "time: the rate of the link to the host is unknown"

@@ -1,4 +1,4 @@
-"""Case: what levers are described from, and a lever put into words: bytes in each phase, time, and why."""
+"""OptionContext: what options are described from; and an option with its bytes by phase, its time and its reason."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ if TYPE_CHECKING:
     from memfit.planner.search.full_step import FullStep, ReplayedCandidate
 
 MICRO, STEP = ("fetch", "forward", "zero_grad", "backward"), ("clip", "optimizer")
-"""Parts of a window that follow the micro-batch's choices, and the step's."""
+"""Parts of a window that depend on the choices for the micro-batch, and on those for the step."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OptionContext:
-    """A plan that fits, traced whole, and what was traced beside it."""
+    """A plan that fits, its full trace, and the traces of its variants."""
 
     job: Job
     device: Device
     nets: Nets
-    """Without their bytes."""
+    """Nets whose tensors have no storage."""
     own: Mapping[str, str]
     """The job's own checkpointing."""
     keep: Collection[str]
-    whole: FullStep
-    beside: OptionTraces
+    full_step: FullStep
+    traces: OptionTraces
 
     @property
-    def found(self) -> ReplayedCandidate:
-        return self.whole.found
+    def candidate(self) -> ReplayedCandidate:
+        return self.full_step.candidate
 
     @property
     def live_bytes(self) -> LiveBytes:
-        return self.whole.live_bytes
+        return self.full_step.live_bytes
 
     @property
     def phases(self) -> tuple[str, ...]:
-        """Those that the plan has."""
+        """Names of the phases that the plan has."""
         return tuple(self.peaks)
 
     @cached_property
     def peaks(self) -> dict[str, int]:
-        """By phase, of tensors' bytes."""
+        """Peak of tensors' bytes by phase."""
         return self.live_bytes.peaks()
 
     @cached_property
@@ -60,8 +60,8 @@ class OptionContext:
         return sum(p.numel() * p.itemsize for net in trained for p in net.parameters() if p.requires_grad)
 
     def train_saves(self, *, micro: str = "chosen", step: str = "chosen") -> int | None:
-        """By how much training's peak falls with another micro-batch or step; None where that was not traced."""
-        tried, steps = self.beside.micro, self.beside.steps
+        """How far training's peak falls with another micro-batch or step; None where that was not traced."""
+        tried, steps = self.traces.micro, self.traces.steps
         if not {"chosen", micro} <= tried.keys() or not {"chosen", step} <= steps.keys():
             return None
         now = highest(self.live_bytes.alive, self.live_bytes.parts(STEP))
@@ -72,34 +72,34 @@ class OptionContext:
         return max(tried["chosen"].peak, now, rest) - max(tried[micro].peak, stepping, rest)
 
     def all_phases(self, nbytes: int) -> dict[str, int]:
-        """The same in each phase."""
+        """The same bytes in every phase."""
         return dict.fromkeys(self.phases, nbytes)
 
 
 def memory_option(
-    context: OptionContext, name: str, taken: bool, saves: Mapping[str, int | None], reason: str, *,
+    context: OptionContext, name: str, applied: bool, saves: Mapping[str, int | None], reason: str, *,
     seconds: float | None, each: str = "a window", costs: str = "", changes_learning: bool = False, unknown: str = "",
 ) -> MemoryOption:  # fmt: skip
-    """A lever with its bytes in every phase of the plan.
+    """An option with its bytes in every phase of the plan.
 
     Args:
-        saves: bytes by phase; a phase that is not named: nothing; None: not known.
-        seconds: what it costs in time; None: not known.
-        each: of what it costs so much.
-        costs: what it costs beside time.
-        unknown: why something is not known.
+        saves: bytes by phase; 0 for a phase that is not named; None: unknown.
+        seconds: added time; None: unknown.
+        each: what the time is counted for.
+        costs: what the option costs besides time.
+        unknown: why a figure is unknown.
     """
     known = {**dict.fromkeys(context.phases, 0), **saves}
-    whole = {phase: nbytes for phase, nbytes in known.items() if nbytes is not None}
-    assert unknown or (seconds is not None and len(whole) == len(known)), name
+    counted = {phase: nbytes for phase, nbytes in known.items() if nbytes is not None}
+    assert unknown or (seconds is not None and len(counted) == len(known)), name
     words = [costs] if costs else []
     if seconds is None:
         words.append("time unknown")
     elif seconds:
         words.append(f"{format_seconds(seconds)} {each}" if seconds > 0 else f"{format_seconds(-seconds)} less {each}")
     return MemoryOption(
-        name=name, taken=taken, saves_bytes=max((*whole.values(), 0)), costs=", ".join(words) or "nothing",
-        reason=reason, saves=whole, seconds=seconds, changes_learning=changes_learning, unknown=unknown,
+        name=name, applied=applied, saves_bytes=max((*counted.values(), 0)), costs=", ".join(words) or "nothing",
+        reason=reason, saves=counted, seconds=seconds, changes_learning=changes_learning, unknown=unknown,
     )  # fmt: skip
 
 
@@ -109,5 +109,5 @@ def format_seconds(seconds: float) -> str:
 
 
 def more(here: float | None, there: float | None) -> float | None:
-    """Seconds that ``here`` takes beyond ``there``."""
+    """Seconds that ``here`` takes more than ``there``; None where either is unknown."""
     return None if here is None or there is None else here - there

@@ -1,4 +1,4 @@
-"""What is traced beside the best draft, one lever changed at a time: micro-batches and optimizers' steps."""
+"""What is traced beside the best draft, one option changed at a time: micro-batches and optimizers' steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from memfit.trace.session import MicroTrace
 VISITING = 4
 """Times its bytes that a parameter's state is at most, where one alone visits."""
 KINDS = ("foreach", "fused")
-"""Implementations of a step that are levers."""
+"""Implementations of a step that are options."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class TracedVariant:
 
 @dataclass(frozen=True, kw_only=True)
 class OptionTraces:
-    """By name; a lever that is not in here could not be traced, or has nothing to change."""
+    """By name; an option that is not in here could not be traced, or has nothing to change."""
 
     micro: Mapping[str, TracedVariant] = field(default_factory=dict)
     """``chosen``, and in its place ``keep``, ``full``, ``offload``, ``at once``, ``split`` in two, ``precision``."""
@@ -59,7 +59,7 @@ class OptionTraces:
     kept_bytes: int = 0
     """Process bytes of the micro-batch with everything kept."""
     unknown: Mapping[str, str] = field(default_factory=dict)
-    """By lever, why it was not traced."""
+    """By option, why it was not traced."""
 
 
 def trace_options(search: CandidateSearch, best: Candidate, nets: Nets, *, by_precision: bool) -> OptionTraces:

@@ -1,4 +1,4 @@
-"""The lever of sharding: parameters, gradients and optimizers' state cut over ranks, each of which holds its part."""
+"""The sharding option: parameters, gradients and optimizer state split over ranks."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ REPLICAS = ("single", "ddp")
 
 
 def sharding(context: OptionContext) -> MemoryOption:
-    """Of several devices, the same plan traced under the engine that shards, or under the one that does not."""
-    found, name = context.found, "sharding"
-    ranks = found.geometry.data_parallel
+    """The same plan traced under an engine that shards, or under one that does not."""
+    candidate, name = context.candidate, "sharding"
+    ranks = candidate.geometry.data_parallel
     if ranks == 1:
-        parts = found.footprint.phases["train"].categories
-        half = sum(parts[one] for one in ("parameters", "gradients", "optimizer")) // 2
-        reason = f"one device has nobody to share with; with --devices 2 each would hold {format_size(half)} less"
+        parts = candidate.footprint.phases["train"].categories
+        half = sum(parts[category] for category in ("parameters", "gradients", "optimizer")) // 2
+        reason = f"the plan uses one device; with --devices 2 each would hold {format_size(half)} less"
         return memory_option(context, name, False, {}, reason, seconds=0.0)
-    taken = found.engine not in REPLICAS
-    other = "ddp" if taken else "fsdp2"
-    how = replace(context.whole.how, engine=other)
+    applied = candidate.engine not in REPLICAS
+    other = "ddp" if applied else "fsdp2"
+    how = replace(context.full_step.how, engine=other)
     try:
-        trace = trace_job(context.job, shape_of(context.job, found.geometry.micro_batch), how)
+        trace = trace_job(context.job, shape_of(context.job, candidate.geometry.micro_batch), how)
     except InputError as error:
         unknown = f"{other} cannot carry the job: {error}"
-        return memory_option(context, name, taken, dict.fromkeys(context.phases), "", seconds=None, unknown=unknown)
+        return memory_option(context, name, applied, dict.fromkeys(context.phases), "", seconds=None, unknown=unknown)
     there = live_bytes_of(trace, context.device).peaks()
-    saves = fall(there, context.peaks) if taken else fall(context.peaks, there)
+    saves = fall(there, context.peaks) if applied else fall(context.peaks, there)
     seconds = None
     if interconnect_of(context.device) is not None:
-        count = len(found.geometry.micro_batches[0])
-        sharded, whole = (
+        count = len(candidate.geometry.micro_batches[0])
+        sharded, replicated = (
             communicates(engine, context.nets, context.device, ranks)(count)
-            for engine in ((found.engine, other) if taken else (other, found.engine))
+            for engine in ((candidate.engine, other) if applied else (other, candidate.engine))
         )
-        seconds = sharded - whole
-    why = f"{found.engine}: the reasons say what each engine comes to" if taken else "whole copies fit"
-    unknown = "" if seconds is not None else "time: what joins the cards is not known"
+        seconds = sharded - replicated
+    why = f"{candidate.engine}: see the reason for the engine" if applied else "full replicas fit"
+    unknown = "" if seconds is not None else "time: the link between the cards is unknown"
     return memory_option(
-        context, name, taken, dict(saves), why, seconds=seconds, costs="parts sent between ranks", unknown=unknown
+        context, name, applied, dict(saves), why, seconds=seconds, costs="communication between ranks", unknown=unknown
     )

@@ -1,4 +1,4 @@
-"""Room for validation: policies in the order of what they cost, from freeing gradients to leaving it out."""
+"""Policies that free memory for validation in the order of their cost, from freeing gradients to skipping it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from memfit.plan import PhasePolicy
 
 ACCUMULATION = "accumulation"
 SMALLER, ASIDE, SKIP = "smaller validation batch", "optimizer state aside in validation", "skip validation"
-"""Names of levers."""
+"""Names of options."""
 
 
 def policies(job: Job) -> Iterator[PhasePolicy]:
-    """What may be done for validation, the next one each time it does not fit."""
+    """Policies for validation in the order in which the search tries them until one fits."""
     policy = PhasePolicy()
     yield policy
     settings: dict[str, Any] = {}
-    for more in job.validation_levers.values():
+    for more in job.validation_options.values():
         settings |= more
         policy = replace(policy, settings=dict(settings))
         yield policy
@@ -32,27 +32,27 @@ def policies(job: Job) -> Iterator[PhasePolicy]:
 
 
 PRECISION = "precision in validation"
-"""A lever's name: products in single precision without autocast, or in half precision with it."""
+"""Name of the option that validates in the other precision: fp32 without autocast, or bf16 with it."""
 
 
-def beyond(
+def other_policies(
     job: Job, policy: PhasePolicy, items: int, resized: Shape | None
 ) -> dict[str, PhasePolicy | tuple[PhasePolicy, Shape]]:
-    """By lever that a policy leaves and whose bytes only a trace knows: the policy with that one too.
+    """For each option that a policy does not apply and whose bytes need a trace: the policy with that option added.
 
-    The one that code may refuse comes last.
+    The option that the job's code may refuse comes last.
 
     Args:
-        items: of a training micro-batch.
-        resized: the micro-batch if more or less were accumulated.
+        items: items of a training micro-batch.
+        resized: the micro-batch with more or less accumulation.
     """
     if not job.validates or policy.where != "here" or policy.optimizer == "aside":
         return {}
-    taken = words(policy, job.validation_levers)
+    applied = words(policy, job.validation_options)
     found: dict[str, PhasePolicy | tuple[PhasePolicy, Shape]] = {
         name: replace(policy, settings={**policy.settings, **more})
-        for name, more in job.validation_levers.items()
-        if name not in taken
+        for name, more in job.validation_options.items()
+        if name not in applied
     }
     if can_be_smaller(job) and policy.items is None:
         found |= {SMALLER: replace(policy, items=1)} if items > 1 else {}
@@ -61,19 +61,19 @@ def beyond(
 
 
 def other_precision(job: Job) -> str:
-    """What the job's lever of precision would change it to."""
+    """The precision that the job's precision option would change to."""
     return "bf16" if job.precision == "fp32" else "fp32"
 
 
 def can_be_smaller(job: Job) -> bool:
-    """Whether a smaller batch is a choice: the job's validation looks at the shape."""
+    """Whether validation can use a smaller batch: the job's validation batch follows the shape."""
     return type(job).validation_batch is Job.validation_batch
 
 
-def words(policy: PhasePolicy, job_levers: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A policy's levers by name."""
+def words(policy: PhasePolicy, job_options: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Names of the options that a policy applies."""
     found = ["free gradients"] if policy.gradients == "free" else []
-    found += [name for name, more in job_levers.items() if more.items() <= policy.settings.items()]
+    found += [name for name, more in job_options.items() if more.items() <= policy.settings.items()]
     if policy.items is not None:
         found.append(SMALLER)
     if policy.optimizer == "aside":

@@ -101,7 +101,7 @@ class CandidateSearch:
             self._measure(first.geometry)
         return self._best_tried() or self._fallback()
 
-    def beside(self, best: Candidate) -> list[Candidate]:
+    def alternatives(self, best: Candidate) -> list[Candidate]:
         """The three next best that fit, each of another micro-batch, and the fastest that recomputes all or nothing."""
         others = [candidate for micro, candidate in self.tried.items() if micro != best.geometry.micro_batch]
         known = {candidate.geometry.micro_batch for candidate in (best, *others)}
@@ -176,9 +176,9 @@ class CandidateSearch:
     def peak_of(self, found: MicroTrace) -> int:
         """Process bytes of a traced micro-batch, replayed on the device; where it does not fit, what it would take."""
         replayed = footprint_on(found.trace, self.device, self.ranks)
-        return replayed.phases["train"].process_bytes if replayed.fits else self.whole_peak_of(found)
+        return replayed.phases["train"].process_bytes if replayed.fits else self.unlimited_peak_of(found)
 
-    def whole_peak_of(self, found: MicroTrace) -> int:
+    def unlimited_peak_of(self, found: MicroTrace) -> int:
         """Process bytes of a traced micro-batch where the allocator never has to give anything back."""
         return footprint_on(found.trace, unlimited(self.device), self.ranks).phases["train"].process_bytes
 
@@ -219,7 +219,7 @@ class CandidateSearch:
         small = self.geometries[-1]
         traced = self._trace_kept(small.micro_batch)
         self._resident = base = self.traced_job.resident(traced)
-        slope = max(self.whole_peak_of(traced) - base, 1) / small.micro_batch
+        slope = max(self.unlimited_peak_of(traced) - base, 1) / small.micro_batch
         most = max((self.budget - base) / slope, 0)
         start = next((g for g in self.geometries if g.micro_batch <= most), small)
         larger = [g.micro_batch for g in self.geometries if g.micro_batch <= LARGER * start.micro_batch]
@@ -231,7 +231,7 @@ class CandidateSearch:
         """A micro-batch as it is, with gradients of an earlier one; notes its seconds."""
         traced = self.traced_job.trace(shape_of(self.job, micro), self.modes or {}, accumulated=True)
         self._kept_seconds[micro] = self.traced_job.total_seconds(traced)
-        self._kept_peaks[micro] = self.whole_peak_of(traced)
+        self._kept_peaks[micro] = self.unlimited_peak_of(traced)
         return traced
 
     def _measure(self, geometry: Geometry) -> None:
@@ -241,7 +241,7 @@ class CandidateSearch:
         kept = self.traced_job.trace(shape, self.modes, accumulated=accumulated) if self.modes else None
         kept = kept or self.traced_job.kept(shape, accumulated=accumulated)
         peak, seconds = self.peak_of(kept), self.traced_job.total_seconds(kept)
-        self._kept_peaks.setdefault(micro, self.whole_peak_of(kept))
+        self._kept_peaks.setdefault(micro, self.unlimited_peak_of(kept))
         self._kept_seconds[micro] = seconds
         if peak <= self.budget or self.modes is not None:
             rank = self._window(geometry, seconds)
@@ -266,7 +266,7 @@ class CandidateSearch:
         shape, accumulated = self.shape(geometry)
         problem = self.traced_job.problem(shape, accumulated=accumulated)
         observed = self.traced_job.observed(shape, accumulated=accumulated)
-        outside = self.whole_peak_of(self.traced_job.kept(shape, accumulated=accumulated)) - observed.keep.peak
+        outside = self.unlimited_peak_of(self.traced_job.kept(shape, accumulated=accumulated)) - observed.keep.peak
         self._measured[geometry.micro_batch] = (problem, observed.keep.total_seconds, outside)
         return outside
 

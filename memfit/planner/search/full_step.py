@@ -27,7 +27,7 @@ from memfit.wording import counted
 Asked = PhasePolicy | tuple[PhasePolicy, Shape]
 """A policy for validation, and the micro-batch that it looks at where that is another."""
 TRACED = 45_000
-"""Operators that may be traced for levers of validation which the plan leaves: 5 to 10 s. Where that is not enough for
+"""Operators that may be traced for options of validation which the plan leaves: 5 to 10 s. Where that is not enough for
 all of them, the job's first one comes first, then precision."""
 
 
@@ -64,13 +64,13 @@ class Validation:
 class FullStep:
     """A candidate, how it was traced, and what other policies for its validation would come to."""
 
-    found: ReplayedCandidate
+    candidate: ReplayedCandidate
     how: Tracing
     live_bytes: LiveBytes
     tried: tuple[Validation, ...]
     """In the order in which they were tried; the last one is the candidate's."""
-    beyond: Mapping[str, Validation | str]
-    """By lever that was left: the candidate's policy with that one too, or why that is not known."""
+    other_policies: Mapping[str, Validation | str]
+    """By option that was left: the candidate's policy with that one too, or why that is not known."""
 
 
 def trace_full_step(
@@ -92,9 +92,9 @@ def trace_full_step(
     """
     count, shape = len(candidate.geometry.micro_batches[0]), shape_of(job, candidate.geometry.micro_batch)
     how = replace(how, micro_batches=count, checkpointing=candidate.modes)
-    waiting: deque[Asked] = deque(validation_policies.policies(job) if may_choose else [how.validation])
+    pending: deque[Asked] = deque(validation_policies.policies(job) if may_choose else [how.validation])
     tried: list[Validation] = []
-    with closing(trace_policies(job, shape, how, _next(waiting))) as traced:
+    with closing(trace_policies(job, shape, how, _next(pending))) as traced:
         for one in traced:
             how = replace(how, validation=one.policy)
             plain = footprint = footprint_on(one.trace, device, how.world)
@@ -105,9 +105,9 @@ def trace_full_step(
             tried.append(_validation(one, live_bytes, device, job.precision))
             if footprint.fits or footprint.limiting_phase != "validate":
                 break
-        others = validation_policies.beyond(job, how.validation, shape.items, resized) if footprint.fits else {}
-        beyond = _beyond(job, others, waiting, traced, device, _operators(one))
-    found = ReplayedCandidate(
+        others = validation_policies.other_policies(job, how.validation, shape.items, resized) if footprint.fits else {}
+        other_policies = _trace_other_policies(job, others, pending, traced, device, _operators(one))
+    replayed = ReplayedCandidate(
         policy=policy_name(candidate.modes, own),
         checkpointing=candidate.modes,
         geometry=candidate.geometry,
@@ -121,28 +121,30 @@ def trace_full_step(
             if device.is_cuda
         },
     )
-    return FullStep(found=found, how=how, live_bytes=live_bytes, tried=tuple(tried), beyond=beyond)
+    return FullStep(
+        candidate=replayed, how=how, live_bytes=live_bytes, tried=tuple(tried), other_policies=other_policies
+    )
 
 
-def _next(waiting: deque[Asked]) -> Iterator[Asked]:
-    while waiting:
-        yield waiting.popleft()
+def _next(pending: deque[Asked]) -> Iterator[Asked]:
+    while pending:
+        yield pending.popleft()
 
 
-def _beyond(
+def _trace_other_policies(
     job: Job,
     others: Mapping[str, Asked],
-    waiting: deque[Asked],
+    pending: deque[Asked],
     traced: Iterator[ValidationTrace],
     device: Device,
     operators: int,
 ) -> dict[str, Validation | str]:
-    """The levers that were left, each traced behind the same windows; after one that fails, none is.
+    """The options that were left, each traced behind the same windows; after one that fails, none is.
 
     Args:
         operators: of a validation.
     """
-    waiting.clear()
+    pending.clear()
     worth = sorted(others, key=lambda name: name == validation_policies.PRECISION)
     worth = list(
         dict.fromkeys([*worth[:1], *(name for name in others if name == validation_policies.PRECISION), *worth])
@@ -155,7 +157,7 @@ def _beyond(
         if failed:
             found[name] = failed
             continue
-        waiting.append(others[name])
+        pending.append(others[name])
         try:
             one = next(traced)
         except Exception as error:  # the job's own code, under settings that nobody may have tried

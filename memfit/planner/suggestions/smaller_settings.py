@@ -1,7 +1,7 @@
-"""Dials: a job's own settings that make it smaller where nothing fits. Offered with what each would bring, never taken.
+"""Settings of a job that make it smaller where nothing fits: suggested with their effect, never applied.
 
-A job names its dials and what they change (``Job.smaller_settings``). Each is turned one step down, a number to its
-half, a word to the next of its kind, and the job is traced so: its smallest micro-batch, every block recomputed.
+A job lists such settings and what each changes (``Job.smaller_settings``). Each goes one step down, a number to its
+half, a word to the next of its kind, and the job is traced at its smallest micro-batch with every block recomputed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from memfit.planner.predict import checkpoint_all, footprint_on, plain_nets
 from memfit.trace.step import Tracing, trace_job
 
 MOST = 3
-"""Steps down that are tried for one dial."""
+"""Steps down to try for one setting, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SmallerSetting:
-    """One setting at another value: what the process then takes at the least, what that saves, whether it fits."""
+    """A setting at another value: the least that the process then takes, what that saves, whether it fits."""
 
     setting: str
     now: Any
@@ -38,34 +38,34 @@ class SmallerSetting:
 
 
 def smaller_settings(job: Job, how: Tracing, device: Device) -> list[SmallerSetting]:
-    """Each of the job's dials, turned down until it fits or cannot go on; those that bring the most first."""
+    """Each setting of the job lowered until it fits or has no smaller value; the largest savings first."""
     asked = {**({"longest": "longer items are cut or left out"} if job.longest else {}), **job.smaller_settings}
     if unknown := next((name for name in asked if name not in job.setting_types()), None):
         known = ", ".join(name for name in job.setting_types())
         raise InputError(
-            f"dial {unknown!r} of {type(job).__name__}",
+            f"{type(job).__name__}.smaller_settings: {unknown!r}",
             "no setting of the job has that name",
-            f"write dials = {{setting: what it changes}} with some of {known}",
+            f"write smaller_settings = {{setting: what it changes}} with some of {known}",
         )
     before = _least(job, how, device)
-    found = []
+    smaller = []
     for setting, changes in asked.items():
-        turned = None
+        lowered = None
         for value in _steps(job, setting):
             try:
                 seen = _least(with_settings(job, {setting: value}), how, device)
             except InputError:
                 continue
             takes = _takes(seen)
-            turned = SmallerSetting(
+            lowered = SmallerSetting(
                 setting=setting, now=getattr(job, setting), value=value, process_bytes=takes,
                 saves_bytes=_takes(before) - takes, fits=seen.fits, changes=changes,
             )  # fmt: skip
             if seen.fits:
                 break
-        if turned is not None and turned.saves_bytes > 0:
-            found.append(turned)
-    return sorted(found, key=lambda dial: (not dial.fits, dial.process_bytes))
+        if lowered is not None and lowered.saves_bytes > 0:
+            smaller.append(lowered)
+    return sorted(smaller, key=lambda setting: (not setting.fits, setting.process_bytes))
 
 
 def _steps(job: Job, setting: str) -> Iterator[Any]:

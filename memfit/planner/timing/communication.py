@@ -14,10 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memfit.device.hardware.catalogue import Interconnect
+from memfit.engine.ddp import BUCKET_BYTES
 from memfit.errors import InputError
-
-BUCKET = 25 << 20
-"""Bytes of DDP's buckets, and of ZeRO's within a factor of a few."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +41,14 @@ def window_volume(
     Args:
         nbytes: of the trained parameters as they are communicated, which is also that of their gradients.
         micro_batches: of one rank in the window.
-        units: of FSDP2 and ZeRO 3 the number of modules that are gathered one by one, else of buckets; None: by BUCKET.
+        units: for FSDP2 and ZeRO 3 the modules gathered one by one, else buckets; None: buckets of DDP's size,
+            which ZeRO's match within a factor of a few.
         sync_each_micro_batch: gradients are reduced after every micro-batch and not once a window.
 
     Raises:
         InputError: an engine that is not known.
     """
-    count = units or max(1, -(-nbytes // BUCKET))
+    count = units or max(1, -(-nbytes // BUCKET_BYTES))
     reductions = micro_batches if sync_each_micro_batch else 1
     if engine == "single":
         return Volume(all_gathered=0, reduce_scattered=0, collectives=0)

@@ -50,27 +50,6 @@ def operator_seconds(
     return seconds
 
 
-def window_seconds(
-    trace: Trace, device: Device, micro_batches: int, precision: str = "fp32", seconds: np.ndarray | None = None
-) -> float | None:
-    """Seconds of one window of so many micro-batches; None where the device's rates are not known.
-
-    Args:
-        trace: its last training window has min(micro_batches, 2) micro-batches.
-        seconds: of each operator, where they are known better.
-    """
-    if seconds is None:
-        seconds = operator_seconds(trace, device, precision)
-    if seconds is None:
-        return None
-    start, end = [(start, end) for name, start, end in trace.phases if name == "train"][-1]
-    rows = slice(int(trace.operator[start]), int(trace.operator[end - 1]) + 1) if end > start else slice(0, 0)
-    parts = np.array(trace.parts)[trace.operator_part[rows]]
-    repeated = np.isin(parts, ("fetch", "forward", "backward"))
-    traced = min(micro_batches, 2)
-    return float(seconds[rows][repeated].sum() * micro_batches / traced + seconds[rows][~repeated].sum())
-
-
 def _rates(device: Device, precision: str) -> tuple[float, float, float] | None:
     """Operations and bytes a second, and seconds of a launch."""
     flops = {"bf16": device.bf16_flops, "fp16": device.fp16_flops}.get(precision) or device.fp32_flops

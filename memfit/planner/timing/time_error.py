@@ -31,19 +31,19 @@ def _measured() -> dict[str, dict[str, float]]:
 
 def time_error(net_kind: str, device: Device) -> TimeError:
     """Of nets of this kind (``Trace.net_kind``) on this device."""
-    there = {key.partition(": ")[2]: table for key, table in _measured().items() if key.startswith(f"{device.key}: ")}
-    if not there:
+    intervals = {
+        key.partition(": ")[2]: table for key, table in _measured().items() if key.startswith(f"{device.key}: ")
+    }
+    if not intervals:
         where = "card" if device.is_cuda else "device"
-        return TimeError(words=f"an estimate; its error was not measured on this {where}")
-    found = there.get(net_kind)
-    if found is None:
-        low, high = min(one["low"] for one in there.values()), max(one["high"] for one in there.values())
-        words = f"an estimate; of nets of other kinds, {low:+.0%} to {high:+.0%} was measured on {device.key}"
+        return TimeError(words=f"estimated; accuracy on this {where} unknown")
+    measured = intervals.get(net_kind)
+    if measured is None:
+        low, high = min(kind["low"] for kind in intervals.values()), max(kind["high"] for kind in intervals.values())
+        words = f"estimated; runs of other model types on {device.key} deviate by {low:+.0%} to {high:+.0%}"
         return TimeError(low=low, high=high, words=words)
-    low, high, runs = found["low"], found["high"], int(found["runs"])
-    words = (
-        f"an estimate; measured were {low:+.0%} to {high:+.0%} of it, in {runs} runs of {net_kind} nets on {device.key}"
-    )
+    low, high, runs = measured["low"], measured["high"], int(measured["runs"])
+    words = f"estimated; {runs} runs of {net_kind} nets on {device.key} deviate by {low:+.0%} to {high:+.0%}"
     return TimeError(low=low, high=high, runs=runs, words=words)
 
 
@@ -54,9 +54,9 @@ def with_time_error(plan: Plan, net_kind: str, device: Device, probed: bool) -> 
         probed: whether its time is held to a window of this job that was really run on this device.
     """
     if plan.step_seconds is None:
-        return replace(plan, reasons={**plan.reasons, "time": "unknown: so are the device's rates"})
+        return replace(plan, reasons={**plan.reasons, "time": "unknown, because the device's rates are unknown"})
     if probed:
-        words = "an estimate, held to a window of this job that memfit probe ran on this device"
+        words = "estimated from a window of this job that memfit probe ran on this device"
         return replace(plan, reasons={**plan.reasons, "time": words})
     error = time_error(net_kind, device)
     low, high = (None if part is None else plan.step_seconds * (1 + part) for part in (error.low, error.high))

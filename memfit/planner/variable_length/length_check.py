@@ -1,11 +1,12 @@
-"""Varied lengths: whether a plan's windows fit one after the other, with the fragments that each leaves behind."""
+"""Length check: whether a plan's windows of varied lengths fit one after the other, with fragmentation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from memfit.errors import describe
+from memfit.batch.dataset import lengths_of
+from memfit.errors import InputError, describe
 from memfit.geometry import Geometry
 from memfit.job import Job
 from memfit.plan import MemoryOption
@@ -16,81 +17,83 @@ from memfit.wording import counted
 
 EXPANDABLE = "expandable allocator"
 WINDOWS = 200
-"""Windows that are replayed: reserved memory seldom grows after the first hundred."""
+"""Number of windows to replay: reserved memory seldom grows after the first hundred."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LengthCheck:
-    """What the first windows come to, as ``memfit run`` draws them."""
+    """Memory of the first windows, as ``memfit run`` draws them."""
 
-    found: SequencePrediction | None
+    sequence: SequencePrediction | None
     unknown: str = ""
     """Why there is none."""
 
     @property
     def fits(self) -> bool:
-        """With the allocator's segments as they are, or expandable; what is not known does."""
-        found = self.found
-        return found is None or found.plain.failed_window is None or found.expandable.failed_window is None
+        """Whether the windows fit with default or with expandable segments; true where that is unknown."""
+        sequence = self.sequence
+        return sequence is None or sequence.plain.failed_window is None or sequence.expandable.failed_window is None
 
     @property
     def allocator(self) -> str:
-        """As a plan has it."""
-        failed = self.found is not None and self.found.plain.failed_window is not None
+        """The allocator setting for the plan."""
+        failed = self.sequence is not None and self.sequence.plain.failed_window is not None
         return "expandable_segments" if failed and self.fits else "default"
 
-    def levers(self) -> list[MemoryOption]:
-        """Expandable segments, taken or left."""
-        if self.found is None:
+    def options(self) -> list[MemoryOption]:
+        """The option of expandable segments."""
+        if self.sequence is None:
             return []
-        plain, expandable = self.found.plain, self.found.expandable
-        taken = self.allocator != "default"
+        plain, expandable = self.sequence.plain, self.sequence.expandable
+        applied = self.allocator != "default"
         why = (
-            f"window {plain.failed_window} asks for what lies in fragments"
-            if taken
-            else f"{counted(plain.windows, 'window')} of {counted(plain.distinct_shapes, 'shape')} fit without"
+            f"without it, window {plain.failed_window} fails because of fragmentation"
+            if applied
+            else f"{counted(plain.windows, 'window')} of {counted(plain.distinct_shapes, 'shape')} fit without it"
         )
         saves = max(plain.reserved_bytes - expandable.reserved_bytes, 0)
         return [
             MemoryOption(
-                name=EXPANDABLE, taken=taken, saves_bytes=saves, costs="nothing", reason=why,
+                name=EXPANDABLE, applied=applied, saves_bytes=saves, costs="nothing", reason=why,
                 saves={"train": saves}, seconds=0.0,
             )
         ]  # fmt: skip
 
     def reason(self) -> str:
-        """In a sentence."""
-        if self.found is None:
+        """The reason that a plan gives."""
+        if self.sequence is None:
             return f"not replayed: {self.unknown}"
-        plain = self.found.plain
+        plain = self.sequence.plain
         if not self.fits:
             return (
-                f"alone, but window {plain.failed_window} not behind those before it, which leave fragments of other "
-                "lengths, nor with expandable segments"
+                f"each window fits alone, but window {plain.failed_window} fails after those before it because of "
+                "fragmentation, with expandable segments too"
             )
         over = f"{counted(plain.windows, 'window')} of {counted(plain.distinct_shapes, 'shape')}"
         if self.allocator == "default":
-            return f"over {over} {format_size(plain.reserved_bytes)} are reserved, {plain.ratio:.2f} x the allocated"
+            return f"{over} reserve {format_size(plain.reserved_bytes)}, {plain.ratio:.2f} x the allocated bytes"
         return (
-            f"expandable segments: without, window {plain.failed_window} does not fit; "
-            f"with, {format_size(self.found.expandable.reserved_bytes)} are reserved at most"
+            f"expandable segments: window {plain.failed_window} does not fit without them; "
+            f"with them at most {format_size(self.sequence.expandable.reserved_bytes)} are reserved"
         )
 
 
 def check_lengths(
     job: Job, how: Tracing, geometry: Geometry, checkpointing: Mapping[str, str], seed: int
 ) -> LengthCheck | None:
-    """The first ``WINDOWS`` windows on a card; None where lengths do not vary, or their fragments do not count."""
+    """Replays a card's first ``WINDOWS`` windows; None where lengths do not vary or fragmentation does not matter."""
     device = how.device
     if job.longest is None or not device.is_cuda or geometry.data_parallel > 1:
         return None
     try:
-        lengths = job.lengths()
+        lengths = lengths_of(job)
+    except InputError:
+        raise
     except Exception as error:  # the data set may lie on another machine
-        return LengthCheck(found=None, unknown=f"the job's lengths() raises {describe(error)}")
+        return LengthCheck(sequence=None, unknown=f"the job's lengths() raises {describe(error)}")
     if lengths is None or min(lengths) == max(lengths):
         return None
     windows = drawn_windows(
         job, lengths, global_batch=geometry.global_batch, micro_batch=geometry.micro_batch, count=WINDOWS, seed=seed
     )
-    return LengthCheck(found=predict_sequence(job, device, windows, checkpointing, how))
+    return LengthCheck(sequence=predict_sequence(job, device, windows, checkpointing, how))

@@ -14,6 +14,7 @@ import torch
 
 from memfit.apply.buffer_snapshot import CannotRepeatError
 from memfit.apply.train_state import TrainState, build
+from memfit.batch.dataset import dataset_of, lengths_of
 from memfit.batch.windows import Windows
 from memfit.device.virtual import backend
 from memfit.engine.factory import make_engine
@@ -224,10 +225,7 @@ def _load(plan: Plan, engine: Engine) -> _Data:
     """
     job = load_job(plan.job, dict(plan.settings), unit=plan.unit)
     seed_all(plan.seed)
-    samples, lengths = job.dataset(), job.lengths()
-    if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
-        write = "write dataset(self) -> a sequence of samples, with a length"
-        raise InputError(f"{type(job).__name__}.dataset()", f"gave {type(samples).__name__}, not a sequence", write)
+    samples, lengths = dataset_of(job), lengths_of(job)
     windows = Windows(
         size=len(samples),
         lengths=lengths,

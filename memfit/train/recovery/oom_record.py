@@ -1,7 +1,7 @@
 """RUN/flight.json: what was resident when memory ran out, the failed request, and what would have saved how much.
 
 Parameters, gradients, optimizer state and buffers are measured, by module too; the rest of what was held is
-activations, temporaries and the host's own. Predicted categories and levers are the plan's.
+activations, temporaries and the host's own. Predicted categories and options are the plan's.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def oom_record(
             "predicted_at_peak": predicted.get("categories", {}),
             "predicted_peak": {key: predicted.get(key) for key in ("allocated_bytes", "process_bytes", "at")},
         },
-        "levers": [
-            {"name": lever.name, "saves_bytes": lever.saves_bytes, "costs": lever.costs}
-            for lever in sorted(plan.levers, key=lambda lever: -lever.saves_bytes)
-            if not lever.taken and lever.saves_bytes > 0
+        "options": [
+            {"name": option.name, "saves_bytes": option.saves_bytes, "costs": option.costs}
+            for option in sorted(plan.options, key=lambda option: -option.saves_bytes)
+            if not option.applied and option.saves_bytes > 0
         ],
     }
 

@@ -1,0 +1,240 @@
+"""One engine's answer: the best candidate under it, traced in full until its windows fit, and the plan made of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+
+from memfit.device.hardware.catalogue import Device
+from memfit.geometry import shape_of
+from memfit.job import Job, Shape
+from memfit.plan import MemoryOption, PhasePolicy, Plan
+from memfit.planner.checkpoint_writing import choose_writing
+from memfit.planner.cpu_margin import without_cpu_margin
+from memfit.planner.lr_scaling import Rate, learning_rate
+from memfit.planner.options import options
+from memfit.planner.options.option_context import OptionContext
+from memfit.planner.options.option_traces import OptionTraces, trace_options
+from memfit.planner.predict import BINDING_RANK, default_checkpointing, nets_and_readings
+from memfit.planner.request import PlanRequest
+from memfit.planner.search.candidate_search import Candidate, CandidateSearch
+from memfit.planner.search.engine_choice import Communicates, communicates
+from memfit.planner.search.full_step import FullStep, ReplayedCandidate, trace_full_step
+from memfit.planner.search.traced_job import TracedJob, open_traced_job
+from memfit.planner.suggestions.larger_hardware import larger_hardware
+from memfit.planner.suggestions.more_memory import MoreMemory, next_step
+from memfit.planner.suggestions.smaller_settings import SmallerSetting, smaller_settings
+from memfit.planner.timing.time_error import with_time_error
+from memfit.planner.variable_length.length_check import EXPANDABLE, LengthCheck, check_lengths
+from memfit.trace.step import Tracing
+
+ROUNDS = 3
+"""Full traces over the budget before the search gives up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The plan, or None where nothing fits; then ``floor`` is the smallest need that the search reached."""
+
+    plan: Plan | None
+    chosen: ReplayedCandidate | None
+    floor: ReplayedCandidate
+    alternatives: tuple[Candidate, ...]
+    next_step: MoreMemory | None = None
+    lengths: LengthCheck | None = None
+    """The first windows one after the other, where lengths vary."""
+    smaller_settings: tuple[SmallerSetting, ...] = ()
+    """Where nothing fits: settings of the job that would make it smaller."""
+    larger_hardware: tuple[str, ...] = ()
+    """Where nothing fits: other hardware or choices that would, in words."""
+    learning_rate: Rate = field(default_factory=lambda: learning_rate(None, 1))
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SearchResult:
+    """The best candidate, or the smallest where none fits, and what was traced around it."""
+
+    best: Candidate
+    alternatives: list[Candidate] = field(default_factory=list)
+    next_step: MoreMemory | None = None
+    traces: OptionTraces = field(default_factory=OptionTraces)
+    net_kind: str = ""
+    probed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Outcome:
+    """The best candidate traced in full: its footprint, and its first windows where lengths vary."""
+
+    result: _SearchResult
+    full_step: FullStep
+    candidate: ReplayedCandidate
+    lengths: LengthCheck | None
+
+    @property
+    def fits(self) -> bool:
+        return self.candidate.footprint.fits and (self.lengths is None or self.lengths.fits)
+
+
+def search_with_engine(
+    job: Job, request: PlanRequest, engine: str, *, optimizer_state: str = "device", average: str = "device"
+) -> Answer:
+    """The answer under one engine, with optimizer state and the weights' average kept in these places."""
+    return _EngineSearch(job, request, engine, optimizer_state, average).answer()
+
+
+class _EngineSearch:
+    """The steps from a request to an answer: search, trace in full, check lengths, describe the options, plan."""
+
+    def __init__(self, job: Job, request: PlanRequest, engine: str, optimizer_state: str, average: str) -> None:
+        self.job, self.request = job, request
+        self.device = without_cpu_margin(request.device)
+        self.nets, self.by_precision = nets_and_readings(job, "precision")
+        self.own = default_checkpointing(job, self.nets)
+        keeps_optimizer = "optimizer" in request.keep
+        self.how = Tracing(
+            device=self.device,
+            implementation="job" if keeps_optimizer else options.implementation(job, self.nets, self.device),
+            validation=PhasePolicy(), saving=PhasePolicy(), engine=engine, world=request.devices, rank=BINDING_RANK,
+            optimizer_state=optimizer_state, average=average,
+        )  # fmt: skip
+        self.communication_seconds: Communicates = communicates(engine, self.nets, self.device, request.devices)
+
+    @cached_property
+    def rate(self) -> Rate:
+        request = self.request
+        return learning_rate(request.tuned_for, request.global_batch, request.learning_rate_rule)
+
+    def answer(self) -> Answer:
+        rate = self.rate
+        outcome = self._outcome()
+        how, candidate, result = outcome.full_step.how, outcome.candidate, outcome.result
+        if not outcome.fits:
+            return Answer(
+                plan=None, chosen=None, floor=candidate, alternatives=tuple(result.alternatives), learning_rate=rate,
+                smaller_settings=tuple(smaller_settings(self.job, how, self.device)),
+                larger_hardware=tuple(larger_hardware(candidate.footprint, self.job.precision, self.device)),
+                lengths=outcome.lengths,
+            )  # fmt: skip
+        writing = choose_writing(candidate.footprint, self.device)
+        candidate = replace(candidate, footprint=writing.footprint)
+        plan = with_time_error(self._plan(outcome), result.net_kind, self.device, result.probed)
+        if outcome.lengths is not None:
+            plan = _with_lengths(plan, outcome.lengths, outcome.candidate.allocator)
+        plan = replace(
+            plan,
+            checkpoint_writing=writing.how,
+            reasons={**plan.reasons, "checkpoint_writing": writing.reason},
+            phases={phase: asdict(footprint) for phase, footprint in candidate.footprint.phases.items()},
+        )
+        return Answer(
+            plan=plan, chosen=candidate, floor=candidate, alternatives=tuple(result.alternatives),
+            next_step=result.next_step, learning_rate=rate, lengths=outcome.lengths,
+        )  # fmt: skip
+
+    def _outcome(self) -> _Outcome:
+        """The best candidate that also fits when it is traced in full; each round searches under a smaller budget."""
+        budget = self.device.usable_bytes or 0
+        with open_traced_job(self.job, self.how, self._first_shape()) as traced_job:
+            for _ in range(ROUNDS):
+                result = self._search(traced_job, replace(self.device, usable_bytes=budget))
+                traced_job.pause()
+                outcome = self._traced_in_full(result)
+                footprint = outcome.candidate.footprint
+                if outcome.fits:
+                    break
+                if footprint.fits:
+                    budget -= budget // 20
+                elif not result.best.fits or footprint.limiting_phase != "train":
+                    break
+                else:
+                    budget -= max(-footprint.headroom_bytes, budget // 200)
+        return outcome
+
+    def _first_shape(self) -> Shape:
+        share = -(-self.request.global_batch // self.request.devices)
+        return shape_of(self.job, min(self.job.longest or 2, share))
+
+    def _search(self, traced_job: TracedJob, device: Device) -> _SearchResult:
+        request = self.request
+        search = CandidateSearch(
+            traced_job, device, request.global_batch, request.devices, fixed=request.micro_batch,
+            modes=self.own if "checkpointing" in request.keep else None, communicates=self.communication_seconds,
+        )  # fmt: skip
+        best = search.best()
+        if best is None:
+            return _SearchResult(best=min(search.tried.values(), key=lambda candidate: candidate.peak))
+        return _SearchResult(
+            best=best, alternatives=search.alternatives(best), next_step=next_step(search, best),
+            traces=trace_options(search, best, self.nets, by_precision=self.by_precision),
+            net_kind=traced_job.net_kind, probed=search.probed is not None,
+        )  # fmt: skip
+
+    def _traced_in_full(self, result: _SearchResult) -> _Outcome:
+        full_step = trace_full_step(
+            self.job, self.how, self.device, result.best, self.own,
+            may_choose="validation" not in self.request.keep, resized=result.traces.resized,
+        )  # fmt: skip
+        count = len(full_step.candidate.geometry.micro_batches[0])
+        candidate = replace(full_step.candidate, communication_seconds=self.communication_seconds(count))
+        lengths = None
+        if candidate.footprint.fits:
+            lengths = check_lengths(self.job, self.how, candidate.geometry, candidate.checkpointing, self.request.seed)
+        return _Outcome(result=result, full_step=full_step, candidate=candidate, lengths=lengths)
+
+    def _plan(self, outcome: _Outcome) -> Plan:
+        request, how, candidate = self.request, outcome.full_step.how, outcome.candidate
+        geometry = candidate.geometry
+        return Plan(
+            job=request.name,
+            settings=self.job.settings(),
+            device=request.device.key,
+            budget_bytes=request.device.usable_bytes or 0,
+            unit=self.job.unit,
+            global_batch=geometry.global_batch,
+            micro_batch=geometry.micro_batch,
+            micro_batches=[list(rank) for rank in geometry.micro_batches],
+            arithmetic=geometry.arithmetic(),
+            engine=how.engine,
+            precision=self.job.precision,
+            seed=request.seed,
+            checkpointing=dict(candidate.checkpointing),
+            validation=how.validation,
+            saving=how.saving,
+            implementation=how.implementation,
+            allocator=candidate.allocator,
+            optimizer_state=how.optimizer_state,
+            average=how.average,
+            learning_rate=self.rate.factor,
+            warmup_windows=self.rate.warmup_windows,
+            reasons=options.reasons(candidate, self.own, self.device, how) | _requested(request),
+            options=self._memory_options(outcome),
+            step_seconds=candidate.seconds,
+        )
+
+    def _memory_options(self, outcome: _Outcome) -> list[MemoryOption]:
+        return options.describe(
+            OptionContext(
+                job=self.job, device=self.device, nets=self.nets, own=self.own, keep=self.request.keep,
+                full_step=outcome.full_step, traces=outcome.result.traces,
+            )
+        )  # fmt: skip
+
+
+def _with_lengths(plan: Plan, lengths: LengthCheck, allocator: str) -> Plan:
+    """The plan with the allocator that its varied lengths need."""
+    return replace(
+        plan,
+        allocator=lengths.allocator if allocator == "default" else allocator,
+        options=[*(option for option in plan.options if option.name != EXPANDABLE), *lengths.options()],
+        reasons={**plan.reasons, "varied lengths": lengths.reason()},
+    )
+
+
+def _requested(request: PlanRequest) -> dict[str, str]:
+    """Choices that the request makes and not the search, with the reason."""
+    reasons = {} if request.micro_batch is None else {"micro_batch": "--micro-batch sets it"}
+    if "checkpointing" in request.keep:
+        reasons["checkpointing"] = "--keep checkpointing keeps the job's own"
+    return reasons
