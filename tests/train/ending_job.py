@@ -15,6 +15,7 @@ class Ending(memfit.Job):
     """``how`` happens in ``place`` at the tenth call there, while the file ``mark`` exists."""
 
     windows: int = 6
+    real_validation_batch = True
     validate_every: int = 2
     place: str = "loss"
     how: str = "exit"

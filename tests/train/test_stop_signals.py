@@ -28,6 +28,7 @@ import memfit
 class Slow(memfit.Job):
     # Waits in one place, once: where SLOW says, until the file "wait" beside this one is gone.
     windows: int = 4
+    real_validation_batch = True
     validate_every: int = 2
 
     def wait(self, place):

@@ -41,6 +41,7 @@ from memfit.train.loop.loop import SpoiledByTrialError, train
 from memfit.train.loop.online_verify import OnlineVerify
 from memfit.train.loop.rng import seed_all
 from memfit.train.loop.run_context import RunContext
+from memfit.train.loop.validation_data import ValidationData, no_real_samples, validation_data
 from memfit.train.recovery.exactly_once import TornStepError
 from memfit.train.recovery.memory_growth import GrownMemoryError
 from memfit.train.recovery.recovery import NothingLeftError, SampleTooLargeError
@@ -77,7 +78,7 @@ def main(options: RunOptions) -> int:
             with watchdog.watching():
                 return _ended(folder, run(folder, options, watchdog))
     except (SystemExit, KeyboardInterrupt) as error:
-        return _ends(folder, Exit.BAD_INPUT, _ended_by_job(error))
+        return _ends(folder, Exit.BAD_INPUT, ended_by_job(error))
     except StartAgainError as error:
         say(str(error))
         return Exit.STOPPED
@@ -159,7 +160,7 @@ def resume_command(folder: RunFolder) -> str:
     return f"go on with: memfit run {folder.plan} --out {folder.path} --resume"
 
 
-def _ended_by_job(error: SystemExit | KeyboardInterrupt) -> str:
+def ended_by_job(error: SystemExit | KeyboardInterrupt) -> str:
     """What is said where the job's code ends the process."""
     call = "raised KeyboardInterrupt" if isinstance(error, KeyboardInterrupt) else f"called sys.exit({error.code!r})"
     where = line_of_job(traceback.walk_tb(error.__traceback__)) or "the job"
@@ -215,6 +216,7 @@ class _Data:
     samples: Any
     lengths: Sequence[int] | None
     windows: Windows
+    validation: ValidationData | None
 
 
 def _load(plan: Plan, engine: Engine) -> _Data:
@@ -235,9 +237,10 @@ def _load(plan: Plan, engine: Engine) -> _Data:
         ranks=engine.world,
     )
     job.collate([samples[0]])
+    validation = validation_data(job)
     warm_up(job, plan.micro_batch)
     seed_all(plan.seed)
-    return _Data(job=job, samples=samples, lengths=lengths, windows=windows)
+    return _Data(job=job, samples=samples, lengths=lengths, windows=windows, validation=validation)
 
 
 def _train(
@@ -266,6 +269,8 @@ def _train(
         for lost in folder.keep_lines_before(first):
             say(lost)
         folder.write_course(first, last)
+    if data.job.validates and data.validation is None:
+        speaks(f"the run does not validate: {no_real_samples(data.job)}")
     context = RunContext(
         plan=plan,
         folder=folder,
@@ -280,6 +285,7 @@ def _train(
         proves=UNPROVEN not in os.environ,
         skips=options.skip_oversized,
         less=read_reduced_limits(folder, plan),
+        validation=data.validation,
         proof=_proof(folder, data.job, engine.world, options.verify_every) if options.verify_every else None,
         progress=watchdog.progress,
     )

@@ -82,7 +82,9 @@ class TrainingLoop:
         self._stop, self._saver = Stop(), context.saver
         self._at = Position(context.first)
         self._monitor = Monitor(train_state, context.resident_before)
-        self._phases = Phases(train_state, context.plan, context.folder.path, context.say, context.less)
+        self._phases = Phases(
+            train_state, context.plan, context.folder.path, context.say, context.less, context.validation
+        )
         self._validate_every = validate_every(train_state, context)
         self._allowed_buffers = not_finite_buffers(train_state)
         self._told_growth = False
