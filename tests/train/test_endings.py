@@ -17,6 +17,7 @@ from memfit.device.hardware.local_devices import local_cpu
 from memfit.errors import Exit
 from memfit.loading import load_job
 from memfit.plan import read_plan, write_plan
+from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 from memfit.train.checkpoint.checkpoints import Checkpoints, read_checkpoint
 from memfit.train.launch.launch import _judged
@@ -31,7 +32,10 @@ JOB = f"{Path(__file__).parent}/ending_job.py:Ending"
 def undisturbed(tmp_path_factory):
     """(a server, a folder with a plan and a run to its end)."""
     folder = tmp_path_factory.mktemp("endings")
-    plan = find_plan(load_job(JOB), JOB, 10, with_memory(local_cpu(), 64 << 20), micro_batch=5).plan
+    plan = find_plan(
+        load_job(JOB),
+        PlanRequest(name=JOB, global_batch=10, device=with_memory(local_cpu(), 64 << 20), micro_batch=5),
+    ).plan
     write_plan(plan, folder / "plan.toml")
     with server() as processes:
         ended = processes.run(new_run(folder / "undisturbed", folder / "plan.toml"), resume=False)

@@ -68,6 +68,7 @@ def test_validating_one_by_hand_says_what_to_write(tmp_path, capfd):
     from memfit.device.hardware.catalogue import with_memory
     from memfit.device.hardware.local_devices import local_cpu
     from memfit.loading import load_job
+    from memfit.planner.request import PlanRequest
     from memfit.planner.search.search import find_plan
     from memfit.train.checkpoint.checkpoints import Checkpoints
     from memfit.train.checkpoint.saver import Saver
@@ -75,7 +76,9 @@ def test_validating_one_by_hand_says_what_to_write(tmp_path, capfd):
     (tmp_path / "made_up.py").write_text(JOB)
     name = f"{tmp_path}/made_up.py:MadeUp"
     job = load_job(name)
-    plan = find_plan(job, name, 4, with_memory(local_cpu(), 256 << 20), micro_batch=4).plan
+    plan = find_plan(
+        job, PlanRequest(name=name, global_batch=4, device=with_memory(local_cpu(), 256 << 20), micro_batch=4)
+    ).plan
     Saver(checkpoints=Checkpoints(tmp_path / "checkpoints"), plan=plan).save(build(job, "cpu"), 1)
     assert main([str(tmp_path), str(tmp_path / "values.json"), "0"]) == 2
     assert "no real samples to validate on; write validation_dataset(self) -> samples" in capfd.readouterr().err
