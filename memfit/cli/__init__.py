@@ -13,6 +13,7 @@ from memfit.cli.usage_errors import check_given_once, mistake, unknown_verb
 from memfit.errors import Exit, InputError, mistake_in_job
 
 VERBS = {
+    "trace": "Your own training script, unmodified: its memory by phase and line, on every card.",
     "devices": "The catalogue of cards, and what is in this machine.",
     "jobs": "Built-in jobs and their parameter counts, net by net.",
     "predict": "Does it fit? The memory of training, validation and saving.",

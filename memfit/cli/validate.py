@@ -63,12 +63,11 @@ def command(target: str, memory: str | None, as_json: bool) -> int:
 
 
 def _show(result: dict[str, Any]) -> None:
-    from rich.console import Console
-
+    from memfit.show.console import make_console
     from memfit.sizes import format_size
     from memfit.wording import counted
 
-    console = Console(highlight=False)
+    console = make_console()
     after, items = counted(result["window"], "window"), counted(result["items"], "item")
     console.print(f"{result['checkpoint']}, after {after}, on {items}:")
     for name, value in result["values"].items():

@@ -4,6 +4,7 @@ python -m pytest tests/train/test_endings.py
 """
 
 import json
+import re
 import shutil
 import signal
 import time
@@ -106,9 +107,9 @@ def cut(path):
 
 
 def test_a_data_set_that_hangs_ends_the_run_after_its_patience(undisturbed, tmp_path):
-    code, run, said = start(undisturbed, tmp_path, "dataset", "hang", more={"patience": 1.5})
+    code, run, said = start(undisturbed, tmp_path, "dataset", "hang", more={"patience": 4.0})
     assert code == Exit.STOPPED
-    assert "the run has made no progress for 2 s in fetch" in said or "no progress for 1 s in fetch" in said
+    assert re.search(r"the run has made no progress for [4-9] s in fetch of window \d, at ", said), said
     assert "ending_job.py:36 in at()" in said
     stacks = (run / "stacks" / "rank-0.txt").read_text()
     assert "Thread MainThread" in stacks

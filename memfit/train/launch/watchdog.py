@@ -44,6 +44,8 @@ FACTOR = 20
 """The patience is so many times the longest part that was measured,"""
 LEAST_PATIENCE = {"window": 120.0, "start": 1800.0, "validate": 1800.0, "save": 1800.0}
 """and no less than these seconds: for parts of a window, and for what happens once or seldom."""
+LEAST_START = 120.0
+"""Seconds that the start has with any patience: libraries are imported and the data set is made in it."""
 FIRST_WINDOW = 900.0
 """Seconds for parts of a window before a window was finished: kernels are chosen and compiled in it."""
 _COLLECTIVES = ("torch/distributed/", "memfit/engine/", "torch/autograd/", "torch/_dynamo/")
@@ -114,9 +116,9 @@ class Watchdog:
     @property
     def patience(self) -> float:
         """Seconds that the part at hand may take."""
-        if self._patience is not None:
-            return self._patience
         kind = _kind(self.part.name)
+        if self._patience is not None:
+            return max(self._patience, LEAST_START) if kind == "start" else self._patience
         least = FIRST_WINDOW if kind == "window" and not self._windows else LEAST_PATIENCE[kind]
         return max(least, FACTOR * self._longest.get(kind, 0.0))
 
