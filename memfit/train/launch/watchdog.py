@@ -34,7 +34,7 @@ from memfit.train.launch.memory_limit import small_stacks
 from memfit.train.launch.outcome import Outcome, write_outcome
 from memfit.train.run_folder import RunFolder
 
-LOOKS_EVERY = 0.2
+LOOKS_EVERY, ARMS_EVERY = 0.2, 5.0
 """Seconds."""
 END_SECONDS, SAVING_SECONDS = 8.0, 60.0
 """Seconds after a signal in which a run ends by itself; with a checkpoint that is still being written."""
@@ -79,7 +79,7 @@ class Watchdog:
         self._main = threading.main_thread().ident or 0
         self._signals: list[float] = []
         self._closed = threading.Event()
-        self._armed = 0.0
+        self._armed = -ARMS_EVERY
         self._held = folder.stacks / f"held-{rank}{_launch()}"
         """Stacks that are written without the interpreter's lock."""
         self._held_file: IO[bytes] | None = None
@@ -124,7 +124,7 @@ class Watchdog:
 
     def _watch(self, reader: int) -> None:
         while not self._closed.wait(LOOKS_EVERY):
-            with contextlib.suppress(MemoryError, OSError):
+            with contextlib.suppress(MemoryError, OSError, RuntimeError):  # a thread may find no memory
                 self._look(reader)
 
     def _look(self, reader: int) -> None:
@@ -136,7 +136,7 @@ class Watchdog:
         self._end_after_signal(now)
         if now - self.part.since > self.patience or self._another_hangs():
             self._end_without_progress(now)
-        elif now - self._armed > LOOKS_EVERY * 5:
+        elif now - self._armed > ARMS_EVERY:
             self._arm(now)
 
     def _end_after_signal(self, now: float) -> None:
@@ -213,7 +213,8 @@ class Watchdog:
         if self._held_file is None:
             self._folder.stacks.mkdir(exist_ok=True)
             self._held_file = open(self._held, "wb", buffering=0)  # noqa: SIM115
-        faulthandler.dump_traceback_later(left + 2 * _GRACE + 4, exit=True, file=self._held_file)
+        with small_stacks():
+            faulthandler.dump_traceback_later(left + 2 * _GRACE + ARMS_EVERY, exit=True, file=self._held_file)
 
     def _remove_held(self) -> None:
         if self._held_file is not None:
