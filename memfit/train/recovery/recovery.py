@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
@@ -37,6 +36,7 @@ from memfit.apply.window import Attempt, Guard, TurnGradients
 from memfit.engine.collectives import RanksOutOfMemoryError, gather, reported
 from memfit.errors import describe
 from memfit.sizes import format_size
+from memfit.torch_compat import FakeTensorMode
 from memfit.train.launch import memory_limit
 from memfit.train.recovery.exactly_once import Once, TornStepError
 from memfit.train.recovery.reduced_limits import NO_REDUCTION, ReducedLimits, StartAgainError
@@ -173,6 +173,11 @@ class Recovery:
                 self.cap = None
 
     @property
+    def part(self) -> str:
+        """The part of the window that began last."""
+        return self._part
+
+    @property
     def can_go_back(self) -> bool:
         """Whether this turn's forward has changed nothing of which there is no copy."""
         return not self._moving.changed()
@@ -282,6 +287,7 @@ class Recovery:
         if not failed:
             raise NothingLeftError(f"memory ran out in {failure.part} without a sample: {failure.message}")
         if not self._skips:
+            memory_limit.lift()
             raise SampleTooLargeError(self._too_large(failure, failed))
         self.skipped += failed
         return [micro for micro in parts if micro.ids != failed]
