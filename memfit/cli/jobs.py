@@ -59,9 +59,10 @@ def command(names: tuple[str, ...], pairs: tuple[str, ...], as_json: bool) -> No
 
 
 def _show(listed: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.measure import Measurement
     from rich.table import Table
+
+    from memfit.show.console import make_console
 
     table = Table(box=None, pad_edge=False)
     for name, side in (
@@ -78,7 +79,7 @@ def _show(listed: list[dict[str, Any]]) -> None:
             head = (entry["name"], entry["unit"]) if index == 0 else ("", "")
             millions = [f"{net[key] / 1e6:.3f} M" if net[key] else "-" for key in ("parameters", "trainable")]
             table.add_row(*head, net["name"], *millions, str(net["tensors"]))
-    console = Console(highlight=False)
+    console = make_console()
     needed = Measurement.get(console, console.options.update(max_width=500), table).maximum
     console.width = max(console.width, needed)
     console.print(table)

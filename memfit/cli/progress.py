@@ -86,7 +86,8 @@ def progress(text: str, *, quiet: bool = False) -> Iterator[None]:
             with _lines_once(), redirect_stdout(sys.stderr):
                 yield
             return
-        from rich.console import Console
+        from memfit.printable import printable
+        from memfit.show.console import make_console
 
-        with Console(file=sys.stderr).status(text), _lines_once(), redirect_stdout(sys.stderr):
+        with make_console(file=sys.stderr).status(printable(text)), _lines_once(), redirect_stdout(sys.stderr):
             yield

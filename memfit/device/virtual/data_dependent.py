@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from memfit.device.virtual.raising_branch import passing_answer
 from memfit.errors import InputError
+from memfit.torch_compat import FakeTensor, disable_current_modes
 
 NOT_HANDLED: Any = object()
 """What ``answer`` returns for an operator that asks nothing of data."""
@@ -144,7 +143,7 @@ def _all_true(assumptions: Assumptions, tensor: Tensor) -> Tensor:
     """What torch asks of arguments that it checks (of distributions): they are as they should be."""
     assumptions.note("_is_all_true", "True")
     answered = torch.ones((), dtype=torch.bool, device=tensor.device)
-    with _disable_current_modes():
+    with disable_current_modes():
         answered.constant = torch.tensor(True)  # type: ignore[attr-defined]
     return answered
 

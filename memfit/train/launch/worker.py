@@ -111,7 +111,7 @@ class Ending:
 def _alone(folder: RunFolder) -> AbstractContextManager[None]:
     """Rank 0 holds the folder for all."""
     place = torchrun_env()
-    return alone_in(folder.path) if place is None or place.rank == 0 else nullcontext()
+    return alone_in(folder.checkpoints) if place is None or place.rank == 0 else nullcontext()
 
 
 def _ended(folder: RunFolder, ending: Ending) -> int:
