@@ -13,10 +13,14 @@ from memfit.cli.usage_errors import check_given_once, mistake, unknown_verb
 from memfit.errors import Exit, InputError, mistake_in_job
 
 VERBS = {
+    "trace": "Your own training script, unmodified: its memory by phase and line, on every card.",
     "devices": "The catalogue of cards, and what is in this machine.",
     "jobs": "Built-in jobs and their parameter counts, net by net.",
     "predict": "Does it fit? The memory of training, validation and saving.",
     "plan": "The best way to fit a global batch, and why.",
+    "max": "The largest micro-batch or the longest sequence that fits, per card.",
+    "cards": "Every card for a job: fit, largest batch, time, energy and cost.",
+    "compare": "Jobs, settings, plans or traces side by side: bytes, time, what differs.",
     "calibrate": "This machine's rates, and its card's context, measured once and kept.",
     "probe": "The step really run on this machine, beside its prediction.",
     "run": "Train a plan inside its memory budget.",

@@ -87,7 +87,7 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
         return
     if func in _WEIGHTS and out.is_floating_point() and out.numel() > 1:
         return
-    values = _real_arguments(func, args, kwargs)
+    values = real_arguments(func, args, kwargs)
     if values is None or _UNKNOWN_EFFECT in func.tags:
         _assume(func, args, kwargs, out)
         for tensor in changed:
@@ -163,7 +163,7 @@ def _written(func: Any) -> tuple[int, ...]:
     return _positions[func]
 
 
-def _real_arguments(func: Any, args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]] | None:
+def real_arguments(func: Any, args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]] | None:
     tensors = 0
     real: list[Any] = []
     for argument in args:

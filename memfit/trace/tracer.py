@@ -12,7 +12,7 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,14 @@ _ITEM = torch.ops.aten._local_scalar_dense.default
 _PLAIN = {Tensor, nn.Parameter, FakeTensor}
 
 
+class Allocator(Protocol):
+    """An allocator that sees each event as it happens. ``malloc`` may raise; the storage is then not recorded."""
+
+    def malloc(self, storage: int, nbytes: int, stream: int = 0) -> None: ...
+    def free(self, storage: int) -> None: ...
+    def empty_cache(self) -> None: ...
+
+
 class Tracer(TorchDispatchMode):
     """Records events while entered. ``mark`` and ``phase`` say where in the window the code is."""
 
@@ -71,6 +79,8 @@ class Tracer(TorchDispatchMode):
         self.overwritten: set[int] = set()
         """Modules in whose forward the output of a product, convolution or attention was written to afterwards."""
         self.part = "setup"
+        self.live: Allocator | None = None
+        """Fed with every event as it happens, for code that asks how much memory is allocated."""
         self._is_quiet = False
         self._ids: dict[int, int] = {}
         self._keys: dict[int, int] = {}
@@ -225,6 +235,9 @@ class Tracer(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._is_quiet:
             return func(*args, **kwargs)
+        if func.is_view and torch.is_inference_mode_enabled() and not args[0].is_inference():
+            with torch.inference_mode(False):  # a view of an ordinary tensor is ordinary
+                return self._dispatched(func, types, args, kwargs)
         if func is _ITEM and (number := constant_values.item(args[0])) is not None:
             return number
         found = self.virtual.intercept(self, func, args, kwargs)
@@ -326,7 +339,14 @@ class Tracer(TorchDispatchMode):
             self.plans.add(plan)
             self._event(EMPTY_CACHE, -1, row)
         if nbytes:
-            self.calls.append((len(self.kind), row, nbytes))
+            self._take(row, nbytes)
+
+    def _take(self, row: int, nbytes: int) -> None:
+        """Memory that an operator allocates and frees within one call."""
+        self.calls.append((len(self.kind), row, nbytes))
+        if self.live is not None:
+            self.live.malloc(-1, nbytes)
+            self.live.free(-1)
 
     def _note_scratch(self, kind: Operator, func: Any, args: Any, kwargs: Any, node: Any) -> None:
         """What the operator took inside of itself: on a CPU to be measured, on CUDA as its libraries' code has it."""
@@ -344,7 +364,8 @@ class Tracer(TorchDispatchMode):
             self._cublas_threads.add(thread)
             self._event(ALLOCATE, self._storage(workspace.cublas_workspace(rules), "workspace", row))
         if not kind.searches:
-            self.calls += [(len(self.kind), row, taken) for taken in workspace.scratch(rules, func, args)]
+            for taken in workspace.scratch(rules, func, args):
+                self._take(row, taken)
 
     def _allocate_number(self) -> int:
         i = self._storage(NBYTES, "activations", max(len(self.op_rows) - 1, 0))
@@ -360,6 +381,8 @@ class Tracer(TorchDispatchMode):
         if key in self._ids or tensor.device.type != self.device_type:
             return False
         i = self._storage(storage.nbytes(), None, row)
+        if self.live is not None:
+            self.live.malloc(i, self.nbytes[i], self.stream[i])
         self._ids[key], self._keys[i] = i, key
         self._refs[weakref.ref(storage, self._gone)] = i
         self.kind.append(ALLOCATE)
@@ -395,6 +418,13 @@ class Tracer(TorchDispatchMode):
         return len(self.nbytes) - 1
 
     def _event(self, kind: int, storage: int, row: int | None = None) -> None:
+        if self.live is not None:
+            if kind == ALLOCATE:
+                self.live.malloc(storage, self.nbytes[storage], self.stream[storage])
+            elif kind == FREE:
+                self.live.free(storage)
+            else:
+                self.live.empty_cache()
         self.kind.append(kind)
         self.storage.append(storage)
         self.operator.append(max(len(self.op_rows) - 1, 0) if row is None else row)

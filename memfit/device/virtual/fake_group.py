@@ -122,6 +122,11 @@ def wrapped_by_ddp(module: nn.Module, **options: Any) -> ddp.DistributedDataPara
     is not.
     """
     wrapped = ddp.DistributedDataParallel(module, **options)
+    with_buckets(wrapped)
+    return wrapped
+
+
+def with_buckets(wrapped: ddp.DistributedDataParallel) -> None:
+    """A DistributedDataParallel that was just made: its gradients are reduced at once, in the buckets as they are."""
     wrapped.register_comm_hook(None, _all_reduced)
     wrapped.reducer = _Reducer(wrapped.reducer)
-    return wrapped

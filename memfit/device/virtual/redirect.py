@@ -97,7 +97,7 @@ def _as_numpy(tensor: Tensor, *, force: bool = False) -> Any:
     return numpy.zeros(tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
 
 
-_INSTEAD: dict[Any, Callable[..., Any]] = {
+INSTEAD: dict[Any, Callable[..., Any]] = {
     Tensor.cuda: _to_gpu,
     Tensor.is_cuda.__get__: lambda tensor, *owner: tensor.device.type == NAME,  # type: ignore[attr-defined]
     Tensor.pin_memory: lambda tensor, device=None: tensor,
@@ -117,7 +117,7 @@ class SaysCuda(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.device:
             return func(*args, **kwargs)
-        instead = _INSTEAD.get(func)
+        instead = INSTEAD.get(func)
         if instead is not None:
             return instead(*args, **kwargs)
         if "device" in kwargs:

@@ -176,28 +176,34 @@ def _compiled_runs_as_written() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def virtual_cpu() -> Iterator[Virtual]:
+def virtual_cpu(mode: type[VirtualMode] = VirtualMode) -> Iterator[Virtual]:
     """Fake tensors on the plain CPU, with CPU's own rules: the same step as a real one here, without its bytes.
 
     As on the virtual GPU, what torch.compile made is run as it was written.
+
+    Args:
+        mode: the class of the fake mode.
     """
     check()
     backend.register()  # autograd's engine knows only the devices that were there at its first backward
-    virtual = Virtual(device=torch.device("cpu"), mode=VirtualMode())
+    virtual = Virtual(device=torch.device("cpu"), mode=mode())
     with _fakes_pass_for_tensors(), _storages_tell(virtual.on_resize), _compiled_runs_as_written(), virtual.mode:
         yield virtual
 
 
 @contextlib.contextmanager
-def virtual_gpu(card: CardRules) -> Iterator[Virtual]:
+def virtual_gpu(card: CardRules, mode: type[VirtualMode] = VirtualMode) -> Iterator[Virtual]:
     """The card's device: what is built and run in this context behaves as on CUDA, and code that says cuda runs on it.
+
+    Args:
+        mode: the class of the fake mode.
 
     Raises:
         InputError: a version of torch that does not work.
     """
     check()
     backend.register()
-    virtual = Virtual(device=torch.device(backend.NAME), mode=VirtualMode(on_gpu=True), rules=card)
+    virtual = Virtual(device=torch.device(backend.NAME), mode=mode(on_gpu=True), rules=card)
 
     def emptied() -> None:
         for hook in virtual.on_empty_cache:
