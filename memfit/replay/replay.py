@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from memfit.events import ALLOCATE, CATEGORIES, EMPTY_CACHE, FREE, Trace
+from memfit.events import ALLOCATE, CATEGORIES, EMPTY_CACHE, FAILED, FREE, Trace
 from memfit.footprint import Footprint, PeakLocation, PhaseFootprint, Request
 from memfit.replay.errors import OutOfMemory
 from memfit.replay.margins import Margin
@@ -129,8 +129,12 @@ def _run(trace: Trace, allocator: Allocator) -> dict[str, _Peak]:
     streams = trace.stream.tolist()
     malloc, free = allocator.malloc, allocator.free
     peaks: dict[str, _Peak] = {}
+    missing: set[int] = set()
     for label, start, end in trace.phases:
         name = label
+        if label == FAILED:
+            _run_attempt(trace, allocator, start, end, missing)
+            continue
         peak = peaks.setdefault(name, _Peak())
         if allocator.allocated > peak.allocated:
             peak.allocated, peak.event = allocator.allocated, start - 1
@@ -149,7 +153,8 @@ def _run(trace: Trace, allocator: Allocator) -> dict[str, _Peak]:
                 if nbytes[storage] >= peak.largest[0]:
                     peak.largest = (nbytes[storage], event)
             elif kinds[event] == FREE:
-                free(storage)
+                if storage not in missing:
+                    free(storage)
             else:
                 allocator.empty_cache()
     return _without_small_setup(peaks)
@@ -163,6 +168,22 @@ def _without_small_setup(peaks: dict[str, _Peak]) -> dict[str, _Peak]:
     train.reserved = max(train.reserved, setup.reserved)
     train.largest = max(train.largest, setup.largest)
     return {name: peak for name, peak in peaks.items() if name != "setup"}
+
+
+def _run_attempt(trace: Trace, allocator: Allocator, start: int, end: int, missing: set[int]) -> None:
+    """The events of an attempt that failed. What does not fit is left out, and added to ``missing``."""
+    for event in range(start, end):
+        storage = int(trace.storage[event])
+        if trace.kind[event] == ALLOCATE:
+            try:
+                allocator.malloc(storage, int(trace.nbytes[storage]), int(trace.stream[storage]))
+            except OutOfMemory:
+                missing.add(storage)
+        elif trace.kind[event] == FREE:
+            if storage not in missing:
+                allocator.free(storage)
+        else:
+            allocator.empty_cache()
 
 
 def _plan_searches(trace: Trace) -> int:
