@@ -204,7 +204,8 @@ def _compiled(job: Plain, nets: Nets, shape: Shape, part: float, resident: int, 
         del net.forward
     activations = unlimited - resident
     print(
-        f"{f'compiled, budget {part}':22}{100 * (seen - resident) / activations:8.1f}{'':10}{(seen - resident) / MIB:10.1f}"
+        f"{f'compiled, budget {part}':22}{100 * (seen - resident) / activations:8.1f}{'':10}"
+        f"{(seen - resident) / MIB:10.1f}"
         f"  {took:.2f} s"
     )
     return {"name": f"compiled {part}", "measured": seen, "resident": resident, "seconds": took}
