@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,9 @@ from memfit.cli.options import (
 )
 from memfit.errors import Exit, InputError
 from memfit.plan import ENGINES
+
+if TYPE_CHECKING:
+    from memfit.job import Job, Shape
 
 
 @click.command("predict")
@@ -90,7 +93,6 @@ def command(
     JOB is a built-in name (memfit jobs), package.module:Name or path/file.py:Name.
     """
     from memfit.cli.progress import progress, settle
-    from memfit.geometry import parse_shape, shape_of
     from memfit.loading import load_job, read_settings
 
     device = choose_device(device_name, memory, headroom)
@@ -109,9 +111,7 @@ def command(
 
         loaded = with_precision(load_job(job, read_settings(pairs)), precision)
         settle()
-        if shape is not None and count is not None:
-            raise InputError("--shape and --micro-batch", "they say the same thing twice", "write one of them")
-        wanted = parse_shape(shape, loaded) if shape is not None else shape_of(loaded, count or loaded.longest or 1)
+        wanted = micro_batch_shape(loaded, shape, count)
         modes, plan = None, None
         if checkpoint == "none":
             modes = {}
@@ -164,6 +164,19 @@ def command(
             show_sequence(sequence)
     fits = prediction.footprint.fits and (sequence is None or sequence.plain.failed_window is None)
     return Exit.DONE if fits else Exit.NOTHING_FITS
+
+
+def micro_batch_shape(job: Job, shape: str | None, count: int | None) -> Shape:
+    """The shape of --shape, or of --micro-batch; by default one item, the longest.
+
+    Raises:
+        InputError: both are given, or the shape is none of the job's.
+    """
+    from memfit.geometry import parse_shape, shape_of
+
+    if shape is not None and count is not None:
+        raise InputError("--shape and --micro-batch", "they say the same thing twice", "write one of them")
+    return parse_shape(shape, job) if shape is not None else shape_of(job, count or job.longest or 1)
 
 
 def _sequence(
