@@ -10,7 +10,7 @@ import click
 from memfit.cli.options import json_option, print_json
 from memfit.errors import Exit
 
-SELF_TEST = "memfit.device.self_test"
+SELF_TEST = "memfit.trace.self_test"
 
 
 @click.command("doctor")

@@ -32,6 +32,7 @@ import memfit
 class Decoded(memfit.Job):
     # Like LatentSync: gradients stay until the next forward, and validation decodes a whole video, 8 MiB a frame.
     windows: int = 4
+    real_validation_batch = True
     zero_grad: str = "after_forward"
     validate_every: int = 2
     at_once: int = 16

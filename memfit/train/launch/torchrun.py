@@ -44,7 +44,9 @@ def torchrun(ranks: int, module: str, arguments: Sequence[str], folder: Path, ma
 
     from memfit.engine import one_node_rendezvous
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for name in logging.root.manager.loggerDict:  # each has a level of its own
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     logging.getLogger("torch.distributed.run").setLevel(logging.ERROR)
     os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // ranks, 1)))
     one_node_rendezvous.register()
@@ -59,6 +61,8 @@ def torchrun(ranks: int, module: str, arguments: Sequence[str], folder: Path, ma
         code = _code_of(folder, [failure.exitcode for failure in error.failures.values()])
     except SignalException:
         code = Exit.STOPPED
+        if read_outcome(folder) is None:
+            print("memfit: stopped before the ranks had begun; go on with --resume", file=sys.stderr)
     except OSError as error:
         why = f"the system does not start so many: {describe(error)}"
         raise InputError(f"{ranks} ranks", why, "write fewer ranks, or raise the limits of this user") from error
