@@ -15,7 +15,7 @@ from memfit.errors import InputError
 from memfit.job import Loss
 from memfit.train.checkpoint.sharded_checkpoint import load_sharded, save_sharded
 from tests.engine.rank_steps import SHARES, Blocks, OwnStep, idle
-from tests.engine.ranks import CPU, SIZES, Counted, Gan, Sentences, Alone, micro_batch, sentences, vectors
+from tests.engine.ranks import CPU, SIZES, Alone, Counted, Gan, Sentences, micro_batch, sentences, vectors
 
 
 class Late(Sentences):
