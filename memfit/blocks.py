@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from torch import nn
 
@@ -18,11 +19,26 @@ def candidates(job: Job, nets: Nets) -> list[str]:
         InputError: the job names a module that is not there.
     """
     own = job.checkpointable(nets)
-    if own is None:
-        return repeated_blocks(nets)
-    for path in own:
+    return repeated_blocks(nets) if own is None else _checked_paths(job, nets, "checkpointable", own)
+
+
+def further_candidates(job: Job, nets: Nets) -> list[str]:
+    """Paths of the modules that the job names beside the candidates.
+
+    Raises:
+        InputError: the job names a module that is not there.
+    """
+    return _checked_paths(job, nets, "also_checkpointable", job.also_checkpointable(nets))
+
+
+def _checked_paths(job: Job, nets: Nets, method: str, paths: Any) -> list[str]:
+    listed: list[Any] = list(paths) if isinstance(paths, Iterable) and not isinstance(paths, str) else [paths, None]
+    if not all(isinstance(path, str) for path in listed):
+        write = f"write {method}(self, nets) -> ['net.block.0', ...]"
+        raise InputError(f"{type(job).__name__}.{method}()", f"gave {type(paths).__name__}, not a list of paths", write)
+    for path in listed:
         find_module(nets, path)
-    return list(own)
+    return listed
 
 
 def repeated_blocks(nets: Nets) -> list[str]:

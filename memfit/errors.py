@@ -11,6 +11,8 @@ from enum import IntEnum
 from pathlib import Path
 from types import FrameType
 
+from memfit.printable import one_line, printable
+
 EXTRAS = {
     "jobs": ("diffusers", "transformers", "peft", "PIL", "soundfile", "espeakng_loader"),
     "deepspeed": ("deepspeed",),
@@ -48,7 +50,7 @@ class InputError(Exception):
 
     def __init__(self, seen: str, why: str, write: str) -> None:
         self.seen, self.why, self.write = seen, why, write
-        super().__init__(" ".join(f"{seen}: {why}; {write}".split()))
+        super().__init__(one_line(f"{seen}: {why}; {write}"))
 
 
 def install_extra(extra: str) -> str:
@@ -144,7 +146,7 @@ def describe(error: BaseException) -> str:
     text = _first_line(error)
     if isinstance(error, ImportError) and (cause := _cause_of_import(error)) and cause not in text:
         text = f"{_cut(text, 236 - min(len(cause), 160))} ({_cut(cause, 160)})"
-    return _cut(text, 240)
+    return _cut(printable(text), 240)
 
 
 def _first_line(error: BaseException) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from memfit.errors import InputError, describe
-from memfit.settings import Settings
+from memfit.settings import Settings, is_of_kind, kind_in_words
 
 if TYPE_CHECKING:
     import torch
@@ -64,6 +65,13 @@ class Turn:
     name: str
     loss: Callable[[Nets, Any, dict[str, Any]], Losses]
     optimizers: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        write = "write memfit.Turn(name='loss', loss=self.my_loss, optimizers=('adamw',))"
+        if not callable(self.loss):
+            raise InputError(f"turn {self.name!r}", f"its loss is a {type(self.loss).__name__}, not a function", write)
+        if isinstance(self.optimizers, str) or not isinstance(self.optimizers, Sequence):
+            raise InputError(f"turn {self.name!r}", f"optimizers = {self.optimizers!r} is not a tuple of names", write)
 
 
 class Job(Settings):
@@ -122,6 +130,17 @@ class Job(Settings):
 
     def __init__(self, **values: Any) -> None:
         super().__init__(**values)
+        for name, kind in _attribute_kinds().items():
+            if not is_of_kind(value := getattr(self, name), kind):
+                raise InputError(
+                    f"{type(self).__name__}.{name} = {value!r}",
+                    f"not {kind_in_words(kind)}",
+                    f"write {name} = {getattr(Job, name)!r}, say",
+                )
+        for name in _METHODS:
+            if not callable(value := getattr(self, name)):
+                seen = f"{type(self).__name__}.{name} = {value!r}"
+                raise InputError(seen, "it hides the method of that name", f"write def {name}(self, ...), or rename it")
         for name, fine, wants in (
             ("longest", self.longest is None or self.longest >= 1, "1 or more"),
             ("clip", self.clip is None or self.clip > 0, "more than 0, or none"),
@@ -266,3 +285,15 @@ class Job(Settings):
                 else contextlib.nullcontext()
             )
         return torch.autocast(kind, dtype=torch.bfloat16 if self.precision == "bf16" else torch.float16)
+
+
+_METHODS = tuple(name for name, value in vars(Job).items() if callable(value) and not name.startswith("_"))
+
+
+@functools.cache
+def _attribute_kinds() -> dict[str, Any]:
+    """The types of the class attributes that every job has, by name."""
+    hints = typing.get_type_hints(Job)
+    return {
+        name: typing.get_args(kind)[0] if typing.get_origin(kind) is ClassVar else kind for name, kind in hints.items()
+    }

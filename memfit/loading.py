@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Iterable
@@ -83,7 +84,25 @@ def load_job(spec: str, settings: dict[str, Any] | None = None, *, unit: str | N
     if unit is not None and unit != found.unit:
         write = "make the plan again with memfit plan --out"
         raise InputError(f"a plan of {spec} in {unit}", f"the job counts {found.unit}", write)
+    _check_constructor(found)
     return found(**(settings or {}))
+
+
+def _check_constructor(kind: type[Job]) -> None:
+    """A job is made again from its settings, on other ranks and in other phases: its constructor must take them.
+
+    Raises:
+        InputError: the class has an ``__init__`` that does not take every setting by name.
+    """
+    parameters = inspect.signature(kind.__init__).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    raise InputError(
+        f"{kind.__name__}.__init__()",
+        "memfit makes a job from its settings alone, by name",
+        "take __init__ out and write settings as annotated class attributes (width: int = 8), or write "
+        "__init__(self, **settings) and call super().__init__(**settings) first",
+    )
 
 
 def _jobs_of(module: ModuleType) -> str:

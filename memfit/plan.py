@@ -28,6 +28,8 @@ WRITING = ("synchronous", "asynchronous")
 """Whether training waits while a checkpoint is written, or continues while a copy is written."""
 ALLOCATORS = ("default", "expandable_segments")
 """How the card's caching allocator reserves its segments."""
+LEAST_BUDGET, MOST_BUDGET = 1 << 20, 1 << 60
+"""Bytes: a plan of less, or more, was not made for a machine."""
 PRECISIONS = typing.get_args(Precision)
 
 
@@ -143,7 +145,6 @@ def write_plan(plan: Plan, path: str | Path) -> None:
     text = tomli_w.dumps({"memfit_plan": VERSION, **values})
     target = Path(path)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(target, text)
     except OSError as error:
         raise InputError(
@@ -178,7 +179,7 @@ def read_plan(path: str | Path) -> Plan:
             "it has no memfit_plan version, so it is no plan",
             "write the path of a file that memfit plan --out wrote",
         )
-    if version != VERSION:
+    if version != VERSION or isinstance(version, bool):
         raise InputError(
             f"plan file {path}",
             f"it is of version {version}, and this memfit reads version {VERSION}",
@@ -229,6 +230,9 @@ def _checked(values: dict[str, Any], path: str) -> Plan:
     every = values.get("validate_every", 0)
     if every < 0:
         raise InputError(f"plan file {path}: validate_every = {every}", "less than 0", "write 0 for no validation")
+    if values["budget_bytes"] < LEAST_BUDGET or values["budget_bytes"] > MOST_BUDGET:
+        seen = f"plan file {path}: budget_bytes = {values['budget_bytes']}"
+        raise InputError(seen, "no budget that a process can have (1 MiB to 1 EiB)", _AGAIN)
     _check_word(f"plan file {path}: idle_nets", values.get("idle_nets", "keep"), ("keep", "aside"))
     for key in ("optimizer_state", "average"):
         _check_word(f"plan file {path}: {key}", values.get(key, STATE_PLACES[0]), STATE_PLACES)
@@ -306,6 +310,9 @@ def _check_sizes(values: dict[str, Any], path: str) -> None:
     if not all(isinstance(rank, list) and all(type(size) is int and size >= 0 for size in rank) for rank in sizes):
         raise InputError(f"plan file {path}: micro_batches", "not a list of whole numbers for each rank", _AGAIN)
     total, largest = sum(map(sum, sizes)), max((size for rank in sizes for size in rank), default=0)
+    if values["engine"] == "single" and len(sizes) != 1:
+        seen = f"plan file {path}: micro_batches of {len(sizes)} ranks"
+        raise InputError(seen, "engine = 'single' has one rank", "write one list in it, or engine = 'ddp'")
     if total != values["global_batch"]:
         seen = f"plan file {path}: micro_batches sum to {total}"
         raise InputError(seen, f"the global batch is {values['global_batch']}", "make them agree")

@@ -9,7 +9,7 @@ import types
 import typing
 from typing import Any, ClassVar
 
-from memfit.errors import InputError
+from memfit.errors import InputError, describe
 
 _WANTS = {
     int: ("a whole number", "4"),
@@ -35,6 +35,10 @@ class Settings:
                 hint = f"write {near[0]}=…" if near else f"its settings are {', '.join(sorted(kinds)) or 'none'}"
                 raise InputError(f"setting {name!r}", f"{type(self).__name__} has no such setting", hint)
             setattr(self, name, _coerce(name, value, kinds[name]))
+        for name, kind in kinds.items():
+            if not hasattr(self, name):
+                write = f"write {name}: {_written(kind)} = {_WANTS.get(kind, ('', '...'))[1]}, say, in the class"
+                raise InputError(f"setting {name!r}", f"{type(self).__name__} gives it no default", write)
 
     @classmethod
     def setting_types(cls) -> dict[str, Any]:
@@ -42,7 +46,7 @@ class Settings:
         found: dict[str, Any] = {}
         for base in reversed(cls.__mro__):
             own = inspect.get_annotations(base)
-            hints = typing.get_type_hints(base) if own else {}
+            hints = _hints(base) if own else {}
             for name in own:
                 if not name.startswith("_") and ClassVar not in (hints[name], typing.get_origin(hints[name])):
                     found[name] = hints[name]
@@ -51,6 +55,49 @@ class Settings:
     def settings(self) -> dict[str, Any]:
         """The settings' present values, by name."""
         return {name: getattr(self, name) for name in self.setting_types()}
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(kind)
+    except Exception as error:
+        seen, write = f"the annotations of {kind.__name__}", "import what they name, or take the annotation out"
+        raise InputError(seen, describe(error), write) from error
+
+
+def is_of_kind(value: Any, kind: Any) -> bool:
+    """Whether a value is of an annotated type: a whole number will do for a float, and no text for a number."""
+    origin, options = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return True
+    if origin in (typing.Union, types.UnionType):
+        return any(is_of_kind(value, option) for option in options)
+    if origin is typing.Literal:
+        return value in options
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    expected = origin or kind
+    if isinstance(expected, type) and not isinstance(value, expected):
+        return False
+    return origin is not tuple or options[-1] is not ... or all(is_of_kind(item, options[0]) for item in value)
+
+
+def kind_in_words(kind: Any) -> str:
+    """A type as people say it: ``a number or none``."""
+    if kind is type(None):
+        return "none"
+    options = typing.get_args(kind)
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return " or ".join(kind_in_words(option) for option in options)
+    if typing.get_origin(kind) is typing.Literal:
+        return f"one of {', '.join(map(str, options))}"
+    return _WANTS.get(kind, (_written(kind), ""))[0]
+
+
+def _written(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind).replace("typing.", "")
 
 
 def _coerce(name: str, value: Any, kind: Any) -> Any:
@@ -76,5 +123,18 @@ def _coerce(name: str, value: Any, kind: Any) -> Any:
             read = math.nan
         if kind is str or (math.isfinite(read) and (kind is float or float(value) == read)):
             return read
-    wants, such = _WANTS.get(kind, (str(kind), "…"))
+    if (origin or kind) in (list, tuple):
+        return _items(name, value, origin or kind, options)
+    if not isinstance(value, str) and is_of_kind(value, kind):
+        return value
+    wants, such = _WANTS.get(kind, (_written(kind), "…"))
     raise InputError(f"{name}={value}", f"not {wants}", f"write {name}={such}, say")
+
+
+def _items(name: str, value: Any, kind: type, options: tuple[Any, ...]) -> Any:
+    """A list or tuple, of ``3,4,5`` or of what has items already."""
+    items = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+    if not isinstance(items, list | tuple):
+        raise InputError(f"{name}={value}", "not a list", f"write {name}=3,4,5, say")
+    inner = options[0] if options else str
+    return kind(_coerce(name, item, inner) if isinstance(item, str) or options else item for item in items)

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from memfit.job import Job
+from memfit.torch_compat import FakeTensor, current_dispatch_mode, disable_current_modes
 
 
 def nets_of(job: Job, device: torch.device) -> Any:
@@ -21,7 +20,7 @@ def nets_of(job: Job, device: torch.device) -> Any:
     ``np.asarray(torch.linspace(...))`` or a size that is read from a tensor work there, and not on a card, nor in a
     trace. What fails on the CPU too is raised as the device had it.
     """
-    traced = _get_current_dispatch_mode() is not None
+    traced = current_dispatch_mode() is not None
     try:
         with device:
             return job.nets()
@@ -42,7 +41,7 @@ def nets_of(job: Job, device: torch.device) -> Any:
 
 def _made_on_the_cpu(job: Job) -> dict[str, Any] | None:
     try:
-        with _disable_current_modes(), torch.device("cpu"):
+        with disable_current_modes(), torch.device("cpu"):
             nets = job.nets()
     except Exception:
         return None

@@ -1,9 +1,10 @@
-"""What a forward finds in its module and leaves there, so that recomputing finds the same and leaves nothing.
+"""The state that a forward finds in its module, so that recomputing it finds the same state and leaves none behind.
 
 Buffers that a forward writes (counters, the vectors of spectral norm, codebooks) have the values again with which the
 first forward began, in copies; those of the module stay as they are. Batch normalisation reads none of its statistics
-while it trains, so that a copy of what they are by then will do. Parameters ask for gradients, and modules train, as
-they did: a GAN's generator looks through a discriminator at rest. Left out: Python's own attributes.
+while it trains, so that a copy of their present values will do. Parameters ask for gradients, and modules train, as
+they did: a GAN's generator looks through a discriminator at rest. Python's attributes and the containers among the
+arguments, such as a cache of keys and values, have their old contents (``memfit.apply.mutable_state``).
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from memfit.apply.mutable_state import MutableState
 
-class Forward:
-    """One forward of a module, from its beginning on."""
 
-    def __init__(self, module: nn.Module) -> None:
+class ForwardState:
+    """The state of a module and of its arguments at the beginning of one forward."""
+
+    def __init__(self, module: nn.Module, arguments: Any = ()) -> None:
         self._module, modules = module, list(module.modules())
+        self._python = MutableState(arguments, modules)
         self._flags = _flags(module)
         self._statistics = [
             (part, name) for part in modules if _normalises(part) and part.training for name in part._buffers
@@ -34,9 +38,10 @@ class Forward:
 
     @contextmanager
     def watched(self, forward: AbstractContextManager[Any]) -> Iterator[None]:
-        """Around the forward: of the buffers, those that it writes are remembered."""
+        """Around the forward: what it writes is remembered."""
         with forward:
             yield
+        self._python.forward_ended()
         for (part, name), (buffer, version, _) in list(self._first.items()):
             if part._buffers.get(name) is buffer and buffer._version == version:
                 del self._first[part, name]
@@ -57,7 +62,8 @@ class Forward:
         for (part, name), value in copies.items():
             part._buffers[name] = value
         try:
-            yield
+            with self._python.as_before():
+                yield
         finally:
             for part, name, buffer in now:
                 part._buffers[name] = buffer
@@ -67,7 +73,7 @@ class Forward:
 class _Again(AbstractContextManager[None]):
     """May be entered more than once, which a generator may not."""
 
-    def __init__(self, forward: Forward, recomputing: AbstractContextManager[Any]) -> None:
+    def __init__(self, forward: ForwardState, recomputing: AbstractContextManager[Any]) -> None:
         self._forward, self._recomputing, self._open = forward, recomputing, ExitStack()
 
     def __enter__(self) -> None:

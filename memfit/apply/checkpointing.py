@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from memfit.apply.checkpointed_forward import Forward
+from memfit.apply.checkpointed_forward import ForwardState
 from memfit.apply.offload import on_the_host
 from memfit.apply.selective_checkpoint import selective_contexts
 from memfit.blocks import find_module
@@ -64,11 +64,11 @@ def _wrapped(module: nn.Module, mode: str) -> Callable[..., Any]:
         if mode == "offload":
             with on_the_host(module):
                 return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=lambda: contexts((args, kwargs)), **kwargs)
 
-    def contexts() -> Any:
+    def contexts(arguments: Any) -> Any:
         first, again = selective_contexts() if mode == "selective" else (nullcontext(),) * 2
-        seen = Forward(module)
-        return seen.watched(first), seen.again(again)
+        state = ForwardState(module, arguments)
+        return state.watched(first), state.again(again)
 
     return torch.compiler.disable(kept) if "torch._dynamo" in sys.modules else kept

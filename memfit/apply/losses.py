@@ -114,6 +114,9 @@ def known_units(told: WindowUnits, names: Iterable[str]) -> dict[str, int] | Non
     for units in told.units:
         if units is None:
             return None
+        if not isinstance(units, int | Mapping):
+            write = "write units(self, batch) -> a whole number, or {'name': valid units}"
+            raise InputError("units(batch)", f"gave {_kind(units)}, not how many units are valid", write)
         for name in names:
             try:
                 known[name] = known.get(name, 0) + (units if isinstance(units, int) else units[name])

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
+
+from memfit.torch_compat import disable_current_modes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class RandomState:
 
 def random_state(device: torch.device) -> RandomState:
     """The state now."""
-    with _disable_current_modes():
+    with disable_current_modes():
         cuda = torch.cuda.get_rng_state(device) if _on_cuda(device) else None
         return RandomState(
             cpu=torch.get_rng_state().numpy().copy(),
@@ -36,7 +37,7 @@ def random_state(device: torch.device) -> RandomState:
 
 def set_random_state(state: RandomState, device: torch.device) -> None:
     """Puts a state back."""
-    with _disable_current_modes():
+    with disable_current_modes():
         torch.set_rng_state(torch.from_numpy(state.cpu))
         if state.cuda is not None:
             torch.cuda.set_rng_state(state.cuda, device)

@@ -15,6 +15,8 @@ import torch
 from torch.utils import checkpoint as torch_checkpoint
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from memfit.torch_compat import top_saved_tensors_hooks
+
 _aten = torch.ops.aten
 COSTLY = frozenset(
     {
@@ -72,7 +74,7 @@ _RECOMPUTE: Any = getattr(torch_checkpoint, "_RECOMPUTE", None)
 @contextmanager
 def _counting(saved: list[int]) -> Iterator[None]:
     """Counts what the checkpoint's own hooks are given to save."""
-    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    hooks: Any = top_saved_tensors_hooks(True)
     if hooks is None:
         saved[0] = -1
         yield

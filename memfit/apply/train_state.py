@@ -110,8 +110,7 @@ def build(
     if job.wrapper != "none" and engine.name == "single":
         for name in filter(lambda name: is_trained(nets[name]), nets):
             _wrap(train_state, name)
-    train_state.schedules = dict(job.schedules(optimizers, job.windows))
-    _check_schedules(train_state.schedules)
+    train_state.schedules = _checked_schedules(job, job.schedules(optimizers, job.windows))
     if warmup_windows and rate > 1:
         train_state.schedules |= {
             f"warm-up of {name}": LinearLR(optimizer, start_factor=1 / rate, total_iters=warmup_windows)
@@ -284,14 +283,21 @@ def _check_optimizers(job: Job, nets: Nets, optimizers: Any) -> None:
         raise InputError(f"{type(job).__name__}.optimizers()", "they step no parameter of the nets", write)
 
 
-def _check_schedules(schedules: Mapping[str, Any]) -> None:
+def _checked_schedules(job: Job, schedules: Any) -> dict[str, Any]:
+    write = "write schedules(self, optimizers, windows) -> {'name': torch.optim.lr_scheduler...}, or {}"
+    if not isinstance(schedules, Mapping):
+        seen = f"{type(job).__name__}.schedules()"
+        raise InputError(seen, f"gave {type(schedules).__name__}, not a dict of schedulers", write)
     for name, schedule in schedules.items():
+        if not callable(getattr(schedule, "step", None)):
+            raise InputError(f"schedule {name!r}", f"a {type(schedule).__name__}, which has no step()", write)
         if wanted := _must_be_given(schedule.step):
             raise InputError(
                 f"schedule {name!r}",
                 f"{type(schedule).__name__} steps by {wanted}, and schedules are stepped once a window by nothing else",
                 "write one that follows the windows, such as torch.optim.lr_scheduler.CosineAnnealingLR",
             )
+    return dict(schedules)
 
 
 def _must_be_given(step: Callable[..., Any]) -> str:

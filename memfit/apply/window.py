@@ -230,12 +230,12 @@ def _none_valid(units: Mapping[str, Units]) -> bool:
 def _turns(train_state: TrainState) -> list[Turn]:
     """The job's turns, checked."""
     turns = train_state.job.turns(list(train_state.optimizers))
+    write = "write turns(self, optimizers) -> [memfit.Turn(...), ...]"
+    seen = f"{type(train_state.job).__name__}.turns()"
+    if not isinstance(turns, Sequence) or not all(isinstance(turn, Turn) for turn in turns):
+        raise InputError(seen, f"gave {type(turns).__name__}, not a list of turns", write)
     if not turns:
-        raise InputError(
-            f"{type(train_state.job).__name__}.turns()",
-            "gave no turn",
-            "write turns(self, optimizers) -> [memfit.Turn(...), ...]",
-        )
+        raise InputError(seen, "gave no turn", write)
     for turn in turns:
         for name in turn.optimizers:
             if name not in train_state.optimizers:

@@ -153,7 +153,7 @@ _init_process_group = dist.init_process_group
 def _start_group(rank: int, world: int) -> bool:
     if not dist.is_available() or dist.is_initialized():
         return False
-    from torch.testing._internal.distributed.fake_pg import FakeStore
+    from memfit.torch_compat.distributed import FakeStore
 
     _init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     return True

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memfit.batch.cost import PaddedCost
+from memfit.batch.lengths import as_lengths
 from memfit.batch.rank_split import balanced, even
 from memfit.errors import InputError
 
@@ -76,13 +77,14 @@ class Windows:
             raise InputError(
                 "data set of 0 samples", "there is nothing to train on", "give dataset() at least one sample"
             )
-        if lengths is not None and len(lengths) != size:
+        checked = None if lengths is None else as_lengths(lengths)
+        if checked is not None and len(checked) != size:
             raise InputError(
-                f"{len(lengths)} lengths",
+                f"{len(checked)} lengths",
                 f"the data set has {size} samples",
                 "give lengths() one number for each sample",
             )
-        self._lengths = None if lengths is None else np.asarray(lengths, np.int64)
+        self._lengths = None if checked is None else checked.astype(np.int64)
         if self._lengths is not None and int(self._lengths.max()) > micro_batch:
             longest = int(self._lengths.argmax())
             raise InputError(

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 import click
 
-from memfit.cli.broken_pipe import readers_may_leave
-from memfit.cli.usage_errors import mistake, unknown_verb
+from memfit.cli.output import complain, prepare_output
+from memfit.cli.usage_errors import check_given_once, mistake, unknown_verb
 from memfit.errors import Exit, InputError, mistake_in_job
 
 VERBS = {
+    "trace": "Your own training script, unmodified: its memory by phase and line, on every card.",
     "devices": "The catalogue of cards, and what is in this machine.",
     "jobs": "Built-in jobs and their parameter counts, net by net.",
     "predict": "Does it fit? The memory of training, validation and saving.",
@@ -47,7 +48,10 @@ class Verbs(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in VERBS and not args[0].startswith("-") and not ctx.resilient_parsing:
             raise unknown_verb(args[0], VERBS)
-        return super().resolve_command(ctx, args)
+        resolved = super().resolve_command(ctx, args)
+        if resolved[1] is not None and not ctx.resilient_parsing:
+            check_given_once(resolved[1], resolved[2])
+        return resolved
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
@@ -62,7 +66,7 @@ def _show_version(ctx: click.Context, option: click.Parameter, asked: bool) -> N
         ctx.exit()
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Verbs, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Versions, and exit."
 )
@@ -73,26 +77,30 @@ def root() -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs one verb and exits with one of ``memfit.errors.Exit``; a user's mistake is one line on standard error.
 
-    What is left at the end goes with the process: to collect the garbage among it took an eighth of a prediction.
+    The garbage that is left at the end goes with the process: to collect it took an eighth of a prediction.
     """
     atexit.register(gc.freeze)
-    readers_may_leave()
+    prepare_output()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = root.main(args=arguments, prog_name="memfit", standalone_mode=False)
-    except click.ClickException as error:
-        click.echo(f"memfit: {mistake(error)}", err=True)
-        sys.exit(Exit.BAD_INPUT)
-    except InputError as error:
-        click.echo(f"memfit: {error}", err=True)
-        sys.exit(Exit.BAD_INPUT)
-    except Exception as error:
-        found = mistake_in_job(error, changed=any(one.startswith("--set") for one in arguments))
-        if found is None:
-            raise
-        click.echo(f"memfit: {found}", err=True)
-        sys.exit(Exit.BAD_INPUT)
+        code = root.main(args=arguments or ["--help"], prog_name="memfit", standalone_mode=False)
+        sys.stdout.flush()
     except (click.Abort, KeyboardInterrupt):
-        click.echo("memfit: stopped", err=True)
+        complain("stopped")
         sys.exit(Exit.STOPPED)
+    except Exception as error:
+        mistaken = _mistake(error, arguments)
+        if mistaken is None:
+            raise
+        complain(str(mistaken))
+        sys.exit(Exit.BAD_INPUT)
     sys.exit(int(code) if isinstance(code, int) else Exit.DONE)
+
+
+def _mistake(error: Exception, arguments: Sequence[str]) -> InputError | None:
+    """The user's mistake that an exception stands for; None for a fault of memfit."""
+    if isinstance(error, InputError):
+        return error
+    if isinstance(error, click.ClickException):
+        return mistake(error)
+    return mistake_in_job(error, changed=any(argument.startswith("--set") for argument in arguments))

@@ -43,9 +43,9 @@ def command(
     if as_json:
         click.echo(json.dumps(found.to_json()))
     else:
-        from rich.console import Console
+        from memfit.show.console import make_console
 
-        _show(found, Console(width=min(80, Console().width), highlight=False))
+        _show(found, make_console(width=min(80, make_console().width)))
     return Exit.DONE if found.ok else Exit.CHECK_FAILED
 
 

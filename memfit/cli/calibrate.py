@@ -43,12 +43,12 @@ def command(kind: str | None, as_json: bool) -> int:
 
 
 def _show(figures: dict[str, object], path: str) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from memfit.show.console import make_console
     from memfit.sizes import format_size
 
-    console = Console(highlight=False)
+    console = make_console()
     threads = f", {figures['threads']} threads" if figures["threads"] else ""
     console.print(f"{figures['device']}{threads}, torch {figures['torch']}")
     table = Table(box=None, pad_edge=False)

@@ -116,12 +116,12 @@ def _cards() -> list[str]:
 
 
 def _show(report: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.markup import escape
 
+    from memfit.show.console import make_console
     from memfit.sizes import format_size
 
-    console = Console(highlight=False)
+    console = make_console()
     if report["ok"]:
         console.print("[bold green]memfit works here.[/]")
     for problem in report["problems"]:

@@ -59,10 +59,11 @@ def command(plan: str, to: str, out: str | None, as_json: bool) -> int:
             }
         )
         return Exit.DONE
-    from rich.console import Console
     from rich.markup import escape
 
-    console = Console(highlight=False, emoji=False)
+    from memfit.show.console import make_console
+
+    console = make_console(emoji=False)
     console.print(f"Written to {file}. Start it with\n\n  {escape(found.command)}\n", soft_wrap=True)
     console.print("What it cannot say, and your loop must:")
     for name, text in found.left_out.items():

@@ -49,8 +49,9 @@ def command(names: tuple[str, ...], pairs: tuple[str, ...], as_json: bool) -> No
 
 
 def _show(listed: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from memfit.show.console import make_console
 
     table = Table(box=None, pad_edge=False)
     for name, side in (
@@ -67,4 +68,4 @@ def _show(listed: list[dict[str, Any]]) -> None:
             head = (entry["name"], entry["unit"]) if index == 0 else ("", "")
             millions = [f"{net[key] / 1e6:.3f} M" if net[key] else "-" for key in ("parameters", "trainable")]
             table.add_row(*head, net["name"], *millions, str(net["tensors"]))
-    Console(highlight=False).print(table)
+    make_console().print(table)

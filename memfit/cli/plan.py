@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -66,22 +67,21 @@ if TYPE_CHECKING:
 @json_option
 def command(
     job: str, pairs: tuple[str, ...], global_batch: str, micro_batch: str | None, devices: str, engine: str | None,
-    device_names: tuple[str, ...], memory: str | None, headroom: str | None, keep: str | None, allow: str | None, tuned_for: str | None,
+    device_names: tuple[str, ...], memory: str | None, headroom: str | None,
+    keep: str | None, allow: str | None, tuned_for: str | None,
     rule: str, curve: bool, seed: str, out: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """How JOB's global batch fits into the device: micro-batch, accumulation, recompute, with reasons."""
     from memfit.cli.progress import progress, settle
     from memfit.loading import load_job, read_settings
 
-    if not device_names and memory is None:
-        raise InputError(
-            "memfit plan without --device or --memory",
-            "there is nothing to fit into",
-            "write --device NAME or --memory SIZE",
-        )
     targets = _devices(device_names, memory, headroom)
     if out is not None and len(targets) > 1:
         raise InputError(f"--out with {len(targets)} devices", "a plan is for one device", "write one --device")
+    if out is not None and not Path(out).name:
+        raise InputError(f"--out {out!r}", "not the name of a file", "write --out plan.toml")
+    if out is not None and not Path(out).absolute().parent.is_dir():
+        raise InputError(f"--out {out}", f"there is no folder {Path(out).parent}", "make the folder, or write another")
     batch, micro = whole_number("--global-batch", global_batch), whole_number("--micro-batch", micro_batch)
     ranks, tuned = whole_number("--devices", devices), whole_number("--tuned-for", tuned_for)
     first_seed = whole_number("--seed", seed, least=0)

@@ -81,9 +81,9 @@ from memfit.plan import ENGINES
 @json_option
 def command(
     job: str, pairs: tuple[str, ...], micro_batch: str | None, shape: str | None, device_name: str | None,
-    memory: str | None, headroom: str | None, precision: str | None, checkpoint: str | None, accumulate: str, epoch: str | None,
-    lengths: str | None, shapes: str | None, engine: str, world: str, rank: str | None, snapshot: str | None,
-    trace: str | None, as_json: bool,
+    memory: str | None, headroom: str | None, precision: str | None, checkpoint: str | None, accumulate: str,
+    epoch: str | None, lengths: str | None, shapes: str | None, engine: str, world: str, rank: str | None,
+    snapshot: str | None, trace: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Does JOB fit, in training, validation and saving?
 
@@ -97,6 +97,10 @@ def command(
     if trace is not None and Path(trace).suffix not in (".json", ".npz"):
         write = "write F.json for ui.perfetto.dev, or F.npz for memfit report"
         raise InputError(f"--trace {trace}", "neither .json nor .npz", write)
+    if lengths is not None and epoch is None and shapes is None:
+        raise InputError(
+            f"--lengths {lengths}", "nothing uses them without --epoch", "write --epoch N too (0: one epoch)"
+        )
     accumulated = whole_number("--accumulate", accumulate)
     count = whole_number("--micro-batch", micro_batch)
     ranks, which = whole_number("--world", world), whole_number("--rank", rank, least=0)

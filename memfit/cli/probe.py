@@ -122,15 +122,15 @@ def probe_json(target: str, found: Probe, device: Device) -> dict[str, Any]:
 
 
 def _show(target: str, found: Probe) -> None:
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
+    from memfit.show.console import make_console
     from memfit.show.footprint_table import assumptions
     from memfit.sizes import format_size
     from memfit.wording import counted
 
-    console = Console(highlight=False)
+    console = make_console()
     if found.found is None:
         last = found.trials[-1]
         where = f" in {last.failed_in}" if last.failed_in else ""

@@ -39,7 +39,8 @@ def progress(text: str, *, quiet: bool = False) -> Iterator[None]:
         if quiet or not sys.stderr.isatty():
             yield
             return
-        from rich.console import Console
+        from memfit.printable import printable
+        from memfit.show.console import make_console
 
-        with Console(stderr=True).status(text):
+        with make_console(stderr=True).status(printable(text)):
             yield

@@ -8,6 +8,7 @@ import click
 
 from memfit.cli.options import json_option, print_json
 from memfit.errors import InputError
+from memfit.printable import printable
 
 
 @click.command("report")
@@ -19,12 +20,21 @@ from memfit.errors import InputError
     type=click.Path(dir_okay=False),
     help="Default: RUN/report.html, or the plan's or trace's name with .html; with --compare, compare.html.",
 )
+@click.option(
+    "--no-trace",
+    is_flag=True,
+    help="Does not load the job: the report has what the file says, and no memory over the step.",
+)
 @json_option
-def command(what: tuple[str, ...], compare: bool, out: str | None, as_json: bool) -> None:
-    """Writes the report of a run's folder, of a plan.toml or of a trace (memfit predict --trace F.npz)."""
+def command(what: tuple[str, ...], compare: bool, out: str | None, no_trace: bool, as_json: bool) -> None:
+    """Writes the report of a run's folder, of a plan.toml or of a trace (memfit predict --trace F.npz).
+
+    The job that it names is loaded and traced again, which runs the job's code. For files of somebody whose code you do
+    not run, write --no-trace.
+    """
     from memfit.cli.progress import progress
 
-    sources = [Path(one) for one in what]
+    sources = [Path(name) for name in what]
     if len(sources) != (2 if compare else 1):
         wanted = "--compare takes two" if compare else "a report is of one"
         raise InputError(
@@ -40,14 +50,14 @@ def command(what: tuple[str, ...], compare: bool, out: str | None, as_json: bool
         else:
             from memfit.show.report import report
 
-            page, target = report(sources[0]), _beside(sources[0])
+            page, target = report(sources[0], trace=not no_trace), _default_target(sources[0])
         target = Path(out) if out else target
         write_page(page, target)
     if as_json:
         print_json({"report": str(target), "verdict": page.verdict, "bytes": target.stat().st_size})
     else:
-        click.echo(f"{page.verdict}\nWritten to {target}")
+        click.echo(printable(f"{page.verdict}\nWritten to {target}"))
 
 
-def _beside(source: Path) -> Path:
+def _default_target(source: Path) -> Path:
     return source / "report.html" if source.is_dir() else source.with_suffix(".html")

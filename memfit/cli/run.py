@@ -64,6 +64,7 @@ def command(plan: str, *, wandb: bool, as_json: bool, **values: Any) -> int:
     from memfit.engine.torchrun_env import is_restart, torchrun_env
     from memfit.plan import read_plan
     from memfit.train.launch.launch import become_rank, launch
+    from memfit.train.launch.process_guard import alone_in
     from memfit.train.run_folder import RunFolder
 
     place = torchrun_env()
@@ -75,20 +76,23 @@ def command(plan: str, *, wandb: bool, as_json: bool, **values: Any) -> int:
     if place is None and ranks > 1:
         check_cards(f"plan for {ranks} devices", ranks, read.device)
         check_ranks(f"plan for {ranks} devices", ranks, RANK_BYTES + (_peak(read) if read.device == "cpu" else 0))
-    if place is None or place.rank == 0:
-        _prepare(folder, read, options)
-    if place is not None:
+    if place is not None and place.rank > 0:
         become_rank(options)
-    with attended(folder, read, keepers(folder, read, wandb)):
-        launched = launch(read, options)
-    if launched.line:
-        click.echo(f"memfit: {launched.line}", err=True)
-    if launched.code not in (Exit.BAD_INPUT, Exit.FAULT):
-        with contextlib.suppress(KeyboardInterrupt), progress("writing the report", quiet=as_json):
-            write_report(folder)
-    if launched.code == Exit.DONE:
-        show_summary(folder, read.budget_bytes, read.unit, as_json=as_json)
-    return launched.code
+    folder.make(resume=options.resume)
+    with alone_in(folder.path, inherited=place is not None):
+        _prepare(folder, read, options)
+        if place is not None:
+            become_rank(options)
+        with attended(folder, read, keepers(folder, read, wandb)):
+            launched = launch(read, options)
+        if launched.line:
+            click.echo(f"memfit: {launched.line}", err=True)
+        if launched.code not in (Exit.BAD_INPUT, Exit.FAULT):
+            with contextlib.suppress(KeyboardInterrupt), progress("writing the report", quiet=as_json):
+                write_report(folder)
+        if launched.code == Exit.DONE:
+            show_summary(folder, read.budget_bytes, read.unit, as_json=as_json)
+        return launched.code
 
 
 def _peak(plan: Plan) -> int:
@@ -145,8 +149,7 @@ def _prepare(folder: RunFolder, plan: Plan, options: RunOptions) -> None:
 
 def show_summary(folder: RunFolder, budget: int, unit: str, *, as_json: bool) -> None:
     """Shows what a run that is done learned, took and did, by its lines."""
-    from rich.console import Console
-
+    from memfit.show.console import make_console
     from memfit.show.run_log import noise_words
     from memfit.train.metrics_file import read_lines
     from memfit.wording import counted
@@ -156,7 +159,7 @@ def show_summary(folder: RunFolder, budget: int, unit: str, *, as_json: bool) ->
     if as_json:
         print_json(summary)
         return
-    console = Console(highlight=False, soft_wrap=True)
+    console = make_console(soft_wrap=True)
     losses = [
         f"{value:.4f}" if value is not None else "unknown" for value in (summary["loss_first"], summary["loss_last"])
     ]

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from memfit.errors import InputError, describe
 from memfit.plan import Plan
+from memfit.show.console import make_console
 from memfit.show.live_view import LiveView
 from memfit.show.run_follower import Lines, Watcher
 from memfit.show.scalars import TensorBoard, Wandb, has_tensorboard
@@ -171,7 +172,7 @@ def _terminal() -> Iterator[tuple[Console, int] | None]:
     os.close(pipe)
     try:
         with io.TextIOWrapper(io.FileIO(os.dup(kept), "w"), write_through=True) as screen:
-            yield Console(file=screen, force_terminal=True, highlight=False), said
+            yield make_console(file=screen, force_terminal=True), said
     finally:
         sys.stderr.flush()
         os.dup2(kept, 2)

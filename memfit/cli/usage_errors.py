@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import click
 from click.exceptions import MissingParameter, NoSuchOption
@@ -44,3 +44,27 @@ def mistake(error: click.ClickException) -> InputError:
         write = f"write {name} {'|'.join(map(str, kind.choices))}" if isinstance(kind, click.Choice) else help_of
         return InputError(name, error.message.rstrip("."), write)
     return InputError(verb, error.format_message().rstrip("."), help_of)
+
+
+def check_given_once(command: click.Command, arguments: Sequence[str]) -> None:
+    """Refuses an option that is given twice, of those that have one value: click would take the last silently.
+
+    Raises:
+        InputError: such an option.
+    """
+    single = {
+        name: parameter
+        for parameter in command.params
+        if isinstance(parameter, click.Option) and not parameter.multiple and not parameter.is_flag
+        for name in parameter.opts
+    }
+    given: set[str] = set()
+    for argument in arguments:
+        if argument == "--":
+            return
+        parameter = single.get(argument.partition("=")[0])
+        if parameter is not None and parameter.name is not None:
+            if parameter.name in given:
+                name = max(parameter.opts, key=len)
+                raise InputError(f"{name} twice", f"memfit {command.name} takes one", "write it once")
+            given.add(parameter.name)

@@ -52,12 +52,11 @@ def command(target: str, memory: str | None, as_json: bool) -> int:
 
 
 def _show(found: dict[str, Any]) -> None:
-    from rich.console import Console
-
+    from memfit.show.console import make_console
     from memfit.sizes import format_size
     from memfit.wording import counted
 
-    console = Console(highlight=False)
+    console = make_console()
     after, items = counted(found["window"], "window"), counted(found["items"], "item")
     console.print(f"{found['checkpoint']}, after {after}, on {items}:")
     for name, value in found["values"].items():

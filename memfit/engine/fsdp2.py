@@ -32,6 +32,7 @@ from memfit.engine.single import copied
 from memfit.engine.torch_optim_mixin import TorchOptimMixin
 from memfit.errors import InputError
 from memfit.job import Job, Nets
+from memfit.torch_compat.distributed import fsdp_groups
 
 LEAST = 25 << 20
 """Bytes that are worth a gather of their own: DDP's bucket."""
@@ -153,7 +154,7 @@ def whole_gradients(nets: Nets) -> Iterator[Tensor]:
     for net in nets.values():
         for module in net.modules():
             if isinstance(module, FSDPModule):
-                for group in module._get_fsdp_state()._fsdp_param_groups:
+                for group in fsdp_groups(module):
                     for parameter in group.fsdp_params:
                         held = parameter.unsharded_accumulated_grad
                         if held is None and hasattr(parameter, "_unsharded_param"):

@@ -178,12 +178,11 @@ def footprint_on(trace: Trace, device: Device, world: int = 1, allocator: str = 
 
 def plain_nets(job: Job) -> Nets:
     """The job's nets without their bytes, for counting and for finding modules; no trace that is open sees them."""
-    from torch.utils._python_dispatch import _disable_current_modes
-
     from memfit.device.virtual.library_patches import as_in_a_real_run
     from memfit.device.virtual.virtual_device import virtual_cpu
+    from memfit.torch_compat import disable_current_modes
 
-    with _disable_current_modes(), virtual_cpu() as virtual, as_in_a_real_run(), Tracer(virtual).recording():
+    with disable_current_modes(), virtual_cpu() as virtual, as_in_a_real_run(), Tracer(virtual).recording():
         nets: Nets = nets_of(job, virtual.device)
     return nets
 

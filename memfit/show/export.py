@@ -13,6 +13,7 @@ from typing import Any
 
 from memfit.job import Job, Nets
 from memfit.plan import PhasePolicy, Plan
+from memfit.printable import one_line
 from memfit.wording import counted
 
 FILES = {"deepspeed": "deepspeed.json", "accelerate": "accelerate.yaml", "torchrun": "torchrun.sh"}
@@ -163,7 +164,8 @@ exec torchrun --standalone --nproc-per-node {geometry.world} "$@"
 
 def _comments(plan: Plan, left_out: Mapping[str, str]) -> str:
     lines = [f"{plan.job}: {plan.arithmetic}, {plan.engine}, {plan.precision}", "Not said here:"]
-    return "".join(f"# {line}\n" for line in [*lines, *(f"- {name}: {text}" for name, text in left_out.items())])
+    lines += [f"- {name}: {text}" for name, text in left_out.items()]
+    return "".join(f"# {one_line(line)}\n" for line in lines)
 
 
 def _left_out(plan: Plan, job: Job, nets: Nets, to: str, geometry: ExportGeometry) -> dict[str, str]:

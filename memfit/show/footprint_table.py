@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from memfit.show.console import make_console
 from memfit.sizes import format_size
 from memfit.wording import counted
 
@@ -24,7 +25,7 @@ _PLACES = 3
 
 def show_prediction(prediction: Prediction, console: Console | None = None) -> None:
     """Prints the verdict, the peaks by phase, and what is alive at the highest peak."""
-    console = console or Console(highlight=False)
+    console = console or make_console()
     footprint = prediction.footprint
     device = prediction.device
     console.print(headline(prediction))

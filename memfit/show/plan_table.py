@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from memfit.planner.cpu_margin import cpu_margin_bytes
+from memfit.show.console import make_console
 from memfit.show.footprint_table import assumptions, phase_name, verdict_line
 from memfit.sizes import format_size
 
@@ -26,7 +27,7 @@ WIDTH = 32
 
 def show_answer(answer: Answer, device: Device, out: str | None, console: Console | None = None) -> None:
     """Prints the plan, or what is lacking where nothing fits."""
-    console = console or Console(highlight=False)
+    console = console or make_console()
     plan = answer.plan
     if plan is None:
         _show_shortfall(answer, device, console)
@@ -69,7 +70,7 @@ def show_answer(answer: Answer, device: Device, out: str | None, console: Consol
 
 def show_answers(answers: Mapping[str, Answer], devices: Sequence[Device]) -> None:
     """Prints a line for each device: whether the batch fits, how, and how fast."""
-    console = Console(highlight=False)
+    console = make_console()
     table = _table("device", "memory", "plan", "recompute", "process", "a window")
     for device in devices:
         answer = answers[device.key]
@@ -88,7 +89,7 @@ def show_answers(answers: Mapping[str, Answer], devices: Sequence[Device]) -> No
 
 def show_curve(points: Sequence[Point], device: Device) -> None:
     """Prints memory against micro-batch with a bar for each point, light where it exceeds the device's memory."""
-    console = Console(highlight=False)
+    console = make_console()
     most = max((point.process_bytes for point in points), default=1)
     for policy in dict.fromkeys(point.policy for point in points):
         table = _table("micro-batch", "process", "", title=policy)

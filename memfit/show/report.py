@@ -33,26 +33,30 @@ from memfit.wording import counted
 
 BEYOND = 4
 """How far a prediction's curve goes: times its micro-batch."""
+NOT_LOADED = "the job was not loaded (--no-trace)"
 TONES = {"yes": "good", "close": "close", "no": "bad"}
 
 
-def report(path: str | Path) -> Page:
+def report(path: str | Path, *, trace: bool = True) -> Page:
     """The report of a run's folder, of a plan file or of a trace file (``memfit predict --trace F.npz``).
+
+    Args:
+        trace: whether the job, which is code, is loaded and traced again: for memory over the step, and its curves.
 
     Raises:
         InputError: it is none of these.
     """
     path = Path(path)
     if path.is_dir():
-        return run_report(path)
+        return run_report(path, trace=trace)
     if path.suffix == ".npz":
-        return prediction_report(read_trace(path))
-    return plan_report(read_plan(path))
+        return prediction_report(read_trace(path), trace=trace)
+    return plan_report(read_plan(path), trace=trace)
 
 
-def prediction_report(prediction: Prediction) -> Page:
+def prediction_report(prediction: Prediction, *, trace: bool = True) -> Page:
     """A prediction's footprint over its events."""
-    job, problem = _job(prediction.job, prediction.settings)
+    job, problem = _job(prediction.job, prediction.settings) if trace else (None, NOT_LOADED)
     more, why = _curve(lambda: _of_prediction(job, prediction))
     return Page(
         title=f"prediction of {prediction.job}",
@@ -68,10 +72,10 @@ def prediction_report(prediction: Prediction) -> Page:
     )
 
 
-def plan_report(plan: Plan) -> Page:
+def plan_report(plan: Plan, *, trace: bool = True) -> Page:
     """The report of a plan: its split and options, and its step traced again."""
     verdict, tone = plan_verdict(plan)
-    memory, notes = _memory(plan)
+    memory, notes = _memory(plan) if trace else ([], [f"Memory over the step is not here: {NOT_LOADED}"])
     return Page(
         title=f"plan for {plan.job}",
         verdict=verdict,
@@ -82,11 +86,12 @@ def plan_report(plan: Plan) -> Page:
     )
 
 
-def run_report(path: Path, *, curves: bool = True) -> Page:
+def run_report(path: Path, *, curves: bool = True, trace: bool = True) -> Page:
     """A run: what it did against what was predicted, what its ranks saw, and its plan.
 
     Args:
         curves: whether memory against micro-batch is in it, which takes many traces.
+        trace: see ``report``.
 
     Raises:
         InputError: the folder is no run's.
@@ -101,7 +106,7 @@ def run_report(path: Path, *, curves: bool = True) -> Page:
     plan = read_plan(folder.plan)
     lines, ids = read_lines(path / "metrics.jsonl"), read_lines(path / "samples.jsonl")
     verdict, tone = run_verdict(path, plan, lines)
-    memory, notes = _memory(plan, curves)
+    memory, notes = _memory(plan, curves) if trace else ([], [f"Memory over the step is not here: {NOT_LOADED}"])
     failure = flight_section(path / "flight.json")
     sections = [*failure, *run_sections(plan, lines, ids), plan_section(plan), *memory]
     return Page(

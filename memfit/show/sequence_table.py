@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from memfit.show.console import make_console
 from memfit.sizes import format_size
 from memfit.wording import counted
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 def show_sequence(found: SequencePrediction, console: Console | None = None) -> None:
     """One row without and one with expandable segments."""
-    console = console or Console(highlight=False)
+    console = console or make_console()
     plain = found.plain
     ran = counted(plain.windows, "window") if plain.failed_window is None else "the windows"
     table = Table(

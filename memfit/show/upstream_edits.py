@@ -126,9 +126,9 @@ def _under(path: str, prefix: str) -> bool:
 
 def show_upstream(changes: Iterable[Change], console: Console | None = None) -> None:
     """Each change with its value; nothing where there is none."""
-    from rich.console import Console
+    from memfit.show.console import make_console
 
-    console = console or Console(highlight=False)
+    console = console or make_console()
     for number, change in enumerate(changes):
         if number == 0:
             console.print("\nTo train so in the project itself, change")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from memfit.plan import Plan
+from memfit.show.console import make_console
 
 
 def show_verified(found: dict[str, Any], plan: Plan) -> None:
     """Prints the worlds and the findings."""
-    console = Console(highlight=False, emoji=False)
+    console = make_console(emoji=False)
     verdict = "[bold green]The same[/]" if found["ok"] else "[bold red]Not the same[/]"
     worlds = " and ".join(str(world["world"]) for world in found["worlds"])
     console.print(f"{verdict} on {worlds} ranks.")

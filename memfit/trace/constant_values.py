@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
+
+from memfit.torch_compat import FakeTensor, disable_current_modes
 
 MOST_ELEMENTS = 1 << 16
 """Integers and booleans of at most so many elements are followed."""
@@ -44,7 +44,7 @@ class _Content:
         self.value = value
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Content:
-        with _disable_current_modes():
+        with disable_current_modes():
             return _Content(self.value.clone())
 
 
@@ -71,7 +71,7 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     if _is_true(func, args):
         out._memfit_true = True
         if out.numel() == 1:
-            with _disable_current_modes():
+            with disable_current_modes():
                 out._memfit_value = _Content(torch.ones(out.shape, dtype=torch.bool))
         return
     changed = [
@@ -85,14 +85,14 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
         return
     if func in _WEIGHTS and out.is_floating_point() and out.numel() > 1:
         return
-    values = _real_arguments(func, args, kwargs)
+    values = real_arguments(func, args, kwargs)
     if values is None or _UNKNOWN_EFFECT in func.tags:
         for tensor in changed:
             if isinstance(tensor, FakeTensor):
                 tensor.__dict__.pop("_memfit_value", None)
                 tensor.__dict__.pop("_memfit_true", None)
         return
-    with _disable_current_modes():
+    with disable_current_modes():
         result = func(*values[0], **values[1])
     results = result if isinstance(result, list | tuple) else (result,)
     for one, known in zip(outs, results, strict=True):
@@ -116,7 +116,7 @@ def item(tensor: Any) -> Any:
     value = value_of(tensor)
     if value is None:
         return None
-    with _disable_current_modes():
+    with disable_current_modes():
         return value.item()
 
 
@@ -133,7 +133,7 @@ def _written(func: Any) -> tuple[int, ...]:
     return _positions[func]
 
 
-def _real_arguments(func: Any, args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]] | None:
+def real_arguments(func: Any, args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]] | None:
     tensors = 0
     real: list[Any] = []
     for argument in args:

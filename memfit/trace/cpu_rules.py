@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
+from memfit.torch_compat import disable_current_modes
 from memfit.trace import operator_scratch
 from memfit.user_cache import keep, read_kept
 
@@ -53,7 +53,7 @@ def _recurrent_workspace(args: Any) -> int:
     place = operator_scratch.store("recurrent")
     known: dict[operator_scratch.Key, int] = read_kept(place)
     if key not in known:
-        with _disable_current_modes(), torch.enable_grad():
+        with disable_current_modes(), torch.enable_grad():
             made = _RECURRENT(*(operator_scratch.real(one) for one in json.loads(key)[1]))
         known[key] = made[_WORKSPACE].nbytes
         with contextlib.suppress(OSError):

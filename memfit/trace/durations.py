@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils._python_dispatch import _disable_current_modes
 
 from memfit.apply.checkpointing import recompute
 from memfit.apply.train_state import tensors_in
+from memfit.torch_compat import disable_current_modes
 from memfit.trace import operator_scratch
 from memfit.trace.operator_scratch import Key
 from memfit.user_cache import keep, read_kept
@@ -47,7 +47,7 @@ def durations(keys: set[Key]) -> dict[Key, float | None]:
     known: dict[Key, float | None] = read_kept(place)
     missing = sorted(keys - known.keys())
     if missing:
-        with _disable_current_modes(), torch.no_grad():
+        with disable_current_modes(), torch.no_grad():
             before = torch.default_generator.get_state()
             known |= {key: _timed(key) for key in missing}
             torch.default_generator.set_state(before)
@@ -108,7 +108,7 @@ def overheads() -> dict[str, list[float]]:
     place = operator_scratch.store("overheads")
     known: dict[str, list[float]] = read_kept(place)
     if not known:
-        with _disable_current_modes():
+        with disable_current_modes():
             before = torch.default_generator.get_state()
             known = _measured_overheads()
             torch.default_generator.set_state(before)

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._prims_common import is_non_overlapping_and_dense_or_false
+
+from memfit.torch_compat import is_dense, storage_use_count
 
 _ADD = torch.ops.aten.add.Tensor
 _HELD_BY_CALL = 4
@@ -34,7 +35,7 @@ def sums_in_place(func: Any, args: Any, node: Any) -> bool:
 
     Args:
         func, args: what a dispatch mode was called with; its frame must hold no further reference to ``args[0]``.
-        node: ``torch._C._current_autograd_node()``.
+        node: ``current_autograd_node()``.
     """
     if func is not _ADD or node is None or torch.is_grad_enabled() or len(args) != 2:
         return False
@@ -44,7 +45,7 @@ def sums_in_place(func: Any, args: Any, node: Any) -> bool:
         and args[0].dtype is args[1].dtype
         and _only_the_engine_holds(args)
         and _is_a_sum_of_the_engine(args[0], node)
-        and is_non_overlapping_and_dense_or_false(args[0])
+        and is_dense(args[0])
     )
 
 
@@ -52,7 +53,7 @@ def _only_the_engine_holds(args: Any) -> bool:
     return (
         sys.getrefcount(args[0]) <= _REFERENCES_OF_CALL
         and args[0]._use_count() <= _HELD_BY_CALL
-        and torch._C._storage_Use_Count(args[0].untyped_storage()._cdata) <= _STORAGE_HELD_BY_CALL
+        and storage_use_count(args[0].untyped_storage()._cdata) <= _STORAGE_HELD_BY_CALL
     )
 
 

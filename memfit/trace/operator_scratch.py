@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from memfit.device.hardware.benchmarks import AllocatorEvents
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
+from memfit.torch_compat import disable_current_modes
 from memfit.trace.collectives import communicates
 from memfit.user_cache import keep, read_kept
 
@@ -111,7 +111,7 @@ def measure(keys: set[Key]) -> dict[Key, int | None]:
 
 def _measure_really(keys: list[Key]) -> dict[Key, int | None]:
     failed = set()
-    with _disable_current_modes(), torch.no_grad(), AllocatorEvents() as events:
+    with disable_current_modes(), torch.no_grad(), AllocatorEvents() as events:
         before = torch.default_generator.get_state()
         for number, key in enumerate(keys):
             name, args, kwargs = json.loads(key)

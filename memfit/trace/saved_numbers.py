@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memfit.torch_compat import sequence_number, top_saved_tensors_hooks
+
 NBYTES = 8
 _SAVES_NUMBERS = {
     torch.ops.aten.mul.Tensor,
@@ -54,9 +56,9 @@ class SavedNumbers:
         if not (func in _SAVES_NUMBERS and len(args) == 2 and not isinstance(args[1], Tensor)):
             return None
         kept = args[0].requires_grad and torch.is_grad_enabled()
-        if not kept or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        if not kept or top_saved_tensors_hooks(True) is not None:
             return None
-        keeper = torch.autograd._get_sequence_nr() - 1
+        keeper = sequence_number() - 1
         self._alive[keeper] = self._allocate()
         return keeper
 

@@ -283,13 +283,20 @@ def validate_once(train_state: TrainState, fetch: Any, mark: Any) -> Any:
         mark("fetch")
         batch = fetch()
         mark("validate")
-        return train_state.job.validate(train_state.nets, batch)
+        values = train_state.job.validate(train_state.nets, batch)
+    if not isinstance(values, Mapping):
+        seen, write = f"{type(train_state.job).__name__}.validate()", "write validate(...) -> {'name': number}"
+        raise InputError(seen, f"gave {type(values).__name__}, not a dict of numbers by name", write)
+    return values
 
 
 def save_once(train_state: TrainState) -> None:
     """What saving makes: the job's own dict; under ZeRO nothing, where every rank writes its parts as they lie."""
     if not isinstance(train_state.engine, Zero):
-        train_state.job.saved(train_state.nets, train_state.optimizers)
+        saved = train_state.job.saved(train_state.nets, train_state.optimizers)
+        if not isinstance(saved, Mapping):
+            seen, write = f"{type(train_state.job).__name__}.saved()", "write saved(...) -> {'name': state_dict}"
+            raise InputError(seen, f"gave {type(saved).__name__}, not a dict", write)
 
 
 def mark(tracer: Tracer, train_state: TrainState, part: str) -> None:

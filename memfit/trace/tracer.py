@@ -12,13 +12,11 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from memfit.device.virtual import backend, cudnn_benchmark, workspace
 from memfit.device.virtual.data_dependent import NOT_HANDLED, source_line
@@ -26,6 +24,14 @@ from memfit.device.virtual.patching import replaced
 from memfit.device.virtual.virtual_device import Virtual
 from memfit.errors import InputError
 from memfit.events import ALLOCATE, EMPTY_CACHE, FREE, TO_DEVICE, TO_HOST
+from memfit.torch_compat import (
+    DisableTorchFunction,
+    FakeTensor,
+    TorchDispatchMode,
+    current_autograd_node,
+    is_traceable_wrapper_subclass_type,
+    sequence_number,
+)
 from memfit.trace import collectives, constant_values, cpu_rules, operator_scratch
 from memfit.trace.gradient_accumulation import made_in, sums_in_place
 from memfit.trace.net_kind import NetKind
@@ -36,6 +42,14 @@ _DEVICE = torch.ops.prim.device.default
 _META = torch.device("meta")
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _PLAIN = {Tensor, nn.Parameter, FakeTensor}
+
+
+class Allocator(Protocol):
+    """An allocator that sees each event as it happens. ``malloc`` may raise; the storage is then not recorded."""
+
+    def malloc(self, storage: int, nbytes: int, stream: int = 0) -> None: ...
+    def free(self, storage: int) -> None: ...
+    def empty_cache(self) -> None: ...
 
 
 class Tracer(TorchDispatchMode):
@@ -65,6 +79,8 @@ class Tracer(TorchDispatchMode):
         self.overwritten: set[int] = set()
         """Modules in whose forward the output of a product, convolution or attention was written to afterwards."""
         self.part = "setup"
+        self.live: Allocator | None = None
+        """Fed with every event as it happens, for code that asks how much memory is allocated."""
         self._is_quiet = False
         self._ids: dict[int, int] = {}
         self._keys: dict[int, int] = {}
@@ -174,8 +190,8 @@ class Tracer(TorchDispatchMode):
     def _note_module(self, index: int) -> None:
         """Nodes that are made from now on are this module's. What a backward recomputes makes none that will run, and
         a card's backward is another thread, which numbers its nodes from the beginning."""
-        if torch._C._current_autograd_node() is None:
-            self._made_at.append(torch.autograd._get_sequence_nr())
+        if current_autograd_node() is None:
+            self._made_at.append(sequence_number())
             self._made_in.append(index)
 
     def _current_module(self, node: Any) -> int:
@@ -196,7 +212,7 @@ class Tracer(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE and type(args[0]) is FakeTensor:
             return _META if args[0].fake_mode.in_kernel_invocation else args[0].fake_device
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             return self._dispatched(func, types, args, kwargs)
 
     def _dispatched(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -206,12 +222,15 @@ class Tracer(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._is_quiet:
             return func(*args, **kwargs)
+        if func.is_view and torch.is_inference_mode_enabled() and not args[0].is_inference():
+            with torch.inference_mode(False):  # a view of an ordinary tensor is ordinary
+                return self._dispatched(func, types, args, kwargs)
         if func is _ITEM and (number := constant_values.item(args[0])) is not None:
             return number
         found = self.virtual.intercept(self, func, args, kwargs)
         if found is not NOT_HANDLED:
             return found
-        node = torch._C._current_autograd_node()
+        node = current_autograd_node()
         numbers = self._saved_numbers
         number = numbers.before(func, args, node) if numbers is not None else None
         if sums_in_place(func, args, node):
@@ -307,7 +326,14 @@ class Tracer(TorchDispatchMode):
             self.plans.add(plan)
             self._event(EMPTY_CACHE, -1, row)
         if nbytes:
-            self.calls.append((len(self.kind), row, nbytes))
+            self._take(row, nbytes)
+
+    def _take(self, row: int, nbytes: int) -> None:
+        """Memory that an operator allocates and frees within one call."""
+        self.calls.append((len(self.kind), row, nbytes))
+        if self.live is not None:
+            self.live.malloc(-1, nbytes)
+            self.live.free(-1)
 
     def _note_scratch(self, kind: Operator, func: Any, args: Any, kwargs: Any, node: Any) -> None:
         """What the operator took inside of itself: on a CPU to be measured, on CUDA as its libraries' code has it."""
@@ -325,7 +351,8 @@ class Tracer(TorchDispatchMode):
             self._cublas_threads.add(thread)
             self._event(ALLOCATE, self._storage(workspace.cublas_workspace(rules), "workspace", row))
         if not kind.searches:
-            self.calls += [(len(self.kind), row, taken) for taken in workspace.scratch(rules, func, args)]
+            for taken in workspace.scratch(rules, func, args):
+                self._take(row, taken)
 
     def _allocate_number(self) -> int:
         i = self._storage(NBYTES, "activations", max(len(self.op_rows) - 1, 0))
@@ -341,6 +368,8 @@ class Tracer(TorchDispatchMode):
         if key in self._ids or tensor.device.type != self.device_type:
             return False
         i = self._storage(storage.nbytes(), None, row)
+        if self.live is not None:
+            self.live.malloc(i, self.nbytes[i], self.stream[i])
         self._ids[key], self._keys[i] = i, key
         self._refs[weakref.ref(storage, self._gone)] = i
         self.kind.append(ALLOCATE)
@@ -376,6 +405,13 @@ class Tracer(TorchDispatchMode):
         return len(self.nbytes) - 1
 
     def _event(self, kind: int, storage: int, row: int | None = None) -> None:
+        if self.live is not None:
+            if kind == ALLOCATE:
+                self.live.malloc(storage, self.nbytes[storage], self.stream[storage])
+            elif kind == FREE:
+                self.live.free(storage)
+            else:
+                self.live.empty_cache()
         self.kind.append(kind)
         self.storage.append(storage)
         self.operator.append(max(len(self.op_rows) - 1, 0) if row is None else row)

@@ -81,33 +81,47 @@ class RunFolder:
         """The stacks of a run that made no progress, a file for each rank."""
         return self.path / "stacks"
 
-    def open(self, *, resume: bool) -> None:
-        """Makes the folder.
+    def make(self, *, resume: bool) -> None:
+        """Makes the folder where it is not there, and touches nothing in it: another run may hold it.
 
         Raises:
-            InputError: it is not empty and ``resume`` is not set, it is no run's folder, or it cannot be written.
+            InputError: it is not empty and ``resume`` is not set, it is no run's folder, or it cannot be made.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             filled = any(self.path.iterdir())
-            if filled and not resume:
-                raise InputError(
-                    f"run folder {self.path}", "it is not empty", "write another --out, or --resume to go on with it"
-                )
-            if filled and not self._is_run():
-                raise InputError(
-                    f"run folder {self.path}",
-                    "it is not empty, and no run has written into it",
-                    "write --out as the folder of the run to go on with, or as a new one",
-                )
-            (self.path / MARK).touch()
-            (self.path / "checkpoints").mkdir(exist_ok=True)
         except OSError as error:
+            raise self._unwritable(error) from error
+        if filled and not resume:
+            raise InputError(
+                f"run folder {self.path}", "it is not empty", "write another --out, or --resume to go on with it"
+            )
+        if filled and not self._is_run():
             raise InputError(
                 f"run folder {self.path}",
-                f"cannot be written: {error.strerror}",
-                "write --out as a folder that can be written",
-            ) from error
+                "it is not empty, and no run has written into it",
+                "write --out as the folder of the run to go on with, or as a new one",
+            )
+
+    def open(self, *, resume: bool) -> None:
+        """Makes the folder and what every run has in it; the caller holds the folder.
+
+        Raises:
+            InputError: see ``make``, or it cannot be written.
+        """
+        self.make(resume=resume)
+        try:
+            (self.path / MARK).touch()
+            self.checkpoints.mkdir(exist_ok=True)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> InputError:
+        return InputError(
+            f"run folder {self.path}",
+            f"cannot be written: {error.strerror}",
+            "write --out as a folder that can be written",
+        )
 
     def _is_run(self) -> bool:
         files = (MARK, "samples.jsonl", "metrics.jsonl", "course.json")

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memfit.job import Nets
+from memfit.torch_compat import TorchDispatchMode
 
 _DROPS = {"native_dropout", "bernoulli_", "bernoulli"}
 _WHOLE = {"randint", "randint_like", "random_", "random"}

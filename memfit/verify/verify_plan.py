@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from memfit.apply.train_state import map_tensors
+from memfit.batch.dataset import dataset_of, lengths_of
 from memfit.errors import InputError
 from memfit.geometry import shape_of, split
 from memfit.job import Job
@@ -66,7 +67,7 @@ def on_ranks(plan: Plan, engine: str, ranks: int) -> Plan:
 def samples_of(job: Job) -> tuple[Any, Sequence[int] | None]:
     """The job's data set and lengths; without one, made-up samples, of which ``collate`` then takes its batches."""
     if type(job).dataset is not Job.dataset:
-        return job.dataset(), job.lengths()
+        return dataset_of(job), lengths_of(job)
     shape = shape_of(job, MADE * (min(job.longest, 64) if job.longest else 1))
     torch.manual_seed(0)
     batch = job.batch(shape)

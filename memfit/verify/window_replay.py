@@ -15,6 +15,7 @@ import torch
 from memfit.apply.checkpointing import recompute
 from memfit.apply.train_state import TrainState, build
 from memfit.apply.window import run_window
+from memfit.batch.dataset import dataset_of, lengths_of
 from memfit.batch.windows import Window, Windows
 from memfit.device.virtual import backend
 from memfit.engine.single import Single
@@ -109,7 +110,7 @@ def replay(plan: Plan, folder: Path) -> dict[str, Any]:
 
 def _course(plan: Plan, train_state: TrainState, folder: Path) -> RunContext:
     seed_all(plan.seed)
-    samples, lengths = train_state.job.dataset(), train_state.job.lengths()
+    samples, lengths = dataset_of(train_state.job), lengths_of(train_state.job)
     windows = Windows(
         size=len(samples), lengths=lengths, global_batch=plan.global_batch, micro_batch=plan.micro_batch,
         seed=plan.seed, ranks=1,

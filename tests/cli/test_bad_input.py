@@ -21,10 +21,19 @@ OPTIONS = {
     "no job": (["predict"], ["memfit predict: JOB is missing"]),
     "one argument too many": (["predict", RIGHT, "more"], ["unexpected extra argument (more)"]),
     "no global batch": (["plan", RIGHT, "--device", "cpu"], ["--global-batch is missing", "write --global-batch N"]),
-    "no place to fit into": (
-        ["plan", RIGHT, "--global-batch", "8"],
-        ["nothing to fit into", "write --device NAME or --memory"],
+    "two devices where one is taken": (
+        ["predict", RIGHT, "--device", "cpu", "--device", "t4"],
+        ["--device twice", "memfit predict takes one", "write it once"],
     ),
+    "a plan into a folder that is not there": (
+        ["plan", RIGHT, "--device", "cpu", "--global-batch", "8", "--out", "/proc/no/plan.toml"],
+        ["--out /proc/no/plan.toml", "no folder /proc/no"],
+    ),
+    "a plan without a name": (
+        ["plan", RIGHT, "--device", "cpu", "--global-batch", "8", "--out", ""],
+        ["--out ''", "not the name of a file"],
+    ),
+    "lengths for nothing": (["predict", RIGHT, "--device", "cpu", "--lengths", "f.csv:x"], ["write --epoch N too"]),
     "an unknown device": (["predict", RIGHT, "--device", "rtx409"], ["device 'rtx409'", "write rtx4090"]),
     "a device without a name": (["predict", RIGHT, "--device", ""], ["device ''", "not one of t4"]),
     "an unknown device of devices": (["devices", "h1000"], ["device 'h1000'", "write h100"]),
@@ -47,8 +56,8 @@ OPTIONS = {
         ["--seed '-5'", "0 or more"],
     ),
     "a plan that cannot be written": (
-        ["plan", RIGHT, "--device", "cpu", "--global-batch", "8", "--out", "/proc/no/plan.toml"],
-        ["plan file /proc/no/plan.toml", "cannot be written"],
+        ["plan", RIGHT, "--device", "cpu", "--global-batch", "8", "--out", "/proc/plan.toml"],
+        ["plan file /proc/plan.toml", "cannot be written"],
     ),
     "audit of a file that is not there": (["audit", "none.py:loader"], ["target 'none.py:loader'", "no file none.py"]),
     "audit with a global batch in words": (["audit", "x.py:f", "--global-batch", "many"], ["--global-batch", "'many'"]),

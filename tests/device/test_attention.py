@@ -4,6 +4,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from memfit.device.virtual.attention import choose
+from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.virtual_device import virtual_gpu
 from tests.device.minimal_tracer import MinimalTracer
@@ -22,7 +23,7 @@ MIB = 2**20
 
 def inputs(dtype, d=64, heads=8, kv_heads=8, lq=1024, lk=1024, grad=True):
     shapes = ((2, heads, lq, d), (2, kv_heads, lk, d), (2, kv_heads, lk, d))
-    return tuple(torch.empty(shape, device="vgpu", dtype=dtype, requires_grad=grad) for shape in shapes)
+    return tuple(torch.empty(shape, device=NAME, dtype=dtype, requires_grad=grad) for shape in shapes)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_choice(card, dtype, changes, options, kernel):
     with virtual_gpu(card):
         q, k, v = inputs(dtype, **changes)
         if "attn_mask" in options:
-            mask = torch.empty(2, 1, 1024, 1024, device="vgpu", dtype=options["attn_mask"])
+            mask = torch.empty(2, 1, 1024, 1024, device=NAME, dtype=options["attn_mask"])
             options = options | {"attn_mask": mask}
         assert choose(card, q, k, v, **options) == kernel
         assert F.scaled_dot_product_attention(q, k, v, **options).shape == (*q.shape[:3], v.shape[3])
@@ -98,7 +99,7 @@ def kept(card, dtype, mask=None, **changes):
 
     with virtual_gpu(card) as gpu:
         q, k, v = inputs(dtype, **changes)
-        attn_mask = mask and torch.empty(1, 1, 1024, 1024, device="vgpu", dtype=mask)
+        attn_mask = mask and torch.empty(1, 1, 1024, 1024, device=NAME, dtype=mask)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), MinimalTracer(gpu) as tracer:
             out = F.scaled_dot_product_attention(q, k, v, attn_mask)
         assert out.requires_grad is q.requires_grad
@@ -135,8 +136,8 @@ def test_math_keeps_the_attention_matrix(no_gc):
 
 
 def test_masks_are_padded_to_8_elements(gpu, no_gc):
-    q, k, v = (torch.empty(2, 8, 77, 64, device="vgpu", dtype=FP16) for _ in range(3))
-    mask = torch.empty(2, 1, 77, 77, device="vgpu", dtype=FP16)
+    q, k, v = (torch.empty(2, 8, 77, 64, device=NAME, dtype=FP16) for _ in range(3))
+    mask = torch.empty(2, 1, 77, 77, device=NAME, dtype=FP16)
     with MinimalTracer(gpu) as tracer:
         F.scaled_dot_product_attention(q, k, v, mask)
     assert 2 * 77 * 80 * 2 in tracer.events

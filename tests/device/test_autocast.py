@@ -1,23 +1,29 @@
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from memfit.device.virtual.autocast import kernels
+from memfit.device.virtual.backend import NAME
 from tests.device.minimal_tracer import MinimalTracer
 
 HALF = [torch.bfloat16, torch.float16]
 LOW, FULL, SAME = "low", "float32", "input's"
 
 
+NAMED_DIMENSIONS = re.compile(r"\.(\w*[Dd]imname|names_)")
+
+
 def test_kernels_are_those_of_cudas_own_autocast():
-    """The CPU wheel holds the AutocastCUDA kernels, too: 119 operators in torch 2.13."""
+    """The CPU build has the AutocastCUDA kernels, too; a CUDA build has one for cuDNN's recurrent nets."""
     treated = {
         name.removeprefix("aten::").removesuffix(".default")
         for name in torch._C._dispatch_get_all_op_names()
         if name.startswith("aten::") and torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCUDA")
     }
-    assert set(kernels()) == treated
-    assert len(treated) == 119
+    assert set(kernels()) == {name for name in treated - {"_cudnn_rnn"} if not NAMED_DIMENSIONS.search(name)}
+    assert len(kernels()) >= 118
 
 
 def run(name, x):
@@ -85,7 +91,7 @@ EXPECTED = {name: kind for kind, names in KINDS.items() for name in names.split(
 @pytest.mark.filterwarnings("ignore:reduction:UserWarning")
 def test_output_types(gpu, low, given):
     x = torch.randn(2, 8, 16, 16, device=gpu.device, dtype=given)
-    with torch.autocast("vgpu", dtype=low):
+    with torch.autocast(NAME, dtype=low):
         found = {name: run(name, x).dtype for name in EXPECTED}
     types = {LOW: low, FULL: torch.float32, SAME: given}
     assert found == {name: types[kind] for name, kind in EXPECTED.items()}
@@ -94,14 +100,14 @@ def test_output_types(gpu, low, given):
 @pytest.mark.parametrize("low", HALF)
 def test_float64_is_left_alone(gpu, low):
     x = torch.randn(2, 8, 16, 16, device=gpu.device, dtype=torch.float64)
-    with torch.autocast("vgpu", dtype=low):
+    with torch.autocast(NAME, dtype=low):
         assert (x @ x).dtype is x.softmax(-1).dtype is x.sum().dtype is x.exp().dtype is torch.float64
 
 
 @pytest.mark.parametrize("low", HALF)
 def test_mixed_types(gpu, low):
     half, full = (torch.ones(4, 4, device=gpu.device, dtype=dtype) for dtype in (low, torch.float32))
-    with torch.autocast("vgpu", dtype=low):
+    with torch.autocast(NAME, dtype=low):
         assert (half + full).dtype is torch.float32
         assert torch.cat([half, full]).dtype is torch.float32
         assert torch.stack([half, half]).dtype is low
@@ -109,7 +115,7 @@ def test_mixed_types(gpu, low):
         assert torch.addcmul(half, half, half).dtype is low
         with pytest.raises(RuntimeError, match="unsafe to autocast"):
             F.binary_cross_entropy(half, half)
-        with torch.autocast("vgpu", enabled=False):
+        with torch.autocast(NAME, enabled=False):
             assert (full @ full).dtype is torch.float32
 
 
@@ -119,8 +125,8 @@ def test_weights_are_cast_once_and_kept_until_the_outermost_context_ends(gpu, no
     x = torch.ones(1, 512, device=gpu.device)
 
     def copies(**options):
-        with MinimalTracer(gpu) as tracer, torch.autocast("vgpu", dtype=torch.bfloat16, **options):
-            with torch.autocast("vgpu", dtype=torch.bfloat16, **options):
+        with MinimalTracer(gpu) as tracer, torch.autocast(NAME, dtype=torch.bfloat16, **options):
+            with torch.autocast(NAME, dtype=torch.bfloat16, **options):
                 h = x
                 for layer in layers:
                     h = layer(h)
@@ -139,7 +145,7 @@ def test_weights_are_cast_once_and_kept_until_the_outermost_context_ends(gpu, no
 def test_weights_copies_die_with_the_context_where_nothing_is_learned(gpu, no_gc):
     layer = torch.nn.Linear(512, 512, bias=False, device=gpu.device)
     with MinimalTracer(gpu) as tracer, torch.no_grad():
-        with torch.autocast("vgpu", dtype=torch.bfloat16):
+        with torch.autocast(NAME, dtype=torch.bfloat16):
             y = layer(torch.ones(1, 512, device=gpu.device))
             assert tracer.live == 2**19 + 2 * 512
         assert tracer.live == y.numel() * 2
@@ -147,7 +153,7 @@ def test_weights_copies_die_with_the_context_where_nothing_is_learned(gpu, no_gc
 
 def test_gradients_have_their_weights_type(gpu):
     layer = torch.nn.Linear(8, 8, device=gpu.device)
-    with torch.autocast("vgpu", dtype=torch.float16):
+    with torch.autocast(NAME, dtype=torch.float16):
         loss = layer(torch.ones(2, 8, device=gpu.device)).float().sum()
     loss.backward()
     assert layer.weight.grad.dtype is layer.bias.grad.dtype is torch.float32
@@ -157,7 +163,7 @@ def test_gradients_have_their_weights_type(gpu):
 def test_softmax_of_fp16_makes_no_float32_copy_of_its_input(gpu, no_gc, low, copied):
     with MinimalTracer(gpu) as tracer:
         x = torch.ones(64, 64, device=gpu.device, dtype=low)
-        with torch.autocast("vgpu", dtype=low):
+        with torch.autocast(NAME, dtype=low):
             x.softmax(-1)
     assert tracer.peak == 64 * 64 * (2 + 4 + (4 if copied else 0))
 
@@ -165,6 +171,6 @@ def test_softmax_of_fp16_makes_no_float32_copy_of_its_input(gpu, no_gc, low, cop
 def test_arguments_are_cast_last_first(gpu, no_gc):
     net = torch.nn.Linear(16, 4, device=gpu.device)
     x = torch.ones(2, 16, device=gpu.device)
-    with MinimalTracer(gpu) as tracer, torch.autocast("vgpu", dtype=torch.bfloat16):
+    with MinimalTracer(gpu) as tracer, torch.autocast(NAME, dtype=torch.bfloat16):
         net(x)
     assert tracer.events[:3] == [4 * 2, 4 * 16 * 2, 2 * 16 * 2]

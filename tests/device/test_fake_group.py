@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.fake_group import fake_world, wrapped_by_ddp
 from memfit.device.virtual.virtual_device import virtual_gpu
@@ -31,7 +32,7 @@ def blocks():
 
 def sharded(world, **options):
     net = blocks()
-    mesh = init_device_mesh("vgpu", (world,))
+    mesh = init_device_mesh(NAME, (world,))
     for part in (*net, net):
         fully_shard(part, mesh=mesh, **options)
     return net

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.fake_group import fake_world
 from memfit.device.virtual.virtual_device import virtual_cpu, virtual_gpu
@@ -187,7 +188,7 @@ def test_code_outside_of_torch_sees_cuda(gpu):
 def test_devices_are_as_before_afterwards():
     with virtual_gpu(CardRules()):
         x = torch.ones(2, device="cuda")
-    assert x.device.type == "vgpu"
+    assert x.device.type == NAME
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from memfit.device.virtual.card_rules import CardRules
+from memfit.torch_compat import scoped_library
 
 CUDNN, FLASH, EFFICIENT, MATH = "cudnn", "flash", "efficient", "math"
 
@@ -45,12 +46,12 @@ def choose(
     order = [(FLASH, _flash), (EFFICIENT, _efficient)]
     order.insert(0 if _cudnn_first(card) else 2, (CUDNN, _cudnn))
     allowed = {
-        CUDNN: torch._C._get_cudnn_sdp_enabled(),
-        FLASH: torch._C._get_flash_sdp_enabled(),
-        EFFICIENT: torch._C._get_mem_efficient_sdp_enabled(),
+        CUDNN: torch.backends.cuda.cudnn_sdp_enabled(),
+        FLASH: torch.backends.cuda.flash_sdp_enabled(),
+        EFFICIENT: torch.backends.cuda.mem_efficient_sdp_enabled(),
     }
     for name, can in order:
-        behind_math = name == CUDNN and not _cudnn_first(card) and torch._C._get_math_sdp_enabled()
+        behind_math = name == CUDNN and not _cudnn_first(card) and torch.backends.cuda.math_sdp_enabled()
         if allowed[name] and not behind_math and can(*call):
             return name
     return MATH
@@ -202,6 +203,6 @@ def cuda_attention(card: CardRules) -> Iterator[None]:
     def kernel(*args: Any, **kwargs: Any) -> Tensor:
         return attend(card, *args, **kwargs)
 
-    with torch.library._scoped_library("aten", "IMPL", "AutogradPrivateUse1") as library:
+    with scoped_library("aten", "IMPL", "AutogradPrivateUse1") as library:
         library.impl("scaled_dot_product_attention", kernel)
         yield

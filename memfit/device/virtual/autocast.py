@@ -1,7 +1,8 @@
 """CUDA's autocast on the virtual GPU: which operators run in which type, and the cache of cast weights.
 
-The lists are those of ATen/autocast_mode.h and of the AutocastCUDA kernels (torch 2.13). ``cat`` and ``stack`` are
-not among them: CUDA leaves these to type promotion.
+The lists are those of ATen/autocast_mode.h and of the AutocastCUDA kernels; a version has some of them (torch 2.8 lacks
+rms_norm, 2.14 adds linalg_matrix_sqrth). ``cat`` and ``stack`` are not among them: CUDA leaves these to type promotion.
+Left out: overloads for named dimensions, and _cudnn_rnn, which no step calls here.
 """
 
 from __future__ import annotations
@@ -15,6 +16,15 @@ from torch import Tensor
 
 from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.patching import replaced
+from memfit.torch_compat import (
+    DispatchKey,
+    DispatchKeySet,
+    ExcludeDispatchKeys,
+    arg_tree_leaves,
+    has_kernel,
+    scoped_library,
+)
+from memfit.torch_compat.operators import has_operator, operator
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -34,7 +44,8 @@ acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan p
 pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm.dim nuclear_norm nuclear_norm.dim
 cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss
 smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss
-multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d
+multi_margin_loss linalg_matrix_sqrth
+binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d
 _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d
 upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d
 _upsample_bicubic2d_aa
@@ -56,8 +67,8 @@ PROMOTED = _names("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler in
 BANNED = ("binary_cross_entropy",)
 
 _KEY = "AutocastPrivateUse1"
-_EXCLUDED = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
-_below_autocast = torch._C._ExcludeDispatchKeyGuard
+_EXCLUDED = DispatchKeySet(getattr(DispatchKey, _KEY))
+_below_autocast = ExcludeDispatchKeys
 _cast_weights: dict[int, tuple[Tensor, Tensor]] = {}
 """id of a weight -> (the weight, its copy), emptied where the outermost autocast context ends."""
 
@@ -101,11 +112,6 @@ def _cast_all(args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype)
     positional = [_cast(value, dtype) for value in reversed(args)]
     positional.reverse()
     return positional, named
-
-
-def _overload(name: str) -> Any:
-    packet, _, overload = name.partition(".")
-    return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
 def _lower_precision(op: Any) -> Kernel:
@@ -160,7 +166,7 @@ _DEFAULTS: dict[str, Any] = {"p": 2, "keepdim": False}
 def _promoted(op: Any) -> Kernel:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with _below_autocast(_EXCLUDED):
-            tensors = torch.utils._pytree.arg_tree_leaves(*args, **kwargs)
+            tensors = arg_tree_leaves(*args, **kwargs)
             widest = any(isinstance(t, Tensor) and t.dtype is torch.float32 and _eligible(t) for t in tensors)
             positional, named = _cast_all(args, kwargs, torch.float32 if widest else torch.get_autocast_dtype(NAME))
             return op(*positional, **named)
@@ -176,7 +182,7 @@ def _banned(*args: Any, **kwargs: Any) -> Any:
 
 
 def kernels() -> dict[str, Kernel]:
-    """Operator -> its autocast kernel, for all 119 operators that CUDA's autocast treats."""
+    """Operator -> its autocast kernel, for all operators that CUDA's autocast treats in this version (119 in 2.13)."""
     made: dict[str, Kernel] = {}
     for names, make in (
         (LOWER_PRECISION, _lower_precision),
@@ -184,9 +190,10 @@ def kernels() -> dict[str, Kernel]:
         (FLOAT32_OUTPUT, _float32_output),
         (PROMOTED, _promoted),
     ):
-        made |= {name: make(_overload(name)) for name in names}
-    made |= {name: _float32_appended(_overload(target)) for name, target in FLOAT32_APPENDED.items()}
-    return made | dict.fromkeys(BANNED, _banned)
+        made |= {name: make(operator(name)) for name in names if has_operator(name)}
+    made |= {name: _float32_appended(operator(target)) for name, target in FLOAT32_APPENDED.items()}
+    made |= dict.fromkeys(BANNED, _banned)
+    return {name: kernel for name, kernel in made.items() if has_kernel(f"aten::{name}", DispatchKey.AutocastCUDA)}
 
 
 def _half_to_float(composite: Any) -> Kernel:
@@ -216,12 +223,12 @@ def cuda_autocast() -> Iterator[None]:
         clear_others()
 
     with contextlib.ExitStack() as stack:
-        rest = stack.enter_context(torch.library._scoped_library("_", "IMPL", _KEY))
+        rest = stack.enter_context(scoped_library("_", "IMPL", _KEY))
         rest.fallback(torch.library.fallthrough_kernel, _KEY)
-        autocast = stack.enter_context(torch.library._scoped_library("aten", "IMPL", _KEY))
+        autocast = stack.enter_context(scoped_library("aten", "IMPL", _KEY))
         for name, kernel in kernels().items():
             autocast.impl(name, kernel)
-        softmax = stack.enter_context(torch.library._scoped_library("aten", "IMPL", "AutogradPrivateUse1"))
+        softmax = stack.enter_context(scoped_library("aten", "IMPL", "AutogradPrivateUse1"))
         for op, kernel in HALF_TO_FLOAT.items():
             softmax.impl(op, kernel)
         stack.enter_context(replaced(torch, clear_autocast_cache=clear_autocast_cache))

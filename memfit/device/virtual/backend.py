@@ -8,7 +8,6 @@ the process's accelerator for good: there, trace in a process of its own (never 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
 from collections.abc import Iterator
 from functools import cache
@@ -16,11 +15,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.autograd.graph import _engine_run_backward
 
-from memfit.device.virtual.patching import replaced
+from memfit.torch_compat import backend as torch_backend
 
-NAME = "vgpu"
+NAME = torch_backend.NAME
 
 
 class Stream(contextlib.AbstractContextManager[None]):
@@ -108,36 +106,11 @@ def entered() -> Iterator[None]:
     _inside += 1
     _numbers = itertools.count(1)
     try:
-        with replaced(torch.autograd, _engine_run_backward=_run_backward):
+        with torch_backend.engine_replaced(torch_backend.run_backward_on_device):
             yield
     finally:
         _inside -= 1
         _current[0] = _default
-
-
-_left: list[BaseException] = []
-"""What a hook has raised in a backward and left with autograd's thread."""
-_look = ctypes.PyDLL(None).PyErr_Occurred
-"""Raises the exception that this thread was left with."""
-
-
-def _device_type() -> Any:
-    """PrivateUse1. torch asks it of the device while a hook's exception leaves a backward, too: that exception is
-    pending in the thread then, and a call that ends with one pending would end the process (``PythonDeviceGuard``)."""
-    try:
-        _look()
-    except BaseException as error:
-        _left[:] = [error]
-    return torch._C._autograd.DeviceType.PrivateUse1
-
-
-def _run_backward(*args: Any, **kwargs: Any) -> Any:
-    """torch's own, which says SystemError for an exception that was taken from its thread."""
-    _left.clear()
-    try:
-        return _engine_run_backward(*args, **kwargs)
-    except SystemError as error:
-        raise (_left.pop() if _left else error) from None
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None: ...
@@ -172,14 +145,4 @@ def _module() -> SimpleNamespace:
 @cache
 def register() -> None:
     """Names PrivateUse1 ``vgpu``; the second call does nothing."""
-    from torch.utils.backend_registration import _DummyPrivateUse1Hook, _setup_privateuseone_for_python_backend
-
-    class Guard(torch._C._acc.DeviceGuard):
-        def type_(self) -> Any:
-            return _device_type()
-
-    class Hook(_DummyPrivateUse1Hook):
-        def is_available(self) -> bool:
-            return is_inside()
-
-    _setup_privateuseone_for_python_backend(NAME, backend_module=_module(), hook=Hook(), device_guard=Guard())
+    torch_backend.register(_module(), is_inside)

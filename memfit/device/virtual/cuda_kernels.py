@@ -16,13 +16,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch._meta_registrations
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.layout_copies import convolution_layout
 from memfit.device.virtual.patching import replaced
+from memfit.torch_compat import FakeTensor, c_bindings, scoped_library
+from memfit.torch_compat.tracing import shape_functions
 
 _aten = torch.ops.aten
 
@@ -90,7 +90,7 @@ def _recurrent_cell_fits(
 def cuda_kernels() -> Iterator[None]:
     """The operators above are one operator each on the virtual device, GRU's cell has shapes, and convolutions have
     cuDNN's layout (a backend without kernels has plain ones)."""
-    layout_elsewhere = torch._C._conv_determine_backend_memory_format
+    layout_elsewhere = c_bindings._conv_determine_backend_memory_format
 
     def layout(x: Tensor, weight: Tensor, backend: Any) -> torch.memory_format:
         if isinstance(x, FakeTensor) and x.fake_device.type == NAME:
@@ -98,11 +98,11 @@ def cuda_kernels() -> Iterator[None]:
         return layout_elsewhere(x, weight, backend)
 
     with (
-        replaced(torch._C, _conv_determine_backend_memory_format=layout),
-        replaced(torch._meta_registrations, rnn_cell_checkSizes=_recurrent_cell_fits),
-        torch.library._scoped_library("aten", "IMPL", "PrivateUse1") as library,
-        torch.library._scoped_library("aten", "IMPL", "AutogradPrivateUse1") as composites,
-        torch.library._scoped_library("aten", "IMPL", "Meta") as shapes,
+        replaced(c_bindings, _conv_determine_backend_memory_format=layout),
+        replaced(shape_functions, rnn_cell_checkSizes=_recurrent_cell_fits),
+        scoped_library("aten", "IMPL", "PrivateUse1") as library,
+        scoped_library("aten", "IMPL", "AutogradPrivateUse1") as composites,
+        scoped_library("aten", "IMPL", "Meta") as shapes,
     ):
         for name in FUSED_ON_CUDA:
             library.impl(name, _never_run)

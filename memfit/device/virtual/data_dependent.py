@@ -11,14 +11,15 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
 
+from memfit.device.virtual.raising_branch import passing_answer
 from memfit.errors import InputError
+from memfit.torch_compat import FakeTensor, disable_current_modes
 
 NOT_HANDLED: Any = object()
 """What ``answer`` returns for an operator that asks nothing of data."""
@@ -93,11 +94,23 @@ class Assumptions:
         return len(self._times)
 
 
+def _passing_answer() -> bool | None:
+    """The answer with which the check that asks goes on, where it is one."""
+    frame, _ = _asking()
+    return passing_answer(frame) if frame is not None else None
+
+
 def source_line() -> tuple[str, bool]:
     """``file:line`` of the innermost frame outside torch and memfit, and True; failing that, of the caller in torch.
 
     What called the trace, such as a script or the standard library, is no code of a job.
     """
+    frame, innermost = _asking()
+    return (f"{frame.f_code.co_filename}:{frame.f_lineno}", True) if frame is not None else (innermost, False)
+
+
+def _asking() -> tuple[FrameType | None, str]:
+    """The innermost frame outside torch and memfit, or None and where torch was called."""
     frame: Any = sys._getframe(1)
     innermost = ""
     while frame is not None:
@@ -106,18 +119,18 @@ def source_line() -> tuple[str, bool]:
             break
         if not name.startswith(_OURS):
             if not name.startswith("<") and frame.f_code.co_name != "__torch_dispatch__":
-                return f"{name}:{frame.f_lineno}", True
+                return frame, innermost
         elif not innermost and name.startswith(_OURS[0]) and not name.endswith(("_ops.py", "_stats.py")):
             innermost = f"{name}:{frame.f_lineno}"
         frame = frame.f_back
-    return innermost, False
+    return None, innermost
 
 
 def _item(assumptions: Assumptions, tensor: Tensor) -> Any:
     if isinstance(tensor, FakeTensor) and tensor.constant is not None:
         return NOT_HANDLED
     if tensor.dtype is torch.bool:
-        value: Any = False
+        value: Any = bool(_passing_answer())
     elif tensor.is_floating_point():
         value = 0.5
     else:
@@ -130,7 +143,7 @@ def _all_true(assumptions: Assumptions, tensor: Tensor) -> Tensor:
     """What torch asks of arguments that it checks (of distributions): they are as they should be."""
     assumptions.note("_is_all_true", "True")
     answered = torch.ones((), dtype=torch.bool, device=tensor.device)
-    with _disable_current_modes():
+    with disable_current_modes():
         answered.constant = torch.tensor(True)  # type: ignore[attr-defined]
     return answered
 
@@ -199,6 +212,16 @@ def _ctc_loss_backward(assumptions: Assumptions, grad: Tensor, log_probs: Tensor
     return torch.empty_like(log_probs)
 
 
+def _split(assumptions: Assumptions, tensor: Tensor, sizes: Any, dim: int = 0) -> Any:
+    """Parts whose sizes were read from a tensor (experts, each with its tokens): equal ones."""
+    length = tensor.shape[dim]
+    if sum(sizes) == length or any(sizes):
+        return NOT_HANDLED
+    assumptions.note("split by sizes from data", f"{len(sizes)} equal parts of {length}")
+    each, more = divmod(length, len(sizes))
+    return _aten.split_with_sizes.default(tensor, [each + (i < more) for i in range(len(sizes))], dim)
+
+
 def _refused(name: str) -> Callable[..., Any]:
     def refuse(assumptions: Assumptions, *args: Any, **kwargs: Any) -> Any:
         raise InputError(
@@ -221,6 +244,7 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     _aten.masked_select.default: _masked_select,
     _aten.index.Tensor: _index,
     _aten._unique2.default: _unique,
+    _aten.split_with_sizes.default: _split,
     _aten.unique_dim.default: _refused("unique"),
     _aten.unique_consecutive.default: _refused("unique_consecutive"),
     _aten.bincount.default: _refused("bincount"),

@@ -13,41 +13,33 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.parallel.distributed as ddp
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor._sharding_prop import ShardingPropagator
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import _disable_current_modes
 
 from memfit.device.virtual import backend
 from memfit.device.virtual.patching import replaced
-
-_MESH_ARITHMETIC = (
-    "__init__",
-    "_compute_coordinates_from_mesh",
-    "_concatenate",
-    "_flatten",
-    "_unflatten",
-    "__getitem__",
+from memfit.torch_compat import FakeTensor, disable_current_modes
+from memfit.torch_compat.distributed import (
+    MESH_ARITHMETIC,
+    SHAPE_PROPAGATION,
+    DeviceMesh,
+    FakeStore,
+    ShardingPropagator,
+    ddp,
+    give_collectives_shapes,
+    methods_of,
 )
-_SHAPE_PROPAGATION = (
-    "_propagate_tensor_meta", "_propagate_tensor_meta_non_cached", "_propagate_tensor_meta_cached",
-)  # fmt: skip
 
 Quiet = Callable[[], contextlib.AbstractContextManager[Any]]
 """Makes a context in which the tracer records nothing."""
 
 
-def _on_real_tensors(owner: type, name: str) -> Any:
+def _on_real_tensors(plain: Any) -> Any:
     """A method that computes with small tensors, taken out of every mode."""
-    plain = owner.__dict__[name]
     static = isinstance(plain, staticmethod)
     function = plain.__func__ if static else plain
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        with _disable_current_modes(), torch.device("cpu"):
+        with disable_current_modes(), torch.device("cpu"):
             return function(*map(_ranks, args), **{key: _ranks(value) for key, value in kwargs.items()})
 
     return staticmethod(call) if static else call
@@ -74,12 +66,12 @@ def fake_world(world: int, *, rank: int = 0, quiet: Quiet = contextlib.nullconte
         quiet: the first use of each DTensor operator computes shapes on tensors of the global shape, which are never
             allocated in a real run: that happens in ``quiet()``.
     """
-    mesh = {name: _on_real_tensors(DeviceMesh, name) for name in _MESH_ARITHMETIC if name in DeviceMesh.__dict__}
+    mesh = {name: _on_real_tensors(method) for name, method in methods_of(DeviceMesh, MESH_ARITHMETIC).items()}
     shapes = {
         name: _quietly(getattr(ShardingPropagator, name), quiet)
-        for name in _SHAPE_PROPAGATION
-        if name in ShardingPropagator.__dict__
+        for name in methods_of(ShardingPropagator, SHAPE_PROPAGATION)
     }
+    give_collectives_shapes()
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(Tensor, record_stream=lambda self, stream: None))
         if backend.is_inside():
@@ -94,7 +86,7 @@ def fake_world(world: int, *, rank: int = 0, quiet: Quiet = contextlib.nullconte
             )
         )
         stack.enter_context(replaced(sys, excepthook=sys.excepthook))  # a process group puts its rank before every line
-        with _disable_current_modes():
+        with disable_current_modes():
             dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
         stack.callback(dist.destroy_process_group)
         yield
@@ -130,6 +122,11 @@ def wrapped_by_ddp(module: nn.Module, **options: Any) -> ddp.DistributedDataPara
     is not.
     """
     wrapped = ddp.DistributedDataParallel(module, **options)
+    with_buckets(wrapped)
+    return wrapped
+
+
+def with_buckets(wrapped: ddp.DistributedDataParallel) -> None:
+    """A DistributedDataParallel that was just made: its gradients are reduced at once, in the buckets as they are."""
     wrapped.register_comm_hook(None, _all_reduced)
     wrapped.reducer = _Reducer(wrapped.reducer)
-    return wrapped

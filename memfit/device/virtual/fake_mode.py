@@ -12,13 +12,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_map
 
-from memfit.device.virtual import meta_kernels
+from memfit.device.virtual import grouped_products, meta_kernels
 from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.cuda_kernels import cuda_outputs
 from memfit.device.virtual.data_dependent import NOT_HANDLED, Assumptions, answer_operator, asks_data
+from memfit.torch_compat import (
+    DisableTorchDispatch,
+    FakeTensor,
+    FakeTensorMode,
+    OpOverload,
+    tree_map,
+    warn_on_data_pointer,
+)
 
 _aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
@@ -54,7 +60,7 @@ def _describe(args: Any, parts: list[Any], tensors: list[FakeTensor]) -> None:
             parts.append(arg.shape)
             parts.append(arg.stride())
             parts.append(arg.storage_offset())
-            parts.append(arg._fake_device)
+            parts.append(arg.fake_device)
             tensors.append(arg)
         elif kind in _PLAIN:
             parts.append(kind)
@@ -120,7 +126,7 @@ class VirtualMode(FakeTensorMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE:
-            return _META if self.in_kernel_invocation else args[0]._fake_device
+            return _META if self.in_kernel_invocation else args[0].fake_device
         if func is _ITEM and type(args[0]) is FakeTensor and args[0].constant is not None:
             return args[0].constant.item()
         if func is _LIFT_FRESH and type(args[0]) is Tensor and self.may_turn_const(args[0]):
@@ -141,7 +147,7 @@ class VirtualMode(FakeTensorMode):
         if make is not None:
             return make(self, tensors)
         out = self._run(func, types, args, kwargs, tensors)
-        if self.on_gpu and any(tensor._fake_device.type == NAME for tensor in tensors):
+        if self.on_gpu and any(tensor.fake_device.type == NAME for tensor in tensors):
             out = cuda_outputs(func, args, out)
         make = self._learn(func, tensors, out)
         if make is not None:
@@ -150,10 +156,14 @@ class VirtualMode(FakeTensorMode):
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any, tensors: list[FakeTensor]) -> Any:
         """The outputs of a call that nothing is remembered of."""
+        with self:
+            product = grouped_products.run(func, args, kwargs)
+        if product is not NOT_HANDLED:
+            return product
         found = meta_kernels.run(func, args, kwargs, tensors)
         if found is NOT_HANDLED:
             return self._dispatch_impl(func, types, args, kwargs)
-        device = tensors[0]._fake_device
+        device = tensors[0].fake_device
         return tree_map(lambda one: self.new(one, device) if type(one) is Tensor else one, found)
 
     def remembered(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -163,12 +173,12 @@ class VirtualMode(FakeTensorMode):
         make = _makers.get(key) if key is not None else None
         if make is None:
             return NOT_HANDLED
-        with torch._C._DisableTorchDispatch():
+        with DisableTorchDispatch():
             return make(self, tensors)
 
     def _constant(self, real: Tensor) -> FakeTensor:
         """A fake tensor that knows its content: what ``torch.tensor`` was given. Views of that are views of it."""
-        with torch._C._DisableTorchDispatch():
+        with DisableTorchDispatch():
             elem = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=_META)
             out = self.new(elem, real.device)
             out.constant = real.clone()
@@ -187,12 +197,12 @@ class VirtualMode(FakeTensorMode):
         tensor: FakeTensor = Tensor._make_subclass(
             FakeTensor, elem, False, dispatch_device=True, device_for_backend_keys=device
         )
-        torch._C._set_warn_deprecated_on_mutable_data_ptr(tensor)
+        warn_on_data_pointer(tensor)
         tensor.__dict__.update(attributes)
         return tensor
 
     def _learn(self, func: Any, tensors: list[FakeTensor], out: Any) -> Make | None:
-        if not isinstance(func, torch._ops.OpOverload) or func.namespace not in ("aten", "prims"):
+        if not isinstance(func, OpOverload) or func.namespace not in ("aten", "prims"):
             return None
         if func in _NOT_LEARNT or (_UNLEARNABLE_TAGS & set(func.tags) and func is not _aten.index.Tensor):
             return None
@@ -217,7 +227,7 @@ class VirtualMode(FakeTensorMode):
             return None
         storage = out.untyped_storage()
         shape, stride, offset, dtype, device = (
-            tuple(out.shape), out.stride(), out.storage_offset(), out.dtype, out._fake_device,
+            tuple(out.shape), out.stride(), out.storage_offset(), out.dtype, out.fake_device,
         )  # fmt: skip
         if storage._cdata in places:
             return _view_maker(places[storage._cdata], shape, stride, offset, dtype, device)

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._prims_common import suggest_memory_format
+
+from memfit.torch_compat import suggest_memory_format
+from memfit.torch_compat.operators import optional
 
 _aten = torch.ops.aten
 
@@ -18,7 +20,7 @@ _READ_CONTIGUOUS: dict[Any, tuple[int, ...]] = {
     _aten.native_layer_norm.default: (0,),
     _aten.native_layer_norm_backward.default: (0, 1),
     _aten._fused_rms_norm.default: (0,),
-    _aten._fused_rms_norm_backward.default: (0, 1),
+    optional("_fused_rms_norm_backward.default"): (0, 1),
     _aten._softmax.default: (0,),
     _aten._softmax_backward_data.default: (0, 1),
     _aten._log_softmax.default: (0,),

@@ -8,10 +8,8 @@ from contextlib import ExitStack, contextmanager
 from importlib.machinery import SourceFileLoader
 from types import ModuleType
 
-import torch
-from torch.utils._python_dispatch import _disable_current_modes
-
 from memfit.device.virtual.patching import replaced
+from memfit.torch_compat import DisableTorchFunction, disable_current_modes
 
 _ASKS_FOR_FAKES = {"transformers.utils.import_utils": "is_fake_tensor"}
 """Functions by which a library takes another branch for fake tensors than a real run does."""
@@ -27,12 +25,12 @@ def as_in_a_real_run() -> Iterator[None]:
             if module is not None:
                 stack.enter_context(replaced(module, **{_ASKS_FOR_FAKES[name]: lambda tensor: False}))
 
-        with _disable_current_modes():
+        with disable_current_modes():
             """It imports parts of torch on first use, which must be over before imports pass through it."""
         plain = SourceFileLoader.exec_module
 
         def exec_module(loader: SourceFileLoader, module: ModuleType) -> None:
-            with _disable_current_modes(), torch._C.DisableTorchFunction():
+            with disable_current_modes(), DisableTorchFunction():
                 plain(loader, module)
             if module.__name__ in _ASKS_FOR_FAKES:
                 blind(module.__name__)

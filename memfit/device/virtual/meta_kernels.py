@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from memfit.device.virtual.data_dependent import NOT_HANDLED
+from memfit.torch_compat import DisableTorchDispatch, FakeTensor, OpOverload, has_computed_kernel
 
 _META = torch.device("meta")
 _CHANGES_ITS_SHAPE = frozenset(
@@ -25,11 +25,11 @@ _CHANGES_ITS_SHAPE = frozenset(
 @cache
 def suits(func: Any) -> bool:
     """Whether an operator is a view, pointwise, or one that writes to its first argument, and torch has its kernel."""
-    if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten" or _CHANGES_ITS_SHAPE & set(func.tags):
+    if not isinstance(func, OpOverload) or func.namespace != "aten" or _CHANGES_ITS_SHAPE & set(func.tags):
         return False
     if not (func.is_view or torch.Tag.pointwise in func.tags or _fills(func)):
         return False
-    return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), "Meta"))
+    return bool(has_computed_kernel(func.name(), "Meta"))
 
 
 def _fills(func: Any) -> bool:
@@ -48,12 +48,12 @@ def run(func: Any, args: Any, kwargs: Any, tensors: list[FakeTensor]) -> Any:
     """
     if not suits(func) or not tensors:
         return NOT_HANDLED
-    device = tensors[0]._fake_device
-    if any(tensor._fake_device != device or tensor.is_complex() for tensor in tensors):
+    device = tensors[0].fake_device
+    if any(tensor.fake_device != device or tensor.is_complex() for tensor in tensors):
         return NOT_HANDLED
     if any(isinstance(value, torch.device) for value in (*args, *kwargs.values())):
         return NOT_HANDLED
-    with torch._C._DisableTorchDispatch():
+    with DisableTorchDispatch():
         stand_ins = iter(own := [_stand_in(tensor) for tensor in tensors])
         given, named = _replaced(args, stand_ins), _replaced(tuple(kwargs.values()), stand_ins)
         out = func(*given, **dict(zip(kwargs, named, strict=True)))

@@ -22,7 +22,7 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
     return {name: given[name] for name in _CONFIG_OPTIONS if name in given}
 
 
-def _dtype(given: dict[str, Any], config: Any = None) -> torch.dtype | None:
+def asked_dtype(given: dict[str, Any], config: Any = None) -> torch.dtype | None:
     """The type that was asked for; ``auto`` is the configuration's."""
     asked = given.get("dtype", given.get("torch_dtype"))
     if asked == "auto":
@@ -33,18 +33,18 @@ def _dtype(given: dict[str, Any], config: Any = None) -> torch.dtype | None:
 def _transformers_model(cls: Any, name: Any, *args: Any, config: Any = None, **given: Any) -> Any:
     if config is None or isinstance(config, str):
         config = cls.config_class.from_pretrained(config or name, **_options(given))
-    return cls._from_config(config, dtype=_dtype(given, config) or torch.get_default_dtype()).eval()
+    return cls._from_config(config, dtype=asked_dtype(given, config) or torch.get_default_dtype()).eval()
 
 
-def _diffusers_model(cls: Any, name: Any, **given: Any) -> Any:
+def diffusers_model(cls: Any, name: Any, **given: Any) -> Any:
     net = cls.from_config(cls.load_config(name, **_options(given))).eval()
-    dtype = _dtype(given)
+    dtype = asked_dtype(given)
     return net if dtype is None else net.to(dtype)
 
 
 _MODELS = {
     "transformers.modeling_utils": ("PreTrainedModel", _transformers_model),
-    "diffusers.models.modeling_utils": ("ModelMixin", _diffusers_model),
+    "diffusers.models.modeling_utils": ("ModelMixin", diffusers_model),
 }
 
 

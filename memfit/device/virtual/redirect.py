@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp.autocast_mode import autocast
 from torch.amp.grad_scaler import GradScaler
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
 
 from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.cuda_module import LEGACY_DTYPES, stubs
 from memfit.device.virtual.patching import replaced
+from memfit.torch_compat import FakeTensor, Generator, default_device_context, tree_map_only
+from memfit.torch_compat.backend import current_engine, engine_replaced
 
 _CUDA = re.compile(r"cuda(:\d+)?")
 
@@ -97,7 +97,7 @@ def _as_numpy(tensor: Tensor, *, force: bool = False) -> Any:
     return numpy.zeros(tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
 
 
-_INSTEAD: dict[Any, Callable[..., Any]] = {
+INSTEAD: dict[Any, Callable[..., Any]] = {
     Tensor.cuda: _to_gpu,
     Tensor.is_cuda.__get__: lambda tensor, *owner: tensor.device.type == NAME,  # type: ignore[attr-defined]
     Tensor.pin_memory: lambda tensor, device=None: tensor,
@@ -117,7 +117,7 @@ class SaysCuda(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.device:
             return func(*args, **kwargs)
-        instead = _INSTEAD.get(func)
+        instead = INSTEAD.get(func)
         if instead is not None:
             return instead(*args, **kwargs)
         if "device" in kwargs:
@@ -207,27 +207,23 @@ def _set_default_tensor_type(kind: Any) -> None:
 
 class _AnyGenerator(type(torch.Generator)):  # type: ignore[misc]
     def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, torch._C.Generator)
+        return isinstance(instance, Generator)
 
 
 class _Generator(torch.Generator, metaclass=_AnyGenerator):
     def __new__(cls, device: Any = "cpu") -> Any:
-        return torch._C.Generator("cpu")
+        return Generator("cpu")
 
 
 @contextlib.contextmanager
 def default_device_kept() -> Iterator[None]:
     """``torch.set_default_device`` inside does not last."""
-    set_default, before = torch.set_default_device, _default_device_context()
+    set_default, before = torch.set_default_device, default_device_context()
     try:
         yield
     finally:
-        if _default_device_context() is not before:
+        if default_device_context() is not before:
             set_default(None if before is None else before.device)
-
-
-def _default_device_context() -> Any:
-    return getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
 
 
 @contextlib.contextmanager
@@ -258,9 +254,7 @@ def says_cuda(card: CardRules, emptied: Callable[[], None]) -> Iterator[None]:
         set_default = torch.set_default_device
         redirecting = {"set_default_device": lambda device: set_default(redirected(device))}
         stack.enter_context(replaced(torch, **redirecting))
-        stack.enter_context(
-            replaced(torch.autograd, _engine_run_backward=_says_cuda_inside(torch.autograd._engine_run_backward))
-        )
+        stack.enter_context(engine_replaced(_says_cuda_inside(current_engine())))
         stack.enter_context(SaysCuda())
         yield
 

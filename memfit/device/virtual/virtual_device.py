@@ -18,15 +18,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch._meta_registrations
-import torch.utils._foreach_utils
 from torch import Tensor
-from torch._dynamo import trace_rules
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp.grad_scaler import GradScaler
 from torch.compiler import set_stance
-from torch.optim.optimizer import _foreach_supported_types
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from memfit.device.virtual import backend
 from memfit.device.virtual.attention import attend, cuda_attention
@@ -38,10 +32,9 @@ from memfit.device.virtual.fake_mode import VirtualMode
 from memfit.device.virtual.patching import appended, replaced
 from memfit.device.virtual.pretrained import without_weights
 from memfit.device.virtual.redirect import default_device_kept, says_cuda
-from memfit.errors import InputError
-
-TRIED_WITH = ("2.13",)
-"""The torch versions whose internals this was tried with."""
+from memfit.torch_compat import DispatchKey, FakeTensor, TorchDispatchMode, disable_current_modes, has_kernel
+from memfit.torch_compat.tracing import foreach_types, shape_functions, trace_rules
+from memfit.torch_compat.versions import check
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,24 +80,12 @@ class Virtual:
             steps = HALF_TO_FLOAT.get(func) or COMPOSITES.get(func)
             if steps is not None:
                 return steps
-        composite = torch._C.DispatchKey.CompositeImplicitAutograd
+        composite = DispatchKey.CompositeImplicitAutograd
         if self.rules is not None and func.name().removeprefix("aten::") in FUSED_ON_CUDA:
             return None
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite):
+        if has_kernel(func.name(), composite):
             return func.decompose
         return None
-
-
-def check_torch_version() -> None:
-    """Raises:
-    InputError: this torch was never tried.
-    """
-    if not torch.__version__.startswith(tuple(f"{tried}." for tried in TRIED_WITH)):
-        raise InputError(
-            f"torch {torch.__version__}",
-            "memfit reaches into torch's internals, and has not been tried with this version",
-            f"install torch {' or '.join(TRIED_WITH)}",
-        )
 
 
 def _device_hint(tensor: Any) -> str:
@@ -118,7 +99,7 @@ def _device_hint(tensor: Any) -> str:
 def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
     """``copy.deepcopy`` of a fake tensor, whose known content (of a constant) is copied for real."""
     if tensor.constant is not None:
-        with _disable_current_modes():
+        with disable_current_modes():
             memo[id(tensor.constant)] = tensor.constant.clone()
     return Tensor.__deepcopy__(tensor, memo)
 
@@ -143,9 +124,9 @@ def _fakes_pass_for_tensors() -> Iterator[None]:
     """
     with (
         replaced(torch.utils, weakref=SimpleNamespace(**vars(weakref) | {"getweakrefs": lambda tensor: []})),
-        appended(_foreach_supported_types, FakeTensor),
-        appended(torch.utils._foreach_utils._foreach_supported_types, FakeTensor),
-        replaced(torch._meta_registrations, device_hint=_device_hint),
+        appended(foreach_types()[0], FakeTensor),
+        appended(foreach_types()[1], FakeTensor),
+        replaced(shape_functions, device_hint=_device_hint),
         replaced(FakeTensor, __deepcopy__=_copied),
         replaced(GradScaler, _maybe_opt_step=_step_without_looking),
         default_device_kept(),
@@ -195,28 +176,34 @@ def _compiled_runs_as_written() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def virtual_cpu() -> Iterator[Virtual]:
+def virtual_cpu(mode: type[VirtualMode] = VirtualMode) -> Iterator[Virtual]:
     """Fake tensors on the plain CPU, with CPU's own rules: the same step as a real one here, without its bytes.
 
     As on the virtual GPU, what torch.compile made is run as it was written.
+
+    Args:
+        mode: the class of the fake mode.
     """
-    check_torch_version()
+    check()
     backend.register()  # autograd's engine knows only the devices that were there at its first backward
-    virtual = Virtual(device=torch.device("cpu"), mode=VirtualMode())
+    virtual = Virtual(device=torch.device("cpu"), mode=mode())
     with _fakes_pass_for_tensors(), _storages_tell(virtual.on_resize), _compiled_runs_as_written(), virtual.mode:
         yield virtual
 
 
 @contextlib.contextmanager
-def virtual_gpu(card: CardRules) -> Iterator[Virtual]:
+def virtual_gpu(card: CardRules, mode: type[VirtualMode] = VirtualMode) -> Iterator[Virtual]:
     """The card's device: what is built and run in this context behaves as on CUDA, and code that says cuda runs on it.
 
+    Args:
+        mode: the class of the fake mode.
+
     Raises:
-        InputError: a version of torch that was never tried.
+        InputError: a version of torch that does not work.
     """
-    check_torch_version()
+    check()
     backend.register()
-    virtual = Virtual(device=torch.device(backend.NAME), mode=VirtualMode(on_gpu=True), rules=card)
+    virtual = Virtual(device=torch.device(backend.NAME), mode=mode(on_gpu=True), rules=card)
 
     def emptied() -> None:
         for hook in virtual.on_empty_cache:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from memfit.errors import describe
+from memfit.batch.dataset import lengths_of
+from memfit.errors import InputError, describe
 from memfit.geometry import Geometry
 from memfit.job import Job
 from memfit.plan import MemoryOption
@@ -85,7 +86,9 @@ def check_lengths(
     if job.longest is None or not device.is_cuda or geometry.data_parallel > 1:
         return None
     try:
-        lengths = job.lengths()
+        lengths = lengths_of(job)
+    except InputError:
+        raise
     except Exception as error:  # the data set may lie on another machine
         return LengthCheck(sequence=None, unknown=f"the job's lengths() raises {describe(error)}")
     if lengths is None or min(lengths) == max(lengths):

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from memfit.batch.dataset import dataset_of, lengths_of
+from memfit.batch.lengths import as_lengths
 from memfit.batch.windows import Windows
 from memfit.device.hardware.catalogue import Device
 from memfit.errors import InputError
@@ -35,8 +37,8 @@ def drawn_windows(
     Args:
         lengths: units of each sample; None: the job's own data set is asked.
     """
-    found = job.lengths() if lengths is None else lengths
-    size = len(job.dataset()) if found is None else len(found)
+    found = lengths_of(job) if lengths is None else as_lengths(lengths).tolist()
+    size = len(dataset_of(job)) if found is None else len(found)
     windows = Windows(size=size, lengths=found, global_batch=global_batch, micro_batch=micro_batch, seed=seed)
     total = count or windows.per_epoch(0)
     return [

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from memfit.errors import InputError
+from memfit.torch_compat import is_traceable_wrapper_subclass
 
 KEPT = "numbers, text, bytes, None, lists, tuples, dicts, sets, tensors and numpy arrays"
 _DICTS: dict[str, Any] = {"dict": dict, "ordered": collections.OrderedDict, "counter": collections.Counter}

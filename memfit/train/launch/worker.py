@@ -14,6 +14,7 @@ import torch
 
 from memfit.apply.buffer_snapshot import CannotRepeatError
 from memfit.apply.train_state import TrainState, build
+from memfit.batch.dataset import dataset_of, lengths_of
 from memfit.batch.windows import Windows
 from memfit.device.virtual import backend
 from memfit.engine.factory import make_engine
@@ -110,7 +111,7 @@ class Ending:
 def _alone(folder: RunFolder) -> AbstractContextManager[None]:
     """Rank 0 holds the folder for all."""
     place = torchrun_env()
-    return alone_in(folder.path) if place is None or place.rank == 0 else nullcontext()
+    return alone_in(folder.checkpoints) if place is None or place.rank == 0 else nullcontext()
 
 
 def _ended(folder: RunFolder, ending: Ending) -> int:
@@ -222,10 +223,7 @@ def _load(plan: Plan, engine: Engine) -> _Data:
     """
     job = load_job(plan.job, dict(plan.settings), unit=plan.unit)
     seed_all(plan.seed)
-    samples, lengths = job.dataset(), job.lengths()
-    if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
-        write = "write dataset(self) -> a sequence of samples, with a length"
-        raise InputError(f"{type(job).__name__}.dataset()", f"gave {type(samples).__name__}, not a sequence", write)
+    samples, lengths = dataset_of(job), lengths_of(job)
     windows = Windows(
         size=len(samples),
         lengths=lengths,

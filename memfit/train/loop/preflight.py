@@ -18,7 +18,6 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memfit.apply.buffer_snapshot import BufferSnapshot, CannotRepeatError
 from memfit.apply.losses import MicroBatch
@@ -27,6 +26,7 @@ from memfit.apply.train_state import TrainState, tensors_in
 from memfit.apply.window import Attempt, Guard, TurnGradients, run_window
 from memfit.engine.collectives import reported
 from memfit.engine.protocol import Engine
+from memfit.torch_compat import TorchDispatchMode
 from memfit.train.checkpoint.checkpoints import Checkpoints
 from memfit.train.checkpoint.saver import Saver
 from memfit.train.checkpoint.sharded_saver import ShardedSaver

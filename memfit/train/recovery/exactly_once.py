@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from memfit.apply.state_streaming import alone, streams
 from memfit.apply.train_state import tensors_in
 from memfit.errors import describe
+from memfit.torch_compat import TorchDispatchMode, current_dispatch_mode
 from memfit.train.launch.memory_limit import is_memory_failure
 
 ATTEMPTS = 3
@@ -57,7 +57,7 @@ class Once:
         new = set(map(id, learning)) - self._stepped
         if not any(id(p) in new and not _has_state(optimizer, p) for p in learning):
             self._stepped |= new
-            counted = id(optimizer) in self._unseen or _by_lists(optimizer) or _get_current_dispatch_mode() is not None
+            counted = id(optimizer) in self._unseen or _by_lists(optimizer) or current_dispatch_mode() is not None
             self._written_once(act, lambda: _changed_by(optimizer), numbers_of(optimizer), counted=counted)
             return
         versions = [p._version for p in learning]

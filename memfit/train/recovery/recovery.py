@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
@@ -37,6 +36,7 @@ from memfit.apply.window import Attempt, Guard, TurnGradients
 from memfit.engine.collectives import RanksOutOfMemoryError, gather, reported
 from memfit.errors import describe
 from memfit.sizes import format_size
+from memfit.torch_compat import FakeTensorMode
 from memfit.train.launch import memory_limit
 from memfit.train.recovery.exactly_once import Once, TornStepError
 from memfit.train.recovery.reduced_limits import NO_REDUCTION, ReducedLimits, StartAgainError

@@ -1,0 +1,134 @@
+"""Python's own state around a module's forward: what arguments and modules hold in attributes, lists, dicts and sets.
+
+A cache of keys and values is such an argument: a block appends to it, and a second forward of the same block would
+append again. ``MutableState`` remembers what a forward changed in there, puts it back while the forward is repeated,
+and afterwards leaves everything as it was before the repetition. Only the old values of what was changed are kept, so
+that no tensor lives longer for it. Not seen: attributes in ``__slots__``, globals, and objects that C code keeps.
+"""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+MOST = 5000
+"""Containers that are looked through; what lies behind them is left out."""
+_ABSENT = object()
+_CLOSED = (
+    type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, enum.Enum, Tensor,
+    torch.Generator, torch.dtype, torch.device, str, bytes, int, float, complex,
+)  # fmt: skip
+_OF_TORCH = frozenset(vars(nn.Module()))
+"""Attributes that every module has: parameters, buffers, hooks, mode."""
+
+Container = dict[Any, Any] | list[Any] | set[Any]
+
+
+class MutableState:
+    """Contents of the containers in some arguments and modules, as they are when this is made."""
+
+    def __init__(self, arguments: Any, modules: list[nn.Module]) -> None:
+        self._before = {id(box): (box, _copy(box)) for box in _containers(arguments, modules)}
+        self._changes: list[tuple[Container, Any]] = []
+
+    def forward_ended(self) -> None:
+        """Keeps the old contents of what was changed since, and lets go of the rest."""
+        self._changes = [
+            (box, change) for box, old in self._before.values() if (change := _change(box, old)) is not None
+        ]
+        self._before = {}
+
+    @contextmanager
+    def as_before(self) -> Iterator[None]:
+        """Inside, the old contents are there again."""
+        now = [(box, _copy(box)) for box, _ in self._changes]
+        for box, change in self._changes:
+            _undo(box, change)
+        try:
+            yield
+        finally:
+            for box, contents in now:
+                _put(box, contents)
+
+
+def _containers(arguments: Any, modules: list[nn.Module]) -> Iterator[Container]:
+    """Every dict, list and set that the arguments lead to, through attributes of objects too, and those of the modules.
+
+    A module among the arguments is left out. Of a module's attributes, plain containers are looked into; objects of
+    other classes (a configuration, say) are not.
+    """
+    seen: set[int] = set()
+    stack: list[tuple[Any, bool]] = [(arguments, True)]
+    for module in modules:
+        yield vars(module)
+        stack += [(value, False) for name, value in vars(module).items() if name not in _OF_TORCH]
+    while stack and len(seen) < MOST:
+        value, through_objects = stack.pop()
+        if id(value) in seen or isinstance(value, _CLOSED) or value is None:
+            continue
+        seen.add(id(value))
+        inner: list[Any] = []
+        if isinstance(value, dict | list | set):
+            yield value
+            inner += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, tuple | frozenset):
+            inner += value
+        attributes = getattr(value, "__dict__", None) if through_objects else None
+        if isinstance(attributes, dict) and attributes and not isinstance(value, nn.Module):
+            yield attributes
+            inner += attributes.values()
+        stack += [(one, through_objects) for one in inner]
+
+
+def _copy(box: Container) -> Any:
+    return dict(box) if isinstance(box, dict) else list(box) if isinstance(box, list) else set(box)
+
+
+def _change(box: Container, old: Any) -> Any:
+    """What must be put back to have the old contents again; None: nothing changed."""
+    if isinstance(box, dict):
+        slots = {key: value for key, value in old.items() if box.get(key, _ABSENT) is not value}
+        slots |= dict.fromkeys(box.keys() - old.keys(), _ABSENT)
+        return slots or None
+    if isinstance(box, list):
+        if _begins_with(box, old):
+            return None if len(box) == len(old) else len(old)
+        return old
+    return None if box == old else old
+
+
+def _begins_with(longer: list[Any], shorter: list[Any]) -> bool:
+    return len(longer) >= len(shorter) and all(a is b for a, b in zip(longer, shorter, strict=False))
+
+
+def _undo(box: Container, change: Any) -> None:
+    if isinstance(box, dict):
+        _put(box, {key: value for key, value in (dict(box) | change).items() if value is not _ABSENT})
+    else:
+        _put(box, box[:change] if isinstance(box, list) and isinstance(change, int) else change)
+
+
+def _put(box: Container, contents: Any) -> None:
+    """Gives a container these contents, and touches only what differs."""
+    if isinstance(box, dict):
+        kind = OrderedDict if isinstance(box, OrderedDict) else dict
+        for key in [key for key in box if key not in contents]:
+            kind.__delitem__(box, key)
+        for key, value in contents.items():
+            if box.get(key, _ABSENT) is not value:
+                kind.__setitem__(box, key, value)
+        if list(box) != list(contents):
+            kind.clear(box)
+            kind.update(box, contents)
+    elif isinstance(box, list):
+        box[:] = contents
+    else:
+        box.clear()
+        box.update(contents)

@@ -1,0 +1,69 @@
+"""Standard output and standard error that a reader may leave, that may be full, and whose encoding may be narrow.
+
+What ``| head`` does not read goes nowhere, and the verb ends as ever. A full disk is a user's mistake in one line. A
+character that the encoding lacks is written as its nearest ASCII one.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import io
+import os
+import sys
+from typing import Any
+
+from memfit.errors import InputError
+
+_PLAIN = {
+    "█": "#", "▌": "#", "░": ".", "×": "x", "…": "...", "–": "-", "—": "-", "‑": "-", "→": "->", "≤": "<=", "≥": ">=",
+}  # fmt: skip
+_HANDLER = "memfit.plain"
+
+
+class _Pipe(io.FileIO):
+    """The writing end of standard output."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data) or 0
+        except BrokenPipeError:
+            self._to_nowhere()
+            return len(data)
+        except OSError as error:
+            self._to_nowhere()
+            seen, write = "standard output", "write it to a disk with room"
+            raise InputError(seen, f"cannot be written: {error.strerror}", write) from error
+
+    def _to_nowhere(self) -> None:
+        """From now on what is written goes to the null device, so that the end of the process writes nothing."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.fileno())
+        os.close(nowhere)
+
+
+def prepare_output() -> None:
+    """Puts such an output in the place of this process's own, where that is a plain file or pipe."""
+    codecs.register_error(_HANDLER, _plain)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape", "backslashreplace"):
+            stream.reconfigure(errors=_HANDLER)
+    own = sys.stdout
+    if own is not sys.__stdout__ or not isinstance(own, io.TextIOWrapper) or own.isatty():
+        return
+    raw = io.BufferedWriter(_Pipe(own.fileno(), "wb", closefd=False))
+    sys.stdout = io.TextIOWrapper(raw, encoding=own.encoding, errors=own.errors)
+
+
+def complain(text: str) -> None:
+    """Writes one line to standard error; where nobody can read it, the exit code says enough."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"memfit: {text}\n")
+        sys.stderr.flush()
+
+
+def _plain(error: UnicodeError) -> tuple[str | bytes, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(character, "?") for character in text), error.end

@@ -1,0 +1,157 @@
+"""Real on the host, fake on the card: the mode for a script that does more than a training step.
+
+Samplers, tokenisers, numpy and collate functions need real tensors. So only tensors on the card are fake, parameters
+(a net then takes no host memory), and what is computed from either. An operator on real CPU tensors runs as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
+
+from memfit.device.virtual.backend import NAME
+from memfit.device.virtual.fake_mode import VirtualMode
+from memfit.device.virtual.patching import replaced
+
+MOST_STAND_IN_BYTES = 256 << 20
+"""Of real tensors that stand for what came back from the card, all of them together; past it they stay fake."""
+
+_TOUCHED = 1 << 16
+"""Bytes up to which a stand-in is filled; of a larger one the system makes no page before it is written to."""
+
+_aten = torch.ops.aten
+_TO_COPY = _aten._to_copy.default
+_PLAIN = {Tensor, nn.Parameter}
+
+
+def has_fake(values: Any) -> bool:
+    """Whether a fake tensor is among these arguments, or in a list among them."""
+    for value in values:
+        if isinstance(value, FakeTensor):
+            return True
+        if (type(value) is list or type(value) is tuple) and has_fake(value):
+            return True
+    return False
+
+
+def is_on_card(kwargs: dict[str, Any]) -> bool:
+    """Whether ``device=`` names the card."""
+    device = kwargs.get("device")
+    return device is not None and torch.device(device).type == NAME
+
+
+def is_real_call(types: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether an operator has to do with real CPU tensors alone."""
+    if kwargs and (is_on_card(kwargs) or has_fake(kwargs.values())):
+        return False
+    if any(kind not in _PLAIN and is_traceable_wrapper_subclass_type(kind) for kind in types):
+        return False
+    return not has_fake(args)
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Tensor) and not isinstance(value, FakeTensor) and value.device.type == "cpu"
+
+
+Content = Callable[[FakeTensor], Tensor | None]
+"""The known content of a fake tensor, or None."""
+
+
+class HybridMode(VirtualMode):
+    """See the module. ``content`` gives what is known of a fake tensor that comes back from the card."""
+
+    def __init__(self, *, on_gpu: bool = False) -> None:
+        super().__init__(on_gpu=on_gpu)
+        self.content: Content = lambda tensor: None
+        self._stand_in_bytes = 0
+        self._pinned: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if is_real_call(types, args, kwargs):
+            return self.run_real(func, args, kwargs)
+        if kwargs.get("pin_memory"):
+            kwargs = kwargs | {"pin_memory": False}
+        if func is _TO_COPY:
+            if not isinstance(args[0], FakeTensor):
+                args = (self.fake_like(args[0]), *args[1:])
+            elif args[0].fake_device.type == NAME and kwargs.get("device") is not None and not is_on_card(kwargs):
+                return self.stand_in(args[0], kwargs.get("dtype"), lambda: self._fake(func, types, args, kwargs))
+        elif func._schema.name.endswith("_") and _is_real(args[0]):
+            return args[0]  # a real tensor that something fake is written to keeps its content
+        return self._fake(func, types, args, kwargs)
+
+    def _fake(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def run_real(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """An operator on real tensors. Memory is never pinned, but says that it is."""
+        with torch._C._DisableTorchDispatch():
+            if func is _aten._pin_memory.default:
+                self._pinned.add(args[0].data_ptr())
+                return args[0]
+            if func is _aten.is_pinned.default:
+                return args[0].data_ptr() in self._pinned
+            if kwargs.get("pin_memory"):
+                out = func(*args, **(kwargs | {"pin_memory": False}))
+                self._pinned.add(out.data_ptr())
+                return out
+            return func(*args, **kwargs)
+
+    def fake_like(self, real: Tensor) -> FakeTensor:
+        """A fake tensor of a real one's shape, strides, type and device."""
+        with torch._C._DisableTorchDispatch():
+            elem = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
+            return self.new(elem, real.device)
+
+    def stand_in(self, fake: FakeTensor, dtype: torch.dtype | None, otherwise: Callable[[], Any]) -> Any:
+        """A real CPU tensor for what comes back from the card: its known content, else 0.5 or 0.
+
+        Pages of a large one are not touched. Where there are too many already, it stays fake (``otherwise``).
+        """
+        dtype = dtype or fake.dtype
+        known = self.content(fake)
+        nbytes = fake.numel() * dtype.itemsize
+        if known is None and self._stand_in_bytes + nbytes > MOST_STAND_IN_BYTES:
+            return otherwise()
+        with torch._C._DisableTorchDispatch():
+            if known is not None:
+                return known.detach().to(dtype, copy=True)
+            if nbytes > _TOUCHED:
+                pages = torch.from_numpy(numpy.zeros(nbytes, numpy.uint8))
+                made = pages.view(dtype).view(tuple(fake.shape))
+            else:
+                made = torch.full(tuple(fake.shape), 0.5 if dtype.is_floating_point else 0, dtype=dtype)
+        self._stand_in_bytes += nbytes
+        weakref.finalize(made.untyped_storage(), self._forget, nbytes)
+        return made
+
+    def _forget(self, nbytes: int) -> None:
+        self._stand_in_bytes -= nbytes
+
+
+@contextlib.contextmanager
+def fake_parameters(mode: HybridMode, made: Callable[[FakeTensor], None] = lambda tensor: None) -> Iterator[None]:
+    """Inside, ``nn.Parameter`` of a real CPU tensor is fake: a net costs host memory for one tensor at a time.
+
+    Args:
+        made: called with what stands for the parameter's storage.
+    """
+    make = nn.Parameter.__new__
+
+    def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+        if type(data) in _PLAIN and data.device.type == "cpu":
+            data = mode.fake_like(data)
+            made(data)
+        return make(cls, data, requires_grad)
+
+    with replaced(nn.Parameter, __new__=staticmethod(new)):
+        yield

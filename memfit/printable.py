@@ -1,0 +1,25 @@
+"""Text of others (names of files and modules, messages of a job) as a terminal may show it."""
+
+from __future__ import annotations
+
+import re
+
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""What moves a cursor, changes a terminal's state or the direction of writing, ends a line, or cannot be encoded; tabs
+and newlines stay."""
+
+
+def printable(text: str) -> str:
+    """The text with every control character written out: ``\\x1b[2J`` rather than a cleared screen."""
+    return _CONTROL.sub(_written_out, text)
+
+
+def one_line(text: str) -> str:
+    """The same in one line: where a newline would begin a command, or an entry of a file."""
+    return printable(" ".join(text.split()))
+
+
+def _written_out(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape", "surrogatepass").decode()

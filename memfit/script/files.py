@@ -1,0 +1,206 @@
+"""Checkpoints that the script writes and reads: fake tensors have no bytes, so the file has a few that say which it is.
+
+The few bytes are copied, renamed and read like any others; what they stand for is kept by its shapes and types.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from memfit.device.virtual.backend import NAME
+from memfit.device.virtual.hybrid_mode import HybridMode
+from memfit.device.virtual.patching import replaced
+from memfit.script.step_watch import StepWatch
+
+_MARK = b"memfit traced checkpoint "
+_LENGTH = len(_MARK) + 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shape:
+    """What is kept of a fake tensor; those of one storage have the same number."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    on_card: bool
+    storage: int
+
+
+class SavedFiles:
+    """What the script saved in this run.
+
+    Args:
+        may_write: whether a file is made; without a sandbox none is, since it would replace a real checkpoint.
+    """
+
+    def __init__(self, mode: HybridMode, *, may_write: bool) -> None:
+        self._mode, self._may_write = mode, may_write
+        self._saved: list[Any] = []
+        self._by_path: dict[str, int] = {}
+
+    def write(self, target: Any, content: Any) -> None:
+        """Keeps the content's shapes, and writes the bytes that stand for it."""
+        leaves, tree = tree_flatten(content)
+        with _disable_current_modes():
+            self._saved.append((tree, [_kept(leaf) for leaf in leaves]))
+        mark = _MARK + f"{len(self._saved) - 1:08d}".encode()
+        if hasattr(target, "write"):
+            target.write(mark)
+        elif self._may_write:
+            with open(target, "wb") as opened:
+                opened.write(mark)
+        else:
+            self._by_path[os.path.realpath(target)] = len(self._saved) - 1
+
+    def holds(self, source: Any) -> int | None:
+        """The number of what was saved there in this run; None for any other file."""
+        head = b""
+        with contextlib.suppress(OSError, ValueError):
+            if hasattr(source, "read"):
+                place = source.tell()
+                head = source.read(_LENGTH)
+                source.seek(place)
+            else:
+                if os.path.realpath(source) in self._by_path:
+                    return self._by_path[os.path.realpath(source)]
+                with open(source, "rb") as opened:
+                    head = opened.read(_LENGTH)
+        return int(head[len(_MARK) :]) if isinstance(head, bytes) and head.startswith(_MARK) else None
+
+    def read(self, number: int, where: str | None) -> Any:
+        """What was saved, on the card or the CPU; ``where`` None: where it was."""
+        tree, kept = self._saved[number]
+        made: dict[int, Tensor] = {}
+        return tree_unflatten([self._made(leaf, where, made) for leaf in kept], tree)
+
+    def _made(self, leaf: Any, where: str | None, made: dict[int, Tensor]) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf.clone() if where in (None, "cpu") else leaf.to(where)
+        if not isinstance(leaf, _Shape):
+            return leaf
+        if leaf.storage in made and made[leaf.storage].shape == leaf.shape:
+            return made[leaf.storage]
+        place = ("cuda" if leaf.on_card else "cpu") if where is None else where
+        if place == "cpu":
+            with torch._C._DisableTorchDispatch():
+                model = torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
+                tensor: Tensor = self._mode.new(model, torch.device("cpu"))
+        else:
+            tensor = torch.empty(leaf.shape, dtype=leaf.dtype, device=place)
+        return made.setdefault(leaf.storage, tensor)
+
+
+def _kept(leaf: Any) -> Any:
+    if isinstance(leaf, FakeTensor):
+        return _Shape(
+            shape=tuple(leaf.shape), dtype=leaf.dtype, on_card=leaf.fake_device.type == NAME,
+            storage=leaf.untyped_storage()._cdata,
+        )  # fmt: skip
+    if type(leaf) in (Tensor, torch.nn.Parameter):
+        return leaf.detach().clone()
+    return leaf
+
+
+@contextmanager
+def checkpoints(watch: StepWatch, files: SavedFiles) -> Iterator[None]:
+    """Inside, saving is a phase and writes no tensors; loading reads real files, onto the device that is asked for."""
+
+    def save(content: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        with watch.saving():
+            files.write(f, content)
+
+    def save_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
+        save(tensors, filename)
+
+    def save_model(model: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
+        save(model.state_dict(), filename)
+
+    import safetensors.torch
+
+    with ExitStack() as stack:
+        stack.enter_context(replaced(torch, save=save, load=_loaded(torch.load, files)))
+        stack.enter_context(replaced(torch.serialization, save=save))
+        read = _read_safetensors(safetensors.torch.load_file, files)
+        stack.enter_context(replaced(safetensors.torch, save_file=save_file, save_model=save_model, load_file=read))
+        stack.enter_context(replaced(FakeTensor, __reduce_ex__=_pickled))
+        yield
+
+
+def _loaded(load: Callable[..., Any], files: SavedFiles) -> Callable[..., Any]:
+    def call(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        number = files.holds(f)
+        if number is not None:
+            return files.read(number, _location(map_location))
+        if isinstance(f, str | os.PathLike) and _is_zip(f):
+            kwargs.setdefault("mmap", True)
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            found = load(f, "cpu", *args, **kwargs)
+        return _moved(found) if _location(map_location) == "cuda" else found
+
+    return call
+
+
+def _is_zip(file: Any) -> bool:
+    """Whether a checkpoint has the form that can be mapped instead of read."""
+    with contextlib.suppress(OSError), open(file, "rb") as opened:
+        return opened.read(4) == b"PK\x03\x04"
+    return False
+
+
+def _location(map_location: Any) -> str | None:
+    """``cuda`` or ``cpu``; None where nothing is said. A function is taken to map to the CPU, as most do."""
+    if isinstance(map_location, dict):
+        map_location = next(iter(map_location.values()), None)
+    if map_location is None:
+        return None
+    return "cuda" if "cuda" in str(map_location) else "cpu"
+
+
+def _moved(found: Any) -> Any:
+    """Every tensor on the card; tensors that share a storage share it there."""
+    leaves, tree = tree_flatten(found)
+    moved: dict[tuple[int, torch.dtype], Tensor] = {}
+    out = []
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor) or leaf.layout is not torch.strided:
+            out.append(leaf)
+            continue
+        key = (leaf.untyped_storage().data_ptr(), leaf.dtype)
+        if key not in moved:
+            elements = leaf.untyped_storage().nbytes() // leaf.itemsize
+            moved[key] = torch.as_strided(leaf.detach(), (elements,), (1,), 0).to("cuda")
+        view = torch.as_strided(moved[key], leaf.shape, leaf.stride(), leaf.storage_offset())
+        out.append(torch.nn.Parameter(view, leaf.requires_grad) if isinstance(leaf, torch.nn.Parameter) else view)
+    return tree_unflatten(out, tree)
+
+
+def _read_safetensors(load_file: Callable[..., Any], files: SavedFiles) -> Callable[..., Any]:
+    def call(filename: Any, device: Any = "cpu", *args: Any, **kwargs: Any) -> Any:
+        number = files.holds(filename)
+        if number is not None:
+            return files.read(number, _location(device))
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            found = load_file(filename, "cpu", *args, **kwargs)
+        return _moved(found) if _location(device) == "cuda" else found
+
+    return call
+
+
+def _pickled(self: FakeTensor, protocol: Any) -> Any:
+    """A fake tensor passes through pickle (to another process, or to be measured) as zeros of its shape and type."""
+    return _zeros, (tuple(self.shape), self.dtype)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.zeros(shape, dtype=dtype)

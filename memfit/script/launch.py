@@ -1,0 +1,104 @@
+"""Starts the traced process and takes back what it showed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
+
+import memfit
+from memfit.errors import InputError
+from memfit.script.outcome import FileChange, ScriptOutcome, TraceRequest
+from memfit.script.outcome_codec import AnswerError, read_answer
+from memfit.script.worker import NO_SANDBOX
+
+DEFAULT_CARD = "a100-80gb"
+"""Whose kernels a trace runs where the command names no card."""
+_HOST_SHARE = 0.8
+_GRACE_SECONDS = 120.0
+"""After the limit, for what is counted at the end."""
+
+
+def trace_script(request: TraceRequest, *, output: IO[str] | None = None) -> ScriptOutcome:
+    """Traces a script in a process of its own.
+
+    Args:
+        output: where what the script prints goes; None: standard error.
+
+    Raises:
+        InputError: this machine offers no sandbox, or the traced process was killed.
+    """
+    with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as answered:
+        pickle.dump(request, asked)
+        asked.flush()
+        asked.seek(0)
+        command = [
+            sys.executable, "-P", "-m", "memfit.script.worker", str(asked.fileno()), str(answered.fileno()),
+        ]  # fmt: skip
+        files = (asked.fileno(), answered.fileno())
+        process = subprocess.Popen(
+            command, pass_fds=files, stdout=output or sys.stderr, stdin=subprocess.DEVNULL, env=_environment()
+        )
+        try:
+            code = process.wait(timeout=request.limit_seconds + _GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise InputError(
+                f"the script did not stop at its limit of {request.limit_seconds:.0f} s",
+                "it was killed, and nothing of it was counted",
+                "write a smaller job, or --limit with more time",
+            ) from None
+        except BaseException:
+            process.kill()
+            raise
+        answered.seek(0)
+        if code == NO_SANDBOX:
+            raise InputError(
+                "a trace without a sandbox",
+                f"this machine offers none ({answered.read().decode()}), and the script's writes would be real",
+                "write --unsafe-writes to run it all the same",
+            )
+        return _read(answered, code)
+
+
+def _read(answered: IO[bytes], code: int) -> ScriptOutcome:
+    try:
+        outcome, (_, files) = read_answer(answered), read_answer(answered)
+        if not isinstance(outcome, ScriptOutcome) or not all(isinstance(change, FileChange) for change in files):
+            raise AnswerError("not the answer of a script")
+    except (AnswerError, TypeError, ValueError) as error:
+        raise InputError(
+            f"the traced process ended with code {code} and no answer",
+            "it was killed, perhaps for the host's memory, or a library ended it",
+            "look at what the script printed, or give it less to do",
+        ) from error
+    return replace(outcome, files=tuple(change for change in files if not _is_noise(change.path)))
+
+
+def _is_noise(path: str) -> bool:
+    return "__pycache__" in path or path.startswith(("/proc/", "/dev/"))
+
+
+def _environment() -> dict[str, str]:
+    """This process's, with memfit on the path: the script's own folder comes before it in the end."""
+    root = str(Path(memfit.__file__).parents[1])
+    before = os.environ.get("PYTHONPATH", "")
+    return {
+        **os.environ, "PYTHONPATH": f"{root}{os.pathsep}{before}" if before else root,
+        "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline", "PYTHONUNBUFFERED": "1",
+    }  # fmt: skip
+
+
+def free_host_bytes() -> int | None:
+    """Most of the host's free memory; None where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    free = next((line.split()[1] for line in lines if line.startswith("MemAvailable")), None)
+    return None if free is None else int(int(free) * 1024 * _HOST_SHARE)

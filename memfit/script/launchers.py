@@ -1,0 +1,58 @@
+"""Launchers whose own code knows what they set: asked for the command that they would start."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from memfit.device.virtual.patching import replaced
+from memfit.errors import InputError
+from memfit.script.command import parse_command, rank_environment
+from memfit.script.outcome import ScriptCommand
+
+
+class _StartedError(BaseException):
+    def __init__(self, command: ScriptCommand) -> None:
+        self.command = command
+
+
+def resolved(command: ScriptCommand) -> ScriptCommand:
+    """The script that a launcher's arguments name, with the variables that the launcher sets."""
+    if command.launcher != "accelerate":
+        return command
+    try:
+        from accelerate.commands import launch
+    except ModuleNotFoundError as error:
+        raise InputError("accelerate launch", "accelerate is not installed", "pip install accelerate") from error
+    import torch.distributed.run as distributed_run
+
+    def start(words: list[str], env: dict[str, str]) -> Any:
+        raise _StartedError(replace(parse_command(words), environment=_added(env)))
+
+    def start_ranks(args: Any) -> None:
+        nodes = int(str(args.nnodes).partition(":")[0])
+        per_node = int(args.nproc_per_node) if str(args.nproc_per_node).isdigit() else 1
+        words = (["-m"] if args.module else []) + [args.training_script, *args.training_script_args]
+        found = parse_command(["python", *words])
+        ranks = rank_environment(nodes * per_node, per_node)
+        raise _StartedError(replace(found, environment=_added(dict(os.environ)) | ranks, world=nodes * per_node))
+
+    subprocess = SimpleNamespace(**vars(launch.subprocess) | {"Popen": start})
+    try:
+        with replaced(launch, subprocess=subprocess), replaced(distributed_run, run=start_ranks):
+            parser = launch.launch_command_parser()
+            launch.launch_command(parser.parse_args(list(command.args)))
+    except _StartedError as started:
+        environment = command.environment | started.command.environment
+        return replace(started.command, environment=environment)
+    raise InputError("accelerate launch", "it starts no script here", "write torchrun or python instead")
+
+
+_before = dict(os.environ)
+
+
+def _added(environment: dict[str, str]) -> dict[str, str]:
+    """What a launcher sets, of what was not there before."""
+    return {name: value for name, value in environment.items() if _before.get(name) != value}

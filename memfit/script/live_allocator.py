@@ -1,0 +1,109 @@
+"""The card's allocator while the script runs: what ``torch.cuda`` answers about memory, and where it runs out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memfit.replay.block_pool import FREE, LIVE
+from memfit.replay.caching_allocator import CachingAllocator
+from memfit.replay.errors import OutOfMemory
+from memfit.sizes import format_size
+
+_STATES = {LIVE: "active_allocated", FREE: "inactive"}
+
+
+class LiveAllocator:
+    """Feeds a caching allocator with each event, and counts as PyTorch does.
+
+    Args:
+        capacity: what it may reserve, in bytes; None: without a limit.
+        total: bytes of the card, for ``mem_get_info``.
+        failed: called with the bytes of a request that does not fit, before the error is raised.
+    """
+
+    def __init__(self, capacity: int | None, total: int, failed: Callable[[int], None]) -> None:
+        self.total = total
+        self._allocator = CachingAllocator(capacity)
+        self._failed = failed
+        self.ooms = 0
+
+    def malloc(self, storage: int, nbytes: int, stream: int = 0) -> None:
+        """Raises:
+        torch.OutOfMemoryError: it does not fit.
+        """
+        try:
+            self._allocator.malloc(storage, nbytes, stream)
+        except OutOfMemory:
+            self.ooms += 1
+            self._failed(nbytes)
+            free = max(self.total - self._allocator.reserved, 0)
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory. Tried to allocate {format_size(nbytes)}. GPU 0 has a total capacity of "
+                f"{format_size(self.total)} of which {format_size(free)} is free. Of the allocated memory "
+                f"{format_size(self._allocator.allocated)} is allocated by PyTorch, and "
+                f"{format_size(self._allocator.reserved - self._allocator.allocated)} is reserved by PyTorch but "
+                "unallocated."
+            ) from None
+
+    def free(self, storage: int) -> None:
+        self._allocator.free(storage)
+
+    def empty_cache(self) -> None:
+        self._allocator.empty_cache()
+
+    def answers(self) -> dict[str, Callable[..., Any]]:
+        """What replaces the functions of ``torch.cuda`` and ``torch.cuda.memory``."""
+        allocator = self._allocator
+
+        def asked(value: Callable[[], Any]) -> Callable[..., Any]:
+            return lambda *args, **kwargs: value()
+
+        return {
+            "memory_allocated": asked(lambda: allocator.allocated),
+            "max_memory_allocated": asked(lambda: allocator.peak_allocated),
+            "memory_reserved": asked(lambda: allocator.reserved),
+            "memory_cached": asked(lambda: allocator.reserved),
+            "max_memory_reserved": asked(lambda: allocator.peak_reserved),
+            "max_memory_cached": asked(lambda: allocator.peak_reserved),
+            "reset_peak_memory_stats": asked(allocator.reset_peaks),
+            "reset_max_memory_allocated": asked(allocator.reset_peaks),
+            "reset_max_memory_cached": asked(allocator.reset_peaks),
+            "mem_get_info": asked(lambda: (max(self.total - allocator.reserved, 0), self.total)),
+            "memory_stats": asked(self._stats),
+            "memory_stats_as_nested_dict": asked(self._stats),
+            "memory_summary": asked(self._summary),
+            "memory_snapshot": asked(self._snapshot),
+        }
+
+    def _stats(self) -> dict[str, int]:
+        allocator = self._allocator
+        numbers = {
+            "allocated_bytes.all": (allocator.allocated, allocator.peak_allocated),
+            "active_bytes.all": (allocator.allocated, allocator.peak_allocated),
+            "requested_bytes.all": (allocator.requested, allocator.peak_requested),
+            "reserved_bytes.all": (allocator.reserved, allocator.peak_reserved),
+        }
+        stats: dict[str, int] = defaultdict(int)
+        for name, (current, peak) in numbers.items():
+            stats[f"{name}.current"], stats[f"{name}.peak"] = current, peak
+        stats["num_alloc_retries"], stats["num_ooms"] = allocator.retries, self.ooms
+        return stats
+
+    def _summary(self) -> str:
+        rows = [f"{name:40s} {value}" for name, value in self._stats().items()]
+        return "\n".join(["PyTorch CUDA memory summary (virtual device)", *rows])
+
+    def _snapshot(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "device": 0, "address": run[0].addr, "total_size": sum(block.size for block in run),
+                "allocated_size": sum(block.size for block in run if block.state == LIVE), "stream": 0,
+                "segment_type": "small" if run[0].pool.is_small else "large",
+                "blocks": [{"size": block.size, "state": _STATES[block.state]} for block in run],
+            }
+            for run in self._allocator.segments()
+        ]  # fmt: skip

@@ -1,0 +1,90 @@
+"""DataLoaders of the script: in this process, without pinned memory, and each pass cut short."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from memfit.device.virtual.patching import replaced
+from memfit.script.step_watch import StepWatch
+
+LEAST_WINDOWS = 2
+"""Windows that a pass over a training loader shows at least, however many batches one takes."""
+_IN_PROCESS = {
+    "num_workers": 0, "pin_memory": False, "persistent_workers": False, "prefetch_factor": None,
+    "multiprocessing_context": None, "timeout": 0, "worker_init_fn": None,
+}  # fmt: skip
+
+
+class ShortIterator:
+    """The first batches of a pass. A pass that trains goes on until its windows were seen."""
+
+    def __init__(self, iterator: Any, most: int, watch: StepWatch, backwards: Callable[[], int]) -> None:
+        self._iterator, self._most, self._watch, self._backwards = iterator, most, watch, backwards
+        self._served = 0
+        self._windows, self._started = watch.windows, backwards()
+
+    def __iter__(self) -> ShortIterator:
+        return self
+
+    def __next__(self) -> Any:
+        trains = self._backwards() > self._started
+        enough = not trains or self._watch.windows - self._windows >= LEAST_WINDOWS or self._watch.windows > 4
+        if self._served >= self._most and enough:
+            self._end(trains)
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            self._end(trains)
+        self._served += 1
+        return batch
+
+    def _end(self, trains: bool) -> None:
+        if trains:
+            self._watch.epoch_ended()
+        raise StopIteration
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._iterator, name)
+
+
+@contextmanager
+def short_loaders(most: int, watch: StepWatch, backwards: Callable[[], int]) -> Iterator[None]:
+    """Inside, a pass over a DataLoader has ``most`` batches, and says so.
+
+    Args:
+        backwards: counts the backwards that ran so far.
+    """
+    with ExitStack() as stack:
+        for owner in _loader_classes():
+            stack.enter_context(replaced(owner, **_shortened(owner, most, watch, backwards)))
+        yield
+
+
+def _loader_classes() -> list[type]:
+    """PyTorch's loader; another library's that does not build on its iterators is left as it is."""
+    return [DataLoader]
+
+
+def _shortened(owner: Any, most: int, watch: StepWatch, backwards: Callable[[], int]) -> dict[str, Any]:
+    initialize, iterate, length = owner.__init__, owner.__iter__, owner.__len__
+    names = [name for name in inspect.signature(initialize).parameters if name != "self"]
+
+    @wraps(initialize)
+    def in_process(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = dict(zip(names, args, strict=False)) | kwargs
+        initialize(self, **given | _IN_PROCESS)
+
+    def short(self: Any) -> ShortIterator:
+        watch.loaders += 1
+        return ShortIterator(iterate(self), most, watch, backwards)
+
+    def short_length(self: Any) -> int:
+        return min(most, length(self))
+
+    return {"__init__": in_process, "__iter__": short, "__len__": short_length}

@@ -1,0 +1,180 @@
+"""What a traced script showed, counted: the Footprint, the lines that hold the peak, and every card's verdict."""
+
+from __future__ import annotations
+
+import linecache
+import time
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memfit.device.hardware.catalogue import Device, catalogue
+from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
+from memfit.footprint import Footprint
+from memfit.planner.predict import footprint_on
+from memfit.script.options import script_options
+from memfit.script.outcome import AssumedAnswer, CardVerdict, LineUse, ScriptError, ScriptOption, ScriptOutcome
+from memfit.script.source_lines import NOWHERE, Line
+from memfit.trace.operator_scratch import with_scratch
+from memfit.trace.step import as_trace
+
+if TYPE_CHECKING:
+    from memfit.script.run_script import Running
+
+MOST_LINES = 40
+FAILED = "failed"
+"""The phase of what ran before a request failed, in an attempt that the script then repeated with less."""
+
+
+def outcome_of(running: Running, ended: str, error: ScriptError | None) -> ScriptOutcome:
+    """Everything that is told of the run; without a footprint where no window was complete."""
+    watch, tracer = running.watch, running.tracer
+    trace, bare, footprint = None, None, None
+    peaks: dict[str, int] = {}
+    lines: tuple[LineUse, ...] = ()
+    cards: tuple[CardVerdict, ...] = ()
+    options: tuple[ScriptOption, ...] = ()
+    if watch.windows or (error is not None and error.out_of_memory):
+        bare = replace(as_trace(tracer), phases=watch.phases())
+        trace = with_scratch(bare, tracer.calls)
+        footprint = _footprint(trace, running.device, running.request.command.world)
+        event, peaks = _peak(trace)
+        lines = line_uses(trace, tracer.row_lines, event)
+        options = _options(running, trace)
+        if running.request.every_card and running.device.is_cuda:
+            cards = card_verdicts(trace, running.request.command.world)
+    return ScriptOutcome(
+        ended=ended,
+        windows=watch.windows,
+        steps=tuple((f"{one.line.file}:{one.line.line}", one.steps) for one in watch.optimizers.values()),
+        trace=trace,
+        footprint=footprint,
+        peak_bytes=peaks,
+        lines=lines,
+        kept=watch.kept,
+        options=options,
+        cards=cards,
+        assumed=_assumed(running),
+        not_seen=_not_seen(running, error),
+        failed_attempts=len(watch.failures),
+        error=error,
+        sandboxed=not running.request.unsafe_writes,
+        seconds=time.perf_counter() - running.begin,
+        processor_seconds=time.process_time(),
+        bare=bare,
+        row_lines=tuple(tracer.row_lines),
+    )
+
+
+def _footprint(trace: Trace, device: Device, world: int) -> Footprint:
+    """Training first, then validation and saving."""
+    footprint = footprint_on(trace, device, world)
+    order = [name for name in ("train", "validate", "save") if name in footprint.phases]
+    return replace(footprint, phases={name: footprint.phases[name] for name in order})
+
+
+def card_verdicts(trace: Trace, world: int = 1) -> tuple[CardVerdict, ...]:
+    """Every card of the catalogue, by the same kernels as those of the traced card."""
+    found = []
+    for card in catalogue().values():
+        if not card.is_cuda or card.usable_bytes is None:
+            continue
+        footprint = footprint_on(trace, card, world)
+        most = max(phase.process_bytes for phase in footprint.phases.values())
+        found.append(
+            CardVerdict(
+                name=card.key, fits=footprint.fits, verdict=footprint.verdict, process_bytes=most,
+                usable_bytes=card.usable_bytes,
+            )
+        )  # fmt: skip
+    return tuple(sorted(found, key=lambda card: card.usable_bytes))
+
+
+def _counted(trace: Trace) -> np.ndarray:
+    """Bytes asked for and alive after each event."""
+    sizes = np.where(trace.storage >= 0, trace.nbytes[trace.storage], 0)
+    return np.cumsum(np.where(trace.kind == ALLOCATE, sizes, np.where(trace.kind == FREE, -sizes, 0)))
+
+
+def _peak(trace: Trace) -> tuple[int, dict[str, int]]:
+    """(the event with most bytes alive, the most of each phase)."""
+    alive = _counted(trace)
+    peaks: dict[str, int] = {}
+    best = 0
+    for label, start, end in trace.phases:
+        name = "train" if label == "setup" else label
+        if name == FAILED:
+            continue
+        at = start + int(alive[start:end].argmax()) if end > start else max(start - 1, 0)
+        peaks[name] = max(peaks.get(name, 0), int(alive[at]))
+        if alive[at] > alive[best]:
+            best = at
+    return best, peaks
+
+
+def line_uses(trace: Trace, row_lines: list[Line], event: int) -> tuple[LineUse, ...]:
+    """The lines of the person's code by the bytes that they made and that are alive just after an event."""
+    kind, storage = trace.kind[: event + 1], trace.storage[: event + 1]
+    alive = np.zeros(len(trace.nbytes), bool)
+    alive[storage[kind == ALLOCATE]] = True
+    alive[storage[kind == FREE]] = False
+    uses: dict[Line, dict[str, Any]] = {}
+    for number in np.flatnonzero(alive).tolist():
+        row = int(trace.made_by[number])
+        line = row_lines[row] if row < len(row_lines) else NOWHERE
+        use = uses.setdefault(line, {"bytes": 0, "tensors": 0, "categories": defaultdict(int), "backward": 0})
+        nbytes = int(trace.nbytes[number])
+        use["bytes"] += nbytes
+        use["tensors"] += 1
+        use["categories"][CATEGORIES[trace.category[number]]] += nbytes
+        if row < len(trace.operator_part) and trace.parts[trace.operator_part[row]] == "backward":
+            use["backward"] += nbytes
+    rows = sorted(uses.items(), key=lambda item: -item[1]["bytes"])[:MOST_LINES]
+    return tuple(
+        LineUse(
+            file=line.file, line=line.line, bytes=use["bytes"], tensors=use["tensors"], library_line=line.library,
+            in_backward=2 * use["backward"] > use["bytes"], categories=dict(use["categories"]),
+            text=linecache.getline(line.file, line.line).strip() if line.file else "",
+        )
+        for line, use in rows
+    )  # fmt: skip
+
+
+def _options(running: Running, trace: Trace) -> tuple[ScriptOption, ...]:
+    watch = running.watch
+    stepped = [known.line for known in watch.optimizers.values() if known.steps]
+    line = stepped[0] if stepped else NOWHERE
+    return script_options(trace, watch.held, line, watch.forward_line, _counted(trace))
+
+
+def _assumed(running: Running) -> tuple[AssumedAnswer, ...]:
+    """What was answered in place of data, the person's own lines first."""
+    lines = running.tracer.lines
+    found = [
+        AssumedAnswer(
+            where=one.where, operator=one.operator, answer=one.answer, times=one.times,
+            decides_size=bool(one.most) or one.doubtful,
+        )
+        for one in running.tracer.virtual.assumptions
+    ]  # fmt: skip
+    own = [one for one in found if lines.is_own(one.where.rpartition(":")[0])]
+    return tuple(own + [one for one in found if one.decides_size and one not in own])
+
+
+def _not_seen(running: Running, error: ScriptError | None) -> tuple[str, ...]:
+    """What the trace did not come to, or cannot look into."""
+    watch = running.watch
+    found = list(running.observations.lines)
+    names = {name for name, _, _ in watch.phases()}
+    if "validate" not in names:
+        found.append("no validation ran")
+    if "save" not in names:
+        found.append("nothing was saved")
+    for known in watch.optimizers.values():
+        if not known.steps and watch.windows:
+            found.append(f"the optimizer of {known.line.file}:{known.line.line} never stepped")
+    if error is not None and watch.windows:
+        found.append(f"what comes after the error: {error.summary}")
+    return tuple(found)

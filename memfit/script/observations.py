@@ -1,0 +1,54 @@
+"""What a trace noticed of a script and cannot see into: compiled code, CUDA graphs, custom kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from memfit.device.virtual.patching import replaced
+from memfit.errors import InputError
+from memfit.script.tracer import ScriptTracer
+
+
+@dataclass(kw_only=True)
+class Observations:
+    """Lines for ``not_seen``, each once."""
+
+    lines: dict[str, None] = field(default_factory=dict)
+
+    def note(self, line: str) -> None:
+        self.lines[line] = None
+
+
+@contextmanager
+def observed(tracer: ScriptTracer) -> Iterator[Observations]:
+    """Inside, what is compiled is noted, and CUDA graphs are refused."""
+    observations = Observations()
+    compile_ = torch.compile
+
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        place = tracer.lines.here()
+        observations.note(f"compiled code was traced as eager (torch.compile at {place.file}:{place.line})")
+        return compile_(*args, **kwargs)
+
+    def no_graph(*args: Any, **kwargs: Any) -> Any:
+        place = tracer.lines.here()
+        raise InputError(
+            f"{place.file}:{place.line}: a CUDA graph",
+            "its memory pool is not modelled",
+            "trace the script with its CUDA graphs switched off",
+        )
+
+    class NoGraph:
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            return no_graph()
+
+    refused: dict[str, Any] = {"CUDAGraph": NoGraph, "graph": NoGraph, "make_graphed_callables": no_graph}
+    with ExitStack() as stack:
+        stack.enter_context(replaced(torch, compile=compiled))
+        stack.enter_context(replaced(torch.cuda, **refused))
+        yield observations

@@ -1,0 +1,191 @@
+"""What a traced script gives: plain data that passes from the traced process to the one that answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from memfit.footprint import Footprint
+
+if TYPE_CHECKING:
+    from memfit.events import Trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptCommand:
+    """A training command, taken apart.
+
+    Attributes:
+        target: the script's path, or the module's name.
+        is_module: whether it was ``-m``.
+        args: the script's own arguments.
+        environment: variables that a launcher sets.
+        world: ranks that the launcher starts.
+        launcher: ``accelerate``, whose own arguments ``args`` are; else empty.
+    """
+
+    target: str
+    is_module: bool = False
+    args: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    world: int = 1
+    launcher: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceRequest:
+    """How a script is traced.
+
+    Attributes:
+        device: the card whose rules hold, by its key; ``cpu`` for the CPU.
+        memory_bytes: replaces the card's memory; a request past it raises ``torch.OutOfMemoryError`` in the script.
+        enforced: whether it does; else the script runs as on a card without a limit.
+        steps: complete windows to see; None: as many as show every phase.
+        batches: batches of each pass over a loader.
+        limit_seconds: of the script.
+        stubs: packages that stand-ins are imported for.
+        assumed: ``file:line`` to the value that is answered there.
+        writable: folders whose writes are real.
+        unsafe_writes: no sandbox.
+        host_bytes: what the process may take of the host's memory.
+    """
+
+    command: ScriptCommand
+    device: str
+    memory_bytes: int | None = None
+    enforced: bool = False
+    steps: int | None = None
+    batches: int | None = None
+    limit_seconds: float = 600.0
+    rank: int = 0
+    stubs: tuple[str, ...] = ()
+    assumed: tuple[tuple[str, int, str], ...] = ()
+    writable: tuple[str, ...] = ()
+    unsafe_writes: bool = False
+    host_bytes: int | None = None
+    every_card: bool = True
+    asked: bool = False
+    """Whether the command names the card or its memory: then not to fit is an answer of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineUse:
+    """What one line of the person's code holds: bytes asked for and alive."""
+
+    file: str
+    line: int
+    bytes: int
+    tensors: int
+    library_line: str = ""
+    in_backward: bool = False
+    """Whether most of it was made by the backward of that line."""
+    categories: dict[str, int] = field(default_factory=dict)
+    text: str = ""
+    """The line itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptVariable:
+    """Bytes that a variable of the script keeps alive from one window into the next."""
+
+    name: str
+    file: str
+    line: int
+    """Of the code that made it."""
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AssumedAnswer:
+    """A question to data that the trace answered."""
+
+    where: str
+    operator: str
+    answer: str
+    times: int
+    decides_size: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardVerdict:
+    """Whether the script fits on one card of the catalogue."""
+
+    name: str
+    fits: bool
+    verdict: str
+    process_bytes: int
+    usable_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptOption:
+    """Something that saves memory, as an edit of the script.
+
+    Attributes:
+        saves_bytes: of the training peak; None where that was not computed.
+        where: the line to edit, ``file:line``.
+        write: what to write there.
+    """
+
+    name: str
+    saves_bytes: int | None
+    where: str
+    write: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileChange:
+    """A file that the script would have written or deleted."""
+
+    path: str
+    bytes: int
+    deleted: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptError:
+    """How the script failed, as its author would see it.
+
+    Attributes:
+        text: the script's own traceback.
+        summary: its last line.
+        hint: what to write, where that is known.
+        out_of_memory: whether it ran out of the card's memory and did not handle that.
+    """
+
+    text: str
+    summary: str
+    hint: str = ""
+    out_of_memory: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ScriptOutcome:
+    """Everything that a traced script showed."""
+
+    ended: str
+    """Why the trace stopped."""
+    windows: int
+    steps: tuple[tuple[str, int], ...]
+    """(line that made the optimizer, its steps)."""
+    trace: Trace | None
+    footprint: Footprint | None
+    peak_bytes: dict[str, int] = field(default_factory=dict)
+    """The largest bytes of live tensors by phase: what was asked for, before the allocator rounds it."""
+    lines: tuple[LineUse, ...] = ()
+    kept: tuple[KeptVariable, ...] = ()
+    options: tuple[ScriptOption, ...] = ()
+    cards: tuple[CardVerdict, ...] = ()
+    assumed: tuple[AssumedAnswer, ...] = ()
+    not_seen: tuple[str, ...] = ()
+    files: tuple[FileChange, ...] = ()
+    failed_attempts: int = 0
+    error: ScriptError | None = None
+    sandboxed: bool = True
+    seconds: float = 0.0
+    processor_seconds: float = 0.0
+    bare: Trace | None = None
+    """Without what operators take inside of themselves, which does not follow a batch's size."""
+    row_lines: Any = None
+    """For each operator of the trace, its line (``Line``)."""

@@ -1,0 +1,88 @@
+"""Pretrained weights of a script: their shapes matter, not their values, so nothing is read or downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.machinery import SourceFileLoader
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.hub
+from torch import nn
+
+from memfit.device.virtual.patching import replaced
+from memfit.device.virtual.pretrained import asked_dtype, diffusers_model
+
+_LOADING_OPTIONS = frozenset(
+    {
+        "state_dict", "from_tf", "from_flax", "output_loading_info", "low_cpu_mem_usage", "device_map", "max_memory",
+        "offload_folder", "offload_state_dict", "offload_buffers", "load_in_8bit", "load_in_4bit",
+        "quantization_config",
+        "use_safetensors", "variant", "ignore_mismatched_sizes", "weights_only", "key_mapping", "torch_dtype", "dtype",
+        "adapter_name", "adapter_kwargs", "gguf_file", "tp_plan", "tp_size", "device_mesh", "use_kernels",
+        "_commit_hash", "_from_auto", "_fast_init", "mirror", "keep_in_fp32_modules",
+    }
+)  # fmt: skip
+
+
+class AbsentWeights(dict[str, Any]):
+    """Stands for weights that were not downloaded: a net that loads them stays as it was built."""
+
+
+@contextmanager
+def absent_weights(note: Callable[[str], None]) -> Iterator[None]:
+    """Inside, nets of libraries that are imported are built from their configurations.
+
+    Args:
+        note: told of what is not modelled.
+    """
+
+    def transformers_model(cls: Any, name: Any, *args: Any, config: Any = None, **given: Any) -> Any:
+        if given.get("quantization_config") or given.get("load_in_4bit") or given.get("load_in_8bit"):
+            note(f"weights of {name} are counted unquantised")
+        loading = {key: given.pop(key) for key in list(given) if key in _LOADING_OPTIONS}
+        rest = given
+        if config is None or isinstance(config, str):
+            config, rest = cls.config_class.from_pretrained(config or name, return_unused_kwargs=True, **given)
+        own = {key: rest[key] for key in ("attn_implementation", "experts_implementation") if key in rest}
+        dtype = asked_dtype(loading, config) or (getattr(config, "dtype", None) if "dtype" not in loading else None)
+        net = cls._from_config(config, dtype=dtype or torch.get_default_dtype(), **own).eval()
+        where = loading.get("device_map")
+        net = net if where is None or where == "cpu" else net.to("cuda")
+        return (net, {}) if loading.get("output_loading_info") else net
+
+    def timm_weights(*args: Any, **kwargs: Any) -> None:
+        """The net keeps the weights that it was built with."""
+
+    hooks: dict[str, Callable[[Any], tuple[Any, dict[str, Any]]]] = {
+        "transformers.modeling_utils": lambda module: (
+            module.PreTrainedModel, {"from_pretrained": classmethod(transformers_model)}
+        ),
+        "diffusers.models.modeling_utils": lambda module: (
+            module.ModelMixin, {"from_pretrained": classmethod(diffusers_model)}
+        ),
+        "timm.models._builder": lambda module: (module, {"load_pretrained": timm_weights}),
+    }  # fmt: skip
+    load_state_dict = nn.Module.load_state_dict
+
+    def load(self: nn.Module, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(state_dict, AbsentWeights):
+            return nn.modules.module._IncompatibleKeys([], [])
+        return load_state_dict(self, state_dict, *args, **kwargs)
+
+    with ExitStack() as stack:
+        execute = SourceFileLoader.exec_module
+
+        def exec_module(loader: SourceFileLoader, module: ModuleType) -> None:
+            execute(loader, module)
+            hook = hooks.get(module.__name__)
+            if hook is not None:
+                owner, attributes = hook(module)
+                stack.enter_context(replaced(owner, **attributes))
+
+        stack.enter_context(replaced(SourceFileLoader, exec_module=exec_module))
+        stack.enter_context(replaced(torch.hub, load_state_dict_from_url=lambda *args, **kwargs: AbsentWeights()))
+        stack.enter_context(replaced(nn.Module, load_state_dict=load))
+        yield

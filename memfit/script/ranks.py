@@ -1,0 +1,96 @@
+"""Process groups of the script: a fake group of the asked number of ranks, of which this process is one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.parallel.distributed as ddp
+from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
+
+from memfit.device.virtual.fake_group import fake_world, with_buckets
+from memfit.device.virtual.patching import replaced
+from memfit.device.virtual.redirect import redirected
+from memfit.script.tracer import ScriptTracer
+
+
+@contextmanager
+def script_ranks(tracer: ScriptTracer) -> Iterator[None]:
+    """Inside, ``init_process_group`` of any backend makes a fake group of WORLD_SIZE ranks; ``spawn`` runs rank 0."""
+    with ExitStack() as stack:
+        backend = ["nccl"]
+        initialize = dist.init_process_group
+
+        def init_process_group(
+            asked: Any = None, init_method: Any = None, timeout: Any = None, world_size: int = -1, rank: int = -1,
+            *rest: Any, **kwargs: Any,
+        ) -> None:  # fmt: skip
+            if dist.is_initialized():
+                raise ValueError("trying to initialize the default process group twice!")
+            backend[0] = str(asked or kwargs.get("backend") or "nccl")
+            ranks = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "1"))
+            which = rank if rank >= 0 else int(os.environ.get("RANK", "0"))
+            with _all_replaced("init_process_group", initialize):
+                stack.enter_context(fake_world(ranks, rank=which, quiet=tracer.quiet))
+
+        everywhere: dict[str, Callable[..., Any]] = {
+            "init_process_group": init_process_group,
+            "destroy_process_group": lambda group=None: None,
+            "get_backend": lambda group=None: backend[0],
+            "is_nccl_available": lambda: True,
+            "barrier": lambda *args, **kwargs: None,
+            "monitored_barrier": lambda *args, **kwargs: None,
+            "all_gather_object": lambda gathered, value, group=None: gathered.__setitem__(
+                slice(None), [value] * len(gathered)
+            ),
+            "gather_object": lambda value, gathered=None, *args, **kwargs: (
+                gathered is not None and gathered.__setitem__(slice(None), [value] * len(gathered))
+            ),
+            "broadcast_object_list": lambda *args, **kwargs: None,
+            "scatter_object_list": lambda out, values, *args, **kwargs: out.__setitem__(0, values[0]),
+        }
+        for name, function in everywhere.items():
+            stack.enter_context(_all_replaced(name, function))
+        stack.enter_context(replaced(mp, spawn=_spawned))
+        stack.enter_context(replaced(mp.spawn if hasattr(mp.spawn, "spawn") else mp, spawn=_spawned))
+        stack.enter_context(replaced(ddp.DistributedDataParallel, __init__=_wrapping(ddp.DistributedDataParallel)))
+        stack.enter_context(replaced(DeviceMesh, __init__=_mesh(DeviceMesh.__init__)))
+        yield
+
+
+def _all_replaced(name: str, function: Callable[..., Any]) -> ExitStack:
+    """One function of torch.distributed, under both of its names."""
+    stack = ExitStack()
+    for module in (dist, distributed_c10d):
+        if hasattr(module, name):
+            stack.enter_context(replaced(module, **{name: function}))
+    return stack
+
+
+def _spawned(function: Callable[..., Any], args: Any = (), nprocs: int = 1, *rest: Any, **kwargs: Any) -> None:
+    """``torch.multiprocessing.spawn``: every rank does the same, and rank 0 does it here."""
+    os.environ.setdefault("WORLD_SIZE", str(nprocs))
+    function(0, *args)
+
+
+def _wrapping(kind: Any) -> Callable[..., None]:
+    """DDP on the fake group: its buckets, without the addresses and streams of a card."""
+    initialize = kind.__init__
+
+    def call(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *args: Any, **kw: Any) -> None:
+        initialize(self, module, None, None, *args, **kw)
+        with_buckets(self)
+
+    return call
+
+
+def _mesh(initialize: Callable[..., None]) -> Callable[..., None]:
+    def call(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        initialize(self, redirected(device_type), *args, **kwargs)
+
+    return call

@@ -1,0 +1,210 @@
+"""Runs a script on the virtual device, from its first line until enough was seen."""
+
+from __future__ import annotations
+
+import os
+import resource
+import runpy
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.cuda.memory
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim import Optimizer
+
+from memfit.device.hardware.catalogue import Device, find_device, with_memory
+from memfit.device.hardware.local_devices import local_cpu
+from memfit.device.virtual import redirect
+from memfit.device.virtual.card_rules import card_rules
+from memfit.device.virtual.hybrid_mode import HybridMode, fake_parameters
+from memfit.device.virtual.library_patches import as_in_a_real_run
+from memfit.device.virtual.patching import replaced
+from memfit.device.virtual.virtual_device import Virtual, virtual_cpu, virtual_gpu
+from memfit.script.failures import script_error
+from memfit.script.files import SavedFiles, checkpoints
+from memfit.script.launchers import resolved
+from memfit.script.live_allocator import LiveAllocator
+from memfit.script.loaders import short_loaders
+from memfit.script.measure import outcome_of
+from memfit.script.observations import Observations, observed
+from memfit.script.outcome import ScriptCommand, ScriptOutcome, TraceRequest
+from memfit.script.pretrained import absent_weights
+from memfit.script.ranks import script_ranks
+from memfit.script.step_watch import EnoughError, StepWatch
+from memfit.script.stop import Stop
+from memfit.script.stubs import stubbed
+from memfit.script.tracer import MOST_KNOWN_INTEGERS, ScriptTracer
+from memfit.trace import constant_values
+
+BATCHES = 4
+"""Batches of a pass over a loader, where the command names no other number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """The parts of a run, for what is told at its end."""
+
+    request: TraceRequest
+    device: Device
+    tracer: ScriptTracer
+    watch: StepWatch
+    stop: Stop
+    observations: Observations
+    begin: float
+
+
+def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -> None:
+    """Traces the script; ``report`` is called once, with what it showed."""
+    _limit_host_memory(request.host_bytes)
+    device = _device(request)
+    begin = time.perf_counter()
+    ended, failure = "the script ended", None
+    with ExitStack() as stack:
+        virtual = stack.enter_context(_virtual(device))
+        tracer = ScriptTracer(virtual)
+        watch = StepWatch(tracer=tracer)
+        observations = stack.enter_context(observed(tracer))
+        stop = Stop(request=request, watch=watch, begin=begin)
+        running = Running(
+            request=request, device=device, tracer=tracer, watch=watch, stop=stop, observations=observations,
+            begin=begin,
+        )  # fmt: skip
+
+        def finish_now(why: str) -> None:
+            tracer.pause()
+            report(outcome_of(running, why, None))
+            sys.stdout.flush()
+            os._exit(0)
+
+        stop.finish_now = finish_now
+        _enter(stack, running)
+        with stop.armed():
+            try:
+                _run(resolved(request.command))
+            except EnoughError as enough:
+                ended = str(enough)
+            except SystemExit as left:
+                ended = f"the script exited with {left.code}" if left.code else "the script ended"
+            except BaseException as error:
+                if stop.reason:
+                    ended = stop.reason
+                else:
+                    ended, failure = f"the script failed: {type(error).__name__}", script_error(error, tracer)
+        tracer.pause()
+        outcome = outcome_of(running, stop.reason or ended, failure)
+    report(outcome)
+
+
+def _device(request: TraceRequest) -> Device:
+    device = local_cpu() if request.device == "cpu" else find_device(request.device)
+    return device if request.memory_bytes is None else with_memory(device, request.memory_bytes)
+
+
+@contextmanager
+def _virtual(device: Device) -> Iterator[Virtual]:
+    entered = virtual_gpu(card_rules(device), HybridMode) if device.is_cuda else virtual_cpu(HybridMode)
+    with entered as virtual:
+        yield virtual
+
+
+def _enter(stack: ExitStack, running: Running) -> None:
+    """Everything that is replaced while the script runs."""
+    tracer, watch, request, device = running.tracer, running.watch, running.request, running.device
+    stack.enter_context(replaced(constant_values, MOST_ELEMENTS=MOST_KNOWN_INTEGERS))
+    stack.enter_context(as_in_a_real_run())
+    stack.enter_context(absent_weights(running.observations.note))
+    stack.enter_context(fake_parameters(tracer.mode, tracer.parameter_made))
+    stack.enter_context(_addresses())
+    if device.is_cuda:
+        total = device.memory_bytes or 0
+        capacity = (device.usable_bytes or 0) - (device.context_bytes or 0) if request.enforced else None
+        tracer.live = LiveAllocator(capacity, total, watch.failed)
+        answers = tracer.live.answers()
+        stack.enter_context(replaced(torch.cuda, **answers))
+        stack.enter_context(replaced(torch.cuda.memory, **answers))
+    else:
+        stack.enter_context(replaced(FakeTensor, __format__=_formatted))
+    backwards = [0]
+    run_backward = torch.autograd._engine_run_backward
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        backwards[0] += 1
+        return run_backward(*args, **kwargs)
+
+    stack.enter_context(replaced(torch.autograd, _engine_run_backward=watch.backward(counted)))
+    stack.enter_context(short_loaders(request.batches or BATCHES, watch, lambda: backwards[0]))
+    stack.enter_context(checkpoints(watch, SavedFiles(tracer.mode, may_write=not request.unsafe_writes)))
+    stack.enter_context(script_ranks(tracer))
+    stack.enter_context(_optimizers_known(watch))
+    stack.enter_context(stubbed(request.stubs))
+    tracer.watch = watch
+    tracer.on_operator = running.stop.check
+    watch.on_window = running.stop.window_ended
+    stack.enter_context(tracer.recording())
+    for hook in watch.hooks():
+        stack.callback(hook.remove)
+
+
+@contextmanager
+def _optimizers_known(watch: StepWatch) -> Iterator[None]:
+    initialize = Optimizer.__init__
+
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        initialize(self, *args, **kwargs)
+        watch.optimizer_made(self)
+
+    with replaced(Optimizer, __init__=made):
+        yield
+
+
+def _formatted(tensor: FakeTensor, spec: str) -> str:
+    return tensor.item().__format__(spec) if tensor.dim() == 0 else object.__format__(tensor, spec)
+
+
+@contextmanager
+def _addresses() -> Iterator[None]:
+    """A fake storage has an address of its own: code that looks for shared weights compares them."""
+    plain = torch.UntypedStorage.data_ptr
+    pointer = torch.Tensor.data_ptr
+
+    def address(storage: Any) -> int:
+        return storage._cdata if storage.device.type in ("meta", "vgpu") else plain(storage) or storage._cdata
+
+    def tensor_address(tensor: Any) -> int:
+        if isinstance(tensor, FakeTensor):
+            return int(tensor.untyped_storage()._cdata + tensor.storage_offset() * tensor.itemsize)
+        return int(pointer(tensor))
+
+    with replaced(torch.UntypedStorage, data_ptr=address):
+        redirect.INSTEAD[pointer] = tensor_address
+        try:
+            yield
+        finally:
+            redirect.INSTEAD.pop(pointer)
+
+
+def _run(command: ScriptCommand) -> None:
+    """The script as ``python`` runs it."""
+    os.environ.update(command.environment)
+    if command.is_module:
+        sys.argv = [command.target, *command.args]
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(command.target, run_name="__main__", alter_sys=True)
+        return
+    sys.argv = [command.target, *command.args]
+    sys.path.insert(0, str(Path(command.target).resolve().parent))
+    runpy.run_path(str(Path(command.target).resolve()), run_name="__main__")
+
+
+def _limit_host_memory(nbytes: int | None) -> None:
+    if nbytes is not None:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_DATA, (nbytes, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    signal.signal(signal.SIGINT, signal.default_int_handler)

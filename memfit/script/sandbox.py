@@ -1,0 +1,230 @@
+"""A sandbox for a script: what it writes vanishes, there is no network, and nothing outside is touched (Linux).
+
+Every file system that can be written to is covered by an overlay, so the script reads what is there and writes
+anywhere; the overlay is thrown away. ``/dev`` has no devices but null, zero, random and terminals, ``/run`` is empty
+(sockets of services lie there), and the processes outside cannot be seen. Enter it before any thread exists.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from memfit.script import namespaces as ns
+
+_PSEUDO = frozenset(
+    {
+        "proc", "sysfs", "devtmpfs", "devpts", "cgroup", "cgroup2", "mqueue", "debugfs", "tracefs", "securityfs",
+        "pstore", "bpf", "configfs", "fusectl", "hugetlbfs", "binfmt_misc", "autofs", "rpc_pipefs", "nsfs", "efivarfs",
+    }
+)  # fmt: skip
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_NEVER_SHOWN = ("/proc", "/sys", "/dev", "/run", "/var/run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Mount:
+    point: str
+    kind: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """The top of one overlay: where the script's writes below ``folder`` really go."""
+
+    folder: str
+    descriptor: int
+    """Of the directory that takes them."""
+
+
+class SandboxError(Exception):
+    """This machine offers no sandbox."""
+
+
+def enter_sandbox(scratch: Path, *, writable: Sequence[Path] = ()) -> list[Layer]:
+    """Moves this process into the sandbox. Processes that it forks from now on are in it too.
+
+    Args:
+        scratch: an empty folder of this run, which is deleted afterwards.
+        writable: folders whose writes are real.
+
+    Raises:
+        SandboxError: the system has no namespaces or overlays, or forbids them.
+    """
+    if not ns.is_supported():
+        raise SandboxError("it needs Linux on x86_64 or aarch64")
+    cwd = os.getcwd()
+    try:
+        own_processes = _may_mount_proc()
+        ns.unshare(ns.NEW_USER | ns.NEW_MOUNTS | ns.NEW_NETWORK | ns.NEW_IPC | (ns.NEW_PIDS if own_processes else 0))
+        ns.mount("none", "/", "none", ns.RECURSIVE | ns.PRIVATE)
+        ns.bring_up_loopback()
+        layers = _build_root(scratch, writable, own_processes=own_processes)
+    except OSError as error:
+        raise SandboxError(str(error.strerror or error)) from error
+    if own_processes:
+        _fork_and_wait()
+    try:
+        if own_processes:
+            ns.mount("proc", f"{scratch}/root/proc", "proc")
+        ns.pivot_root(f"{scratch}/root")
+        os.chdir(cwd)
+        ns.drop_capabilities()
+    except OSError as error:
+        raise SandboxError(str(error.strerror or error)) from error
+    return layers
+
+
+def _fork_and_wait() -> None:
+    """Goes on in a child, which is the first process of the new namespace; the parent waits and ends as it does."""
+    child = os.fork()
+    if child:
+        _, status = os.waitpid(child, 0)
+        os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+    ns.die_with_parent()
+
+
+def _may_mount_proc() -> bool:
+    """Whether a new namespace of processes can have its own /proc, which some containers forbid."""
+    probe = os.fork()
+    if probe:
+        _, status = os.waitpid(probe, 0)
+        return os.waitstatus_to_exitcode(status) == 0
+    code = 1
+    with contextlib.suppress(OSError):
+        ns.unshare(ns.NEW_USER | ns.NEW_MOUNTS | ns.NEW_PIDS)
+        ns.mount("none", "/", "none", ns.RECURSIVE | ns.PRIVATE)
+        inner = os.fork()
+        if inner == 0:
+            with contextlib.suppress(OSError):
+                ns.mount("proc", "/proc", "proc")
+                code = 0
+            os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1])
+    os._exit(code)
+
+
+def _mounts() -> list[_Mount]:
+    """What is mounted, each point once."""
+    rows: dict[str, _Mount] = {}
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        left, _, right = line.partition(" - ")
+        point = left.split()[4].encode().decode("unicode_escape")
+        rows[point] = _Mount(point=point, kind=right.split()[0])
+    return list(rows.values())
+
+
+def _build_root(scratch: Path, writable: Sequence[Path], *, own_processes: bool) -> list[Layer]:
+    """A tree like the one that is there. A folder with no other mount below it can be covered by one overlay; of the
+    others (the root folder among them) the entries are, one by one, which is what user namespaces allow."""
+    root = f"{scratch}/root"
+    os.makedirs(root)
+    points = {mounted.point: mounted for mounted in _mounts()}
+    ns.mount("tmpfs", root, "tmpfs", 0, "mode=755")
+    hidden = (*_NEVER_SHOWN, *(point for point, mounted in points.items() if mounted.kind in _PSEUDO))
+    layers: list[Layer] = []
+
+    def cover(path: str) -> None:
+        target = root + (path if path != "/" else "")
+        if os.path.islink(path):
+            os.symlink(os.readlink(path), target)
+        elif _is_below(path, hidden):
+            os.makedirs(target, exist_ok=True)
+        elif not os.path.isdir(path):
+            if os.path.isfile(path):
+                Path(target).touch()
+                _show_read_only(path, target)
+        else:
+            os.makedirs(target, exist_ok=True)
+            if any(point != path and _is_below(point, (path.rstrip("/"),)) for point in points):
+                for name in sorted(os.listdir(path)):
+                    cover(os.path.join(path, name))
+                return
+            try:
+                layers.append(_overlay(scratch, len(layers), path, target))
+            except OSError:
+                _show_read_only(path, target)
+
+    cover("/")
+    for folder in writable:
+        ns.mount(str(folder), root + str(folder), "none", ns.BIND)
+    _mount_system(root, own_processes=own_processes)
+    return layers
+
+
+def _show_read_only(path: str, target: str) -> None:
+    """What takes no overlay is read and not written; what cannot even be shown is not there."""
+    with contextlib.suppress(OSError):
+        ns.mount(path, target, "none", ns.BIND)
+        ns.mount("none", target, "none", ns.REMOUNT | ns.BIND | ns.READ_ONLY)
+
+
+def _is_below(point: str, folders: Sequence[str]) -> bool:
+    return any(point == folder or point.startswith(folder + "/") for folder in folders)
+
+
+def _overlay(scratch: Path, number: int, folder: str, target: str) -> Layer:
+    """An overlay over one folder. Where the scratch folder's own file system cannot hold the writes, memory does.
+
+    Raises:
+        OSError: neither can, or the folder's name cannot be written in mount's options.
+    """
+    if set(folder) & set(":,\\"):
+        raise OSError(0, f"{folder} has a name that takes no overlay")
+    place = f"{scratch}/layer{number}"
+    for kind in ("disk", "memory"):
+        os.makedirs(f"{place}/{kind}")
+        if kind == "memory":
+            ns.mount("tmpfs", f"{place}/{kind}", "tmpfs")
+        upper, work = f"{place}/{kind}/upper", f"{place}/{kind}/work"
+        os.makedirs(upper)
+        os.makedirs(work)
+        with contextlib.suppress(OSError):
+            ns.mount("overlay", target, "overlay", 0, f"lowerdir={folder},upperdir={upper},workdir={work},userxattr")
+            return Layer(folder=folder, descriptor=os.open(upper, os.O_RDONLY | os.O_DIRECTORY))
+    raise OSError(0, f"{folder} takes no overlay")
+
+
+def _mount_system(root: str, *, own_processes: bool) -> None:
+    """/proc, /sys, a small /dev and an empty /run."""
+    if not own_processes:
+        ns.mount("/proc", f"{root}/proc", "none", ns.BIND | ns.RECURSIVE)
+    if os.path.isdir("/sys"):
+        ns.mount("/sys", f"{root}/sys", "none", ns.BIND | ns.RECURSIVE)
+        ns.mount("none", f"{root}/sys", "none", ns.REMOUNT | ns.BIND | ns.READ_ONLY)
+    ns.mount("tmpfs", f"{root}/dev", "tmpfs", 0, "mode=755")
+    for name in _DEVICES:
+        Path(f"{root}/dev/{name}").touch()
+        ns.mount(f"/dev/{name}", f"{root}/dev/{name}", "none", ns.BIND)
+    os.makedirs(f"{root}/dev/shm")
+    for name, target in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+        os.symlink(target, f"{root}/dev/{name}")
+    if os.path.isdir("/run"):
+        ns.mount("tmpfs", f"{root}/run", "tmpfs", 0, "mode=755")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One file that the script wrote, made anew or deleted, in the sandbox alone."""
+
+    path: str
+    bytes: int
+    deleted: bool = False
+
+
+def changes(layers: Sequence[Layer]) -> list[Change]:
+    """What was written, by path."""
+    return sorted((change for layer in layers for change in _changes_in(layer)), key=lambda change: change.path)
+
+
+def _changes_in(layer: Layer) -> Iterator[Change]:
+    for folder, _, files, descriptor in os.fwalk(".", dir_fd=layer.descriptor):
+        for name in files:
+            status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            path = os.path.normpath(os.path.join(layer.folder, folder, name))
+            is_whiteout = stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
+            yield Change(path=path, bytes=0 if is_whiteout else status.st_size, deleted=is_whiteout)

@@ -1,0 +1,290 @@
+"""Follows a loop that memfit did not write: its windows, its phases, and when enough was seen.
+
+A window ends where every optimizer has stepped. Validation is a forward without gradients of a net that an optimizer
+trains, unless it is a part of the window; saving is what writes tensors to files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from memfit.script.outcome import KeptVariable
+from memfit.script.source_lines import NOWHERE, Line
+from memfit.script.tracer import ScriptTracer
+from memfit.script.variables import HeldVariable, held_at_backward, kept_between_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class EnoughError(BaseException):
+    """The script has shown what was asked for."""
+
+
+@dataclass(kw_only=True)
+class Cut:
+    """From event ``start`` on, it is this phase."""
+
+    phase: str
+    start: int
+    in_evaluation: bool = False
+    """Whether the net was in evaluation mode."""
+    within_window: bool = False
+    """Whether the window had trained already, and had not stepped yet."""
+    after_epoch: bool = False
+    """Whether a loader came to its end since the last step."""
+    window: int = 0
+    """Steps before it."""
+
+
+@dataclass(kw_only=True)
+class _Known:
+    """An optimizer of the script."""
+
+    line: Line
+    steps: int = 0
+
+
+@dataclass(kw_only=True)
+class StepWatch:
+    """Attributes:
+    steps: windows to see; None: until the script ends.
+    on_enough: called when ``steps`` were seen; raises to stop the script.
+    """
+
+    tracer: ScriptTracer
+    on_window: Callable[[], None] = lambda: None
+    cuts: list[Cut] = field(default_factory=lambda: [Cut(phase="setup", start=0)])
+    optimizers: dict[int, _Known] = field(default_factory=dict)
+    steps: list[tuple[int, int]] = field(default_factory=list)
+    """(event, optimizer) of each optimizer step."""
+    failures: list[tuple[int, int, int]] = field(default_factory=list)
+    """(first event, last event, windows before) of attempts that ran out of memory."""
+    last: int = 0
+    """The event at which the last part of training, or of validation, ended."""
+    saves: int = 0
+    validations: int = 0
+    epochs: int = 0
+    """Passes over a loader that trained, and came to their end."""
+    loaders: int = 0
+    """Passes over loaders that began."""
+    kept: tuple[KeptVariable, ...] = ()
+    held: list[HeldVariable] = field(default_factory=list)
+    """Variables that keep what a backward does not need."""
+    forward_line: Line = NOWHERE
+    """Where the net that is trained was called last."""
+    _trained: set[int] = field(default_factory=set)
+    _named: set[int] = field(default_factory=set)
+    _depth: int = 0
+    _in_window: bool = False
+    _epoch_ended: bool = False
+    _window_start: int = 0
+
+    # ---- phases
+
+    @property
+    def phase(self) -> str:
+        return self.cuts[-1].phase
+
+    def cut(self, phase: str, start: int, **how: bool) -> None:
+        """``phase`` begins at event ``start``."""
+        start = max(start, self.cuts[-1].start)
+        self.cuts.append(Cut(phase=phase, start=start, window=self.windows, **how))
+
+    @property
+    def windows(self) -> int:
+        """Windows that are complete: steps of the optimizer with the fewest, of those that have stepped."""
+        return min((known.steps for known in self.optimizers.values() if known.steps), default=0)
+
+    def on_operator(self) -> None:
+        """Before each operator: validation goes on as long as gradients are off."""
+        if self.phase == "validate" and not torch.is_grad_enabled():
+            self.last = len(self.tracer.kind)
+
+    def training(self, part: str) -> None:
+        """A part of a window runs now."""
+        if self.phase != "train":
+            self.cut("train", self.last)
+        self._in_window = True
+        if self.tracer.part != part:
+            self.tracer.mark(part)
+
+    def epoch_ended(self) -> None:
+        """A pass over a loader that trained came to its end."""
+        self._epoch_ended = True
+        self.epochs += 1
+
+    # ---- modules
+
+    def enter_module(self, module: nn.Module) -> None:
+        """A module's forward begins."""
+        if self._depth == 0 and torch._C._current_autograd_node() is None:
+            self._name(module)
+            if torch.is_grad_enabled():
+                if any(parameter.requires_grad for parameter in module.parameters()):
+                    self.training("forward")
+                    self.forward_line = self.tracer.lines.here()
+            elif self.phase != "validate" and any(id(p) in self._trained for p in module.parameters()):
+                self.validations += 1
+                self.cut(
+                    "validate", self.last, in_evaluation=not module.training, within_window=self._in_window,
+                    after_epoch=self._epoch_ended,
+                )  # fmt: skip
+                self.tracer.part = "validate"
+        self._depth += 1
+
+    def leave_module(self, module: nn.Module) -> None:
+        self._depth -= 1
+        if self._depth == 0 and self.phase == "validate":
+            self.last = len(self.tracer.kind)
+
+    def _name(self, module: nn.Module) -> None:
+        """Paths of modules and kinds of parameters, at the first forward of each net."""
+        if id(module) in self._named:
+            return
+        self._named.update(id(inner) for inner in module.modules())
+        self.tracer.name_modules({type(module).__name__: module})
+        for parameter in module.parameters():
+            self.tracer.categorise(parameter, "parameters" if parameter.requires_grad else "frozen")
+        for buffer in module.buffers():
+            self.tracer.categorise(buffer, "buffers")
+
+    # ---- backward and steps
+
+    def backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """autograd's engine, told apart as a part of the window."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nested = torch._C._current_autograd_node() is not None
+            if not nested:
+                self.training("backward")
+                self.held += held_at_backward(self.tracer)
+            self.tracer.lines.enter_backward()
+            try:
+                return run(*args, **kwargs)
+            finally:
+                self.tracer.lines.leave_backward()
+                if not nested:
+                    self.tracer.mark("between")
+                    self.last = len(self.tracer.kind)
+
+        return call
+
+    def optimizer_made(self, optimizer: Optimizer) -> None:
+        """A new optimizer, and the parameters that it trains."""
+        if id(optimizer) not in self.optimizers:
+            self.optimizers[id(optimizer)] = _Known(line=self.tracer.lines.here())
+            if self.phase == "setup":
+                self.last = len(self.tracer.kind)
+        self._trained |= {id(p) for group in optimizer.param_groups for p in group["params"]}
+
+    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """The step begins. What it calls to compute the loss anew (Lightning does) is no part of the step itself."""
+        self.optimizer_made(optimizer)
+        self.training("optimizer")
+        kwargs = dict(kwargs)
+        if callable(kwargs.get("closure")):
+            return args, kwargs | {"closure": self._closure(kwargs["closure"])}
+        if len(args) > 1 and callable(args[1]):
+            return (args[0], self._closure(args[1]), *args[2:]), kwargs
+        if args and callable(args[0]) and not isinstance(args[0], Optimizer):
+            return (self._closure(args[0]), *args[1:]), kwargs
+        return None
+
+    def _closure(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        @wraps(closure)
+        def call() -> Any:
+            result = closure()
+            self.training("optimizer")
+            return result
+
+        return call
+
+    def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """The step ended: its state and gradients are known now."""
+        tracer = self.tracer
+        for state in optimizer.state.values():
+            for value in state.values() if isinstance(state, dict) else ():
+                if isinstance(value, Tensor) and tracer.number_of(value) is not None:
+                    tracer.categorise(value, "optimizer")
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                tracer.categorise(parameter, "parameters")
+                if parameter.grad is not None:
+                    tracer.categorise(parameter.grad, "gradients")
+        self.optimizers[id(optimizer)].steps += 1
+        self.steps.append((len(tracer.kind), id(optimizer)))
+        self.last = self._window_start = len(tracer.kind)
+        self._in_window = self._epoch_ended = False
+        tracer.mark("between")
+        if self.windows > 1:
+            self.kept = kept_between_steps(tracer)
+        self.on_window()
+
+    # ---- saving and failing
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Inside, tensors are written to a file."""
+        self.cut("save", self.last)
+        self.tracer.part = "save"
+        self.saves += 1
+        try:
+            yield
+        finally:
+            self.last = len(self.tracer.kind)
+            self.cut("train", self.last)
+            self.tracer.part = "between"
+
+    def failed(self, nbytes: int) -> None:
+        """A request did not fit."""
+        self.failures.append((self._window_start, len(self.tracer.kind), self.windows))
+
+    def hooks(self) -> list[Any]:
+        return [register_optimizer_step_pre_hook(self.before_step), register_optimizer_step_post_hook(self.after_step)]
+
+    # ---- what was seen
+
+    def phases(self) -> tuple[tuple[str, int, int], ...]:
+        """(name, first event, past the last) of everything, in order. A window of training is a phase of its own."""
+        end = len(self.tracer.kind)
+        found: list[tuple[str, int, int]] = []
+        edges = self._window_ends()
+        names = self._settled()
+        for name, start, stop in zip(
+            names, [c.start for c in self.cuts], [*[c.start for c in self.cuts[1:]], end], strict=True
+        ):
+            inside = [edge for edge in edges if start < edge < stop] if name == "train" else []
+            for low, high in zip([start, *inside], [*inside, stop], strict=True):
+                if high > low or name == "save":
+                    found.append((name, low, high))
+        return tuple(found)
+
+    def _window_ends(self) -> list[int]:
+        """Events after the steps of the optimizer that is the last one in a window."""
+        order: list[int] = []
+        for _, optimizer in self.steps:
+            if optimizer in order:
+                break
+            order.append(optimizer)
+        return [event for event, optimizer in self.steps if order and optimizer == order[-1]]
+
+    def _settled(self) -> list[str]:
+        """The phase of each cut, now that all is known: a forward without gradients in every window is training."""
+        windows = max(self.windows, 1)
+        plain = {cut.window for cut in self.cuts if cut.phase == "validate" and not cut.in_evaluation}
+        is_periodic = windows >= 3 and len(plain) >= windows - 1
+        names = []
+        for cut in self.cuts:
+            part_of_window = cut.within_window or (is_periodic and not cut.in_evaluation and not cut.after_epoch)
+            names.append("train" if cut.phase == "validate" and part_of_window else cut.phase)
+        return names

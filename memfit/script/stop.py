@@ -1,0 +1,86 @@
+"""When a trace has seen enough: the asked windows, every phase, or the time limit."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from memfit.script.outcome import TraceRequest
+from memfit.script.step_watch import EnoughError, StepWatch
+
+WINDOWS = 3
+"""Windows that are seen where the command asks for no number: the first makes the optimizers' state."""
+MOST_WINDOWS = 12
+"""Windows after which a trace stops waiting for a phase that has not come."""
+MOST_OF_ONE = 4
+"""Times that an optimizer steps more often than asked for, while another one never does."""
+_OPERATORS_BETWEEN_LOOKS = 256
+_PATIENCE = 3
+"""Times that a script may catch the stop and go on."""
+
+
+@dataclass(kw_only=True)
+class Stop:
+    """Raises EnoughError in the script; where the script catches that again and again, ``finish_now``."""
+
+    request: TraceRequest
+    watch: StepWatch
+    begin: float
+    reason: str = ""
+    finish_now: Callable[[str], None] = lambda why: None
+    _operators: int = 0
+    _raised: int = 0
+
+    @contextmanager
+    def armed(self) -> Iterator[None]:
+        """Inside, the time limit holds, whatever the script does."""
+        with suppress(ValueError):
+            signal.signal(signal.SIGALRM, self._alarm)
+            signal.setitimer(signal.ITIMER_REAL, self.request.limit_seconds, 5.0)
+        try:
+            yield
+        finally:
+            with suppress(ValueError):
+                signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _alarm(self, *signal_and_frame: Any) -> None:
+        self.stop(f"the limit of {self.request.limit_seconds:.0f} s")
+
+    def check(self) -> None:
+        """Before each operator."""
+        self.watch.on_operator()
+        self._operators += 1
+        looks = self._operators % _OPERATORS_BETWEEN_LOOKS == 0
+        if looks and time.perf_counter() - self.begin > self.request.limit_seconds:
+            self.stop(f"the limit of {self.request.limit_seconds:.0f} s")
+
+    def stop(self, why: str) -> None:
+        """Raises:
+        EnoughError: always, unless the script has caught it too often: then the process reports and ends.
+        """
+        self.reason = self.reason or why
+        self._raised += 1
+        if self._raised > _PATIENCE:
+            self.finish_now(self.reason)
+        self.watch.tracer.pause()
+        raise EnoughError(self.reason)
+
+    def window_ended(self) -> None:
+        """After each optimizer step."""
+        if self.reason:
+            self.stop(self.reason)
+        known = [one.steps for one in self.watch.optimizers.values()]
+        least, most = min(known), max(known)
+        if self.request.steps is not None:
+            if least >= self.request.steps or most >= MOST_OF_ONE * self.request.steps:
+                self.stop(f"{self.request.steps} steps of every optimizer")
+        elif self.request.batches is None:
+            complete = least if least or most < MOST_OF_ONE * WINDOWS else most // MOST_OF_ONE
+            seen_all = self.watch.validations and self.watch.saves and self.watch.epochs > 0
+            waits = self.watch.loaders > 0 and not seen_all and self.watch.epochs < 2
+            if complete >= WINDOWS and (not waits or complete >= MOST_WINDOWS):
+                self.stop(f"{complete} steps of every optimizer")

@@ -1,0 +1,165 @@
+"""ScriptTracer: a Tracer for code that memfit did not write: host tensors are real, and each operator has its line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from memfit.device.virtual.data_dependent import asks_data
+from memfit.device.virtual.hybrid_mode import HybridMode, is_real_call
+from memfit.device.virtual.virtual_device import Virtual
+from memfit.script.source_lines import NOWHERE, Line, SourceLines
+from memfit.trace import constant_values
+from memfit.trace.operators import operator
+from memfit.trace.tracer import Tracer
+
+MOST_KNOWN_INTEGERS = 1 << 22
+"""Elements of the largest integer or boolean tensor whose content goes to the card: token ids, lengths and masks."""
+
+_aten = torch.ops.aten
+_DEVICE = torch.ops.prim.device.default
+_ITEM = _aten._local_scalar_dense.default
+_INDEX = _aten.index.Tensor
+
+
+class ScriptTracer(Tracer):
+    """Records as Tracer does. ``on_operator`` is called before each operator that has to do with the card."""
+
+    def __init__(self, virtual: Virtual) -> None:
+        super().__init__(virtual)
+        assert isinstance(virtual.mode, HybridMode)
+        self.mode = virtual.mode
+        self.mode.content = constant_values.value_of
+        self.lines = SourceLines()
+        self.row_lines: list[Line] = []
+        """The line of each operator."""
+        self.on_operator: Callable[[], None] = lambda: None
+        self.watch: Any = None
+        """The StepWatch that is told of modules."""
+        self._line = NOWHERE
+        self._is_paused = False
+
+    def pause(self) -> None:
+        """From now on nothing is recorded: the trace is over, whatever the script still does."""
+        self._is_paused = self._is_quiet = True
+
+    def quiet(self) -> Any:
+        return nullcontext() if self._is_paused else super().quiet()
+
+    def _enter_module(self, module: Any, args: Any) -> None:
+        if not self._is_paused:
+            self.watch.enter_module(module)
+        super()._enter_module(module, args)
+
+    def _leave_module(self, module: Any, args: Any, output: Any) -> None:
+        super()._leave_module(module, args, output)
+        if not self._is_paused:
+            self.watch.leave_module(module)
+
+    def _event(self, kind: int, storage: int, row: int | None = None) -> None:
+        if not self._is_paused:
+            super()._event(kind, storage, row)
+
+    def parameter_made(self, tensor: FakeTensor) -> None:
+        """A parameter was made of a real tensor, which is fake from now on; on the CPU, its bytes count."""
+        if self.device_type == "cpu" and not self._is_quiet:
+            self._see(tensor, max(len(self.op_rows) - 1, 0))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is _DEVICE:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        if is_real_call(types, args, kwargs):
+            if self.device_type != "cpu" or self._is_quiet:
+                return self.mode.run_real(func, args, kwargs)
+            return self._see_real(func, args, kwargs)
+        if self._is_quiet:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        self.on_operator()
+        if torch._C._current_autograd_node() is None:
+            self._line = self.lines.note()
+        if asks_data(func) and func is not _ITEM:
+            answered = self._from_content(func, types, args, kwargs)
+            if answered is not None:
+                return answered
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _see_real(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An operator on real tensors where the CPU is the device: what it allocates counts, too."""
+        self.on_operator()
+        given = {arg.untyped_storage()._cdata for arg in args if type(arg) is Tensor and arg.layout is torch.strided}
+        out = self.mode.run_real(func, args, kwargs)
+        outs = out if isinstance(out, tuple | list) else (out,)
+        if any(isinstance(made, Tensor) and made.untyped_storage()._cdata not in given for made in outs):
+            node = torch._C._current_autograd_node()
+            self._line = self.lines.here()
+            kind = operator(func)
+            self._see_call(kind, func, args, kwargs, out, node)
+            self._note_scratch(kind, func, args, kwargs, node)
+        return out
+
+    def _from_content(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """The result of an operator whose size depends on data that is known, on the card; None where it is not."""
+        if func is _INDEX:
+            positions = [self._selected(index) for index in args[1]]
+            if all(found is None for found in positions):
+                return None
+            flat: list[Any] = []
+            for index, found in zip(args[1], positions, strict=True):
+                flat += [index] if found is None else found
+            return self.__torch_dispatch__(func, types, (args[0], flat), kwargs)
+        real = constant_values.real_arguments(func, args, kwargs)
+        if real is None:
+            return None
+        with _disable_current_modes():
+            result = func(*real[0], **real[1])
+        with self:
+            if isinstance(result, Tensor):
+                return self._on_device(result)
+            if isinstance(result, tuple):
+                return tuple(self._on_device(one) for one in result)
+        return result
+
+    def _selected(self, index: Any) -> list[Tensor] | None:
+        """The positions that a mask of known content selects, as a real run first makes them."""
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            return None
+        mask = constant_values.value_of(index)
+        if mask is None:
+            return None
+        with _disable_current_modes():
+            positions = mask.nonzero()
+        with self:
+            return list(self._on_device(positions).unbind(1))
+
+    def _on_device(self, real: Tensor) -> Tensor:
+        if self.device_type == "cpu":
+            return self.mode.fake_like(real)
+        return real.to(self.virtual.device)
+
+    def _note_operator(self, name: str, node: Any, *rest: Any) -> None:
+        super()._note_operator(name, node, *rest)
+        line = self._line if node is None else self.lines.of_node(node)
+        while len(self.row_lines) < len(self.op_rows):
+            self.row_lines.append(line)
+
+    def line_of(self, storage: int) -> Line:
+        """The line that made a storage."""
+        row = self.made_by[storage]
+        return self.row_lines[row] if row < len(self.row_lines) else NOWHERE
+
+    def number_of(self, tensor: Any) -> int | None:
+        """The storage that a tensor lies in, where it was recorded."""
+        local = getattr(tensor, "_local_tensor", tensor)
+        if not isinstance(local, FakeTensor) and self.device_type != "cpu":
+            return None
+        try:
+            return self._ids.get(local.untyped_storage()._cdata)
+        except NotImplementedError:
+            return None

@@ -1,0 +1,83 @@
+"""Variables of the script that keep card memory: across a backward that does not need it, and from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memfit.script.outcome import KeptVariable
+from memfit.script.source_lines import own_frames
+from memfit.script.tracer import ScriptTracer
+
+LEAST_BYTES = 1 << 16
+_STATE = frozenset({"parameters", "gradients", "optimizer", "buffers", "frozen", "ema"})
+_MOST_ITEMS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldVariable:
+    """A variable that alone keeps a storage alive when a backward begins."""
+
+    name: str
+    file: str
+    line: int
+    """Of the code that calls the backward."""
+    storage: int
+
+
+def _tensors(value: Any, name: str, depth: int = 2) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+    elif depth and isinstance(value, dict) and len(value) <= _MOST_ITEMS:
+        for key, item in list(value.items()):
+            yield from _tensors(item, f"{name}[{key!r}]", depth - 1)
+    elif depth and isinstance(value, list | tuple) and len(value) <= _MOST_ITEMS:
+        for number, item in enumerate(value):
+            yield from _tensors(item, f"{name}[{number}]", depth - 1)
+
+
+def _storages(tracer: ScriptTracer) -> Iterator[tuple[str, str, int, Tensor, int]]:
+    """(variable, file, line of the frame, tensor, storage) of the person's frames, each storage once."""
+    seen: set[int] = set()
+    for frame in own_frames(tracer.lines):
+        for name, value in list(frame.f_locals.items()):
+            if name.startswith("__"):
+                continue
+            for path, tensor in _tensors(value, name):
+                storage = tracer.number_of(tensor)
+                if storage is None or storage in seen or tracer.nbytes[storage] < LEAST_BYTES:
+                    continue
+                seen.add(storage)
+                yield path, frame.f_code.co_filename, frame.f_lineno, tensor, storage
+
+
+def held_at_backward(tracer: ScriptTracer) -> list[HeldVariable]:
+    """Variables whose storage the graph does not need: only they refer to it."""
+    held = []
+    for name, file, line, tensor, storage in _storages(tracer):
+        if tracer.category[storage] in _STATE or tensor.grad_fn is None:
+            continue
+        if _is_only_a_variable(tensor):
+            held.append(HeldVariable(name=name, file=file, line=line, storage=storage))
+    return held
+
+
+def _is_only_a_variable(tensor: Tensor) -> bool:
+    """Whether no node of the graph saved the tensor (it would hold it once more) or its content (it would hold its
+    storage, beside the tensor and the reference that is made to ask)."""
+    storage = tensor.untyped_storage()
+    return bool(tensor._use_count() == 1 and torch._C._storage_Use_Count(storage._cdata) == 2)  # type: ignore[attr-defined]
+
+
+def kept_between_steps(tracer: ScriptTracer) -> tuple[KeptVariable, ...]:
+    """What variables keep when a step is over, the largest first: neither weights nor state."""
+    kept = []
+    for name, _, _, _, storage in _storages(tracer):
+        if tracer.category[storage] not in _STATE:
+            line = tracer.line_of(storage)
+            kept.append(KeptVariable(name=name, file=line.file, line=line.line, bytes=tracer.nbytes[storage]))
+    return tuple(sorted(kept, key=lambda one: -one.bytes))

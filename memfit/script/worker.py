@@ -1,0 +1,93 @@
+"""The traced process: enters the sandbox, then runs the script on the virtual device and hands back what it showed.
+
+``python -P -m memfit.script.worker REQUEST RESULT``: both are numbers of open files. Nothing that starts a thread may
+be imported before the sandbox is entered.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from memfit.script import namespaces
+from memfit.script.outcome import FileChange, TraceRequest
+from memfit.script.outcome_codec import write_answer
+from memfit.script.sandbox import Layer, SandboxError, changes, enter_sandbox
+
+NO_SANDBOX = 90
+"""Exit code: this machine offers no sandbox."""
+
+
+def main() -> None:
+    request_file, result_file = (int(argument) for argument in sys.argv[1:3])
+    with os.fdopen(request_file, "rb") as opened:
+        request: TraceRequest = pickle.load(opened)
+    namespaces.die_with_parent() if namespaces.is_supported() else None
+    os.environ.update(request.command.environment)
+    if request.unsafe_writes:
+        run(request, result_file)
+        return
+    scratch = Path(tempfile.mkdtemp(prefix="memfit-sandbox-"))
+    child = os.fork()
+    if child:
+        _, status = os.waitpid(child, 0)
+        shutil.rmtree(scratch, onerror=_make_removable)
+        os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+    namespaces.die_with_parent()
+    try:
+        layers = enter_sandbox(scratch, writable=[Path(folder) for folder in request.writable])
+    except SandboxError as error:
+        os.write(result_file, str(error).encode())
+        os._exit(NO_SANDBOX)
+    os._exit(_run_inside(request, result_file, layers))
+
+
+def _run_inside(request: TraceRequest, result_file: int, layers: list[Layer]) -> int:
+    """Forks once more: the script must not hold the folders outside of its overlays, from which they are read."""
+    child = os.fork()
+    if child == 0:
+        namespaces.die_with_parent()
+        for layer in layers:
+            os.close(layer.descriptor)
+        run(request, result_file)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    changed = [FileChange(path=change.path, bytes=change.bytes, deleted=change.deleted) for change in changes(layers)]
+    with os.fdopen(os.dup(result_file), "ab") as opened:
+        write_answer((code, changed), opened)
+    return 0
+
+
+def _make_removable(function: object, path: str, error: object) -> None:
+    """The kernel's working folder of an overlay may not be listed by its owner."""
+    try:
+        os.chmod(os.path.dirname(path), 0o700)
+        os.chmod(path, 0o700)
+        shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else os.remove(path)
+    except OSError:
+        pass
+
+
+def run(request: TraceRequest, result_file: int) -> None:
+    """Traces the script and writes its outcome."""
+    from memfit.script.run_script import run_script
+
+    def report(outcome: object) -> None:
+        with os.fdopen(os.dup(result_file), "ab") as opened:
+            write_answer(outcome, opened)
+
+    run_script(request, report)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if request.unsafe_writes:
+        report((0, []))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

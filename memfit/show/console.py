@@ -1,0 +1,52 @@
+"""The terminal that tables and messages are printed on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
+from rich.errors import MarkupError
+from rich.segment import Segment
+from rich.text import Text
+
+from memfit.printable import printable
+
+
+def make_console(**options: Any) -> Console:
+    """A rich console that shows control characters of what it prints written out.
+
+    Names of modules, settings and files come from a job, a plan or a run of somebody else; rich passes escape
+    sequences in them on to the terminal.
+
+    Args:
+        options: those of ``rich.console.Console``; ``highlight`` is off.
+    """
+    console = PrintableConsole(**{"highlight": False, **options})
+    console.push_render_hook(_Printable())
+    return console
+
+
+class PrintableConsole(Console):
+    """As rich's, but text that is no valid markup is printed as it is: names may hold brackets."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """The text, with its markup where that is valid."""
+        try:
+            return super().render_str(text, **options)
+        except MarkupError:
+            return Text(text, style=options.get("style", ""))
+
+
+class _Printable(RenderHook):
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Wrapped(renderable) for renderable in renderables]
+
+
+class _Wrapped:
+    def __init__(self, renderable: ConsoleRenderable) -> None:
+        self._renderable = renderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for segment in console.render(self._renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)

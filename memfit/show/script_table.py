@@ -1,0 +1,199 @@
+"""What ``memfit trace`` prints: the verdict, the phases, the lines that hold the peak, the cards, and what to write."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from memfit.script.batch_scan import BatchScan
+from memfit.script.outcome import LineUse, ScriptOutcome, TraceRequest
+from memfit.sizes import format_size
+from memfit.wording import counted
+
+_TOP_LINES = 8
+_TOP_OTHERS = 6
+_CODE = 60
+"""Characters of a line's code."""
+_PHASES = {"train": "training", "validate": "validation", "save": "saving"}
+_CARD_WORDS = {"yes": ("fits", "green"), "close": ("close", "yellow"), "no": ("does not fit", "red")}
+
+
+def show_outcome(
+    request: TraceRequest, outcome: ScriptOutcome, scan: BatchScan | None, console: Console | None = None
+) -> None:
+    """Prints the answer."""
+    console = console or Console(highlight=False)
+    if outcome.error is not None and not outcome.error.out_of_memory:
+        _show_error(outcome)
+    console.print(headline(request, outcome), soft_wrap=True)
+    footprint = outcome.footprint
+    if footprint is None:
+        return
+    console.print(
+        f"{counted(outcome.windows, 'complete step')}; stopped after {outcome.ended}; "
+        f"{outcome.processor_seconds:.0f} s of processor time",
+        style="dim", soft_wrap=True,
+    )  # fmt: skip
+    console.print()
+    console.print(_phases(outcome, cuda=request.device != "cpu"))
+    console.print(_lines(outcome))
+    if scan is not None:
+        console.print(f"\n{largest_batch(scan)}", soft_wrap=True)
+    if outcome.options:
+        console.print(_options(outcome))
+    if outcome.cards:
+        console.print(_cards(outcome))
+    for line in remarks(outcome):
+        console.print(Text(line, style="dim"), soft_wrap=True)
+
+
+def headline(request: TraceRequest, outcome: ScriptOutcome) -> Text:
+    """The verdict in one line."""
+    footprint = outcome.footprint
+    if outcome.error is not None and outcome.error.out_of_memory:
+        text = Text("Does not fit", style="bold red")
+        return text.append(f" in {format_size(request.memory_bytes or 0)}: {outcome.error.summary}", style="default")
+    if footprint is None or outcome.windows < 2:
+        text = Text("No verdict", style="bold yellow")
+        why = f"{counted(outcome.windows, 'complete optimizer step')} ran, and two are needed"
+        reason = outcome.error.summary if outcome.error is not None else outcome.ended
+        return text.append(f": {why} (stopped after: {reason}).", style="default")
+    phase = _PHASES.get(footprint.limiting_phase, footprint.limiting_phase)
+    worst = footprint.phases[footprint.limiting_phase]
+    need = f"(peak: {phase}, {format_size(worst.process_bytes)})"
+    if not request.asked:
+        smallest = next((card for card in outcome.cards if card.verdict == "yes"), None)
+        text = Text(f"Needs {format_size(worst.process_bytes)}", style="bold")
+        where = f"the smallest card that fits is {smallest.name}" if smallest else "no card of the catalogue is enough"
+        return text.append(f" of card memory at the peak of {phase}: {where}.", style="default")
+    name = request.device if request.memory_bytes is None else f"{format_size(request.memory_bytes)}"
+    if footprint.verdict == "yes":
+        text = Text(f"Fits on {name}", style="bold green")
+        return text.append(f" with {format_size(footprint.headroom_bytes)} to spare {need}.", style="default")
+    if footprint.verdict == "close":
+        text = Text(f"Close to the limit on {name}", style="bold yellow")
+        low, high = format_size(worst.process_bytes_low), format_size(worst.process_bytes_high)
+        return text.append(f": needs {low} to {high} {need}.", style="default")
+    text = Text(f"Does not fit on {name}", style="bold red")
+    return text.append(f": {format_size(-footprint.headroom_bytes)} are missing {need}.", style="default")
+
+
+def _show_error(outcome: ScriptOutcome) -> None:
+    assert outcome.error is not None
+    sys.stderr.write(outcome.error.text)
+    if outcome.error.hint:
+        sys.stderr.write(f"memfit: {outcome.error.hint}\n")
+
+
+def _near(path: str) -> str:
+    """A path as a person would write it from here."""
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except ValueError:
+        return path
+
+
+def _phases(outcome: ScriptOutcome, *, cuda: bool) -> Table:
+    assert outcome.footprint is not None
+    table = Table(box=None, pad_edge=False)
+    table.add_column("phase")
+    for name in ("allocated", "reserved", "process", "interval") if cuda else ("allocated",):
+        table.add_column(name, justify="right")
+    for name, phase in outcome.footprint.phases.items():
+        cells = [format_size(phase.allocated_bytes)]
+        if cuda:
+            low, high = format_size(phase.process_bytes_low), format_size(phase.process_bytes_high)
+            cells += [format_size(phase.reserved_bytes), format_size(phase.process_bytes), f"{low} to {high}"]
+        table.add_row(name, *cells)
+    return table
+
+
+def _lines(outcome: ScriptOutcome) -> Table:
+    table = Table(box=None, pad_edge=False, title="\nLines that hold the peak", title_justify="left",
+                  title_style="default")  # fmt: skip
+    table.add_column("bytes", justify="right", no_wrap=True, min_width=8)
+    table.add_column("tensors", justify="right", no_wrap=True, min_width=7)
+    table.add_column("line", overflow="fold", min_width=24)
+    table.add_column("code", overflow="ellipsis", no_wrap=True)
+    for line in outcome.lines[:_TOP_LINES]:
+        table.add_row(format_size(line.bytes), str(line.tensors), Text(place(line)), Text(line.text[:_CODE]))
+    return table
+
+
+def place(line: LineUse) -> str:
+    """``train.py:12``, with the library's line below it where there is one."""
+    own = f"{_near(line.file)}:{line.line}" if line.file else "(no line of yours)"
+    if line.in_backward:
+        own += " backward"
+    return f"{own}\n  {_short(line.library_line)}" if line.library_line else own
+
+
+def _short(path: str) -> str:
+    _, found, rest = path.rpartition(f"site-packages{os.sep}")
+    return rest if found else path
+
+
+def _options(outcome: ScriptOutcome) -> Table:
+    table = Table(box=None, pad_edge=False, title="\nWhat saves memory", title_justify="left", title_style="default")
+    table.add_column("saves", justify="right")
+    table.add_column("option")
+    table.add_column("at", overflow="fold")
+    table.add_column("write", overflow="fold")
+    for option in outcome.options[:_TOP_OTHERS]:
+        saves = "unknown" if option.saves_bytes is None else format_size(option.saves_bytes)
+        file, _, number = option.where.rpartition(":")
+        table.add_row(saves, option.name, f"{_near(file)}:{number}", Text(option.write))
+    return table
+
+
+def _cards(outcome: ScriptOutcome) -> Table:
+    table = Table(box=None, pad_edge=False, title="\nCards", title_justify="left", title_style="default")
+    table.add_column("card")
+    table.add_column("usable", justify="right")
+    table.add_column("needs", justify="right")
+    table.add_column("verdict")
+    for card in outcome.cards:
+        word, colour = _CARD_WORDS[card.verdict]
+        table.add_row(
+            card.name, format_size(card.usable_bytes), format_size(card.process_bytes), Text(word, style=colour)
+        )
+    return table
+
+
+def largest_batch(scan: BatchScan) -> str:
+    """The largest batch, or why there is none, in one line."""
+    largest = scan.largest
+    if largest.batch is None:
+        return f"No largest batch on {largest.card}: {largest.reason}."
+    checked = "traced at that size, and the next one does not fit" if largest.verified else "not traced at that size"
+    return f"Largest batch on {largest.card}: {largest.batch} ({checked})."
+
+
+def remarks(outcome: ScriptOutcome) -> list[str]:
+    """What is kept, assumed and not seen, and what the sandbox held back."""
+    lines = [""]
+    for kept in outcome.kept[:_TOP_OTHERS]:
+        where = f"{_near(kept.file)}:{kept.line}"
+        lines.append(f"Kept between steps: {format_size(kept.bytes)} by {kept.name} (made at {where}).")
+    for answer in outcome.assumed[:_TOP_OTHERS]:
+        file, _, number = answer.where.rpartition(":")
+        lines.append(f"Assumed at {_near(file)}:{number}: {answer.operator} gives {answer.answer}.")
+    if len(outcome.assumed) > _TOP_OTHERS:
+        lines.append(f"Assumed at {len(outcome.assumed) - _TOP_OTHERS} more lines: --json lists them.")
+    lines += [f"Not seen: {text}." for text in outcome.not_seen]
+    if outcome.failed_attempts:
+        lines.append(
+            f"{counted(outcome.failed_attempts, 'attempt')} ran out of memory; what they asked for does not count."
+        )
+    if outcome.sandboxed:
+        names = [_near(change.path) for change in outcome.files]
+        some = f": {', '.join(names[:3])}{' …' if len(names) > 3 else ''}" if names else ""
+        lines.append(f"Sandboxed: no network, and {counted(len(names), 'file')} not written{some}.")
+    else:
+        lines.append("Not sandboxed (--unsafe-writes): what the script wrote is there.")
+    return lines

@@ -1,0 +1,93 @@
+"""torch's private names, in one place: what memfit uses each for, and what differs between versions.
+
+Every other module imports them from here, under a public name, and none reaches into torch on its own
+(tests/torch_compat/test_private_names.py). The versions that have all of them are those of docs/versions.md. In: the
+installed torch. Out: names; InputError where the version is too old, or lacks one.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memfit.torch_compat.versions import lacks, refuse_old, release
+
+refuse_old()
+
+try:
+    import torch._prims_common as prims
+    from torch._ops import OpOverload
+    from torch._prims_common import suggest_memory_format
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch.utils._python_dispatch import (
+        TorchDispatchMode,
+        is_traceable_wrapper_subclass,
+        is_traceable_wrapper_subclass_type,
+    )
+    from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+    from torch.utils._python_dispatch import _get_current_dispatch_mode as current_dispatch_mode
+    from torch.utils._pytree import arg_tree_leaves, tree_map, tree_map_only
+
+    c_bindings = torch._C
+    """For patches: torch's Python code looks functions up in it."""
+    current_autograd_node: Any = c_bindings._current_autograd_node
+    """The autograd node whose backward runs in this thread; None outside of a backward."""
+    sequence_number: Any = torch.autograd._get_sequence_nr
+    """The number that autograd gives to the next node."""
+    top_saved_tensors_hooks: Any = c_bindings._autograd._top_saved_tensors_default_hooks
+    """The hooks that a saved tensor would go through now; None where there are none."""
+    storage_use_count: Any = c_bindings._storage_Use_Count
+    """References to a storage, of C++ and Python; ``tensor._use_count()`` is the same of a tensor."""
+    warn_on_data_pointer: Any = c_bindings._set_warn_deprecated_on_mutable_data_ptr
+    """What FakeTensor's own constructor sets on a tensor."""
+    DisableTorchFunction: Any = c_bindings.DisableTorchFunction
+    DisableTorchDispatch: Any = c_bindings._DisableTorchDispatch
+    """Contexts in which tensors are plain."""
+    DispatchKey: Any = c_bindings.DispatchKey
+    DispatchKeySet: Any = c_bindings.DispatchKeySet
+    ExcludeDispatchKeys: Any = c_bindings._ExcludeDispatchKeyGuard
+    """For autocast kernels that are written in Python."""
+    has_kernel: Any = c_bindings._dispatch_has_kernel_for_dispatch_key
+    has_computed_kernel: Any = c_bindings._dispatch_has_computed_kernel_for_dispatch_key
+    """Whether an operator has a kernel for a dispatch key: of its own, or any."""
+    scoped_library: Any = torch.library._scoped_library
+    """A library whose kernels go when a context is left."""
+    Generator: Any = c_bindings.Generator
+    """The class of generators, while ``torch.Generator`` is another one."""
+
+    def is_dense(tensor: Tensor) -> bool:
+        """Whether a tensor's elements lie side by side, in any order of its dimensions."""
+        return bool(_is_dense(tensor))
+
+    _is_dense: Any = getattr(
+        prims,
+        "is_non_overlapping_and_dense_or_false"
+        if release(torch.__version__) >= (2, 10)
+        else "is_non_overlapping_and_dense",
+    )
+except (ImportError, AttributeError) as error:
+    raise lacks(error) from error
+
+
+def default_device_context() -> Any:
+    """What ``torch.set_default_device`` has entered in this thread; None where nothing."""
+    return getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+
+
+def in_dynamo(function: Any) -> Any:
+    """``function``, left alone by torch.compile where that was imported."""
+    return torch.compiler.disable(function) if "torch._dynamo" in sys.modules else function
+
+
+__all__ = [
+    "DisableTorchDispatch", "DisableTorchFunction", "DispatchKey", "DispatchKeySet", "ExcludeDispatchKeys",
+    "FakeTensor", "FakeTensorMode", "Generator", "OpOverload", "TorchDispatchMode", "arg_tree_leaves", "c_bindings",
+    "current_autograd_node", "current_dispatch_mode", "default_device_context", "disable_current_modes",
+    "has_computed_kernel", "has_kernel", "in_dynamo", "is_dense", "is_traceable_wrapper_subclass",
+    "is_traceable_wrapper_subclass_type", "scoped_library", "sequence_number", "storage_use_count",
+    "suggest_memory_format", "top_saved_tensors_hooks", "tree_map", "tree_map_only",
+    "warn_on_data_pointer",
+]  # fmt: skip

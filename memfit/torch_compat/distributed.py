@@ -1,0 +1,79 @@
+"""torch's private names of distributed training."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+
+from memfit.torch_compat.versions import lacks, release
+
+try:
+    import torch.nn.parallel.distributed as ddp
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+except (ImportError, AttributeError) as error:
+    raise lacks(error) from error
+
+MESH_ARITHMETIC = (
+    "__init__", "_compute_coordinates_from_mesh", "_concatenate", "_flatten", "_unflatten", "__getitem__",
+)  # fmt: skip
+"""Methods of DeviceMesh that compute with tensors of ranks; a version has some of them."""
+SHAPE_PROPAGATION = (
+    "_propagate_tensor_meta", "_propagate_tensor_meta_non_cached", "_propagate_tensor_meta_cached",
+)  # fmt: skip
+"""Methods of ShardingPropagator that compute shapes on tensors of the global shape; a version has some of them."""
+
+
+@cache
+def give_collectives_shapes() -> None:
+    """Collectives of tensors without bytes, which torch has from 2.10 on: each gives its tensors, and a finished work.
+
+    The second call does nothing. It lasts as long as the process.
+    """
+    if release(torch.__version__) >= (2, 10):
+        return
+    library = torch.library.Library("c10d", "IMPL", "Meta")
+    _kept.append(library)
+    for name in torch._C._dispatch_get_all_op_names():
+        packet = name.removeprefix("c10d::")
+        if name.startswith("c10d::") and "." not in packet:
+            library.impl(packet, _collective(getattr(torch.ops.c10d, packet).default))
+
+
+def _collective(operator: Any) -> Any:
+    arguments = [argument.name for argument in operator._schema.arguments]
+    returned = len(operator._schema.returns)
+
+    def run(*args: Any) -> Any:
+        given = dict(zip(arguments, args, strict=False))
+        group = torch.distributed.ProcessGroup.unbox(given["process_group"])
+        backend: Any = group._get_backend(torch.device("cpu"))
+        work = backend.barrier(torch.distributed.BarrierOptions()).boxed()
+        return (None, work, (args[0], work))[returned]
+
+    return run
+
+
+def fsdp_groups(module: Any) -> list[Any]:
+    """The groups of parameters that FSDP2 gathers together for a module; before torch 2.11 there is one at most."""
+    state = module._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group else []
+
+
+_kept: list[Any] = []
+
+
+def methods_of(owner: type, names: tuple[str, ...]) -> dict[str, Any]:
+    """Those of ``names`` that this version's class defines, as they stand in it."""
+    return {name: vars(owner)[name] for name in names if name in vars(owner)}
+
+
+__all__ = [
+    "MESH_ARITHMETIC", "SHAPE_PROPAGATION", "DeviceMesh", "FakeStore", "ShardingPropagator", "ddp",
+    "fsdp_groups", "give_collectives_shapes", "methods_of",
+]  # fmt: skip

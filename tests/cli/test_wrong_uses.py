@@ -1,0 +1,57 @@
+"""Wrong uses, made systematically: no traceback, and of a mistake one line on standard error with exit code 2.
+
+pytest tests/cli/test_wrong_uses.py -m slow
+"""
+
+import contextlib
+import io
+import random
+import traceback
+from pathlib import Path
+
+import pytest
+
+from memfit.cli import main
+from tests.cli.wrong_uses import Use, wrong_jobs, wrong_options, wrong_plans, wrong_specs
+
+CODES = (0, 2, 3, 4, 5)
+
+
+def fault_of(arguments: list[str]) -> str:
+    """What is wrong with the answer to one command line; nothing where it is as it should be."""
+    out, err = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            main(arguments)
+        return "it returned"
+    except SystemExit as stop:
+        lines = [line for line in err.getvalue().splitlines() if line.startswith("memfit: ")]
+        if stop.code not in CODES:
+            return f"exit code {stop.code}"
+        return "" if stop.code != 2 or (len(lines) == 1 and not out.getvalue()) else f"said {err.getvalue()!r}"
+    except BaseException:
+        return traceback.format_exc(limit=-4)
+
+
+def check(uses: list[Use]) -> None:
+    found = {name: fault for name, arguments in uses if (fault := fault_of(arguments))}
+    assert not found, "\n".join(f"{name}: {fault}" for name, fault in found.items())
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_some_of_them(elsewhere: Path, plan: str) -> None:
+    uses = [*wrong_options(), *wrong_specs(), *wrong_plans(elsewhere, plan), *wrong_jobs(elsewhere)]
+    uses = [use for use in uses if use[1][0] not in ("plan", "probe") and use[1][:2] != ["jobs", "--"]]
+    check(random.Random(0).sample(uses, 60))
+
+
+@pytest.mark.slow
+def test_all_of_them(elsewhere: Path, plan: str) -> None:
+    uses = [*wrong_options(), *wrong_specs(), *wrong_plans(elsewhere, plan), *wrong_jobs(elsewhere)]
+    assert len(uses) >= 600
+    check(uses)

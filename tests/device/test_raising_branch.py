@@ -1,0 +1,93 @@
+"""Which answer leads past a check of data."""
+
+import sys
+
+import pytest
+import torch
+
+from memfit.device.virtual.raising_branch import passing_answer
+from memfit.device.virtual.virtual_device import virtual_cpu
+
+
+class Asks:
+    """Answers as ``passing_answer`` says of the frame that asks."""
+
+    def __bool__(self):
+        self.answer = passing_answer(sys._getframe(1))
+        return bool(self.answer)
+
+    def item(self):
+        self.answer = passing_answer(sys._getframe(1))
+        return bool(self.answer)
+
+
+_PLAIN: dict = {}
+exec(  # pytest rewrites assertions in test files
+    compile(
+        "def asserted(ask):\n    assert ask.item(), 'wrong'\n"
+        "def asserted_not(ask):\n    assert not ask.item()\n"
+        "def ids_are_positive(ids, torch):\n    assert torch.all(ids >= 0).item()\n    return True\n",
+        "checks.py",
+        "exec",
+    ),
+    _PLAIN,
+)
+asserted, asserted_not, ids_are_positive = (_PLAIN[name] for name in ("asserted", "asserted_not", "ids_are_positive"))
+
+
+def raised_if(ask):
+    if ask:
+        raise ValueError("wrong")
+
+
+def raised_unless(ask):
+    if not ask:
+        text = "wrong"
+        raise ValueError(text)
+    return 1
+
+
+def plain(ask):
+    return 1 if ask else 2
+
+
+def used(ask):
+    return ask.item()
+
+
+@pytest.mark.parametrize(
+    ("check", "answer"),
+    [(asserted, True), (asserted_not, False), (raised_if, False), (raised_unless, True), (plain, None), (used, None)],
+)
+def test_the_answer_with_which_a_check_passes(check, answer):
+    ask = Asks()
+    check(ask)
+    assert ask.answer is answer
+
+
+def test_a_trace_passes_the_checks_of_its_batch():
+    with virtual_cpu():
+        ids = torch.zeros(3, dtype=torch.long)
+        assert ids_are_positive(ids, torch)
+        if (ids < 0).any():
+            raise ValueError
+
+
+def test_experts_get_equal_parts_of_the_tokens():
+    with virtual_cpu():
+        counts = torch.zeros(4, dtype=torch.long).tolist()
+        parts = torch.ones(10, 2).split(counts)
+    assert [len(part) for part in parts] == [3, 3, 2, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_grouped_products_have_the_shapes_and_strides_of_a_real_run(dtype):
+    def products():
+        rows, weights, more = (torch.ones(*s, dtype=dtype) for s in ((16, 8), (2, 8, 24), (16, 40)))
+        ends = torch.tensor([6, 16], dtype=torch.int32)
+        made = torch._grouped_mm(rows, weights, offs=ends), torch._grouped_mm(rows.t(), more, offs=ends)
+        return [(tuple(one.shape), one.stride(), one.dtype) for one in made]
+
+    real = products()
+    with virtual_cpu():
+        assert products() == real

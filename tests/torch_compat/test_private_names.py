@@ -1,0 +1,79 @@
+"""torch's private names stand in memfit/torch_compat alone."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+from memfit.torch_compat.operators import ABSENT, has_operator
+from memfit.torch_compat.versions import release
+
+ROOT = Path(__file__).parents[2] / "memfit"
+DOCUMENTED = ("_foreach_", "_check")
+"""Names with an underscore that torch's own documentation lists."""
+
+
+def private_names(source: str) -> set[str]:
+    """``torch._C`` and ``torch.a._b`` that a module imports or looks up."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            found.add(ast.unparse(node))
+    return {name for name in found if name.startswith("torch.") and is_private(name.removeprefix("torch."))}
+
+
+def is_private(path: str) -> bool:
+    if path.startswith("ops."):  # operators, not Python names: memfit.torch_compat.operators has those that may lack
+        return False
+    parts = [part for part in path.split(".") if not part.startswith("__")]
+    return any(part.startswith("_") and not part.startswith(DOCUMENTED) for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("source", "private"),
+    [
+        ("from torch.utils._python_dispatch import TorchDispatchMode", True),
+        ("import torch._dynamo", True),
+        ("torch._C._current_autograd_node()", True),
+        ("from torch.optim.optimizer import _foreach_supported_types as a", False),
+        ("torch._foreach_mul_(a, 2)", False),
+        ("torch.ops.aten._softmax.default", False),
+        ("from torch.nn.functional import pad", False),
+        ("torch.__version__", False),
+    ],
+)
+def test_what_is_private(source, private):
+    assert bool(private_names(source)) is private
+
+
+BATCH_NORM = {"torch.nn.modules.batchnorm._BatchNorm"}
+EXPECTED = {
+    "audit/loaders.py": {
+        "torch.utils.data._utils.worker",
+        "torch.utils.data._utils.worker.WorkerInfo",
+        "torch.utils.data.dataloader._BaseDataLoaderIter",
+    },
+    "jobs/nets/weight_norm.py": {"torch._weight_norm"},
+    "train/recovery/recovery.py": BATCH_NORM,
+    "verify/recording_engine.py": BATCH_NORM,
+}
+"""What other folders still use: the same in every tested version. None may be added."""
+
+
+def test_no_module_reaches_into_torch_on_its_own():
+    found = {
+        str(path.relative_to(ROOT)): names
+        for path in sorted(ROOT.rglob("*.py"))
+        if path.parts[len(ROOT.parts)] != "torch_compat" and (names := private_names(path.read_text()))
+    }
+    assert found == EXPECTED
+
+
+def test_an_operator_is_absent_only_before_its_first_version():
+    for name, first in ABSENT.items():
+        assert has_operator(name) is (release(torch.__version__) >= first)

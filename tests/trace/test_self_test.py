@@ -1,0 +1,29 @@
+import pytest
+
+from memfit.trace import self_test
+
+
+def test_the_installed_torch_gives_the_known_bytes(monkeypatch):
+    monkeypatch.setattr(self_test, "ENGINES", (("single", 1),))
+    kept = []
+    monkeypatch.setattr(self_test, "remember", kept.append)
+    answer = self_test.run()
+    assert answer.passed, answer.differences
+    assert kept == [[]]
+
+
+@pytest.mark.parametrize("where", ["card", "cpu"])
+def test_a_byte_that_differs_is_named(monkeypatch, where, capsys):
+    monkeypatch.setattr(self_test, "ENGINES", (("single", 1),))
+    monkeypatch.setattr(self_test, "JOBS", {"convolution": self_test.JOBS["convolution"]})
+    monkeypatch.setattr(self_test, "remember", lambda differences: None)
+    if where == "card":
+        known = {"convolution, single x 1": self_test.KNOWN["convolution, single x 1"] | {"train": 1}}
+        monkeypatch.setattr(self_test, "KNOWN", known)
+        line = "convolution, single x 1 on rtx4090, train: 18734516 bytes instead of 1"
+    else:
+        measured = self_test._measured
+        monkeypatch.setattr(self_test, "_measured", lambda *args: measured(*args) | {"save": 2})
+        line = "convolution on the CPU, save: "
+    assert self_test.main() == 4
+    assert line in capsys.readouterr().out
