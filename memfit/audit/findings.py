@@ -159,8 +159,8 @@ def why_missing(world: AuditWorld, counts: Counts) -> str:
         if len(kept) and np.all((gone > kept.max()) | (gone < kept.min())):
             below, above = gone[gone < kept.min()].max(), gone[gone > kept.max()].min()
             return (
-                f"by their lengths: those that are left out are {below:g} or shorter, or {above:g} or longer, and those "
-                f"that are given are {kept.min():g} to {kept.max():g} long"
+                f"by their lengths: those that are left out are {below:g} or shorter, or {above:g} or longer, and "
+                f"those that are given are {kept.min():g} to {kept.max():g} long"
             )
     if said.drops_last and counts.missing < counts.slack:
         return "drop_last leaves out what does not fill the last step"

@@ -78,9 +78,9 @@ class CardQuestions:
         with contextlib.ExitStack() as stack:
             stack.enter_context(mock.patch.object(torch.cuda, "is_available", self._answer))
             if self._says_yes:
-                stack.enter_context(mock.patch.object(torch.cuda, "set_device", lambda device: None))
-                stack.enter_context(mock.patch.object(torch.cuda, "current_device", lambda: rank))
-                stack.enter_context(mock.patch.object(torch.cuda, "device_count", lambda: world))
+                stack.enter_context(mock.patch.object(torch.cuda, "set_device", return_value=None))
+                stack.enter_context(mock.patch.object(torch.cuda, "current_device", return_value=rank))
+                stack.enter_context(mock.patch.object(torch.cuda, "device_count", return_value=world))
             yield
 
     def _answer(self) -> bool:

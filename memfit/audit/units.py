@@ -56,8 +56,8 @@ def unit_findings(world: AuditWorld, counts: Counts, alone: Counts, meant: Meant
     elif ranks > 1 and given > (wanted if meant.in_samples else 1.3 * wanted):
         yield (
             "global-given-as-per-gpu",
-            f"{ranks} ranks take {given:g} {meant.unit} a step where {wanted} were meant: {_of_ranks(world, meant)}, and "
-            "no accumulation makes that less.",
+            f"{ranks} ranks take {given:g} {meant.unit} a step where {wanted} were meant: {_of_ranks(world, meant)}, "
+            "and no accumulation makes that less.",
         )
     elif ranks > 1 and _close(given * ranks, before, meant):
         yield (
@@ -92,7 +92,8 @@ def _mixed_units(world: AuditWorld, counts: Counts, meant: Meant, samples: float
 def _of_ranks(world: AuditWorld, meant: Meant) -> str:
     """What each rank takes in most of its steps."""
     loads = [stream.sizes if meant.in_samples else stream.padded() for stream in world.epochs[0]]
-    usual = [_usual(by_window(stream, load)) for stream, load in zip(world.epochs[0], loads, strict=True)]
+    known = [(stream, load) for stream, load in zip(world.epochs[0], loads, strict=True) if load is not None]
+    usual = [_usual(by_window(stream, load)) for stream, load in known]
     if len(set(usual)) == 1:
         return f"in most steps each rank takes {usual[0]:g}"
     shown = ", ".join(f"{value:g}" for value in usual[:8])
