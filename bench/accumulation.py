@@ -10,7 +10,6 @@ times, and its window is run beside them. Times are medians of interleaved round
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from dataclasses import replace
@@ -20,7 +19,8 @@ import numpy as np
 import torch
 
 from bench.nets import Dit
-from bench.planner import extremes, seconds, versions
+from bench.planner import extremes, seconds
+from bench.result_file import add_json_option, target, write_result
 from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.geometry import split
 from memfit.job import Shape
@@ -39,7 +39,7 @@ def main() -> int:
     parser.add_argument("--cases", default="300x1,64x1,16x4,16x1", help="frames x clips of a micro-batch")
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds of real windows")
     parser.add_argument("--set", dest="pairs", action="append", default=[], help="a setting of the DiT, as depth=6")
-    parser.add_argument("--json", help="writes the figures to this file")
+    add_json_option(parser)
     asked = parser.parse_args()
     settings = dict(pair.split("=", 1) for pair in asked.pairs)
     print(
@@ -54,9 +54,7 @@ def main() -> int:
             f"{rows[-1]['plan_over_faster']:10.2f}" + ("" if rows[-1]["ok"] else "  SLOWER"),
             flush=True,
         )
-    if asked.json:
-        with open(asked.json, "w") as file:
-            json.dump({"command": sys.argv[1:], "versions": versions(), "cases": rows}, file, indent=1)
+    write_result(target(asked.json), {"cases": rows})
     return int(not all(row["ok"] for row in rows))
 
 

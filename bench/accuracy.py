@@ -1,8 +1,8 @@
 """Predictions against what was measured: on the CPU, by others on their cards, and on cards of ours.
 
-python bench/accuracy.py                              all sources; writes bench/results/accuracy.json
-python bench/accuracy.py --data RUNS.csv --out F.json any table of timm runs with the columns of the public one
-python bench/accuracy.py --fit                        derives the constants anew, on the fitting half alone
+python -m bench.accuracy                              all sources; writes bench/results/accuracy.json
+python -m bench.accuracy --data RUNS.csv --out F.json any table of timm runs with the columns of the public one
+python -m bench.accuracy --fit                        derives the constants anew, on the fitting half alone
 
 timm goes into bench/.timm (pip install --no-deps --target), never into the environment. Nets that were traced before
 are read from the cache, so that a run that was interrupted goes on where it was.
@@ -32,6 +32,7 @@ from bench.accuracy_parts.statistics import summary  # noqa: E402
 from bench.accuracy_parts.table import Run, is_fitting_half, models_in_order, read_table  # noqa: E402
 from bench.accuracy_parts.timm_job import VERSION, timm_folder  # noqa: E402
 from bench.accuracy_parts.traces import cache_folder  # noqa: E402
+from bench.result_file import HEADER, header  # noqa: E402
 from memfit.device.hardware.catalogue import find_device  # noqa: E402
 from memfit.errors import InputError  # noqa: E402
 
@@ -45,7 +46,9 @@ def main() -> int:
     """Runs the benchmark; 2 where its input is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="a table of runs; with it, only these are predicted")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="default: bench/results/accuracy.json")
+    parser.add_argument(
+        "--out", type=Path, help="default, where all sources and models ran: bench/results/accuracy.json"
+    )
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="0: in this process")
     parser.add_argument("--models", type=int, help="only so many models, a fair sample; default: all of the table")
     parser.add_argument("--sources", default=",".join(SOURCES), help="which of them, with commas; default: %(default)s")
@@ -58,7 +61,9 @@ def main() -> int:
         install_timm()
         folder = given.cache or cache_folder()
         if given.data is not None:
-            return predict_table(given.data, given.out, folder, given.workers, given.models)
+            return predict_table(
+                given.data, given.out or RESULTS.with_name("table.json"), folder, given.workers, given.models
+            )
         if given.fit:
             fitting.write(predict(fitting.half(sample(read_table(PUBLIC), given.models)), folder, given.workers)[0])
         return everything(given.sources.split(","), given.out, folder, given.workers, given.models)
@@ -77,21 +82,25 @@ def predict_table(data: Path, out: Path, folder: Path, workers: int, models: int
     return 0
 
 
-def everything(sources: Sequence[str], out: Path, folder: Path, workers: int, models: int | None) -> int:
-    """One source after another; those that are not there are named. What others left in the file stays."""
-    answer: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
+def everything(sources: Sequence[str], out: Path | None, folder: Path, workers: int, models: int | None) -> int:
+    """One source after another; absent ones are named. Writes the result file where all ran, else only ``out``."""
+    answer: dict[str, Any] = {}
     if "gpumemnet" in sources:
         answer |= _table_of_others(folder, workers, models)
     if "cpu" in sources:
         answer["cpu"] = others.cpu_truth(console)
         show.cpu(answer["cpu"])
     if "published" in sources:
-        answer["published"] = others.published(ROOT / "bench" / "results" / "published.json", console)
-        show.published(answer["published"] or [])
+        answer["published"] = others.published()
+        show.published(answer["published"])
     if "measured" in sources:
         answer["measured"] = others.measured(ROOT / "bench" / "measured", console)
         show.cards(answer["measured"])
-    _write(out, answer)
+    complete = set(sources) == set(SOURCES) and models is None and "gpumemnet" in answer
+    if out is None and not complete:
+        console.print("only a part of the sources ran: no file was written (--out F writes one)")
+    else:
+        _write(out or RESULTS, answer)
     return 0
 
 
@@ -126,11 +135,11 @@ def predict(runs: list[Run], folder: Path, workers: int) -> tuple[list[Predicted
     failed: list[Failed] = []
     models = len({run.model for run in runs})
     found = predict_all(runs, fitting.context_bytes(), folder, workers)
-    for one in track(found, "predicting", total=models, console=console):
-        if isinstance(one, Failed):
-            failed.append(one)
+    for result in track(found, "predicting", total=models, console=console):
+        if isinstance(result, Failed):
+            failed.append(result)
         else:
-            rows += one
+            rows += result
     return sorted(rows, key=lambda row: (row.run.model, row.run.batch)), failed
 
 
@@ -168,7 +177,7 @@ def _about(failed: Sequence[Failed]) -> dict[str, Any]:
     return {
         "context_mib": fitting.context_bytes() >> 20,
         "timm": VERSION,
-        "not_traced": {one.model: one.why for one in failed},
+        "not_traced": {failure.model: failure.why for failure in failed},
     }
 
 
@@ -184,6 +193,7 @@ def _lines(rows: Sequence[Predicted]) -> list[list[Any]]:
 
 
 def _write(path: Path, answer: dict[str, Any]) -> None:
+    answer = {**header(), **{key: value for key, value in answer.items() if key not in HEADER}}
     rows = answer.pop("rows", None)
     text = json.dumps(answer, indent=1)
     if rows is not None:

@@ -1,26 +1,24 @@
 """Plans of published systems for cards they were not published for: python -m bench.cards [--only TEXT] [--json F]
 
 LatentSync's stage 1 at 256 and 512 px with global batches that need several cards upstream, on 24, 40 and 80 GB, and
-with free options alone; MuseTalk's stage 1 with its batch of 32 on 48 GB. Rows are added to the file as they are found.
+with free options alone; MuseTalk's stage 1 with its batch of 32 on 48 GB.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
+from bench.result_file import add_json_option, target, write_result
 from memfit.device.hardware.catalogue import find_device
 from memfit.loading import load_job
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 from memfit.sizes import format_size
 
-RESULTS = Path(__file__).resolve().parent / "results" / "cards.json"
 CARDS = ("rtx4090", "a100-40gb", "a100-80gb")
 CASES: list[tuple[str, str, int, dict[str, Any]]] = [
     ("latentsync/stage1", "rtx4090", 2, {"micro_batch": 2, "keep": ("checkpointing",)}),
@@ -39,10 +37,9 @@ def main() -> int:
     """Prints a line for each plan; 1 where one does not fit or loses a part of its global batch."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="cases whose line has this text, as 512@rtx4090")
-    parser.add_argument("--json", default=str(RESULTS), help="adds the rows to this file")
+    add_json_option(parser)
     asked = parser.parse_args()
-    target = Path(asked.json)
-    rows: dict[str, Any] = json.loads(target.read_text()) if target.exists() else {}
+    rows: dict[str, Any] = {}
     ok = True
     for job, card, batch, choices in CASES:
         name = f"{job}@{card} {batch}" + "".join(f", {key} {value}" for key, value in choices.items())
@@ -50,7 +47,7 @@ def main() -> int:
             rows[name] = row = planned(job, card, batch, choices)
             ok &= row["fits"] and sum(row["micro_batches"]) == batch
             print(_line(name, row), flush=True)
-            target.write_text(json.dumps(rows, indent=1, sort_keys=True))
+    write_result(target(asked.json, complete=not asked.only), {"plans": rows}, packages=["diffusers"])
     return int(not ok)
 
 

@@ -1,10 +1,11 @@
 """What the caching allocator reserves over batches of different shapes, packed as the sampler of F5-TTS does.
 
-python bench/creep.py f5_tts/base 3200 2 12     clips of 2 to 12 s in batches of 3200 frames: GiB after each batch
+python -m bench.creep [--job f5_tts/base] [--device rtx4090] [--batches 20] [--json F]
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bench.result_file import add_json_option, target, write_result
 from memfit.device.hardware.catalogue import Device, find_device
 from memfit.events import ALLOCATE, FREE, Trace
 from memfit.job import Job, Shape
@@ -59,12 +61,12 @@ def _replay(trace: Trace, spans: Sequence[tuple[int, int]], allocator: CachingAl
     kind, storage, nbytes = trace.kind.tolist(), trace.storage.tolist(), trace.nbytes.tolist()
     for start, end in spans:
         for event in range(start, end):
-            one = storage[event]
+            block = storage[event]
             if kind[event] == ALLOCATE:
-                names[one] = _next(names)
-                allocator.malloc(names[one], nbytes[one])
-            elif kind[event] == FREE and one in names:
-                allocator.free(names.pop(one))
+                names[block] = _next(names)
+                allocator.malloc(names[block], nbytes[block])
+            elif kind[event] == FREE and block in names:
+                allocator.free(names.pop(block))
 
 
 def _next(names: dict[int, int]) -> int:
@@ -76,12 +78,31 @@ def _process(allocator: CachingAllocator, device: Device) -> int:
     return allocator.reserved + (device.context_bytes or 0)
 
 
-def main(name: str, frames: str, low: str, high: str, batches: str = "20") -> None:
-    """Prints process bytes after each batch."""
-    shapes = packed_shapes(int(frames), (float(low), float(high)), int(batches))
-    for shape, nbytes in zip(shapes, reserved_after(load_job(name), "rtx4090", shapes), strict=True):
-        print(f"{shape.items:3d} x {shape.length:4d} frames: {nbytes / 2**30:6.2f} GiB")
+CASES = ((3200, (2.0, 12.0)), (7000, (2.0, 12.0)), (3200, (1.0, 20.0)), (7000, (1.0, 20.0)))
+"""Frames of a batch, and the shortest and longest clip in seconds."""
+
+
+def main() -> None:
+    """Prints process bytes after each batch, and writes them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--job", default="f5_tts/base")
+    parser.add_argument("--device", default="rtx4090")
+    parser.add_argument("--batches", type=int, default=20)
+    add_json_option(parser)
+    asked = parser.parse_args()
+    cases = []
+    for frames, seconds in CASES:
+        shapes = packed_shapes(frames, seconds, asked.batches)
+        after = reserved_after(load_job(asked.job), asked.device, shapes)
+        cases.append({
+            "frames": frames, "clip_seconds": seconds, "shapes": [str(shape) for shape in shapes],
+            "process_bytes_after_batch": after,
+        })  # fmt: skip
+        print(f"{frames} frames, clips of {seconds[0]:.0f} to {seconds[1]:.0f} s")
+        for shape, nbytes in zip(shapes, after, strict=True):
+            print(f"  {shape.items:3d} x {shape.length:4d} frames: {nbytes / 2**30:6.2f} GiB", flush=True)
+    write_result(target(asked.json), {"job": asked.job, "device": asked.device, "cases": cases})
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

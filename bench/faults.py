@@ -1,13 +1,13 @@
 """Real memory failures at every point of a run of three windows, and what they cost: counts.
 
-python bench/faults.py [--stride N]
+python -m bench.faults [--stride N] [--json F]
 
 A failure is the allocator's own: RLIMIT_DATA is lowered to what the process has, for one allocation. For each job (nets
 with dropout and BatchNorm, two optimizers, two turns; tests/train/faulty.py) and each kind of point, a run with one
 failure at each point is compared with the undisturbed run: ids consumed, and weights, buffers, averages and optimizer
 state bit for bit. ``twice`` fails again at the same place, so that the window is split: there weights are compared to
 rounding, for the net without dropout and batch statistics. Every failure is
-checked to have happened. What it printed last is in bench/results/faults.txt.
+checked to have happened.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench.result_file import add_json_option, target, write_result
 from memfit.errors import Exit
 from memfit.train.checkpoint.checkpoints import Checkpoints
 from memfit.train.recovery.exactly_once import TornStepError
@@ -30,19 +31,31 @@ KINDS = ("forward", "backward", "step", "validate", "save", "twice")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--stride", type=int, default=1, help="every n-th point alone")
-    stride = parser.parse_args().stride
+    """Prints a line for each job and kind of failure, and writes them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stride", type=int, default=1, help="only every n-th point")
+    add_json_option(parser)
+    asked = parser.parse_args()
     torch.set_num_threads(1)
     gc.freeze()  # each failure collects garbage: what was imported is none
     print(f"{'job':22} {'failure in':10} {'points':>6} {'done':>6} {'same ids':>8} {'same weights':>12} {'torn':>5}")
+    rows = []
     for name, (kind, micro) in JOBS.items():
         for failure in KINDS:
             if failure != "twice" or name == "plain":
-                print(f"{name:22} {failure:10} {counts(kind, micro, failure, stride)}", flush=True)
+                row = {"job": name, "failure": failure, **counts(kind, micro, failure, asked.stride)}
+                rows.append(row)
+                print(
+                    f"{name:22} {failure:10} {row['points']:6} {row['done']:6} {row['same_ids']:8} "
+                    f"{row['same_weights']:12} {row['torn']:5}",
+                    flush=True,
+                )
+    totals = {key: sum(row[key] for row in rows) for key in ("points", "done", "same_ids", "same_weights", "torn")}
+    write_result(target(asked.json), {"stride": asked.stride, "rows": rows, "total": totals})
 
 
-def counts(kind, micro, failure, stride) -> str:
+def counts(kind, micro, failure, stride) -> dict[str, int]:
+    """Runs with one failure at each point: how many there were, ended, and learned the same from the same samples."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         _, wanted, ids, points = disturbed(path / "whole", kind, micro, failure, {})
@@ -63,7 +76,9 @@ def counts(kind, micro, failure, stride) -> str:
             same_ids += consumed(found) == consumed(ids)
             alike = close if failure == "twice" else same
             same_weights += alike(learnt, wanted)
-    return f"{len(numbers):6} {done:6} {same_ids:8} {same_weights:12} {torn:5}"
+    return {
+        "points": len(numbers), "done": done, "same_ids": same_ids, "same_weights": same_weights, "torn": torn,
+    }  # fmt: skip
 
 
 def disturbed(path, kind, micro, failure, fails):
@@ -82,8 +97,8 @@ def consumed(samples) -> list[int]:
     return sorted(i for line in samples for i in line["ids"])
 
 
-def close(one, other) -> bool:
-    return all(torch.allclose(one[name], other[name], rtol=1e-5, atol=1e-6) for name in other)
+def close(learnt, other) -> bool:
+    return all(torch.allclose(learnt[name], other[name], rtol=1e-5, atol=1e-6) for name in other)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """LatentSync's validation in a budget in which it dies as upstream has it, and a whole run under memfit's plan.
 
-python bench/latentsync_story.py [--windows 6] [--out FOLDER]
+python -m bench.latentsync_story [--windows 6] [--out FOLDER] [--json F]
 
 latentsync/tiny: the code of stage 2 with narrow nets. The budget is not chosen by hand: it is 90 % of what upstream's
 validation is predicted to ask for, and must hold its training. Then, under that budget:
@@ -10,8 +10,6 @@ validation is predicted to ask for, and must hold its training. Then, under that
    which must find before its first window that memory really runs out in it, and go on with less;
 3. memfit's plan, run to its end: it must validate at every interval at the first try;
 4. the run's report: it must name the phase in which upstream would have died.
-
-What it printed last is in bench/results/latentsync_story.txt.
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench.result_file import add_json_option, target, write_result
 from memfit.plan import PhasePolicy, read_plan, write_plan
 from memfit.sizes import format_size
 
@@ -37,13 +36,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--windows", type=int, default=6)
     parser.add_argument("--out", type=Path)
+    add_json_option(parser)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        tell(asked.out or Path(folder), asked.windows)
+        figures = run_story(asked.out or Path(folder), asked.windows)
+    write_result(target(asked.json), figures, packages=["diffusers", "transformers"])
 
 
-def tell(folder: Path, windows: int) -> None:
-    """The story, in this folder."""
+def run_story(folder: Path, windows: int) -> dict[str, Any]:
+    """Runs the four steps in this folder; returns what each found."""
     folder.mkdir(parents=True, exist_ok=True)
     _, found = memfit("predict", *JOB, "--micro-batch", 1, "--memory", "1GiB", "--json")
     peaks = {name: phase["allocated_bytes"] for name, phase in json.loads(found)["phases"].items()}
@@ -78,19 +79,33 @@ def tell(folder: Path, windows: int) -> None:
     code, said = memfit("run", path, "--out", folder / "run")
     assert code == 0, said
     found_lines = validations(folder / "run")
-    print(f"memfit's plan, run: exit code {code}, validated after windows {[one['window'] for one in found_lines]}")
-    for one in found_lines:
-        print(f"  window {one['window']}: {one['validation']}, {one['validation_tries']} try")
-    assert [one["window"] for one in found_lines] == list(range(1, windows, 2))
-    assert all(one["validation"] is not None and one["validation_tries"] == 1 for one in found_lines), said
-    peak = max(one["measured_process_bytes"] for one in lines(folder / "run"))
+    print(f"memfit's plan, run: exit code {code}, validated after windows {[seen['window'] for seen in found_lines]}")
+    for seen in found_lines:
+        print(f"  window {seen['window']}: {seen['validation']}, {seen['validation_tries']} try")
+    assert [seen["window"] for seen in found_lines] == list(range(1, windows, 2))
+    assert all(seen["validation"] is not None and seen["validation_tries"] == 1 for seen in found_lines), said
+    peak = max(line["measured_process_bytes"] for line in lines(folder / "run"))
     predicted = max(phase["process_bytes"] for phase in plan.phases.values())
     print(f"  peak {format_size(peak)} measured, {format_size(predicted)} predicted, {budget} MiB allowed")
 
     page = (folder / "run" / "report.html").read_text()
     begin = page.index("As the job has it")
-    print(f"its report says: {page[begin : page.index('.<', begin) + 1]}")
+    verdict = page[begin : page.index(".<", begin) + 1]
+    print(f"its report says: {verdict}")
     assert "would have died in validate" in page
+    return {
+        "upstream_predicted_bytes": peaks,
+        "budget_bytes": budget << 20,
+        "upstream_failed_in": trial["failed_in"],
+        "plan": plan.arithmetic,
+        "upstream_under_runner": {"tried_again": first, "validation": line["validation"]},
+        "windows": windows,
+        "validated_after_windows": [seen["window"] for seen in found_lines],
+        "validation_tries": [seen["validation_tries"] for seen in found_lines],
+        "measured_process_bytes": peak,
+        "predicted_process_bytes": predicted,
+        "report_says": verdict,
+    }
 
 
 def memfit(*arguments: Any) -> tuple[int, str]:

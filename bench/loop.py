@@ -1,6 +1,6 @@
 """The loop's own cost over a hand-written loop, beside Accelerate's, in the same process: A B C A B C …
 
-python bench/loop.py [--windows N]
+python -m bench.loop [--windows N] [--rounds 3] [--json F]
 
 A step of about 2 ms on one core: an MLP, AdamW. Every loop collates the same samples and clips. memfit is the whole of
 ``memfit.train.loop.loop.train``: recovery, monitors, lines of metrics and samples for each window; no validation, no
@@ -25,6 +25,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench.result_file import add_json_option, target, write_result
 from memfit.apply.train_state import build
 from memfit.batch.windows import Windows
 from memfit.engine.single import Single
@@ -59,7 +60,7 @@ class InTurn:
             self.wait(name)
 
     def leave(self, name: str) -> None:
-        before = next(one for one, after in self._next.items() if after == name)
+        before = next(other for other, after in self._next.items() if after == name)
         self._next[before] = self._next.pop(name)
         self._batons[self._next[before]].release()
 
@@ -107,7 +108,7 @@ def ours(job: Net, windows: int, folder: Path) -> None:
         plan=plan, folder=run, samples=samples, lengths=None, first=0, last=windows, resident_before=0,
         windows=Windows(size=len(samples), lengths=None, global_batch=BATCH, micro_batch=BATCH), saver=_NoSaver(),
     )  # fmt: skip
-    with patch("signal.signal"):  # of signals only a main thread may be told
+    with patch("signal.signal"):  # only a main thread may set handlers of signals
         train(train_state, course)
 
 
@@ -161,16 +162,29 @@ LOOPS = {"by hand": by_hand, "memfit": ours, "accelerate": accelerate}
 
 
 def main() -> None:
+    """Prints and writes what each loop takes, round by round."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--windows", type=int, default=3000)
+    parser.add_argument("--rounds", type=int, default=3)
+    add_json_option(parser)
     asked = parser.parse_args()
     torch.set_num_threads(1)
+    rounds = []
+    for number in range(asked.rounds):
+        rounds.append(measure(asked.windows))
+        for name, row in rounds[-1].items():
+            print(f"{number} {name:11} {row['milliseconds']:.3f} ms a step   {row['added_milliseconds']:+.3f} ms")
+    write_result(target(asked.json), {"windows": asked.windows, "rounds": rounds}, packages=["accelerate"])
+
+
+def measure(windows: int) -> dict[str, dict[str, float]]:
+    """Milliseconds of a step of every loop, and what it adds to the hand-written one's: medians over turns."""
     turns = InTurn(list(LOOPS))
 
     def run(name: str) -> None:
         turns.wait(name)
         with tempfile.TemporaryDirectory() as folder:
-            LOOPS[name](Net(lambda: turns.hand_on(name)), asked.windows, Path(folder))
+            LOOPS[name](Net(lambda: turns.hand_on(name)), windows, Path(folder))
         turns.leave(name)
 
     threads = [threading.Thread(target=run, args=(name,)) for name in LOOPS]
@@ -179,9 +193,11 @@ def main() -> None:
     for thread in threads:
         thread.join()
     turns_of = {name: _turns(stamps) for name, stamps in turns.stamps.items()}
-    for name, found in turns_of.items():
-        added = [a - b for a, b in zip(found, turns_of["by hand"], strict=True)]
-        print(f"{name:11} {statistics.median(found):.3f} ms a step   {statistics.median(added):+.3f} ms")
+    rows = {}
+    for name, times in turns_of.items():
+        added = [took - base for took, base in zip(times, turns_of["by hand"], strict=True)]
+        rows[name] = {"milliseconds": statistics.median(times), "added_milliseconds": statistics.median(added)}
+    return rows
 
 
 def _turns(stamps: list[int]) -> list[float]:

@@ -1,6 +1,6 @@
 """Processor time of whole ``memfit plan`` commands, for nets of about 850 M parameters.
 
-python -m bench.plan_speed [--only TEXT] [--json F] [--label after]
+python -m bench.plan_speed [--only TEXT] [--json F]
 
 Each command runs in a process of its own, from its start to its end, on one thread. Two of the jobs are files that
 nobody tuned for: a Transformers decoder and a diffusers U-Net, as a person would write them.
@@ -17,8 +17,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).resolve().parent / "results" / "plan_speed.json"
-JOBS = Path(__file__).resolve().parent / "plan_speed_jobs.py"
+from bench.result_file import ROOT, add_json_option, target, write_result
+
+JOBS = Path(__file__).resolve().parent.relative_to(ROOT) / "plan_speed_jobs.py"
 MOST = 60.0
 """Seconds of the processor that a command may take."""
 CASES: list[tuple[str, str, str, dict[str, str]]] = [
@@ -37,22 +38,21 @@ def main() -> int:
     """Prints a line for each command; 1 where one takes longer than ``MOST``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="commands with this text, as Decoder")
-    parser.add_argument("--label", default="now", help="under which the figures are kept")
-    parser.add_argument("--json", default=str(RESULTS), help="adds the figures to this file")
+    add_json_option(parser)
     asked = parser.parse_args()
-    target = Path(asked.json)
-    rows: dict[str, Any] = json.loads(target.read_text()) if target.exists() else {}
+    rows: dict[str, Any] = {}
     ok = True
     for job, batch, card, settings in CASES:
         name = f"{job.rpartition('/')[2] if job.endswith(('Decoder', 'Unet')) else job} {batch} {card}"
         if asked.only in name:
             row = timed(job, batch, card, settings)
-            rows.setdefault(name, {})[asked.label] = row
+            rows[name] = row
             ok &= row["processor_seconds"] <= MOST
             print(
                 f"{name:44} {row['processor_seconds']:6.1f} s  {row['arithmetic']}, {row['step_seconds']}", flush=True
             )
-            target.write_text(json.dumps(rows, indent=1, sort_keys=True))
+    figures = {"most_seconds": MOST, "plans": rows}
+    write_result(target(asked.json, complete=not asked.only), figures, packages=["diffusers", "transformers"])
     return int(not ok)
 
 
@@ -61,7 +61,7 @@ def timed(job: str, batch: str, card: str, settings: dict[str, str]) -> dict[str
     pairs = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     command = [sys.executable, "-m", "memfit", "plan", job, "--global-batch", batch, "--device", card, *pairs, "--json"]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if not done.stdout:
         raise RuntimeError(done.stderr)

@@ -1,6 +1,6 @@
 """Checkpoint selection, really run on this CPU: peaks by allocator events, time beside all-or-nothing checkpointing.
 
-python -m bench.planner [--nets dit,unet,decoder] [--rounds 3] [--set dit.depth=6] [--compiled]
+python -m bench.planner [--nets dit,unet,decoder] [--rounds 3] [--set dit.depth=6] [--compiled] [--json F]
 
 Budgets are parts of the unlimited activation bytes: the measured peak of a forward and backward that keeps everything,
 over parameters and gradients. Where a measured peak is over its prediction, the difference is taken off the budget and
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import statistics
 import sys
 import time
@@ -23,9 +22,9 @@ import numpy as np
 import torch
 
 from bench.nets import Decoder, Dit, Plain, UNet
+from bench.result_file import add_json_option, target, write_result
 from memfit.apply.checkpointing import recompute
 from memfit.device.hardware.benchmarks import AllocatorEvents
-from memfit.device.hardware.calibration import processor
 from memfit.device.hardware.catalogue import find_device
 from memfit.job import Nets, Shape
 from memfit.planner.search.traced_job import open_traced_job
@@ -48,16 +47,15 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds of real steps")
     parser.add_argument("--set", dest="pairs", action="append", default=[], help="a setting, as dit.depth=6")
     parser.add_argument("--compiled", action="store_true", help="also torch's activation_memory_budget, compiled")
-    parser.add_argument("--json", help="writes the figures to this file")
+    add_json_option(parser)
     asked = parser.parse_args()
     figures = {}
     for name in asked.nets.split(","):
         settings = dict(pair.removeprefix(f"{name}.").split("=", 1) for pair in asked.pairs if pair.startswith(name))
         kind, items = JOBS[name]
         figures[name] = bench(name, kind(**settings), Shape(items=items), asked.rounds, asked.compiled)
-    if asked.json:
-        with open(asked.json, "w") as file:
-            json.dump({"command": sys.argv[1:], "versions": versions(), "nets": figures}, file, indent=1)
+    complete = list(figures) == list(JOBS)
+    write_result(target(asked.json, complete=complete), {"nets": figures}, packages=["diffusers"])
     return int(any(row.get("over") for rows in figures.values() for row in rows))
 
 
@@ -99,11 +97,6 @@ def bench(name: str, job: Plain, shape: Shape, rounds: int, compiled: bool) -> l
     if compiled:
         rows += [_compiled(job, nets, shape, part, resident, unlimited) for part in (0.75, 0.5, 0.25)]
     return rows
-
-
-def versions() -> dict[str, str]:
-    """What the figures were measured with."""
-    return {"torch": torch.__version__, "processor": processor(), "threads": str(torch.get_num_threads())}
 
 
 def extremes(job: Plain, shape: Shape, *, accumulated: bool = True) -> tuple[dict[str, str], tuple[int, int]]:

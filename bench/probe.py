@@ -1,6 +1,6 @@
 """The largest batch that really runs under RLIMIT_DATA: what finds it, in how many real steps, and what it finds.
 
-python bench/probe.py [--memory 1GiB] [--out bench/results/probe.json]
+python -m bench.probe [--memory 1GiB] [--json F]
 
 The case is of the kind that other finders were measured on (a true maximum of 62 samples within 1 GiB): eight
 Linear + GELU layers, AdamW. Lightning's finders gave 32 (power) and 57 (binsearch) there, Accelerate's 57 or 58.
@@ -14,12 +14,13 @@ import json
 import subprocess
 import sys
 import time
-from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 import memfit
+from bench.result_file import add_json_option, target, write_result
 from memfit.sizes import parse_size
 from memfit.train.probe.trial import Question, run_trial
 
@@ -65,10 +66,10 @@ def main() -> None:
     """Runs memfit probe and the plain search, and writes what both found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--memory", default="1GiB")
-    parser.add_argument("--out", type=Path, default=Path("bench/results/probe.json"))
+    add_json_option(parser)
     parser.add_argument("--only-memfit", action="store_true", help="Leaves the plain search out.")
     options = parser.parse_args()
-    results = {}
+    results: dict[str, Any] = {}
     for name, flags in (("probe", []), ("probe --prove", ["--prove"])):
         command = [sys.executable, "-m", "memfit", "probe", f"{__file__}:Layers", "--memory", options.memory]
         done = subprocess.run([*command, "--json", *flags], capture_output=True, text=True, check=True)
@@ -90,8 +91,7 @@ def main() -> None:
             "found": found, "trials": trials, "failures": failures, "seconds": seconds,
         }  # fmt: skip
         print("doubling and bisection", results["doubling and bisection"])
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps({"memory": options.memory, "torch": torch.__version__, **results}, indent=1))
+    write_result(target(options.json), {"memory": options.memory, **results})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Predictions beside the figures that others published: python bench/published.py [--only f5_tts]
+"""Predictions beside the figures that others published: python -m bench.published [--only f5_tts] [--json F]
 
 Reads bench/published.toml, prints a table and writes bench/results/published.json. No number here was fitted to them.
 """
@@ -20,6 +20,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from bench.creep import packed_shapes, reserved_after  # noqa: E402
+from bench.result_file import add_json_option, target, write_result  # noqa: E402
 from bench.zero2 import zero2  # noqa: E402
 from memfit.device.hardware.catalogue import Device, find_device  # noqa: E402
 from memfit.errors import InputError  # noqa: E402
@@ -32,7 +33,7 @@ from memfit.planner.predict import default_checkpointing, footprint_on, plain_ne
 from memfit.replay.caching_allocator import CachingAllocator  # noqa: E402
 from memfit.trace.step import Tracing, trace_job  # noqa: E402
 
-FIGURES, RESULTS = HERE / "published.toml", HERE / "results" / "published.json"
+FIGURES = HERE / "published.toml"
 BATCHES = 150
 STATE = ("parameters", "gradients", "communication", "optimizer")
 POLICY = {"zero_grad": "after_step", "validation_decode": 4, "validation_keeps": "host"}
@@ -199,8 +200,10 @@ def main() -> None:
     """Prints the table and writes it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="jobs whose name holds this text; default: all, and results written")
-    only = parser.parse_args().only
-    figures = [one for one in tomllib.loads(FIGURES.read_text())["figure"] if only in one["job"]]
+    add_json_option(parser)
+    asked = parser.parse_args()
+    only = asked.only
+    figures = [figure for figure in tomllib.loads(FIGURES.read_text())["figure"] if only in figure["job"]]
     found = []
     for figure in figures:
         for row in rows(figure):
@@ -216,10 +219,8 @@ def main() -> None:
         return
     lengths = validation("rtx4090")
     print(json.dumps(asdict(lengths), indent=1))
-    if not only:
-        RESULTS.parent.mkdir(parents=True, exist_ok=True)
-        result = {"rows": [asdict(row) for row in found], "validation": asdict(lengths)}
-        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    result = {"rows": [asdict(row) for row in found], "validation": asdict(lengths)}
+    write_result(target(asked.json, complete=not only), result, packages=["diffusers", "transformers", "deepspeed"])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""python bench/samplers.py [--samples 1000000] [--lhotse]: samplers of speech lengths, compared in one run.
+"""Samplers of speech lengths, compared in one run: python -m bench.samplers [--samples N] [--without NAME] [--json F].
 
 8 ranks, lognormal lengths of 0.3 to 30 s at 93.75 frames a second, at most 38,400 frames a batch. Each sampler plans an
 epoch in a fresh process. Columns: CPU seconds to plan; peak memory of the process; padding as a part of the padded
@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+
+from bench.result_file import ROOT, add_json_option, target, write_result
 
 WORLD, THRESHOLD, RATE = 8, 38_400, 93.75
 Batches = list[list[np.ndarray]]
@@ -87,10 +89,10 @@ def vits_buckets(lengths: np.ndarray) -> tuple[float, float, Batches]:
 
 
 def lhotse_buckets(lengths: np.ndarray) -> tuple[float, float, Batches]:
-    from lhotse import CutSet, MonoCut, RecordingEngine
+    from lhotse import CutSet, MonoCut, Recording
     from lhotse.dataset import DynamicBucketingSampler
 
-    recording = RecordingEngine(id="r", sources=[], sampling_rate=24_000, num_samples=24_000 * 30, duration=30.0)
+    recording = Recording(id="r", sources=[], sampling_rate=24_000, num_samples=24_000 * 30, duration=30.0)
     cuts = [
         MonoCut(id=str(index), start=0, duration=float(length) / RATE, channel=0, recording=recording)
         for index, length in enumerate(lengths)
@@ -101,8 +103,7 @@ def lhotse_buckets(lengths: np.ndarray) -> tuple[float, float, Batches]:
         return DynamicBucketingSampler(CutSet.from_cuts(cuts), max_duration=THRESHOLD / RATE, **options)
 
     begin = time.process_time()
-    one = sampler(0, WORLD)
-    steps = sum(1 for _ in one)
+    steps = sum(1 for _ in sampler(0, WORLD))
     planned = time.process_time() - begin
     half = sampler(0, WORLD)
     iterator = iter(half)
@@ -162,20 +163,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--samples", type=int, default=1_000_000, help="number of lengths (default: 1000000)")
     parser.add_argument("--only", choices=list(SAMPLERS), help="one sampler, as JSON")
+    parser.add_argument("--without", action="append", default=[], choices=list(SAMPLERS), help="leaves a sampler out")
+    add_json_option(parser)
     given = parser.parse_args()
     if given.only:
         print(json.dumps(measure(given.only, given.samples)))
         return
     print(f"{given.samples:,} samples, {WORLD} ranks, threshold {THRESHOLD:,} frames")
     print(f"{'':20}{'CPU s':>9}{'MiB':>8}{'padding':>9}{'largest':>9}{'imbal.':>9}{'quadr.':>9}{'resume s':>10}")
-    for name in SAMPLERS:
-        run = [sys.executable, __file__, "--samples", str(given.samples), "--only", name]
-        row = json.loads(subprocess.run(run, check=True, capture_output=True, text=True).stdout)
+    rows = {}
+    for name in [name for name in SAMPLERS if name not in given.without]:
+        run = [sys.executable, "-m", "bench.samplers", "--samples", str(given.samples), "--only", name]
+        row = json.loads(subprocess.run(run, check=True, capture_output=True, text=True, cwd=ROOT).stdout)
+        rows[name] = row
         print(
             f"{name:20}{row['seconds']:9.2f}{row['peak_mib']:8.0f}{row['padding']:9.2%}{row['largest']:9.3f}"
             f"{row['imbalance']:9.2%}{row['imbalance_quadratic']:9.2%}{row['resume']:10.2f}",
             flush=True,
         )
+    figures = {"samples": given.samples, "ranks": WORLD, "threshold_frames": THRESHOLD, "samplers": rows}
+    write_result(target(given.json), figures, packages=["lhotse"])
 
 
 if __name__ == "__main__":

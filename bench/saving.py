@@ -1,5 +1,9 @@
-"""python bench/saving.py [--megabytes 400] [--rounds 4] [--folder DIR]: what a checkpoint costs, beside a raw write of
-the same bytes with fsync and beside torch.save, round by round in a random order, and how long it holds training up.
+"""What a checkpoint costs, compared with a raw write of the same bytes with fsync and with torch.save.
+
+python -m bench.saving [--megabytes 400] [--rounds 16] [--folder DIR] [--json F]
+
+Every round runs each way once, in a random order. How long an asynchronous checkpoint holds training up is measured
+too.
 
 Bounds of the project: total at most 1.1 x the raw write, held up at most 0.3 s a GB when asynchronous.
 """
@@ -22,6 +26,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import memfit
+from bench.result_file import add_json_option, target, write_result
 from memfit.apply.train_state import TrainState, build
 from memfit.plan import Plan
 from memfit.train.checkpoint.checkpoints import Checkpoints
@@ -52,7 +57,7 @@ class Layers(memfit.Job):
 
 
 def stepped(megabytes: int) -> TrainState:
-    """A rig whose state has about so many megabytes, after one step."""
+    """A train state of about so many megabytes, after one step."""
     train_state = build(Layers(layers=max(megabytes * 10**6 // (12 * WIDTH * (WIDTH + 3)), 1)), "cpu")
     for parameter in train_state.nets["net"].parameters():
         parameter.grad = torch.randn_like(parameter)
@@ -74,8 +79,9 @@ def main() -> None:
     """Prints the median of each way beside that of raw writes, and the ratios within rounds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=400)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--folder", default=tempfile.gettempdir())
+    add_json_option(parser)
     asked = parser.parse_args()
     train_state = stepped(asked.megabytes)
     _, tensors = encode(state_of(train_state), "the state")
@@ -124,22 +130,44 @@ def main() -> None:
                 if number_of_round:
                     found[name].append(result)
     print(f"{len(whole) / 1e6:.0f} MB in {len(tensors)} tensors, {asked.rounds} rounds after one to warm up")
-    raw_seconds = statistics.median(seconds for seconds, _, _ in found["raw"])
-    for name, results in found.items():
-        taken = statistics.median(seconds for seconds, _, _ in results)
-        ratios = [seconds / base for (seconds, _, _), (base, _, _) in zip(results, found["raw"], strict=True)]
+    rows = summary(found)
+    for name, row in rows.items():
         print(
-            f"{name:>12}: {taken:.3f} s, {taken / raw_seconds:.2f} x raw "
-            f"(by rounds {statistics.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}), "
-            f"{max(extra for _, extra, _ in results) / 1e6:.1f} MB more memory at the most, "
-            f"{statistics.median(core for _, _, core in results):.3f} s on a core"
+            f"{name:>12}: {row['seconds']:.3f} s, {row['over_raw']:.2f} x raw "
+            f"(by rounds {row['over_raw_by_rounds']:.2f}, {row['over_raw_least']:.2f} to {row['over_raw_most']:.2f}), "
+            f"{row['added_bytes'] / 1e6:.1f} MB more memory at the most, {row['core_seconds']:.3f} s on a core"
         )
-    kept = held[1:]
+    held_up = {
+        "seconds_per_gigabyte": statistics.median(held[1:]) / gigabytes,
+        "most_seconds_per_gigabyte": max(held[1:]) / gigabytes,
+        "core_seconds_per_gigabyte": statistics.median(on_core[1:]) / gigabytes,
+        "buffer_bytes": beside.buffer_bytes,
+    }
     print(
-        f"asynchronous holds the training up {statistics.median(kept) / gigabytes:.3f} s a GB "
-        f"(at the most {max(kept) / gigabytes:.3f}, {statistics.median(on_core[1:]) / gigabytes:.3f} of it on a core), "
-        f"with {beside.buffer_bytes / 1e6:.0f} MB of buffers"
+        f"asynchronous holds the training up {held_up['seconds_per_gigabyte']:.3f} s a GB "
+        f"(at the most {held_up['most_seconds_per_gigabyte']:.3f}), with {beside.buffer_bytes / 1e6:.0f} MB of buffers"
     )
+    figures = {"bytes": len(whole), "tensors": len(tensors), "rounds": asked.rounds, "ways": rows}
+    write_result(target(asked.json), {**figures, "asynchronous_holds_up": held_up}, packages=["safetensors"])
+
+
+def summary(found: dict[str, list[tuple[float, int, float]]]) -> dict[str, dict[str, float]]:
+    """Medians of each way over its rounds, and its ratio to the raw write of the same round."""
+    raw = [seconds for seconds, _, _ in found["raw"]]
+    rows = {}
+    for name, rounds in found.items():
+        ratios = [seconds / base for (seconds, _, _), base in zip(rounds, raw, strict=True)]
+        median = statistics.median(seconds for seconds, _, _ in rounds)
+        rows[name] = {
+            "seconds": median,
+            "over_raw": median / statistics.median(raw),
+            "over_raw_by_rounds": statistics.median(ratios),
+            "over_raw_least": min(ratios),
+            "over_raw_most": max(ratios),
+            "added_bytes": max(extra for _, extra, _ in rounds),
+            "core_seconds": statistics.median(core for _, _, core in rounds),
+        }
+    return rows
 
 
 if __name__ == "__main__":

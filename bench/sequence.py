@@ -1,7 +1,7 @@
 """A long epoch of F5-TTS through the allocator: time of 10,000 windows of different shapes, and what the published
 figures of varied lengths come to.
 
-python bench/sequence.py [--windows 10000] [--out bench/results/sequence.json]
+python -m bench.sequence [--windows 10000] [--json F]
 
 Assumed, since the lengths of the users' data are not published: clips of 0.3 to 30 s, lognormal, median 5 s, and
 a sigma of 0.6, as a small speech corpus has. Batches as F5-TTS packs them: sorted by length, the sum of unpadded frames
@@ -11,12 +11,11 @@ up to the threshold, at most 64 clips, in an order drawn by seed.
 from __future__ import annotations
 
 import argparse
-import json
 import time
-from pathlib import Path
 
 import numpy as np
 
+from bench.result_file import add_json_option, target, write_result
 from memfit.device.hardware.catalogue import find_device
 from memfit.job import Shape
 from memfit.loading import load_job
@@ -62,7 +61,7 @@ def main() -> None:
     """Prints each result, and writes them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--windows", type=int, default=10_000)
-    parser.add_argument("--out", type=Path, default=Path("bench/results/sequence.json"))
+    add_json_option(parser)
     options = parser.parse_args()
     device = find_device("rtx4090")
     job = load_job("f5_tts/base", {"precision": "fp32"})
@@ -82,8 +81,7 @@ def main() -> None:
     for threshold, published in PUBLISHED.items():
         results[f"{threshold} frames"] = epoch(family, threshold, published, device.context_bytes or 0)
         print(threshold, results[f"{threshold} frames"])
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(results, indent=1))
+    write_result(target(options.json), results)
 
 
 def epoch(family: TraceFamily, threshold: int, published: float, context: int) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """The planner's estimated time against windows that are really run on this CPU, by kind of net.
 
-python -m bench.timing [--rounds 5] [--json bench/results/timing.json] [--fit memfit/planner/timing/time_errors.toml]
+python -m bench.timing [--rounds 5] [--json F] [--fit memfit/planner/timing/time_errors.toml]
 
 Each net runs windows of two micro-batches that keep everything, and such whose blocks all recompute, at two sizes. The
 medians of the process's own work are set beside what ``memfit plan`` says; --fit writes the interval of each kind.
@@ -9,7 +9,6 @@ medians of the process's own work are set beside what ``memfit plan`` says; --fi
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ import torch
 from torch.nn import functional as F
 
 from bench.nets import Decoder, Dit, Plain, UNet
-from bench.planner import versions
+from bench.result_file import add_json_option, target, write_result
 from memfit.apply.checkpointing import recompute
 from memfit.apply.train_state import build
 from memfit.apply.window import run_window
@@ -113,7 +112,7 @@ def main() -> int:
     """Prints a line for each window; writes what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="windows that are timed, of each kind")
-    parser.add_argument("--json", help="writes the figures to this file")
+    add_json_option(parser)
     parser.add_argument("--fit", help="writes the intervals to this file")
     asked = parser.parse_args()
     rows = []
@@ -126,8 +125,7 @@ def main() -> int:
                 f"{row['measured']:9.3f}s{row['measured'] / row['estimated'] - 1:+8.1%}",
                 flush=True,
             )
-    if asked.json:
-        Path(asked.json).write_text(json.dumps({"versions": versions(), "rows": rows}, indent=1))
+    write_result(target(asked.json), {"rows": rows}, packages=["diffusers", "transformers"])
     if asked.fit:
         Path(asked.fit).write_text(fitted(rows))
     return 0

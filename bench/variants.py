@@ -1,19 +1,18 @@
 """Processor time and memory of ``memfit predict`` for every built-in job and version of one.
 
-python bench/variants.py [--only musetalk] [--out bench/results/variants.json]
+python -m bench.variants [--only musetalk] [--json F]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
+from bench.result_file import add_json_option, target, write_result
 from memfit.jobs import BUILTIN
 
 DEVICE = "a100-80gb"
@@ -23,7 +22,6 @@ VERSIONS: dict[str, list[str]] = {
     "gpt_sovits/s2_v3": ["lora=16", "lora=32", "lora=64", "lora=128"],
 }
 """Versions of a job beside its default."""
-RESULTS = Path(__file__).parent / "results" / "variants.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +36,9 @@ class Cost:
 
 def variants() -> list[list[str]]:
     """Arguments of ``memfit predict`` for every job and version."""
-    return [[name, *setting] for name in BUILTIN for setting in ([], *(["--set", one] for one in _versions(name)))]
+    return [
+        [name, *choice] for name in BUILTIN for choice in ([], *(["--set", setting] for setting in _versions(name)))
+    ]
 
 
 def _versions(name: str) -> list[str]:
@@ -70,21 +70,21 @@ def main() -> None:
     """Prints the table and writes it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="variants whose name holds this text; default: all")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where to write the table as JSON")
+    add_json_option(parser)
     options = parser.parse_args()
     print(f"{'variant':40} {'processor':>10} {'clock':>8} {'memory':>10}")
     costs = []
     for arguments in variants():
         if options.only in " ".join(arguments):
-            one = cost(arguments)
-            costs.append(one)
+            found = cost(arguments)
+            costs.append(found)
             print(
-                f"{one.variant:40} {one.processor_seconds:8.1f} s {one.seconds:6.1f} s "
-                f"{one.peak_bytes / 2**20:6.0f} MiB",
+                f"{found.variant:40} {found.processor_seconds:8.1f} s {found.seconds:6.1f} s "
+                f"{found.peak_bytes / 2**20:6.0f} MiB",
                 flush=True,
             )
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps([asdict(one) for one in costs], indent=1) + "\n")
+    figures = {"device": DEVICE, "variants": [asdict(row) for row in costs]}
+    write_result(target(options.json, complete=not options.only), figures, packages=["diffusers", "transformers"])
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ CATEGORIES = (
 
 ALLOCATE, FREE, EMPTY_CACHE = 1, -1, 0
 """Kinds of event. EMPTY_CACHE: the allocator gives its free segments back (``torch.cuda.empty_cache``)."""
+FAILED = "failed"
+"""The phase of an attempt that ran out of memory, and was made again with less: its events are no need of the run."""
 TO_HOST, TO_DEVICE = "to_host", "to_device"
 """Names of the operators that copy over the link between a card and its host."""
 

@@ -243,6 +243,21 @@ class Job(Settings):
     validates: ClassVar[bool] = False
     """Whether there is a validation: True in a class that writes ``validate`` and does not say otherwise."""
 
+    real_validation_batch: ClassVar[bool] = False
+    """Whether ``validation_batch`` gives real samples. Where it does not, and there is no ``validation_dataset``, a run
+    does not validate: metrics of made-up data say nothing."""
+
+    def validation_dataset(self) -> Sequence[Any] | None:
+        """The held-out samples that a run validates on, all of them each time; None (the default): none.
+
+        A batch holds as many as a training micro-batch does. Metrics are averaged over batches, weighted by items.
+        """
+        return None
+
+    def validation_collate(self, samples: Sequence[Any]) -> Any:
+        """A batch of these validation samples, as ``validation_batch`` makes it; by default ``collate``'s."""
+        return self.collate(samples)
+
     def validate(self, nets: Nets, batch: Any) -> Mapping[str, Any]:
         """Metrics of one validation batch, run without gradients in evaluation mode."""
         raise InputError(

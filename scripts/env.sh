@@ -9,6 +9,6 @@ if [ "$(cat .venv/.memfit-env 2>/dev/null)" != "$want" ]; then
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools wheel
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation \
-        -e '.[jobs,deepspeed,lightning,accelerate,tensorboard,wandb,dev]'
+        -e '.[jobs,deepspeed,lightning,accelerate,tensorboard,wandb,docs,dev]'
     echo "$want" > .venv/.memfit-env
 fi

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# bash scripts/test.sh [pytest arguments]: makes the environment, then checks style, types, layers and runs the tests.
+# bash scripts/test.sh [pytest arguments]: makes the environment, then checks style, types, layers and docs, and runs the tests.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
 if ! command -v chromedriver >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
@@ -10,4 +10,5 @@ fi
 .venv/bin/ruff check .
 .venv/bin/mypy
 .venv/bin/lint-imports
+NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
 .venv/bin/python -m pytest -n 2 -rs -m 'not slow' "$@"

@@ -14,6 +14,7 @@ class Small(Job):
 
     optimizer: str = "adamw"
     foreach: bool = False
+    real_validation_batch = True
 
     def optimizers(self, nets):
         kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[self.optimizer]

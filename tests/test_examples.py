@@ -18,14 +18,22 @@ ROOT = Path(__file__).parents[1]
 SMALL = {
     "language_model.py:LanguageModel": ["layers=2", "width=64", "longest=64"],
     "lora.py:Lora": ["layers=2", "width=64", "longest=64", "rank=4"],
+    "llama_lora.py:Llama8B": ["layers=2", "width=512", "vocabulary=256", "longest=64", "rank=4"],
     "unet.py:Discs": ["size=16", "width=16"],
     "gan.py:Waves": ["samples=64"],
 }
-UNITS = {"language_model.py:LanguageModel": 64, "lora.py:Lora": 64, "unet.py:Discs": 1, "gan.py:Waves": 1}
+UNITS = {
+    "language_model.py:LanguageModel": 64,
+    "lora.py:Lora": 64,
+    "llama_lora.py:Llama8B": 64,
+    "unet.py:Discs": 1,
+    "gan.py:Waves": 1,
+}
 LOSSES = {name: {"loss"} for name in SMALL} | {"gan.py:Waves": {"discriminator", "generator"}}
 FILES = {
     "language_model.py:LanguageModel": {"llama"},
     "lora.py:Lora": {"llama"},
+    "llama_lora.py:Llama8B": {"llama"},
     "unet.py:Discs": {"unet"},
     "gan.py:Waves": {"generator", "discriminator"},
 }
@@ -66,7 +74,10 @@ def test_lora_trains_its_own_matrices_alone(capfd: pytest.CaptureFixture[str]) -
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.slow] if name.startswith(("unet", "lora")) else []) for name in SMALL],
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name.startswith(("unet", "lora", "llama")) else [])
+        for name in SMALL
+    ],
 )
 def test_trained_really(capfd: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
     unit, plan = UNITS[name], tmp_path / "plan.toml"

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import track
 
 from bench.accuracy_parts.measured import Measured, read_measured
+from bench.result_file import read_result
 
 NETS = ("convolution", "dit", "decoder")
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,13 +52,10 @@ def compare_on_cpu(name: str) -> list[dict[str, Any]]:
     ]
 
 
-def published(path: Path, console: Console) -> list[dict[str, Any]] | None:
-    """Predictions beside the figures that projects publish, as bench/published.py wrote them; None where it has not."""
-    if not path.exists():
-        console.print(f"{path.name} is not there: bench/published.py writes it")
-        return None
+def published() -> list[dict[str, Any]]:
+    """Predictions beside the figures that projects publish, as bench/published.py wrote them."""
     kept = ("job", "card", "micro_batch", "published", "kind", "phase", "predicted_bytes", "error")
-    return [{name: row.get(name) for name in kept} for row in json.loads(path.read_text())["rows"]]
+    return [{name: row.get(name) for name in kept} for row in read_result("published")["rows"]]
 
 
 def measured(folder: Path, console: Console) -> list[dict[str, Any]]:

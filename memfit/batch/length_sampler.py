@@ -41,7 +41,8 @@ class LengthBatchSampler(DistributedSampler):
         remainder: what to do in the last step if there are fewer samples left than ranks and no batch can be split:
             "error", "repeat" or "drop" samples (counted and named by ``plan``), or give "empty" batches.
         every_rank: yield the batches of all ranks in turn, for a library that gives each rank its own.
-        rank, world: by default those of torch.distributed where it is initialised, else 0 of 1.
+        rank: by default that of torch.distributed where it is initialised, else 0.
+        world: by default that of torch.distributed where it is initialised, else 1.
 
     Raises:
         InputError: lengths that are not positive, a sample over the budget, a rank outside the world.

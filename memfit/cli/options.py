@@ -40,6 +40,15 @@ headroom_option = click.option(
 )
 
 
+device_names_option = click.option(
+    "--device",
+    "device_names",
+    metavar="NAME",
+    multiple=True,
+    help="A card of the catalogue (memfit devices), or cpu; may be repeated, or all. Default: this machine's own.",
+)
+
+
 def print_json(value: Any) -> None:
     """One JSON object on standard output."""
     click.echo(
@@ -58,6 +67,18 @@ def choose_device(name: str | None, memory: str | None, headroom: str | None = N
         device = local_cpu() if name == "cpu" else find_device(name)
     device = with_memory(device, parse_size(memory)) if memory is not None else device
     return device if headroom is None else _with_headroom(device, headroom)
+
+
+def choose_devices(names: tuple[str, ...], memory: str | None, headroom: str | None = None) -> list[Device]:
+    """The devices of several --device; ``all``: every card of the catalogue."""
+    from memfit.device.hardware.catalogue import catalogue
+
+    if not names:
+        return [choose_device(None, memory, headroom)]
+    keys: dict[str, None] = {}
+    for name in names:
+        keys |= dict.fromkeys([key for key in catalogue() if key != "cpu"] if name == "all" else [name])
+    return [choose_device(key, memory, headroom) for key in keys]
 
 
 def _with_headroom(device: Device, headroom: str) -> Device:

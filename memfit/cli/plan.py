@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memfit.cli.options import (
-    choose_device,
+    choose_devices,
+    device_names_option,
     headroom_option,
     json_option,
     memory_option,
@@ -35,13 +36,7 @@ if TYPE_CHECKING:
 @click.option("--micro-batch", metavar="N", help="Fixes the micro-batch, in units. Default: the fastest that fits.")
 @click.option("--devices", metavar="N", default="1", show_default=True, help="Data-parallel devices.")
 @click.option("--engine", metavar="E", help="How nets are put onto devices. Default: the fastest that fits.")
-@click.option(
-    "--device",
-    "device_names",
-    metavar="NAME",
-    multiple=True,
-    help="A card of the catalogue (memfit devices), or cpu; may be repeated, or all. Default: this machine's own.",
-)
+@device_names_option
 @memory_option
 @headroom_option
 @click.option(
@@ -67,15 +62,14 @@ if TYPE_CHECKING:
 @json_option
 def command(
     job: str, pairs: tuple[str, ...], global_batch: str, micro_batch: str | None, devices: str, engine: str | None,
-    device_names: tuple[str, ...], memory: str | None, headroom: str | None,
-    keep: str | None, allow: str | None, tuned_for: str | None,
-    rule: str, curve: bool, seed: str, out: str | None, as_json: bool,
+    device_names: tuple[str, ...], memory: str | None, headroom: str | None, keep: str | None, allow: str | None,
+    tuned_for: str | None, rule: str, curve: bool, seed: str, out: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """How JOB's global batch fits into the device: micro-batch, accumulation, recompute, with reasons."""
     from memfit.cli.progress import progress, settle
     from memfit.loading import load_job, read_settings
 
-    targets = _devices(device_names, memory, headroom)
+    targets = choose_devices(device_names, memory, headroom)
     if out is not None and len(targets) > 1:
         raise InputError(f"--out with {len(targets)} devices", "a plan is for one device", "write one --device")
     if out is not None and not Path(out).name:
@@ -134,18 +128,6 @@ def _show(
         return
     show_answer(answers[targets[0].key], targets[0], out)
     show_upstream(changes)
-
-
-def _devices(names: tuple[str, ...], memory: str | None, headroom: str | None) -> list[Device]:
-    """The devices that are meant; ``all``: every card of the catalogue."""
-    from memfit.device.hardware.catalogue import catalogue
-
-    if not names:
-        return [choose_device(None, memory, headroom)]
-    keys: dict[str, None] = {}
-    for name in names:
-        keys |= dict.fromkeys([key for key in catalogue() if key != "cpu"] if name == "all" else [name])
-    return [choose_device(key, memory, headroom) for key in keys]
 
 
 def _words(text: str | None) -> tuple[str, ...]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from memfit.cli.options import (
-    choose_device,
-    device_option,
+    choose_devices,
+    device_names_option,
     headroom_option,
     json_option,
     memory_option,
@@ -19,6 +19,11 @@ from memfit.cli.options import (
 )
 from memfit.errors import Exit, InputError
 from memfit.plan import ENGINES
+from memfit.sizes import format_size, parse_size
+
+if TYPE_CHECKING:
+    from memfit.job import Job, Shape
+    from memfit.planner.prediction import Prediction
 
 
 @click.command("predict")
@@ -30,9 +35,11 @@ from memfit.plan import ENGINES
     help="Units in one micro-batch: samples, or the job's unit (frames). Default 1, or one longest item.",
 )
 @click.option("--shape", metavar="BxL", help="Items x length of one micro-batch, instead of --micro-batch.")
-@device_option
+@device_names_option
 @memory_option
 @headroom_option
+@click.option("--budget", metavar="SIZE", help="Exits with 3 where the process needs more than this, such as 8GiB.")
+@click.option("--ci", is_flag=True, help="Prints only a line for --budget, as an annotation of a GitHub workflow.")
 @click.option("--precision", type=click.Choice(["fp32", "bf16", "fp16"]), help="Default: the job's own.")
 @click.option(
     "--checkpoint",
@@ -80,8 +87,9 @@ from memfit.plan import ENGINES
 )
 @json_option
 def command(
-    job: str, pairs: tuple[str, ...], micro_batch: str | None, shape: str | None, device_name: str | None,
-    memory: str | None, headroom: str | None, precision: str | None, checkpoint: str | None, accumulate: str,
+    job: str, pairs: tuple[str, ...], micro_batch: str | None, shape: str | None, device_names: tuple[str, ...],
+    memory: str | None, headroom: str | None, budget: str | None, ci: bool, precision: str | None,
+    checkpoint: str | None, accumulate: str,
     epoch: str | None, lengths: str | None, shapes: str | None, engine: str, world: str, rank: str | None,
     snapshot: str | None, trace: str | None, as_json: bool,
 ) -> int:  # fmt: skip
@@ -90,10 +98,16 @@ def command(
     JOB is a built-in name (memfit jobs), package.module:Name or path/file.py:Name.
     """
     from memfit.cli.progress import progress, settle
-    from memfit.geometry import parse_shape, shape_of
     from memfit.loading import load_job, read_settings
 
-    device = choose_device(device_name, memory, headroom)
+    targets = choose_devices(device_names, memory, headroom)
+    device = targets[0]
+    limit = parse_size(budget) if budget is not None else None
+    if ci and limit is None:
+        raise InputError("--ci without --budget", "there is nothing to check against", "write --budget 8GiB too")
+    single = {"--snapshot": snapshot, "--trace": trace, "--epoch": epoch, "--shapes": shapes}
+    if len(targets) > 1 and (name := next((name for name, value in single.items() if value is not None), None)):
+        raise InputError(f"{name} with {len(targets)} devices", "it is of one device", "write one --device")
     if trace is not None and Path(trace).suffix not in (".json", ".npz"):
         write = "write F.json for ui.perfetto.dev, or F.npz for memfit report"
         raise InputError(f"--trace {trace}", "neither .json nor .npz", write)
@@ -105,13 +119,12 @@ def command(
     count = whole_number("--micro-batch", micro_batch)
     ranks, which = whole_number("--world", world), whole_number("--rank", rank, least=0)
     with progress(f"tracing {job}", quiet=as_json):
-        from memfit.planner.predict import checkpoint_all, plain_nets, predict, with_precision
+        from memfit.planner.predict import checkpoint_all, plain_nets, with_precision
+        from memfit.planner.traced_questions import TracedQuestions
 
         loaded = with_precision(load_job(job, read_settings(pairs)), precision)
         settle()
-        if shape is not None and count is not None:
-            raise InputError("--shape and --micro-batch", "they say the same thing twice", "write one of them")
-        wanted = parse_shape(shape, loaded) if shape is not None else shape_of(loaded, count or loaded.longest or 1)
+        wanted = micro_batch_shape(loaded, shape, count)
         modes, plan = None, None
         if checkpoint == "none":
             modes = {}
@@ -128,10 +141,15 @@ def command(
                 )
             plan = read_plan(checkpoint)
             modes = dict(plan.checkpointing)
-        prediction = predict(
-            loaded, job, wanted, device, micro_batches=accumulated or 1, checkpointing=modes, plan=plan,
-            engine=engine, world=ranks or 1, rank=which,
-        )  # fmt: skip
+        questions = TracedQuestions()
+        predictions = [
+            questions.predict(
+                loaded, job, wanted, target, micro_batches=accumulated or 1, checkpointing=modes, plan=plan,
+                engine=engine, world=ranks or 1, rank=which,
+            )
+            for target in targets
+        ]  # fmt: skip
+        prediction = predictions[0]
         sequence = None
         if epoch is not None or shapes is not None:
             sequence = _sequence(loaded, prediction, accumulated, epoch, lengths, shapes)
@@ -149,11 +167,16 @@ def command(
             ) from error
     if trace is not None:
         _write_trace(Path(trace), prediction)
+    within = [limit is None or _peak(prediction) <= limit for prediction in predictions]
     if as_json:
-        from memfit.planner.plan_json import sequence_json
+        print_json(_json(predictions, sequence, limit))
+    elif ci:
+        for prediction in predictions:
+            click.echo(budget_line(prediction, limit or 0))
+    elif len(predictions) > 1:
+        from memfit.show.footprint_table import show_predictions
 
-        found = {} if sequence is None else {"sequence": sequence_json(sequence)}
-        print_json(prediction_json(prediction) | found)
+        show_predictions(predictions)
     else:
         from memfit.show.footprint_table import show_prediction
 
@@ -162,8 +185,50 @@ def command(
             from memfit.show.sequence_table import show_sequence
 
             show_sequence(sequence)
-    fits = prediction.footprint.fits and (sequence is None or sequence.plain.failed_window is None)
-    return Exit.DONE if fits else Exit.NOTHING_FITS
+    if limit is not None and not as_json and not ci:
+        for prediction in predictions:
+            click.echo(budget_line(prediction, limit).removeprefix("::error::").removeprefix("::notice::"))
+    fits = any(prediction.footprint.fits for prediction in predictions)
+    fits = fits and (sequence is None or sequence.plain.failed_window is None)
+    return Exit.DONE if fits and all(within) else Exit.NOTHING_FITS
+
+
+def budget_line(prediction: Prediction, limit: int) -> str:
+    """Whether a prediction is within a budget, as an annotation of a GitHub workflow."""
+    peak = _peak(prediction)
+    kind, words = ("error", "exceeds") if peak > limit else ("notice", "is within")
+    what = f"{prediction.job} with {prediction.micro_batch} {prediction.unit} on {prediction.device.key}"
+    return f"::{kind}::{what} needs {format_size(peak)}, which {words} the budget of {format_size(limit)}."
+
+
+def _peak(prediction: Prediction) -> int:
+    return max(phase.process_bytes for phase in prediction.footprint.phases.values())
+
+
+def _json(predictions: list[Prediction], sequence: Any, limit: int | None) -> dict[str, Any]:
+    """One prediction's JSON, or every device's by name."""
+    from memfit.planner.plan_json import sequence_json
+
+    answers = []
+    for prediction in predictions:
+        budget = {} if limit is None else {"budget_bytes": limit, "within_budget": _peak(prediction) <= limit}
+        answers.append(prediction_json(prediction) | budget)
+    if len(answers) > 1:
+        return {"devices": {answer["device"]["name"]: answer for answer in answers}}
+    return answers[0] | ({} if sequence is None else {"sequence": sequence_json(sequence)})
+
+
+def micro_batch_shape(job: Job, shape: str | None, count: int | None) -> Shape:
+    """The shape of --shape, or of --micro-batch; by default one item, the longest.
+
+    Raises:
+        InputError: both are given, or the shape is none of the job's.
+    """
+    from memfit.geometry import parse_shape, shape_of
+
+    if shape is not None and count is not None:
+        raise InputError("--shape and --micro-batch", "they say the same thing twice", "write one of them")
+    return parse_shape(shape, job) if shape is not None else shape_of(job, count or job.longest or 1)
 
 
 def _sequence(

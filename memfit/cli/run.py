@@ -87,7 +87,7 @@ def command(plan: str, *, wandb: bool, as_json: bool, **values: Any) -> int:
             launched = launch(read, options)
         if launched.line:
             click.echo(f"memfit: {launched.line}", err=True)
-        if launched.code not in (Exit.BAD_INPUT, Exit.FAULT):
+        if launched.code not in (Exit.BAD_INPUT, Exit.FAULT) and not launched.signalled:
             with contextlib.suppress(KeyboardInterrupt), progress("writing the report", quiet=as_json):
                 write_report(folder)
         if launched.code == Exit.DONE:

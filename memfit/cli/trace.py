@@ -53,7 +53,7 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     What it writes is thrown away.
     """
     from memfit.script.batch_scan import scan_batches
-    from memfit.script.launch import trace_script
+    from memfit.script.launch import trace_with_need
     from memfit.show.script_table import show_outcome
 
     has_placeholder = any(PLACEHOLDER in word for word in words)
@@ -73,7 +73,7 @@ def command(words: tuple[str, ...], **options: Any) -> int:
             scans.append(scan)
             outcomes.append(scan.outcome)
         else:
-            outcomes.append(trace_script(request))
+            outcomes.append(trace_with_need(request))
     answer = _json(requests, outcomes, scans)
     _write_files(options, requests[0], outcomes[0])
     if options["json_file"]:

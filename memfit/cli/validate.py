@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -26,41 +25,53 @@ CRASHES = (-signal.SIGSEGV, -signal.SIGABRT)
 def command(target: str, memory: str | None, as_json: bool) -> int:
     """Validates the newest whole checkpoint of RUN, or the folder RUN/checkpoints/NUMBER.
 
-    One batch as large as training's micro-batches, or smaller where that does not fit, in a process that cannot take
-    more than the budget. The same checkpoint gives the same values.
+    It validates on the samples of the job's validation_dataset(), in batches as large as training's micro-batches, or
+    smaller where that does not fit, in a process that cannot take more than the budget. The same checkpoint gives the
+    same values.
     """
+    from memfit.child_process import for_child
     from memfit.sizes import format_size, parse_size
+    from memfit.train.launch.guardian import Guardian, run_child
     from memfit.train.launch.memory_limit import ENVIRONMENT
-    from memfit.train.launch.process_guard import for_child
 
     budget = 0 if memory is None else parse_size(memory)
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "found.json"
+        file = Path(folder) / "values.json"
         arguments = [sys.executable, "-m", "memfit.train.launch.validation_worker", target, str(file), str(budget)]
-        code = subprocess.run(arguments, env={**os.environ, **ENVIRONMENT, **for_child()}, stdout=sys.stderr).returncode
+        guardian = Guardian(Path(folder))
+        with guardian.guarding():
+            code = run_child(arguments, {**os.environ, **ENVIRONMENT, **for_child()})
+        if guardian.signalled is not None:
+            click.echo("memfit: stopped", err=True)
+            return Exit.STOPPED
         if code in CRASHES and budget:
-            told = f"a library ended the process (signal {-code}) where it found no memory"
-            click.echo(f"memfit: {target}: out of memory: {told}; the budget is {format_size(budget)}", err=True)
+            why = f"a library ended the process (signal {-code}) where it got no memory"
+            click.echo(f"memfit: {target}: out of memory: {why}; the budget is {format_size(budget)}", err=True)
             return Exit.NOTHING_FITS
         if code < 0:
             click.echo(f"memfit: the validating process was killed by signal {-code}", err=True)
             return Exit.STOPPED
+        if code == Exit.DONE and not file.exists():
+            click.echo(
+                "memfit: the validation ended by itself, without a result: code of the job ends the process", err=True
+            )
+            return Exit.STOPPED
         if code == Exit.DONE:
-            found = json.loads(file.read_text())
-            print_json(found) if as_json else _show(found)
+            values = json.loads(file.read_text())
+            print_json(values) if as_json else _show(values)
     return code
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(result: dict[str, Any]) -> None:
     from memfit.show.console import make_console
     from memfit.sizes import format_size
     from memfit.wording import counted
 
     console = make_console()
-    after, items = counted(found["window"], "window"), counted(found["items"], "item")
-    console.print(f"{found['checkpoint']}, after {after}, on {items}:")
-    for name, value in found["values"].items():
+    after, items = counted(result["window"], "window"), counted(result["items"], "item")
+    console.print(f"{result['checkpoint']}, after {after}, on {items}:")
+    for name, value in result["values"].items():
         shown = "not a finite number" if value is None else f"{value:.6g}" if isinstance(value, int | float) else value
         console.print(f"  {name}: {shown}")
-    measured, budget = format_size(found["measured_process_bytes"]), format_size(found["budget_bytes"])
-    console.print(f"{found['seconds']:.1f} s; peak {measured} of {budget}.")
+    measured, budget = format_size(result["measured_process_bytes"]), format_size(result["budget_bytes"])
+    console.print(f"{result['seconds']:.1f} s; peak {measured} of {budget}.")

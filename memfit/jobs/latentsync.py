@@ -363,6 +363,8 @@ class Tiny(Stage2):
         "trepa": {"dim": 64, "layers": 2, "heads": 2, "mlp": 128, "size": 56},
     }
 
+    real_validation_batch: ClassVar[bool] = True
+
     def validation_batch(self, shape: Shape) -> dict[str, Tensor]:
         """A real video: the drawn face that no training clip shows."""
         (clip,) = video.talking_clips(1, self.validation_frames, self.resolution, seed=1)

@@ -255,6 +255,10 @@ class Stage1(Job):
     def dataset(self) -> Sequence[video.TalkingClip]:
         return video.talking_clips(self.clips, self.frames, self.resolution)
 
+    def validation_dataset(self) -> Sequence[video.TalkingClip]:
+        """Clips of faces that no training clip shows."""
+        return video.talking_clips(min(self.clips, 8), self.frames, self.resolution, seed=1)
+
     def collate(self, samples: Sequence[video.TalkingClip]) -> dict[str, Any]:
         batch: dict[str, Any] = {
             "pixels": video.stacked(clip.frames for clip in samples) / 127.5 - 1,

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from memfit.events import ALLOCATE, CATEGORIES, EMPTY_CACHE, FREE, Trace
+from memfit.events import ALLOCATE, CATEGORIES, EMPTY_CACHE, FAILED, FREE, Trace
 from memfit.footprint import Footprint, PeakLocation, PhaseFootprint, Request
 from memfit.replay.errors import OutOfMemory
 from memfit.replay.margins import Margin
@@ -115,8 +115,12 @@ def _run(trace: Trace, allocator: Allocator) -> dict[str, _Peak]:
     streams = trace.stream.tolist()
     malloc, free = allocator.malloc, allocator.free
     peaks: dict[str, _Peak] = {}
+    missing: set[int] = set()
     for label, start, end in trace.phases:
         name = "train" if label == "setup" else label
+        if label == FAILED:
+            _run_attempt(trace, allocator, start, end, missing)
+            continue
         peak = peaks.setdefault(name, _Peak())
         if allocator.allocated > peak.allocated:
             peak.allocated, peak.event = allocator.allocated, start - 1
@@ -135,10 +139,27 @@ def _run(trace: Trace, allocator: Allocator) -> dict[str, _Peak]:
                 if nbytes[storage] >= peak.largest[0]:
                     peak.largest = (nbytes[storage], event)
             elif kinds[event] == FREE:
-                free(storage)
+                if storage not in missing:
+                    free(storage)
             else:
                 allocator.empty_cache()
     return peaks
+
+
+def _run_attempt(trace: Trace, allocator: Allocator, start: int, end: int, missing: set[int]) -> None:
+    """The events of an attempt that failed. What does not fit is left out, and added to ``missing``."""
+    for event in range(start, end):
+        storage = int(trace.storage[event])
+        if trace.kind[event] == ALLOCATE:
+            try:
+                allocator.malloc(storage, int(trace.nbytes[storage]), int(trace.stream[storage]))
+            except OutOfMemory:
+                missing.add(storage)
+        elif trace.kind[event] == FREE:
+            if storage not in missing:
+                allocator.free(storage)
+        else:
+            allocator.empty_cache()
 
 
 def _plan_searches(trace: Trace) -> int:

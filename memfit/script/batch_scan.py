@@ -16,6 +16,7 @@ from memfit.errors import InputError
 from memfit.events import Trace
 from memfit.script.launch import trace_script
 from memfit.script.outcome import ScriptOutcome, TraceRequest
+from memfit.sizes import format_size
 
 PLACEHOLDER = "{batch}"
 MOST = 1 << 20
@@ -64,6 +65,7 @@ def scan_batches(request: TraceRequest, sizes: Sequence[int]) -> BatchScan:
         InputError: the script fails at one of the sizes.
     """
     device = _device(request)
+    name = device.key if request.memory_bytes is None else format_size(request.memory_bytes)
     free = replace(request, enforced=False)
     outcomes = [trace_script(replace(at_size(free, size), every_card=not number)) for number, size in enumerate(sizes)]
     failed = next((outcome for outcome in outcomes if outcome.trace is None), None)
@@ -71,7 +73,7 @@ def scan_batches(request: TraceRequest, sizes: Sequence[int]) -> BatchScan:
 
     def answer(batch: int | None, *, verified: bool = False, nbytes: int | None = None, reason: str = "") -> BatchScan:
         largest = LargestBatch(
-            batch=batch, card=device.key, verified=verified, sizes=tuple(sizes), process_bytes=nbytes, reason=reason
+            batch=batch, card=name, verified=verified, sizes=tuple(sizes), process_bytes=nbytes, reason=reason
         )
         return BatchScan(outcome=base, largest=largest)
 

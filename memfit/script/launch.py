@@ -24,6 +24,16 @@ _GRACE_SECONDS = 120.0
 """After the limit, for what is counted at the end."""
 
 
+def trace_with_need(request: TraceRequest) -> ScriptOutcome:
+    """Traces a script; where it runs out of an enforced memory and gives up, once more without a limit: the answer
+    then says how much it needs."""
+    outcome = trace_script(request)
+    if outcome.error is None or not outcome.error.out_of_memory or not request.enforced:
+        return outcome
+    free = trace_script(replace(request, enforced=False))
+    return free if free.footprint is not None else outcome
+
+
 def trace_script(request: TraceRequest, *, output: IO[str] | None = None) -> ScriptOutcome:
     """Traces a script in a process of its own.
 

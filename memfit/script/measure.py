@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memfit.device.hardware.catalogue import Device, catalogue
-from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
+from memfit.events import ALLOCATE, CATEGORIES, FAILED, FREE, Trace
 from memfit.footprint import Footprint
 from memfit.planner.predict import footprint_on
 from memfit.script.options import script_options
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from memfit.script.run_script import Running
 
 MOST_LINES = 40
-FAILED = "failed"
-"""The phase of what ran before a request failed, in an attempt that the script then repeated with less."""
 
 
 def outcome_of(running: Running, ended: str, error: ScriptError | None) -> ScriptOutcome:
@@ -38,7 +36,11 @@ def outcome_of(running: Running, ended: str, error: ScriptError | None) -> Scrip
     options: tuple[ScriptOption, ...] = ()
     if watch.windows or (error is not None and error.out_of_memory):
         bare = replace(as_trace(tracer), phases=watch.phases())
-        trace = with_scratch(bare, tracer.calls)
+        try:
+            trace = with_scratch(bare, tracer.calls)
+        except RuntimeError as problem:  # a call that cannot be made again from its description
+            trace = bare
+            running.observations.note(f"what operators take inside of themselves was not measured ({problem})")
         footprint = _footprint(trace, running.device, running.request.command.world)
         event, peaks = _peak(trace)
         lines = line_uses(trace, tracer.row_lines, event)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from memfit.events import FAILED
 from memfit.script.outcome import KeptVariable
 from memfit.script.source_lines import NOWHERE, Line
 from memfit.script.tracer import ScriptTracer
@@ -51,15 +52,25 @@ class _Known:
     """An optimizer of the script."""
 
     line: Line
+    made_at: int
+    """The event before which it was made."""
     steps: int = 0
+    last_step: int = 0
+    """The event after its last step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A request that did not fit: the window that it came in, and the event before which it was made."""
+
+    window_start: int
+    end: int
+    bytes: int
 
 
 @dataclass(kw_only=True)
 class StepWatch:
-    """Attributes:
-    steps: windows to see; None: until the script ends.
-    on_enough: called when ``steps`` were seen; raises to stop the script.
-    """
+    """What was seen so far. ``on_window`` is called after each optimizer step."""
 
     tracer: ScriptTracer
     on_window: Callable[[], None] = lambda: None
@@ -67,8 +78,7 @@ class StepWatch:
     optimizers: dict[int, _Known] = field(default_factory=dict)
     steps: list[tuple[int, int]] = field(default_factory=list)
     """(event, optimizer) of each optimizer step."""
-    failures: list[tuple[int, int, int]] = field(default_factory=list)
-    """(first event, last event, windows before) of attempts that ran out of memory."""
+    failures: list[Failure] = field(default_factory=list)
     last: int = 0
     """The event at which the last part of training, or of validation, ended."""
     saves: int = 0
@@ -88,6 +98,7 @@ class StepWatch:
     _in_window: bool = False
     _epoch_ended: bool = False
     _window_start: int = 0
+    _next_number: int = 0
 
     # ---- phases
 
@@ -102,8 +113,17 @@ class StepWatch:
 
     @property
     def windows(self) -> int:
-        """Windows that are complete: steps of the optimizer with the fewest, of those that have stepped."""
-        return min((known.steps for known in self.optimizers.values() if known.steps), default=0)
+        """Complete windows: steps of the optimizer with the fewest, of those that step since memory ran out last."""
+        since = self.failures[-1].end if self.failures else -1
+        stepped = [known for known in self.optimizers.values() if known.steps]
+        active = [known for known in stepped if known.last_step > since] or stepped
+        return min((known.steps for known in active), default=0)
+
+    def current(self) -> list[_Known]:
+        """The optimizers that there are since memory ran out last."""
+        since = self.failures[-1].end if self.failures else -1
+        known = list(self.optimizers.values())
+        return [one for one in known if max(one.made_at, one.last_step) >= since] or known
 
     def on_operator(self) -> None:
         """Before each operator: validation goes on as long as gradients are off."""
@@ -181,11 +201,18 @@ class StepWatch:
 
     def optimizer_made(self, optimizer: Optimizer) -> None:
         """A new optimizer, and the parameters that it trains."""
-        if id(optimizer) not in self.optimizers:
-            self.optimizers[id(optimizer)] = _Known(line=self.tracer.lines.here())
+        if self._number(optimizer) not in self.optimizers:
+            made = _Known(line=self.tracer.lines.here(), made_at=len(self.tracer.kind))
+            self.optimizers[self._number(optimizer)] = made
             if self.phase == "setup":
                 self.last = len(self.tracer.kind)
         self._trained |= {id(p) for group in optimizer.param_groups for p in group["params"]}
+
+    def _number(self, optimizer: Optimizer) -> int:
+        """A number of its own, also where the memory of an earlier optimizer is used again."""
+        number = optimizer.__dict__.setdefault("_memfit_number", self._next_number)
+        self._next_number = max(self._next_number, number + 1)
+        return int(number)
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """The step begins. What it calls to compute the loss anew (Lightning does) is no part of the step itself."""
@@ -221,9 +248,10 @@ class StepWatch:
                 tracer.categorise(parameter, "parameters")
                 if parameter.grad is not None:
                     tracer.categorise(parameter.grad, "gradients")
-        self.optimizers[id(optimizer)].steps += 1
-        self.steps.append((len(tracer.kind), id(optimizer)))
-        self.last = self._window_start = len(tracer.kind)
+        known = self.optimizers[self._number(optimizer)]
+        known.steps += 1
+        known.last_step = self.last = self._window_start = len(tracer.kind)
+        self.steps.append((len(tracer.kind), self._number(optimizer)))
         self._in_window = self._epoch_ended = False
         tracer.mark("between")
         if self.windows > 1:
@@ -247,7 +275,8 @@ class StepWatch:
 
     def failed(self, nbytes: int) -> None:
         """A request did not fit."""
-        self.failures.append((self._window_start, len(self.tracer.kind), self.windows))
+        self.failures.append(Failure(window_start=self._window_start, end=len(self.tracer.kind), bytes=nbytes))
+        self._window_start = len(self.tracer.kind)
 
     def hooks(self) -> list[Any]:
         return [register_optimizer_step_pre_hook(self.before_step), register_optimizer_step_post_hook(self.after_step)]
@@ -259,6 +288,7 @@ class StepWatch:
         end = len(self.tracer.kind)
         found: list[tuple[str, int, int]] = []
         edges = self._window_ends()
+        failed = self._failed_attempts()
         names = self._settled()
         for name, start, stop in zip(
             names, [c.start for c in self.cuts], [*[c.start for c in self.cuts[1:]], end], strict=True
@@ -267,7 +297,27 @@ class StepWatch:
             for low, high in zip([start, *inside], [*inside, stop], strict=True):
                 if high > low or name == "save":
                     found.append((name, low, high))
+        for low, high in failed:
+            found = [part for phase in found for part in _without(phase, low, high)]
         return tuple(found)
+
+    def _failed_attempts(self) -> list[tuple[int, int]]:
+        """(first event, past the last) of what ran out of memory and was then done again with less.
+
+        Where the script makes new optimizers and goes on with them, the attempt is all that the old ones did; else it
+        is the window.
+        """
+        attempts, before = [], 0
+        for failure in self.failures:
+            after = {number for event, number in self.steps if event > failure.end}
+            if not after:
+                continue
+            anew = all(self.optimizers[number].made_at >= failure.end for number in after)
+            made = [known.made_at for known in self.optimizers.values() if before <= known.made_at < failure.end]
+            start = min([*made, failure.window_start]) if anew else failure.window_start
+            attempts.append((max(start, before), failure.end))
+            before = failure.end
+        return attempts
 
     def _window_ends(self) -> list[int]:
         """Events after the steps of the optimizer that is the last one in a window."""
@@ -288,3 +338,12 @@ class StepWatch:
             part_of_window = cut.within_window or (is_periodic and not cut.in_evaluation and not cut.after_epoch)
             names.append("train" if cut.phase == "validate" and part_of_window else cut.phase)
         return names
+
+
+def _without(phase: tuple[str, int, int], low: int, high: int) -> list[tuple[str, int, int]]:
+    """A phase whose events from ``low`` to ``high`` are of a failed attempt."""
+    name, start, end = phase
+    if end <= low or start >= high:
+        return [phase]
+    parts = [(name, start, low), (FAILED, max(start, low), min(end, high)), (name, high, end)]
+    return [part for part in parts if part[1] < part[2]]

@@ -73,7 +73,7 @@ class Stop:
         """After each optimizer step."""
         if self.reason:
             self.stop(self.reason)
-        known = [one.steps for one in self.watch.optimizers.values()]
+        known = [one.steps for one in self.watch.current()]
         least, most = min(known), max(known)
         if self.request.steps is not None:
             if least >= self.request.steps or most >= MOST_OF_ONE * self.request.steps:

@@ -25,7 +25,13 @@ MOST_KNOWN_INTEGERS = 1 << 22
 _aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
 _ITEM = _aten._local_scalar_dense.default
-_INDEX = _aten.index.Tensor
+_INDEXED = frozenset(
+    {
+        _aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default,
+        _aten._unsafe_index.Tensor, _aten._unsafe_index_put.default,
+    }
+)  # fmt: skip
+"""Operators whose second argument may hold masks."""
 
 
 class ScriptTracer(Tracer):
@@ -84,7 +90,7 @@ class ScriptTracer(Tracer):
         self.on_operator()
         if torch._C._current_autograd_node() is None:
             self._line = self.lines.note()
-        if asks_data(func) and func is not _ITEM:
+        if func in _INDEXED or (asks_data(func) and func is not _ITEM):
             answered = self._from_content(func, types, args, kwargs)
             if answered is not None:
                 return answered
@@ -106,14 +112,14 @@ class ScriptTracer(Tracer):
 
     def _from_content(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """The result of an operator whose size depends on data that is known, on the card; None where it is not."""
-        if func is _INDEX:
+        if func in _INDEXED:
             positions = [self._selected(index) for index in args[1]]
             if all(found is None for found in positions):
                 return None
             flat: list[Any] = []
             for index, found in zip(args[1], positions, strict=True):
                 flat += [index] if found is None else found
-            return self.__torch_dispatch__(func, types, (args[0], flat), kwargs)
+            return self.__torch_dispatch__(func, types, (args[0], flat, *args[2:]), kwargs)
         real = constant_values.real_arguments(func, args, kwargs)
         if real is None:
             return None

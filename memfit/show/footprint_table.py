@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -48,6 +49,27 @@ def show_prediction(prediction: Prediction, console: Console | None = None) -> N
     )
     for line in remarks(footprint):
         console.print(line, style="dim")
+
+
+def show_predictions(predictions: Sequence[Prediction], console: Console | None = None) -> None:
+    """Prints how many devices a job fits, and a row for each."""
+    console = console or Console(highlight=False)
+    fitting = [prediction for prediction in predictions if prediction.footprint.verdict == "yes"]
+    first = predictions[0]
+    console.print(f"Fits on {len(fitting)} of {len(predictions)} devices.", style="bold")
+    console.print(f"{first.job}, {first.micro_batch} {first.unit} ({first.shape})\n", style="dim")
+    table = Table(box=None, pad_edge=False)
+    for name in ("device", "fits", "process", "usable", "to spare", "peak"):
+        table.add_column(name, justify="left" if name in ("device", "fits", "peak") else "right", no_wrap=True)
+    for prediction in predictions:
+        footprint, spare = prediction.footprint, prediction.footprint.headroom_bytes
+        need = footprint.phases[footprint.limiting_phase].process_bytes
+        table.add_row(
+            prediction.device.key, footprint.verdict, format_size(need),
+            format_size(prediction.device.usable_bytes or 0), f"{'-' if spare < 0 else ''}{format_size(abs(spare))}",
+            phase_name(footprint.limiting_phase),
+        )  # fmt: skip
+    console.print(table)
 
 
 def remarks(footprint: Footprint) -> list[str]:

@@ -19,6 +19,7 @@ from bench.accuracy_parts.ladder import RUNGS, rungs
 from bench.accuracy_parts.statistics import context_of, regular, shortest_interval, summary, weighted_median
 from bench.accuracy_parts.table import MIB, Run, is_fitting_half, models_in_order, read_table
 from bench.accuracy_parts.timm_job import VERSION, timm_folder
+from bench.result_file import read_result
 from memfit.errors import InputError
 
 ROOT = Path(accuracy.__file__).parents[1]
@@ -109,17 +110,17 @@ def test_a_table_without_a_column_is_refused_with_a_line_to_write(tmp_path):
 
 
 def test_what_is_committed_was_reached_on_the_half_that_nothing_was_fitted_on():
-    told = json.loads(accuracy.RESULTS.read_text())
-    found = told["gpumemnet"]
+    kept = read_result("accuracy")
+    found = kept["gpumemnet"]
     assert found["models"] >= 60
     assert found["median"] <= 0.015
     assert found["within_5_percent"] >= 0.85
-    ran = [row for row in told["rows"] if row[2] == "ran" and not is_fitting_half(row[0])]
+    ran = [row for row in kept["rows"] if row[2] == "ran" and not is_fitting_half(row[0])]
     assert len(ran) == found["runs"]
     errors = sorted(abs(row[4] / row[3] - 1) for row in ran)
     assert errors[len(errors) // 2] == pytest.approx(found["median"], abs=5e-4)
-    assert [row["rule"] for row in told["ladder"]["rungs"]] == list(RUNGS)
-    assert told["context_mib"] == fitting.context_bytes() // MIB
+    assert [row["rule"] for row in kept["ladder"]["rungs"]] == list(RUNGS)
+    assert kept["context_mib"] == fitting.context_bytes() // MIB
 
 
 @pytest.mark.parametrize("model", ["vit_small_patch16_224", "hardcorenas_c"])

@@ -1,6 +1,5 @@
 """python -m pytest tests/bench/test_published.py; -m slow derives figures anew"""
 
-import json
 import tomllib
 
 import numpy as np
@@ -8,12 +7,13 @@ import pytest
 
 from bench import published
 from bench.creep import packed_shapes
+from bench.result_file import read_result
 from bench.zero2 import REDUCE_BUCKET_ELEMENTS, zero2
 from memfit.device.hardware.catalogue import find_device
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 
 FIGURES = tomllib.loads(published.FIGURES.read_text())["figure"]
-RESULTS = json.loads(published.RESULTS.read_text())
+RESULTS = read_result("published")
 
 
 def test_every_figure_has_its_rows():

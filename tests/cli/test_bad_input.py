@@ -14,7 +14,7 @@ from tests.cli.asking import AT, JOBS, RIGHT, Run, is_one_line, really
 
 OPTIONS = {
     "no such verb": (["predic", RIGHT], ["verb 'predic'", "write memfit predict"]),
-    "a verb like no other": (["xyz"], ["verb 'xyz'", "not one of devices, jobs", "see memfit --help"]),
+    "a verb like no other": (["xyz"], ["verb 'xyz'", "not one of ", "devices, jobs", "see memfit --help"]),
     "no such option": (["predict", RIGHT, "--devise", "cpu"], ["option --devise", "write --device"]),
     "no such option before the verb": (["--jsn", "devices"], ["option --jsn", "see memfit --help"]),
     "an option without its value": (["predict", RIGHT, "--device"], ["Option '--device' requires an argument"]),
@@ -22,8 +22,8 @@ OPTIONS = {
     "one argument too many": (["predict", RIGHT, "more"], ["unexpected extra argument (more)"]),
     "no global batch": (["plan", RIGHT, "--device", "cpu"], ["--global-batch is missing", "write --global-batch N"]),
     "two devices where one is taken": (
-        ["predict", RIGHT, "--device", "cpu", "--device", "t4"],
-        ["--device twice", "memfit predict takes one", "write it once"],
+        ["compare", RIGHT, "--device", "cpu", "--device", "t4"],
+        ["--device twice", "memfit compare takes one", "write it once"],
     ),
     "a plan into a folder that is not there": (
         ["plan", RIGHT, "--device", "cpu", "--global-batch", "8", "--out", "/proc/no/plan.toml"],

@@ -103,6 +103,9 @@ def test_a_folder_that_is_a_file(run: Run, tmp_path: Path, plan_file: Path) -> N
 def test_resumed_with_another_plan(run: Run, tmp_path: Path, plan: str, plan_file: Path) -> None:
     (tmp_path / "plan.toml").write_text(plan.replace("seed = 0", "seed = 1"))
     found = run("run", str(plan_file), "--out", str(tmp_path), "--resume")
+    is_one_line(found, "it is not empty, and no run has written into it", "write --out as the folder of the run")
+    (tmp_path / ".memfit-run").touch()
+    found = run("run", str(plan_file), "--out", str(tmp_path), "--resume")
     is_one_line(found, "its seed is 0", f"{tmp_path}/plan.toml was run with 1", "write another --out")
 
 

@@ -18,6 +18,7 @@ from memfit.train.checkpoint.saver import Saver
 from memfit.train.launch import memory_limit
 from memfit.train.loop.loop import train
 from memfit.train.loop.run_context import RunContext
+from memfit.train.loop.validation_data import validation_data
 from memfit.train.run_folder import RunFolder
 
 WINDOWS = 3
@@ -72,6 +73,7 @@ class Plain(Job):
 
     validate_every: int = 1
     rate: float = 0.1
+    real_validation_batch = True
 
     def nets(self):
         torch.manual_seed(0)
@@ -219,6 +221,7 @@ def run(
         "plan": plan, "folder": folder, "samples": samples, "lengths": None, "windows": windows, "first": 0,
         "last": WINDOWS, "resident_before": 0, "saver": saver,
     }  # fmt: skip
+    given["validation"] = validation_data(job)
     code = train(train_state, RunContext(**{**given, **course}))
     learnt = {f"{n}.{k}": v for n, net in (*train_state.nets.items(), *((f"ema {n}", e) for n, e in
     train_state.ema.items())) for k, v in net.state_dict().items()}  # fmt: skip

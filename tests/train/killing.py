@@ -28,7 +28,7 @@ def serve() -> None:
     seconds."""
     from memfit.loading import load_job
     from memfit.planner.predict import plain_nets
-    from memfit.train.launch import worker
+    from memfit.train.launch import watchdog, worker
     from memfit.train.run_options import RunOptions
 
     plain_nets(load_job(JOB))
@@ -42,6 +42,8 @@ def serve() -> None:
             code = 1
             if asked["stop"]:
                 os.environ["SLOW"] = asked["stop"]["place"]
+            if asked["end_seconds"]:
+                watchdog.END_SECONDS = asked["end_seconds"]
             try:
                 code = worker.main(RunOptions(**asked["options"]))
             except SystemExit as ended:
@@ -90,12 +92,15 @@ class Server:
         keep: int = 2,
         log: Path | None = None,
         stop: dict[str, Any] | None = None,
+        more: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """One process of a run: saved after every window. ``kill_after``: seconds, None: to its end. ``stop``: see
-        ``stop``."""
+        ``stop``. ``more``: further options of the run, and ``end_seconds`` after a signal."""
+        more = more or {}
         options = {"folder": str(folder), "windows": windows or None, "resume": resume, "keep": keep, "save_every": 0.0}
+        options |= {name: value for name, value in more.items() if name != "end_seconds"}
         asked = {"options": options, "log": str(log or folder / "log.txt"), "kill_after": kill_after}
-        asked["stop"] = stop
+        asked |= {"stop": stop, "end_seconds": more.get("end_seconds")}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(asked) + "\n")

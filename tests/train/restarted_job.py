@@ -36,6 +36,7 @@ class Planted(nn.Module):
 
 class Restarted(Job):
     windows: int = 3
+    real_validation_batch = True
     fails: str = ""
     """RANK PART NUMBER; empty: nothing fails."""
     mark: str = ""

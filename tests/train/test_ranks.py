@@ -46,6 +46,7 @@ class Still(Net):
 class Uneven(Net):
     # Rank 1 alone changes a weight in its forward, and has no memory for its first validations.
     validate_every = 2
+    real_validation_batch = True
 
     def nets(self):
         return {**super().nets(), "slow": nn.Linear(16, 1).requires_grad_(False)}

@@ -28,6 +28,7 @@ import memfit
 class Slow(memfit.Job):
     # Waits in one place, once: where SLOW says, until the file "wait" beside this one is gone.
     windows: int = 4
+    real_validation_batch = True
     validate_every: int = 2
 
     def wait(self, place):
@@ -116,3 +117,8 @@ def test_a_run_that_is_told_to_stop_goes_on_bit_for_bit(whole, tmp_path, place, 
         assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["validation"] is None
     assert one.run(run, resume=True)["code"] == 0, (run / "log.txt").read_text()
     same_end(run, folder / "whole")
+    validations = [
+        [json.loads(line).get("validation") for line in (each / "metrics.jsonl").read_text().splitlines()]
+        for each in (run, folder / "whole")
+    ]
+    assert validations[0] == validations[1]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.latentsync_story import tell
+from bench.latentsync_story import run_story
 from memfit.device.hardware.catalogue import with_memory
 from memfit.device.hardware.local_devices import local_cpu
 from memfit.loading import load_job
@@ -32,6 +32,7 @@ import memfit
 class Decoded(memfit.Job):
     # Like LatentSync: gradients stay until the next forward, and validation decodes a whole video, 8 MiB a frame.
     windows: int = 4
+    real_validation_batch = True
     zero_grad: str = "after_forward"
     validate_every: int = 2
     at_once: int = 16
@@ -104,5 +105,5 @@ def test_a_validation_that_dies_as_the_job_has_it_passes_under_a_plan_at_every_i
 
 @pytest.mark.slow
 def test_latentsync_validates_at_every_interval_where_upstream_dies(tmp_path, capsys):
-    tell(tmp_path, windows=4)
+    run_story(tmp_path, windows=4)
     assert "memfit's plan, run: exit code 0, validated after windows [1, 3]" in capsys.readouterr().out

@@ -43,6 +43,8 @@ class Device:
     fp32_flops: float | None = None
     bandwidth: float | None = None
     """Of its memory."""
+    board_watts: float | None = None
+    """The most that the board draws."""
     link: str | None = None
     link_bytes: float | None = None
     """To another card or to the host, a second, in one direction."""

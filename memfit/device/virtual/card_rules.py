@@ -1,6 +1,9 @@
 """What the virtual GPU must know of a card to choose kernels as CUDA would."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any
 
 from memfit.device.hardware.catalogue import Device
 
@@ -29,11 +32,38 @@ class CardRules:
         return self.compute_capability[0] in (9, 10)
 
 
+_recorders: list[set[str]] = []
+"""Open recorders; not by thread, since autograd reads rules in threads of its own."""
+_FACTS = frozenset(field.name for field in fields(CardRules))
+
+
+class _RecordedRules(CardRules):
+    """Rules that note which of them are read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _FACTS:
+            for read in _recorders:
+                read.add(name)
+        return super().__getattribute__(name)
+
+
+@contextmanager
+def recorded_facts() -> Iterator[set[str]]:
+    """Notes which facts of a card traces read: they are the same on every card where these facts are the same."""
+    read: set[str] = set()
+    _recorders.append(read)
+    try:
+        yield read
+    finally:
+        _recorders.pop()
+        read.discard("cudnn_attention_first")
+
+
 def card_rules(device: Device) -> CardRules:
     """The rules of a card of the catalogue."""
     assert device.compute_capability is not None
     assert device.memory_bytes is not None
-    return CardRules(
+    return (_RecordedRules if _recorders else CardRules)(
         compute_capability=device.compute_capability,
         name=device.name,
         memory_bytes=device.memory_bytes,

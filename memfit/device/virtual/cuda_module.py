@@ -47,17 +47,18 @@ def _legacy_constructor(name: str, dtype: torch.dtype) -> Callable[..., torch.Te
     return make
 
 
+def _properties(card: CardRules) -> SimpleNamespace:
+    """What get_device_properties answers; read only when a job asks, so that a trace knows what it depends on."""
+    major, minor = card.compute_capability
+    return SimpleNamespace(
+        name=card.name, major=major, minor=minor, total_memory=card.memory_bytes,
+        multi_processor_count=card.multiprocessors, warp_size=32,
+    )  # fmt: skip
+
+
 def stubs(card: CardRules, emptied: Callable[[], None]) -> list[tuple[Any, dict[str, Any]]]:
     """(module, attributes to replace) for torch.cuda and its submodules."""
     major, minor = card.compute_capability
-    properties = SimpleNamespace(
-        name=card.name,
-        major=major,
-        minor=minor,
-        total_memory=card.memory_bytes,
-        multi_processor_count=card.multiprocessors,
-        warp_size=32,
-    )
 
     def state(device: Any = None) -> torch.Tensor:
         return torch.empty(16, dtype=torch.uint8, device="cpu")
@@ -90,7 +91,7 @@ def stubs(card: CardRules, emptied: Callable[[], None]) -> list[tuple[Any, dict[
         "current_device": _zero,
         "get_device_name": lambda device=None: card.name,
         "get_device_capability": lambda device=None: card.compute_capability,
-        "get_device_properties": lambda device=None: properties,
+        "get_device_properties": lambda device=None: _properties(card),
         "get_arch_list": lambda: [f"sm_{major}{minor}"],
         "can_device_access_peer": lambda device, peer: False,
         "Stream": Stream,

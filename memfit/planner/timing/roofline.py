@@ -50,6 +50,22 @@ def operator_seconds(
     return seconds
 
 
+def window_seconds(trace: Trace, device: Device, micro_batches: int, precision: str) -> float | None:
+    """Seconds of a window of so many micro-batches; None where the device's rates are unknown.
+
+    Args:
+        trace: its last training window has one micro-batch.
+    """
+    seconds = operator_seconds(trace, device, precision)
+    if seconds is None:
+        return None
+    start, end = [(start, end) for name, start, end in trace.phases if name == "train"][-1]
+    rows = slice(int(trace.operator[start]), int(trace.operator[end - 1]) + 1) if end > start else slice(0, 0)
+    parts = np.array(trace.parts)[trace.operator_part[rows]]
+    repeated = np.isin(parts, ("fetch", "forward", "backward"))
+    return float(seconds[rows][repeated].sum() * micro_batches + seconds[rows][~repeated].sum())
+
+
 def _rates(device: Device, precision: str) -> tuple[float, float, float] | None:
     """Operations and bytes a second, and seconds of a launch."""
     flops = {"bf16": device.bf16_flops, "fp16": device.fp16_flops}.get(precision) or device.fp32_flops

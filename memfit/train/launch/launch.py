@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memfit.errors import Exit
 from memfit.plan import Plan
@@ -14,6 +14,7 @@ from memfit.train.launch.memory_limit import ENVIRONMENT
 from memfit.train.launch.outcome import clear_outcome, missing_from, read_outcome
 from memfit.train.launch.process_guard import for_child
 from memfit.train.launch.torchrun import restarts, torchrun
+from memfit.train.launch.watchdog import ranks_that_held
 from memfit.train.metrics_file import read_lines
 from memfit.train.run_folder import RunFolder
 from memfit.train.run_options import RunOptions
@@ -32,6 +33,8 @@ class Launched:
     code: int
     line: str = ""
     """What is left to say; empty where a training process has said it."""
+    signalled: bool = False
+    """Whether SIGINT or SIGTERM came."""
 
 
 def rank_environment() -> dict[str, str]:
@@ -58,7 +61,7 @@ def launch(plan: Plan, options: RunOptions) -> Launched:
             code = run_child([sys.executable, "-m", WORKER, options.to_json()], {**rank_environment(), **for_child()})
     launched = _judged(folder, code, guardian.killed)
     clear_outcome(folder.path)
-    return launched
+    return replace(launched, signalled=guardian.signalled is not None)
 
 
 def _judged(folder: RunFolder, code: int, killed: bool) -> Launched:
@@ -69,6 +72,9 @@ def _judged(folder: RunFolder, code: int, killed: bool) -> Launched:
         return Launched(
             code=Exit.STOPPED, line=f"the run did not end after it was told to stop, and was killed; {again}"
         )
+    if outcome is None and (held := ranks_that_held(folder)):
+        what = "the run has made no progress in a call that holds Python's lock"
+        return Launched(code=Exit.STOPPED, line=f"{what}; its stacks are in {', '.join(held)}; {again}")
     if outcome is None and code < 0:
         name = signal.Signals(-code).name if -code in list(signal.Signals) else str(-code)
         return Launched(code=Exit.STOPPED, line=f"the training process was killed by signal {-code} ({name}); {again}")

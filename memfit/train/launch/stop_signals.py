@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
@@ -20,15 +21,18 @@ class AbandonedError(BaseException):
     """The run is to stop, and what it is at is given up. No error of a job: nothing there should catch it."""
 
 
-class StopBeforeTrainingError(SystemExit):
-    """A signal came before there was anything to save."""
+def ends_at_once(on_signal: Callable[[], None]) -> None:
+    """Until there is something to save, a signal ends the process. A signal that came before this call does so now.
 
+    The handler raises nothing: Python swallows what is raised inside of a ``__del__``.
 
-def ends_at_once() -> None:
-    """Until there is something to save, a signal ends the process. A signal that came before this call does so now."""
+    Args:
+        on_signal: called before the process ends.
+    """
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
-        raise StopBeforeTrainingError(Exit.STOPPED)
+        on_signal()
+        os._exit(Exit.STOPPED)
 
     for number in SIGNALS:
         signal.signal(number, end)

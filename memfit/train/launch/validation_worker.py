@@ -21,25 +21,31 @@ from memfit.geometry import shape_of
 from memfit.job import Job, Shape
 from memfit.loading import load_job
 from memfit.sizes import format_size
-from memfit.trace.step import fetch_synthetic, validate_once
+from memfit.trace.step import validate_once
 from memfit.train.checkpoint.checkpoints import Checkpoint, Checkpoints, is_checkpoint, read_checkpoint
 from memfit.train.checkpoint.resume import of_this_job
 from memfit.train.checkpoint.sharded_checkpoint import load_sharded_nets
 from memfit.train.checkpoint.state import put_nets_back
 from memfit.train.launch import memory_limit
 from memfit.train.launch.process_guard import die_with_parent
+from memfit.train.launch.stop_signals import ends_at_once
 from memfit.train.launch.warm_up import warm_up
-from memfit.train.launch.worker import device_of, say
+from memfit.train.launch.worker import device_of, ended_by_job, say
 from memfit.train.loop.phases import VALIDATION
 from memfit.train.loop.rng import seed_all, seed_stream
+from memfit.train.loop.validation_data import ValidationData, mean_of, no_real_samples, validation_data
 from memfit.train.recovery.recovery import give_back, release
 
 
 def main(arguments: list[str]) -> int:
-    """Validates RUN or a checkpoint, writes what was found into a file: TARGET, FILE, bytes (0: the plan's budget)."""
+    """Validates RUN or a checkpoint, and writes the values into a file: TARGET, FILE, bytes (0: the plan's budget)."""
     target, file, budget = Path(arguments[0]), Path(arguments[1]), int(arguments[2])
+    ends_at_once(lambda: None)
     try:
-        found = validate(find_checkpoint(target), budget)
+        result = validate(find_checkpoint(target), budget)
+    except (SystemExit, KeyboardInterrupt) as error:
+        say(ended_by_job(error))
+        return Exit.BAD_INPUT
     except InputError as error:
         say(str(error))
         return Exit.BAD_INPUT
@@ -49,9 +55,9 @@ def main(arguments: list[str]) -> int:
             raise
         say(str(mistake))
         return Exit.BAD_INPUT
-    if found is None:
+    if result is None:
         return Exit.NOTHING_FITS
-    write_atomic(file, json.dumps(found, allow_nan=False))
+    write_atomic(file, json.dumps(result, allow_nan=False))
     return Exit.DONE
 
 
@@ -72,7 +78,7 @@ def find_checkpoint(target: Path) -> Checkpoint:
 
 
 def validate(checkpoint: Checkpoint, budget: int = 0) -> dict[str, Any] | None:
-    """One validation batch as the plan has it in a run, or smaller where that does not fit.
+    """Validates on the job's real samples, in batches as the plan has them, or smaller ones where they do not fit.
 
     Random numbers begin at the plan's seed, so that the same checkpoint gives the same values. None: not even one item
     fits into the budget.
@@ -86,6 +92,11 @@ def validate(checkpoint: Checkpoint, budget: int = 0) -> dict[str, Any] | None:
     if not job.validates:
         write = f"write validate(self, nets, batch) -> {{'name': number}} in {type(job).__name__}"
         raise InputError(f"job {plan.job}", "it has no validation", write)
+    data = validation_data(job)
+    if data is None:
+        raise InputError(
+            f"job {plan.job}", "it has no real samples to validate on", no_real_samples(job).partition(": ")[2]
+        )
     device = device_of(plan)
     warm_up(job, plan.micro_batch)
     seed_all(plan.seed)
@@ -103,12 +114,14 @@ def validate(checkpoint: Checkpoint, budget: int = 0) -> dict[str, Any] | None:
                 put_nets_back(train_state, checkpoint.state, checkpoint.on(device), checkpoint.lying)
         memory_limit.reset_peak()
         while True:
-            values = _tried(replace(train_state, job=with_settings(job, settings)), shape, plan.seed)
+            shape = data.largest(shape)
+            values = _tried(replace(train_state, job=with_settings(job, settings)), data, shape, plan.seed)
             if values is not None:
                 return {
                     "checkpoint": str(checkpoint.path),
                     "window": checkpoint.next_window,
-                    "items": shape.items,
+                    "items": shape.items if data.samples is None else len(data.samples),
+                    "data": str(data),
                     "settings": settings,
                     "values": values,
                     "measured_process_bytes": memory_limit.peak_resident_bytes() - resident,
@@ -134,16 +147,16 @@ def validate(checkpoint: Checkpoint, budget: int = 0) -> dict[str, Any] | None:
     return None
 
 
-def _tried(train_state: TrainState, shape: Shape, seed: int) -> dict[str, Any] | None:
-    """The values of one batch, as a run's own validation draws it; None where memory runs out."""
+def _tried(train_state: TrainState, data: ValidationData, shape: Shape, seed: int) -> dict[str, Any] | None:
+    """The values of all batches, as a run's own validation draws them; None where memory runs out."""
     seed_stream(seed, 0, 0, VALIDATION)
+    parts: list[tuple[dict[str, Any], int]] = []
     try:
-        found = validate_once(
-            train_state,
-            lambda: fetch_synthetic(train_state.job, shape, train_state.device, validation=True),
-            lambda part: None,
-        )
-        return plain_values(train_state.job, found)
+        for fetch, items in data.batches(train_state, shape):
+            values = validate_once(train_state, fetch, lambda part: None)
+            parts.append((plain_values(train_state.job, values), items))
+        mean: dict[str, Any] = mean_of(parts)
+        return mean
     except Exception as error:
         if not memory_limit.is_memory_failure(error):
             raise

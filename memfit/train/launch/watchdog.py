@@ -27,22 +27,25 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from memfit.errors import Exit, line_of_job
 from memfit.train.launch.memory_limit import small_stacks
 from memfit.train.launch.outcome import Outcome, write_outcome
 from memfit.train.run_folder import RunFolder
 
-LOOKS_EVERY = 0.2
+LOOKS_EVERY, ARMS_EVERY = 0.2, 5.0
 """Seconds."""
-END_SECONDS, SAVING_SECONDS = 10.0, 60.0
-"""Seconds after a signal in which a run ends; with a checkpoint that is still being written."""
+END_SECONDS, SAVING_SECONDS = 8.0, 60.0
+"""Seconds after a signal in which a run ends by itself; with a checkpoint that is still being written."""
 SECOND_SIGNAL = 2.0
 """Seconds after which another signal is a second request, and not the same one passed on."""
 FACTOR = 20
 """The patience is so many times the longest part that was measured,"""
 LEAST_PATIENCE = {"window": 120.0, "start": 1800.0, "validate": 1800.0, "save": 1800.0}
 """and no less than these seconds: for parts of a window, and for what happens once or seldom."""
+LEAST_START = 120.0
+"""Seconds that the start has with any patience: libraries are imported and the data set is made in it."""
 FIRST_WINDOW = 900.0
 """Seconds for parts of a window before a window was finished: kernels are chosen and compiled in it."""
 _COLLECTIVES = ("torch/distributed/", "memfit/engine/", "torch/autograd/", "torch/_dynamo/")
@@ -76,7 +79,10 @@ class Watchdog:
         self._main = threading.main_thread().ident or 0
         self._signals: list[float] = []
         self._closed = threading.Event()
-        self._armed = 0.0
+        self._armed = -ARMS_EVERY
+        self._held = folder.stacks / f"held-{rank}{_launch()}"
+        """Stacks that are written without the interpreter's lock."""
+        self._held_file: IO[bytes] | None = None
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -94,6 +100,7 @@ class Watchdog:
             self._closed.set()
             thread.join()
             faulthandler.cancel_dump_traceback_later()
+            self._remove_held()
             signal.set_wakeup_fd(before)
             for descriptor in (reader, writer):
                 os.close(descriptor)
@@ -109,15 +116,15 @@ class Watchdog:
     @property
     def patience(self) -> float:
         """Seconds that the part at hand may take."""
-        if self._patience is not None:
-            return self._patience
         kind = _kind(self.part.name)
+        if self._patience is not None:
+            return max(self._patience, LEAST_START) if kind == "start" else self._patience
         least = FIRST_WINDOW if kind == "window" and not self._windows else LEAST_PATIENCE[kind]
         return max(least, FACTOR * self._longest.get(kind, 0.0))
 
     def _watch(self, reader: int) -> None:
         while not self._closed.wait(LOOKS_EVERY):
-            with contextlib.suppress(MemoryError, OSError):
+            with contextlib.suppress(MemoryError, OSError, RuntimeError):  # a thread may find no memory
                 self._look(reader)
 
     def _look(self, reader: int) -> None:
@@ -129,7 +136,7 @@ class Watchdog:
         self._end_after_signal(now)
         if now - self.part.since > self.patience or self._another_hangs():
             self._end_without_progress(now)
-        elif now - self._armed > LOOKS_EVERY * 5:
+        elif now - self._armed > ARMS_EVERY:
             self._arm(now)
 
     def _end_after_signal(self, now: float) -> None:
@@ -203,12 +210,24 @@ class Watchdog:
         """Sets the timer that needs no interpreter lock, later than this thread would act."""
         self._armed = now
         left = max(self.patience - (now - self.part.since), 0.0)
-        faulthandler.dump_traceback_later(left + 2 * _GRACE + 4, exit=True, file=sys.stderr)
+        if self._held_file is None:
+            self._folder.stacks.mkdir(exist_ok=True)
+            self._held_file = open(self._held, "wb", buffering=0)  # noqa: SIM115
+        with small_stacks():
+            faulthandler.dump_traceback_later(left + 2 * _GRACE + ARMS_EVERY, exit=True, file=self._held_file)
+
+    def _remove_held(self) -> None:
+        if self._held_file is not None:
+            self._held_file.close()
+            with contextlib.suppress(OSError):
+                self._held.unlink()
+                self._folder.stacks.rmdir()
 
     def _end(self, line: str) -> None:
         """Ends the process, whatever its other threads are at."""
         with contextlib.suppress(Exception):
             self._folder.flush()
+        self._remove_held()
         write_outcome(self._folder.path, Outcome(code=Exit.STOPPED), line)
         sys.stderr.flush()
         os._exit(Exit.STOPPED)
@@ -226,9 +245,15 @@ def is_saving(checkpoints: Path, within: float = 5.0) -> bool:
 
 def clear_stacks(folder: RunFolder) -> None:
     """Removes the stacks of an earlier launch."""
-    for left in (*folder.stacks.glob("rank-*"), *folder.stacks.glob(".waits-*")):
-        with contextlib.suppress(OSError):
-            left.unlink()
+    for pattern in ("rank-*", ".waits-*", "held-*"):
+        for left in folder.stacks.glob(pattern):
+            with contextlib.suppress(OSError):
+                left.unlink()
+
+
+def ranks_that_held(folder: RunFolder) -> list[str]:
+    """Files with the stacks of ranks that held the interpreter's lock until they were ended."""
+    return [str(file) for file in sorted(folder.stacks.glob("held-*")) if file.stat().st_size]
 
 
 def _kind(name: str) -> str:

@@ -34,13 +34,14 @@ from memfit.train.launch import memory_limit
 from memfit.train.launch.outcome import Outcome, clear_outcome, write_outcome
 from memfit.train.launch.process_guard import alone_in, die_with_parent
 from memfit.train.launch.rank_agreement import check_rank_agreement, rank_agreement_of
-from memfit.train.launch.stop_signals import StopBeforeTrainingError, ends_at_once
+from memfit.train.launch.stop_signals import ends_at_once
 from memfit.train.launch.warm_up import warm_up
 from memfit.train.launch.watchdog import Watchdog, clear_stacks
 from memfit.train.loop.loop import SpoiledByTrialError, train
 from memfit.train.loop.online_verify import OnlineVerify
 from memfit.train.loop.rng import seed_all
 from memfit.train.loop.run_context import RunContext
+from memfit.train.loop.validation_data import ValidationData, no_real_samples, validation_data
 from memfit.train.recovery.exactly_once import TornStepError
 from memfit.train.recovery.memory_growth import GrownMemoryError
 from memfit.train.recovery.recovery import NothingLeftError, SampleTooLargeError
@@ -60,7 +61,7 @@ UNPROVEN = "MEMFIT_UNPROVEN"
 def main(options: RunOptions) -> int:
     """Trains ``options.folder``/plan.toml; gives the exit code, and writes the launch's outcome."""
     folder, place = RunFolder(options.folder), torchrun_env()
-    ends_at_once()
+    ends_at_once(lambda: _stopped_early(folder))
     if place is not None:
         os.dup2(2, 1)
     try:
@@ -76,10 +77,8 @@ def main(options: RunOptions) -> int:
             )
             with watchdog.watching():
                 return _ended(folder, run(folder, options, watchdog))
-    except StopBeforeTrainingError:
-        return _ends(folder, Exit.STOPPED, f"stopped before the first window; {resume_command(folder)}")
     except (SystemExit, KeyboardInterrupt) as error:
-        return _ends(folder, Exit.BAD_INPUT, _ended_by_job(error))
+        return _ends(folder, Exit.BAD_INPUT, ended_by_job(error))
     except StartAgainError as error:
         say(str(error))
         return Exit.STOPPED
@@ -106,6 +105,10 @@ class Ending:
     line: str = ""
     """What is said; empty: the code says it."""
     context: RunContext | None = None
+
+
+def _stopped_early(folder: RunFolder) -> None:
+    _ends(folder, Exit.STOPPED, f"stopped before the first window; {resume_command(folder)}")
 
 
 def _alone(folder: RunFolder) -> AbstractContextManager[None]:
@@ -157,7 +160,7 @@ def resume_command(folder: RunFolder) -> str:
     return f"go on with: memfit run {folder.plan} --out {folder.path} --resume"
 
 
-def _ended_by_job(error: SystemExit | KeyboardInterrupt) -> str:
+def ended_by_job(error: SystemExit | KeyboardInterrupt) -> str:
     """What is said where the job's code ends the process."""
     call = "raised KeyboardInterrupt" if isinstance(error, KeyboardInterrupt) else f"called sys.exit({error.code!r})"
     where = line_of_job(traceback.walk_tb(error.__traceback__)) or "the job"
@@ -213,6 +216,7 @@ class _Data:
     samples: Any
     lengths: Sequence[int] | None
     windows: Windows
+    validation: ValidationData | None
 
 
 def _load(plan: Plan, engine: Engine) -> _Data:
@@ -233,9 +237,10 @@ def _load(plan: Plan, engine: Engine) -> _Data:
         ranks=engine.world,
     )
     job.collate([samples[0]])
+    validation = validation_data(job)
     warm_up(job, plan.micro_batch)
     seed_all(plan.seed)
-    return _Data(job=job, samples=samples, lengths=lengths, windows=windows)
+    return _Data(job=job, samples=samples, lengths=lengths, windows=windows, validation=validation)
 
 
 def _train(
@@ -264,6 +269,8 @@ def _train(
         for lost in folder.keep_lines_before(first):
             say(lost)
         folder.write_course(first, last)
+    if data.job.validates and data.validation is None:
+        speaks(f"the run does not validate: {no_real_samples(data.job)}")
     context = RunContext(
         plan=plan,
         folder=folder,
@@ -278,6 +285,7 @@ def _train(
         proves=UNPROVEN not in os.environ,
         skips=options.skip_oversized,
         less=read_reduced_limits(folder, plan),
+        validation=data.validation,
         proof=_proof(folder, data.job, engine.world, options.verify_every) if options.verify_every else None,
         progress=watchdog.progress,
     )

@@ -20,7 +20,7 @@ from memfit.apply.train_state import TrainState
 from memfit.apply.window import TurnGradients, WindowResult, run_window
 from memfit.batch.windows import Window
 from memfit.engine.collectives import gather
-from memfit.errors import Exit
+from memfit.errors import Exit, describe
 from memfit.sizes import format_size
 from memfit.train.checkpoint.final_weights import write_final
 from memfit.train.launch import memory_limit
@@ -41,7 +41,9 @@ from memfit.train.recovery.recovery import (
     Recovery,
     SampleTooLargeError,
     describe_request,
+    held_bytes,
     release,
+    requested_bytes,
 )
 
 PROVEN_FROM = 64
@@ -80,7 +82,9 @@ class TrainingLoop:
         self._stop, self._saver = Stop(), context.saver
         self._at = Position(context.first)
         self._monitor = Monitor(train_state, context.resident_before)
-        self._phases = Phases(train_state, context.plan, context.folder.path, context.say, context.less)
+        self._phases = Phases(
+            train_state, context.plan, context.folder.path, context.say, context.less, context.validation
+        )
         self._validate_every = validate_every(train_state, context)
         self._allowed_buffers = not_finite_buffers(train_state)
         self._told_growth = False
@@ -141,6 +145,10 @@ class TrainingLoop:
         except (NotFiniteError, SampleTooLargeError, GrownMemoryError, NothingLeftError):
             self._save_before(number)
             raise
+        except Exception as error:
+            if not memory_limit.is_memory_failure(error) or self._engine.world > 1:
+                raise
+            raise self._out_of_memory(number, error) from None
         learned = tuple(micro.ids for micro in result.micro_batches if micro.counts and micro.ids)
         line = window_line(window, result, self._units(learned), time.perf_counter() - begin, context.plan)
         norms = [norm for norm in line["gradient_norm"].values() if norm is not None]
@@ -298,10 +306,25 @@ class TrainingLoop:
         if self._saver is None or self._engine.world > 1 or self._at.stepped or self._saver.written == number:
             return
         with contextlib.suppress(CannotRepeatError, NotFiniteError):
-            if self._state.device.type == "cpu":
-                memory_limit.lift()
+            memory_limit.lift()
             self._recovery.go_back()
             self._stopped_before(number)
+
+    def _out_of_memory(self, number: int, error: Exception) -> Exception:
+        """Memory ran out where nothing is done again, as in what recovery itself allocates. Saves where it can."""
+        release(error)
+        memory_limit.lift()
+        failure = Failure(
+            part=self._recovery.part,
+            micro_batch=-1,
+            ids=(),
+            requested_bytes=requested_bytes(str(error)),
+            held_bytes=held_bytes(self._state.device),
+            message=describe(error),
+        )
+        grown = self._grown_memory(failure)
+        self._save_before(number)
+        return grown or error
 
     def _finish(self) -> Exit:
         """The final weights, once the last checkpoint is whole."""
@@ -336,6 +359,7 @@ class TrainingLoop:
         needed = max(failure.requested_bytes or 0, int(self._context.plan.budget_bytes * PART_OF_BUDGET))
         if growth is None or growth.bytes < needed:
             return None
+        memory_limit.lift()
         request = describe_request(failure, self._held_before)
         return GrownMemoryError(f"{growth}{self._holder()}; {failure.part} then ran out of memory ({request})")
 

@@ -52,15 +52,12 @@ class Monitor:
         self._clock = (time.perf_counter(), time.process_time())
         self.growth = MemoryGrowth()
         """What is held when windows begin."""
-        self._growth_at = -math.inf
 
     def begin(self, parts: Sequence[MicroBatch], window: int = 0) -> None:
         """A window of these micro-batches begins."""
         self._parts, self._fetched, self._small = parts, 0, None
-        now = time.perf_counter()
-        if now - self._growth_at > PROCESS_EVERY:
+        if self.growth.wants(window):
             self.growth.note(window, self._held())
-            self._growth_at = now
 
     def fetches(self) -> None:
         """A micro-batch begins; before the second one, the first one's gradient lies there."""

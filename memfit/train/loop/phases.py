@@ -21,10 +21,11 @@ from memfit.errors import describe
 from memfit.geometry import shape_of
 from memfit.job import Shape
 from memfit.plan import PhasePolicy, Plan
-from memfit.trace.step import fetch_synthetic, validate_once
+from memfit.trace.step import validate_once
 from memfit.train.launch import memory_limit
 from memfit.train.launch.stop_signals import AbandonedError
 from memfit.train.loop.rng import seed_stream
+from memfit.train.loop.validation_data import ValidationData, mean_of
 from memfit.train.recovery.recovery import give_back, release
 from memfit.train.recovery.reduced_limits import NO_REDUCTION, ReducedLimits, StartAgainError
 
@@ -60,12 +61,20 @@ class Phases:
         files: a folder for what waits in files.
         say: told of what was left out, and why.
         less: what is smaller from the start.
+        data: what is validated on.
     """
 
     def __init__(
-        self, train_state: TrainState, plan: Plan, files: Path, say: Callable[[str], None], less: ReducedLimits =
-        NO_REDUCTION ) -> None:  # fmt: skip
-        self._rig, self._plan, self._files, self._say = train_state, plan, files, say
+        self,
+        train_state: TrainState,
+        plan: Plan,
+        files: Path,
+        say: Callable[[str], None],
+        less: ReducedLimits = NO_REDUCTION,
+        data: ValidationData | None = None,
+    ) -> None:
+        self._data = data or ValidationData(samples=None)
+        self._state, self._plan, self._files, self._say = train_state, plan, files, say
         self._policies = {"validate": plan.validation, "save": plan.saving}
         self._items: int | None = plan.validation.items
         self._trains = False
@@ -79,7 +88,7 @@ class Phases:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """``validate`` or ``save``: inside, the plan's policy holds; then random numbers and modes are as before."""
-        policy, train_state = self._policies[name], self._rig
+        policy, train_state = self._policies[name], self._state
         random = random_state(train_state.device)
         modes = [(module, module.training) for net in train_state.nets.values() for module in net.modules()]
         try:
@@ -105,8 +114,8 @@ class Phases:
         if self._plan.idle_nets != "aside" or phase == "save":
             yield
             return
-        back = idle_nets_back(self._rig, phase) if self._trains else nullcontext()
-        with idle_nets_aside(self._rig, phase, self._files), back:
+        back = idle_nets_back(self._state, phase) if self._trains else nullcontext()
+        with idle_nets_aside(self._state, phase, self._files), back:
             yield
 
     def validate(
@@ -132,13 +141,13 @@ class Phases:
             shape = self._shape()
             tries += 1
             mine = self._try(shape, briefly, strict, abandons)
-            ranks = gather(self._rig.engine, mine)
+            ranks = gather(self._state.engine, mine)
             if any(one.abandoned for one in ranks):
                 return ValidationResult(metrics=None, tries=tries, note=STOPPED_NOTE)
             failures = {rank: one for rank, one in enumerate(ranks) if one.reason is not None}
             if not failures:
                 return ValidationResult(metrics=mine.metrics, tries=tries)
-            give_back(self._rig.device)
+            give_back(self._state.device)
             reason = "; ".join(
                 f"rank {rank}: {one.reason}" if len(ranks) > 1 else str(one.reason) for rank, one in failures.items()
             )
@@ -160,7 +169,7 @@ class Phases:
             release(error)
             return _Tried(abandoned=True)
         except Exception as error:
-            together = self._rig.engine.syncs_in_backward and self._rig.engine.world > 1
+            together = self._state.engine.syncs_in_backward and self._state.engine.world > 1
             memory = memory_limit.is_memory_failure(error)
             if (together and is_lost_rank(error)) or (strict and not memory):
                 raise
@@ -173,13 +182,13 @@ class Phases:
 
     def _shape(self) -> Shape:
         """Of the next validation batch."""
-        whole = shape_of(self._rig.job, self._plan.micro_batch)
-        return replace(whole, items=min(self._items or whole.items, whole.items))
+        planned = shape_of(self._state.job, self._plan.micro_batch)
+        return self._data.largest(replace(planned, items=min(self._items or planned.items, planned.items)))
 
     def _smaller(self, shape: Shape) -> bool:
         """Makes the next try need less; whether there was anything left to do."""
         policy = self._policies["validate"]
-        settings = {**policy.settings, **self._rig.job.validation_smaller}
+        settings = {**policy.settings, **self._state.job.validation_smaller}
         everything = PhasePolicy(gradients="free", optimizer="aside", items=policy.items, settings=settings)
         if policy != everything:
             self._policies["validate"] = everything
@@ -190,16 +199,16 @@ class Phases:
         return False
 
     def _once(self, shape: Shape, briefly: bool) -> dict[str, float]:
-        train_state = replace(self._rig, job=with_settings(self._rig.job, self._policies["validate"].settings))
+        train_state = replace(self._state, job=with_settings(self._state.job, self._policies["validate"].settings))
         seed_stream(self._plan.seed, 0, 0, VALIDATION)
         short = {"repeats": lambda count: range(count) if count < 4 else (0, 1, count - 1)} if briefly else {}
         with replaced(train_state.job, **short):
-            found = validate_once(
-                train_state,
-                lambda: fetch_synthetic(train_state.job, shape, train_state.device, validation=True),
-                _ignore,
-            )
-        return {name: float(value) for name, value in found.items()}
+            parts = []
+            for fetch, items in self._data.batches(train_state, shape, briefly=briefly):
+                values = validate_once(train_state, fetch, _ignore)
+                parts.append(({name: float(value) for name, value in values.items()}, items))
+        metrics: dict[str, float] = mean_of(parts)
+        return metrics
 
 
 def _ignore(part: str) -> None:

@@ -17,6 +17,7 @@ from memfit.train.checkpoint.saver import Saver
 from memfit.train.checkpoint.sharded_saver import ShardedSaver
 from memfit.train.loop.online_verify import OnlineVerify
 from memfit.train.loop.rng import COLLATE, LOSS, seed_stream
+from memfit.train.loop.validation_data import ValidationData
 from memfit.train.recovery.recovery import Ids, Recovery
 from memfit.train.recovery.reduced_limits import NO_REDUCTION, ReducedLimits
 from memfit.train.run_folder import RunFolder
@@ -45,6 +46,8 @@ class RunContext:
     say: Callable[[str], None] = lambda line: None
     proves: bool = False
     """Whether every phase is tried before the first window."""
+    validation: ValidationData | None = None
+    """What the job is validated on; None: it is not."""
     proof: OnlineVerify | None = None
     """Verifies windows during the run."""
     less: ReducedLimits = NO_REDUCTION
@@ -102,4 +105,6 @@ def padded_units(context: RunContext, ids: Ids) -> int:
 def validate_every(train_state: TrainState, context: RunContext) -> int:
     """Windows between validations; 0: none."""
     every = context.plan.validate_every
-    return (train_state.job.validate_every if every is None else every) if train_state.job.validates else 0
+    if not train_state.job.validates or context.validation is None:
+        return 0
+    return train_state.job.validate_every if every is None else every

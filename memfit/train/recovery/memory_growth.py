@@ -64,12 +64,16 @@ class MemoryGrowth:
         self._first: int | None = None
         self._stride = 1
 
-    def note(self, window: int, held: int) -> None:
-        """Adds the bytes that are held when a window begins."""
+    def wants(self, window: int) -> bool:
+        """Whether a reading is taken in this window: the longer the run, the fewer."""
         if self._first is None:
             self._first = window
-        if window - self._first < SETTLED or (self._readings and window - self._readings[-1][0] < self._stride):
-            return
+        return window - self._first >= SETTLED and (
+            not self._readings or window - self._readings[-1][0] >= self._stride
+        )
+
+    def note(self, window: int, held: int) -> None:
+        """Adds the bytes that are held when a window begins."""
         self._readings.append((window, held))
         if len(self._readings) > POINTS:
             self._readings = self._readings[::2]

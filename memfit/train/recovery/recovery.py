@@ -173,6 +173,11 @@ class Recovery:
                 self.cap = None
 
     @property
+    def part(self) -> str:
+        """The part of the window that began last."""
+        return self._part
+
+    @property
     def can_go_back(self) -> bool:
         """Whether this turn's forward has changed nothing of which there is no copy."""
         return not self._moving.changed()
@@ -282,6 +287,7 @@ class Recovery:
         if not failed:
             raise NothingLeftError(f"memory ran out in {failure.part} without a sample: {failure.message}")
         if not self._skips:
+            memory_limit.lift()
             raise SampleTooLargeError(self._too_large(failure, failed))
         self.skipped += failed
         return [micro for micro in parts if micro.ids != failed]

@@ -1,0 +1,309 @@
+"""Tables and paragraphs of the documentation whose figures come from bench/results or from the code.
+
+``TABLES`` and ``TEXTS`` give each by the name that a page writes in its block (docs/blocks.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from bench.result_file import EARLIER, RESULTS
+from docs import accuracy_tables
+from docs.results import GIB, gib, result, table
+
+
+def published() -> str:
+    """Every published figure beside its prediction. A GB of a tool is 2^30 bytes; of a README it may be 10^9."""
+    rows = []
+    for row in result("published")["rows"]:
+        several = row["world"] > 1 or row["engine"] == "zero2"
+        run_as = row["engine"] + (f" on {row['world']}" if several else "") + f", {row['card']}"
+        predicted = gib(row["predicted_bytes"])
+        if row["sequence_bytes"]:
+            predicted += f", {row['sequence_bytes'] / GIB:.1f} after 150 batches of varying lengths"
+        off = f"{row['error']:+.1%}"
+        if row["error_decimal"] is not None:
+            off += f" ({row['error_decimal']:+.1%} if 10⁹)"
+        what = "" if row["kind"] == "process" else f" {row['kind']}"
+        job = f"{row['job']}, {row['micro_batch']} {row['unit']}, {row['phase']}{what}"
+        rows.append([job, run_as, row["published"], predicted, off])
+    return table(["job, micro-batch", "run as", "published", "predicted", "error"], rows)
+
+
+def musetalk_ranks() -> str:
+    """MuseTalk's first stage on one, two and eight ranks of ZeRO-2."""
+    found: dict[int, dict[int, Mapping[str, Any]]] = {}
+    for row in result("published")["rows"]:
+        if row["job"] == "musetalk/stage1":
+            found.setdefault(row["micro_batch"], {})[row["world"]] = row
+    worlds = sorted(next(iter(found.values())))
+    head = ["images", "published", *(f"{world} rank{'s' if world > 1 else ''}" for world in worlds)]
+    return table(
+        head,
+        (
+            [images, rows[worlds[0]]["published"], *(gib(rows[world]["predicted_bytes"]) for world in worlds)]
+            for images, rows in found.items()
+        ),
+    )
+
+
+def _modes(modes: Mapping[str, int]) -> str:
+    counts = [f"{count} {mode}" for mode, count in sorted(modes.items()) if mode != "keep"]
+    return ", ".join(counts) or "everything kept"
+
+
+def cards() -> str:
+    found = result("cards")
+    rows = []
+    for name, row in sorted(found.get("plans", found).items()):
+        job, _, rest = name.partition("@")
+        card = rest.split(" ")[0]
+        used = f"{gib(max(row['process_bytes'].values()))} of {gib(row['usable_bytes'])}"
+        rows.append([job, card, row["arithmetic"].removesuffix(" on 1 device"), _modes(row["modes"]), used])
+    return table(["job", "card", "global batch", "recomputed modules", "peak of usable memory"], rows)
+
+
+def timing() -> str:
+    kinds: dict[str, list[float]] = {}
+    for row in result("timing")["rows"]:
+        kinds.setdefault(row["net_kind"].split(",")[0], []).append(row["measured"] / row["estimated"] - 1)
+    rows = ([kind, len(errors), f"{min(errors):+.1%}", f"{max(errors):+.1%}"] for kind, errors in kinds.items())
+    return table(["kind of net", "windows", "from", "to"], rows)
+
+
+def plan_speed() -> str:
+    found = result("plan_speed")
+    rows = []
+    for name, kept in found.get("plans", found).items():
+        row = kept.get("after", kept)
+        rows.append([name, row["arithmetic"], f"{row['processor_seconds']:.0f}"])
+    return table(["job, global batch, card", "plan", "processor seconds"], rows)
+
+
+def variants() -> str:
+    found = result("variants")
+    rows = found["variants"] if isinstance(found, dict) else found
+    shown = ([row["variant"], f"{row['processor_seconds']:.1f}", f"{row['peak_bytes'] / 2**20:.0f}"] for row in rows)
+    return table(["job", "processor seconds", "memory of the prediction, MiB"], shown)
+
+
+def checkpoint_selection() -> str:
+    found = result("planner")
+    nets = found["nets"] if "nets" in found else {k: v for run in found["runs"] for k, v in run["nets"].items()}
+    rows = []
+    for net, lines in nets.items():
+        kept = lines[0]["measured"] - lines[0]["resident"]
+        for row in lines:
+            part = (row["measured"] - row["resident"]) / kept
+            ratio = f"{row['ratio']:.2f}" if "ratio" in row else ""
+            rows.append([net, row["name"], f"{part:.0%}", ratio])
+    return table(["net", "selection", "measured activations", "time / everything recomputed"], rows)
+
+
+def accumulation() -> str:
+    rows = (
+        [f"{row['frames']} x {row['clips']}", row["plan"], f"{row['estimated']:.2f}", f"{row['measured']:.2f}",
+         f"{row['plan_over_faster']:.2f}"]
+        for row in result("accumulation")["cases"]
+    )  # fmt: skip
+    head = ["frames x clips", "plan", "accumulated / recomputed, estimated", "measured", "plan / faster of the two"]
+    return table(head, rows)
+
+
+def samplers() -> str:
+    rows = []
+    for name, row in result("samplers")["samplers"].items():
+        rows.append([
+            name, f"{row['seconds']:.2f}", f"{row['padding']:.2%}", f"{row['largest']:.3f}", f"{row['imbalance']:.2%}",
+            f"{row['imbalance_quadratic']:.2%}", f"{row['resume']:.2f}",
+        ])  # fmt: skip
+    head = ["sampler", "CPU s", "padding", "largest / threshold", "imbalance, frames", "imbalance, frames²", "resume s"]
+    return table(head, rows)
+
+
+def printed_before(name: str) -> str | None:
+    """What a benchmark printed before it wrote JSON, as a code block; None where its JSON is there."""
+    if (RESULTS / f"{name}.json").exists():
+        return None
+    return f"```text\n{(EARLIER / f'{name}.txt').read_text().rstrip()}\n```"
+
+
+def loop() -> str:
+    if before := printed_before("loop"):
+        return before
+    rounds = result("loop")["rounds"]
+    rows = []
+    for name in rounds[0]:
+        took, added = ([found[name][key] for found in rounds] for key in ("milliseconds", "added_milliseconds"))
+        rows.append([name, _spread(took), _spread(added)])
+    return table(["loop", "ms a step", "more than by hand, ms"], rows)
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{min(values):.2f} to {max(values):.2f}" if min(values) != max(values) else f"{values[0]:.2f}"
+
+
+def saving() -> str:
+    if before := printed_before("saving"):
+        return before
+    rows = (
+        [name, f"{row['seconds']:.2f}", f"{row['over_raw_by_rounds']:.2f}",
+         f"{row['over_raw_least']:.2f} to {row['over_raw_most']:.2f}", f"{row['core_seconds']:.2f}"]
+        for name, row in result("saving")["ways"].items()
+    )  # fmt: skip
+    return table(["way", "seconds", "x raw write (median)", "x raw write (range)", "core seconds"], rows)
+
+
+def saving_text() -> str:
+    if not (RESULTS / "saving.json").exists():
+        return "Printed by the benchmark:"
+    found = result("saving")
+    held = found["asynchronous_holds_up"]
+    return (
+        f"A checkpoint of {found['bytes'] / 1e6:.0f} MB in {found['tensors']} tensors, {found['rounds']} rounds in "
+        f"random order. An asynchronous checkpoint holds training up for {held['seconds_per_gigabyte']:.2f} s a GB "
+        f"(median; at most {held['most_seconds_per_gigabyte']:.2f}), and its buffers take "
+        f"{held['buffer_bytes'] / 1e6:.0f} MB."
+    )
+
+
+def kills() -> str:
+    if before := printed_before("kills"):
+        return before
+    rows = (
+        [name, row["kills"], row["while_saving"], row["finished"], row["passed_over"], row["repeated"]]
+        for name, row in result("kills")["writing"].items()
+    )
+    head = [
+        "checkpoints", "kills", "during a save", "runs that ended, equal byte for byte", "torn checkpoints loaded",
+        "windows trained again",
+    ]  # fmt: skip
+    return table(head, rows)
+
+
+def faults() -> str:
+    if before := printed_before("faults"):
+        return before
+    kinds: dict[str, Counter[str]] = {}
+    for row in result("faults")["rows"]:
+        names = ("points", "done", "same_ids", "same_weights", "torn")
+        kinds.setdefault(row["failure"], Counter()).update({name: row[name] for name in names})
+    rows = [[kind, *(counts[name] for name in counts)] for kind, counts in kinds.items()]
+    total = result("faults")["total"]
+    rows.append(["**all**", *(total[name] for name in total)])
+    return table(["failure in", "runs", "reached the end", "same samples", "same weights", "torn steps"], rows)
+
+
+def sequence() -> str:
+    found = result("sequence")
+    rows = []
+    for frames in (3200, 7000):
+        row = found[f"{frames} frames"]
+        segments, expandable = row["segments"], row["expandable"]
+        rows.append([
+            frames, f"{row['published_bytes'] / 1e9:.1f}", f"{segments['process_bytes_after_windows']['10'] / 1e9:.1f}",
+            f"{segments['process_bytes'] / 1e9:.1f}", f"{segments['ratio']:.2f}",
+            f"{expandable['process_bytes'] / 1e9:.1f}",
+        ])  # fmt: skip
+    head = [
+        "frames", "published, GB", "after 10 windows, GB", "over the epoch, GB", "reserved / allocated",
+        "expandable segments, GB",
+    ]  # fmt: skip
+    return table(head, rows)
+
+
+def sequence_text() -> str:
+    row = result("sequence")["different shapes"]
+    return (
+        f"{row['windows']:,} windows of {row['distinct_shapes']:,} different shapes take "
+        f"{row['processor_seconds']:.0f} processor seconds."
+    )
+
+
+def probe() -> str:
+    found = result("probe")
+    rows = []
+    for name in ("probe", "probe --prove", "doubling and bisection"):
+        if name in found:
+            row = found[name]
+            rows.append(
+                [f"`memfit {name}`" if name.startswith("probe") else name, row["found"], row["trials"], row["failures"]]
+            )
+    return table(["search", "largest batch", "trials", "failed trials"], rows)
+
+
+def creep() -> str:
+    rows = []
+    for case in result("creep")["cases"]:
+        after = case["process_bytes_after_batch"]
+        low, high = case["clip_seconds"]
+        places = [number for number in (1, 2, 3, 7, len(after)) if number <= len(after)]
+        rows.append([case["frames"], f"{low:g} to {high:g} s", *(f"{after[place - 1] / GIB:.1f}" for place in places)])
+    head = ["frames", "clips", *(f"batch {number}" for number in (1, 2, 3, 7)), "last batch"]
+    return table(head, rows)
+
+
+def thousand_ranks() -> str:
+    found = result("thousand_ranks")
+    return (
+        f"`{found['predicted']}` predicts one rank of 1,024 in {found['processor_seconds']:.0f} processor seconds: "
+        f"{gib(found['allocated_bytes'])} of tensors at the peak."
+    )
+
+
+def plan_cost() -> str:
+    found = result("plan_speed")
+    seconds = [kept.get("after", kept)["processor_seconds"] for kept in found.get("plans", found).values()]
+    predictions = result("variants")
+    costs = [
+        row["processor_seconds"] for row in (predictions["variants"] if isinstance(predictions, dict) else predictions)
+    ]
+    return (
+        f"`memfit plan` took {min(seconds):.0f} to {max(seconds):.0f} processor seconds for the jobs below; "
+        f"`memfit predict` takes {min(costs):.0f} to {max(costs):.0f} for the built-in jobs."
+    )
+
+
+def validation_trace_limit() -> str:
+    from memfit.planner.search.full_step import TRACED
+
+    return (
+        f"Validation is traced again for options of up to {TRACED:,} operators in all. For a longer validation the "
+        "job's first option comes first, then precision; the others say that they were not traced."
+    )
+
+
+def story() -> str:
+    if before := printed_before("latentsync_story"):
+        return before
+    found = result("latentsync_story")
+    peaks = {name: f"{size / 2**20:.0f} MiB" for name, size in found["upstream_predicted_bytes"].items()}
+    return (
+        f"Upstream's step needs {peaks['train']} in training and {peaks['validate']} in validation. In a budget of "
+        f"{found['budget_bytes'] / 2**20:.0f} MiB it runs out of memory in {found['upstream_failed_in']}. memfit's "
+        f"plan ({found['plan']}) validates after windows {', '.join(map(str, found['validated_after_windows']))}, each "
+        f"at the first try, with {found['measured_process_bytes'] / 2**20:.0f} MiB measured at the peak."
+    )
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "published": published, "musetalk ranks": musetalk_ranks, "accuracy by half": accuracy_tables.accuracy_halves,
+    "accuracy by kind of net": accuracy_tables.accuracy_kinds, "accuracy by rule": accuracy_tables.accuracy_rules,
+    "convolution workspace": accuracy_tables.accuracy_workspace, "plans for cards": cards, "time estimates": timing,
+    "plan speed": plan_speed, "prediction speed": variants, "samplers": samplers, "loop": loop, "saving": saving,
+    "kills": kills, "faults": faults, "epochs": sequence, "probe": probe, "creep": creep,
+    "checkpoint selection": checkpoint_selection, "accumulation": accumulation,
+}  # fmt: skip
+TEXTS: dict[str, Callable[[], str]] = {
+    "accuracy summary": accuracy_tables.accuracy_summary,
+    "accuracy verdicts": accuracy_tables.accuracy_verdicts,
+    "accuracy on this CPU": accuracy_tables.accuracy_cpu,
+    "saving": saving_text,
+    "epochs": sequence_text,
+    "thousand ranks": thousand_ranks,
+    "plan cost": plan_cost,
+    "validation trace limit": validation_trace_limit,
+    "story": story,
+}

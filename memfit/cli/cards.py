@@ -1,0 +1,94 @@
+"""memfit cards: every card of the catalogue for one job."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from memfit.cli.options import (
+    choose_devices,
+    device_names_option,
+    headroom_option,
+    json_option,
+    print_json,
+    set_option,
+    whole_number,
+)
+from memfit.errors import Exit
+
+if TYPE_CHECKING:
+    from memfit.planner.card_comparison import Card
+
+
+@click.command("cards")
+@click.argument("job")
+@set_option
+@click.option("--micro-batch", metavar="N", help="Units in one micro-batch. Default 1, or one longest item.")
+@click.option("--shape", metavar="BxL", help="Items x length of one micro-batch, instead of --micro-batch.")
+@click.option("--global-batch", metavar="N", help="Units of one optimizer step. Default: one micro-batch.")
+@click.option(
+    "--prices",
+    metavar="F",
+    type=click.Path(dir_okay=False),
+    help="CSV with columns card, price_per_hour, currency, such as examples/prices.csv.",
+)
+@device_names_option
+@headroom_option
+@click.option("--no-largest", is_flag=True, help="Leaves the largest micro-batch out, which takes most of the time.")
+@json_option
+def command(
+    job: str, pairs: tuple[str, ...], micro_batch: str | None, shape: str | None, global_batch: str | None,
+    prices: str | None, device_names: tuple[str, ...], headroom: str | None, no_largest: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Every card of the catalogue for JOB: fit, memory, largest micro-batch, and time, energy and cost of an epoch."""
+    from memfit.cli.predict import micro_batch_shape
+    from memfit.cli.progress import progress, settle
+    from memfit.loading import load_job, read_settings
+
+    targets = choose_devices(device_names or ("all",), None, headroom)
+    count, batch = whole_number("--micro-batch", micro_batch), whole_number("--global-batch", global_batch)
+    begin = time.perf_counter()
+    with progress(f"comparing {len(targets)} cards for {job}", quiet=as_json):
+        from memfit.planner.card_comparison import compare_cards, read_prices, units_of_an_epoch
+
+        known = read_prices(prices) if prices is not None else None
+        loaded = load_job(job, read_settings(pairs))
+        settle()
+        asked = micro_batch_shape(loaded, shape, count)
+        units, unknown = units_of_an_epoch(loaded)
+        cards = compare_cards(
+            loaded, job, asked, targets, global_batch=batch, prices=known, epoch_units=units,
+            find_largest=not no_largest,
+        )  # fmt: skip
+    if as_json:
+        seconds = time.perf_counter() - begin
+        print_json({
+            "job": job, "unit": loaded.unit, "micro_batch": asked.units, "global_batch": batch or asked.units,
+            "epoch_units": units, "cards": [_json(card) for card in cards], "seconds": seconds,
+        })  # fmt: skip
+    else:
+        from memfit.show.cards_table import show_cards
+
+        show_cards(cards, loaded.unit, unknown)
+    return Exit.DONE if any(card.prediction.footprint.fits for card in cards) else Exit.NOTHING_FITS
+
+
+def _json(card: Card) -> dict[str, Any]:
+    footprint = card.prediction.footprint
+    return {
+        "device": card.device.key,
+        "fits": footprint.fits,
+        "verdict": footprint.verdict,
+        "process_bytes": max(phase.process_bytes for phase in footprint.phases.values()),
+        "usable_bytes": card.device.usable_bytes,
+        "headroom_bytes": footprint.headroom_bytes,
+        "limiting_phase": footprint.limiting_phase,
+        "largest_micro_batch": card.largest,
+        "window_seconds": card.window_seconds,
+        "epoch_seconds": card.epoch_seconds,
+        "epoch_joules": card.epoch_joules,
+        "epoch_cost": card.epoch_cost,
+        "currency": card.currency,
+    }

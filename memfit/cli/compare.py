@@ -1,0 +1,139 @@
+"""memfit compare: jobs, settings, plans, traces and runs side by side."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from memfit.cli.options import (
+    choose_device,
+    device_option,
+    headroom_option,
+    json_option,
+    memory_option,
+    print_json,
+    whole_number,
+)
+from memfit.errors import Exit, InputError
+from memfit.plan import ENGINES
+
+if TYPE_CHECKING:
+    from memfit.device.hardware.catalogue import Device
+    from memfit.planner.comparison import Subject, Variant
+
+
+@click.command("compare")
+@click.argument("targets", nargs=-1, required=True, metavar="A [B...]")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE,...",
+    help="Adds each job with these settings; may be repeated.",
+)
+@click.option(
+    "--precision", "precisions", multiple=True, type=click.Choice(["fp32", "bf16", "fp16"]),
+    help="Adds each job in this precision; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--checkpoint", "checkpoints", multiple=True, type=click.Choice(["none", "all"]),
+    help="Adds each job recomputing nothing or all that can be; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--engine", "engines", multiple=True, type=click.Choice([name for name in ENGINES if name != "single"]),
+    help="Adds each job under this engine on --world ranks; may be repeated.",
+)  # fmt: skip
+@click.option("--world", metavar="N", default="2", show_default=True, help="Ranks for --engine.")
+@click.option("--micro-batch", metavar="N", help="Units in a job's micro-batch. Default 1, or one longest item.")
+@click.option("--shape", metavar="BxL", help="Items x length of a job's micro-batch, instead of --micro-batch.")
+@device_option
+@memory_option
+@headroom_option
+@json_option
+def command(
+    targets: tuple[str, ...], settings: tuple[str, ...], precisions: tuple[str, ...], checkpoints: tuple[str, ...],
+    engines: tuple[str, ...], world: str, micro_batch: str | None, shape: str | None, device_name: str | None,
+    memory: str | None, headroom: str | None, as_json: bool,
+) -> int:  # fmt: skip
+    """Memory and time of A, B, ... and of variants of them, each against the first.
+
+    A is a job, a plan file, a trace file (F.npz) or a run's folder. What LoRA saves: memfit compare JOB --set lora=16.
+    """
+    from memfit.cli.progress import progress, settle
+
+    if shape is not None and micro_batch is not None:
+        raise InputError("--shape and --micro-batch", "they say the same thing twice", "write one of them")
+    named = device_name is not None or memory is not None
+    device = choose_device(device_name, memory, headroom)
+    count, ranks = whole_number("--micro-batch", micro_batch), whole_number("--world", world, least=2)
+    begin = time.perf_counter()
+    with progress(f"comparing {', '.join(targets)}", quiet=as_json):
+        from memfit.planner.comparison import differences, job_subjects, variants_of
+
+        variants = variants_of(settings, precisions, checkpoints, engines, ranks)
+        settle()
+        subjects: list[Subject] = []
+        for target in targets:
+            subject = _of_file(target, variants, device if named else None)
+            subjects += [subject] if subject is not None else job_subjects(
+                target, variants, device, micro_batch=count, shape=shape
+            )  # fmt: skip
+    if len(subjects) < 2:
+        write = "write a second one, or a change such as --set lora=16 or --checkpoint all"
+        raise InputError(f"memfit compare {targets[0]}", "there is nothing to compare it with", write)
+    if as_json:
+        print_json({
+            "subjects": [_json(subject, subjects[0]) for subject in subjects],
+            "differences": differences(subjects), "seconds": time.perf_counter() - begin,
+        })  # fmt: skip
+    else:
+        from memfit.show.comparison_table import show_comparison
+
+        show_comparison(subjects, differences(subjects))
+    return Exit.DONE
+
+
+def _of_file(target: str, variants: list[Variant], device: Device | None) -> Subject | None:
+    """The column of a plan, trace or run; None for a job."""
+    path = Path(target)
+    file = path / "plan.toml" if path.is_dir() else path
+    if file.suffix not in (".toml", ".npz"):
+        return None
+    if len(variants) > 1:
+        seen = f"a variant of {target}"
+        raise InputError(seen, "plans, traces and runs are compared as they are", "write the job's name instead")
+    if file.suffix == ".toml":
+        from memfit.plan import read_plan
+        from memfit.planner.comparison import plan_subject
+
+        return plan_subject(path.name, read_plan(file), device)
+    from memfit.planner.comparison import Subject
+    from memfit.show.trace_file import read_trace
+
+    return Subject(name=path.name, prediction=read_trace(file), window_seconds=None)
+
+
+def _json(subject: Subject, first: Subject) -> dict[str, Any]:
+    prediction = subject.prediction
+    footprint = prediction.footprint
+    return {
+        "name": subject.name,
+        "job": prediction.job,
+        "settings": prediction.settings,
+        "micro_batch": prediction.micro_batch,
+        "device": prediction.device.key,
+        "engine": prediction.engine,
+        "world": prediction.world,
+        "nets": [asdict(net) for net in prediction.nets],
+        "phases": {name: asdict(phase) for name, phase in footprint.phases.items()},
+        "fits": footprint.fits,
+        "verdict": footprint.verdict,
+        "limiting_phase": footprint.limiting_phase,
+        "process_bytes": subject.process_bytes,
+        "saves_bytes": first.process_bytes - subject.process_bytes,
+        "window_seconds": subject.window_seconds,
+    }

@@ -1,0 +1,134 @@
+"""Every card for one job: whether it fits, the largest micro-batch, and time, energy and cost of an epoch."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from memfit.device.hardware.catalogue import Device, catalogue
+from memfit.errors import InputError, describe
+from memfit.job import Job, Shape
+from memfit.planner.largest import Policy, by_items, largest_of
+from memfit.planner.predict import default_checkpointing, plain_nets
+from memfit.planner.prediction import Prediction
+from memfit.planner.timing.roofline import window_seconds
+from memfit.planner.traced_questions import TracedQuestions
+
+PRICE_COLUMNS = ("card", "price_per_hour", "currency")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """What an hour of a card costs."""
+
+    per_hour: float
+    currency: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """One card's answer; None where a figure is unknown."""
+
+    prediction: Prediction
+    largest: int | None
+    """Largest micro-batch in the job's unit; None where nothing fits or it was not asked for."""
+    window_seconds: float | None
+    """Estimated seconds of one window of the global batch."""
+    epoch_seconds: float | None
+    epoch_joules: float | None
+    """At the board's maximum power, so an upper estimate."""
+    epoch_cost: float | None
+    currency: str = ""
+
+    @property
+    def device(self) -> Device:
+        return self.prediction.device
+
+
+def compare_cards(
+    job: Job,
+    name: str,
+    shape: Shape,
+    devices: Sequence[Device],
+    *,
+    global_batch: int | None = None,
+    prices: Mapping[str, Price] | None = None,
+    epoch_units: int | None = None,
+    find_largest: bool = True,
+) -> list[Card]:
+    """Each device's answer for a micro-batch shape, in the devices' order.
+
+    Args:
+        global_batch: units that one optimizer step learns from; None: one micro-batch.
+        epoch_units: units of an epoch; None: unknown.
+    """
+    own = default_checkpointing(job, plain_nets(job))
+    policy = Policy(name="the job's own", job=job, checkpointing=own, changes={})
+    questions, cards = TracedQuestions(), []
+    batch = global_batch or shape.units
+    micro_batches = math.ceil(batch / shape.units)
+    for device in devices:
+        prediction = questions.predict(job, name, shape, device, checkpointing=own)
+        best = largest_of(policy, name, device, questions, by_items(job.longest)).prediction if find_largest else None
+        window = window_seconds(prediction.trace, device, micro_batches, job.precision) if device.is_cuda else None
+        epoch = None if window is None or epoch_units is None else window * epoch_units / batch
+        price = (prices or {}).get(device.key)
+        cards.append(
+            Card(
+                prediction=prediction,
+                largest=None if best is None else best.micro_batch,
+                window_seconds=window,
+                epoch_seconds=epoch,
+                epoch_joules=None if epoch is None or device.board_watts is None else epoch * device.board_watts,
+                epoch_cost=None if epoch is None or price is None else epoch / 3600 * price.per_hour,
+                currency=price.currency if price is not None else "",
+            )
+        )
+    return cards
+
+
+def units_of_an_epoch(job: Job) -> tuple[int | None, str]:
+    """(units in the job's data set, why they are unknown)."""
+    try:
+        lengths = job.lengths()
+        return (len(job.dataset()) if lengths is None else sum(int(length) for length in lengths)), ""
+    except Exception as error:  # the data set may lie on another machine
+        return None, f"the job's data set cannot be read here: {describe(error)}"
+
+
+def read_prices(path: str | Path) -> dict[str, Price]:
+    """Prices from a CSV file with the columns card, price_per_hour and currency; further columns are the reader's own.
+
+    Raises:
+        InputError: no such file, a missing column, an unknown card, a price that is no number, or two currencies.
+    """
+    where = f"--prices {path}"
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(line for line in file if not line.lstrip().startswith("#")))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(where, f"cannot be read: {describe(error)}", "write a CSV file") from error
+    prices: dict[str, Price] = {}
+    for number, row in enumerate(rows, 1):
+        if missing := [column for column in PRICE_COLUMNS if not row.get(column)]:
+            write = f"write a first line {','.join(PRICE_COLUMNS)}"
+            raise InputError(f"{where}: row {number}", f"it has no {missing[0]}", write)
+        key = row["card"].strip()
+        if key not in catalogue():
+            raise InputError(f"{where}: card {key!r}", "not in the catalogue", "write a name that memfit devices lists")
+        try:
+            price = float(row["price_per_hour"])
+        except ValueError:
+            price = math.nan
+        if not 0 <= price < math.inf:
+            seen = f"{where}: price_per_hour {row['price_per_hour']!r}"
+            raise InputError(seen, "not a number of 0 or more", "write a number such as 0.35")
+        prices[key] = Price(per_hour=price, currency=row["currency"].strip())
+    if len(currencies := {price.currency for price in prices.values()}) > 1:
+        raise InputError(where, f"it mixes {' and '.join(sorted(currencies))}", "write one currency")
+    if not prices:
+        raise InputError(where, "it has no prices", f"write rows of {','.join(PRICE_COLUMNS)}")
+    return prices

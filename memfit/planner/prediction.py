@@ -1,0 +1,134 @@
+"""Predictions without torch: what one question to a job traces, and its Footprint on any device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from memfit.device.hardware.catalogue import Device, nccl_bytes
+from memfit.errors import InputError
+from memfit.events import Trace
+from memfit.footprint import Footprint
+from memfit.job import Shape
+from memfit.replay import footprint
+from memfit.replay.allocator_config import AllocatorConfig
+from memfit.replay.caching_allocator import CachingAllocator
+from memfit.replay.cpu_allocator import CpuAllocator
+from memfit.replay.margins import margin_of
+from memfit.replay.replay import Outside
+from memfit.trace.extra_window import with_third_window
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetSize:
+    """Counts of one net: parameters and parameter tensors, and how many of them are trained."""
+
+    name: str
+    parameters: int
+    trainable: int
+    tensors: int
+    trainable_tensors: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What ``memfit predict`` answers."""
+
+    job: str
+    settings: dict[str, Any]
+    shape: Shape
+    micro_batch: int
+    unit: str
+    device: Device
+    nets: tuple[NetSize, ...]
+    footprint: Footprint
+    trace: Trace
+    checkpointing: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    """Time that the prediction took."""
+    engine: str = "single"
+    world: int = 1
+    rank: int = 0
+    """The rank that ``footprint`` is of: the one that was asked for, or the one that needs most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedQuestion:
+    """What a question to a job gives before a device's memory is known: a Prediction without its Footprint."""
+
+    settings: dict[str, Any]
+    shape: Shape
+    unit: str
+    nets: tuple[NetSize, ...]
+    checkpointing: Mapping[str, str]
+    engine: str
+    world: int
+    traces: Mapping[int, Trace]
+    """By rank, of the ranks of which one needs most."""
+    allocator: str
+    facts: Mapping[str, Any]
+    """What the traces read of the device: they hold for every device with the same facts."""
+
+
+def device_facts(device: Device, read: Collection[str]) -> dict[str, Any]:
+    """Facts of a device by name: of a card those that a trace read, of a CPU what its workspaces depend on."""
+    if not device.is_cuda:
+        return {"cpu": [os.cpu_count(), os.environ.get("OMP_NUM_THREADS", "")]}
+    facts = {"compute_capability": device.compute_capability, "name": device.name,
+             "memory_bytes": device.memory_bytes, "multiprocessors": device.multiprocessors}  # fmt: skip
+    return {name: facts[name] for name in sorted({"compute_capability", *read})}
+
+
+def holds_for(question: TracedQuestion, device: Device) -> bool:
+    """Whether a question's traces are those of this device too."""
+    return dict(question.facts) == device_facts(device, question.facts.keys() - {"cpu"})
+
+
+def answer(question: TracedQuestion, name: str, device: Device, seconds: float = 0.0) -> Prediction:
+    """The prediction for a device: the traces replayed under its memory, and the rank that needs most.
+
+    Args:
+        name: what to call the job.
+        seconds: time that the question took so far.
+    """
+    footprints = {
+        rank: footprint_on(trace, device, question.world, question.allocator) for rank, trace in question.traces.items()
+    }
+    rank = max(footprints, key=lambda rank: max(phase.process_bytes for phase in footprints[rank].phases.values()))
+    return Prediction(
+        job=name, settings=question.settings, shape=question.shape, micro_batch=question.shape.units,
+        unit=question.unit, device=device, nets=question.nets, footprint=footprints[rank],
+        trace=question.traces[rank], checkpointing=question.checkpointing, engine=question.engine,
+        world=question.world, rank=rank, seconds=seconds,
+    )  # fmt: skip
+
+
+def footprint_on(trace: Trace, device: Device, world: int = 1, allocator: str = "default") -> Footprint:
+    """A trace replayed through the device's allocator, under its memory.
+
+    Args:
+        world: ranks; what their communicator holds lies outside of the allocator.
+        allocator: how a card's allocator makes its segments, as a plan has it.
+
+    Raises:
+        InputError: the device's memory is not known.
+    """
+    if device.usable_bytes is None:
+        raise InputError(f"device {device.key}", "its memory is not known", "give --memory SIZE")
+    if not device.is_cuda:
+        return footprint(trace, CpuAllocator, device.usable_bytes, device.usable_bytes)
+    nccl = nccl_bytes(device) if world > 1 else (0, 0, 0)
+    context = (device.context_low or 0, device.context_bytes or 0, device.context_high or 0)
+    low, usual, high = (own + shared for own, shared in zip(context, nccl, strict=True))
+    outside = Outside(bytes=usual, low=low, high=high)
+    return footprint(
+        with_third_window(trace),
+        partial(CachingAllocator, config=AllocatorConfig(expandable_segments=allocator == "expandable_segments")),
+        device.usable_bytes - outside.bytes,
+        device.usable_bytes,
+        outside,
+        margin_of(trace.net_kind),
+    )

@@ -1,0 +1,93 @@
+"""Every card for a job in the terminal: which are enough, the fastest and the cheapest first, then a row for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from memfit.show.footprint_table import short_name
+from memfit.sizes import format_size
+
+if TYPE_CHECKING:
+    from memfit.planner.card_comparison import Card
+
+
+def show_cards(cards: Sequence[Card], unit: str, unknown: str = "", console: Console | None = None) -> None:
+    """Prints the verdict and a row for each card.
+
+    Args:
+        unknown: why an epoch's length is unknown.
+    """
+    console = console or Console(highlight=False)
+    console.print(cards_line(cards))
+    first = cards[0].prediction
+    console.print(f"{first.job}, {first.micro_batch} {unit} ({first.shape})\n", style="dim")
+    columns = {
+        "card": [card.device.key for card in cards],
+        "fits": [card.prediction.footprint.verdict for card in cards],
+        "process": [format_size(_need(card)) for card in cards],
+        "free": [_signed(card.prediction.footprint.headroom_bytes) for card in cards],
+        "largest": ["" if card.largest is None else f"{card.largest:,}" for card in cards],
+        "a window": [_seconds(card.window_seconds) for card in cards],
+        "an epoch": [_seconds(card.epoch_seconds) for card in cards],
+        "energy": [_energy(card.epoch_joules) for card in cards],
+        "cost": [_cost(card) for card in cards],
+    }
+    shown = {name: cells for name, cells in columns.items() if set(cells) not in ({""}, {"unknown"})}
+    table = Table(box=None, pad_edge=False)
+    for name in shown:
+        table.add_column(name, justify="left" if name in ("card", "fits") else "right", no_wrap=True)
+    for row in zip(*shown.values(), strict=True):
+        table.add_row(*row)
+    console.print(table)
+    console.print("\nTimes are estimates by the roofline model; energy is at the board's maximum power.", style="dim")
+    if unknown:
+        console.print(f"An epoch's length is unknown: {unknown}.", style="dim")
+
+
+def cards_line(cards: Sequence[Card]) -> str:
+    """``Fits on 9 of 11 cards; fastest: H200 (0.21 s a window), cheapest: RTX 4090 (0.41 USD an epoch).``"""
+    fitting = [card for card in cards if card.prediction.footprint.verdict == "yes"]
+    close = sum(card.prediction.footprint.verdict == "close" for card in cards)
+    words = f"Fits on {len(fitting)} of {len(cards)} cards"
+    words += f", close to the limit on {close} more" if close else ""
+    timed = [card for card in fitting if card.window_seconds is not None]
+    priced = [card for card in fitting if card.epoch_cost is not None]
+    named = []
+    if timed:
+        fastest = min(timed, key=lambda card: card.window_seconds or 0.0)
+        named.append(f"fastest: {short_name(fastest.device)} ({_seconds(fastest.window_seconds)} a window)")
+    if priced:
+        cheapest = min(priced, key=lambda card: card.epoch_cost or 0.0)
+        named.append(f"cheapest: {short_name(cheapest.device)} ({_cost(cheapest)} an epoch)")
+    return f"{words}; {', '.join(named)}." if named else f"{words}."
+
+
+def _need(card: Card) -> int:
+    return max(phase.process_bytes for phase in card.prediction.footprint.phases.values())
+
+
+def _signed(nbytes: int) -> str:
+    return f"{'-' if nbytes < 0 else ''}{format_size(abs(nbytes))}"
+
+
+def _seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "unknown"
+    for least, size, unit in ((5400, 3600, "h"), (90, 60, "min"), (1, 1, "s")):
+        if seconds >= least:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1000:.3g} ms"
+
+
+def _energy(joules: float | None) -> str:
+    if joules is None:
+        return "unknown"
+    return f"{joules / 3.6e6:.3g} kWh" if joules >= 3.6e5 else f"{joules / 3600:.3g} Wh"
+
+
+def _cost(card: Card) -> str:
+    return "unknown" if card.epoch_cost is None else f"{card.epoch_cost:.3g} {card.currency}"

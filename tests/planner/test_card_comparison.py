@@ -1,0 +1,84 @@
+"""Cards side by side, and their prices.
+
+python -m pytest tests/planner/test_card_comparison.py
+"""
+
+import json
+
+import pytest
+
+from memfit.cli import main
+from memfit.device.hardware.catalogue import find_device
+from memfit.errors import InputError
+from memfit.job import Shape
+from memfit.planner.card_comparison import compare_cards, read_prices
+from memfit.planner.predict import predict
+from memfit.show.cards_table import cards_line
+from tests.planner.test_largest import JOB
+
+
+def test_each_card_s_figures_are_those_of_predict():
+    devices = [find_device(name) for name in ("t4", "rtx4090")]
+    prices = read_prices("examples/prices.csv")
+    cards = compare_cards(
+        JOB, "dit", Shape(items=4), devices, global_batch=16, prices=prices, epoch_units=3200, find_largest=False
+    )
+    assert [card.prediction.footprint for card in cards] == [
+        predict(JOB, "dit", Shape(items=4), device).footprint for device in devices
+    ]
+    t4, rtx4090 = cards
+    assert rtx4090.epoch_seconds == pytest.approx(200 * rtx4090.window_seconds)
+    assert rtx4090.epoch_joules == pytest.approx(450 * rtx4090.epoch_seconds)
+    assert rtx4090.epoch_cost == pytest.approx(0.4 * rtx4090.epoch_seconds / 3600)
+    assert (t4.epoch_cost, t4.largest) == (None, None)
+    assert cards_line(cards).startswith("Fits on 2 of 2 cards; fastest: RTX 4090")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("card,price\nt4,1\n", "no price_per_hour"),
+        ("card,price_per_hour,currency\nt5,1,USD\n", "not in the catalogue"),
+        ("card,price_per_hour,currency\nt4,cheap,USD\n", "not a number"),
+        ("card,price_per_hour,currency\nt4,nan,USD\n", "not a number"),
+        ("card,price_per_hour,currency\nt4,1,USD\nl40s,1,EUR\n", "mixes EUR and USD"),
+        ("card,price_per_hour,currency\n", "no prices"),
+    ],
+)
+def test_prices_that_cannot_be_read_are_refused(tmp_path, text, message):
+    path = tmp_path / "prices.csv"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_prices(path)
+
+
+def run(capsys, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments])
+    return ended.value.code, capsys.readouterr()
+
+
+def test_the_command_lists_every_card(capsys):
+    code, printed = run(capsys, "cards", "bench/nets.py:Dit", "--set", "depth=1", "--no-largest", "--json")
+    assert code == 0
+    cards = json.loads(printed.out)["cards"]
+    assert len(cards) == 11
+    assert all(card["process_bytes"] > 0 for card in cards)
+
+
+def test_a_comparison_says_what_each_saves_and_what_differs(capsys):
+    arguments = ("compare", "bench/nets.py:Dit", "--set", "depth=1", "--checkpoint", "all", "--device", "t4")
+    code, printed = run(capsys, *arguments, "--json")
+    assert code == 0
+    answer = json.loads(printed.out)
+    first, smaller, recomputed = answer["subjects"]
+    assert answer["differences"]["depth"][1] == 1
+    assert smaller["saves_bytes"] == first["process_bytes"] - smaller["process_bytes"] > 0
+    _, predicted = run(capsys, "predict", "bench/nets.py:Dit", "--checkpoint", "all", "--device", "t4", "--json")
+    assert json.loads(predicted.out)["phases"] == recomputed["phases"]
+
+
+def test_a_comparison_of_nothing_is_refused(capsys):
+    code, printed = run(capsys, "compare", "bench/nets.py:Dit", "--device", "t4")
+    assert code == 2
+    assert "nothing to compare it with" in printed.err

@@ -1,0 +1,115 @@
+"""The largest size that fits: the next one does not, and both are what ``predict`` says.
+
+python -m pytest tests/planner/test_largest.py
+"""
+
+import json
+
+import pytest
+import torch
+
+from bench.nets import Dit
+from memfit.cli import main
+from memfit.device.hardware.catalogue import find_device, with_memory
+from memfit.errors import InputError
+from memfit.job import Shape
+from memfit.planner.largest import by_items, by_setting, largest_of, largest_size, policies
+from memfit.planner.predict import predict
+from memfit.planner.traced_questions import TracedQuestions
+
+JOB = Dit(dim=64, depth=2, heads=4, frames=64)
+CARD = with_memory(find_device("rtx4090"), 600 << 20)
+
+
+@pytest.mark.parametrize(
+    "needs",
+    [
+        lambda size: 100 + 7 * size,
+        lambda size: 100 + size * size,
+        lambda size: 100 + 64 * (size // 16),
+        lambda size: 900 if size < 5 else 900 + 50 * (size - 4),
+        lambda size: 2**size,
+    ],
+)
+@pytest.mark.parametrize("limit", [1000, 12345])
+def test_the_size_found_fits_and_the_next_one_does_not(needs, limit):
+    size, exact = largest_size(needs, limit)
+    assert exact
+    assert needs(size) <= limit < needs(size + 1)
+
+
+def test_nothing_fits_where_the_smallest_size_does_not():
+    assert largest_size(lambda size: 11 * size, 10) == (None, True)
+
+
+def test_a_need_that_never_grows_is_not_called_exact():
+    size, exact = largest_size(lambda size: 5, 10)
+    assert size > 1000
+    assert not exact
+
+
+def test_the_largest_micro_batch_is_what_predict_says():
+    keep, recompute = (
+        largest_of(policy, "dit", CARD, TracedQuestions(), by_items(None)) for policy in list(policies(JOB))[:2]
+    )
+    assert keep.exact
+    assert keep.size < recompute.size
+    for answer in (keep, recompute):
+        modes = answer.policy.checkpointing
+        again = predict(JOB, "dit", Shape(items=answer.size), CARD, checkpointing=modes)
+        assert again.footprint == answer.prediction.footprint
+        assert again.footprint.fits
+        assert not predict(JOB, "dit", Shape(items=answer.size + 1), CARD, checkpointing=modes).footprint.fits
+
+
+def test_a_card_with_the_same_facts_is_answered_without_a_trace():
+    questions, other = TracedQuestions(), find_device("l40s")
+    for device in (CARD, other, find_device("t4")):
+        found = questions.predict(JOB, "dit", Shape(items=3), device)
+        assert found.footprint == predict(JOB, "dit", Shape(items=3), device).footprint
+    assert questions.traced == 2
+
+
+class AsksForItsCard(Dit):
+    def loss(self, nets, batch):
+        torch.cuda.get_device_properties(0)
+        return super().loss(nets, batch)
+
+
+def test_a_job_that_asks_for_its_card_is_traced_for_each():
+    questions = TracedQuestions()
+    job = AsksForItsCard(dim=64, depth=2, heads=4, frames=64)
+    for name in ("rtx4090", "l40s"):
+        questions.predict(job, "dit", Shape(items=3), find_device(name))
+    assert questions.traced == 2
+
+
+def test_a_setting_that_is_no_whole_number_is_refused():
+    with pytest.raises(InputError, match="no whole-number setting"):
+        by_setting(JOB, "precision", Shape(items=1))
+    varied, shape = by_setting(JOB, "depth", Shape(items=2))(JOB, 5)
+    assert (varied.depth, shape.items) == (5, 2)
+
+
+def asked(capsys, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--json"])
+    return ended.value.code, json.loads(capsys.readouterr().out)
+
+
+def test_the_command_answers_for_each_card_and_policy(capsys):
+    code, answer = asked(capsys, "max", "bench/nets.py:Dit", "--set", "depth=2", "--device", "t4", "--memory", "1GiB")
+    assert code == 0
+    policies_asked = [result["policy"] for result in answer["results"]]
+    assert policies_asked[:2] == ["keep everything", "recompute everything"]
+    assert all(result["process_bytes"] <= result["usable_bytes"] == 1 << 30 for result in answer["results"])
+    code, answer = asked(capsys, "max", "bench/nets.py:Dit", "--device", "t4", "--memory", "10MiB")
+    assert code == 3
+    assert {result["largest"] for result in answer["results"]} == {None}
+
+
+def test_a_length_is_refused_where_items_have_none(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["max", "tests/nets.py:Convolution", "--length", "--device", "t4"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1

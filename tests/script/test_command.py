@@ -1,0 +1,70 @@
+"""A training command, taken apart."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from memfit.errors import InputError
+from memfit.script.command import parse_command
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_with_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "python train.py --lr 1", "python3 -u train.py --lr 1", "python -W ignore -O train.py --lr 1",
+        "train.py --lr 1", "uv run python train.py --lr 1", f"{sys.executable} train.py --lr 1",
+    ],
+)  # fmt: skip
+def test_a_script_with_its_arguments(words: str) -> None:
+    command = parse_command(words.split())
+    assert (command.target, command.args, command.is_module, command.world) == ("train.py", ("--lr", "1"), False, 1)
+
+
+def test_a_module() -> None:
+    command = parse_command(["python", "-m", "package.train", "x=1"])
+    assert (command.target, command.is_module, command.args) == ("package.train", True, ("x=1",))
+
+
+def test_variables_before_the_command_are_its_environment() -> None:
+    command = parse_command(["CUDA_VISIBLE_DEVICES=0,1", "python", "train.py"])
+    assert command.environment == {"CUDA_VISIBLE_DEVICES": "0,1"}
+
+
+@pytest.mark.parametrize(
+    ("words", "world", "local"),
+    [
+        ("torchrun --nproc_per_node=8 train.py --x", 8, "8"),
+        ("torchrun --standalone --nproc-per-node 4 --nnodes 2 train.py --x", 8, "4"),
+        ("python -m torch.distributed.launch --nproc_per_node 2 train.py --x", 2, "2"),
+        ("torchrun --nproc_per_node gpu train.py --x", 1, "1"),
+    ],
+)
+def test_torchrun_sets_the_ranks(words: str, world: int, local: str) -> None:
+    command = parse_command(words.split())
+    assert (command.target, command.args, command.world) == ("train.py", ("--x",), world)
+    assert command.environment["WORLD_SIZE"] == str(world)
+    assert command.environment["LOCAL_WORLD_SIZE"] == local
+    assert command.environment["RANK"] == "0"
+
+
+def test_deepspeed_gives_the_local_rank_as_an_argument() -> None:
+    command = parse_command(["deepspeed", "--num_gpus", "4", "train.py", "--deepspeed", "ds.json"])
+    assert (command.world, command.args) == (4, ("--local_rank=0", "--deepspeed", "ds.json"))
+
+
+def test_accelerate_is_left_to_its_own_launcher() -> None:
+    command = parse_command(["accelerate", "launch", "--mixed_precision", "bf16", "train.py"])
+    assert (command.launcher, command.args) == ("accelerate", ("--mixed_precision", "bf16", "train.py"))
+
+
+@pytest.mark.parametrize("words", ["", "python", "python -c pass", "python missing.py", "ls -l", "accelerate test"])
+def test_a_command_without_a_script_is_refused(words: str) -> None:
+    with pytest.raises(InputError):
+        parse_command(words.split())

@@ -1,0 +1,89 @@
+"""Nothing that a script writes lasts, and it has no network."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memfit.script import namespaces
+
+ENTER = """
+import json, os, shutil, socket, sys
+from pathlib import Path
+from memfit.script.sandbox import SandboxError, changes, enter_sandbox
+
+scratch, folder, port, writable = sys.argv[1:5]
+try:
+    layers = enter_sandbox(Path(scratch), writable=[Path(writable)])
+except SandboxError as error:
+    print("NONE", error)
+    sys.exit()
+child = os.fork()
+if child == 0:
+    for layer in layers:
+        os.close(layer.descriptor)
+    failed = []
+
+    def attempt(name, call):
+        try:
+            call()
+        except OSError as error:
+            failed.append(name)
+
+    Path(folder, "checkpoint.pt").write_text("overwritten")
+    shutil.rmtree(Path(folder, "run"))
+    Path(folder, "new").write_text("new")
+    Path.home().joinpath(".memfit-break-out").write_text("out")
+    Path(writable, "kept").write_text("kept")
+    attempt("network", lambda: socket.create_connection(("192.0.2.1", 80), 2))
+    attempt("host", lambda: socket.create_connection(("127.0.0.1", int(port)), 2))
+    attempt("service", lambda: socket.socket(socket.AF_UNIX).connect(os.path.join(folder, "service")))
+    attempt("chroot", lambda: os.chroot("/"))
+    attempt("kill", lambda: os.kill(int(sys.argv[5]), 0))
+    print("FAILED", json.dumps(failed), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print("CHANGED", json.dumps([[one.path, one.deleted] for one in changes(layers)]))
+"""
+
+
+@pytest.mark.skipif(not namespaces.is_supported(), reason="there are no namespaces on this system")
+def test_what_a_script_writes_vanishes_and_it_reaches_nothing(tmp_path: Path) -> None:
+    folder, scratch, writable = tmp_path / "folder", tmp_path / "scratch", tmp_path / "writable"
+    for one in (folder / "run", scratch, writable):
+        one.mkdir(parents=True)
+    (folder / "checkpoint.pt").write_text("precious")
+    (folder / "run" / "log").write_text("precious")
+    listening = socket.create_server(("127.0.0.1", 0))
+    service = socket.socket(socket.AF_UNIX)
+    here = os.open(folder, os.O_RDONLY)
+    service.bind(f"/proc/self/fd/{here}/service")
+    service.listen()
+    done = subprocess.run(
+        [
+            sys.executable, "-c", ENTER, str(scratch), str(folder), str(listening.getsockname()[1]), str(writable),
+            str(os.getpid()),
+        ],
+        capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    listening.close()
+    service.close()
+    os.close(here)
+    said = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    if "NONE" in said:
+        pytest.skip(said["NONE"])
+    assert (folder / "checkpoint.pt").read_text() == "precious"
+    assert (folder / "run" / "log").read_text() == "precious"
+    assert not (folder / "new").exists()
+    assert not (Path.home() / ".memfit-break-out").exists()
+    assert (writable / "kept").read_text() == "kept"
+    assert set(json.loads(said["FAILED"])) >= {"network", "host", "service", "chroot", "kill"}
+    changed = dict(json.loads(said["CHANGED"]))
+    assert changed[str(folder / "checkpoint.pt")] is False
+    assert changed[str(folder / "new")] is False
+    assert changed[str(folder / "run")] is True

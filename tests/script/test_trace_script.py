@@ -1,0 +1,143 @@
+"""Scripts as people write them, through the command line."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SAMPLES = Path(__file__).parent / "samples"
+ROOT = Path(__file__).parents[2]
+
+
+def traced(folder: Path, *words: str, options: tuple[str, ...] = ()) -> tuple[int, dict[str, Any], str]:
+    """(exit code, the JSON, what was printed)."""
+    command = [sys.executable, "-m", "memfit", "trace", "--json", "answer.json", *options, "--", "python", *words]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+    answer = folder / "answer.json"
+    return done.returncode, json.loads(answer.read_text()) if answer.exists() else {}, done.stdout + done.stderr
+
+
+def test_an_unmodified_script_is_answered_with_its_phases_lines_and_cards(tmp_path: Path) -> None:
+    (tmp_path / "last.pt").write_text("an older checkpoint")
+    code, answer, said = traced(tmp_path, str(SAMPLES / "plain_loop.py"), options=("--device", "rtx4090"))
+    assert code == 0, said
+    assert said.startswith("Fits on rtx4090") or "\nFits on rtx4090" in said
+    assert list(answer["phases"]) == ["train", "validate", "save"]
+    weights = 4 * (256 * 1024 + 1024 + 1024 * 1024 + 1024 + 1024 * 10 + 10)
+    assert answer["phases"]["train"]["categories"]["parameters"] == weights
+    assert answer["phases"]["train"]["categories"]["optimizer"] == pytest.approx(2 * weights, rel=0.001)
+    assert answer["phases"]["train"]["allocated_bytes"] >= 4 * weights
+    assert {Path(line["file"]).name for line in answer["lines"]} == {"plain_loop.py"}
+    assert {"file", "line", "bytes", "tensors", "library_line"} <= answer["lines"][0].keys()
+    assert {card["name"] for card in answer["cards"]} >= {"rtx4090", "h100"}
+    assert [Path(change["path"]).name for change in answer["files_not_written"]] == ["last.pt"]
+    assert (tmp_path / "last.pt").read_text() == "an older checkpoint"
+    assert answer["sandboxed"] is True
+
+
+SCRIPT_WITHOUT_STEPS = "import torch\nnet = torch.nn.Linear(4, 4).cuda()\nnet(torch.ones(2, 4).cuda())\n"
+MISSING_PACKAGE = "import torch\nimport surely_not_installed.part\n"
+FAILING = "import torch\ndef inner():\n    raise ValueError('mine')\ninner()\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "code", "says"),
+    [
+        (SCRIPT_WITHOUT_STEPS, 4, "No verdict"),
+        (MISSING_PACKAGE, 2, "--stub surely_not_installed"),
+        (FAILING, 2, "ValueError: mine"),
+    ],
+)
+def test_a_script_that_cannot_be_answered_says_why(tmp_path: Path, script: str, code: int, says: str) -> None:
+    (tmp_path / "train.py").write_text(script)
+    found, _, said = traced(tmp_path, "train.py")
+    assert found == code, said
+    assert says in said
+    assert "memfit/script" not in said
+
+
+@pytest.mark.slow
+def test_a_sample_that_shares_the_trained_net_belongs_to_the_window(tmp_path: Path) -> None:
+    code, answer, said = traced(tmp_path, str(SAMPLES / "shared_sampling.py"))
+    assert code == 0, said
+    assert list(answer["phases"]) == ["train"]
+
+
+@pytest.mark.slow
+def test_retained_logits_are_named_with_the_bytes_that_freeing_them_saves(tmp_path: Path) -> None:
+    code, answer, said = traced(tmp_path, str(SAMPLES / "retained_logits.py"))
+    assert code == 0, said
+    logits = 4 * 64 * 5000 * 4
+    assert [kept["bytes"] for kept in answer["kept"] if kept["name"] == "logits"] == [logits]
+    assert [one["saves_bytes"] for one in answer["options"] if one["name"] == "free logits"] == [logits]
+
+
+@pytest.mark.slow
+def test_attempts_that_ran_out_of_memory_do_not_count(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "from accelerate.utils import find_executable_batch_size\n"
+        "@find_executable_batch_size(starting_batch_size=64)\n"
+        "def train(size):\n"
+        "    net = torch.nn.Linear(1024, 1024).cuda()\n"
+        "    optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "    for _ in range(3):\n"
+        "        net(torch.randn(size * 1024, 1024, device='cuda')).square().mean().backward()\n"
+        "        optimizer.step()\n"
+        "    print('final batch', size)\n"
+        "train()\n"
+    )
+    code, answer, said = traced(tmp_path, "train.py", options=("--memory", "1GiB"))
+    size = int(said.split("final batch ")[1].split()[0])
+    assert size < 64
+    assert code in (0, 3), said
+    assert answer["failed_attempts"] > 0
+    rows = 4 * 1024 * 1024 * size
+    assert 2 * rows <= answer["phases"]["train"]["allocated_bytes"] < 1 << 30
+
+
+@pytest.mark.slow
+def test_the_largest_batch_is_traced_itself(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import sys, torch\n"
+        "net = torch.nn.Linear(4096, 4096).cuda()\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "for _ in range(3):\n"
+        "    net(torch.randn(int(sys.argv[1]) * 1024, 4096, device='cuda')).square().mean().backward()\n"
+        "    optimizer.step()\n"
+    )
+    code, answer, said = traced(tmp_path, "train.py", "{batch}", options=("--memory", "2GiB"))
+    assert code == 0, said
+    largest = answer["largest_batch"]
+    assert largest["verified"]
+    assert largest["process_bytes"] <= 2 << 30
+
+
+@pytest.mark.slow
+def test_a_launcher_and_ddp(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, torch, torch.distributed as dist\n"
+        "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+        "dist.init_process_group('nccl')\n"
+        "rank = int(os.environ['LOCAL_RANK'])\n"
+        "torch.cuda.set_device(rank)\n"
+        "net = DDP(torch.nn.Linear(1024, 1024).cuda(rank), device_ids=[rank])\n"
+        "optimizer = torch.optim.Adam(net.parameters())\n"
+        "for step in range(4):\n"
+        "    with net.no_sync():\n"
+        "        net(torch.randn(8, 1024).cuda(rank)).sum().backward()\n"
+        "    net(torch.randn(8, 1024).cuda(rank)).sum().backward()\n"
+        "    optimizer.step(); optimizer.zero_grad()\n"
+        "assert dist.get_world_size() == 8\n"
+    )
+    options = ("--world", "8")
+    code, answer, said = traced(tmp_path, "train.py", options=options)
+    assert code == 0, said
+    assert answer["world"] == 8
+    assert answer["phases"]["train"]["allocated_bytes"] >= 5 * 4 * 1024 * 1024

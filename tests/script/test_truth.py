@@ -1,0 +1,44 @@
+"""The same script traced on the virtual CPU and really run on the CPU under the profiler."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memfit.script.command import parse_command
+from memfit.script.launch import trace_script
+from memfit.script.outcome import TraceRequest
+from tests.truth import operator_names, traced_peaks
+
+HERE = Path(__file__).parent
+BOUND = 100e-6
+
+SCRIPTS = [
+    "plain_loop.py", "two_optimizers.py", "retained_logits.py", "reentrant_checkpoint.py reentrant",
+    "reentrant_checkpoint.py no", "step_in_backward.py", "shared_sampling.py", "varying_shapes.py",
+    "conv_batch_norm.py", "hugging_face_trainer.py cpu",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_trace_of_a_script_has_the_bytes_of_its_real_run(script: str, tmp_path: Path, monkeypatch) -> None:
+    words = script.split()
+    path, arguments = str(HERE / "samples" / words[0]), words[1:]
+    monkeypatch.chdir(tmp_path)
+    command = parse_command(["python", path, *arguments])
+    outcome = trace_script(TraceRequest(command=command, device="cpu", memory_bytes=8 << 30, batches=1000))
+    assert outcome.error is None, outcome.error.text
+    assert outcome.bare is not None
+    traced = max(traced_peaks(outcome.bare).values())
+    operators = ",".join(sorted(operator_names(outcome.bare)))
+    subprocess.run(
+        [sys.executable, str(HERE / "run_for_real.py"), "real.json", operators, path, *arguments],
+        check=True, env={**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+    )  # fmt: skip
+    really, _ = json.loads(Path("real.json").read_text())
+    assert traced == pytest.approx(really, rel=BOUND)
