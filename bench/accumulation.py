@@ -60,32 +60,34 @@ def main() -> int:
 
 def compare(job: Dit, clips: int, rounds: int) -> dict[str, Any]:
     """The two ways and the plan's own, estimated and measured."""
-    shape, whole = Shape(items=clips), Shape(items=PARTS * clips)
+    shape, window_shape = Shape(items=clips), Shape(items=PARTS * clips)
     every, (small, _) = extremes(job, shape)
-    large = extremes(job, whole, accumulated=False)[1][1]
+    large = extremes(job, window_shape, accumulated=False)[1][1]
     budget = int((max(small, large) + HOST_MARGIN_BYTES) / (1 - HOST_MARGIN)) + (1 << 20)
     answer = find_plan(
         job,
-        PlanRequest(name="bench/nets.py:Dit", global_batch=whole.items, device=with_memory(find_device("cpu"), budget)),
+        PlanRequest(
+            name="bench/nets.py:Dit", global_batch=window_shape.items, device=with_memory(find_device("cpu"), budget)
+        ),
     )
     plan = answer.plan
     assert plan is not None
     roomy = with_memory(find_device("cpu"), 1 << 40)
-    request = PlanRequest(name="dit", global_batch=whole.items, device=roomy)
+    request = PlanRequest(name="dit", global_batch=window_shape.items, device=roomy)
     recomputing = type(job)(**{**job.settings(), "checkpoint": "all"})
     fixed = {
         "accumulated": find_plan(job, replace(request, micro_batch=clips)),
-        "recomputed": find_plan(recomputing, replace(request, micro_batch=whole.items, keep=("checkpointing",))),
+        "recomputed": find_plan(recomputing, replace(request, micro_batch=window_shape.items, keep=("checkpointing",))),
     }
-    estimated = {name: one.floor.seconds or 0.0 for name, one in fixed.items()}
+    estimated = {name: answer_of.floor.seconds or 0.0 for name, answer_of in fixed.items()}
     torch.manual_seed(0)
     nets = job.nets()
     ways: dict[str, tuple[list[int], dict[str, str]]] = {
         "accumulated": ([clips] * PARTS, {}),
-        "recomputed": ([whole.items], every),
+        "recomputed": ([window_shape.items], every),
         "plan": (plan.micro_batches[0], plan.checkpointing),
     }
-    assert plan.micro_batches == [list(r) for r in split(whole.items, plan.micro_batch, job.unit).micro_batches]
+    assert plan.micro_batches == [list(r) for r in split(window_shape.items, plan.micro_batch, job.unit).micro_batches]
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, (micro_batches, modes) in ways.items():

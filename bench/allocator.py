@@ -1,6 +1,6 @@
 """Speed of the replayed allocator, and what its settings would reserve for the same events.
 
-python bench/allocator.py [--events 22500]
+python -m bench.allocator [--events 22500]
 
 The events are made up in the shape of training steps: per layer activations kept until its backward, temporaries freed
 at once, at three alternating lengths, so that the cache fragments.

@@ -1,6 +1,6 @@
 """How long ``memfit --help`` takes: the median of several starts, beside an empty Python's.
 
-python bench/help.py
+python -m bench.help
 """
 
 from __future__ import annotations

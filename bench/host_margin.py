@@ -1,6 +1,6 @@
 """What a run's process needs beyond its tensors on a CPU: the smallest budget that a run of f5_tts/tiny passes in.
 
-python bench/host_margin.py [--windows 4]
+python -m bench.host_margin [--windows 4]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs training steps on this machine's card and keeps what they took: bench/measured/CARD.jsonl.
 
-python bench/measure_gpu.py [--list] [--minutes 25] [--only WORD] [--out F.jsonl]
+python -m bench.measure_gpu [--list] [--minutes 25] [--only WORD] [--out F.jsonl]
 
 Each configuration runs in a fresh process. Micro-batches grow by a factor of four until one runs out of memory, whole
 and with 24, 40 and 80 GiB (set_per_process_memory_fraction). What is in the file already is not run again, so that
@@ -39,23 +39,23 @@ def configurations(card: str, driver: str | None) -> list[Measured]:
     """What is measured, each with micro-batch 1 and the whole card."""
     import torch
 
-    def one(job: str, precision: str, checkpoint: str = "none", **settings: Any) -> Measured:
+    def step(job: str, precision: str, checkpoint: str = "none", **settings: Any) -> Measured:
         return Measured(
             card=card, driver=driver, torch=torch.__version__, job=job, settings=settings, micro_batch=1,
             precision=precision, checkpoint=checkpoint, memory_gib=None, ok=False, allocated_bytes=0,
             reserved_bytes=None, process_bytes=None, step_seconds=None,
         )  # fmt: skip
 
-    found = [one(job, precision) for job in BUILT_IN for precision in ("fp32", "bf16", "fp16")]
-    found += [one(job, "fp16", "all") for job in BUILT_IN]
+    found = [step(job, precision) for job in BUILT_IN for precision in ("fp32", "bf16", "fp16")]
+    found += [step(job, "fp16", "all") for job in BUILT_IN]
     for name, settings in (("UNet", {}), ("Language", {"net": "gpt2"}), ("Language", {"net": "llama"})):
         for precision in ("fp32", "bf16", "fp16"):
-            found.append(one(f"{JOBS}:{name}", precision, **settings))
-        found.append(one(f"{JOBS}:{name}", "bf16", "all", **settings))
-        found.append(one(f"{JOBS}:{name}", "bf16", implementation="fused", **settings))
+            found.append(step(f"{JOBS}:{name}", precision, **settings))
+        found.append(step(f"{JOBS}:{name}", "bf16", "all", **settings))
+        found.append(step(f"{JOBS}:{name}", "bf16", implementation="fused", **settings))
     for model in TIMM:
-        found += [one(f"{JOBS}:Picture", precision, model=model) for precision in ("fp32", "bf16")]
-        found.append(one(f"{JOBS}:Picture", "fp32", model=model, benchmark=True))
+        found += [step(f"{JOBS}:Picture", precision, model=model) for precision in ("fp32", "bf16")]
+        found.append(step(f"{JOBS}:Picture", "fp32", model=model, benchmark=True))
     return found
 
 
@@ -69,10 +69,10 @@ def main() -> int:
     given = parser.parse_args()
     try:
         card, driver, memory = ("cpu", None, 0) if given.list else card_here()
-        wanted = [one for one in configurations(card, driver) if given.only in json.dumps(asdict(one))]
+        wanted = [step for step in configurations(card, driver) if given.only in json.dumps(asdict(step))]
         if given.list:
-            for one in wanted:
-                console.print(f"{one.job} {one.settings} {one.precision} checkpoint {one.checkpoint}")
+            for step in wanted:
+                console.print(f"{step.job} {step.settings} {step.precision} checkpoint {step.checkpoint}")
             console.print(f"{len(wanted)} configurations, each at up to {len(SIZES)} micro-batches")
             return 0
         path = given.out or ROOT / "bench" / "measured" / f"{card}.jsonl"
@@ -85,10 +85,10 @@ def main() -> int:
 
 def measure_all(wanted: list[Measured], path: Path, memory: int, until: float) -> None:
     """Runs what is not in the file yet and adds its lines."""
-    done = {_key(one): one for one in read_measured(path)} if path.exists() else {}
+    done = {_key(step): step for step in read_measured(path)} if path.exists() else {}
     budgets = [None, *(gib for gib in (24.0, 40.0, 80.0) if gib * 2**30 < memory)]
-    for one in (replace(one, memory_gib=gib) for gib in budgets for one in wanted):
-        for sized in growing(one):
+    for step in (replace(step, memory_gib=gib) for gib in budgets for step in wanted):
+        for sized in growing(step):
             found = done.get(_key(sized))
             if found is None:
                 if time.monotonic() > until:
@@ -103,20 +103,20 @@ def measure_all(wanted: list[Measured], path: Path, memory: int, until: float) -
                 break
 
 
-def growing(one: Measured) -> Iterator[Measured]:
+def growing(step: Measured) -> Iterator[Measured]:
     """The configuration at one micro-batch after another."""
     for size in SIZES:
-        yield replace(one, micro_batch=size * (512 if one.job.startswith(("f5_tts", "e2_tts")) else 1))
+        yield replace(step, micro_batch=size * (512 if step.job.startswith(("f5_tts", "e2_tts")) else 1))
 
 
-def in_a_process(one: Measured) -> Measured | None:
+def in_a_process(step: Measured) -> Measured | None:
     """Runs it in a fresh process; None, with its last words, where that fails of another thing than memory."""
     environment = {**os.environ, "MEMFIT_USED_BEFORE": str(used_bytes())}
-    command = [sys.executable, "-m", "bench.accuracy_parts.gpu_step", json.dumps(asdict(one))]
+    command = [sys.executable, "-m", "bench.accuracy_parts.gpu_step", json.dumps(asdict(step))]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
-        console.print(f"{one.job}: {(done.stderr.strip().splitlines() or ['no word'])[-1]}", style="red")
+        console.print(f"{step.job}: {(done.stderr.strip().splitlines() or ['no word'])[-1]}", style="red")
         return None
     return Measured(**json.loads(lines[-1]))
 
@@ -155,17 +155,17 @@ def used_bytes() -> int:
         return 0
 
 
-def _key(one: Measured) -> str:
+def _key(step: Measured) -> str:
     """What makes two configurations the same."""
     kept = ("card", "job", "settings", "micro_batch", "precision", "checkpoint", "memory_gib")
-    return json.dumps({name: getattr(one, name) for name in kept}, sort_keys=True)
+    return json.dumps({name: getattr(step, name) for name in kept}, sort_keys=True)
 
 
-def _say(one: Measured) -> None:
-    gib = one.allocated_bytes / 2**30
+def _say(step: Measured) -> None:
+    gib = step.allocated_bytes / 2**30
     console.print(
-        f"{one.job} {one.settings} {one.precision} {one.checkpoint} x {one.micro_batch}: "
-        + (f"{gib:.2f} GiB allocated" if one.ok else f"out of memory at {gib:.2f} GiB allocated")
+        f"{step.job} {step.settings} {step.precision} {step.checkpoint} x {step.micro_batch}: "
+        + (f"{gib:.2f} GiB allocated" if step.ok else f"out of memory at {gib:.2f} GiB allocated")
     )
 
 

@@ -72,7 +72,7 @@ def timed(job: str, batch: str, card: str, settings: dict[str, str]) -> dict[str
         "arithmetic": found.get("arithmetic"),
         "step_seconds": found["step_seconds"],
         "modes": {mode: list(found["checkpointing"].values()).count(mode) for mode in found["checkpointing"].values()},
-        "process_bytes": {phase: one["process_bytes"] for phase, one in found["phases"].items()},
+        "process_bytes": {phase: row["process_bytes"] for phase, row in found["phases"].items()},
     }
 
 

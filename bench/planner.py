@@ -202,9 +202,10 @@ def _compiled(job: Plain, nets: Nets, shape: Shape, part: float, resident: int, 
             took = statistics.median(seconds(job, nets, [shape], {}) for _ in range(2))
     finally:
         del net.forward
-    whole = unlimited - resident
+    activations = unlimited - resident
     print(
-        f"{f'compiled, budget {part}':22}{100 * (seen - resident) / whole:8.1f}{'':10}{(seen - resident) / MIB:10.1f}"
+        f"{f'compiled, budget {part}':22}{100 * (seen - resident) / activations:8.1f}{'':10}"
+        f"{(seen - resident) / MIB:10.1f}"
         f"  {took:.2f} s"
     )
     return {"name": f"compiled {part}", "measured": seen, "resident": resident, "seconds": took}

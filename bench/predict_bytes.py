@@ -1,7 +1,7 @@
 """Bytes that ``memfit predict`` answers for every built-in job and version, on a card and on the CPU, as one JSON file.
 
-python bench/predict_bytes.py --out BEFORE.json       on one commit
-python bench/predict_bytes.py --against BEFORE.json   on another: exits with 1 where a byte differs
+python -m bench.predict_bytes --out BEFORE.json       on one commit
+python -m bench.predict_bytes --against BEFORE.json   on another: exits with 1 where a byte differs
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""python bench/report.py [EVENTS]: size of the report of a long step, and the time until Chromium has drawn it.
+"""python -m bench.report [EVENTS]: size of the report of a long step, and the time until Chromium has drawn it.
 
 The trace is that of a DiT with as many blocks as give it EVENTS events (60,000). Bounds of the project: under 8 MB,
 drawn in under 3 s.

@@ -79,9 +79,9 @@ def vits_buckets(lengths: np.ndarray) -> tuple[float, float, Batches]:
         for low, high in itertools.pairwise(bounds):
             ids = [index for index, length in enumerate(lengths) if low < length <= high]
             random.Random(0).shuffle(ids)
-            whole = -(-len(ids) // (WORLD * size)) * WORLD * size
-            ids = (ids * (whole // max(1, len(ids)) + 1))[:whole]
-            steps += [ids[at : at + WORLD * size] for at in range(0, whole, WORLD * size)]
+            padded_count = -(-len(ids) // (WORLD * size)) * WORLD * size
+            ids = (ids * (padded_count // max(1, len(ids)) + 1))[:padded_count]
+            steps += [ids[at : at + WORLD * size] for at in range(0, padded_count, WORLD * size)]
         random.Random(0).shuffle(steps)
         return [step[at : at + size] for step in steps for at in range(0, WORLD * size, size)]
 

@@ -85,18 +85,18 @@ def main() -> None:
     asked = parser.parse_args()
     train_state = stepped(asked.megabytes)
     _, tensors = encode(state_of(train_state), "the state")
-    whole = bytearray().join(pieces(tensors, header(tensors)))
-    gigabytes = len(whole) / 1e9
+    content = bytearray().join(pieces(tensors, header(tensors)))
+    gigabytes = len(content) / 1e9
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
         path = Path(folder)
-        straight = Saver(checkpoints=Checkpoints(path / "straight", 1), plan=PLAN)
-        beside = Saver(checkpoints=Checkpoints(path / "beside", 1), plan=PLAN, asynchronous=True)
-        beside.warm(train_state)
-        beside.finish()
+        synchronous_saver = Saver(checkpoints=Checkpoints(path / "straight", 1), plan=PLAN)
+        asynchronous_saver = Saver(checkpoints=Checkpoints(path / "beside", 1), plan=PLAN, asynchronous=True)
+        asynchronous_saver.warm(train_state)
+        asynchronous_saver.finish()
 
         def raw() -> None:
             with open(path / "raw", "wb", buffering=0) as file:
-                file.write(whole)
+                file.write(content)
                 os.fsync(file.fileno())
 
         def torch_save() -> None:
@@ -111,14 +111,14 @@ def main() -> None:
 
         def asynchronous() -> None:
             begin = time.thread_time()
-            beside.save(train_state, next(number))
-            held.append(beside.held)
+            asynchronous_saver.save(train_state, next(number))
+            held.append(asynchronous_saver.held)
             on_core.append(time.thread_time() - begin)
-            assert beside.finish()
+            assert asynchronous_saver.finish()
 
         def synchronous() -> None:
-            straight.save(train_state, next(number))
-            assert straight.finish()
+            synchronous_saver.save(train_state, next(number))
+            assert synchronous_saver.finish()
 
         ways = {"raw": raw, "synchronous": synchronous, "asynchronous": asynchronous, "torch.save": torch_save}
         found: dict[str, list[tuple[float, int, float]]] = {name: [] for name in ways}
@@ -129,7 +129,7 @@ def main() -> None:
                     old.unlink(missing_ok=True)
                 if number_of_round:
                     found[name].append(result)
-    print(f"{len(whole) / 1e6:.0f} MB in {len(tensors)} tensors, {asked.rounds} rounds after one to warm up")
+    print(f"{len(content) / 1e6:.0f} MB in {len(tensors)} tensors, {asked.rounds} rounds after one to warm up")
     rows = summary(found)
     for name, row in rows.items():
         print(
@@ -141,13 +141,14 @@ def main() -> None:
         "seconds_per_gigabyte": statistics.median(held[1:]) / gigabytes,
         "most_seconds_per_gigabyte": max(held[1:]) / gigabytes,
         "core_seconds_per_gigabyte": statistics.median(on_core[1:]) / gigabytes,
-        "buffer_bytes": beside.buffer_bytes,
+        "buffer_bytes": asynchronous_saver.buffer_bytes,
     }
     print(
         f"asynchronous holds the training up {held_up['seconds_per_gigabyte']:.3f} s a GB "
-        f"(at the most {held_up['most_seconds_per_gigabyte']:.3f}), with {beside.buffer_bytes / 1e6:.0f} MB of buffers"
+        f"(at the most {held_up['most_seconds_per_gigabyte']:.3f}), "
+        f"with {held_up['buffer_bytes'] / 1e6:.0f} MB of buffers"
     )
-    figures = {"bytes": len(whole), "tensors": len(tensors), "rounds": asked.rounds, "ways": rows}
+    figures = {"bytes": len(content), "tensors": len(tensors), "rounds": asked.rounds, "ways": rows}
     write_result(target(asked.json), {**figures, "asynchronous_holds_up": held_up}, packages=["safetensors"])
 
 

@@ -1,6 +1,6 @@
 """Time of tracing one step of MuseTalk's U-Net (849.948 M parameters), beside torch's MemTracker.
 
-python bench/trace_speed.py [--rounds 2]
+python -m bench.trace_speed [--rounds 2]
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ python docs/blocks.py [PAGE ...]
 A block begins with one of these lines and ends with <!-- end -->:
 
     <!-- run: memfit ... -->   what the command prints now
+    <!-- run 12: memfit ... -->  its first 12 lines
     <!-- file: path -->        the file's text
     <!-- table: name -->       a table of docs/tables.py, made from bench/results
     <!-- text: name -->        a paragraph of docs/tables.py, made from bench/results or from the code
@@ -26,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 from docs.tables import TABLES, TEXTS  # noqa: E402
 
-BLOCK = re.compile(r"<!-- (run|file|table|text): (.*?) -->\n.*?<!-- end -->", re.DOTALL)
+BLOCK = re.compile(r"<!-- (run(?: \d+)?|file|table|text): (.*?) -->\n.*?<!-- end -->", re.DOTALL)
 LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "bash"}
 
 
@@ -48,17 +49,20 @@ def fresh(block: str) -> str:
     elif kind == "file":
         content = f"```{LANGUAGES[Path(what).suffix]}\n{(ROOT / what).read_text().rstrip()}\n```"
     else:
-        content = f"```text\n$ {what}\n{printed(what).rstrip()}\n```"
+        lines = printed(what).rstrip().splitlines()
+        count = int(kind.removeprefix("run").strip() or len(lines))
+        shown = [*lines[:count], *(["..."] if count < len(lines) else [])]
+        content = "\n".join(["```text", f"$ {what}", *shown, "```"])
     return f"<!-- {block} -->\n{content}\n<!-- end -->"
 
 
 def printed(command: str) -> str:
-    """What a memfit command prints on both of its outputs, in 80 columns, without the warnings of libraries."""
+    """What a memfit command prints on both of its outputs, in 110 columns, without the warnings of libraries."""
     program, *arguments = shlex.split(command)
     if program != "memfit":
         raise ValueError(f"{command}: a block runs memfit alone")
     environment = {
-        **os.environ, "COLUMNS": "80", "NO_COLOR": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
+        **os.environ, "COLUMNS": "110", "NO_COLOR": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
         "PYTHONWARNINGS": "ignore",
     }  # fmt: skip
     done = subprocess.run(

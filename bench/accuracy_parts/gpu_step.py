@@ -76,8 +76,8 @@ def _on_card(wanted: Measured, job: Job, shape: Shape, modes: dict[str, str], wi
     except torch.OutOfMemoryError:
         ok = False
     gc.collect()
-    free, whole = torch.cuda.mem_get_info()
-    outside = whole - free - before - torch.cuda.memory_reserved()
+    free, total = torch.cuda.mem_get_info()
+    outside = total - free - before - torch.cuda.memory_reserved()
     reserved = torch.cuda.max_memory_reserved()
     return replace(
         wanted, ok=ok, torch=torch.__version__, step_seconds=seconds, reserved_bytes=reserved,

@@ -49,8 +49,8 @@ def read_measured(path: Path) -> Iterator[Measured]:
         if not line.strip():
             continue
         try:
-            told = json.loads(line)
-            yield Measured(**told)
+            fields_read = json.loads(line)
+            yield Measured(**fields_read)
         except (json.JSONDecodeError, TypeError) as error:
             write = f"write one JSON object with {', '.join(sorted(names))}"
             raise InputError(f"{path.name}, line {number}", str(error), write) from error

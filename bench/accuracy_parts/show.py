@@ -17,20 +17,20 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def table(title: str, families: Mapping[str, Mapping[str, Any]], whole: Mapping[str, Any]) -> None:
+def table(title: str, families: Mapping[str, Mapping[str, Any]], overall: Mapping[str, Any]) -> None:
     """Statistics by kind of net, and of all."""
     shown = Table(title=title, title_justify="left", box=None, pad_edge=False)
     shown.add_column("nets")
     for name, _ in _COLUMNS:
         shown.add_column(name, justify="right")
-    for name, found in (*families.items(), ("all", whole)):
+    for name, found in (*families.items(), ("all", overall)):
         shown.add_row(name, *(_cell(key, found.get(key)) for _, key in _COLUMNS))
     console.print(shown)
-    if whole.get("fits_right_clear") is not None:
+    if overall.get("fits_right_clear") is not None:
         console.print(
-            f"More than 5 % from the limit: {_cell('', whole['fits_right_clear'])} of the fits are right, "
-            f"{_cell('', whole['verdicts_wrong_clear'])} of the verdicts are wrong and "
-            f"{_cell('', whole['verdicts_close_clear'])} say close.\n"
+            f"More than 5 % from the limit: {_cell('', overall['fits_right_clear'])} of the fits are right, "
+            f"{_cell('', overall['verdicts_wrong_clear'])} of the verdicts are wrong and "
+            f"{_cell('', overall['verdicts_close_clear'])} say close.\n"
         )
 
 
@@ -47,7 +47,7 @@ def ladder(found: Mapping[str, Any]) -> None:
 
 def workspaces(found: Sequence[Mapping[str, float]]) -> None:
     """Errors by factor of the convolution workspace."""
-    tried = ", ".join(f"{one['factor']:g}: {one['median']:.2%}" for one in found)
+    tried = ", ".join(f"{entry['factor']:g}: {entry['median']:.2%}" for entry in found)
     console.print(f"Median of the fitting half by factor of the convolution workspace: {tried}\n")
 
 
@@ -73,14 +73,14 @@ def cards(rows: Sequence[Mapping[str, Any]]) -> None:
 def published(rows: Sequence[Mapping[str, Any]]) -> None:
     """Figures of others' READMEs and issues, each with its own unknowns."""
     for row in rows:
-        told = f"{row['job']} on {row['card']}, {row['phase']}"
-        console.print(f"{told}: published {row['published']}, predicted {row['predicted_bytes'] / 2**30:.2f} GiB")
+        label = f"{row['job']} on {row['card']}, {row['phase']}"
+        console.print(f"{label}: published {row['published']}, predicted {row['predicted_bytes'] / 2**30:.2f} GiB")
 
 
 def failures(failed: Sequence[Any]) -> None:
     """Nets that could not be traced."""
-    for one in failed:
-        console.print(f"not traced: {one.model}: {one.why}", style="yellow")
+    for entry in failed:
+        console.print(f"not traced: {entry.model}: {entry.why}", style="yellow")
 
 
 def _cell(key: str, value: Any) -> str:

@@ -99,9 +99,9 @@ def _shows_trials(run: Run, runs: Sequence[Run], above: float) -> bool:
 def _line(runs: Sequence[Run], batch: int) -> float:
     """Theil and Sen's line: the median of the slopes, and of what they leave; MiB at a batch."""
     slopes = [
-        (one.measured_mib - other.measured_mib) / (one.batch - other.batch)
-        for one, other in itertools.combinations(runs, 2)
-        if one.batch != other.batch
+        (run.measured_mib - other.measured_mib) / (run.batch - other.batch)
+        for run, other in itertools.combinations(runs, 2)
+        if run.batch != other.batch
     ]
     slope = float(np.median(slopes))
     line = float(np.median([run.measured_mib - slope * run.batch for run in runs])) + slope * batch

@@ -96,24 +96,24 @@ def cache_folder() -> Path:
 
 def _write(path: Path, traced: Traced) -> None:
     columns: dict[str, Any] = {}
-    told: dict[str, Any] = {"derives": traced.derives, "batches": list(traced.traces)}
+    description: dict[str, Any] = {"derives": traced.derives, "batches": list(traced.traces)}
     for batch, trace in traced.traces.items():
-        told[str(batch)] = {name: getattr(trace, name) for name in _TEXTS}
+        description[str(batch)] = {name: getattr(trace, name) for name in _TEXTS}
         for field in dataclasses.fields(Trace):
             if field.name not in _TEXTS:
                 columns[f"{batch}.{field.name}"] = getattr(trace, field.name)
-    beside = path.with_suffix(f".{os.getpid()}.tmp")
-    with beside.open("wb") as file:
-        np.savez_compressed(file, told=np.array(json.dumps(told)), **columns)
-    beside.replace(path)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    with temporary.open("wb") as file:
+        np.savez_compressed(file, told=np.array(json.dumps(description)), **columns)
+    temporary.replace(path)
 
 
 def _read(path: Path) -> Traced:
     with np.load(path, allow_pickle=False) as file:
-        told = json.loads(str(file["told"]))
+        description = json.loads(str(file["told"]))
         traces = {}
-        for batch in told["batches"]:
-            texts = told[str(batch)]
+        for batch in description["batches"]:
+            texts = description[str(batch)]
             texts = {name: texts[name] if name == "net_kind" else tuple(map(_frozen, texts[name])) for name in _TEXTS}
             columns = {
                 field.name: file[f"{batch}.{field.name}"]
@@ -121,7 +121,7 @@ def _read(path: Path) -> Traced:
                 if field.name not in _TEXTS
             }
             traces[batch] = Trace(**columns, **texts)
-    return Traced(traces=traces, derives=told["derives"])
+    return Traced(traces=traces, derives=description["derives"])
 
 
 def _frozen(value: Any) -> Any:

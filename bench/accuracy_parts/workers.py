@@ -20,7 +20,7 @@ def each(work: Callable[[Given], Answer], given: Iterable[Given], workers: int) 
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=spawn) as pool:
-        waiting = [pool.submit(work, one) for one in given]
+        waiting = [pool.submit(work, item) for item in given]
         try:
             for done in as_completed(waiting):
                 yield done.result()

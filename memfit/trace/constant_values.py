@@ -8,12 +8,14 @@ is large.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from memfit.device.virtual.data_dependent import ASSUMED
 from memfit.torch_compat import FakeTensor, disable_current_modes
 
 MOST_ELEMENTS = 1 << 16
@@ -87,8 +89,10 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
         return
     values = real_arguments(func, args, kwargs)
     if values is None or _UNKNOWN_EFFECT in func.tags:
+        _assume(func, args, kwargs, out)
         for tensor in changed:
             if isinstance(tensor, FakeTensor):
+                tensor.__dict__.pop(ASSUMED, None)
                 tensor.__dict__.pop("_memfit_value", None)
                 tensor.__dict__.pop("_memfit_true", None)
         return
@@ -109,6 +113,32 @@ def _is_true(func: Any, args: Any) -> bool:
     if func in _BOTH:
         return all(isinstance(one, FakeTensor) and "_memfit_true" in one.__dict__ for one in args[:2])
     return func in _EVERY and "_memfit_true" in args[0].__dict__
+
+
+_INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
+
+
+def _assume(func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    """Follows one integer that is not known: where ``i`` is assumed to be 0, ``i + 32`` is 32, and a slice from one to
+    the other has the width of a real run's."""
+    pure = not func._schema.is_mutable and _UNKNOWN_EFFECT not in func.tags
+    if not (pure and isinstance(out, FakeTensor) and out.numel() == 1 and out.dtype in _INTEGERS):
+        return
+    if not (func.is_view or torch.Tag.pointwise in func.tags or func is _aten._to_copy.default) or kwargs.get("out"):
+        return
+    real = []
+    with disable_current_modes():
+        for argument in args:
+            if isinstance(argument, Tensor):
+                if argument.numel() != 1 or argument.dtype not in _INTEGERS:
+                    return
+                known = value_of(argument)
+                assumed = argument.__dict__.get(ASSUMED, 0)
+                argument = torch.full(argument.shape, assumed, dtype=argument.dtype) if known is None else known
+            real.append(argument)
+        named = {name: value for name, value in kwargs.items() if name != "device"}
+        with contextlib.suppress(RuntimeError):  # such as a division by 0
+            setattr(out, ASSUMED, int(func(*real, **named).item()))
 
 
 def item(tensor: Any) -> Any:

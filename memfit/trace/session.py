@@ -243,6 +243,7 @@ def open_session(job: Job, how: Tracing, shape: Shape) -> Iterator[Session]:
             micro = synthetic_micro_batch(job, shape, virtual.device, tracer)
             run_window(train_state, [micro], lambda part: mark(tracer, train_state, part))
             categorise_state(tracer, train_state)
+            tracer.collect_cycles()
         for optimizer in train_state.optimizers.values():
             optimizer.zero_grad(set_to_none=True)
         yield Session(train_state, tracer)

@@ -118,12 +118,14 @@ def traced_windows(job: Job, shape: Shape, how: Tracing) -> Iterator[tuple[Virtu
             tracer.name_modules(train_state.nets)
             categorise_state(tracer, train_state)
         with recompute(train_state.nets, how.checkpointing):
-            for _ in range(2):
+            for is_first in (True, False):
                 with tracer.phase("train"):
                     micro = synthetic_micro_batch(job, shape, virtual.device, tracer)
                     repeated = [micro] * min(how.micro_batches, 2)
                     run_window(train_state, repeated, lambda part: mark(tracer, train_state, part))
                     categorise_state(tracer, train_state)
+                    if is_first:
+                        tracer.collect_cycles()
         yield virtual, tracer, train_state
 
 

@@ -140,10 +140,13 @@ class Tracer(TorchDispatchMode):
 
     @contextmanager
     def recording(self) -> Iterator[Tracer]:
-        """Inside, everything is recorded. Frees come when the last reference goes: the garbage collector rests."""
+        """Inside, everything is recorded. A storage is freed when its last reference goes, or in ``collect_cycles``: at
+        any other time the garbage collector rests."""
         gc.collect()
-        collects = gc.isenabled()
+        collects, freezes = gc.isenabled(), not gc.get_freeze_count()
         gc.disable()
+        if freezes:
+            gc.freeze()  # what was there before is no garbage of the trace, and need not be looked at again
         hooks = [
             register_module_forward_pre_hook(self._enter_module),
             register_module_forward_hook(self._leave_module, always_call=True),
@@ -160,8 +163,18 @@ class Tracer(TorchDispatchMode):
         finally:
             for hook in hooks:
                 hook.remove()
+            if freezes:
+                gc.unfreeze()
             if collects:
                 gc.enable()
+
+    def collect_cycles(self) -> None:
+        """Frees what only reference cycles hold.
+
+        A first window makes many: an exception that an import raises and keeps has its traceback, whose frames reach
+        down to the window's own. A real run's collector finds them in the windows after it.
+        """
+        gc.collect()
 
     def _random_state(self, get: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """A random state (checkpointing keeps one for each module) is memory of the CPU that no operator makes."""

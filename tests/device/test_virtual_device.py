@@ -126,3 +126,26 @@ def test_what_a_hook_raises_in_a_backward_comes_out_of_it(gpu, place):
     again = torch.ones(4, device="cuda", requires_grad=True)
     again.exp().sum().backward()
     assert again.grad.shape == (4,)
+
+
+@pytest.mark.parametrize("enter", [virtual_cpu, lambda: virtual_gpu(CARD)], ids=["cpu", "gpu"])
+def test_views_of_ordinary_tensors_in_inference_mode(enter):
+    """A view of a tensor from outside is ordinary, as in a real run; what is made inside is not."""
+    with enter() as virtual:
+        x = torch.zeros(4, 5, device=virtual.device)
+        with torch.inference_mode():
+            views = [
+                x[:, 1],
+                x[:, 1:3],
+                x.t(),
+                x.view(2, 10),
+                x[0],
+                x.detach(),
+                *x.unbind(),
+                *x.chunk(2),
+                x.expand(4, 5),
+            ]
+            made = [x + 1, (x + 1)[0], torch.ones(3, device=virtual.device)[1]]
+        assert not any(view.is_inference() for view in views)
+        assert all(tensor.is_inference() for tensor in made)
+        assert all(view.untyped_storage()._cdata == x.untyped_storage()._cdata for view in views)

@@ -59,6 +59,14 @@ EXPECTED = {
         "torch.utils.data.dataloader._BaseDataLoaderIter",
     },
     "jobs/nets/weight_norm.py": {"torch._weight_norm"},
+    "train/checkpoint/legacy_parts.py": {
+        "torch.distributed.checkpoint._traverse.set_element",
+        "torch.distributed.checkpoint.filesystem._StorageInfo",
+    },
+    "train/checkpoint/parts_storage.py": {
+        "torch.distributed._shard._utils.narrow_tensor_by_index",
+        "torch.distributed.checkpoint._traverse.set_element",
+    },
     "train/recovery/recovery.py": BATCH_NORM,
     "verify/recording_engine.py": BATCH_NORM,
 }

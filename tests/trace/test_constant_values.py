@@ -48,3 +48,16 @@ def test_rates_and_widths_of_layers_are_known(device):
         assert (torch.tensor([0.25, 0.5, 1.0]) * 64).int().tolist() == [16, 32, 64]
         assert torch.logspace(0, 2, 3).tolist() == [1, 10, 100]
         assert [part.tolist() for part in torch.linspace(0, 1, 5).split([2, 3])] == [[0, 0.25], [0.5, 0.75, 1]]
+
+
+@pytest.mark.parametrize("device", [virtual_cpu, lambda: virtual_gpu(CardRules())], ids=["cpu", "gpu"])
+def test_a_slice_from_a_random_place_keeps_its_width(device):
+    with device() as virtual, Tracer(virtual).recording():
+        x = torch.empty(2, 64, device=virtual.device)
+        i = torch.randint(0, 32, (1,), device=virtual.device)
+        assert x[:, i : i + 32].shape == (2, 32)
+        assert x[:, i * 4 : (i + 8) * 4].shape == (2, 32)
+        assert x[:, 2 * i[0] : 2 * i[0] + 7].shape == (2, 7)
+        assert x[:, : (i // i)].shape == (2, 0)
+        i += 5
+        assert x[:, i : i + 3].shape == (2, 3)

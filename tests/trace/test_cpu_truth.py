@@ -3,6 +3,8 @@
 python -m pytest tests/trace/test_cpu_truth.py
 """
 
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import nn
@@ -65,3 +67,28 @@ def test_what_a_mask_selects_and_a_check_of_its_numbers():
 def test_sparse_gradients_are_refused():
     with pytest.raises(InputError, match=r"layout sparse_coo.*sparse=False in nn.Embedding"):
         compare(Table, {"sparse": True}, Shape(items=64, length=None), 1)
+
+
+class FirstWindowCycles(JOBS["dit"]):
+    """The first loss of a process leaves a cycle that holds an activation, as an import that raises inside does."""
+
+    cycles: ClassVar[int] = 1
+
+    def nets(self):
+        type(self).cycles = 1
+        return super().nets()
+
+    def loss(self, nets, batch):
+        noisy = batch["x"].repeat(1, 1, 64)
+        if type(self).cycles:
+            type(self).cycles -= 1
+            cycle = [noisy]
+            cycle.append(cycle)
+        return super().loss(nets, batch)
+
+
+def test_what_cycles_of_the_first_window_hold_is_collected_after_it():
+    traced, _, measured = compare(FirstWindowCycles, {}, Shape(items=3, length=40), 1)
+    assert traced == {phase: peak.without_scratch_bytes for phase, peak in measured.items()}
+    plain, _, _ = compare(JOBS["dit"], {}, Shape(items=3, length=40), 1)
+    assert traced["save"] == plain["save"]

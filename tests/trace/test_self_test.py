@@ -1,5 +1,6 @@
 import pytest
 
+from memfit.cli import doctor
 from memfit.trace import self_test
 
 
@@ -10,6 +11,12 @@ def test_the_installed_torch_gives_the_known_bytes(monkeypatch):
     answer = self_test.run()
     assert answer.passed, answer.differences
     assert kept == [[]]
+
+
+def test_doctor_runs_it(monkeypatch):
+    monkeypatch.setattr(self_test, "_differences", lambda: iter(["a byte", "another"]))
+    monkeypatch.setattr(self_test, "remember", lambda differences: None)
+    assert doctor.self_test() == {"ok": False, "text": "a byte; another"}
 
 
 @pytest.mark.parametrize("where", ["card", "cpu"])

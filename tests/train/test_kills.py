@@ -1,6 +1,6 @@
 """kill -9 at random moments of a run, saving included: resumed, it ends as if it had never been killed.
 
-python -m pytest tests/train/test_kills.py [-m slow]; a hundred times: python bench/kills.py
+python -m pytest tests/train/test_kills.py [-m slow]; a hundred times: python -m bench.kills
 """
 
 import random

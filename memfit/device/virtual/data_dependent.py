@@ -24,6 +24,9 @@ from memfit.torch_compat import FakeTensor, disable_current_modes
 NOT_HANDLED: Any = object()
 """What ``answer`` returns for an operator that asks nothing of data."""
 
+ASSUMED = "_memfit_assumed"
+"""Attribute of a fake tensor of one integer: its value, where that follows from an integer that is taken for 0."""
+
 MOST_PER_LINE = 10_000
 """Answers that one line of a user's code may ask for: past it, it is a loop that waits for data."""
 
@@ -134,7 +137,7 @@ def _item(assumptions: Assumptions, tensor: Tensor) -> Any:
     elif tensor.is_floating_point():
         value = 0.5
     else:
-        value = complex(0.5) if tensor.is_complex() else 0
+        value = complex(0.5) if tensor.is_complex() else tensor.__dict__.get(ASSUMED, 0)
     assumptions.note("item", repr(value), doubtful=type(value) is int)
     return value
 

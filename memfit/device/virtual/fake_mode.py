@@ -85,6 +85,11 @@ def _key(func: Any, args: Any, kwargs: Any, tensors: list[FakeTensor]) -> tuple[
     return tuple(parts)
 
 
+def _views_ordinary_tensor(func: Any, args: Any) -> bool:
+    """Whether a call makes a view of a tensor from outside of inference mode: such a view is ordinary, too."""
+    return bool(getattr(func, "is_view", False) and isinstance(args[0], FakeTensor) and not args[0].is_inference())
+
+
 @cache
 def _is_foreach_in_place(func: Any) -> bool:
     """These change no shape and return nothing, and their lists of scalars differ in every step of an optimizer."""
@@ -131,6 +136,9 @@ class VirtualMode(FakeTensorMode):
             return args[0].constant.item()
         if func is _LIFT_FRESH and type(args[0]) is Tensor and self.may_turn_const(args[0]):
             return self._constant(args[0])
+        if torch.is_inference_mode_enabled() and _views_ordinary_tensor(func, args):
+            with torch.inference_mode(False), torch.no_grad():
+                return self.__torch_dispatch__(func, types, args, kwargs)
         if asks_data(func):
             with self:
                 answered = answer_operator(func, args, kwargs or {}, self.assumptions)

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# bash scripts/versions.sh [VERSION[@PYTHON]]...: runs the tests of bench/versions.py with each version of torch.
+#
+# One environment at a time, removed afterwards: a CUDA build takes 6 to 7 GB of disk and about 4 minutes to install,
+# and its tests 2 to 6 minutes on two cores. Results: bench/results/versions.json and the table in docs/versions.md.
+#
+# VERSION is an exact release. "==2.13.0" takes what pip prefers (a CPU build where one is offered), "===2.13.0" the
+# build without a local version (on Linux: CUDA). Without arguments: every minor version that memfit supports.
+#
+#   ENVIRONMENTS=DIR   where environments are made (default: a temporary folder). One that is there is used, and kept.
+#   PARTS=DIR          where each version's part is written (default: a temporary folder).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export PYTHONPATH=$PWD OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+environments=${ENVIRONMENTS:-$(mktemp -d)}
+parts=${PARTS:-$(mktemp -d)}
+mkdir -p "$environments" "$parts"
+[ $# -gt 0 ] || set -- ==2.8.0 ==2.9.1 ==2.10.0 ==2.11.0 ==2.12.1 ==2.13.0 ===2.13.0 ==2.14.1
+
+for asked in "$@"; do
+    version=${asked%@*}
+    python=python3
+    [ "$version" = "$asked" ] || python=${asked#*@}
+    name=torch${version//[^0-9.=]/}
+    folder=$environments/${name//=/_}
+    kept=yes
+    if [ ! -x "$folder/bin/python" ]; then
+        kept=no
+        "$python" -m venv "$folder"
+        "$folder/bin/pip" install -q "torch$version"
+        "$folder/bin/pip" install -q "torch$version" numpy scipy click rich safetensors tomli-w nvidia-ml-py psutil jinja2 plotly pytest pytest-xdist hypothesis
+    fi
+    echo "torch$version: $(du -sh "$folder" | cut -f1)"
+    XDG_CACHE_HOME=$folder/cache "$folder/bin/python" bench/versions.py --measure "$parts/${name//=/_}.json" ||
+        echo "torch$version: no result" >&2
+    [ "$kept" = yes ] || rm -rf "$folder"
+done
+python3 bench/versions.py --collect "$parts"
