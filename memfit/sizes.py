@@ -7,12 +7,13 @@ from memfit.errors import InputError
 _UNITS = {
     "B": 1,
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40,
     "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
 }  # fmt: skip
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size such as ``24GiB``, ``24GB`` or ``512MiB``; at least one byte.
+    """Bytes of a size such as ``24GiB``, ``24GB`` or ``512MiB``; at least one byte. ``24G`` is 24 GiB, as in Docker.
 
     Raises:
         InputError: no number, an unknown unit, or a size that is not positive.

@@ -9,6 +9,7 @@ settings.register_profile("busy machine", deadline=None, suppress_health_check=[
 settings.load_profile("busy machine")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+os.environ.setdefault("MEMFIT_KEEP_TRACES", "0")  # tests that replace parts of memfit must trace
 
 
 @pytest.fixture(scope="session", autouse=True)

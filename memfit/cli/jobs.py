@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
+from importlib.resources import files
 from typing import Any
 
 import click
 
 from memfit.cli.options import json_option, print_json, set_option
 from memfit.errors import InputError, missing_extra
+
+COUNTS = "counts.json"
+"""The counts of the built-in jobs, so that nothing has to be imported and built to list them. Written by
+scripts/count_jobs.py; tests/cli/test_jobs.py counts them anew."""
 
 
 @click.command("jobs")
@@ -23,11 +29,15 @@ def command(names: tuple[str, ...], pairs: tuple[str, ...], as_json: bool) -> No
     settings = read_settings(pairs)
     listed: list[dict[str, Any]] = []
     not_listed: list[dict[str, str]] = []
+    counts = {} if settings else json.loads(files("memfit.jobs").joinpath(COUNTS).read_text())
     with progress("counting", quiet=as_json):
-        from memfit.planner.predict import net_sizes, plain_nets
-
         for name in names or sorted(built_in_jobs()):
+            if name in counts:
+                listed.append({"name": name, **counts[name]})
+                continue
             try:
+                from memfit.planner.predict import net_sizes, plain_nets
+
                 job = load_job(name, settings)
                 sizes = net_sizes(plain_nets(job))
             except Exception as error:
@@ -49,6 +59,7 @@ def command(names: tuple[str, ...], pairs: tuple[str, ...], as_json: bool) -> No
 
 
 def _show(listed: list[dict[str, Any]]) -> None:
+    from rich.measure import Measurement
     from rich.table import Table
 
     from memfit.show.console import make_console
@@ -68,4 +79,7 @@ def _show(listed: list[dict[str, Any]]) -> None:
             head = (entry["name"], entry["unit"]) if index == 0 else ("", "")
             millions = [f"{net[key] / 1e6:.3f} M" if net[key] else "-" for key in ("parameters", "trainable")]
             table.add_row(*head, net["name"], *millions, str(net["tensors"]))
-    make_console().print(table)
+    console = make_console()
+    needed = Measurement.get(console, console.options.update(max_width=500), table).maximum
+    console.width = max(console.width, needed)
+    console.print(table)

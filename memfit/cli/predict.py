@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +24,9 @@ from memfit.plan import ENGINES
 from memfit.sizes import format_size, parse_size
 
 if TYPE_CHECKING:
+    from memfit.device.hardware.catalogue import Device
     from memfit.job import Job, Shape
-    from memfit.planner.prediction import Prediction
+    from memfit.planner.prediction import Prediction, TracedQuestion
 
 
 @click.command("predict")
@@ -85,20 +88,20 @@ if TYPE_CHECKING:
     type=click.Path(dir_okay=False),
     help="Writes the events: F.json for ui.perfetto.dev, F.npz for memfit report.",
 )
+@click.option("--fresh", is_flag=True, help="Traces anew, where an earlier trace of the same question is kept.")
 @json_option
 def command(
     job: str, pairs: tuple[str, ...], micro_batch: str | None, shape: str | None, device_names: tuple[str, ...],
     memory: str | None, headroom: str | None, budget: str | None, ci: bool, precision: str | None,
     checkpoint: str | None, accumulate: str,
     epoch: str | None, lengths: str | None, shapes: str | None, engine: str, world: str, rank: str | None,
-    snapshot: str | None, trace: str | None, as_json: bool,
+    snapshot: str | None, trace: str | None, fresh: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Does JOB fit, in training, validation and saving?
 
     JOB is a built-in name (memfit jobs), package.module:Name or path/file.py:Name.
     """
     from memfit.cli.progress import progress, settle
-    from memfit.loading import load_job, read_settings
 
     targets = choose_devices(device_names, memory, headroom)
     device = targets[0]
@@ -118,41 +121,36 @@ def command(
     accumulated = whole_number("--accumulate", accumulate)
     count = whole_number("--micro-batch", micro_batch)
     ranks, which = whole_number("--world", world), whole_number("--rank", rank, least=0)
+    asked = {
+        "pairs": sorted(pairs), "micro_batch": count, "shape": shape, "precision": precision,
+        "checkpoint": checkpoint, "plan": _plan_text(checkpoint), "micro_batches": accumulated, "engine": engine,
+        "world": ranks, "rank": which,
+    }  # fmt: skip
     with progress(f"tracing {job}", quiet=as_json):
-        from memfit.planner.predict import checkpoint_all, plain_nets, with_precision
-        from memfit.planner.traced_questions import TracedQuestions
+        from memfit.planner.kept_questions import question_key
+        from memfit.planner.prediction import answer
 
-        loaded = with_precision(load_job(job, read_settings(pairs)), precision)
-        settle()
-        wanted = micro_batch_shape(loaded, shape, count)
-        modes, plan = None, None
-        if checkpoint == "none":
-            modes = {}
-        elif checkpoint == "all":
-            modes = checkpoint_all(loaded, plain_nets(loaded))
-        elif checkpoint is not None:
-            from memfit.plan import read_plan
+        begin, key, sequence = time.perf_counter(), question_key(job, asked), None
+        replays = epoch is not None or shapes is not None
+        known = None if fresh or replays else _kept(key, targets)
+        if known is not None:
+            predictions = [answer(question, job, target) for question, target in zip(known, targets, strict=True)]
+            seconds = time.perf_counter() - begin
+            predictions = [replace(prediction, seconds=seconds) for prediction in predictions]
+        else:
+            from memfit.planner.dependencies import dependencies, recorded_reads
+            from memfit.planner.kept_questions import keep_question
 
-            if not Path(checkpoint).exists():
-                raise InputError(
-                    f"--checkpoint {checkpoint}",
-                    "neither none, all nor a plan file",
-                    "write none, all, or a file that memfit plan --out wrote",
-                )
-            plan = read_plan(checkpoint)
-            modes = dict(plan.checkpointing)
-        questions = TracedQuestions()
-        predictions = [
-            questions.predict(
-                loaded, job, wanted, target, micro_batches=accumulated or 1, checkpointing=modes, plan=plan,
-                engine=engine, world=ranks or 1, rank=which,
-            )
-            for target in targets
-        ]  # fmt: skip
-        prediction = predictions[0]
-        sequence = None
-        if epoch is not None or shapes is not None:
-            sequence = _sequence(loaded, prediction, accumulated, epoch, lengths, shapes)
+            with recorded_reads() as reads:
+                loaded = load_with(job, pairs, precision)
+                settle()
+                questions, predictions = _traced(loaded, job, asked, targets)
+            depends = dependencies(reads)
+            for question in questions:
+                keep_question(key, question, depends)
+            if replays:
+                sequence = _sequence(loaded, predictions[0], accumulated, epoch, lengths, shapes)
+    prediction = predictions[0]
     if snapshot is not None:
         from memfit.show.snapshot import write_snapshot
         from memfit.show.timeline import allocator_limit
@@ -193,6 +191,75 @@ def command(
     return Exit.DONE if fits and all(within) else Exit.NOTHING_FITS
 
 
+def load_with(job: str, pairs: tuple[str, ...], precision: str | None) -> Job:
+    """The job with its settings, in a precision."""
+    from memfit.loading import load_job, read_settings
+    from memfit.planner.predict import with_precision
+
+    return with_precision(load_job(job, read_settings(pairs)), precision)
+
+
+def _kept(key: str, targets: list[Device]) -> list[TracedQuestion] | None:
+    """The kept question of every device; None where one is missing."""
+    from memfit.planner.kept_questions import kept_question
+
+    questions = []
+    for device in targets:
+        question = kept_question(key, device)
+        if question is None:
+            return None
+        questions.append(question)
+    return questions
+
+
+def _traced(
+    job: Job, name: str, asked: dict[str, Any], targets: list[Device]
+) -> tuple[list[TracedQuestion], list[Prediction]]:
+    """What had to be traced, and every device's prediction."""
+    from memfit.planner.predict import checkpoint_all, plain_nets
+    from memfit.planner.traced_questions import TracedQuestions
+
+    wanted = micro_batch_shape(job, asked["shape"], asked["micro_batch"])
+    modes, plan = None, None
+    if asked["checkpoint"] == "none":
+        modes = {}
+    elif asked["checkpoint"] == "all":
+        modes = checkpoint_all(job, plain_nets(job))
+    elif asked["checkpoint"] is not None:
+        from memfit.plan import read_plan
+
+        plan = read_plan(asked["checkpoint"])
+        modes = dict(plan.checkpointing)
+    questions = TracedQuestions()
+    predictions = [
+        questions.predict(
+            job, name, wanted, target, micro_batches=asked["micro_batches"], checkpointing=modes, plan=plan,
+            engine=asked["engine"], world=asked["world"], rank=asked["rank"],
+        )
+        for target in targets
+    ]  # fmt: skip
+    return questions.all(), predictions
+
+
+def _plan_text(checkpoint: str | None) -> str | None:
+    """The text of a plan file that --checkpoint names.
+
+    Raises:
+        InputError: neither none, all nor a file.
+    """
+    if checkpoint in (None, "none", "all"):
+        return None
+    if not Path(checkpoint).exists():
+        raise InputError(
+            f"--checkpoint {checkpoint}",
+            "neither none, all nor a plan file",
+            "write none, all, or a file that memfit plan --out wrote",
+        )
+    from memfit.plan import read_plan
+
+    return repr(read_plan(checkpoint))
+
+
 def budget_line(prediction: Prediction, limit: int) -> str:
     """Whether a prediction is within a budget, as an annotation of a GitHub workflow."""
     peak = _peak(prediction)
@@ -207,15 +274,17 @@ def _peak(prediction: Prediction) -> int:
 
 def _json(predictions: list[Prediction], sequence: Any, limit: int | None) -> dict[str, Any]:
     """One prediction's JSON, or every device's by name."""
-    from memfit.planner.plan_json import sequence_json
-
     answers = []
     for prediction in predictions:
         budget = {} if limit is None else {"budget_bytes": limit, "within_budget": _peak(prediction) <= limit}
         answers.append(prediction_json(prediction) | budget)
     if len(answers) > 1:
         return {"devices": {answer["device"]["name"]: answer for answer in answers}}
-    return answers[0] | ({} if sequence is None else {"sequence": sequence_json(sequence)})
+    if sequence is None:
+        return answers[0]
+    from memfit.planner.plan_json import sequence_json
+
+    return answers[0] | {"sequence": sequence_json(sequence)}
 
 
 def micro_batch_shape(job: Job, shape: str | None, count: int | None) -> Shape:

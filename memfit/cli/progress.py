@@ -6,6 +6,7 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from typing import Any, TextIO
 
 
 @contextmanager
@@ -28,6 +29,51 @@ def settle() -> None:
     gc.freeze()
 
 
+class _LinesOnce:
+    """Standard error on which a line that was written before is left out.
+
+    A verb builds a job's nets several times, and libraries say each time what they said before. What does not end in a
+    newline, as a bar that is drawn again, passes as it is.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._written, self._line = stream, set[str](), ""
+
+    def write(self, text: str) -> int:
+        for part in text.splitlines(keepends=True):
+            self._line += part
+            if not part.endswith("\n"):
+                continue
+            line, self._line = self._line, ""
+            if line not in self._written or not line.strip():
+                self._written.add(line)
+                self._stream.write(line)
+        if "\r" in self._line:
+            self.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.write(self._line)
+        self._line = ""
+        self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def _lines_once() -> Iterator[None]:
+    """Inside, libraries repeat no line; warnings and logs that are set up inside keep to it afterwards."""
+    before = sys.stderr
+    once = _LinesOnce(before)
+    sys.stderr = once
+    try:
+        yield
+    finally:
+        once.flush()
+        sys.stderr = before
+
+
 @contextmanager
 def progress(text: str, *, quiet: bool = False) -> Iterator[None]:
     """A spinner while something takes its time; nothing where standard error is no terminal or ``quiet`` is set.
@@ -35,12 +81,13 @@ def progress(text: str, *, quiet: bool = False) -> Iterator[None]:
     What is printed inside goes to standard error: standard output is the answer's alone. The garbage collector rests:
     importing torch and what a job needs takes a sixth longer with it, and every trace collects for itself.
     """
-    with redirect_stdout(sys.stderr), _without_collector():
+    with _without_collector():
         if quiet or not sys.stderr.isatty():
-            yield
+            with _lines_once(), redirect_stdout(sys.stderr):
+                yield
             return
         from memfit.printable import printable
         from memfit.show.console import make_console
 
-        with make_console(stderr=True).status(printable(text)):
+        with make_console(file=sys.stderr).status(printable(text)), _lines_once(), redirect_stdout(sys.stderr):
             yield

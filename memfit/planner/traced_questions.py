@@ -35,6 +35,10 @@ class TracedQuestions:
         prediction = answer(question, name, device)
         return replace(prediction, seconds=time.perf_counter() - begin)
 
+    def all(self) -> list[TracedQuestion]:
+        """Every question that was traced."""
+        return [question for known in self._known.values() for question in known]
+
 
 def _key(job: Job, shape: Shape, choices: Mapping[str, Any]) -> str:
     kind = type(job)

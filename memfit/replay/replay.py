@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -84,8 +84,10 @@ def footprint(
             largest_request=_request(trace, name, *peak.largest),
             categories=_live_by_category(trace, peak.event),
         )
-    limiting = max(phases, key=lambda name: phases[name].process_bytes)
-    worst = phases[limiting]
+    if failed is not None and failed.phase not in phases:
+        failed = replace(failed, phase="train")
+    limiting = _limiting_phase(phases)
+    worst = max(phases.values(), key=lambda phase: phase.process_bytes)
     verdict = "close"
     if failed is None and worst.process_bytes_high <= usable_bytes:
         verdict = "yes"
@@ -105,6 +107,18 @@ def footprint(
     )
 
 
+INHERITED = 0.1
+"""Of the largest phase: reserved bytes up to which it is taken to hold what an earlier phase left in the cache."""
+
+
+def _limiting_phase(phases: dict[str, PhaseFootprint]) -> str:
+    """The phase whose tensors make the peak: a later one may hold a little more because it inherits the cache."""
+    largest = max(phases, key=lambda name: phases[name].process_bytes)
+    tensors = max(phases, key=lambda name: phases[name].allocated_bytes)
+    more = phases[largest].process_bytes - phases[tensors].process_bytes
+    return tensors if more <= INHERITED * phases[largest].process_bytes else largest
+
+
 class _FailedError(Exception):
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -117,7 +131,7 @@ def _run(trace: Trace, allocator: Allocator) -> dict[str, _Peak]:
     peaks: dict[str, _Peak] = {}
     missing: set[int] = set()
     for label, start, end in trace.phases:
-        name = "train" if label == "setup" else label
+        name = label
         if label == FAILED:
             _run_attempt(trace, allocator, start, end, missing)
             continue
@@ -143,7 +157,17 @@ def _run(trace: Trace, allocator: Allocator) -> dict[str, _Peak]:
                     free(storage)
             else:
                 allocator.empty_cache()
-    return peaks
+    return _without_small_setup(peaks)
+
+
+def _without_small_setup(peaks: dict[str, _Peak]) -> dict[str, _Peak]:
+    """Setup is a phase of its own where building the nets needs more than training them; else it is part of that."""
+    setup, train = peaks.get("setup"), peaks.get("train")
+    if setup is None or train is None or setup.allocated > train.allocated:
+        return peaks
+    train.reserved = max(train.reserved, setup.reserved)
+    train.largest = max(train.largest, setup.largest)
+    return {name: peak for name, peak in peaks.items() if name != "setup"}
 
 
 def _run_attempt(trace: Trace, allocator: Allocator, start: int, end: int, missing: set[int]) -> None:

@@ -75,6 +75,11 @@ def show_predictions(predictions: Sequence[Prediction], console: Console | None 
 def remarks(footprint: Footprint) -> list[str]:
     """Lines about an interval without measured runs, cuDNN's plan searches, and assumed sizes."""
     lines = []
+    if footprint.limiting_phase == "setup":
+        lines.append(
+            "Building the nets needs more than training them: create them in their final type and on the device "
+            "(torch.set_default_dtype, from_config(dtype=...)) instead of converting a copy afterwards."
+        )
     if footprint.measured_runs == 0:
         kind = footprint.net_kind or "unknown"
         lines.append(f"No measured runs of this model type ({kind}): showing the widest interval.")

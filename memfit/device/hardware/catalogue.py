@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -134,10 +135,25 @@ def find_device(name: str) -> Device:
 
 
 def _named(what: str, known: Mapping[str, Entry], name: str) -> Entry:
-    if name not in known:
-        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0)[0]
-        raise InputError(f"{what} {name!r}", f"not one of {', '.join(known)}", f"write {near}")
-    return known[name]
+    keys = {_plain(key): key for key in known}
+    plain = _plain(name)
+    if plain in keys:
+        return known[keys[plain]]
+    same = [key for key in known if plain and _plain(key).startswith(plain)]
+    without_size = _plain(re.sub(r"[-_ ]\d+ *gi?b?$", "", name.lower()))
+    if not same:
+        same = [key for short, key in keys.items() if short == without_size]
+    near = same or difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+    other = (
+        "write --device NAME of the most similar one with --memory SIZE" if what == "device" else "write one of them"
+    )
+    write = f"write {' or '.join(near)}" if near else other
+    raise InputError(f"{what} {name!r}", f"not one of {', '.join(known)}", write)
+
+
+def _plain(name: str) -> str:
+    """``RTX 4090`` and ``rtx-4090`` as ``rtx4090``."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def with_memory(device: Device, nbytes: int) -> Device:

@@ -9,10 +9,14 @@ from importlib.machinery import SourceFileLoader
 from types import ModuleType
 
 from memfit.device.virtual.patching import replaced
+from memfit.device.virtual.pretrained import hub_is_offline
 from memfit.torch_compat import DisableTorchFunction, disable_current_modes
 
 _ASKS_FOR_FAKES = {"transformers.utils.import_utils": "is_fake_tensor"}
 """Functions by which a library takes another branch for fake tensors than a real run does."""
+
+_HUB = "huggingface_hub.constants"
+"""Asked before each request to the hub; libraries repeat a request that fails for a minute and more."""
 
 
 @contextmanager
@@ -25,6 +29,12 @@ def as_in_a_real_run() -> Iterator[None]:
             if module is not None:
                 stack.enter_context(replaced(module, **{_ASKS_FOR_FAKES[name]: lambda tensor: False}))
 
+        def ask_the_hub_once() -> None:
+            constants = sys.modules.get(_HUB)
+            if constants is not None and hasattr(constants, "is_offline_mode"):
+                asked = constants.is_offline_mode
+                stack.enter_context(replaced(constants, is_offline_mode=lambda: asked() or hub_is_offline()))
+
         with disable_current_modes():
             """It imports parts of torch on first use, which must be over before imports pass through it."""
         plain = SourceFileLoader.exec_module
@@ -34,8 +44,11 @@ def as_in_a_real_run() -> Iterator[None]:
                 plain(loader, module)
             if module.__name__ in _ASKS_FOR_FAKES:
                 blind(module.__name__)
+            if module.__name__ == _HUB:
+                ask_the_hub_once()
 
         stack.enter_context(replaced(SourceFileLoader, exec_module=exec_module))
         for name in _ASKS_FOR_FAKES:
             blind(name)
+        ask_the_hub_once()
         yield

@@ -7,13 +7,19 @@ evaluation, with tied weights tied. Quantised weights and adapters are not handl
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
+import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import torch
 
 from memfit.device.virtual.patching import replaced
+from memfit.errors import InputError, describe
 
 _CONFIG_OPTIONS = ("subfolder", "revision", "cache_dir", "local_files_only", "token", "trust_remote_code")
 
@@ -30,14 +36,52 @@ def asked_dtype(given: dict[str, Any], config: Any = None) -> torch.dtype | None
     return getattr(torch, asked) if isinstance(asked, str) else asked
 
 
+def _read(load: Callable[..., Any], name: Any, given: dict[str, Any]) -> Any:
+    """A configuration, from the disk where it is there: the hub is asked once, and without a long wait.
+
+    Raises:
+        InputError: it is neither on the disk nor can the hub be reached.
+    """
+    options = _options(given)
+    with contextlib.suppress(Exception):
+        return load(name, **{**options, "local_files_only": True})
+    reason = "its configuration is not on this disk"
+    if not options.get("local_files_only") and not hub_is_offline():
+        try:
+            return load(name, **options)
+        except Exception as error:
+            reason += f", and the hub did not give it: {describe(error)}"
+    write = "download its config.json once, or build the net with from_config(...), which needs no network"
+    raise InputError(f"from_pretrained({str(name)!r})", reason, write)
+
+
+@functools.cache
+def hub_is_offline() -> bool:
+    """Whether the hub is switched off, or does not answer within two seconds: libraries try for a minute and more."""
+    if any(
+        os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    ):
+        return True
+    hub = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    proxies = getproxies()
+    if hub.scheme in proxies and not proxy_bypass(hub.hostname or ""):
+        hub = urlsplit(proxies[hub.scheme])
+    try:
+        socket.create_connection((hub.hostname or "", hub.port or 443), timeout=2).close()
+    except OSError:
+        return True
+    return False
+
+
 def _transformers_model(cls: Any, name: Any, *args: Any, config: Any = None, **given: Any) -> Any:
     if config is None or isinstance(config, str):
-        config = cls.config_class.from_pretrained(config or name, **_options(given))
+        config = _read(cls.config_class.from_pretrained, config or name, given)
     return cls._from_config(config, dtype=asked_dtype(given, config) or torch.get_default_dtype()).eval()
 
 
 def diffusers_model(cls: Any, name: Any, **given: Any) -> Any:
-    net = cls.from_config(cls.load_config(name, **_options(given))).eval()
+    net = cls.from_config(_read(cls.load_config, name, given)).eval()
     dtype = asked_dtype(given)
     return net if dtype is None else net.to(dtype)
 

@@ -1,0 +1,92 @@
+"""A question that was traced before is answered from the cache, and traced anew where anything it depends on changed.
+
+python -m pytest tests/planner/test_kept_questions.py
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+JOB = """
+import json, torch
+from pathlib import Path
+import memfit
+from helper import WIDTH
+
+class Plain(memfit.Job):
+    depth: int = 2
+    def nets(self):
+        depth = json.loads(Path(__file__).with_name("config.json").read_text())["depth"] * self.depth
+        return {"net": torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(depth)])}
+    def optimizers(self, nets):
+        return {"net": torch.optim.AdamW(nets["net"].parameters())}
+    def batch(self, shape):
+        return torch.zeros(shape.items, WIDTH)
+    def loss(self, nets, batch):
+        return nets["net"](batch).square().sum(), len(batch)
+"""
+ASK = """
+import sys
+from memfit.cli import main
+try:
+    main(sys.argv[1:])
+finally:
+    print("torch" in sys.modules, file=sys.stderr)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "job.py").write_text(JOB)
+    (tmp_path / "helper.py").write_text("WIDTH = 64\n")
+    (tmp_path / "config.json").write_text('{"depth": 1}')
+    monkeypatch.setenv("MEMFIT_KEEP_TRACES", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def ask(folder, *arguments, device="rtx4090"):
+    """(the prediction, whether it was traced)."""
+    command = [sys.executable, "-c", ASK, "predict", "job.py:Plain", "--device", device, "--json", *arguments]
+    found = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    return {**json.loads(found.stdout), "seconds": 0}, found.stderr.split()[-1] == "True"
+
+
+def test_the_second_question_is_answered_without_torch_and_to_the_byte(folder):
+    first, traced = ask(folder)
+    assert traced
+    assert ask(folder) == (first, False)
+    assert ask(folder, "--fresh") == (first, True)
+    other, traced = ask(folder, device="l40s")
+    assert not traced, "a card of the same architecture"
+    assert ask(folder, "--fresh", device="l40s") == (other, True)
+    assert ask(folder, "--memory", "1GiB")[1] is False
+    assert ask(folder, device="t4")[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("helper.py", "WIDTH = 96\n"), ("config.json", '{"depth": 3}'), ("job.py", JOB.replace("= 2", "= 4"))],
+)
+def test_what_a_trace_depends_on_makes_it_anew(folder, name, content):
+    before, _ = ask(folder)
+    (folder / name).write_text(content)
+    after, traced = ask(folder)
+    assert traced
+    assert after["phases"] != before["phases"]
+    assert ask(folder) == (after, False)
+
+
+@pytest.mark.slow
+def test_another_setting_and_a_torn_file_are_traced(folder):
+    before, _ = ask(folder)
+    other, traced = ask(folder, "--set", "depth=3")
+    assert traced
+    assert other["phases"] != before["phases"]
+    for path in (folder / "cache").rglob("*.npz"):
+        path.write_bytes(path.read_bytes()[:1000])
+    assert ask(folder) == (before, True)

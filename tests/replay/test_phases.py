@@ -1,0 +1,65 @@
+"""Setup as a phase of its own, and the phase that the verdict names."""
+
+import torch
+from torch import nn
+
+from memfit.device.hardware.catalogue import find_device, with_memory
+from memfit.footprint import PeakLocation, PhaseFootprint, Request
+from memfit.job import Job, Shape
+from memfit.planner.predict import predict
+from memfit.replay.replay import _limiting_phase
+from memfit.show.footprint_table import remarks
+
+
+class Converted(Job):
+    """Nets that are built in fp32 and converted."""
+
+    convert: bool = True
+
+    def nets(self):
+        if not self.convert:
+            return {"net": nn.Linear(256, 256, dtype=torch.bfloat16)}
+        net = nn.Sequential(*(nn.Linear(256, 256) for _ in range(3)))
+        return {"net": net[0].to(torch.bfloat16)}
+
+    def optimizers(self, nets):
+        return {"sgd": torch.optim.SGD(nets["net"].parameters())}
+
+    def batch(self, shape):
+        return torch.ones(shape.items, 256, dtype=torch.bfloat16)
+
+    def loss(self, nets, batch):
+        return nets["net"](batch).square().sum(), len(batch)
+
+
+def test_building_nets_that_needs_more_than_training_is_a_phase_with_its_own_advice():
+    cpu = with_memory(find_device("cpu"), 1 << 30)
+    found = predict(Converted(), "job", Shape(items=1), cpu).footprint
+    assert list(found.phases)[:2] == ["setup", "train"]
+    assert found.limiting_phase == "setup"
+    assert found.phases["setup"].allocated_bytes >= 3 * 256 * 256 * 4
+    assert found.phases["train"].allocated_bytes < found.phases["setup"].allocated_bytes
+    assert remarks(found)[0].startswith("Building the nets needs more than training")
+    assert "setup" not in predict(Converted(convert=False), "job", Shape(items=1), cpu).footprint.phases
+
+
+def test_nets_that_cannot_be_built_fail_in_setup():
+    cpu = with_memory(find_device("cpu"), 600_000)
+    found = predict(Converted(), "job", Shape(items=1), cpu).footprint
+    assert not found.fits
+    assert found.failed_request is not None
+    assert found.failed_request.phase == "setup"
+
+
+def phase(allocated, process):
+    nothing = Request(bytes=0, module="", operator="", phase="")
+    return PhaseFootprint(
+        allocated_bytes=allocated, reserved_bytes=process, process_bytes=process, process_bytes_low=process,
+        process_bytes_high=process, at=PeakLocation(module="", operator=""), largest_request=nothing, categories={},
+    )  # fmt: skip
+
+
+def test_the_phase_whose_tensors_make_the_peak_is_named():
+    train = phase(800, 900)
+    assert _limiting_phase({"train": train, "validate": phase(176, 950)}) == "train"
+    assert _limiting_phase({"train": train, "validate": phase(700, 1400)}) == "validate"
