@@ -8,7 +8,6 @@ from memfit.train.loop.finite import NotFiniteError, check_state, is_finite, not
 from memfit.train.recovery.memory_growth import MemoryGrowth, largest_holder
 from tests.train.faulty import Gan, Noisy
 
-
 INFINITE = torch.tensor(float("inf"))
 
 
