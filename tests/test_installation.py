@@ -78,6 +78,7 @@ def test_doctor_reports_what_is_here(capsys):
 
 
 def test_doctor_names_a_folder_that_cannot_be_written(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(doctor, "self_test", lambda: {"ok": True, "text": "passed"})
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert ends(["doctor"]) == 4
