@@ -20,6 +20,7 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,6 +57,7 @@ def fresh(block: str) -> str:
     return f"<!-- {block} -->\n{content}\n<!-- end -->"
 
 
+@cache
 def printed(command: str) -> str:
     """What a memfit command prints on both of its outputs, in 110 columns, without the warnings of libraries."""
     program, *arguments = shlex.split(command)

@@ -54,10 +54,7 @@ class Geometry:
 
 
 def split(global_batch: int, micro_batch: int, unit: str, ranks: int = 1) -> Geometry:
-    """Splits a global batch evenly over ranks, and each rank's part into micro-batches, the last one short.
-
-    Every rank has the same number of micro-batches; where parts differ, by one unit at most.
-    """
+    """Splits a global batch over ranks and micro-batches, as ``rank_sizes`` has it."""
     check_count("--global-batch", global_batch)
     check_count("--micro-batch", micro_batch)
     check_count("--devices", ranks)
@@ -67,23 +64,19 @@ def split(global_batch: int, micro_batch: int, unit: str, ranks: int = 1) -> Geo
             f"fewer than one of the {unit} for each of {ranks} devices",
             f"write {ranks} or more",
         )
-    low, more = divmod(global_batch, ranks)
+    sizes = rank_sizes(global_batch, micro_batch, ranks)
+    return Geometry(unit=unit, global_batch=global_batch, micro_batch=max(sizes[0]), micro_batches=sizes)
+
+
+def rank_sizes(count: int, micro_batch: int, ranks: int) -> tuple[tuple[int, ...], ...]:
+    """For each rank, the sizes of its micro-batches in a window of ``count`` samples or units: the rule for a split.
+
+    Ranks get equal parts, the first ones one more where the count does not divide. A rank's micro-batches are full but
+    for the last one. So rank 0 has the most of them, another rank at most one fewer, and none where it gets nothing.
+    """
+    low, more = divmod(count, ranks)
     parts = [low + (rank < more) for rank in range(ranks)]
-    count = -(-max(parts) // micro_batch)
-    return Geometry(
-        unit=unit,
-        global_batch=global_batch,
-        micro_batch=min(micro_batch, max(parts)),
-        micro_batches=tuple(_chop(part, micro_batch, count) for part in parts),
-    )
-
-
-def _chop(part: int, micro_batch: int, count: int) -> tuple[int, ...]:
-    """``count`` sizes that sum to ``part``: full ones first, then what is left."""
-    sizes = [micro_batch] * min(part // micro_batch, count)
-    if part - sum(sizes):
-        sizes.append(part - sum(sizes))
-    return tuple(sizes + [0] * (count - len(sizes)))
+    return tuple(tuple(min(micro_batch, part - start) for start in range(0, part, micro_batch)) for part in parts)
 
 
 def shape_of(job: Job, units: int) -> Shape:

@@ -262,6 +262,8 @@ def _checked(values: dict[str, Any], path: str) -> Plan:
         if not isinstance(option, dict):
             raise InputError(f"plan file {path}: options", f"{option!r} is not a table", _AGAIN)
         _check_keys(option, MemoryOption, f"plan file {path}: options")
+        if not all(type(nbytes) is int for nbytes in option.get("saves", {}).values()):
+            raise InputError(f"plan file {path}: options.saves", "a phase without a whole number of bytes", _AGAIN)
     policies = {phase: _policy(values[phase], phase, path) for phase in PLACES if phase in values}
     return Plan(**{**values, **policies, "options": [MemoryOption(**option) for option in values.get("options", [])]})
 

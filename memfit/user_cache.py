@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,27 @@ def cache_folder() -> Path:
     return Path(cache) / "memfit"
 
 
-def read_kept(name: str) -> dict[str, Any]:
-    """The object in a file of the cache; empty where there is none, or a torn one."""
+def read_kept(name: str, valid: Callable[[Any], bool] = lambda value: True) -> dict[str, Any]:
+    """The object in a file of the cache, without entries that are not valid; empty where there is none, or a torn one.
+
+    Args:
+        valid: whether a value is of the kind that is kept there. What is dropped is measured again.
+    """
     try:
         found = json.loads((cache_folder() / name).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return {key: value for key, value in found.items() if valid(value)} if isinstance(found, dict) else {}
+
+
+def is_amount(value: Any) -> bool:
+    """Whether a value is a finite number from 0."""
+    return type(value) in (int, float) and 0 <= value < float("inf")
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value is a whole number from 0 that 8 bytes hold."""
+    return type(value) is int and 0 <= value < 2**63
 
 
 def keep(name: str, value: dict[str, Any]) -> Path:

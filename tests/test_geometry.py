@@ -2,6 +2,7 @@
 
 import pytest
 
+from memfit.batch.windows import Windows
 from memfit.errors import InputError
 from memfit.geometry import Geometry, parse_shape, shape_of, split
 from memfit.job import Job
@@ -16,19 +17,20 @@ class Frames(Job):
     [
         ((64, 5, 1), ((5,) * 12 + (4,),)),
         ((10, 5, 2), ((5,), (5,))),
-        ((7, 2, 3), ((2, 1), (2, 0), (2, 0))),
+        ((7, 2, 3), ((2, 1), (2,), (2,))),
         ((8, 16, 2), ((4,), (4,))),
-        ((9, 4, 2), ((4, 1), (4, 0))),
+        ((9, 4, 2), ((4, 1), (4,))),
+        ((11, 5, 2), ((5, 1), (5,))),
     ],
 )
-def test_every_unit_is_in_one_micro_batch_and_ranks_run_as_many_as_the_one_with_most(asked, sizes):
+def test_every_unit_is_in_one_micro_batch_and_the_run_takes_what_the_plan_says(asked, sizes):
     global_batch, micro_batch, ranks = asked
     geometry = split(global_batch, micro_batch, "samples", ranks)
     assert sum(map(sum, geometry.micro_batches)) == global_batch
     assert max(map(max, geometry.micro_batches)) == geometry.micro_batch <= micro_batch
-    assert tuple(tuple(size for size in rank if size) for rank in geometry.micro_batches) == tuple(
-        tuple(size for size in rank if size) for rank in sizes
-    )
+    assert geometry.micro_batches == sizes
+    windows = Windows(size=global_batch, lengths=None, global_batch=global_batch, micro_batch=micro_batch, ranks=ranks)
+    assert tuple(tuple(map(len, share)) for share in windows.window(0).ranks) == sizes
 
 
 def test_fewer_units_than_ranks_and_sums_that_do_not_agree_are_refused():

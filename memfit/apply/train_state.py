@@ -94,8 +94,7 @@ def build(
         for net in ema.values():
             net._apply(on_the_host)
     nets = engine.place(job, nets)
-    optimizers = job.optimizers(nets)
-    _check_optimizers(job, nets, optimizers)
+    optimizers = make_optimizers(job, nets)
     engine.check(job, nets, optimizers)
     optimizers = with_implementation(optimizers, implementation)
     stepped = {name: [p for group in one.param_groups for p in group["params"]] for name, one in optimizers.items()}
@@ -255,6 +254,17 @@ def _check_nets(job: Job, nets: Any) -> None:
             "no parameter requires a gradient",
             "leave the trained net's parameters unfrozen",
         )
+
+
+def make_optimizers(job: Job, nets: Nets) -> dict[str, Optimizer]:
+    """The job's optimizers, new.
+
+    Raises:
+        InputError: they are not what they should be, naming which.
+    """
+    optimizers = job.optimizers(nets)
+    _check_optimizers(job, nets, optimizers)
+    return dict(optimizers)
 
 
 def _check_optimizers(job: Job, nets: Nets, optimizers: Any) -> None:

@@ -153,13 +153,13 @@ def _late_repeats(streams: tuple[RankStream, ...]) -> int:
 
 def _steps(streams: tuple[RankStream, ...]) -> tuple[np.ndarray, np.ndarray | None]:
     """Samples and padded units of each step over all ranks."""
-    samples = [_by_window(stream, stream.sizes) for stream in streams]
+    samples = [by_window(stream, stream.sizes) for stream in streams]
     padded = [stream.padded() for stream in streams]
-    units = [_by_window(stream, load) for stream, load in zip(streams, padded, strict=True) if load is not None]
+    units = [by_window(stream, load) for stream, load in zip(streams, padded, strict=True) if load is not None]
     return _summed(samples), _summed(units) if len(units) == len(streams) else None
 
 
-def _by_window(stream: RankStream, loads: np.ndarray) -> np.ndarray:
+def by_window(stream: RankStream, loads: np.ndarray) -> np.ndarray:
     """Loads of batches, summed over each window that lies in the epoch; as they are where there are no windows."""
     if not stream.windows:
         return loads

@@ -157,7 +157,11 @@ def why_missing(world: AuditWorld, counts: Counts) -> str:
         if len(kept) and gone.max() < kept.min():
             return f"all are of smaller length than {kept.min():g}, the shortest that is given"
         if len(kept) and np.all((gone > kept.max()) | (gone < kept.min())):
-            return f"their lengths lie outside {kept.min():g} to {kept.max():g}"
+            below, above = gone[gone < kept.min()].max(), gone[gone > kept.max()].min()
+            return (
+                f"by their lengths: those that are left out are {below:g} or shorter, or {above:g} or longer, and "
+                f"those that are given are {kept.min():g} to {kept.max():g} long"
+            )
     if said.drops_last and counts.missing < counts.slack:
         return "drop_last leaves out what does not fill the last step"
     return "what does not fill the last step" if counts.missing < counts.slack else ""

@@ -13,6 +13,7 @@ import io
 import os
 import random
 import sys
+import sysconfig
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -57,6 +58,39 @@ class Exchange:
                 values.append(copy.deepcopy(value))
         self.call += 1
         return values
+
+
+class CardQuestions:
+    """Whether the code of a target asks for a CUDA card, and what it is told.
+
+    Args:
+        says_yes: the target is told that its rank has a card; libraries hear what is so.
+    """
+
+    def __init__(self, *, says_yes: bool) -> None:
+        self.asked = False
+        self._says_yes = says_yes
+        self._available = torch.cuda.is_available
+
+    @contextlib.contextmanager
+    def answered(self, rank: int, world: int) -> Iterator[None]:
+        """While it holds, the target's questions are noted and answered."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(mock.patch.object(torch.cuda, "is_available", self._answer))
+            if self._says_yes:
+                stack.enter_context(mock.patch.object(torch.cuda, "set_device", return_value=None))
+                stack.enter_context(mock.patch.object(torch.cuda, "current_device", return_value=rank))
+                stack.enter_context(mock.patch.object(torch.cuda, "device_count", return_value=world))
+            yield
+
+    def _answer(self) -> bool:
+        if sys._getframe(1).f_code.co_filename.startswith(_LIBRARIES):
+            return self._available()
+        self.asked = True
+        return self._says_yes or self._available()
+
+
+_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 @contextlib.contextmanager

@@ -84,10 +84,14 @@ def parts_of(given: Any) -> Iterator[Any]:
 
 
 def set_epoch(given: Any, epoch: int) -> None:
-    """Calls ``set_epoch`` on what was given, its sampler, batch sampler and iterable data set, where it is defined."""
+    """Calls ``set_epoch`` on what was given, its sampler, batch sampler and iterable data set, where it is defined.
+
+    Of a sampler only what a trainer reaches through the loader that is made of it: itself, and its sampler.
+    """
     called: list[Any] = []
     part: Any
-    batch_sampler, dataset = _attribute(given, "batch_sampler"), _attribute(given, "dataset")
+    batch_sampler = None if isinstance(given, Sampler) else _attribute(given, "batch_sampler")
+    dataset = _attribute(given, "dataset")
     samplers = (_attribute(given, "sampler"), _attribute(given, "data_sampler"), _attribute(batch_sampler, "sampler"))
     iterable = dataset if isinstance(dataset, IterableDataset) else None
     for part in (given, *samplers, batch_sampler, iterable):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memfit.audit.counts import Counts, declared
+from memfit.audit.counts import Counts, by_window, declared
 from memfit.audit.streams import AuditWorld, RankStream
 from memfit.errors import InputError
 
@@ -56,8 +56,8 @@ def unit_findings(world: AuditWorld, counts: Counts, alone: Counts, meant: Meant
     elif ranks > 1 and given > (wanted if meant.in_samples else 1.3 * wanted):
         yield (
             "global-given-as-per-gpu",
-            f"{ranks} ranks take {given:g} {meant.unit} a step where {wanted} were meant: each rank takes "
-            f"{given / ranks:g}, and no accumulation makes that less.",
+            f"{ranks} ranks take {given:g} {meant.unit} a step where {wanted} were meant: {_of_ranks(world, meant)}, "
+            "and no accumulation makes that less.",
         )
     elif ranks > 1 and _close(given * ranks, before, meant):
         yield (
@@ -87,6 +87,25 @@ def _mixed_units(world: AuditWorld, counts: Counts, meant: Meant, samples: float
     if any(0.85 <= value / target <= 1.02 for value in held_by for target in likely):
         return f"{wanted} samples were meant, and a step holds {samples:g}: the number is taken for padded length."
     return ""
+
+
+def _of_ranks(world: AuditWorld, meant: Meant) -> str:
+    """What each rank takes in most of its steps."""
+    loads = [stream.sizes if meant.in_samples else stream.padded() for stream in world.epochs[0]]
+    known = [(stream, load) for stream, load in zip(world.epochs[0], loads, strict=True) if load is not None]
+    usual = [_usual(by_window(stream, load)) for stream, load in known]
+    if len(set(usual)) == 1:
+        return f"in most steps each rank takes {usual[0]:g}"
+    shown = ", ".join(f"{value:g}" for value in usual[:8])
+    return f"in most steps the ranks take {shown}{' …' if len(usual) > 8 else ''}"
+
+
+def _usual(loads: np.ndarray) -> float:
+    """The value that most steps have; the median where all differ."""
+    values, times = np.unique(loads, return_counts=True)
+    if not len(values):
+        return 0.0
+    return float(values[times.argmax()]) if times.max() > 1 else float(np.median(loads))
 
 
 def _unpadded(stream: RankStream) -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from memfit.atomic_file import write_atomic
-from memfit.errors import InputError
+from memfit.errors import InputError, describe
 
 
 def as_lengths(values: Any) -> np.ndarray:
@@ -50,23 +50,35 @@ def column_lengths(path: str | Path, column: str) -> np.ndarray:
             raise InputError(f"{path} row {row}", f"no column {column!r}", f"write one of its columns: {have}")
         try:
             values.append(float(record[column]))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise InputError(f"{path} row {row}", f"{column} is {record[column]!r}", "write a length there") from None
     lengths = np.array(values)
-    whole = bool(len(lengths)) and bool(np.all(lengths == np.floor(lengths)))
+    whole = bool(len(lengths)) and bool(np.all((lengths == np.floor(lengths)) & (np.abs(lengths) < 2**53)))
     return as_lengths(lengths.astype(np.int64) if whole else lengths)
 
 
 def _records(path: Path) -> Iterable[dict[str, Any]]:
     if not path.is_file():
         raise InputError(str(path), "no such file", "write the path of a .csv, .tsv or .jsonl file")
-    with path.open(newline="", encoding="utf-8") as file:
-        if path.suffix == ".jsonl":
-            yield from (json.loads(line) for line in file if line.strip())
-        elif path.suffix in (".csv", ".tsv"):
-            yield from csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
-        else:
-            raise InputError(str(path), "not a table that is known", "write a .csv, .tsv or .jsonl file")
+    if path.suffix not in (".jsonl", ".csv", ".tsv"):
+        raise InputError(str(path), "not a table that is known", "write a .csv, .tsv or .jsonl file")
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            if path.suffix == ".jsonl":
+                yield from (_object(line) for line in file if line.strip())
+            else:
+                yield from csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+    except OSError as error:
+        raise InputError(str(path), f"cannot be read: {error.strerror}", "write the path of a readable file") from error
+    except (ValueError, RecursionError, csv.Error) as error:
+        raise InputError(str(path), f"not a {path.suffix[1:]} file in UTF-8: {describe(error)}", "repair it") from error
+
+
+def _object(line: str) -> dict[str, Any]:
+    record = json.loads(line)
+    if not isinstance(record, dict):
+        raise ValueError(f"a line is no object: {line.strip()[:40]}")
+    return record
 
 
 def audio_lengths(
@@ -131,9 +143,15 @@ def _read_cache(cache: str | Path | None) -> dict[str, Any]:
         return {}
     try:
         known: dict[str, Any] = json.loads(Path(cache).read_text(encoding="utf-8"))
-    except ValueError:
+        if not isinstance(known, dict) or not all(map(_is_header, known.values())):
+            raise ValueError("no lengths by file")
+    except (ValueError, RecursionError):
         raise InputError(str(cache), "not a cache of lengths", "delete the file, or write another path") from None
     return known
+
+
+def _is_header(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(type(number) is int for number in value)
 
 
 def _write_cache(cache: str | Path | None, known: dict[str, Any]) -> None:

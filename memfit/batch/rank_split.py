@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 
 from memfit.batch.cost import PaddedCost
+from memfit.geometry import rank_sizes
 
 SLACK = 0.02
 """A rank may cost so much more than the mean before micro-batches are cut for it."""
 
 
 def even(ids: Sequence[int], micro_batch: int, ranks: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Equal numbers of samples, the first ranks one more where they do not divide; a short micro-batch comes last.
-
-    A rank gets none where there are fewer samples than ranks.
-    """
-    low, more = divmod(len(ids), ranks)
-    shares, start = [], 0
-    for rank in range(ranks):
-        own = ids[start : start + low + (rank < more)]
-        shares.append(tuple(tuple(own[i : i + micro_batch]) for i in range(0, len(own), micro_batch)))
-        start += len(own)
-    return tuple(shares)
+    """The samples of each rank's micro-batches, in order, with the sizes that ``geometry.rank_sizes`` gives."""
+    remaining = iter(ids)
+    return tuple(
+        tuple(tuple(islice(remaining, size)) for size in sizes) for sizes in rank_sizes(len(ids), micro_batch, ranks)
+    )
 
 
 def balanced(

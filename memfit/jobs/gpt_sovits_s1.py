@@ -1,7 +1,8 @@
 """GPT-SoVITS, first stage: phonemes to semantic tokens. A unit is a clip; the loss counts tokens.
 
 Upstream's loss also counts each padded token as an end token; here padding counts nowhere, so that a window learns the
-same however it is split. Upstream's top-3 accuracy, a metric of every step, is not computed.
+same however it is split. Upstream's top-3 accuracy, a metric of every step, is computed where it moves the peak: at the
+loss, while the whole graph is alive.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.optim import Optimizer
 
 from memfit.job import Job, Loss, Nets, Precision, Shape
 from memfit.jobs.data.sovits_clips import SovitsClip, sovits_clips
+from memfit.jobs.nets.accuracy import top_k_accuracy
 from memfit.jobs.nets.text2semantic import Text2Semantic
 from memfit.jobs.optimizers.scaled_adam import ScaledAdam
 from memfit.jobs.upstream import GPT_SOVITS_S1, Upstream
@@ -31,6 +33,7 @@ class S1(Job):
     """The first stage of v1 and v2: 24 layers of 512."""
 
     precision: Precision = "fp16"
+    wrapper: Literal["none", "ddp", "ddp_find_unused"] = "ddp"
     version: Literal["v1", "v2"] = "v2"
     clip_seconds: float = 10.0
     """Length of a made-up clip, and the longest of the data set; memory grows with its square (upstream: up to 54)."""
@@ -38,6 +41,8 @@ class S1(Job):
     """fused, as upstream: the kernel that torch chooses. unfused: every layer keeps its scores, of (b x 16, S, S)."""
     phonemes_per_second: float = 9.0
     """Of a made-up clip."""
+    accuracy: Literal["top3", "none"] = "top3"
+    """The metric that upstream logs in every step; it is not trained on."""
     learning_rate: float = 0.002
     """Constant: upstream's code overrides the schedule of its configuration."""
     dim: int = 512
@@ -87,7 +92,12 @@ class S1(Job):
     def loss(self, nets: Nets, batch: dict[str, Tensor]) -> Loss:
         """Cross-entropy of each next token, summed."""
         logits, targets = nets["gpt"](**batch)
-        return Loss(F.cross_entropy(logits, targets, reduction="sum"), (targets >= 0).sum())
+        total = F.cross_entropy(logits, targets, reduction="sum")
+        if self.accuracy == "top3":
+            with torch.no_grad():
+                end = logits.shape[1] - 1
+                top_k_accuracy(logits.detach(), targets.masked_fill(targets < 0, end), 3, ignored=end)
+        return Loss(total, (targets >= 0).sum())
 
     def units(self, batch: dict[str, Tensor]) -> int:
         return int(batch["token_lengths"].sum())

@@ -32,6 +32,7 @@ class S2(Job):
     """The second stage. A unit is a clip; the KL term counts frames."""
 
     precision: Precision = "fp16"
+    wrapper: Literal["none", "ddp", "ddp_find_unused"] = "ddp_find_unused"
     zero_grad: Literal["after_step", "after_forward"] = "after_forward"
     version: Literal["v1", "v2", "v2pro", "v2proplus"] = "v2"
     clip_seconds: float = 10.0
@@ -200,6 +201,7 @@ class Tiny(S2):
     """The same code, narrow, on short clips of speech made on the spot."""
 
     precision: Precision = "fp32"
+    wrapper: Literal["none", "ddp", "ddp_find_unused"] = "none"
     clip_seconds: float = 1.6
     phonemes_per_second: float = 20.0
     segment_frames: int = 16

@@ -31,6 +31,8 @@ class S2V3(Job):
     """The second stage of v3, whole or with adapters on the DiT's attention. A unit is a clip."""
 
     precision: Precision = "fp16"
+    wrapper: Literal["none", "ddp", "ddp_find_unused"] = "ddp_find_unused"
+    """Upstream wraps the whole net on one card too, and leaves it bare with adapters."""
     zero_grad: Literal["after_step", "after_forward"] = "after_forward"
     lora: Literal[0, 16, 32, 64, 128] = 0
     """Rank of the adapters; 0: the whole DiT is trained."""
@@ -56,6 +58,11 @@ class S2V3(Job):
         **dict.fromkeys(("dim", "depth", "clips"), (1, math.inf)),
     }
     upstream: ClassVar[Upstream] = GPT_SOVITS_S2_V3
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        if self.lora and "wrapper" not in values:
+            self.wrapper = "none"
 
     def nets(self) -> Nets:
         net = SovitsV3(WIDTHS["v2"], dim=self.dim, depth=self.depth, num_heads=max(1, self.dim // 64))

@@ -139,6 +139,8 @@ GPT_SOVITS_S1: Upstream = {
     "clip_seconds": f"{_S1_CONFIG}: data.max_sec: {{value}}",
     "checkpointing": "GPT_SoVITS/AR/modules/transformer.py, TransformerEncoder.forward: "
     "output = torch.utils.checkpoint.checkpoint(mod, output, use_reentrant=False) for each layer",
+    "wrapper": {"none": "GPT_SoVITS/s1_train.py: Trainer(strategy='auto') for one card"},
+    "accuracy": {"none": "GPT_SoVITS/AR/models/t2s_model.py: no self.ar_accuracy_metric(...) in forward"},
     "devices": "GPT_SoVITS/s1_train.py: Trainer(devices={value}, use_distributed_sampler=False)",
     "expandable_allocator": _ALLOCATOR,
 }
@@ -159,12 +161,14 @@ GPT_SOVITS_S2: Upstream = {
     "clip_seconds": "GPT_SoVITS/s2_train.py: boundaries of DistributedBucketSampler that end at {value} s x 50 frames",
     "segment_frames": f"{_S2_CONFIG}: train.segment_size: {{value}} x 640",
     "zero_grad": "GPT_SoVITS/s2_train.py: optim_d.zero_grad() and optim_g.zero_grad() right after their steps",
+    "wrapper": {"none": "GPT_SoVITS/s2_train.py: no DDP(net_g, ...) and DDP(net_d, ...) for one card"},
     "devices": f"{_S2_CONFIG}: train.gpu_numbers: {{value}} of them, as 0-1",
     "expandable_allocator": _ALLOCATOR,
 }
 
 GPT_SOVITS_S2_V3: Upstream = {
     **{key: GPT_SOVITS_S2[key] for key in ("micro_batch", "precision", "zero_grad", "devices", "expandable_allocator")},
+    "wrapper": {"none": "GPT_SoVITS/s2_train_v3.py: no DDP(net_g, ...) for one card"},
     "accumulation": "GPT_SoVITS/s2_train_v3.py: it has none; step optim_g on every batch number {value}, with the loss "
     "/ {value}",
     "checkpointing": f"{_S2_CONFIG}: train.grad_ckpt: {{value}} (every block of the DiT)",

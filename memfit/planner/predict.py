@@ -150,9 +150,9 @@ def nets_and_readings(job: Job, setting: str) -> tuple[Nets, bool]:
     watched = copy.copy(job)
     try:
         watched.__class__ = Watched
-    except TypeError:
+        return plain_nets(watched), bool(read)
+    except Exception:  # of a class that cannot be watched, or the job's own: then it is raised again, from its own line
         return plain_nets(job), True
-    return plain_nets(watched), bool(read)
 
 
 def net_sizes(nets: Nets) -> tuple[NetSize, ...]:

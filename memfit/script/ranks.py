@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch.distributed as dist
@@ -12,6 +12,7 @@ import torch.multiprocessing as mp
 import torch.nn.parallel.distributed as ddp
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor._random import OffsetBasedRNGTracker
 
 from memfit.device.virtual.fake_group import fake_world, with_buckets
 from memfit.device.virtual.patching import replaced
@@ -59,6 +60,7 @@ def script_ranks(tracer: ScriptTracer) -> Iterator[None]:
         stack.enter_context(replaced(mp, spawn=_spawned))
         stack.enter_context(replaced(mp.spawn if hasattr(mp.spawn, "spawn") else mp, spawn=_spawned))
         stack.enter_context(replaced(ddp.DistributedDataParallel, __init__=_wrapping(ddp.DistributedDataParallel)))
+        stack.enter_context(replaced(OffsetBasedRNGTracker, _distribute_region=_same_numbers))
         stack.enter_context(replaced(DeviceMesh, __init__=_mesh(DeviceMesh.__init__)))
         yield
 
@@ -87,6 +89,11 @@ def _wrapping(kind: Any) -> Callable[..., None]:
         with_buckets(self)
 
     return call
+
+
+def _same_numbers(self: Any, spec: Any, *args: Any, **kwargs: Any) -> nullcontext[None]:
+    """Random numbers of a DTensor: which ones a rank draws does not matter without values."""
+    return nullcontext()
 
 
 def _mesh(initialize: Callable[..., None]) -> Callable[..., None]:

@@ -68,6 +68,7 @@ def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -
     ended, failure = "the script ended", None
     with ExitStack() as stack:
         virtual = stack.enter_context(_virtual(device))
+        virtual.assumptions.given.update({(file, line): value for file, line, value in request.assumed})
         tracer = ScriptTracer(virtual)
         watch = StepWatch(tracer=tracer)
         observations = stack.enter_context(observed(tracer))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from memfit.events import Trace
 from memfit.footprint import Footprint, PeakLocation, PhaseFootprint, Request
 from memfit.job import Shape
 from memfit.planner.predict import NetSize, Prediction
+from memfit.show.trace_check import check_fields, check_trace
 
 VERSION = 2
 _TABLES = ("names", "modules", "parts", "phases", "net_kind", "assumed")
@@ -68,14 +68,19 @@ def read_trace(path: Path) -> Prediction:
             columns = {name: file[name] for name in file.files if name != "told"}
         if told.pop("memfit_trace") != VERSION:
             raise InputError(f"trace {path}", "it is of another version", again)
-        return _prediction(told, columns)
+        found = _prediction(told, columns)
+        check_trace(found.trace)
+        check_fields(found)
+        return found
+    except InputError:
+        raise
     except OSError as error:
         raise InputError(
             f"trace {path}",
             f"cannot be read: {error.strerror or error}",
             "write the path of a file that memfit predict --trace wrote",
         ) from error
-    except (EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+    except Exception as error:  # zipfile's, zlib's, tokenize's, numpy's: a file of anybody's
         raise InputError(f"trace {path}", f"not a trace of memfit ({type(error).__name__})", again) from error
 
 

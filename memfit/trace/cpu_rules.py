@@ -18,7 +18,7 @@ from torch import Tensor
 
 from memfit.torch_compat import disable_current_modes
 from memfit.trace import operator_scratch
-from memfit.user_cache import keep, read_kept
+from memfit.user_cache import is_count, keep, read_kept
 
 _aten = torch.ops.aten
 _FORWARD = {_aten.native_batch_norm.default: 1, _aten.native_group_norm.default: 1, _aten.native_layer_norm.default: 2}
@@ -51,7 +51,7 @@ def _recurrent_workspace(args: Any) -> int:
     if key is None:
         return 0
     place = operator_scratch.store("recurrent")
-    known: dict[operator_scratch.Key, int] = read_kept(place)
+    known: dict[operator_scratch.Key, int] = read_kept(place, is_count)
     if key not in known:
         with disable_current_modes(), torch.enable_grad():
             made = _RECURRENT(*(operator_scratch.real(one) for one in json.loads(key)[1]))

@@ -24,7 +24,7 @@ from memfit.apply.train_state import tensors_in
 from memfit.torch_compat import disable_current_modes
 from memfit.trace import operator_scratch
 from memfit.trace.operator_scratch import Key
-from memfit.user_cache import keep, read_kept
+from memfit.user_cache import is_amount, keep, read_kept
 
 FLUSH = 64 << 20
 """Bytes that are written between the runs of a call: more than the caches hold."""
@@ -44,7 +44,7 @@ def now() -> float:
 def durations(keys: set[Key]) -> dict[Key, float | None]:
     """Seconds of calls, from the disk where they were timed before; None where a call cannot be made again."""
     place = operator_scratch.store("seconds")
-    known: dict[Key, float | None] = read_kept(place)
+    known: dict[Key, float | None] = read_kept(place, lambda value: value is None or is_amount(value))
     missing = sorted(keys - known.keys())
     if missing:
         with disable_current_modes(), torch.no_grad():
@@ -106,8 +106,8 @@ def overheads() -> dict[str, list[float]]:
     Autograd's hooks and, for ``selective``, a Python mode around every operator. Measured once on this machine.
     """
     place = operator_scratch.store("overheads")
-    known: dict[str, list[float]] = read_kept(place)
-    if not known:
+    known: dict[str, list[float]] = read_kept(place, _is_overhead)
+    if not known.keys() >= {"full", "selective"}:
         with disable_current_modes():
             before = torch.default_generator.get_state()
             known = _measured_overheads()
@@ -115,6 +115,10 @@ def overheads() -> dict[str, list[float]]:
         with contextlib.suppress(OSError):
             keep(place, known)
     return known
+
+
+def _is_overhead(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(is_amount, value))
 
 
 def _measured_overheads() -> dict[str, list[float]]:

@@ -22,7 +22,7 @@ from memfit.device.hardware.benchmarks import AllocatorEvents
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 from memfit.torch_compat import disable_current_modes
 from memfit.trace.collectives import communicates
-from memfit.user_cache import keep, read_kept
+from memfit.user_cache import is_count, keep, read_kept
 
 Key = str
 Call = tuple[int, int, Key | int]
@@ -100,7 +100,7 @@ _UNKNOWN = "{} fails on made-up numbers, so what it allocates within a call is u
 def measure(keys: set[Key]) -> dict[Key, int | None]:
     """Scratch bytes of calls, from the disk where they were measured before; None of those that cannot be run here."""
     place = store("scratch-2")
-    known: dict[Key, int | None] = read_kept(place)
+    known: dict[Key, int | None] = read_kept(place, lambda value: value is None or is_count(value))
     missing = sorted(keys - known.keys())
     if missing:
         known |= _measure_really(missing)

@@ -24,6 +24,7 @@ CASES = [
     ("workers_repeat", "over-sampling", (1, 2, 3), None, (1, 2, 3)),
     ("uneven", "unequal-counts", (1, 2, 3), None, (2, 3)),
     ("same_order", "same-order", (1, 2), None, (1, 2)),
+    ("shard_without_epoch", "same-order", (1, 2), None, (1, 2)),
     ("same_stream", "same-order", (1, 2), None, (1, 2)),
     ("s1_steps", "uneven-windows", (1, 2), None, (1, 2)),
     ("s1_short_epoch", "step-never-comes", (1, 2), None, (1, 2)),

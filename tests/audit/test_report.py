@@ -60,7 +60,7 @@ def test_what_is_mis_shared_is_missing_and_not_dropped() -> None:
     worlds = audit(of_systems.sovits_s2_drops, (1, 2)).to_json()["worlds"]
     gone = int(((FRAMES <= 32) | (FRAMES > 1900)).sum())
     assert [(world["missing"], world["dropped"]) for world in worlds] == [(gone, gone)] * 2
-    assert "their lengths lie outside" in worlds[0]["dropped_why"]
+    assert "by their lengths: those that are left out are" in worlds[0]["dropped_why"]
 
 
 def test_padding_and_imbalance_are_those_of_the_batches() -> None:

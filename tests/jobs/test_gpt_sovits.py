@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from memfit.device.hardware.catalogue import find_device
 from memfit.job import Job, Shape
 from memfit.jobs.gpt_sovits_s1 import S1
 from memfit.jobs.gpt_sovits_s2 import S2, Tiny
 from memfit.jobs.gpt_sovits_s2_v3 import S2V3
+from memfit.planner.predict import predict
 from tests.jobs.kept import kept
 
 
@@ -144,3 +146,28 @@ def test_s1_padding_counts_nowhere():
     alone = [job.loss(nets, job.collate([sample])) for sample in samples]
     assert int(together.units) == sum(int(loss.units) for loss in alone)
     torch.testing.assert_close(together.sum, sum(loss.sum for loss in alone))
+
+
+@pytest.mark.parametrize(
+    ("job", "wrapper"),
+    [
+        (S1(), "ddp"),
+        (S2(), "ddp_find_unused"),
+        (S2V3(), "ddp_find_unused"),
+        (S2V3(lora=32), "none"),
+        (S2V3(lora=32, wrapper="ddp"), "ddp"),
+        (Tiny(), "none"),
+    ],
+    ids=["s1", "s2", "s2_v3", "s2_v3 lora", "s2_v3 lora, as set", "tiny"],
+)
+def test_upstream_wraps_the_nets_on_one_card_too(job, wrapper):
+    assert job.wrapper == wrapper
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("job", "micro_batch", "accumulated", "gib"), [(S1(), 8, 4, 3.71), (S2V3(), 2, 1, 11.05)])
+def test_a_step_takes_what_upstreams_takes(job, micro_batch, accumulated, gib):
+    """GiB allocated by upstream's own training scripts on a 24 GB card."""
+    device = find_device("rtx4090")
+    found = predict(job, type(job).__name__, Shape(items=micro_batch), device, micro_batches=accumulated)
+    assert found.footprint.phases["train"].allocated_bytes / 2**30 == pytest.approx(gib, abs=0.01)

@@ -85,16 +85,16 @@ def test_attempts_that_ran_out_of_memory_do_not_count(tmp_path: Path) -> None:
         "from accelerate.utils import find_executable_batch_size\n"
         "@find_executable_batch_size(starting_batch_size=64)\n"
         "def train(size):\n"
+        "    print('trying', size)\n"
         "    net = torch.nn.Linear(1024, 1024).cuda()\n"
         "    optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
         "    for _ in range(3):\n"
         "        net(torch.randn(size * 1024, 1024, device='cuda')).square().mean().backward()\n"
         "        optimizer.step()\n"
-        "    print('final batch', size)\n"
         "train()\n"
     )
     code, answer, said = traced(tmp_path, "train.py", options=("--memory", "1GiB"))
-    size = int(said.split("final batch ")[1].split()[0])
+    size = int(said.split("trying ")[-1].split()[0])
     assert size < 64
     assert code in (0, 3), said
     assert answer["failed_attempts"] > 0
@@ -141,3 +141,53 @@ def test_a_launcher_and_ddp(tmp_path: Path) -> None:
     assert code == 0, said
     assert answer["world"] == 8
     assert answer["phases"]["train"]["allocated_bytes"] >= 5 * 4 * 1024 * 1024
+
+
+@pytest.mark.slow
+def test_an_assumed_value_is_named_by_its_line_and_can_be_given(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "net = torch.nn.Linear(64, 64).cuda()\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "for _ in range(3):\n"
+        "    loss = net(torch.randn(8, 64).cuda()).sum()\n"
+        "    loss.backward()\n"
+        "    optimizer.step()\n"
+        "    if loss.item() > 7:\n"
+        "        print('above seven')\n"
+    )
+    _, answer, said = traced(tmp_path, "train.py")
+    assert [(one["where"].rpartition("/")[2], one["answer"]) for one in answer["assumed"]] == [("train.py:8", "0.5")]
+    assert "above seven" not in said
+    _, answer, said = traced(tmp_path, "train.py", options=("--assume", "train.py:8=9"))
+    assert answer["assumed"][0]["answer"] == "9.0"
+    assert "above seven" in said
+
+
+@pytest.mark.slow
+def test_fully_sharded_nets_hold_their_part_of_the_state(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, torch, torch.distributed as dist\n"
+        "from torch.distributed.device_mesh import init_device_mesh\n"
+        "from torch.distributed.fsdp import fully_shard\n"
+        "dist.init_process_group('nccl')\n"
+        "mesh = init_device_mesh('cuda', (dist.get_world_size(),))\n"
+        "with torch.device('meta'):\n"
+        "    net = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(8)])\n"
+        "for block in net:\n"
+        "    fully_shard(block, mesh=mesh)\n"
+        "fully_shard(net, mesh=mesh)\n"
+        "net.to_empty(device='cuda')\n"
+        "for block in net:\n"
+        "    block.reset_parameters()\n"
+        "optimizer = torch.optim.AdamW(net.parameters())\n"
+        "for _ in range(4):\n"
+        "    net(torch.randn(8, 1024, device='cuda')).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    code, answer, said = traced(tmp_path, "train.py", options=("--world", "8"))
+    assert code == 0, said
+    state = 8 * 4 * (1024 * 1024 + 1024) // 8
+    categories = answer["phases"]["train"]["categories"]
+    assert categories["optimizer"] == pytest.approx(2 * state, rel=0.001)

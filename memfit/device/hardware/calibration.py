@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memfit.device.hardware.catalogue import Device
-from memfit.user_cache import keep, read_kept
+from memfit.user_cache import is_amount, is_count, keep, read_kept
 
 FILE = "calibrated.json"
 FORMAT = 1
@@ -61,16 +61,34 @@ def rates(device: str | None = None) -> Rates | None:
     """
     kept = read_kept(FILE)
     name = device or processor()
-    found = kept.get("rates", {}).get(machine(name, 0 if device else threads_here())) if _ours(kept) else None
+    known = kept.get("rates") if _ours(kept) else None
+    found = known.get(machine(name, 0 if device else threads_here())) if isinstance(known, dict) else None
     if not isinstance(found, dict) or found.keys() != {one.name for one in fields(Rates)}:
         return None
-    return Rates(**found)
+    return Rates(**found) if _are_rates(found) else None
+
+
+def _are_rates(values: dict[str, Any]) -> bool:
+    """Whether every figure has the type that is kept, and is a finite number above 0."""
+    figures = {name: value for name, value in values.items() if name not in ("device", "threads", "torch")}
+    by_precision = [value for value in figures.values() if isinstance(value, dict)]
+    single = [value for value in figures.values() if not isinstance(value, dict) and value is not None]
+    dicts = ("matmul_flops", "convolution_flops", "attention_flops", "elementwise_bytes")
+    return (
+        all(isinstance(figures[name], dict) for name in dicts)
+        and len(by_precision) == len(dicts)
+        and all(is_amount(value) and value for value in [*single, *(v for each in by_precision for v in each.values())])
+        and isinstance(values["device"], str)
+        and isinstance(values["torch"], str)
+        and is_count(values["threads"])
+    )
 
 
 def keep_rates(measured: Rates) -> Path:
     """Puts a device's rates into the file, beside those of others."""
     before = read_kept(FILE)
-    known: dict[str, Any] = dict(before.get("rates", {})) if _ours(before) else {}
+    rates_before = before.get("rates") if _ours(before) else None
+    known: dict[str, Any] = dict(rates_before) if isinstance(rates_before, dict) else {}
     known[machine(measured.device, measured.threads)] = asdict(measured)
     return keep(FILE, {"format": FORMAT, "rates": known})
 

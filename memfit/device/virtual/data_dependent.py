@@ -55,7 +55,17 @@ class Assumptions:
     """What a trace assumed of data, by place."""
 
     def __init__(self) -> None:
+        self.given: dict[tuple[str, int], str] = {}
+        """Answers that a person gave, by file and line."""
         self._times: dict[tuple[str, str, str, bool, int], int] = {}
+
+    def answer(self, value: Any, where: str) -> Any:
+        """The value that was given for this place, in the type of ``value``; ``value`` where none was."""
+        file, _, line = where.rpartition(":")
+        for (name, number), given in self.given.items():
+            if number == int(line or 0) and (file == name or file.endswith("/" + name)):
+                return given == "True" if type(value) is bool else type(value)(given)
+        return value
 
     def note(self, operator: str, answer: str, *, doubtful: bool = False, most: int = 0) -> None:
         """Raises:
@@ -138,6 +148,7 @@ def _item(assumptions: Assumptions, tensor: Tensor) -> Any:
         value = 0.5
     else:
         value = complex(0.5) if tensor.is_complex() else tensor.__dict__.get(ASSUMED, 0)
+    value = assumptions.answer(value, source_line()[0])
     assumptions.note("item", repr(value), doubtful=type(value) is int)
     return value
 

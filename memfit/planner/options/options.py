@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memfit.apply.optimizer_implementation import implementation_of, supports
+from memfit.apply.train_state import make_optimizers
 from memfit.device.hardware.catalogue import Device
 from memfit.job import Job, Nets
 from memfit.plan import MemoryOption
@@ -32,7 +33,7 @@ def implementation(job: Job, nets: Nets, device: Device) -> str:
     """``fused`` on a card where every optimizer supports it and the job does not use it already; else ``job``."""
     if not device.is_cuda:
         return "job"
-    optimizers = job.optimizers(nets).values()
+    optimizers = make_optimizers(job, nets).values()
     now = {implementation_of(optimizer, cuda=True) for optimizer in optimizers if supports(optimizer, "foreach")}
     can = all(supports(optimizer, "fused") for optimizer in optimizers if supports(optimizer, "foreach"))
     return "fused" if can and now - {"fused"} else "job"

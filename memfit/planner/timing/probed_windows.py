@@ -6,12 +6,12 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from memfit.device.hardware.catalogue import Device
 from memfit.job import Job, Shape
-from memfit.user_cache import keep, read_kept
+from memfit.user_cache import is_amount, is_count, keep, read_kept
 
 FILE = "probed.json"
 
@@ -40,10 +40,13 @@ def keep_probed(job: Job, device: Device, window: ProbedWindow) -> None:
 def probed(job: Job, device: Device) -> ProbedWindow | None:
     """The last window of this job, with these settings, that was run on this machine's device."""
     found = read_kept(FILE).get(_key(job, device))
-    try:
-        return ProbedWindow(**found) if isinstance(found, dict) else None
-    except TypeError:
+    if not isinstance(found, dict) or found.keys() != {field.name for field in fields(ProbedWindow)}:
         return None
+    if not all(is_count(found[name]) and found[name] for name in ("items", "micro_batches")):
+        return None
+    if not (is_amount(found["seconds"]) and found["seconds"] and isinstance(found["checkpointing"], dict)):
+        return None
+    return ProbedWindow(**found) if found["length"] is None or is_count(found["length"]) else None
 
 
 def _key(job: Job, device: Device) -> str:

@@ -259,7 +259,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         )
     except TornError as error:
         raise InputError(f"checkpoint {path}", f"it is torn or no checkpoint: {error}", again) from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise InputError(
             f"checkpoint {path}", f"it was not written by this memfit: {describe(error)}", again
         ) from error

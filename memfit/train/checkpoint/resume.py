@@ -64,7 +64,7 @@ def of_this_job(checkpoint: Checkpoint) -> Iterator[None]:
     """Turns what ``put_back`` raises on another job's state into an InputError that names the checkpoint."""
     try:
         yield
-    except (KeyError, RuntimeError, ValueError, AttributeError) as error:
+    except (LookupError, RuntimeError, ValueError, AttributeError, TypeError, OverflowError) as error:
         if is_memory_failure(error):
             raise
         write = "take a checkpoint of this job, or start a new run in another --out"

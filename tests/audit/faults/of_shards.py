@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, Sampler
 
 from tests.audit.faults.data import SIZE, Clips
 
@@ -136,3 +136,22 @@ def same_stream(rank, world):
 
 def same_stream_cured(rank, world):
     return DataLoader(SeededStream(rank, world, moves=True), batch_size=4)
+
+
+def shard_without_epoch(rank, world):
+    """The epoch reaches a bare shard of batches, and not the sampler that it wraps: no trainer goes further."""
+    from accelerate.data_loader import BatchSamplerShard
+
+    inner = BatchSampler(DistributedSampler(Clips(), num_replicas=1, rank=0), batch_size=4, drop_last=False)
+    return BatchSamplerShard(inner, world, rank)
+
+
+def shard_without_epoch_cured(rank, world):
+    from accelerate.data_loader import BatchSamplerShard
+
+    class Shard(BatchSamplerShard):
+        def set_epoch(self, epoch):
+            self.batch_sampler.sampler.set_epoch(epoch)
+
+    inner = BatchSampler(DistributedSampler(Clips(), num_replicas=1, rank=0), batch_size=4, drop_last=False)
+    return Shard(inner, world, rank)

@@ -1,0 +1,1 @@
+"""Inputs for bench/fuzz.py: what each kind of file looks like, and how it is spoiled."""

@@ -1,0 +1,100 @@
+"""Small jobs for runs that are attacked, with what makes the machine under them unpleasant, as the environment asks:
+
+ATTACK_CLOCK=1: the wall clock jumps back and forth; ATTACK_DISK=SECONDS: every sync takes so long.
+"""
+
+import os
+import random
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import memfit
+
+PAUSE = 0.02
+"""Seconds of a micro-batch: so that a run lasts long enough to be hit in its middle."""
+
+if "ATTACK_CLOCK" in os.environ:
+    _time, _jumps = time.time, random.Random(0)
+    time.time = lambda: _time() + _jumps.choice((-86400.0, 0.0, 3600.0, 1e6))
+if "ATTACK_DISK" in os.environ:
+    _fsync = os.fsync
+
+    def _slow(handle):
+        time.sleep(float(os.environ["ATTACK_DISK"]))
+        _fsync(handle)
+
+    os.fsync = _slow
+
+
+class Plain(memfit.Job):
+    windows: int = 20
+    width: int = 32
+
+    def nets(self):
+        return {"net": nn.Sequential(nn.Linear(16, self.width), nn.Tanh(), nn.Linear(self.width, 4))}
+
+    def optimizers(self, nets):
+        return {"adam": torch.optim.AdamW(nets["net"].parameters(), lr=1e-2)}
+
+    def batch(self, shape):
+        return {"x": torch.randn(shape.items, 16), "y": torch.randn(shape.items, 4)}
+
+    def dataset(self):
+        generator = torch.Generator().manual_seed(0)
+        return [(torch.randn(16, generator=generator), torch.randn(4, generator=generator)) for _ in range(50)]
+
+    def collate(self, samples):
+        time.sleep(PAUSE)
+        return {"x": torch.stack([x for x, _ in samples]), "y": torch.stack([y for _, y in samples])}
+
+    def loss(self, nets, batch):
+        return F.mse_loss(nets["net"](batch["x"]), batch["y"], reduction="sum"), batch["y"].numel()
+
+
+class Dropout(Plain):
+    """Random numbers of every kind, statistics of batches, a schedule."""
+
+    def nets(self):
+        middle = (nn.BatchNorm1d(self.width), nn.Dropout(0.3))
+        return {"net": nn.Sequential(nn.Linear(16, self.width), *middle, nn.Linear(self.width, 4))}
+
+    def schedules(self, optimizers, windows):
+        return {"cosine": torch.optim.lr_scheduler.CosineAnnealingLR(optimizers["adam"], 20)}
+
+    def collate(self, samples):
+        batch = super().collate(samples)
+        return {**batch, "x": batch["x"] * random.uniform(0.9, 1.1) + 0.01 * torch.randn(())}
+
+
+class Average(Dropout):
+    ema: float | None = 0.9
+    clip: float | None = 1.0
+
+
+class Gan(Plain):
+    """Two optimizers, one after the other."""
+
+    def nets(self):
+        judge = nn.Sequential(nn.Linear(4, self.width), nn.LeakyReLU(), nn.Dropout(0.1), nn.Linear(self.width, 1))
+        return {**super().nets(), "judge": judge}
+
+    def optimizers(self, nets):
+        return {**super().optimizers(nets), "judge": torch.optim.SGD(nets["judge"].parameters(), lr=1e-2, momentum=0.9)}
+
+    def turns(self, optimizers):
+        judge = memfit.Turn(name="judge", loss=self.judged, optimizers=("judge",))
+        return [judge, memfit.Turn(name="made", loss=self.made, optimizers=("adam",))]
+
+    def judged(self, nets, batch, shared):
+        fake = nets["net"](batch["x"]).detach()
+        return (1 - nets["judge"](batch["y"])).square().sum() + nets["judge"](fake).square().sum(), len(fake)
+
+    def made(self, nets, batch, shared):
+        fake = nets["net"](batch["x"])
+        return (1 - nets["judge"](fake)).square().sum() + F.mse_loss(fake, batch["y"], reduction="sum"), len(fake)
+
+    def units(self, batch):
+        return {"judge": len(batch["x"]), "made": len(batch["x"])}

@@ -1,0 +1,86 @@
+"""No checkpoint holds a number that is not finite, unless the job says so."""
+
+import pytest
+import torch
+
+from memfit.apply.train_state import build
+from memfit.train.loop.finite import NotFiniteError, check_state, is_finite, not_finite_buffers
+from memfit.train.recovery.memory_growth import MemoryGrowth, largest_holder
+from tests.train.faulty import Gan, Noisy
+
+INFINITE = torch.tensor(float("inf"))
+
+
+class Masked(Noisy):
+    def nets(self):
+        nets = super().nets()
+        nets["net"].register_buffer("mask", torch.full((3, 3), float("-inf")).triu(1))
+        return nets
+
+
+class Allowed(Masked):
+    allows_not_finite = True
+
+
+def test_a_mask_of_minus_infinity_is_no_fault_and_a_weight_is():
+    train_state = build(Masked(), "cpu")
+    allowed = not_finite_buffers(train_state)
+    assert allowed == {"buffer net.mask"}
+    check_state(train_state, 3, allowed)
+    with torch.no_grad():
+        train_state.nets["net"][1].bias[0] = float("nan")
+    with pytest.raises(NotFiniteError, match=r"window 3: parameter net\.1\.bias: .*no checkpoint is written"):
+        check_state(train_state, 3, allowed)
+
+
+def test_an_optimizers_state_an_average_and_running_statistics_are_looked_at():
+    for spoil, words in (
+        (lambda state: state.optimizers["judge"].state.update({first(state): {"m": INFINITE}}), "m of judge"),
+        (lambda state: state.ema["maker"][0].weight.data.fill_(float("nan")), "the average of maker.0.weight"),
+        (lambda state: state.nets["maker"][1].running_var.fill_(float("inf")), "buffer maker.1.running_var"),
+    ):  # fmt: skip
+        train_state = build(Gan(), "cpu")
+        spoil(train_state)
+        with pytest.raises(NotFiniteError, match=words):
+            check_state(train_state, 0, frozenset())
+
+
+def first(train_state):
+    return next(train_state.nets["judge"].parameters())
+
+
+def test_a_job_can_allow_it():
+    train_state = build(Allowed(), "cpu")
+    check_state(train_state, 0, frozenset())
+
+
+def test_formats_without_infinity_count_as_finite():
+    assert is_finite(torch.tensor([1, 2]))
+    assert is_finite(torch.empty(0))
+    assert is_finite(torch.zeros(4, dtype=torch.float8_e4m3fn))
+    assert not is_finite(torch.tensor([0.0, float("nan")], dtype=torch.bfloat16))
+
+
+def readings(values):
+    growth = MemoryGrowth()
+    for window, held in enumerate(values):
+        if growth.wants(window):
+            growth.note(window, held)
+    return growth
+
+
+def test_growth_is_steady_or_none():
+    grown = readings([100] * 3 + [100 + 10 * i for i in range(1000)]).steady()
+    assert grown.bytes / (grown.last - grown.first) == pytest.approx(10)
+    assert readings([100 + 10 * i for i in range(8)]).steady() is None
+    assert readings([min(100 + 10 * i, 400) for i in range(1000)]).steady() is None
+    assert readings([100] * 1000).steady() is None
+    assert len(readings(range(100_000))._readings) <= 64
+
+
+def test_the_holder_of_most_bytes_is_named():
+    train_state = build(Noisy(), "cpu")
+    samples = train_state.job.dataset()
+    train_state.job.__dict__["small"] = [torch.zeros(10)]
+    train_state.job.__dict__["history"] = {"losses": [torch.zeros(1 << 16) for _ in range(4)]}
+    assert largest_holder(train_state, samples).startswith("Noisy.history holds 4 tensors, 1.0 MiB")
