@@ -77,7 +77,31 @@ class Turn:
 class Job(Settings):
     """What is trained. Annotated class attributes are settings, which ``--set name=value`` changes.
 
-    Needed: ``nets``, ``optimizers``, ``batch`` and ``loss`` (or ``turns``). The rest has defaults.
+    Needed: ``nets``, ``optimizers``, ``batch`` and ``loss`` (or ``turns``). The rest has defaults. docs/job.md
+    lists every attribute and method, with examples and recipes.
+
+    Attributes:
+        unit: what ``--micro-batch`` and ``--global-batch`` count; "samples".
+        longest: length of the longest sample, in units; None where a sample is one unit.
+        precision: fp32, bf16 or fp16; the last two mean autocast around the loss.
+        autocasts_itself: whether the loss opens ``self.autocast(...)`` itself.
+        checkpoint: none, or all: the job recomputes every module that ``checkpointable`` names.
+        clip: largest norm of the gradients of one turn; None.
+        zero_grad: after_step, or after_forward: when gradients are freed.
+        ema: decay of an exponential moving average of the trained nets; None.
+        wrapper: none, ddp or ddp_find_unused: what wraps the nets on one device too.
+        windows: optimizer steps of ``memfit run`` without ``--windows``; 20.
+        unsynchronised: nets that each rank trains by itself.
+        allows_not_finite: whether a checkpoint may hold NaN or infinite numbers.
+        validate_every: windows between validations; 10, and 0 for none.
+        validates: whether there is a validation; set where ``validate`` is written.
+        real_validation_batch: whether ``validation_batch`` loads real samples.
+        ranges: the least and the most that a setting may be, by name.
+        smaller_settings: settings that make the job smaller, and what each changes.
+        validation_options: settings that make validation smaller, by a name for them.
+        validation_smaller: settings that a run takes where validation does not fit.
+        net_phases: phases that use a net, for nets that not every phase uses.
+        upstream: how another project writes a setting or a choice of the plan.
     """
 
     unit: ClassVar[str] = "samples"
