@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from memfit.errors import InputError
 from memfit.job import Job
 from memfit.torch_compat import FakeTensor, current_dispatch_mode, disable_current_modes
 
@@ -23,8 +24,10 @@ def nets_of(job: Job, device: torch.device) -> Any:
     traced = current_dispatch_mode() is not None
     try:
         with device:
-            return job.nets()
-    except torch.OutOfMemoryError:
+            nets = job.nets()
+        _refuse_lazy(job, nets)
+        return nets
+    except (torch.OutOfMemoryError, InputError):
         raise
     except Exception as error:
         if not traced and device.type == "cpu":
@@ -33,6 +36,7 @@ def nets_of(job: Job, device: torch.device) -> Any:
         if nets is None:
             raise
         error.__traceback__ = None
+    _refuse_lazy(job, nets)
     _give_back_what_failed()
     if traced:
         move_as_fakes((net for net in nets.values() if isinstance(net, nn.Module)), device)
@@ -46,6 +50,16 @@ def _made_on_the_cpu(job: Job) -> dict[str, Any] | None:
     except Exception:
         return None
     return nets if isinstance(nets, dict) else None
+
+
+def _refuse_lazy(job: Job, nets: Any) -> None:
+    """Raises InputError where a parameter has no shape yet: of what size it is, is known in a forward alone."""
+    for name, net in nets.items() if isinstance(nets, dict) else ():
+        for path, parameter in net.named_parameters() if isinstance(net, nn.Module) else ():
+            if isinstance(parameter, nn.parameter.UninitializedParameter):
+                seen = f"{type(job).__name__}.nets(): {name}.{path}"
+                write = "write the size (nn.Linear for nn.LazyLinear), or run the net once on a batch in nets()"
+                raise InputError(seen, "a lazy module's parameter has no shape yet", write)
 
 
 def _give_back_what_failed() -> None:

@@ -111,6 +111,7 @@ def test_a_plan_whose_savings_are_no_numbers(job, answer, tmp_path):
     ("old", "new", "says"),
     [
         ('{"adam": torch.optim.AdamW(nets["net"].parameters(), lr=self.rate)}', "torch.zeros(1)", "dict of optimizers"),
+        ("nn.Linear(self.width, 2)", "nn.LazyLinear(2)", "has no shape yet"),
         ("nn.Linear(self.width, 2)", "nn.Linear(self.wide, 2)", "has no attribute 'wide'"),
     ],
 )

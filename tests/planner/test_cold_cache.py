@@ -12,6 +12,7 @@ from memfit.device.hardware.catalogue import with_memory
 from memfit.device.hardware.local_devices import local_cpu
 from memfit.job import Job, Shape
 from memfit.planner.predict import predict
+from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 
 ENGINES = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
@@ -65,7 +66,8 @@ def cpu():
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_engine_is_planned_with_an_empty_cache(engine):
-    answer = find_plan(Clipped(), "clipped", 8, cpu(), devices=2, engine=engine)
+    request = PlanRequest(name="clipped", global_batch=8, device=cpu(), devices=2, engine=engine)
+    answer = find_plan(Clipped(), request)
     assert answer.plan is not None
     assert answer.plan.engine == engine
 
