@@ -1,4 +1,5 @@
 """python bench/versions.py --measure PART.json    in the environment of one version: tests, self-test and bytes
+        --no-tests                                   the self-test and bytes alone, in a minute
 python bench/versions.py --collect FOLDER          bench/results/versions.json, and the table in docs/versions.md
 
 ``scripts/versions.sh`` makes the environments and calls both. The tests are those of SUBSET: what memfit asks of
@@ -29,7 +30,8 @@ PINNED = "2.13.0+cpu"
 SUBSET = (
     "tests/torch_compat", "tests/device", "tests/trace/test_self_test.py", "tests/trace/test_gradient_accumulation.py",
     "tests/trace/test_constant_values.py", "tests/replay/test_allocator_config.py", "tests/apply/test_checkpointing.py",
-    "tests/apply/test_selective_checkpoint.py", "tests/apply/test_offload.py", "tests/planner/test_selection.py",
+    "tests/apply/test_selective_checkpoint.py", "tests/apply/test_offload.py",
+    "tests/planner/test_options.py",
 )  # fmt: skip
 TRUTH = "tests/trace/test_cpu_truth.py"
 TRUTH_JOBS = "convolution or dit or recurrent or gan or checkpointed"
@@ -38,12 +40,14 @@ BYTES = ("convolution", "dit", "recurrent", "gan", "checkpointed")
 SECONDS = 1500
 
 
-def measure() -> dict[str, Any]:
-    """What passes, and what is predicted, with the installed torch."""
+def measure(*, tests: bool) -> dict[str, Any]:
+    """What passes, and what is predicted, with the installed torch; without ``tests``, those are not run."""
     import torch
 
     begin = time.perf_counter()
-    tests = _add(_run_tests(list(SUBSET)), _run_tests([TRUTH, "-k", TRUTH_JOBS]))
+    counts: dict[str, Any] = {"passed": None, "skipped": None, "failed": None}
+    if tests:
+        counts = _add(_run_tests(list(SUBSET)), _run_tests([TRUTH, "-k", TRUTH_JOBS]))
     test = subprocess.run([sys.executable, "-m", "memfit.trace.self_test"], capture_output=True, text=True, cwd=ROOT)
     return {
         "torch": torch.__version__,
@@ -51,7 +55,7 @@ def measure() -> dict[str, Any]:
         "driver": torch.cuda.is_available(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        **tests,
+        **counts,
         "self_test": (test.stdout or test.stderr).strip().splitlines()[-1],
         "self_test_passed": test.returncode == 0,
         "bytes": predicted_bytes(),
@@ -123,11 +127,17 @@ def table(parts: list[dict[str, Any]]) -> str:
     for part in parts:
         different = [name for name, nbytes in part["bytes"].items() if pinned.get(name) != nbytes]
         rows.append(
-            f"| {part['torch']} | {'yes' if part['driver'] else 'no'} | {part['python']} | {part['passed']} | "
-            f"{len(part['failed'])} | {part['skipped']} | {'passed' if part['self_test_passed'] else 'failed'} | "
+            f"| {part['torch']} | {'yes' if part['driver'] else 'no'} | {part['python']} | {_counts(part)} | "
+            f"{'passed' if part['self_test_passed'] else 'failed'} | "
             f"{'differ: ' + '; '.join(different) if different else 'equal'} |"
         )
     return "\n".join(rows)
+
+
+def _counts(part: dict[str, Any]) -> str:
+    if part["passed"] is None:
+        return "not run | not run | not run"
+    return f"{part['passed']} | {len(part['failed'])} | {part['skipped']}"
 
 
 def write(parts: list[dict[str, Any]]) -> None:
@@ -143,11 +153,12 @@ def write(parts: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--measure", type=Path, help="the part to write")
+    parser.add_argument("--no-tests", action="store_true", help="the self-test and bytes alone")
     parser.add_argument("--collect", type=Path, help="the folder of parts")
     options = parser.parse_args()
     if options.measure:
         os.environ["PYTHONPATH"] = str(ROOT)
-        options.measure.write_text(json.dumps(measure(), indent=1) + "\n")
+        options.measure.write_text(json.dumps(measure(tests=not options.no_tests), indent=1) + "\n")
     if options.collect:
         write(collect(options.collect))
 

@@ -7,6 +7,7 @@
 # VERSION is an exact release. "==2.13.0" takes what pip prefers (a CPU build where one is offered), "===2.13.0" the
 # build without a local version (on Linux: CUDA). Without arguments: every minor version that memfit supports.
 #
+#   TESTS=no           runs the self-test and compares bytes, and leaves the tests out: about a minute for each version.
 #   ENVIRONMENTS=DIR   where environments are made (default: a temporary folder). One that is there is used, and kept.
 #   PARTS=DIR          where each version's part is written (default: a temporary folder).
 set -euo pipefail
@@ -14,6 +15,8 @@ cd "$(dirname "$0")/.."
 export PYTHONPATH=$PWD OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 environments=${ENVIRONMENTS:-$(mktemp -d)}
 parts=${PARTS:-$(mktemp -d)}
+only=
+[ "${TESTS:-yes}" = yes ] || only=--no-tests
 mkdir -p "$environments" "$parts"
 [ $# -gt 0 ] || set -- ==2.8.0 ==2.9.1 ==2.10.0 ==2.11.0 ==2.12.1 ==2.13.0 ===2.13.0 ==2.14.1
 
@@ -31,7 +34,7 @@ for asked in "$@"; do
         "$folder/bin/pip" install -q "torch$version" numpy scipy click rich safetensors tomli-w nvidia-ml-py psutil jinja2 plotly pytest pytest-xdist hypothesis
     fi
     echo "torch$version: $(du -sh "$folder" | cut -f1)"
-    XDG_CACHE_HOME=$folder/cache "$folder/bin/python" bench/versions.py --measure "$parts/${name//=/_}.json" ||
+    XDG_CACHE_HOME=$folder/cache "$folder/bin/python" bench/versions.py --measure "$parts/${name//=/_}.json" $only ||
         echo "torch$version: no result" >&2
     [ "$kept" = yes ] || rm -rf "$folder"
 done
