@@ -32,9 +32,10 @@ def nets_of(job: Job, device: torch.device) -> Any:
     except Exception as error:
         if not traced and device.type == "cpu":
             raise
-        nets = _made_on_the_cpu(job)
-        if nets is None:
+        remade = _made_on_the_cpu(job)
+        if remade is None:
             raise
+        nets = remade
         error.__traceback__ = None
     _refuse_lazy(job, nets)
     _give_back_what_failed()
