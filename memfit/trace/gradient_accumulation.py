@@ -9,20 +9,31 @@ residual connection. Here the engine's own conditions are put to the tensors tha
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from memfit.torch_compat import is_dense, storage_use_count
+from memfit.torch_compat import disable_current_modes, is_dense, storage_use_count
 
 _ADD = torch.ops.aten.add.Tensor
 _HELD_BY_CALL = 4
 """use_count of a tensor that only the engine holds, seen from inside ``__torch_dispatch__`` of a fake tensor."""
-_STORAGE_HELD_BY_CALL = 2
-"""The same for its storage: the tensor, and the Python object that is asked."""
-_REFERENCES_OF_CALL = 3
-"""The same for its Python object, as sys.getrefcount counts: C++, the tuple of arguments, and the question itself."""
+
+
+@cache
+def _held_by_call() -> tuple[int, int]:
+    """(references to its Python object, uses of its storage) of such a tensor.
+
+    The tuple of arguments and the question itself refer to the Python object, and in newer versions of torch C++ does,
+    too, as long as it refers to the tensor. The tensor uses the storage, and in newer versions the storage's own Python
+    object does, too. Both are counted here on a tensor that is known.
+    """
+    with disable_current_modes():
+        tensor, holder = torch.empty(1), torch.empty(1)
+        holder.grad = tensor
+        return sys.getrefcount(tensor), storage_use_count(tensor.untyped_storage()._cdata)
 
 
 def made_in(node: Any, tensor: Tensor) -> None:
@@ -50,10 +61,11 @@ def sums_in_place(func: Any, args: Any, node: Any) -> bool:
 
 
 def _only_the_engine_holds(args: Any) -> bool:
+    references, uses = _held_by_call()
     return (
-        sys.getrefcount(args[0]) <= _REFERENCES_OF_CALL
+        sys.getrefcount(args[0]) <= references
         and args[0]._use_count() <= _HELD_BY_CALL
-        and storage_use_count(args[0].untyped_storage()._cdata) <= _STORAGE_HELD_BY_CALL
+        and storage_use_count(args[0].untyped_storage()._cdata) <= uses
     )
 
 
