@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import linecache
 import sys
 import sysconfig
 import traceback
@@ -101,6 +102,8 @@ def mistake_in_job(error: BaseException, *, changed: bool = False) -> InputError
         for frame, line in traceback.walk_tb(error.__traceback__)
         if not frame.f_code.co_filename.startswith("<")
     ]
+    while frames and _passes_on(*frames[-1]):
+        frames.pop()
     if not frames or _is_ours(frames[-1][0]):
         return None
     frame_of_job = _innermost_of_job(frames)
@@ -111,6 +114,14 @@ def mistake_in_job(error: BaseException, *, changed: bool = False) -> InputError
     if not (frame.f_globals.get("__name__") or "").startswith("memfit.jobs"):
         return InputError(seen, describe(error), "mend the job at that line")
     return InputError(seen, describe(error), "take back what --set changed") if changed else None
+
+
+def _passes_on(frame: FrameType, line: int) -> bool:
+    """Whether a frame is one of memfit's through which torch calls an operator, at the call: what the operator raises
+    from C has no frame of its own."""
+    code = frame.f_code
+    passes = code.co_name in ("__torch_function__", "__torch_dispatch__") and _is_ours(frame)
+    return passes and "func(*args" in linecache.getline(code.co_filename, line)
 
 
 def line_of_job(frames: Iterable[tuple[FrameType, int]]) -> str | None:

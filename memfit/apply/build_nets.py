@@ -24,9 +24,9 @@ def nets_of(job: Job, device: torch.device) -> Any:
     traced = current_dispatch_mode() is not None
     try:
         with device:
-            nets = job.nets()
-        _refuse_lazy(job, nets)
-        return nets
+            built = job.nets()
+        _refuse_lazy(job, built)
+        return built
     except (torch.OutOfMemoryError, InputError):
         raise
     except Exception as error:

@@ -148,7 +148,7 @@ class Attacker:
         if launch.disturbance in ("full disk", "no inodes", "read-only disk"):
             allowed |= {2}
         if launch.disturbance in ("terminate", "interrupt", "interrupt all"):
-            allowed |= {-signal.SIGINT, -signal.SIGTERM, 130, 143} if after < 4 else set()
+            allowed |= {-signal.SIGINT, -signal.SIGTERM} if not said else set()
         _require(code in allowed, f"exit code {code}: {said[-600:]}")
         _require(("Done" in said) == (code == 0), f"exit code {code}, and it says {said[-300:]}")
         _require(code not in (2, 5) or "memfit: " in said, f"exit code {code} without a line: {said[-300:]!r}")

@@ -67,6 +67,11 @@ def test_spoiled_lengths(job, answer, tmp_path, ending, content, says):
     is_one_line(answer("predict", f"{job}:Long", *sizes, "--lengths", f"{path}:frames"), says)
 
 
+def test_shapes_that_no_tensor_has(job, answer, tmp_path):
+    (tmp_path / "shapes.txt").write_text(f"2x{9 * 10**40}")
+    is_one_line(answer("predict", f"{job}:Long", "--device", "rtx4090", "--shapes", tmp_path / "shapes.txt"), "items x")
+
+
 @pytest.fixture
 def trace(job, answer, tmp_path):
     path = tmp_path / "t.npz"
@@ -112,6 +117,7 @@ def test_a_plan_whose_savings_are_no_numbers(job, answer, tmp_path):
     [
         ('{"adam": torch.optim.AdamW(nets["net"].parameters(), lr=self.rate)}', "torch.zeros(1)", "dict of optimizers"),
         ("nn.Linear(self.width, 2)", "nn.LazyLinear(2)", "has no shape yet"),
+        ('["net"](batch)', '["net"](batch.sum())', "in loss(): RuntimeError: both arguments to linear"),
         ("nn.Linear(self.width, 2)", "nn.Linear(self.wide, 2)", "has no attribute 'wide'"),
     ],
 )

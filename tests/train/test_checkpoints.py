@@ -202,7 +202,7 @@ def test_what_a_job_saves_beside_is_kept_and_what_it_cannot_is_refused(tmp_path)
     train_state = build(Extra(), "cpu")
     saver(tmp_path).save(train_state, 1)
     found = read_checkpoint(tmp_path / "00000001")
-    saved = found.lying(found.state["saved"])
+    saved = found.mapped(found.state["saved"])
     assert (saved["ema_decay"], saved["notes"]) == (0.5, (1, "two"))
     assert torch.equal(saved["again"]["0.weight"], train_state.nets["net"][0].weight)
     assert not any(name.startswith("saved") for name in found.tensors.entries), "kept twice"
@@ -314,7 +314,7 @@ def test_the_copy_is_of_the_moment_and_reuses_its_buffer(tmp_path):
     assert one._buffer.data_ptr() == buffer
     for number, weight in zip((1, 2), weights, strict=True):
         found = read_checkpoint(tmp_path / f"{number:08d}")
-        assert torch.equal(found.lying(found.state["nets"]["net"]["0.weight"]), weight)
+        assert torch.equal(found.mapped(found.state["nets"]["net"]["0.weight"]), weight)
 
 
 def test_nothing_is_copied_on_the_way_into_the_state():

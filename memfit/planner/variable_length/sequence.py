@@ -13,6 +13,7 @@ from memfit.batch.lengths import as_lengths
 from memfit.batch.windows import Windows
 from memfit.device.hardware.catalogue import Device
 from memfit.errors import InputError
+from memfit.geometry import MOST
 from memfit.job import Job, Shape
 from memfit.replay.allocator_config import AllocatorConfig
 from memfit.replay.window_sequence import SequencePeaks, Window, replay_sequence
@@ -70,10 +71,14 @@ def _window(line: str, where: str) -> Window:
     window = []
     for word in line.split():
         numbers = word.lower().split("x")
-        if len(numbers) > 2 or not all(number.isdecimal() and int(number) for number in numbers):
+        if len(numbers) > 2 or not all(_is_size(number) for number in numbers):
             raise InputError(f"{where}: {word!r}", "not items x length", "write 8x400, or 8 where items have no length")
         window.append(Shape(items=int(numbers[0]), length=int(numbers[1]) if len(numbers) == 2 else None))
     return tuple(window)
+
+
+def _is_size(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 18 and 0 < int(text) <= MOST
 
 
 def predict_sequence(

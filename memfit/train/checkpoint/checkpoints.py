@@ -1,10 +1,10 @@
-"""RUN/checkpoints: a folder for each saved window, whole or not there, and the newest of them that is whole.
+"""RUN/checkpoints: a folder for each saved window, complete or absent, and the newest complete one.
 
     checkpoints/00000012/state.safetensors   every tensor
                          plan.toml           the plan that was run
                          manifest.json       the rest of the state, and checksums of all three files
 
-A checkpoint is written beside its place, synced, and renamed there. Torn and foreign ones are named and passed over.
+A checkpoint is written into a temporary folder, synced, and renamed. Torn and foreign ones are named and passed over.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memfit.atomic_file import sync
 from memfit.errors import InputError, describe
 from memfit.plan import Plan, read_plan, write_plan
 from memfit.train.checkpoint.state_codec import decode
@@ -59,9 +60,9 @@ class Checkpoint:
         holds the state."""
         return self.path / PARTS if self.tensors is None else None
 
-    def lying(self, coded: Any) -> Any:
-        """A part of the state with tensors that lie in the file: to copy from, never to write to."""
-        return decode(coded, self._lying)
+    def mapped(self, coded: Any) -> Any:
+        """A part of the state with tensors that are mapped from the file: to copy from, never to write to."""
+        return decode(coded, self._mapped)
 
     def on(self, device: torch.device) -> Callable[[Any], Any]:
         """Rebuilds a part of the state with tensors of its own, those of an accelerator on ``device``."""
@@ -72,22 +73,22 @@ class Checkpoint:
             def tensor(spec: Mapping[str, Any]) -> Tensor:
                 key = spec["$tensor"]
                 if key not in made:
-                    found = self._lying(spec)
+                    source = self._mapped(spec)
                     where = device if "device" in spec else torch.device("cpu")
                     stride = spec.get("stride")
                     made[key] = (
-                        torch.empty_strided(found.shape, stride, dtype=found.dtype, device=where)
+                        torch.empty_strided(source.shape, stride, dtype=source.dtype, device=where)
                         if stride
-                        else torch.empty(found.shape, dtype=found.dtype, device=where)
+                        else torch.empty(source.shape, dtype=source.dtype, device=where)
                     )
-                    made[key].copy_(found)
+                    made[key].copy_(source)
                 return made[key]
 
             return decode(coded, tensor)
 
         return build
 
-    def _lying(self, spec: Mapping[str, Any]) -> Tensor:
+    def _mapped(self, spec: Mapping[str, Any]) -> Tensor:
         assert self.tensors is not None
         dtype = getattr(torch, spec["dtype"]) if "dtype" in spec else None
         return self.tensors.get(spec["$tensor"], dtype, spec.get("shape"))
@@ -106,8 +107,8 @@ class Checkpoints:
 
     def numbers(self) -> list[int]:
         """Next windows of what looks like a checkpoint, newest first."""
-        found = self.path.iterdir() if self.path.is_dir() else ()
-        return sorted((int(one.name) for one in found if _is_number(one.name)), reverse=True)
+        entries = self.path.iterdir() if self.path.is_dir() else ()
+        return sorted((int(entry.name) for entry in entries if _is_number(entry.name)), reverse=True)
 
     def folder(self, next_window: int) -> Path:
         """Where the checkpoint with this next window is."""
@@ -132,48 +133,48 @@ class Checkpoints:
         Raises:
             OSError: it cannot be written; what was there before is untouched.
         """
-        beside = self.path / f".{next_window:08d}.{os.getpid()}"
-        shutil.rmtree(beside, ignore_errors=True)
-        with self._put_in_place(beside, next_window, lines):
-            beside.mkdir(parents=True)
-            sums = write_tensors(beside / TENSORS, tensors, body=body)
-            file = {"bytes": (beside / TENSORS).stat().st_size, "block_bytes": BLOCK, "crc32": sums}
-            _write_manifest(beside, next_window, plan, {"file": file, "state": state})
+        unfinished = self.path / f".{next_window:08d}.{os.getpid()}"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        with self._put_in_place(unfinished, next_window, lines):
+            unfinished.mkdir(parents=True)
+            sums = write_tensors(unfinished / TENSORS, tensors, body=body)
+            file = {"bytes": (unfinished / TENSORS).stat().st_size, "block_bytes": BLOCK, "crc32": sums}
+            _write_manifest(unfinished, next_window, plan, {"file": file, "state": state})
 
-    def beside(self, next_window: int) -> Path:
-        """Where ranks write the parts of a checkpoint, under ``parts``."""
+    def unfinished(self, next_window: int) -> Path:
+        """The folder in which ranks write the parts of a checkpoint, under ``parts``, before it gets its name."""
         return self.path / f".{next_window:08d}.parts"
 
     def write_parts(self, next_window: int, plan: Plan, lines: Sequence[Path] = ()) -> None:
-        """Makes a checkpoint of what all ranks have written ``beside``; rank 0 calls it.
+        """Makes a checkpoint of what all ranks have written into ``unfinished``; rank 0 calls it.
 
         Raises:
             OSError: it cannot be written; what was there before is untouched.
         """
-        beside = self.beside(next_window)
-        with self._put_in_place(beside, next_window, lines):
-            found = {}
-            for file in sorted((beside / PARTS).iterdir()):
-                found[file.name] = {"bytes": file.stat().st_size, "crc32": _sum_of(file)}
-                _sync(file)
-            _sync(beside / PARTS)
-            _write_manifest(beside, next_window, plan, {"parts": found})
+        unfinished = self.unfinished(next_window)
+        with self._put_in_place(unfinished, next_window, lines):
+            parts = {}
+            for file in sorted((unfinished / PARTS).iterdir()):
+                parts[file.name] = {"bytes": file.stat().st_size, "crc32": _sum_of(file)}
+                sync(file)
+            sync(unfinished / PARTS)
+            _write_manifest(unfinished, next_window, plan, {"parts": parts})
 
     @contextlib.contextmanager
-    def _put_in_place(self, beside: Path, next_window: int, lines: Sequence[Path]) -> Iterator[None]:
+    def _put_in_place(self, unfinished: Path, next_window: int, lines: Sequence[Path]) -> Iterator[None]:
         """Around the writing of a checkpoint: synced and renamed to its place, or removed."""
         try:
             yield
             for path in lines:
                 if path.exists():
-                    _sync(path)
-            _sync(beside)
+                    sync(path)
+            sync(unfinished)
             place = self.folder(next_window)
             self._set_aside(place, ".replaced")
-            beside.rename(place)
-            _sync(self.path)
+            unfinished.rename(place)
+            sync(self.path)
         except BaseException:
-            shutil.rmtree(beside, ignore_errors=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
             raise
         with contextlib.suppress(OSError):
             self._drop()
@@ -182,7 +183,7 @@ class Checkpoints:
         """The newest whole checkpoint; None where there is none at all.
 
         Args:
-            say: told of each one that is passed over, and what is gone on with.
+            say: gets a line for each one that is passed over, and for the one that is taken.
 
         Raises:
             InputError: there are some, and none is whole.
@@ -193,15 +194,15 @@ class Checkpoints:
                 passed.append(str(_foreign(entry)))
         for number in self.numbers():
             try:
-                found = read_checkpoint(self.folder(number))
+                checkpoint = read_checkpoint(self.folder(number))
             except InputError as error:
                 passed.append(str(error))
                 continue
             for line in passed:
                 say(line)
             if passed:
-                say(f"going on from window {found.next_window}, with {found.path}, the newest that is whole")
-            return found
+                say(f"going on from window {checkpoint.next_window}, with {checkpoint.path}, the newest that is whole")
+            return checkpoint
         if passed:
             more = f" ({len(passed)} of {len(passed)} are torn or foreign)" if len(passed) > 1 else ""
             why = f"no checkpoint in it is whole{more}: {passed[0].partition(';')[0]}"
@@ -278,11 +279,11 @@ def _tensors(path: Path, manifest: Mapping[str, Any]) -> TensorFile | None:
 
 def _sum_of(path: Path) -> int:
     """Checksum of a file's bytes."""
-    found = 0
+    crc = 0
     with open(path, "rb") as file:
         while block := file.read(BLOCK):
-            found = zlib.crc32(block, found)
-    return found
+            crc = zlib.crc32(block, crc)
+    return crc
 
 
 def _write_manifest(folder: Path, next_window: int, plan: Plan, rest: Mapping[str, Any]) -> None:
@@ -341,7 +342,7 @@ def _write_plan(plan: Plan, path: Path) -> int:
         write_plan(plan, path)
     except InputError as error:
         raise error.__cause__ or error from None
-    _sync(path)
+    sync(path)
     return zlib.crc32(path.read_bytes())
 
 
@@ -350,11 +351,3 @@ def _write_synced(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -123,17 +123,17 @@ class _Unpickler(pickle.Unpickler):
         raise TornError(f"{METADATA} refers to something outside of it")
 
 
-def _metadata(found: Any) -> Metadata:
-    state = _state(found, "Metadata")
+def _metadata(read: Any) -> Metadata:
+    state = _state(read, "Metadata")
     entries = {str(name): _entry(entry) for name, entry in state["state_dict_metadata"].items()}
     stored = {_index(index): _info(info) for index, info in state["storage_data"].items()}
     return Metadata(state_dict_metadata=entries, storage_data=stored)
 
 
-def _entry(found: Any) -> TensorStorageMetadata | BytesStorageMetadata:
-    if isinstance(found, _StandIn) and found.kind == "BytesStorageMetadata":
+def _entry(read: Any) -> TensorStorageMetadata | BytesStorageMetadata:
+    if isinstance(read, _StandIn) and read.kind == "BytesStorageMetadata":
         return BytesStorageMetadata()
-    state = _state(found, "TensorStorageMetadata")
+    state = _state(read, "TensorStorageMetadata")
     properties = state["properties"]
     if not isinstance(properties, _StandIn) or properties.kind != "TensorProperties":
         raise ValueError("a tensor has no properties")
@@ -147,28 +147,28 @@ def _entry(found: Any) -> TensorStorageMetadata | BytesStorageMetadata:
     return TensorStorageMetadata(properties=TensorProperties(dtype=dtype), size=_size(state["size"]), chunks=chunks)
 
 
-def _index(found: Any) -> MetadataIndex:
-    state = _state(found, "MetadataIndex")
+def _index(read: Any) -> MetadataIndex:
+    state = _state(read, "MetadataIndex")
     offset = state.get("offset")
     return MetadataIndex(str(state["fqn"]), None if offset is None else _size(offset))
 
 
-def _info(found: Any) -> _StorageInfo:
-    state = _state(found, "_StorageInfo")
+def _info(read: Any) -> _StorageInfo:
+    state = _state(read, "_StorageInfo")
     name, offset, length = str(state["relative_path"]), int(state["offset"]), int(state["length"])
     if Path(name).name != name or offset < 0 or length < 0:
         raise ValueError(f"{name!r} is not a file of parts")
     return _StorageInfo(name, offset, length)
 
 
-def _state(found: Any, kind: str) -> dict[str, Any]:
-    if not isinstance(found, _StandIn) or found.kind != kind or not isinstance(found.state, dict):
+def _state(read: Any, kind: str) -> dict[str, Any]:
+    if not isinstance(read, _StandIn) or read.kind != kind or not isinstance(read.state, dict):
         raise ValueError(f"no {kind}")
-    return found.state
+    return read.state
 
 
-def _size(found: Any) -> torch.Size:
-    values = found.arguments[0] if isinstance(found, _StandIn) and found.kind == "Size" else found
+def _size(read: Any) -> torch.Size:
+    values = read.arguments[0] if isinstance(read, _StandIn) and read.kind == "Size" else read
     if not isinstance(values, list | tuple) or any(type(value) is not int or value < 0 for value in values):
         raise ValueError("no size of a tensor")
     return torch.Size(values)

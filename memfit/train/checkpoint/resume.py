@@ -28,35 +28,35 @@ def resume(train_state: TrainState, plan: Plan, checkpoints: Checkpoints, say: S
         InputError: none is whole, or it is of another job or plan.
         CannotWriteError: what a killed process left behind cannot be cleared away.
     """
-    found = checkpoints.newest(say)
-    if found is not None:
-        check_same_samples(found.plan, plan, found.path, ("micro_batch",) if lengths else ())
-        if found.parts is not None:
-            load_sharded(train_state, found.parts)
+    checkpoint = checkpoints.newest(say)
+    if checkpoint is not None:
+        check_same_samples(checkpoint.plan, plan, checkpoint.path, ("micro_batch",) if lengths else ())
+        if checkpoint.parts is not None:
+            load_sharded(train_state, checkpoint.parts)
         elif train_state.engine.spread:
             raise InputError(
-                f"checkpoint {found.path}",
+                f"checkpoint {checkpoint.path}",
                 f"it is in one file, and --engine {train_state.engine.name} reads parts",
-                f"go on with engine {found.plan.engine!r}, as the plan in it has it",
+                f"go on with engine {checkpoint.plan.engine!r}, as the plan in it has it",
             )
         else:
-            restore(train_state, found)
+            restore(train_state, checkpoint)
     gather(train_state.engine, None)
     if train_state.engine.rank > 0:
-        return found.next_window if found else 0
+        return checkpoint.next_window if checkpoint else 0
     with writing(checkpoints.path):
-        checkpoints.clean(found.next_window if found else 0)
-    return found.next_window if found else 0
+        checkpoints.clean(checkpoint.next_window if checkpoint else 0)
+    return checkpoint.next_window if checkpoint else 0
 
 
 def restore(train_state: TrainState, checkpoint: Checkpoint) -> None:
-    """Puts a checkpoint's whole state into a rig.
+    """Puts a checkpoint's whole state into a train state.
 
     Raises:
         InputError: it is of another job.
     """
     with of_this_job(checkpoint):
-        put_back(train_state, checkpoint.state, checkpoint.on(train_state.device), checkpoint.lying)
+        put_back(train_state, checkpoint.state, checkpoint.on(train_state.device), checkpoint.mapped)
 
 
 @contextlib.contextmanager

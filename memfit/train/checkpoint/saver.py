@@ -1,4 +1,4 @@
-"""Saver: writes a rig's checkpoints, straight from its tensors or beside the training.
+"""Saver: writes a run's checkpoints, straight from its tensors or in a thread while training goes on.
 
 Asynchronous, the state is copied into host buffers that are made and touched once and used again, and a thread writes
 and syncs them while the training goes on. On a card the copies take no device memory, and are queued on the training's
@@ -46,7 +46,7 @@ class Saver:
     every: float = 60.0
     """Seconds between two checkpoints."""
     asynchronous: bool = False
-    """Whether to copy, and write beside the training; given up where there is no memory for the copy."""
+    """Whether to copy, and write while training goes on; given up where there is no memory for the copy."""
     say: Callable[[str], None] = lambda line: None
     written: int | None = None
     """The next window of the newest checkpoint that was written whole."""

@@ -1,9 +1,9 @@
-"""A rig's state on any engine, written and read by every rank together (torch.distributed.checkpoint).
+"""The training state on any engine, written and read by every rank together (torch.distributed.checkpoint).
 
 Each rank writes what it holds and reads what it will hold: a state that 3 sharded ranks wrote is read by 2, by whole
 replicas or by one device. Names are the nets' own, never a position: optimizers' states go by ``net.path``.
 
-Left out: random numbers, which belong to a rank; what ``Job.saved`` adds beside nets and optimizers.
+Left out: random numbers, which belong to a rank; what ``Job.saved`` adds to nets and optimizers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def save_sharded(train_state: TrainState, folder: str | Path) -> None:
 
 
 def load_sharded(train_state: TrainState, folder: str | Path) -> None:
-    """Reads a state that any engine and any number of ranks wrote, into a rig of the same job; every rank calls it.
+    """Reads a state that any engine and any number of ranks wrote into a train state of the same job.
+
+    Every rank calls it.
 
     Raises:
         InputError: it is the state of another job, or not whole.
@@ -79,7 +81,7 @@ def load_sharded(train_state: TrainState, folder: str | Path) -> None:
 
 
 def load_sharded_nets(train_state: TrainState, folder: str | Path) -> None:
-    """The nets, buffers and averages alone of such a state, into a rig of one device.
+    """The nets, buffers and averages alone of such a state, into a train state of one device.
 
     Raises:
         InputError: it is the state of another job, or not whole.

@@ -52,13 +52,13 @@ class ShardedSaver:
         if not all(optimizer.state for optimizer in train_state.optimizers.values()):
             return
         begin, engine = time.perf_counter(), train_state.engine
-        beside = self.checkpoints.beside(next_window)
+        unfinished = self.checkpoints.unfinished(next_window)
         if engine.rank == 0:
-            shutil.rmtree(beside, ignore_errors=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
         gather(engine, None)
         fault = None
         try:
-            save_sharded(train_state, beside / "parts")
+            save_sharded(train_state, unfinished / "parts")
             if engine.rank == 0:
                 self.checkpoints.write_parts(next_window, self.plan, self.lines)
         except OSError as error:

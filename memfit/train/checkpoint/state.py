@@ -1,4 +1,4 @@
-"""A rig's whole state as plain values and tensors, and put back: what a checkpoint keeps.
+"""The whole training state as plain values and tensors, and put back: what a checkpoint keeps.
 
 Nets with every buffer (of frozen nets the buffers alone), optimizers, schedules, scaler, average, and random numbers of
 every kind. Nothing is copied. An engine that spreads a state over ranks replaces ``state_of`` and ``put_back``.
@@ -25,7 +25,7 @@ Rebuild = Callable[[Any], Any]
 
 
 def state_of(train_state: TrainState) -> dict[str, Any]:
-    """The state, whose tensors are the rig's own."""
+    """The state, whose tensors are the train state's own."""
     trained = {name: net for name, net in train_state.nets.items() if is_trained(net)}
     own = type(train_state.job).saved is Job.saved
     return {
@@ -45,18 +45,18 @@ def state_of(train_state: TrainState) -> dict[str, Any]:
     }
 
 
-def put_back(train_state: TrainState, coded: Mapping[str, Any], new: Rebuild, lying: Rebuild) -> None:
-    """Puts a checkpoint's state into a rig of the same job.
+def put_back(train_state: TrainState, coded: Mapping[str, Any], new: Rebuild, mapped: Rebuild) -> None:
+    """Puts a checkpoint's state into a train state of the same job.
 
     Args:
         coded: the state as the checkpoint holds it.
         new: rebuilds a part with tensors of its own.
-        lying: rebuilds a part with tensors that lie in the file, to copy from.
+        mapped: rebuilds a part with tensors that are mapped from the file, to copy from.
 
     Raises:
         KeyError, RuntimeError, ValueError: it is the state of another job.
     """
-    put_nets_back(train_state, coded, new, lying)
+    put_nets_back(train_state, coded, new, mapped)
     _check_names("optimizers", coded["optimizers"], train_state.optimizers)
     for name, optimizer in train_state.optimizers.items():
         _put_optimizer(optimizer, new(coded["optimizers"][name]))
@@ -73,14 +73,14 @@ def put_back(train_state: TrainState, coded: Mapping[str, Any], new: Rebuild, ly
         torch.cuda.set_rng_state_all(numbers["cuda"])
 
 
-def put_nets_back(train_state: TrainState, coded: Mapping[str, Any], new: Rebuild, lying: Rebuild) -> None:
+def put_nets_back(train_state: TrainState, coded: Mapping[str, Any], new: Rebuild, mapped: Rebuild) -> None:
     """The nets, their buffers and their average alone."""
     trained = {name: net for name, net in train_state.nets.items() if is_trained(net)}
     averages = {"ema": train_state.ema} if train_state.engine.rank == 0 else {}
     for part, nets in {"nets": trained, **averages}.items():
         _check_names(part, coded[part], nets)
         for name, net in nets.items():
-            _put_net(net, lying(coded[part][name]))
+            _put_net(net, mapped(coded[part][name]))
     _check_names("buffers", coded["buffers"], train_state.nets)
     for name, net in train_state.nets.items():
         _put_buffers(net, new(coded["buffers"][name]))
@@ -117,7 +117,7 @@ def _put_buffers(net: nn.Module, values: Mapping[str, Tensor]) -> None:
 def _put_optimizer(optimizer: Optimizer, values: dict[str, Any]) -> None:
     """As ``load_state_dict`` does it, but each tensor with the dtype it was kept in.
 
-    torch's own casts every state to its parameter's dtype, which changes states of 8 bits, or of 32 beside weights of
+    torch's own casts every state to its parameter's dtype, which changes states of 8 bits, or of 32 with weights of
     16. An optimizer that has its own way of loading is left to it.
     """
     hooks = optimizer._optimizer_load_state_dict_pre_hooks or optimizer._optimizer_load_state_dict_post_hooks

@@ -159,19 +159,19 @@ class _Encoder:
         if isinstance(value, Tensor):
             return self._tensor(value, path)
         if kind is dict and all(type(key) is str and not key.startswith("$") for key in value):
-            return {key: self.encode(one, _join(path, key)) for key, one in value.items()}
+            return {key: self.encode(item, _join(path, key)) for key, item in value.items()}
         if kind is list:
-            return [self.encode(one, _join(path, index)) for index, one in enumerate(value)]
+            return [self.encode(item, _join(path, index)) for index, item in enumerate(value)]
         for name, such in _DICTS.items():
             if kind is such:
                 pairs = [
-                    [self.encode(key, _join(path, "key")), self.encode(one, _join(path, key))]
-                    for key, one in value.items()
+                    [self.encode(key, _join(path, "key")), self.encode(item, _join(path, key))]
+                    for key, item in value.items()
                 ]
                 return {f"${name}": pairs}
         for name, such in _LISTS.items():
             if kind is such:
-                return {f"${name}": [self.encode(one, _join(path, index)) for index, one in enumerate(value)]}
+                return {f"${name}": [self.encode(item, _join(path, index)) for index, item in enumerate(value)]}
         return self._rest(value, path)
 
     def _rest(self, value: Any, path: str) -> Any:
@@ -204,14 +204,14 @@ class _Encoder:
             value = value.detach().as_subclass(Tensor)
         if value.is_conj() or value.is_neg():
             value = value.resolve_conj().resolve_neg()
-        found: dict[str, Any] = {"$tensor": self._name(value, path)}
+        coded: dict[str, Any] = {"$tensor": self._name(value, path)}
         if value.dtype not in DTYPES:
-            found |= {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
+            coded |= {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
         if not value.is_contiguous() and is_dense(value):
-            found["stride"] = list(value.stride())
+            coded["stride"] = list(value.stride())
         if value.device.type != "cpu":
-            found["device"] = value.device.type
-        return found
+            coded["device"] = value.device.type
+        return coded
 
     def _name(self, value: Tensor, path: str) -> str:
         same = (value.untyped_storage()._cdata, value.storage_offset(), value.shape, value.stride(), value.dtype)

@@ -91,7 +91,7 @@ def stream_tensors(
             sums.add(piece)
             while len(piece):
                 piece = piece[file.write(piece) :]
-    return sums.found
+    return sums.sums
 
 
 def pieces(tensors: Mapping[str, Tensor], head: bytes) -> Iterator[memoryview]:
@@ -129,10 +129,10 @@ def _row_major(tensor: Tensor) -> Iterator[memoryview]:
 
 
 class Checksums:
-    """CRC-32 of each block of a stream, computed beside its writing in a thread (zlib releases the interpreter)."""
+    """CRC-32 of each block of a stream, computed in a thread while it is written (zlib releases the interpreter)."""
 
     def __init__(self) -> None:
-        self.found: list[int] = []
+        self.sums: list[int] = []
         self._room = BLOCK
         self._waiting: queue.Queue[memoryview | None] = queue.Queue(_WAITING)
         self._thread: threading.Thread | None = threading.Thread(target=self._run, daemon=True)
@@ -165,9 +165,9 @@ class Checksums:
     def _sum(self, piece: memoryview) -> None:
         while len(piece):
             if self._room == BLOCK:
-                self.found.append(0)
+                self.sums.append(0)
             part = piece[: self._room]
-            self.found[-1] = zlib.crc32(part, self.found[-1])
+            self.sums[-1] = zlib.crc32(part, self.sums[-1])
             self._room = self._room - len(part) or BLOCK
             piece = piece[len(part) :]
 
@@ -207,10 +207,10 @@ def open_tensors(path: Path, nbytes: int, sums: list[int]) -> TensorFile:
     """
     try:
         with open(path, "rb") as file:
-            found = os.fstat(file.fileno()).st_size
+            size = os.fstat(file.fileno()).st_size
             start = file.read(4)
-            if found != nbytes:
-                raise TornError(f"{path.name} has {found} bytes, and {nbytes} were written{_pickle(start)}")
+            if size != nbytes:
+                raise TornError(f"{path.name} has {size} bytes, and {nbytes} were written{_pickle(start)}")
             whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError) as error:
         raise TornError(f"{path.name} cannot be read: {getattr(error, 'strerror', None) or error}") from error

@@ -1,4 +1,4 @@
-"""The state of a rig under ZeRO, as torch.distributed.checkpoint writes and reads it: parts of named tensors.
+"""The training state under ZeRO, as torch.distributed.checkpoint writes and reads it: parts of named tensors.
 
 A rank holds a run of a parameter's elements (``memfit.engine.zero_partition``), which is a few boxes of the whole
 tensor.
@@ -75,8 +75,8 @@ class Piece(Tensor):
 
 
 def zero_state(train_state: TrainState, engine: Zero) -> dict[str, Any]:
-    """Nets and optimizers, as ``memfit.train.checkpoint.sharded_checkpoint`` nests them; their tensors are the rig's
-    own.
+    """Nets and optimizers, as ``memfit.train.checkpoint.sharded_checkpoint`` nests them; their tensors are the train
+    state's own.
 
     Every parameter's optimizer state is there, made where there was none.
     """
@@ -87,7 +87,7 @@ def zero_state(train_state: TrainState, engine: Zero) -> dict[str, Any]:
 
 
 def take_zero_state(train_state: TrainState, engine: Zero, state: dict[str, Any]) -> None:
-    """What was read into the tensors of ``zero_state`` becomes the rig's: numbers, and what DeepSpeed holds twice."""
+    """Takes over what was read into the tensors of ``zero_state``: numbers, and what DeepSpeed holds twice."""
     ((name, optimizer),) = train_state.optimizers.items()
     given = state["optimizers"][name]
     for run in runs_of(engine):

@@ -111,7 +111,7 @@ def validate(checkpoint: Checkpoint, budget: int = 0) -> dict[str, Any] | None:
             load_sharded_nets(train_state, checkpoint.parts)
         else:
             with of_this_job(checkpoint):
-                put_nets_back(train_state, checkpoint.state, checkpoint.on(device), checkpoint.lying)
+                put_nets_back(train_state, checkpoint.state, checkpoint.on(device), checkpoint.mapped)
         memory_limit.reset_peak()
         while True:
             shape = data.largest(shape)
