@@ -1,8 +1,8 @@
 """GPT-SoVITS, first stage: phonemes to semantic tokens. A unit is a clip; the loss counts tokens.
 
 Upstream's loss also counts each padded token as an end token; here padding counts nowhere, so that a window learns the
-same however it is split. Upstream's top-3 accuracy, a metric of every step, is computed where it moves the peak: at the
-loss, while the whole graph is alive.
+same however it is split. Upstream's top-3 accuracy, a metric of every step, is computed where upstream computes it: at
+the loss, while the whole graph is alive.
 """
 
 from __future__ import annotations
