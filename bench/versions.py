@@ -24,7 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "bench" / "results" / "versions.json", ROOT / "docs" / "versions.md"
-BEGIN, END = "<!-- table: bench/versions.py -->", "<!-- end of the table -->"
+BEGIN, END = "<!-- versions -->", "<!-- end of the table -->"
 PINNED = "2.13.0+cpu"
 
 SUBSET = (

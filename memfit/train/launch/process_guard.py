@@ -36,6 +36,7 @@ def alone_in(folder: Path, patience: float = 10.0, *, inherited: bool = False) -
     Raises:
         InputError: another process trains in it.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     os.set_inheritable(handle, inherited)
     until = time.monotonic() + patience
