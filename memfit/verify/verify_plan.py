@@ -12,11 +12,12 @@ import torch
 
 from memfit.apply.train_state import map_tensors
 from memfit.batch.dataset import dataset_of, lengths_of
+from memfit.device.hardware.local_devices import local_cpu
 from memfit.errors import InputError
 from memfit.geometry import shape_of, split
 from memfit.job import Job
 from memfit.loading import load_job
-from memfit.plan import Plan
+from memfit.plan import MOST_BUDGET, Plan
 
 MADE = 64
 """Samples that are made up for a job without a data set."""
@@ -33,7 +34,7 @@ def plan_for(job: Job, name: str, worlds: Sequence[int], global_batch: int | Non
         job=name,
         settings=job.settings(),
         device="cpu",
-        budget_bytes=1,
+        budget_bytes=local_cpu().memory_bytes or MOST_BUDGET,
         unit=job.unit,
         global_batch=asked,
         micro_batch=geometry.micro_batch,
