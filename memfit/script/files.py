@@ -14,14 +14,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.hybrid_mode import HybridMode
 from memfit.device.virtual.patching import replaced
 from memfit.script.step_watch import StepWatch
+from memfit.torch_compat import (
+    DisableTorchDispatch,
+    DisableTorchFunction,
+    FakeTensor,
+    disable_current_modes,
+    tree_flatten,
+    tree_unflatten,
+)
 
 _MARK = b"memfit traced checkpoint "
 _LENGTH = len(_MARK) + 8
@@ -52,7 +57,7 @@ class SavedFiles:
     def write(self, target: Any, content: Any) -> None:
         """Keeps the content's shapes, and writes the bytes that stand for it."""
         leaves, tree = tree_flatten(content)
-        with _disable_current_modes():
+        with disable_current_modes():
             self._saved.append((tree, [_kept(leaf) for leaf in leaves]))
         mark = _MARK + f"{len(self._saved) - 1:08d}".encode()
         if hasattr(target, "write"):
@@ -93,7 +98,7 @@ class SavedFiles:
             return made[leaf.storage]
         place = ("cuda" if leaf.on_card else "cpu") if where is None else where
         if place == "cpu":
-            with torch._C._DisableTorchDispatch():
+            with DisableTorchDispatch():
                 model = torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
                 tensor: Tensor = self._mode.new(model, torch.device("cpu"))
         else:
@@ -144,7 +149,7 @@ def _loaded(load: Callable[..., Any], files: SavedFiles) -> Callable[..., Any]:
             return files.read(number, _location(map_location))
         if isinstance(f, str | os.PathLike) and _is_zip(f):
             kwargs.setdefault("mmap", True)
-        with _disable_current_modes(), torch._C.DisableTorchFunction():
+        with disable_current_modes(), DisableTorchFunction():
             found = load(f, "cpu", *args, **kwargs)
         return _moved(found) if _location(map_location) == "cuda" else found
 
@@ -190,7 +195,7 @@ def _read_safetensors(load_file: Callable[..., Any], files: SavedFiles) -> Calla
         number = files.holds(filename)
         if number is not None:
             return files.read(number, _location(device))
-        with _disable_current_modes(), torch._C.DisableTorchFunction():
+        with disable_current_modes(), DisableTorchFunction():
             found = load_file(filename, "cpu", *args, **kwargs)
         return _moved(found) if _location(device) == "cuda" else found
 

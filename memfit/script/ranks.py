@@ -12,12 +12,12 @@ import torch.multiprocessing as mp
 import torch.nn.parallel.distributed as ddp
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor._random import OffsetBasedRNGTracker
 
 from memfit.device.virtual.fake_group import fake_world, with_buckets
 from memfit.device.virtual.patching import replaced
 from memfit.device.virtual.redirect import redirected
 from memfit.script.tracer import ScriptTracer
+from memfit.torch_compat.distributed import OffsetBasedRNGTracker
 
 
 @contextmanager

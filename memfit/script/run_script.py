@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 import torch.cuda.memory
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 
 from memfit.device.hardware.catalogue import Device, find_device, with_memory
@@ -41,6 +40,7 @@ from memfit.script.step_watch import EnoughError, StepWatch
 from memfit.script.stop import Stop
 from memfit.script.stubs import stubbed
 from memfit.script.tracer import MOST_KNOWN_INTEGERS, ScriptTracer
+from memfit.torch_compat import FakeTensor, engine_run_backward
 from memfit.trace import constant_values
 
 BATCHES = 4
@@ -133,7 +133,7 @@ def _enter(stack: ExitStack, running: Running) -> None:
     else:
         stack.enter_context(replaced(FakeTensor, __format__=_formatted))
     backwards = [0]
-    run_backward = torch.autograd._engine_run_backward
+    run_backward = engine_run_backward
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         backwards[0] += 1

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import memfit
+from memfit.torch_compat import sequence_number
 
 _INTERNAL, _LIBRARY, _OWN = range(3)
 
@@ -93,7 +94,7 @@ class SourceLines:
         if made is None:
             made = self._made[thread] = ([], [])
         numbers, lines = made
-        number = torch.autograd._get_sequence_nr()
+        number = sequence_number()
         if not numbers or (number != numbers[-1] and line is not lines[-1]):
             numbers.append(number)
             lines.append(line)

@@ -22,6 +22,7 @@ from memfit.script.outcome import KeptVariable
 from memfit.script.source_lines import NOWHERE, Line
 from memfit.script.tracer import ScriptTracer
 from memfit.script.variables import HeldVariable, held_at_backward, kept_between_steps
+from memfit.torch_compat import current_autograd_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -147,7 +148,7 @@ class StepWatch:
 
     def enter_module(self, module: nn.Module) -> None:
         """A module's forward begins."""
-        if self._depth == 0 and torch._C._current_autograd_node() is None:
+        if self._depth == 0 and current_autograd_node() is None:
             self._name(module)
             if torch.is_grad_enabled():
                 if any(parameter.requires_grad for parameter in module.parameters()):
@@ -184,7 +185,7 @@ class StepWatch:
         """autograd's engine, told apart as a part of the window."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            nested = torch._C._current_autograd_node() is not None
+            nested = current_autograd_node() is not None
             if not nested:
                 self.training("backward")
                 self.held += held_at_backward(self.tracer)

@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from memfit.device.virtual.data_dependent import asks_data
 from memfit.device.virtual.hybrid_mode import HybridMode, is_real_call
 from memfit.device.virtual.virtual_device import Virtual
 from memfit.script.source_lines import NOWHERE, Line, SourceLines
+from memfit.torch_compat import FakeTensor, current_autograd_node, disable_current_modes
 from memfit.trace import constant_values
 from memfit.trace.operators import operator
 from memfit.trace.tracer import Tracer
@@ -88,7 +87,7 @@ class ScriptTracer(Tracer):
         if self._is_quiet:
             return super().__torch_dispatch__(func, types, args, kwargs)
         self.on_operator()
-        if torch._C._current_autograd_node() is None:
+        if current_autograd_node() is None:
             self._line = self.lines.note()
         if func in _INDEXED or (asks_data(func) and func is not _ITEM):
             answered = self._from_content(func, types, args, kwargs)
@@ -103,7 +102,7 @@ class ScriptTracer(Tracer):
         out = self.mode.run_real(func, args, kwargs)
         outs = out if isinstance(out, tuple | list) else (out,)
         if any(isinstance(made, Tensor) and made.untyped_storage()._cdata not in given for made in outs):
-            node = torch._C._current_autograd_node()
+            node = current_autograd_node()
             self._line = self.lines.here()
             kind = operator(func)
             self._see_call(kind, func, args, kwargs, out, node)
@@ -123,7 +122,7 @@ class ScriptTracer(Tracer):
         real = constant_values.real_arguments(func, args, kwargs)
         if real is None:
             return None
-        with _disable_current_modes():
+        with disable_current_modes():
             result = func(*real[0], **real[1])
         with self:
             if isinstance(result, Tensor):
@@ -139,7 +138,7 @@ class ScriptTracer(Tracer):
         mask = constant_values.value_of(index)
         if mask is None:
             return None
-        with _disable_current_modes():
+        with disable_current_modes():
             positions = mask.nonzero()
         with self:
             return list(self._on_device(positions).unbind(1))

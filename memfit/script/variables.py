@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from memfit.script.outcome import KeptVariable
 from memfit.script.source_lines import own_frames
 from memfit.script.tracer import ScriptTracer
+from memfit.torch_compat import storage_use_count
 
 LEAST_BYTES = 1 << 16
 _STATE = frozenset({"parameters", "gradients", "optimizer", "buffers", "frozen", "ema"})
@@ -70,7 +70,7 @@ def _is_only_a_variable(tensor: Tensor) -> bool:
     """Whether no node of the graph saved the tensor (it would hold it once more) or its content (it would hold its
     storage, beside the tensor and the reference that is made to ask)."""
     storage = tensor.untyped_storage()
-    return bool(tensor._use_count() == 1 and torch._C._storage_Use_Count(storage._cdata) == 2)  # type: ignore[attr-defined]
+    return bool(tensor._use_count() == 1 and storage_use_count(storage._cdata) == 2)  # type: ignore[attr-defined]
 
 
 def kept_between_steps(tracer: ScriptTracer) -> tuple[KeptVariable, ...]:

@@ -29,7 +29,7 @@ try:
     )
     from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
     from torch.utils._python_dispatch import _get_current_dispatch_mode as current_dispatch_mode
-    from torch.utils._pytree import arg_tree_leaves, tree_map, tree_map_only
+    from torch.utils._pytree import arg_tree_leaves, tree_flatten, tree_map, tree_map_only, tree_unflatten
 
     c_bindings = torch._C
     """For patches: torch's Python code looks functions up in it."""
@@ -37,6 +37,8 @@ try:
     """The autograd node whose backward runs in this thread; None outside of a backward."""
     sequence_number: Any = torch.autograd._get_sequence_nr
     """The number that autograd gives to the next node."""
+    engine_run_backward: Any = torch.autograd._engine_run_backward
+    """What runs a backward; ``torch.autograd`` looks it up under this name, so that it can be replaced."""
     top_saved_tensors_hooks: Any = c_bindings._autograd._top_saved_tensors_default_hooks
     """The hooks that a saved tensor would go through now; None where there are none."""
     storage_use_count: Any = c_bindings._storage_Use_Count
@@ -86,8 +88,9 @@ __all__ = [
     "DisableTorchDispatch", "DisableTorchFunction", "DispatchKey", "DispatchKeySet", "ExcludeDispatchKeys",
     "FakeTensor", "FakeTensorMode", "Generator", "OpOverload", "TorchDispatchMode", "arg_tree_leaves", "c_bindings",
     "current_autograd_node", "current_dispatch_mode", "default_device_context", "disable_current_modes",
+    "engine_run_backward",
     "has_computed_kernel", "has_kernel", "in_dynamo", "is_dense", "is_traceable_wrapper_subclass",
     "is_traceable_wrapper_subclass_type", "scoped_library", "sequence_number", "storage_use_count",
-    "suggest_memory_format", "top_saved_tensors_hooks", "tree_map", "tree_map_only",
+    "suggest_memory_format", "top_saved_tensors_hooks", "tree_flatten", "tree_map", "tree_map_only", "tree_unflatten",
     "warn_on_data_pointer",
 ]  # fmt: skip

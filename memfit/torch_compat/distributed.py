@@ -12,6 +12,7 @@ from memfit.torch_compat.versions import lacks, release
 try:
     import torch.nn.parallel.distributed as ddp
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor._random import OffsetBasedRNGTracker
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
     from torch.testing._internal.distributed.fake_pg import FakeStore
 except (ImportError, AttributeError) as error:
@@ -74,6 +75,14 @@ def methods_of(owner: type, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 __all__ = [
-    "MESH_ARITHMETIC", "SHAPE_PROPAGATION", "DeviceMesh", "FakeStore", "ShardingPropagator", "ddp",
-    "fsdp_groups", "give_collectives_shapes", "methods_of",
+    "MESH_ARITHMETIC",
+    "SHAPE_PROPAGATION",
+    "DeviceMesh",
+    "FakeStore",
+    "OffsetBasedRNGTracker",
+    "ShardingPropagator",
+    "ddp",
+    "fsdp_groups",
+    "give_collectives_shapes",
+    "methods_of",
 ]  # fmt: skip

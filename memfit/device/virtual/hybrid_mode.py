@@ -14,12 +14,11 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 
 from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.fake_mode import VirtualMode
 from memfit.device.virtual.patching import replaced
+from memfit.torch_compat import DisableTorchDispatch, FakeTensor, is_traceable_wrapper_subclass_type
 
 MOST_STAND_IN_BYTES = 256 << 20
 """Of real tensors that stand for what came back from the card, all of them together; past it they stay fake."""
@@ -94,7 +93,7 @@ class HybridMode(VirtualMode):
 
     def run_real(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """An operator on real tensors. Memory is never pinned, but says that it is."""
-        with torch._C._DisableTorchDispatch():
+        with DisableTorchDispatch():
             if func is _aten._pin_memory.default:
                 self._pinned.add(args[0].data_ptr())
                 return args[0]
@@ -108,7 +107,7 @@ class HybridMode(VirtualMode):
 
     def fake_like(self, real: Tensor) -> FakeTensor:
         """A fake tensor of a real one's shape, strides, type and device."""
-        with torch._C._DisableTorchDispatch():
+        with DisableTorchDispatch():
             elem = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
             return self.new(elem, real.device)
 
@@ -122,7 +121,7 @@ class HybridMode(VirtualMode):
         nbytes = fake.numel() * dtype.itemsize
         if known is None and self._stand_in_bytes + nbytes > MOST_STAND_IN_BYTES:
             return otherwise()
-        with torch._C._DisableTorchDispatch():
+        with DisableTorchDispatch():
             if known is not None:
                 return known.detach().to(dtype, copy=True)
             if nbytes > _TOUCHED:
