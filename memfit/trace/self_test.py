@@ -130,15 +130,6 @@ def run() -> SelfTest:
     )
 
 
-def doctor_result() -> dict[str, Any]:
-    """``run()`` as ``memfit doctor`` shows it: {ok, text}."""
-    answer = run()
-    text = (
-        f"passed in {answer.seconds:.1f} s on torch {answer.torch}" if answer.passed else "; ".join(answer.differences)
-    )
-    return {"ok": answer.passed, "text": text}
-
-
 def card_peaks() -> dict[str, dict[str, int]]:
     """Peak live bytes of each phase on the virtual card, under the keys of KNOWN."""
     peaks = {}

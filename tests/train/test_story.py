@@ -100,7 +100,8 @@ def test_a_validation_that_dies_as_the_job_has_it_passes_under_a_plan_at_every_i
     assert all(metrics["size"] > 0 for _, _, metrics in validated(tmp_path / "run"))
     assert validated(tmp_path / "own") == validated(tmp_path / "run")[:1]
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "would have died in validate: 128 MiB asked for in " in page
+    assert "validation runs out of memory: " in page
+    assert "fails to allocate 128 MiB." in page
 
 
 @pytest.mark.slow

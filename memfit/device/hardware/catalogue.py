@@ -96,15 +96,6 @@ def interconnects() -> dict[str, Interconnect]:
             for key, table in _tables()["interconnects"].items()}  # fmt: skip
 
 
-def find_interconnect(name: str) -> Interconnect:
-    """The interconnect that the command line calls so.
-
-    Raises:
-        InputError: no such interconnect; names the nearest one.
-    """
-    return _named("interconnect", interconnects(), name)
-
-
 def interconnect_of(device: Device) -> Interconnect | None:
     """What joins cards of this kind in one host: the card's own link; None where it is not known."""
     return next((one for one in interconnects().values() if one.name == device.link), None)
