@@ -8,7 +8,8 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -115,20 +116,26 @@ def _jobs_of(module: ModuleType) -> str:
     return "|".join(names[:8]) or "Name, with class Name(memfit.Job) in it"
 
 
+def module_of_file(path: Path, name: str) -> tuple[ModuleType, Callable[[], None]]:
+    """(a module for a file, known by this name and not run yet; what runs it). Its folder is importable from now on."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    folder = str(path.parent.resolve())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    return module, partial(spec.loader.exec_module, module)
+
+
 def _load_file(path: Path) -> ModuleType:
     """Runs a job's file. Its folder stays importable, as under ``python file.py``: its nets may import on first use."""
     if not path.is_file():
         raise InputError(f"job {path}", "no such file", "write the path of a Python file, as path/file.py:Name")
-    spec = importlib.util.spec_from_file_location(f"memfit_file_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module
-    folder = str(path.parent.resolve())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    module, run = module_of_file(path, f"memfit_file_{path.stem}")
     try:
-        spec.loader.exec_module(module)
+        run()
     except InputError:
         raise
     except (Exception, SystemExit) as error:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from memfit.errors import InputError
+from memfit.loading import module_of_file
 
 HOW = "write path/file.py:function, called as function(rank, world) or as loop(rank, world, observe)"
 
@@ -59,17 +58,9 @@ def is_loop(function: Callable[..., Any]) -> bool:
 
 
 def _run(file: Path, target: str) -> ModuleType:
-    name = f"memfit_target_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    folder = str(file.parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    module, run = module_of_file(file, f"memfit_target_{file.stem}")
     try:
-        spec.loader.exec_module(module)
+        run()
     except InputError:
         raise
     except (Exception, SystemExit) as error:
