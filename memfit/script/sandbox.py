@@ -70,8 +70,8 @@ def enter_sandbox(scratch: Path, *, writable: Sequence[Path] = ()) -> list[Layer
         _fork_and_wait()
     try:
         if own_processes:
-            ns.mount("proc", f"{scratch}/root/proc", "proc")
-        ns.pivot_root(f"{scratch}/root")
+            ns.mount("proc", f"{scratch}/tree/proc", "proc")
+        ns.pivot_root(f"{scratch}/tree")
         os.chdir(cwd)
         ns.drop_capabilities()
     except OSError as error:
@@ -121,7 +121,7 @@ def _mounts() -> list[_Mount]:
 def _build_root(scratch: Path, writable: Sequence[Path], *, own_processes: bool) -> list[Layer]:
     """A tree like the one that is there. A folder with no other mount below it can be covered by one overlay; of the
     others (the root folder among them) the entries are, one by one, which is what user namespaces allow."""
-    root = f"{scratch}/root"
+    root = f"{scratch}/tree"
     os.makedirs(root)
     points = {mounted.point: mounted for mounted in _mounts()}
     ns.mount("tmpfs", root, "tmpfs", 0, "mode=755")

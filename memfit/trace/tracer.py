@@ -7,7 +7,6 @@ call is not visible here.
 
 from __future__ import annotations
 
-import bisect
 import gc
 import weakref
 from collections.abc import Callable, Iterator
@@ -30,12 +29,12 @@ from memfit.torch_compat import (
     TorchDispatchMode,
     current_autograd_node,
     is_traceable_wrapper_subclass_type,
-    sequence_number,
 )
 from memfit.trace import collectives, constant_values, cpu_rules, operator_scratch
 from memfit.trace.gradient_accumulation import made_in, sums_in_place
 from memfit.trace.net_kind import NetKind
 from memfit.trace.operators import Operator, operator, work
+from memfit.trace.running_modules import RunningModules
 from memfit.trace.saved_numbers import NBYTES, SavedNumbers
 
 _DEVICE = torch.ops.prim.device.default
@@ -91,11 +90,8 @@ class Tracer(TorchDispatchMode):
         self._cublas_threads: set[bool] = set()
         self.plans: set[tuple[Any, ...]] = set()
         """Passes of convolutions for which cuDNN searched its plans already."""
-        self._module_paths: dict[int, str] = {}
-        self._stack: list[int] = []
-        self.modules: dict[str, int] = {"": 0}
-        self._made_at: list[int] = [0]
-        self._made_in: list[int] = [0]
+        self._running = RunningModules()
+        self.modules = self._running.modules
 
     # ---- where the code is
 
@@ -126,9 +122,7 @@ class Tracer(TorchDispatchMode):
 
     def name_modules(self, nets: dict[str, nn.Module]) -> None:
         """Tells the modules' paths, ``net.block.0``."""
-        for name, net in nets.items():
-            for path, module in net.named_modules():
-                self._module_paths[id(module)] = f"{name}.{path}".rstrip(".")
+        self._running.name(nets)
 
     def categorise(self, tensor: Tensor, category: str) -> None:
         """Says what the storage of a tensor holds; of a DTensor, that of this rank's shard."""
@@ -187,33 +181,10 @@ class Tracer(TorchDispatchMode):
         return seen
 
     def _enter_module(self, module: nn.Module, args: Any) -> None:
-        path = self._module_paths.get(id(module))
-        index = (
-            self.modules.setdefault(path, len(self.modules))
-            if path is not None
-            else (self._stack[-1] if self._stack else 0)
-        )
-        self._stack.append(index)
-        self._note_module(index)
+        self._running.enter(module)
 
     def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._stack.pop()
-        self._note_module(self._stack[-1] if self._stack else 0)
-
-    def _note_module(self, index: int) -> None:
-        """Nodes that are made from now on are this module's. What a backward recomputes makes none that will run, and
-        a card's backward is another thread, which numbers its nodes from the beginning."""
-        if current_autograd_node() is None:
-            self._made_at.append(sequence_number())
-            self._made_in.append(index)
-
-    def _current_module(self, node: Any) -> int:
-        """The module whose code runs; in a backward, the one whose forward made the node."""
-        if self._stack:
-            return self._stack[-1]
-        if node is None:
-            return 0
-        return self._made_in[bisect.bisect_right(self._made_at, node._sequence_nr()) - 1]
+        self._running.leave()
 
     # ---- what happens
 
@@ -305,7 +276,7 @@ class Tracer(TorchDispatchMode):
     def _note_operator(
         self, name: str, node: Any, work: int, moved: int, func: Any, args: Any, kwargs: Any
     ) -> None:  # fmt: skip
-        self.op_rows.append((name, self._current_module(node), self.part, work, moved))
+        self.op_rows.append((name, self._running.current(node), self.part, work, moved))
         if self.descriptions is not None:
             self.descriptions.append(operator_scratch.describe(func, args, kwargs))
 

@@ -29,7 +29,7 @@ from memfit.train.checkpoint.state import state_of
 from memfit.train.checkpoint.state_codec import encode, is_dense
 from memfit.train.checkpoint.tensor_file import in_file_order
 from memfit.train.launch import memory_limit
-from memfit.train.recovery.recovery import give_back, release
+from memfit.train.recovery.failure import give_back, release
 
 
 @dataclass(kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from memfit.engine.factory import make_engine
 from memfit.engine.process_group import is_lost_rank, join
 from memfit.engine.protocol import Engine
 from memfit.engine.torchrun_env import is_restart, torchrun_env
-from memfit.errors import Exit, InputError, describe, line_of_job, mistake_in_job
+from memfit.errors import Exit, InputError, describe, mistake_in_job
 from memfit.job import Job
 from memfit.loading import load_job
 from memfit.plan import Plan, read_plan
@@ -31,6 +30,15 @@ from memfit.train.checkpoint.resume import resume
 from memfit.train.checkpoint.saver import Saver
 from memfit.train.checkpoint.sharded_saver import ShardedSaver
 from memfit.train.launch import memory_limit
+from memfit.train.launch.ending import (
+    Ending,
+    ended_by_job,
+    proof_of,
+    reduced_words,
+    resume_command,
+    say,
+    what_to_do,
+)
 from memfit.train.launch.outcome import Outcome, clear_outcome, write_outcome
 from memfit.train.launch.process_guard import alone_in, die_with_parent
 from memfit.train.launch.rank_agreement import check_rank_agreement, rank_agreement_of
@@ -46,7 +54,6 @@ from memfit.train.recovery.exactly_once import TornStepError
 from memfit.train.recovery.memory_growth import GrownMemoryError
 from memfit.train.recovery.recovery import NothingLeftError, SampleTooLargeError
 from memfit.train.recovery.reduced_limits import (
-    ReducedLimits,
     StartAgainError,
     read_reduced_limits,
     write_reduced_limits,
@@ -97,16 +104,6 @@ def main(options: RunOptions) -> int:
         return _ends(folder, Exit.BAD_INPUT, str(mistake))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ending:
-    """How the training ended, with the context that it had."""
-
-    code: Exit
-    line: str = ""
-    """What is said; empty: the code says it."""
-    context: RunContext | None = None
-
-
 def _stopped_early(folder: RunFolder) -> None:
     _ends(folder, Exit.STOPPED, f"stopped before the first window; {resume_command(folder)}")
 
@@ -127,21 +124,8 @@ def _ended(folder: RunFolder, ending: Ending) -> int:
     if code == Exit.STOPPED:
         return _ends(folder, code, f"stopped; {resume_command(folder)}")
     if context is not None and context.saver is not None and (torchrun_env() is None or _rank() == 0):
-        write_outcome(folder.path, _proof_of(context))
+        write_outcome(folder.path, proof_of(context))
     return code
-
-
-def _proof_of(context: RunContext) -> Outcome:
-    """What a run that is done has left on disk."""
-    saver, final = context.saver, context.folder.path / "final"
-    assert saver is not None
-    return Outcome(
-        code=Exit.DONE,
-        windows=context.last,
-        trained=max(context.last - context.first, 0),
-        checkpoint=saver.checkpoints.folder(context.last).name if saver.written == context.last else None,
-        final={path.name: path.stat().st_size for path in sorted(final.glob("*.safetensors"))},
-    )
 
 
 def _rank() -> int:
@@ -153,19 +137,6 @@ def _ends(folder: RunFolder, code: int, line: str) -> int:
     """Writes and says why a run ends, on the first of its ranks that does."""
     write_outcome(folder.path, Outcome(code=code), line)
     return code
-
-
-def resume_command(folder: RunFolder) -> str:
-    """How to go on with a run."""
-    return f"go on with: memfit run {folder.plan} --out {folder.path} --resume"
-
-
-def ended_by_job(error: SystemExit | KeyboardInterrupt) -> str:
-    """What is said where the job's code ends the process."""
-    call = "raised KeyboardInterrupt" if isinstance(error, KeyboardInterrupt) else f"called sys.exit({error.code!r})"
-    where = line_of_job(traceback.walk_tb(error.__traceback__)) or "the job"
-    why = f"it {call}, which ends the training before its last window"
-    return str(InputError(where, why, "raise another exception there, or return, and go on with --resume"))
 
 
 def run(folder: RunFolder, options: RunOptions, watchdog: Watchdog) -> Ending:
@@ -184,7 +155,7 @@ def run(folder: RunFolder, options: RunOptions, watchdog: Watchdog) -> Ending:
     except StartAgainError as error:
         memory_limit.lift()
         write_reduced_limits(folder, plan, error.less)
-        again = f"all ranks start again from the newest checkpoint, {_words(error.less, plan.unit)}"
+        again = f"all ranks start again from the newest checkpoint, {reduced_words(error.less, plan.unit)}"
         raise StartAgainError(f"rank {engine.rank}: {error}; {again}", error.less) from None
     except SpoiledByTrialError as error:
         if engine.rank == 0:
@@ -194,7 +165,7 @@ def run(folder: RunFolder, options: RunOptions, watchdog: Watchdog) -> Ending:
         os.execv(sys.executable, sys.orig_argv)
     except (SampleTooLargeError, GrownMemoryError, NothingLeftError, TornStepError, CannotRepeatError) as error:
         memory_limit.lift()
-        return Ending(code=Exit.STOPPED, line=_what_to_do(error))
+        return Ending(code=Exit.STOPPED, line=what_to_do(error))
     except Exception as error:
         if not memory_limit.is_memory_failure(error):
             raise
@@ -336,31 +307,6 @@ def _proof(folder: RunFolder, job: Job, ranks: int, every: int) -> OnlineVerify:
         why = f"each rank trains {', '.join(job.unsynchronised)} by itself, and no one device holds them all"
         raise InputError(f"--verify-every {every}", why, "leave it out, and see memfit verify")
     return OnlineVerify(run=folder.path, every=every, say=say)
-
-
-def _words(less: ReducedLimits, unit: str) -> str:
-    if less.most is not None:
-        return f"with micro-batches of at most {less.most} {unit}"
-    if less.left_out:
-        return f"without samples {', '.join(map(str, less.left_out))}"
-    return "with less in validation" if less.validates else "without validation"
-
-
-def _what_to_do(error: Exception) -> str:
-    if isinstance(error, SampleTooLargeError):
-        return f"{error}; give it more --memory, or leave it out with --oversized skip, and go on with --resume"
-    if isinstance(error, GrownMemoryError):
-        return f"{error}; no sample is to blame: free what the job keeps, and go on with --resume"
-    if isinstance(error, NothingLeftError):
-        return f"{error}; plan again with a larger --memory, and go on with --resume"
-    if isinstance(error, TornStepError):
-        return f"an optimizer step was cut short by memory: {error}; go on from the last checkpoint with --resume"
-    return f"{error}; go on from the last checkpoint with --resume"
-
-
-def say(line: str) -> None:
-    """One line on standard error."""
-    print(f"memfit: {line}", file=sys.stderr, flush=True)
 
 
 def _silent(line: str) -> None:

@@ -32,19 +32,10 @@ from memfit.train.loop.phases import STOPPED_NOTE, Phases
 from memfit.train.loop.preflight import largest, preflight_training, try_saving
 from memfit.train.loop.rank_report import RankReport, sum_of_ranks
 from memfit.train.loop.run_context import RunContext, make_micro_batch, micro_batches, padded_units, validate_every
+from memfit.train.recovery.failure import Failure, Ids, describe_request, held_bytes, release, requested_bytes
 from memfit.train.recovery.memory_growth import PART_OF_BUDGET, GrownMemoryError, largest_holder
 from memfit.train.recovery.oom_record import write_oom_record
-from memfit.train.recovery.recovery import (
-    Failure,
-    Ids,
-    NothingLeftError,
-    Recovery,
-    SampleTooLargeError,
-    describe_request,
-    held_bytes,
-    release,
-    requested_bytes,
-)
+from memfit.train.recovery.recovery import NothingLeftError, Recovery, SampleTooLargeError
 
 PROVEN_FROM = 64
 """Windows among which the largest micro-batch is looked for."""

@@ -26,7 +26,7 @@ from memfit.train.launch import memory_limit
 from memfit.train.launch.stop_signals import AbandonedError
 from memfit.train.loop.rng import seed_stream
 from memfit.train.loop.validation_data import ValidationData, mean_of
-from memfit.train.recovery.recovery import give_back, release
+from memfit.train.recovery.failure import give_back, release
 from memfit.train.recovery.reduced_limits import NO_REDUCTION, ReducedLimits, StartAgainError
 
 STOPPED_NOTE = "the run was asked to stop"

@@ -31,7 +31,8 @@ from memfit.train.checkpoint.checkpoints import Checkpoints
 from memfit.train.checkpoint.saver import Saver
 from memfit.train.checkpoint.sharded_saver import ShardedSaver
 from memfit.train.recovery.exactly_once import numbers_of, put_numbers_back
-from memfit.train.recovery.recovery import Recovery, give_back
+from memfit.train.recovery.failure import give_back
+from memfit.train.recovery.recovery import Recovery
 
 
 @contextmanager

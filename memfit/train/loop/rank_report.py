@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memfit.train.recovery.recovery import Ids
+from memfit.train.recovery.failure import Ids
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,8 @@ from memfit.train.checkpoint.sharded_saver import ShardedSaver
 from memfit.train.loop.online_verify import OnlineVerify
 from memfit.train.loop.rng import COLLATE, LOSS, seed_stream
 from memfit.train.loop.validation_data import ValidationData
-from memfit.train.recovery.recovery import Ids, Recovery
+from memfit.train.recovery.failure import Ids
+from memfit.train.recovery.recovery import Recovery
 from memfit.train.recovery.reduced_limits import NO_REDUCTION, ReducedLimits
 from memfit.train.run_folder import RunFolder
 

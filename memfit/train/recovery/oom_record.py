@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from memfit.apply.train_state import TrainState, is_trained, tensors_in
 from memfit.atomic_file import write_atomic
 from memfit.plan import Plan
-from memfit.train.recovery.recovery import Failure
+from memfit.train.recovery.failure import Failure
 from memfit.train.run_folder import RunFolder
 
 MODULES = 12

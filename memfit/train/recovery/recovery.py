@@ -14,16 +14,10 @@ What is put back: random numbers (each micro-batch has its own streams), buffers
 
 from __future__ import annotations
 
-import ctypes
-import gc
-import re
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
@@ -35,16 +29,24 @@ from memfit.apply.train_state import TrainState, tensors_in
 from memfit.apply.window import Attempt, Guard, TurnGradients
 from memfit.engine.collectives import RanksOutOfMemoryError, gather, reported
 from memfit.errors import describe
-from memfit.sizes import format_size
 from memfit.torch_compat import FakeTensorMode
 from memfit.train.launch import memory_limit
 from memfit.train.recovery.exactly_once import Once, TornStepError
+from memfit.train.recovery.failure import (
+    Failure,
+    Ids,
+    allocator_retries,
+    describe_request,
+    give_back,
+    held_bytes,
+    release,
+    requested_bytes,
+)
 from memfit.train.recovery.reduced_limits import NO_REDUCTION, ReducedLimits, StartAgainError
 
 GROW_AFTER = 16
 """Windows without a failure after which micro-batches are tried twice as large; doubled by each failure to grow."""
 LONGEST_WAIT = 1024
-Ids = tuple[int, ...]
 
 
 class SampleTooLargeError(RuntimeError):
@@ -53,21 +55,6 @@ class SampleTooLargeError(RuntimeError):
 
 class NothingLeftError(RuntimeError):
     """Memory ran out in a window that holds no sample any more."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """One memory failure: which part of which micro-batch asked for how much, and what was held then."""
-
-    part: str
-    micro_batch: int
-    ids: Ids
-    requested_bytes: int | None
-    held_bytes: int
-    """The process's bytes (of a card: allocated ones), before anything was let go."""
-    message: str
-    rank: int = 0
-    """The rank on which it happened."""
 
 
 class Recovery:
@@ -119,7 +106,7 @@ class Recovery:
         )
         self._quiet, self._wait, self._growing = 0, GROW_AFTER, False
         self._part, self._index = "", -1
-        self._allocator_retries = _allocator_retries(train_state.device)
+        self._allocator_retries = allocator_retries(train_state.device)
         self._apply_once = Once(self._relieve)
         once = self._stepped_together if train_state.engine.syncs_in_step else self._stepped_once
         self.guard = Guard(gradients=self._gradients, once=once, norms=True)
@@ -158,7 +145,7 @@ class Recovery:
 
     def end(self) -> None:
         """A window is done. After many without a failure micro-batches grow; after an allocator's retry they shrink."""
-        climbed = _allocator_retries(self._rig.device)
+        climbed = allocator_retries(self._rig.device)
         self.thrashes, self._allocator_retries = climbed - self._allocator_retries, climbed
         if self.retries:
             return
@@ -364,52 +351,3 @@ def overflowed(train_state: TrainState, optimizer: Optimizer) -> bool:
         found.item()
         for found in train_state.scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()
     )
-
-
-def release(error: BaseException) -> None:
-    """Lets go of what the frames of an exception, and of those it came of, still hold."""
-    pending: list[BaseException | None] = [error]
-    while pending:
-        one = pending.pop()
-        if one is not None:
-            traceback.clear_frames(one.__traceback__)
-            pending += [one.__cause__, one.__context__]
-            one.__traceback__ = None
-
-
-def give_back(device: torch.device) -> None:
-    """Gives memory that nothing holds back to the system."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    else:
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def held_bytes(device: torch.device) -> int:
-    """Allocated bytes of a card; of a CPU the process's own."""
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else memory_limit.resident_bytes()
-
-
-_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-
-
-def requested_bytes(message: str) -> int | None:
-    """How many bytes a failing allocator was asked for, by its own words; None where it does not say."""
-    found = re.search(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", message)
-    return int(float(found[1].rstrip(".")) * _UNITS[found[2]]) if found else None
-
-
-def describe_request(failure: Failure, held_before: int = 0) -> str:
-    """The request that failed, in words.
-
-    Args:
-        held_before: bytes that the process held before the job was built, which no budget counts.
-    """
-    asked = "an unknown number of bytes" if failure.requested_bytes is None else format_size(failure.requested_bytes)
-    return f"{asked} asked for, {format_size(max(failure.held_bytes - held_before, 0))} held"
-
-
-def _allocator_retries(device: torch.device) -> int:
-    """Times that a card's allocator had to give its cache back to serve a request."""
-    return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0)) if device.type == "cuda" else 0
