@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from memfit.device.hardware.catalogue import Device, find_device, with_memory
+from memfit.device.hardware.catalogue import Device
 from memfit.errors import InputError
 from memfit.events import Trace
 from memfit.script.launch import trace_script
 from memfit.script.outcome import ScriptOutcome, TraceRequest
+from memfit.script.request_device import device_of
 from memfit.sizes import format_size
 
 PLACEHOLDER = "{batch}"
@@ -116,8 +117,7 @@ def _traced(request: TraceRequest) -> tuple[bool | None, int | None]:
 def _device(request: TraceRequest) -> Device:
     if request.device == "cpu" and request.memory_bytes is None:
         raise InputError("--device cpu", "the largest batch on a CPU depends on its memory", "write --memory SIZE too")
-    device = find_device(request.device)
-    return device if request.memory_bytes is None else with_memory(device, request.memory_bytes)
+    return device_of(request)
 
 
 def _of(outcome: ScriptOutcome) -> Trace:

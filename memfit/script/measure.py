@@ -34,8 +34,10 @@ def outcome_of(running: Running, ended: str, error: ScriptError | None) -> Scrip
     lines: tuple[LineUse, ...] = ()
     cards: tuple[CardVerdict, ...] = ()
     options: tuple[ScriptOption, ...] = ()
-    if watch.windows or (error is not None and error.out_of_memory):
-        bare = replace(as_trace(tracer), phases=watch.phases())
+    phases = watch.phases()
+    ran = any(label != FAILED for label, _, _ in phases)  # not so where memory ran out while the nets were made
+    if ran and (watch.windows or (error is not None and error.out_of_memory)):
+        bare = replace(as_trace(tracer), phases=phases)
         try:
             trace = with_scratch(bare, tracer.calls)
         except RuntimeError as problem:  # a call that cannot be made again from its description

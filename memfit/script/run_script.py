@@ -18,8 +18,7 @@ import torch
 import torch.cuda.memory
 from torch.optim import Optimizer
 
-from memfit.device.hardware.catalogue import Device, find_device, with_memory
-from memfit.device.hardware.local_devices import local_cpu
+from memfit.device.hardware.catalogue import Device
 from memfit.device.virtual import redirect
 from memfit.device.virtual.card_rules import card_rules
 from memfit.device.virtual.hybrid_mode import HybridMode, fake_parameters
@@ -36,6 +35,7 @@ from memfit.script.observations import Observations, observed
 from memfit.script.outcome import ScriptCommand, ScriptOutcome, TraceRequest
 from memfit.script.pretrained import absent_weights
 from memfit.script.ranks import script_ranks
+from memfit.script.request_device import device_of
 from memfit.script.step_watch import EnoughError, StepWatch
 from memfit.script.stop import Stop
 from memfit.script.stubs import stubbed
@@ -63,7 +63,7 @@ class Running:
 def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -> None:
     """Traces the script; ``report`` is called once, with what it showed."""
     _limit_host_memory(request.host_bytes)
-    device = _device(request)
+    device = device_of(request)
     begin = time.perf_counter()
     ended, failure = "the script ended", None
     with ExitStack() as stack:
@@ -101,11 +101,6 @@ def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -
         tracer.pause()
         outcome = outcome_of(running, stop.reason or ended, failure)
     report(outcome)
-
-
-def _device(request: TraceRequest) -> Device:
-    device = local_cpu() if request.device == "cpu" else find_device(request.device)
-    return device if request.memory_bytes is None else with_memory(device, request.memory_bytes)
 
 
 @contextmanager

@@ -101,8 +101,12 @@ def assumptions(footprint: Footprint) -> list[str]:
 
 def headline(prediction: Prediction) -> Text:
     """The verdict in one line."""
-    footprint = prediction.footprint
-    verdict, _, rest = verdict_line(footprint, prediction.device).partition(" on ")
+    return coloured_verdict(prediction.footprint, prediction.device)
+
+
+def coloured_verdict(footprint: Footprint, device: Device) -> Text:
+    """``verdict_line`` with its verdict in colour."""
+    verdict, _, rest = verdict_line(footprint, device).partition(" on ")
     text = Text(verdict, style=f"bold {_COLOURS[footprint.verdict]}")
     return text.append(f" on {rest}", style="default")
 

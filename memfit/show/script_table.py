@@ -12,6 +12,8 @@ from rich.text import Text
 
 from memfit.script.batch_scan import BatchScan
 from memfit.script.outcome import LineUse, ScriptOutcome, TraceRequest
+from memfit.script.request_device import device_of
+from memfit.show.footprint_table import coloured_verdict, phase_name
 from memfit.sizes import format_size
 from memfit.wording import counted
 
@@ -19,7 +21,6 @@ _TOP_LINES = 8
 _TOP_OTHERS = 6
 _CODE = 60
 """Characters of a line's code."""
-_PHASES = {"train": "training", "validate": "validation", "save": "saving"}
 _CARD_WORDS = {"yes": ("fits", "green"), "close": ("close", "yellow"), "no": ("does not fit", "red")}
 
 
@@ -63,24 +64,15 @@ def headline(request: TraceRequest, outcome: ScriptOutcome) -> Text:
         why = f"{counted(outcome.windows, 'complete optimizer step')} ran, and two are needed"
         reason = outcome.error.summary if outcome.error is not None else outcome.ended
         return text.append(f": {why} (stopped after: {reason}).", style="default")
-    phase = _PHASES.get(footprint.limiting_phase, footprint.limiting_phase)
-    worst = footprint.phases[footprint.limiting_phase]
-    need = f"(peak: {phase}, {format_size(worst.process_bytes)})"
     if not request.asked:
+        worst = footprint.phases[footprint.limiting_phase]
         smallest = next((card for card in outcome.cards if card.verdict == "yes"), None)
         text = Text(f"Needs {format_size(worst.process_bytes)}", style="bold")
         where = f"the smallest card that fits is {smallest.name}" if smallest else "no card of the catalogue is enough"
-        return text.append(f" of card memory at the peak of {phase}: {where}.", style="default")
-    name = request.device if request.memory_bytes is None else f"{format_size(request.memory_bytes)}"
-    if footprint.verdict == "yes":
-        text = Text(f"Fits on {name}", style="bold green")
-        return text.append(f" with {format_size(footprint.headroom_bytes)} to spare {need}.", style="default")
-    if footprint.verdict == "close":
-        text = Text(f"Close to the limit on {name}", style="bold yellow")
-        low, high = format_size(worst.process_bytes_low), format_size(worst.process_bytes_high)
-        return text.append(f": needs {low} to {high} {need}.", style="default")
-    text = Text(f"Does not fit on {name}", style="bold red")
-    return text.append(f": {format_size(-footprint.headroom_bytes)} are missing {need}.", style="default")
+        return text.append(
+            f" of card memory at the peak of {phase_name(footprint.limiting_phase)}: {where}.", style="default"
+        )
+    return coloured_verdict(footprint, device_of(request))
 
 
 def _show_error(outcome: ScriptOutcome) -> None:

@@ -26,7 +26,7 @@ def test_an_unmodified_script_is_answered_with_its_phases_lines_and_cards(tmp_pa
     (tmp_path / "last.pt").write_text("an older checkpoint")
     code, answer, said = traced(tmp_path, str(SAMPLES / "plain_loop.py"), options=("--device", "rtx4090"))
     assert code == 0, said
-    assert said.startswith("Fits on rtx4090") or "\nFits on rtx4090" in said
+    assert said.startswith("Fits on RTX 4090") or "\nFits on RTX 4090" in said
     assert list(answer["phases"]) == ["train", "validate", "save"]
     weights = 4 * (256 * 1024 + 1024 + 1024 * 1024 + 1024 + 1024 * 10 + 10)
     assert answer["phases"]["train"]["categories"]["parameters"] == weights
@@ -191,3 +191,13 @@ def test_fully_sharded_nets_hold_their_part_of_the_state(tmp_path: Path) -> None
     state = 8 * 4 * (1024 * 1024 + 1024) // 8
     categories = answer["phases"]["train"]["categories"]
     assert categories["optimizer"] == pytest.approx(2 * state, rel=0.001)
+
+
+def test_memory_that_is_gone_before_the_first_step_is_a_verdict_and_no_traceback(tmp_path: Path) -> None:
+    code, answer, said = traced(
+        tmp_path, str(SAMPLES / "plain_loop.py"), options=("--device", "rtx4090", "--memory", "8MiB")
+    )
+    assert code == 3, said
+    assert "Traceback" not in said
+    assert "Does not fit on RTX 4090" in said
+    assert answer["fits"] is False

@@ -1,0 +1,13 @@
+"""The device that a trace of a script is asked about."""
+
+from __future__ import annotations
+
+from memfit.device.hardware.catalogue import Device, find_device, with_memory
+from memfit.device.hardware.local_devices import local_cpu
+from memfit.script.outcome import TraceRequest
+
+
+def device_of(request: TraceRequest) -> Device:
+    """The card of the catalogue, or this machine's processor; with the memory of ``--memory`` where it is written."""
+    device = local_cpu() if request.device == "cpu" else find_device(request.device)
+    return device if request.memory_bytes is None else with_memory(device, request.memory_bytes)
