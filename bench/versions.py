@@ -67,7 +67,9 @@ def _run_tests(arguments: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-m", "not slow", f"--junitxml={report}", *arguments]
-        subprocess.run(command, cwd=ROOT, capture_output=True, timeout=SECONDS, check=False)
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=SECONDS, check=False)
+        if not report.exists():  # a crash of the interpreter, say
+            return {"passed": 0, "skipped": 0, "failed": [f"pytest ended with code {ended.returncode}, and no report"]}
         cases = list(ElementTree.parse(report).iter("testcase"))
     failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
     skipped = [case for case in cases if case.find("skipped") is not None]
