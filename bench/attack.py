@@ -19,6 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from bench.result_file import write_result
 from tests.attack.attacking import KINDS, Attacker, AttackError, draw_case
 
 
@@ -58,7 +59,7 @@ def main() -> int:
     }  # fmt: skip
     print(json.dumps({key: value for key, value in result.items() if key != "failures"}))
     if asked.out:
-        asked.out.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(asked.out, result)
     return int(bool(failures))
 
 

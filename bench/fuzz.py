@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.fuzz_parts.inputs import Inputs
+from bench.result_file import write_result
 
 CODES = (0, 2, 3, 4, 5)
 SECONDS = 60
@@ -82,7 +83,7 @@ def run(inputs: Inputs, asked: argparse.Namespace, seed: int) -> int:
     }
     print(json.dumps({key: value for key, value in result.items() if key != "failures"}))
     if asked.out:
-        asked.out.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(asked.out, result)
     return int(bool(failed))
 
 
