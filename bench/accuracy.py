@@ -1,10 +1,15 @@
 """Predictions against what was measured: on the CPU, by others on their cards, and on cards of ours.
 
 python -m bench.accuracy                              all sources; writes bench/results/accuracy.json
-python -m bench.accuracy --data RUNS.csv --out F.json any table of timm runs with the columns of the public one
+python -m bench.accuracy --data RUNS.csv --out F.json any table of runs in one of four formats, told by its columns:
+    model,batch,measured_mib,naive_faketensor_mib                                        timm's train.py (GPUMemNet)
+    model,layout,torch,img_size,batch_that_ran,next_size_that_failed                     timm's benchmark.py under AMP
+    card,model,optimizer,batch,seq_or_image,zero_grad,measured_peak_bytes,oom,est_xmem…  xMem's runs
+    source,card,model,config,batch,seq,precision,optimizer,metric,unit,value             figures, by bench/recipes
 python -m bench.accuracy --fit                        derives the constants anew, on the fitting half alone
 
-timm goes into bench/.timm (pip install --no-deps --target), never into the environment. Nets that were traced before
+Libraries of the versions that runs used go into bench/.environments, and timm into bench/.timm (pip install --no-deps
+--target), never into the environment. Nets that were traced before
 are read from the cache, so that a run that was interrupted goes on where it was.
 """
 
@@ -26,6 +31,7 @@ from rich.console import Console  # noqa: E402
 from rich.progress import track  # noqa: E402
 
 from bench.accuracy_parts import fitting, others, show  # noqa: E402
+from bench.accuracy_parts.formats import format_of, judge  # noqa: E402
 from bench.accuracy_parts.gpumemnet import DEVICE, Failed, Predicted, predict_all  # noqa: E402
 from bench.accuracy_parts.ladder import by_factor, ladder  # noqa: E402
 from bench.accuracy_parts.statistics import summary  # noqa: E402
@@ -38,6 +44,12 @@ from memfit.errors import InputError  # noqa: E402
 
 PUBLIC = ROOT.parent / "shared" / "data" / "gpumemnet_timm_a100_40gb.csv"
 SOURCES = ("gpumemnet", "cpu", "published", "measured")
+TABLES = {
+    "timm_amp": PUBLIC.with_name("timm_rtx3090_amp_fits.csv"),
+    "xmem": PUBLIC.with_name("xmem_runs.csv"),
+    "recipes": PUBLIC.with_name("measured_public.csv"),
+}
+"""Further sources, each with a result file of its own."""
 RESULTS = Path(__file__).parent / "results" / "accuracy.json"
 console = Console(stderr=True, highlight=False)
 
@@ -50,15 +62,25 @@ def main() -> int:
         "--out", type=Path, help="default, where all sources and models ran: bench/results/accuracy.json"
     )
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="0: in this process")
-    parser.add_argument("--models", type=int, help="only so many models, a fair sample; default: all of the table")
-    parser.add_argument("--sources", default=",".join(SOURCES), help="which of them, with commas; default: %(default)s")
+    parser.add_argument(
+        "--models", "--sample", type=int, dest="models", metavar="N",
+        help="only so many models, a fair sample; default: all of the table",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, help="of the sample; default: %(default)s")
+    parser.add_argument(
+        "--sources", default=",".join(SOURCES),
+        help=f"which of them, with commas; default: %(default)s; there are {', '.join(TABLES)} too",
+    )  # fmt: skip
     parser.add_argument("--cache", type=Path, help="where traces are kept; default: a folder in ~/.cache/memfit")
     parser.add_argument(
         "--fit", action="store_true", help="write the constants and margins that the fitting half gives"
     )
     given = parser.parse_args()
     try:
-        install_timm()
+        if given.data is not None and format_of(given.data) != "gpumemnet":
+            return other_format(given.data, given.out, given.models, given.seed, given.workers)
+        if given.data is not None or set(given.sources.split(",")) & set(SOURCES):
+            install_timm()
         folder = given.cache or cache_folder()
         if given.data is not None:
             return predict_table(
@@ -66,10 +88,21 @@ def main() -> int:
             )
         if given.fit:
             fitting.write(predict(fitting.half(sample(read_table(PUBLIC), given.models)), folder, given.workers)[0])
-        return everything(given.sources.split(","), given.out, folder, given.workers, given.models)
+        return everything(given.sources.split(","), given.out, folder, given.workers, given.models, given.seed)
     except InputError as error:
         console.print(error, style="red")
         return 2
+
+
+def other_format(data: Path, out: Path | None, models: int | None, seed: int, workers: int) -> int:
+    """``--data`` in a format other than GPUMemNet's. The file is written anew after each net, so that a run that is
+    stopped leaves the part that it reached."""
+    out = out or RESULTS.with_name(f"{format_of(data)}.json")
+    for count, judged in enumerate(judge(data, models, seed, workers, _warn), 1):
+        _write(out, judged.as_json() | {"sample": models, "seed": seed, "nets_so_far": count}, quiet=True)
+    console.print(f"written to {out}")
+    show.judged(judged.format, judged.statistics, judged.groups)
+    return 0
 
 
 def predict_table(data: Path, out: Path, folder: Path, workers: int, models: int | None) -> int:
@@ -82,8 +115,18 @@ def predict_table(data: Path, out: Path, folder: Path, workers: int, models: int
     return 0
 
 
-def everything(sources: Sequence[str], out: Path | None, folder: Path, workers: int, models: int | None) -> int:
+def everything(
+    sources: Sequence[str], out: Path | None, folder: Path, workers: int, models: int | None, seed: int
+) -> int:
     """One source after another; absent ones are named. Writes the result file where all ran, else only ``out``."""
+    for name in sources:
+        if name not in (*SOURCES, *TABLES):
+            raise InputError(f"--sources {name}", "no source of that name", f"write {', '.join((*SOURCES, *TABLES))}")
+    tables = [name for name in TABLES if name in sources]
+    for name in tables:
+        other_format(TABLES[name], RESULTS.with_name(f"{name}.json"), models, seed, workers)
+    if set(sources) <= set(tables):
+        return 0
     answer: dict[str, Any] = {}
     if "gpumemnet" in sources:
         answer |= _table_of_others(folder, workers, models)
@@ -192,7 +235,11 @@ def _lines(rows: Sequence[Predicted]) -> list[list[Any]]:
     ]  # fmt: skip
 
 
-def _write(path: Path, answer: dict[str, Any]) -> None:
+def _warn(line: str) -> None:
+    console.print(line, style="yellow", markup=False)
+
+
+def _write(path: Path, answer: dict[str, Any], *, quiet: bool = False) -> None:
     answer = {**header(), **{key: value for key, value in answer.items() if key not in HEADER}}
     rows = answer.pop("rows", None)
     text = json.dumps(answer, indent=1)
@@ -200,7 +247,8 @@ def _write(path: Path, answer: dict[str, Any]) -> None:
         text = text[:-2] + ',\n "rows": [\n  ' + ",\n  ".join(map(json.dumps, rows)) + "\n ]\n}"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text + "\n")
-    console.print(f"written to {path}")
+    if not quiet:
+        console.print(f"written to {path}")
 
 
 if __name__ == "__main__":

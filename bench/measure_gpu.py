@@ -1,10 +1,12 @@
 """Runs training steps on this machine's card and keeps what they took: bench/measured/CARD.jsonl.
 
-python -m bench.measure_gpu [--list] [--minutes 25] [--only WORD] [--out F.jsonl]
+python -m bench.measure_gpu [--list] [--minutes 9] [--only WORD] [--out F.jsonl]
 
-Each configuration runs in a fresh process. Micro-batches grow by a factor of four until one runs out of memory, whole
-and with 24, 40 and 80 GiB (set_per_process_memory_fraction). What is in the file already is not run again, so that
-the work can be done in several calls. Nothing else may use the card meanwhile.
+First, what a process holds outside the allocator is written to CARD.overheads.json, stage by stage: context, libraries
+in fp32, fp16 and bf16, a communicator of NCCL (NVML's bytes). Then each configuration runs in a fresh process.
+Micro-batches grow by a factor of four until one runs out of memory, whole and with 24, 40 and 80 GiB
+(set_per_process_memory_fraction). What is in the file already is not run again, so that the work can be done in several
+calls, each under ten minutes. Nothing else may use the card meanwhile.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ def main() -> int:
     """2 where there is no card."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="only say what would be run")
-    parser.add_argument("--minutes", type=float, default=25, help="starts nothing new after so long")
+    parser.add_argument("--minutes", type=float, default=9, help="starts nothing new after so long")
     parser.add_argument("--only", default="", help="only jobs or settings with this word in them")
     parser.add_argument("--out", type=Path, help="default: bench/measured/CARD.jsonl")
     given = parser.parse_args()
@@ -76,11 +78,27 @@ def main() -> int:
             console.print(f"{len(wanted)} configurations, each at up to {len(SIZES)} micro-batches")
             return 0
         path = given.out or ROOT / "bench" / "measured" / f"{card}.jsonl"
+        measure_overheads(path.with_suffix(".overheads.json"), card, driver)
         measure_all(wanted, path, memory, time.monotonic() + 60 * given.minutes)
     except InputError as error:
         console.print(error, style="red")
         return 2
     return 0
+
+
+def measure_overheads(path: Path, card: str, driver: str | None) -> None:
+    """Writes what a process holds outside the allocator, unless the file is there."""
+    if path.exists():
+        return
+    command = [sys.executable, "-m", "bench.accuracy_parts.gpu_overheads"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        console.print(f"overheads: {(done.stderr.strip().splitlines() or ['no word'])[-1]}", style="red")
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"card": card, "driver": driver, **json.loads(lines[-1])}, indent=1) + "\n")
+    console.print(f"written to {path}")
 
 
 def measure_all(wanted: list[Measured], path: Path, memory: int, until: float) -> None:

@@ -9,7 +9,6 @@ import argparse
 import json
 import re
 import sys
-import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -22,6 +21,7 @@ sys.path.insert(0, str(HERE.parent))
 from bench.creep import packed_shapes, reserved_after  # noqa: E402
 from bench.result_file import add_json_option, target, write_result  # noqa: E402
 from bench.zero2 import zero2  # noqa: E402
+from memfit import toml  # noqa: E402
 from memfit.device.hardware.catalogue import Device, find_device  # noqa: E402
 from memfit.errors import InputError  # noqa: E402
 from memfit.events import Trace  # noqa: E402
@@ -203,7 +203,7 @@ def main() -> None:
     add_json_option(parser)
     asked = parser.parse_args()
     only = asked.only
-    figures = [figure for figure in tomllib.loads(FIGURES.read_text())["figure"] if only in figure["job"]]
+    figures = [figure for figure in toml.loads(FIGURES.read_text())["figure"] if only in figure["job"]]
     found = []
     for figure in figures:
         for row in rows(figure):

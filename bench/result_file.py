@@ -64,7 +64,7 @@ def header(packages: Sequence[str] = ()) -> dict[str, Any]:
     return {
         "command": command(),
         "commit": commit(),
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
         "machine": machine(),
         "versions": {
             "python": platform.python_version(),

@@ -145,7 +145,8 @@ def _counts(part: dict[str, Any]) -> str:
 def write(parts: list[dict[str, Any]]) -> None:
     """The JSON file, and the table of the page."""
     command = "bash scripts/versions.sh"
-    results = {"command": command, "subset": [*SUBSET, TRUTH], "versions": parts}
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results = {"command": command, "subset": [*SUBSET, TRUTH], "versions": parts, "wheel": kept.get("wheel")}
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     text = PAGE.read_text()
     before, rest = text.split(BEGIN)

@@ -77,3 +77,68 @@ def accuracy_cpu() -> str:
         f"On this CPU, {exact} of {len(rows)} phases of small nets (`tests/nets.py`) are predicted to the byte; with "
         f"the scratch memory inside operators, all are within {percent(off)} %."
     )
+
+
+def accuracy_recipes() -> str:
+    """Published figures by script, card and precision."""
+    found = result("recipes")
+    head = ["rows of", "rows", "median", "p90", "p95", "worst under-prediction", "in interval", "parameters x 16"]
+    groups = [("all", found["recipes"])]
+    for column in ("source", "card", "precision", "metric"):
+        groups += [(f"{column}: {value}", row) for value, row in found["groups"][column].items()]
+    names = ("median", "p90", "p95", "worst_under", "coverage", "parameters_x_16_median")
+    return table(head, ([name, row["rows"], *(percent(row[key], 1) for key in names)] for name, row in groups))
+
+
+def accuracy_xmem() -> str:
+    """xMem's runs: memfit beside the four estimators whose figures the runs' files have."""
+    found = result("xmem")["xmem"]
+    rows = []
+    for key, name in (("memfit", "memfit"), ("xmem", "xMem"), ("dnnmem", "DNNMem"), ("schedtune", "SchedTune"),
+                      ("llmem", "LLMem")):  # fmt: skip
+        count = found["rows"] if key == "memfit" else found[f"{key}_rows"]
+        rows.append([name, count, *(percent(found[f"{key}_{part}"], 1) for part in ("median", "p90"))])
+    return table(["estimator", "runs", "median", "p90"], rows)
+
+
+def accuracy_xmem_families() -> str:
+    """xMem's runs by card and kind of net."""
+    groups = result("xmem")["groups"]
+    rows = [
+        [value, row["rows"], *(percent(row[key], 1) for key in ("memfit_median", "memfit_p90", "xmem_median",
+                                                               "xmem_p90", "coverage"))]
+        for column in ("card", "family") for value, row in groups[column].items() if row["rows"]
+    ]  # fmt: skip
+    return table(["runs of", "runs", "median", "p90", "xMem's median", "xMem's p90", "in interval"], rows)
+
+
+def accuracy_timm_amp() -> str:
+    """timm's benchmark under AMP on an RTX 3090."""
+    found = result("timm_amp")
+    groups = [("all", found["timm_amp"])]
+    for column in ("torch", "layout", "family"):
+        groups += [(f"{column}: {value}", row) for value, row in found["groups"][column].items()]
+    names = ("ran_fits", "failed_does_not", "failed_does_not_or_close", "clear_wrong")
+    head = ["rows of", "rows", "ran, said to fit", "failed, said not to fit", "or close", "clear verdicts wrong"]
+    return table(
+        head,
+        (
+            [name, row["rows"], *("-" if row[key] is None else percent(row[key], 1) for key in names)]
+            for name, row in groups
+        ),
+    )
+
+
+def accuracy_others() -> str:
+    recipes, xmem, timm = result("recipes")["recipes"], result("xmem")["xmem"], result("timm_amp")["timm_amp"]
+    return (
+        f"On other cards and in half precision, nothing was fitted. {xmem['rows']} runs of xMem on an RTX 3060, an RTX "
+        f"4060 and an A100 (fp32): median error {percent(xmem['memfit_median'], 1)} %, 90th percentile "
+        f"{percent(xmem['memfit_p90'], 1)} %; xMem's own estimates of the same runs have "
+        f"{percent(xmem['xmem_median'], 1)} and {percent(xmem['xmem_p90'], 1)} %. {recipes['rows']} published figures "
+        f"in fp32, bf16 and fp16: median {percent(recipes['median'], 1)} %, 90th percentile "
+        f"{percent(recipes['p90'], 1)} %. "
+        f"{timm['rows']} limits of timm's benchmark under fp16 autocast on an RTX 3090: "
+        f"{percent(timm['ran_fits'], 1)} % of the batches that ran are said to fit, "
+        f"{percent(timm['failed_does_not_or_close'], 1)} % of those that failed are said not to fit or to be close."
+    )

@@ -291,13 +291,32 @@ def story() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "published": published, "musetalk ranks": musetalk_ranks, "accuracy by half": accuracy_tables.accuracy_halves,
     "accuracy by kind of net": accuracy_tables.accuracy_kinds, "accuracy by rule": accuracy_tables.accuracy_rules,
+    "accuracy of recipes": accuracy_tables.accuracy_recipes, "accuracy beside xMem": accuracy_tables.accuracy_xmem,
+    "accuracy on xMem's runs": accuracy_tables.accuracy_xmem_families,
+    "accuracy of limits under AMP": accuracy_tables.accuracy_timm_amp,
     "convolution workspace": accuracy_tables.accuracy_workspace, "plans for cards": cards, "time estimates": timing,
     "plan speed": plan_speed, "prediction speed": variants, "samplers": samplers, "loop": loop, "saving": saving,
     "kills": kills, "faults": faults, "epochs": sequence, "probe": probe, "creep": creep,
     "checkpoint selection": checkpoint_selection, "accumulation": accumulation,
 }  # fmt: skip
+
+
+def robustness() -> str:
+    """What the last recorded runs of the fuzzer and of the attacks found."""
+    fuzz, attack = result("fuzz"), result("attack")
+    kinds = ", ".join(f"{count} of {kind}" for kind, count in sorted(attack["kinds"].items()))
+    return (
+        f"The recorded run of the fuzzer (seed {fuzz['seed']}) tried {fuzz['cases']:,} inputs of "
+        f"{len(fuzz['by_kind'])} kinds: {fuzz['failed']} ended in a traceback or another fault. The recorded attacks "
+        f"(seed {attack['seed']}) were {attack['cases']} runs ({kinds}) in {len(attack['combinations'])} combinations "
+        f"of a run and a disturbance: {attack['failed']} broke a promise."
+    )
+
+
 TEXTS: dict[str, Callable[[], str]] = {
+    "robustness": robustness,
     "accuracy summary": accuracy_tables.accuracy_summary,
+    "accuracy on other cards": accuracy_tables.accuracy_others,
     "accuracy verdicts": accuracy_tables.accuracy_verdicts,
     "accuracy on this CPU": accuracy_tables.accuracy_cpu,
     "saving": saving_text,

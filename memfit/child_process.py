@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import psutil
 
@@ -15,6 +16,8 @@ from memfit.errors import Exit
 PARENT = "MEMFIT_PARENT"
 _DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
+_SUBREAPER = 36
+"""PR_SET_CHILD_SUBREAPER: orphans among the descendants of a process become its children."""
 
 
 def for_child() -> dict[str, str]:
@@ -28,6 +31,38 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
         if os.getppid() != int(os.environ[PARENT]):
             sys.exit(Exit.STOPPED)
+
+
+@contextlib.contextmanager
+def no_orphans(patience: float = 2.0) -> Iterator[None]:
+    """Processes that are started inside and outlive whoever started them are ended at the close (Linux).
+
+    A process that is killed cannot end the workers that it started, such as those of a loader.
+
+    Args:
+        patience: seconds that they have to end by themselves.
+    """
+    before = children()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_SUBREAPER, 0)
+        own = [child for child in psutil.Process().children() if child.pid not in before]
+        left = [process for child in own for process in (child, *_descendants(child))]
+        for process in psutil.wait_procs(left, timeout=patience)[1]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=patience)
+
+
+def _descendants(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
 
 
 def children() -> set[int]:

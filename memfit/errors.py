@@ -112,8 +112,15 @@ def mistake_in_job(error: BaseException, *, changed: bool = False) -> InputError
     frame, line = frame_of_job
     seen = _place(frame, line)
     if not (frame.f_globals.get("__name__") or "").startswith("memfit.jobs"):
-        return InputError(seen, describe(error), "mend the job at that line")
+        return InputError(seen, describe(error), _remedy(error, frames))
     return InputError(seen, describe(error), "take back what --set changed") if changed else None
+
+
+def _remedy(error: BaseException, frames: Iterable[tuple[FrameType, int]]) -> str:
+    """What to do about an exception in a job's code."""
+    if isinstance(error, OSError) and any(frame.f_code.co_name == "from_pretrained" for frame, _ in frames):
+        return "download it once where there is a network, or build the net from its configuration, which needs none"
+    return "mend the job at that line"
 
 
 def _passes_on(frame: FrameType, line: int) -> bool:
@@ -140,7 +147,7 @@ def _innermost_of_job(frames: Iterable[tuple[FrameType, int]]) -> tuple[FrameTyp
         file = frame.f_code.co_filename
         if file.startswith("<"):
             continue
-        if frame.f_globals.get("__name__") in jobs or not (_is_ours(frame) or _is_library(file)):
+        if frame.f_globals.get("__name__") in jobs or not (_is_ours(frame) or is_library(file)):
             return frame, line
     return None
 
@@ -186,7 +193,7 @@ def _is_ours(frame: FrameType) -> bool:
     return name.partition(".")[0] == "memfit" and not name.startswith("memfit.job")
 
 
-def _is_library(file: str) -> bool:
+def is_library(file: str) -> bool:
     """Whether a file is of the standard library, installed, or compiled (then its source is not there)."""
     folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     return file.startswith(tuple(folders)) or not Path(file).is_file()
@@ -197,9 +204,9 @@ def _job_classes() -> Iterator[type]:
     loaded = sys.modules.get("memfit.job")
     classes = [loaded.Job] if loaded else []
     while classes:
-        found = classes.pop().__subclasses__()
-        yield from found
-        classes += found
+        subclasses = classes.pop().__subclasses__()
+        yield from subclasses
+        classes += subclasses
 
 
 def _near(path: str) -> str:

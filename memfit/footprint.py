@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class PeakLocation:
-    """Where in the job something happened: module path and operator."""
+    """The place in the job where something happened: module path and operator."""
 
     module: str
     operator: str
@@ -34,7 +34,7 @@ class PhaseFootprint:
     process_bytes_high: int
     at: PeakLocation
     largest_request: Request
-    """Of several as large as each other, the last one."""
+    """The largest request; the last one where several are as large."""
     categories: dict[str, int]
 
 
@@ -58,4 +58,4 @@ class Footprint:
     """Times that cuDNN tries its plans (``cudnn.benchmark``): a reading of the card may then rise for a moment, up to
     all of it, without any need of it."""
     assumed: tuple[str, ...] = ()
-    """As ``Trace.assumed``."""
+    """Assumptions about data, as in ``Trace.assumed``."""

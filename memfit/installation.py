@@ -21,7 +21,7 @@ class TorchBuild:
     """The torch that is installed."""
 
     version: str
-    """With its local part, as 2.13.0+cpu."""
+    """The version with its local part: 2.13.0+cpu."""
     built_for: str
     """``CPU``, ``CUDA 13.0`` or ``ROCm 7.0``."""
 
@@ -32,7 +32,7 @@ class OptionalPart:
 
     name: str
     versions: Mapping[str, str]
-    """Of its modules that are installed; "unknown" where the distribution does not say."""
+    """Versions of the installed modules; "unknown" where the distribution does not say."""
     missing: tuple[str, ...]
 
     @property
@@ -64,7 +64,7 @@ def version_of(distribution: str) -> str:
 
 
 def python_version() -> str:
-    """As ``CPython 3.11.7``."""
+    """The interpreter and its version: ``CPython 3.11.7``."""
     return f"{platform.python_implementation()} {platform.python_version()}"
 
 

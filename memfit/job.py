@@ -298,7 +298,7 @@ class Job(Settings):
 
     def saved(self, nets: Nets, optimizers: Mapping[str, Optimizer]) -> Mapping[str, Any]:
         """What a checkpoint holds beside memfit's own state; by default the trained nets and the optimizers."""
-        trained = {name: net for name, net in nets.items() if any(p.requires_grad for p in net.parameters())}
+        trained = {name: net for name, net in nets.items() if is_trained(net)}
         return {
             "nets": {name: net.state_dict() for name, net in trained.items()},
             "optimizers": {name: optimizer.state_dict() for name, optimizer in optimizers.items()},
@@ -336,3 +336,8 @@ def _attribute_kinds() -> dict[str, Any]:
     return {
         name: typing.get_args(kind)[0] if typing.get_origin(kind) is ClassVar else kind for name, kind in hints.items()
     }
+
+
+def is_trained(net: nn.Module) -> bool:
+    """Whether any parameter of a net requires a gradient."""
+    return any(parameter.requires_grad for parameter in net.parameters())

@@ -73,20 +73,20 @@ def load_job(spec: str, settings: dict[str, Any] | None = None, *, unit: str | N
         near = difflib.get_close_matches(name, [key for key in vars(module) if not key.startswith("_")], n=1)
         hint = f"write {module_name}:{near[0]}" if near else f"write {module_name}:{_jobs_of(module)}"
         raise InputError(f"job {spec!r}", f"{module_name} has no {name}", hint)
-    found = getattr(module, name)
-    if isinstance(found, Job):
-        found = type(found)
-    if not (isinstance(found, type) and issubclass(found, Job)) or found is Job:
+    job_class = getattr(module, name)
+    if isinstance(job_class, Job):
+        job_class = type(job_class)
+    if not (isinstance(job_class, type) and issubclass(job_class, Job)) or job_class is Job:
         raise InputError(
             f"job {spec!r}",
             f"{name} is no class that derives from memfit.Job",
             f"write {module_name}:{_jobs_of(module)}",
         )
-    if unit is not None and unit != found.unit:
+    if unit is not None and unit != job_class.unit:
         write = "make the plan again with memfit plan --out"
-        raise InputError(f"a plan of {spec} in {unit}", f"the job counts {found.unit}", write)
-    _check_constructor(found)
-    return found(**(settings or {}))
+        raise InputError(f"a plan of {spec} in {unit}", f"the job counts {job_class.unit}", write)
+    _check_constructor(job_class)
+    return job_class(**(settings or {}))
 
 
 def _check_constructor(kind: type[Job]) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from memfit import toml
 from memfit.atomic_file import write_atomic
 from memfit.errors import InputError
 from memfit.job import Precision
@@ -47,7 +47,7 @@ class MemoryOption:
     costs: str
     reason: str
     saves: dict[str, int] = field(default_factory=dict)
-    """By phase. A phase that is absent is unknown; a negative number means that the phase needs more."""
+    """Bytes by phase. A phase that is absent is unknown; a negative number means that the phase needs more."""
     seconds: float | None = None
     """Added time of one window, or of one validation for a validation option; absent where it is unknown. Negative: the
     option is faster."""
@@ -167,8 +167,8 @@ def read_plan(path: str | Path) -> Plan:
             "write the path of a file that memfit plan --out wrote",
         ) from error
     try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        values = toml.loads(text)
+    except toml.TOMLDecodeError as error:
         raise InputError(
             f"plan file {path}", f"not valid TOML: {error}", "make it again with memfit plan --out"
         ) from error

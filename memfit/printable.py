@@ -17,7 +17,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The same in one line: where a newline would begin a command, or an entry of a file."""
+    """Text in one line: where a newline would begin a command, or an entry of a file."""
     return printable(" ".join(text.split()))
 
 

@@ -43,14 +43,14 @@ class Settings:
     @classmethod
     def setting_types(cls) -> dict[str, Any]:
         """Settings and their types, by name, those of the base classes first."""
-        found: dict[str, Any] = {}
+        by_name: dict[str, Any] = {}
         for base in reversed(cls.__mro__):
             own = inspect.get_annotations(base)
             hints = _hints(base) if own else {}
             for name in own:
                 if not name.startswith("_") and ClassVar not in (hints[name], typing.get_origin(hints[name])):
-                    found[name] = hints[name]
-        return found
+                    by_name[name] = hints[name]
+        return by_name
 
     def settings(self) -> dict[str, Any]:
         """The settings' present values, by name."""

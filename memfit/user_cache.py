@@ -24,10 +24,10 @@ def read_kept(name: str, valid: Callable[[Any], bool] = lambda value: True) -> d
         valid: whether a value is of the kind that is kept there. What is dropped is measured again.
     """
     try:
-        found = json.loads((cache_folder() / name).read_text())
+        content = json.loads((cache_folder() / name).read_text())
     except (OSError, ValueError, RecursionError):
         return {}
-    return {key: value for key, value in found.items() if valid(value)} if isinstance(found, dict) else {}
+    return {key: value for key, value in content.items() if valid(value)} if isinstance(content, dict) else {}
 
 
 def is_amount(value: Any) -> bool:

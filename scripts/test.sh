@@ -11,4 +11,4 @@ fi
 .venv/bin/mypy
 .venv/bin/lint-imports
 NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
-.venv/bin/python -m pytest -n 2 -rs -m 'not slow' "$@"
+.venv/bin/python -m pytest -n 2 --dist loadfile -rs -m 'not slow' "$@"

@@ -31,7 +31,8 @@ for asked in "$@"; do
         kept=no
         "$python" -m venv "$folder"
         "$folder/bin/pip" install -q "torch$version"
-        "$folder/bin/pip" install -q "torch$version" numpy scipy click rich safetensors tomli-w nvidia-ml-py psutil jinja2 plotly pytest pytest-xdist hypothesis
+        "$folder/bin/pip" install -q "torch$version" numpy scipy click rich safetensors tomli-w nvidia-ml-py psutil jinja2 plotly pytest pytest-xdist hypothesis \
+            "tomli; python_version < '3.11'"
     fi
     echo "torch$version: $(du -sh "$folder" | cut -f1)"
     XDG_CACHE_HOME=$folder/cache "$folder/bin/python" bench/versions.py --measure "$parts/${name//=/_}.json" $only ||

@@ -75,7 +75,7 @@ def test_lora_trains_its_own_matrices_alone(capfd: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] if name.startswith(("unet", "lora", "llama")) else [])
+        pytest.param(name, marks=[pytest.mark.slow] if name.startswith(("unet", "lora", "llama", "language")) else [])
         for name in SMALL
     ],
 )

@@ -9,12 +9,11 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 
-from memfit import errors, installation
+from memfit import errors, installation, toml
 from memfit.cli import doctor, main
 from memfit.errors import EXTRAS, InputError, describe, missing_extra, mistake_in_job
 from memfit.loading import load_job
@@ -92,12 +91,12 @@ def test_doctor_fails_where_the_self_test_does(monkeypatch, capsys):
 
 
 def test_every_optional_part_is_an_extra_of_the_package():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = toml.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert set(EXTRAS) <= set(project["optional-dependencies"])
 
 
 def test_every_dependency_has_a_lower_bound_and_no_pin():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = toml.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [name for extra, names in project["optional-dependencies"].items() if extra != "dev" for name in names]
     for requirement in [*project["dependencies"], *extras]:
         assert ">=" in requirement, requirement
@@ -105,7 +104,7 @@ def test_every_dependency_has_a_lower_bound_and_no_pin():
 
 
 def test_every_data_file_of_the_package_is_in_the_wheel():
-    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["memfit"]
+    patterns = toml.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["memfit"]
     packed = {path for pattern in patterns for path in (ROOT / "memfit").glob(pattern)}
     listed = subprocess.run(["git", "ls-files", "memfit"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     data = {ROOT / name for name in listed.split() if not name.endswith(".py")}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import memfit.replay
 from bench.accuracy_parts.gpumemnet import Predicted
 from bench.accuracy_parts.statistics import context_of, regular, shortest_interval
 from bench.accuracy_parts.table import MIB, Run, is_fitting_half
+from memfit import toml
 from memfit.replay.margins import margins
 
 FITTED = Path(__file__).with_name("fitted.toml")
@@ -23,7 +23,7 @@ FEWEST = 99
 
 def context_bytes() -> int:
     """What a process of the measured stack holds outside the allocator."""
-    return int(tomllib.loads(FITTED.read_text())["context_mib"]) * MIB
+    return int(toml.loads(FITTED.read_text())["context_mib"]) * MIB
 
 
 def half(runs: Sequence[Run]) -> list[Run]:

@@ -34,6 +34,28 @@ def table(title: str, families: Mapping[str, Mapping[str, Any]], overall: Mappin
         )
 
 
+def judged(title: str, overall: Mapping[str, Any], groups: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
+    """Statistics of a table in another format: of all, then the first few of them by group."""
+    console.print(title)
+    for name, value in overall.items():
+        console.print(f"  {name.replace('_', ' '):<28}{_share(value)}")
+    names = [name for name, value in overall.items() if value is not None][:6]
+    for column, found in groups.items():
+        shown = Table(title=f"by {column}", title_justify="left", box=None, pad_edge=False)
+        shown.add_column(column)
+        for name in names:
+            shown.add_column(name.replace("_", " "), justify="right")
+        for value, row in found.items():
+            shown.add_row(value, *(_share(row.get(name)) for name in names))
+        console.print(shown)
+
+
+def _share(value: Any) -> str:
+    if value is None:
+        return "-"
+    return str(value) if isinstance(value, int) else f"{value:.1%}"
+
+
 def ladder(found: Mapping[str, Any]) -> None:
     """Which rule brings how much."""
     shown = Table(title="One rule after another, same runs", title_justify="left", box=None, pad_edge=False)

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class Traced:
 
 
 def trace_net(model: str, batches: list[int]) -> Traced:
-    """Traces a net at two batches, and at each of ``batches`` where the two do not give it."""
+    """Traces a net of timm as ``train.py`` trains it, see ``trace_batches``."""
     from bench.accuracy_parts.timm_job import Timm
     from memfit.device.hardware.catalogue import find_device
     from memfit.job import Shape
@@ -52,6 +53,11 @@ def trace_net(model: str, batches: list[int]) -> Traced:
     def at(batch: int) -> Trace:
         return trace_job(Timm(model=model), Shape(items=batch), how)
 
+    return trace_batches(at, batches)
+
+
+def trace_batches(at: Callable[[int], Trace], batches: list[int]) -> Traced:
+    """Traces at two batches, and at each of ``batches`` where the two do not give it."""
     traces = {SMALL: at(SMALL), LARGE: at(LARGE)}
     derives = _derives(traces[SMALL], traces[LARGE])
     for batch in batches:

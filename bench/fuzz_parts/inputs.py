@@ -8,7 +8,6 @@ import json
 import random
 import shutil
 import sys
-import tomllib
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +20,7 @@ import torch
 
 from bench.fuzz_parts.jobs import GOOD, LENGTHS, spoiled_job
 from bench.fuzz_parts.spoil import WORDS, spoil_bytes, spoil_lines, spoil_value, without_none
+from memfit import toml
 from memfit.apply.train_state import build
 from memfit.cli import main
 from memfit.errors import InputError
@@ -111,7 +111,7 @@ class Inputs:
         return self._with_plan(self._spoiled_plan(chance), chance)
 
     def _case_plan_values(self, chance: random.Random) -> Any:
-        values = without_none(spoil_value(tomllib.loads(self.plan.decode()), chance))
+        values = without_none(spoil_value(toml.loads(self.plan.decode()), chance))
         return self._with_plan(
             tomli_w.dumps(values if isinstance(values, dict) else {}).encode("utf-8", "replace"), chance
         )

@@ -17,7 +17,9 @@ args = parser.parse_args()
 
 model = GPT2LMHeadModel(GPT2Config()).cuda()
 optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4)
-data = DataLoader(TensorDataset(torch.randint(50257, (args.steps * 4, 1024))), batch_size=args.batch_size)
+data = DataLoader(
+    TensorDataset(torch.randint(50257, (args.steps * 4, 1024))), batch_size=args.batch_size, drop_last=True
+)
 
 for step, (tokens,) in enumerate(data):
     tokens = tokens.cuda()

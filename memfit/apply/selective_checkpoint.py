@@ -37,9 +37,8 @@ def selective_contexts() -> tuple[AbstractContextManager[Any], AbstractContextMa
     def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         if operator not in COSTLY:
             return CheckpointPolicy.PREFER_RECOMPUTE
-        if not context.is_recompute and _RECOMPUTE is not None:
-            key = torch_checkpoint._sac_storage_key(operator, args)
-            kept.append((key, first.func_counter[key] - 1, saved[0]))
+        if not context.is_recompute:
+            kept.append((*_place(first, operator, args), saved[0]))
         return CheckpointPolicy.MUST_SAVE
 
     contexts: tuple[Any, Any] = create_selective_checkpoint_contexts(policy)
@@ -54,7 +53,15 @@ def selective_contexts() -> tuple[AbstractContextManager[Any], AbstractContextMa
             if before == saved[0]:
                 first.storage[key][index] = _RECOMPUTE
 
-    return (forward() if _RECOMPUTE is not None else first), again
+    return forward(), again
+
+
+def _place(first: Any, operator: Any, args: Any) -> tuple[Any, int]:
+    """Where torch's storage will hold the output of a call: before 2.13, a list for each operator."""
+    if not _IS_KEYED:
+        return operator, len(first.storage[operator])
+    key = torch_checkpoint._sac_storage_key(operator, args)
+    return key, first.func_counter[key] - 1
 
 
 class _Again(torch_checkpoint._CachedTorchDispatchMode):
@@ -64,11 +71,17 @@ class _Again(torch_checkpoint._CachedTorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in COSTLY:
             return func(*args, **(kwargs or {}))
+        outputs = None if _IS_KEYED else self.storage.get(func)
+        if outputs and outputs[0] is _RECOMPUTE:
+            outputs.pop(0)
+            return func(*args, **(kwargs or {}))
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
-_RECOMPUTE: Any = getattr(torch_checkpoint, "_RECOMPUTE", None)
-"""What stands in the storage for an output that is computed again; None: a torch that has another storage."""
+_IS_KEYED = hasattr(torch_checkpoint, "_RECOMPUTE")
+"""Whether torch's storage is a dictionary of numbered outputs (from 2.13 on), which knows outputs without a tensor."""
+_RECOMPUTE: Any = torch_checkpoint._RECOMPUTE if _IS_KEYED else object()
+"""What stands in the storage for an output that is computed again."""
 
 
 @contextmanager

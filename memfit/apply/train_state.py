@@ -18,13 +18,12 @@ from torch.optim.lr_scheduler import LinearLR
 from memfit.apply.build_nets import nets_of
 from memfit.apply.optimizer_implementation import with_implementation
 from memfit.apply.state_streaming import on_the_host, update_on_host
+from memfit.engine.capabilities import WHOLE_STATE
+from memfit.engine.ddp import BUCKET_BYTES
 from memfit.engine.protocol import Engine
 from memfit.engine.single import Single
 from memfit.errors import InputError
-from memfit.job import Job, Nets
-
-WHOLE_STATE = ("single", "ddp")
-"""Engines of which each rank holds whole optimizer states, that can wait on the host."""
+from memfit.job import Job, Nets, is_trained
 
 
 @dataclass(kw_only=True)
@@ -159,15 +158,10 @@ def ddp_buckets(parameters: Sequence[nn.Parameter]) -> list[tuple[torch.dtype, i
     for parameter in reversed(parameters):
         kind = parameter.dtype
         open_now[kind] = open_now.get(kind, 0) + parameter.numel()
-        limit = (25 << 20) if any(dtype is kind for dtype, _ in closed) else (1 << 20)
+        limit = BUCKET_BYTES if any(dtype is kind for dtype, _ in closed) else (1 << 20)
         if open_now[kind] * kind.itemsize >= limit:
             closed.append((kind, open_now.pop(kind)))
     return closed + list(open_now.items())
-
-
-def is_trained(net: nn.Module) -> bool:
-    """Whether any parameter of the net requires a gradient."""
-    return any(p.requires_grad for p in net.parameters())
 
 
 def update_ema(train_state: TrainState) -> None:

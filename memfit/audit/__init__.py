@@ -1,4 +1,7 @@
-"""The audit: what a sampler, loader or loop really gives to each rank, found by counting."""
+"""The audit: a sampler, loader or loop of any project goes in, what each rank really draws comes out.
+
+It runs the target for worlds of several sizes, counts ids and units, and names faults with their cure.
+"""
 
 from memfit.audit.cures import CURES
 from memfit.audit.findings import AuditFinding

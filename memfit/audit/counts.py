@@ -43,7 +43,7 @@ class Counts:
     step_samples: np.ndarray
     """Samples over all ranks in each step: of a window where there are windows, else of one batch a rank."""
     step_units: np.ndarray | None
-    """The same in padded units; None where lengths are unknown."""
+    """Padded units of each step; None where lengths are unknown."""
     largest_batch: int
     padding: float | None
     imbalance: float | None
@@ -122,8 +122,8 @@ def _in_order(world: AuditWorld, stream: RankStream) -> bool:
         return world.numbered and bool(np.all(np.diff(stream.ids) > 0))
     keys = [_natural(world.name(number)) for number in stream.ids.tolist()]
     ends = np.cumsum(stream.sizes).tolist()
-    whole = max(ends, default=0) > len(ends)
-    return whole and all(
+    grouped = max(ends, default=0) > len(ends)
+    return grouped and all(
         keys[i] < keys[i + 1] for start, end in zip([0, *ends], ends, strict=False) for i in range(start, end - 1)
     )
 

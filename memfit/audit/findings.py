@@ -22,7 +22,7 @@ class AuditFinding:
     code: str
     world: int
     text: str
-    """What was counted and what it means, and the cure."""
+    """What was counted, what it means, and the cure."""
 
     @property
     def cure(self) -> str:
@@ -70,45 +70,45 @@ def _sharing(world: AuditWorld, counts: Counts, alone: Counts, replaced: str | N
 
 
 def _replaces(alone: Counts) -> bool:
-    """As many samples as there are, but some again in place of others."""
+    """Whether ranks draw as many samples as there are, but some again in place of others."""
     enough = min(alone.duplicates - alone.late_repeats, alone.missing) > 0.02 * alone.size
     return enough and abs(alone.draws - alone.size) < alone.slack
 
 
 def _wrong_sharing(world: AuditWorld, counts: Counts, alone: Counts) -> tuple[str, str] | None:
-    ranks, whole, seen = counts.world, alone.distinct, counts.distinct
+    ranks, total, seen = counts.world, alone.distinct, counts.distinct
     least = min(counts.distinct_per_rank)
-    if ranks == 1 or whole < 2 * ranks or not seen:
+    if ranks == 1 or total < 2 * ranks or not seen:
         return None
     whose = {tuple(distinct_ids(stream.ids).tolist()) for stream in world.epochs[0]}
-    if least >= 0.75 * seen and seen >= 0.75 * whole:
+    if least >= 0.75 * seen and seen >= 0.75 * total:
         return (
             "no-sharding",
-            f"Every one of {ranks} ranks is given {least} of {whole} samples: all do the same work, and an epoch is "
+            f"Every one of {ranks} ranks is given {least} of {total} samples: all do the same work, and an epoch is "
             f"{ranks} times as long as it should be.",
         )
-    if len(whose) == 1 and least <= 0.75 * whole:
+    if len(whose) == 1 and least <= 0.75 * total:
         return (
             "same-shard",
-            f"All {ranks} ranks are given the same {least} of {whole} samples; the others are never seen.",
+            f"All {ranks} ranks are given the same {least} of {total} samples; the others are never seen.",
         )
-    power = math.log(whole / seen) / math.log(ranks)
+    power = math.log(total / seen) / math.log(ranks)
     shards = round(power)
-    tail = declared(world).drops_last and whole - seen < counts.slack
+    tail = declared(world).drops_last and total - seen < counts.slack
     if shards >= 1 and abs(power - shards) < 0.25 and counts.draws <= 1.3 * seen + ranks and not tail:
         share = "batches" if alone.batches_per_rank[0] < alone.draws else "samples"
         return (
             "double-sharding",
-            f"{ranks} ranks together see {seen} of {whole} samples, 1/{ranks**shards} of the data, in "
+            f"{ranks} ranks together see {seen} of {total} samples, 1/{ranks**shards} of the data, in "
             f"{counts.batches_per_rank[0]} {share} a rank against {alone.batches_per_rank[0]} on one: the data is "
             f"divided by the number of ranks {shards + 1} times.",
         )
     overlap = counts.duplicates - counts.late_repeats
-    if overlap > 0.1 * counts.draws and whole - seen > 0.05 * whole and 0.7 < counts.draws / whole < 1.3:
+    if overlap > 0.1 * counts.draws and total - seen > 0.05 * total and 0.7 < counts.draws / total < 1.3:
         return (
             "ranks-disagree",
-            f"{ranks} ranks draw {counts.draws} samples, but {counts.duplicates} of them overlap and {whole - seen} of "
-            f"{whole} are never seen: each rank shuffles its own way.",
+            f"{ranks} ranks draw {counts.draws} samples, but {counts.duplicates} of them overlap and {total - seen} of "
+            f"{total} are never seen: each rank shuffles its own way.",
         )
     return None
 

@@ -127,7 +127,7 @@ def as_rank(rank: int, world: int, exchange: Exchange) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """What targets print goes to standard error: standard output is the audit's own."""
+    """A context in which what targets print goes to standard error: standard output is the audit's own."""
     with contextlib.redirect_stdout(sys.stderr or io.StringIO()):
         yield
 

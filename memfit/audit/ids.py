@@ -77,12 +77,12 @@ def _ids(element: Any) -> Iterable[Hashable]:
     if isinstance(element, torch.Tensor):
         element = element.detach().cpu().numpy()
     if isinstance(element, np.ndarray):
-        whole = element.ndim == 1 and element.dtype.kind in "iuUS"
-        return element.tolist() if whole else [content_of(row) for row in element]
+        scalar_ids = element.ndim == 1 and element.dtype.kind in "iuUS"
+        return element.tolist() if scalar_ids else [content_of(row) for row in element]
     if isinstance(element, Mapping):
         for name in ID_NAMES:
-            if name in element and len(found := list(_ids(element[name]))):
-                return found
+            if name in element and len(ids := list(_ids(element[name]))):
+                return ids
         return _rows(list(element.values()))
     if isinstance(element, (list, tuple)):
         return _ids_of_list(element)
@@ -94,8 +94,8 @@ def _ids_of_list(element: list[Any] | tuple[Any, ...]) -> Iterable[Hashable]:
     scalars = [_scalar(item) for item in element]
     if all(scalar is not None for scalar in scalars):
         return scalars
-    if all(isinstance(item, list) and all(_scalar(one) is not None for one in item) for item in element):
-        return [_scalar(one) for item in element for one in item]
+    if all(isinstance(item, list) and all(_scalar(value) is not None for value in item) for item in element):
+        return [_scalar(value) for item in element for value in item]
     if all(isinstance(item, tuple) and item and _scalar(item[0]) is not None for item in element):
         return [_scalar(item[0]) for item in element]
     if all(isinstance(item, Mapping) for item in element) and len(element) > 1:
@@ -111,10 +111,10 @@ def _rows(fields: list[Any]) -> list[Hashable]:
     """Ids of the rows of collated fields: the one field of names, or each row's content."""
     sized = [field for field in fields if hasattr(field, "__len__") and getattr(field, "ndim", None) != 0]
     size = max((len(field) for field in sized), default=0)
-    whole = [field for field in sized if len(field) == size and not isinstance(field, str)]
-    if len(whole) == 1 and len(found := list(_ids(whole[0]))) == size:
-        return found
-    return [content_of([field[row] for field in whole]) for row in range(size)]
+    columns = [field for field in sized if len(field) == size and not isinstance(field, str)]
+    if len(columns) == 1 and len(ids := list(_ids(columns[0]))) == size:
+        return ids
+    return [content_of([field[row] for field in columns]) for row in range(size)]
 
 
 def _cuts(element: Any) -> list[Any] | None:

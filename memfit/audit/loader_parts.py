@@ -69,9 +69,9 @@ def declared_by(given: Any) -> Declared:
 def parts_of(given: Any) -> Iterator[Any]:
     """The loader or sampler, and the loaders and samplers inside it, outermost first."""
     seen: set[int] = set()
-    found = [given]
-    while found and len(seen) < 50:
-        part = found.pop(0)
+    queue = [given]
+    while queue and len(seen) < 50:
+        part = queue.pop(0)
         if id(part) in seen:
             continue
         seen.add(id(part))
@@ -80,7 +80,7 @@ def parts_of(given: Any) -> Iterator[Any]:
         inner += [value for value in _values(part) if isinstance(value, (Sampler, DataLoader))]
         inner += [_attribute(_attribute(part, name), "_sampler") for name in _DATA]
         inner += [value for value in (_attribute(part, name) for name in _DATA) if isinstance(value, Sampler)]
-        found += [value for value in inner if value is not None]
+        queue += [value for value in inner if value is not None]
 
 
 def set_epoch(given: Any, epoch: int) -> None:
@@ -132,11 +132,11 @@ def _lengths(parts: list[Any], size: int | None) -> np.ndarray | None:
             values = _attribute(holder, name)
             if values is not None and size and _len(values) == size:
                 try:
-                    found = np.asarray(values, dtype=np.float64)
+                    array = np.asarray(values, dtype=np.float64)
                 except (TypeError, ValueError):
                     continue
-                if found.ndim == 1:
-                    return found
+                if array.ndim == 1:
+                    return array
     for name in _LENGTH_CALLS:
         for holder in holders:
             call = _attribute(holder, name)

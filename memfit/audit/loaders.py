@@ -96,7 +96,7 @@ class _Given:
 
 
 def _as_tensor(index: Any) -> Any:
-    """Whole numbers as a tensor, which libraries move and slice as they do data; anything else as it is."""
+    """Whole numbers as a tensor, which libraries move and slice as they do data; anything else unchanged."""
     if isinstance(index, list) and index and _scalar(index[0]) is not None:
         numbers = np.asarray(index)
         if numbers.ndim == 1 and numbers.dtype.kind in "iu":

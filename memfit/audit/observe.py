@@ -103,12 +103,12 @@ def _run_given(given: Any, rank: int, world: int, size: int | None) -> Drawn:
 
 
 def _chosen(given: Any) -> Any:
-    """Of several things returned together, the loader, else the sampler."""
+    """The loader, else the sampler, of several things that are returned together."""
     if isinstance(given, (list, tuple)):
         for kind in (DataLoader, Sampler):
-            for one in given:
-                if isinstance(one, kind):
-                    return one
+            for candidate in given:
+                if isinstance(candidate, kind):
+                    return candidate
     return given
 
 
@@ -145,7 +145,7 @@ def _run_loop(function: Callable[..., Any], rank: int, world: int) -> Drawn:
         watch.now = lambda: len(observer.batches)
         function(rank, world, observer)
     used = [loader for loader in observer.loaders if loader is not None]
-    loader = max(used, key=lambda one: sum(one is other for other in used[:1000]), default=None)
+    loader = max(used, key=lambda candidate: sum(candidate is other for other in used[:1000]), default=None)
     starts = [at for begun, at in watch.begun if begun is loader]
     epochs = [at for at in dict.fromkeys(observer.epochs or starts) if at < len(observer.batches)]
     declared = declared_by(loader) if loader is not None else Declared()

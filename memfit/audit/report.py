@@ -27,7 +27,7 @@ class Audit:
     worlds: Mapping[int, AuditWorld]
     counts: Mapping[int, Counts]
     alone: Counts
-    """Those of a single rank, where nothing is shared out."""
+    """The counts of a single rank, where nothing is shared out."""
     findings: tuple[AuditFinding, ...]
 
     @property

@@ -75,7 +75,7 @@ def streams_of(worlds: Mapping[int, Sequence[Drawn]]) -> dict[int, AuditWorld]:
                 numbers.setdefault(index, len(numbers))
     repeats = _repeats(worlds)
     names = list(numbers)
-    found = {}
+    audit_worlds = {}
     for world, ranks in worlds.items():
         starts = _starts_of(ranks, repeats)
         shared = min(map(len, starts))
@@ -86,8 +86,8 @@ def streams_of(worlds: Mapping[int, Sequence[Drawn]]) -> dict[int, AuditWorld]:
             )
             for epoch in range(min(shared, 2))
         )
-        found[world] = AuditWorld(world=world, epochs=epochs, drawn=tuple(ranks), numbered=numbered, names=names)
-    return found
+        audit_worlds[world] = AuditWorld(world=world, epochs=epochs, drawn=tuple(ranks), numbered=numbered, names=names)
+    return audit_worlds
 
 
 def _repeats(worlds: Mapping[int, Sequence[Drawn]]) -> int:
@@ -98,7 +98,7 @@ def _repeats(worlds: Mapping[int, Sequence[Drawn]]) -> int:
 
 
 def _starts_of(ranks: Sequence[Drawn], repeats: int) -> list[list[int]]:
-    """Where epochs start on each rank: as marked, else equally long, else where ids begin to come again."""
+    """The starts of epochs on each rank: as marked, else equally long, else where ids begin to repeat."""
     if any(drawn.epochs for drawn in ranks):
         return [list(drawn.epochs) or [0] for drawn in ranks]
     totals = [len(drawn.batches) for drawn in ranks]

@@ -90,7 +90,7 @@ def _mixed_units(world: AuditWorld, counts: Counts, meant: Meant, samples: float
 
 
 def _of_ranks(world: AuditWorld, meant: Meant) -> str:
-    """What each rank takes in most of its steps."""
+    """The units that each rank takes in most of its steps."""
     loads = [stream.sizes if meant.in_samples else stream.padded() for stream in world.epochs[0]]
     known = [(stream, load) for stream, load in zip(world.epochs[0], loads, strict=True) if load is not None]
     usual = [_usual(by_window(stream, load)) for stream, load in known]

@@ -50,12 +50,12 @@ def replaced_samples(target: str | Callable[..., Any]) -> str | None:
             reader.start()
     send.close()
     try:
-        found: str | None = receive.recv() if receive.poll(SECONDS + 3) else None
+        answer: str | None = receive.recv() if receive.poll(SECONDS + 3) else None
     except EOFError:
-        found = None
+        answer = None
     reader.kill()
     reader.join()
-    return found
+    return answer
 
 
 def _read_into(send: Any, dataset: Any) -> None:
@@ -67,7 +67,7 @@ def _read(dataset: Any) -> str | None:
     """Data sets that are put one behind the other each have ids of their own."""
     until = time.monotonic() + SECONDS
     parts = dataset.datasets if isinstance(dataset, ConcatDataset) else [dataset]
-    return next((found for part in parts if (found := _read_one(part, until)) is not None), None)
+    return next((answer for part in parts if (answer := _read_one(part, until)) is not None), None)
 
 
 def _read_one(dataset: Any, until: float) -> str | None:

@@ -1,4 +1,7 @@
-"""Batches: what a window learns from, samplers that give every sample once, and the audit that counts it."""
+"""Batches: a data set's size or lengths go in, windows of sample ids for every rank come out.
+
+Every sample occurs once an epoch, on one rank; short windows are filled, kept or left out, as the plan says.
+"""
 
 from __future__ import annotations
 

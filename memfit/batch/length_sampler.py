@@ -77,7 +77,7 @@ class LengthBatchSampler(DistributedSampler):
         self._start: Stretches = ()
         """What the next iteration has behind it."""
         self._done: Stretches = ()
-        """What is behind now; the last stretch grows while this world iterates."""
+        """The samples that are already drawn; the last stretch grows while this world iterates."""
         self._planned: tuple[tuple[int, Stretches], EpochPlan] | None = None
 
     def __iter__(self) -> Iterator[list[int]]:

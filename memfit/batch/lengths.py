@@ -53,8 +53,8 @@ def column_lengths(path: str | Path, column: str) -> np.ndarray:
         except (TypeError, ValueError, OverflowError):
             raise InputError(f"{path} row {row}", f"{column} is {record[column]!r}", "write a length there") from None
     lengths = np.array(values)
-    whole = bool(len(lengths)) and bool(np.all((lengths == np.floor(lengths)) & (np.abs(lengths) < 2**53)))
-    return as_lengths(lengths.astype(np.int64) if whole else lengths)
+    integral = bool(len(lengths)) and bool(np.all((lengths == np.floor(lengths)) & (np.abs(lengths) < 2**53)))
+    return as_lengths(lengths.astype(np.int64) if integral else lengths)
 
 
 def _records(path: Path) -> Iterable[dict[str, Any]]:

@@ -47,7 +47,7 @@ def balanced(
         piece = pieces[cut]
         half = (len(piece) + 1) // 2
         tried = [*pieces[:cut], piece[:half], piece[half:], *pieces[cut + 1 :]]
-        dealt, load = _dealt(tried, [price(one) for one in tried], ranks)
+        dealt, load = _dealt(tried, [price(size) for size in tried], ranks)
         if load >= best_load:
             break
         pieces, best, best_load = tried, dealt, load

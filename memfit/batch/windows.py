@@ -30,7 +30,7 @@ class Window:
 
     @property
     def micro_batches(self) -> Share:
-        """Those of every rank."""
+        """The micro-batches of every rank."""
         return tuple(micro for share in self.ranks for micro in share)
 
     @property
@@ -122,13 +122,13 @@ class Windows:
     def _pack(self, order: np.ndarray) -> list[tuple[Share, ...]]:
         assert self._lengths is not None
         windows: list[Share] = []
-        taken: list[int] = []
+        packed: list[int] = []
         for sample in order.tolist():
-            if taken and self._padded(self._chunks([*taken, sample])) > self._global:
-                windows.append(self._chunks(taken))
-                taken = []
-            taken.append(sample)
-        windows.append(self._chunks(taken))
+            if packed and self._padded(self._chunks([*packed, sample])) > self._global:
+                windows.append(self._chunks(packed))
+                packed = []
+            packed.append(sample)
+        windows.append(self._chunks(packed))
         return [balanced(window, self._lengths, self._cost, self._ranks) for window in windows]
 
     def _chunks(self, ids: list[int]) -> tuple[tuple[int, ...], ...]:

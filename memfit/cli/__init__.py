@@ -21,6 +21,8 @@ VERBS = {
     "max": "The largest micro-batch or the longest sequence that fits, per card.",
     "cards": "Every card for a job: fit, largest batch, time, energy and cost.",
     "compare": "Jobs, settings, plans or traces side by side: bytes, time, what differs.",
+    "explain": "Why did it run out of memory? From an error, log, summary or snapshot.",
+    "lint": "Mistakes of memory and batches in a script, found without running it.",
     "calibrate": "This machine's rates, and its card's context, measured once and kept.",
     "probe": "The step really run on this machine, beside its prediction.",
     "run": "Train a plan inside its memory budget.",

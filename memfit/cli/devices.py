@@ -4,23 +4,46 @@ from __future__ import annotations
 
 import json
 import textwrap
+from pathlib import Path
 
 import click
 
-from memfit.device.hardware.catalogue import Device, catalogue, figures, find_device
+from memfit.atomic_file import write_atomic
+from memfit.device.hardware.catalogue import (
+    Device,
+    added_cards_file,
+    catalogue,
+    figures,
+    find_device,
+    mig_slices,
+    read_cards,
+)
 from memfit.device.hardware.local_devices import local_devices
+from memfit.errors import InputError
 from memfit.sizes import format_size
 
 UNKNOWN = "unknown"
-COLUMNS = ("device", "memory GiB", "usable", "bf16", "fp16", "fp32", "GB/s", "link")
-WIDTHS = (14, 11, 8, 9, 7, 7, 7, 12)
+COLUMNS = ("device", "mem GiB", "usable", "bf16", "fp16", "fp32", "GB/s", "link")
+WIDTHS = (16, 10, 8, 8, 7, 7, 7, 12)
 RATES = ("bf16_flops", "fp16_flops", "tf32_flops", "fp32_flops")
 
 
 @click.command("devices", help="The catalogue of cards, and what is in this machine; with NAME, one card's figures.")
 @click.argument("name", required=False)
+@click.option(
+    "--add",
+    "file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Adds the cards of a TOML file to this user's catalogue: a table for each, with a name, compute_capability "
+    "and memory_bytes at least.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-def command(name: str | None, as_json: bool) -> int:
+def command(name: str | None, file: Path | None, as_json: bool) -> int:
+    if file is not None:
+        if name:
+            raise InputError(f"{name} with --add", "--add takes the cards of the file", "write one of the two")
+        return _add(file)
     cards = [find_device(name)] if name else list(catalogue().values())
     here = [] if name else local_devices()
     if as_json:
@@ -30,9 +53,33 @@ def command(name: str | None, as_json: bool) -> int:
     else:
         print(_row(COLUMNS))
         print("\n".join(_row(_cells(card)) for card in cards if card.is_cuda))
-        print("\nRates: dense TFLOP/s of matrix products. Sources: memfit devices NAME\n\nThis machine")
+        print("\nRates: dense TFLOP/s of matrix products. Sources: memfit devices NAME")
+        print(
+            "Not validated (no rule of theirs was compared with a run): "
+            + ", ".join(card.key for card in cards if not card.validated)
+        )
+        sliced = [card.key for card in cards if mig_slices(card)]
+        print(f"Slices (MIG) of {', '.join(sliced)}: a100-40gb:3g.20gb\n\nThis machine")
         for device in here:
             print(f"  {device.name}: {_size(device.memory_bytes)}, {_size(device.usable_bytes)} of it free")
+    return 0
+
+
+def _add(file: Path) -> int:
+    cards = read_cards(file)
+    path = added_cards_file()
+    before = path.read_text() if path.exists() else ""
+    if before:
+        for key in cards.keys() & read_cards(path).keys():
+            raise InputError(f"[{key}] of {file.name}", f"{path} has that card", f"change it in {path}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, f"{before.rstrip()}\n\n{file.read_text()}".lstrip())
+    except OSError as error:
+        raise InputError(str(path), str(error), "set XDG_CONFIG_HOME to a folder that can be written") from error
+    for card in cards.values():
+        print(f"added {card.key}: {card.name}, {_size(card.memory_bytes)}")
+    print(f"They are in {path}.")
     return 0
 
 
@@ -66,6 +113,10 @@ def _card(card: Device) -> list[str]:
         lines.append(f"  {field.replace('_', ' '):<24}{text}")
         if source := card.sources.get(field):
             lines += textwrap.wrap(source, 78, initial_indent=" " * 26, subsequent_indent=" " * 26)
+    slices = mig_slices(card)
+    if slices:
+        lines.append("  slices (MIG)")
+        lines += [f"    {each.key:<22}{_size(each.memory_bytes)}" for each in slices.values()]
     return lines
 
 

@@ -28,11 +28,13 @@ if TYPE_CHECKING:
 
 
 @click.command("plan")
-@click.argument("job")
+@click.argument("job", required=False)
 @set_option
+@click.option("--global-batch", metavar="N", help="Units that one optimizer step learns from, over all devices.")
 @click.option(
-    "--global-batch", metavar="N", required=True, help="Units that one optimizer step learns from, over all devices."
-)
+    "--from-trace", "trace_file", metavar="F.json",
+    help="In place of JOB: what memfit trace --json F.json wrote of a script. Gives its options as edits.",
+)  # fmt: skip
 @click.option("--micro-batch", metavar="N", help="Fixes the micro-batch, in units. Default: the fastest that fits.")
 @click.option("--devices", metavar="N", default="1", show_default=True, help="Data-parallel devices.")
 @click.option("--engine", metavar="E", help="How nets are put onto devices. Default: the fastest that fits.")
@@ -61,11 +63,24 @@ if TYPE_CHECKING:
 @click.option("--out", metavar="F", type=click.Path(dir_okay=False), help="Writes the plan file that memfit run takes.")
 @json_option
 def command(
-    job: str, pairs: tuple[str, ...], global_batch: str, micro_batch: str | None, devices: str, engine: str | None,
-    device_names: tuple[str, ...], memory: str | None, headroom: str | None, keep: str | None, allow: str | None,
-    tuned_for: str | None, rule: str, curve: bool, seed: str, out: str | None, as_json: bool,
+    job: str | None, pairs: tuple[str, ...], global_batch: str | None, trace_file: str | None, micro_batch: str | None,
+    devices: str, engine: str | None, device_names: tuple[str, ...], memory: str | None, headroom: str | None,
+    keep: str | None, allow: str | None, tuned_for: str | None, rule: str, curve: bool, seed: str, out: str | None,
+    as_json: bool,
 ) -> int:  # fmt: skip
     """How JOB's global batch fits into the device: micro-batch, accumulation, recompute, with reasons."""
+    if trace_file is not None:
+        if job is not None or global_batch is not None:
+            raise InputError(
+                "--from-trace with a job or --global-batch",
+                "a script's batch stands in the script",
+                "write one of them",
+            )
+        return _edits_of_script(trace_file, device_names, memory, headroom, as_json=as_json)
+    if job is None:
+        raise _missing("job")
+    if global_batch is None:
+        raise _missing("global_batch")
     from memfit.cli.progress import progress, settle
     from memfit.loading import load_job, read_settings
 
@@ -102,6 +117,29 @@ def command(
     else:
         _show(answers, targets, changes, points, out)
     return Exit.DONE if any(answer.plan is not None for answer in answers.values()) else Exit.NOTHING_FITS
+
+
+def _missing(name: str) -> click.MissingParameter:
+    context = click.get_current_context()
+    parameter = next(parameter for parameter in context.command.params if parameter.name == name)
+    return click.MissingParameter(ctx=context, param=parameter)
+
+
+def _edits_of_script(
+    trace_file: str, device_names: tuple[str, ...], memory: str | None, headroom: str | None, *, as_json: bool
+) -> int:
+    from memfit.script.saved_answer import read_answer_file
+    from memfit.show.script_options import options_json, show_options
+
+    answer = read_answer_file(trace_file)
+    devices = choose_devices(device_names or (answer.device,), memory, headroom)
+    if as_json:
+        print_json({"devices": {device.key: options_json(answer, device) for device in devices}})
+    else:
+        for device in devices:
+            show_options(answer, device)
+    fits = any(device.usable_bytes is None or answer.process_bytes <= device.usable_bytes for device in devices)
+    return Exit.DONE if fits else Exit.NOTHING_FITS
 
 
 def _json(answers: dict[str, Answer], changes: list[Change], points: list[Point] | None) -> dict[str, Any]:

@@ -40,6 +40,8 @@ class _LinesOnce:
         self._stream, self._written, self._line = stream, set[str](), ""
 
     def write(self, text: str) -> int:
+        if not isinstance(text, str):  # click takes a stream that accepts b"" for a binary one, and writes bytes to it
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         for part in text.splitlines(keepends=True):
             self._line += part
             if not part.endswith("\n"):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -58,6 +58,14 @@ def command(plan: str, *, wandb: bool, as_json: bool, **values: Any) -> int:
     A plan for N devices is run by N processes: torchrun starts them on this machine, and starts them again from the
     last checkpoint when one is lost. Over several machines, start memfit run with torchrun on each.
     """
+    from memfit.train.launch.stop_signals import ended_by_signals
+
+    with ended_by_signals(lambda: click.echo("memfit: stopped before the first window", err=True)):
+        return _run(plan, wandb, as_json, values)
+
+
+def _run(plan: str, wandb: bool, as_json: bool, values: dict[str, Any]) -> int:
+    """Runs a plan; gives the exit code."""
     from memfit.cli.progress import progress
     from memfit.cli.run_monitor import attended, keepers, write_report
     from memfit.device.hardware.process_limits import RANK_BYTES, check_cards, check_ranks
@@ -65,6 +73,7 @@ def command(plan: str, *, wandb: bool, as_json: bool, **values: Any) -> int:
     from memfit.plan import read_plan
     from memfit.train.launch.launch import become_rank, launch
     from memfit.train.launch.process_guard import alone_in
+    from memfit.train.launch.stop_signals import end_with
     from memfit.train.run_folder import RunFolder
 
     place = torchrun_env()
@@ -85,13 +94,15 @@ def command(plan: str, *, wandb: bool, as_json: bool, **values: Any) -> int:
             become_rank(options)
         with attended(folder, read, keepers(folder, read, wandb)):
             launched = launch(read, options)
+        end_with(launched.code)
         if launched.line:
             click.echo(f"memfit: {launched.line}", err=True)
-        if launched.code not in (Exit.BAD_INPUT, Exit.FAULT) and not launched.signalled:
-            with contextlib.suppress(KeyboardInterrupt), progress("writing the report", quiet=as_json):
-                write_report(folder)
         if launched.code == Exit.DONE:
             show_summary(folder, read.budget_bytes, read.unit, as_json=as_json)
+            sys.stdout.flush()
+        if launched.code not in (Exit.BAD_INPUT, Exit.FAULT) and not launched.signalled:
+            with progress("writing the report", quiet=as_json):
+                write_report(folder)
         return launched.code
 
 

@@ -54,7 +54,7 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     """
     from memfit.script.batch_scan import scan_batches
     from memfit.script.launch import trace_with_need
-    from memfit.show.script_table import show_outcome
+    from memfit.show.script_table import largest_batch, show_devices, show_outcome
 
     has_placeholder = any(PLACEHOLDER in word for word in words)
     if options["batch"] and not has_placeholder:
@@ -79,8 +79,11 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     if options["json_file"]:
         _write_json(options["json_file"], answer)
     if not quiet:
-        for number, outcome in enumerate(outcomes):
-            show_outcome(requests[number], outcome, scans[number] if scans else None)
+        if len(requests) > 1:
+            show_devices(requests, outcomes)
+            for scan in scans[1:]:
+                click.echo(largest_batch(scan))
+        show_outcome(requests[0], outcomes[0], scans[0] if scans else None)
     return _exit_code(requests, outcomes)
 
 

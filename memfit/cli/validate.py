@@ -33,13 +33,14 @@ def command(target: str, memory: str | None, as_json: bool) -> int:
     from memfit.sizes import format_size, parse_size
     from memfit.train.launch.guardian import Guardian, run_child
     from memfit.train.launch.memory_limit import ENVIRONMENT
+    from memfit.train.launch.stop_signals import ended_by_signals
 
     budget = 0 if memory is None else parse_size(memory)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "values.json"
         arguments = [sys.executable, "-m", "memfit.train.launch.validation_worker", target, str(file), str(budget)]
-        guardian = Guardian(Path(folder))
-        with guardian.guarding():
+        guardian = Guardian()
+        with ended_by_signals(lambda: click.echo("memfit: stopped", err=True)), guardian.guarding():
             code = run_child(arguments, {**os.environ, **ENVIRONMENT, **for_child()})
         if guardian.signalled is not None:
             click.echo("memfit: stopped", err=True)

@@ -1,4 +1,5 @@
-"""Engines: a job's nets on one rank or on many, behind one small interface (``protocol.Engine``).
+"""Engines: a job's nets and a process group go in, nets that one or many ranks train as one come out.
 
-An engine is a module of this folder with a frozen class of that interface; ``start`` finds it by its name.
+An engine is a frozen class of the interface ``protocol.Engine``; ``factory`` finds it by its name, and
+``capabilities`` tells what it does before it is made.
 """

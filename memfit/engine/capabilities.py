@@ -22,6 +22,16 @@ class Capabilities:
     """DeepSpeed's stage; None: it is not DeepSpeed."""
 
     @property
+    def is_deepspeed(self) -> bool:
+        """Whether DeepSpeed carries it."""
+        return self.zero_stage is not None
+
+    @property
+    def reduces_each_micro_batch(self) -> bool:
+        """Whether gradients are always reduced after every micro-batch, and cannot wait for the window's end."""
+        return self.is_deepspeed and self.shards_gradients
+
+    @property
     def whole_state(self) -> bool:
         """Whether every rank holds weights, gradients and optimizers' state whole, as on one device."""
         return not self.shards_optimizer
@@ -35,4 +45,7 @@ CAPABILITIES: Mapping[str, Capabilities] = {
     "zero2": Capabilities(shards_optimizer=True, shards_gradients=True, zero_stage=2),
     "zero3": Capabilities(shards_optimizer=True, shards_gradients=True, shards_weights=True, zero_stage=3),
 }
-"""Of every engine that ``memfit.plan.ENGINES`` names."""
+"""What each engine does, for every name in ``memfit.plan.ENGINES``."""
+
+WHOLE_STATE = tuple(name for name, engine in CAPABILITIES.items() if engine.whole_state)
+"""Engines whose ranks each hold the whole state."""

@@ -9,7 +9,7 @@ import errno
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,10 +20,24 @@ from memfit.engine.process_group import DATA
 from memfit.errors import describe
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
     from memfit.engine.protocol import Engine
 
 Value = TypeVar("Value")
 Units = int | float | Tensor
+
+
+class Ranks(Protocol):
+    """What knows the ranks that share a window: every engine."""
+
+    @property
+    def world(self) -> int:
+        """How many they are."""
+
+    @property
+    def mesh(self) -> DeviceMesh | None:
+        """Their mesh; None on one rank."""
 
 
 class RanksOutOfMemoryError(RuntimeError):
@@ -60,13 +74,13 @@ _OUT_OF_MEMORY = (
 """How torch and its libraries say it in a plain RuntimeError."""
 
 
-def gather(engine: Engine, value: Value) -> list[Value]:
+def gather(engine: Ranks, value: Value) -> list[Value]:
     """Every rank's value, in the order of ranks. Values are plain Python: numbers, texts, lists, dicts."""
     if engine.mesh is None or _fake(engine):
         return [value] * engine.world
-    found: list[Any] = [None] * engine.world
-    dist.all_gather_object(found, value, group=engine.mesh.get_group(DATA))
-    return found
+    values: list[Any] = [None] * engine.world
+    dist.all_gather_object(values, value, group=engine.mesh.get_group(DATA))
+    return values
 
 
 def reported(engine: Engine, report: str | None) -> str | None:
@@ -124,7 +138,7 @@ def total(
     return all_sums, all_units
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """A tensor that an engine has sharded, gathered from its ranks, which all call it; another is itself."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -137,6 +151,6 @@ def part_of(tensor: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
 
 
-def _fake(engine: Engine) -> bool:
+def _fake(engine: Ranks) -> bool:
     assert engine.mesh is not None
     return dist.get_backend(engine.mesh.get_group(DATA)) == "fake"

@@ -31,8 +31,9 @@ from memfit.engine.collectives import gather
 from memfit.engine.process_group import DATA
 from memfit.engine.single import copied
 from memfit.engine.torch_optim_mixin import TorchOptimMixin
+from memfit.engine.torch_state_mixin import TorchStateMixin
 from memfit.errors import InputError
-from memfit.job import Job, Nets
+from memfit.job import Job, Nets, is_trained
 
 BUCKET_BYTES = 25 << 20
 """DistributedDataParallel's default, 25 MiB."""
@@ -48,7 +49,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ddp(TorchOptimMixin):
+class Ddp(TorchOptimMixin, TorchStateMixin):
     """The engine of whole replicas."""
 
     rank: int
@@ -57,14 +58,14 @@ class Ddp(TorchOptimMixin):
     name: str = "ddp"
     syncs_in_backward: bool = False
     syncs_in_step: bool = False
-    spread: bool = False
+    sharded_state: bool = False
 
     @property
     def _group(self) -> dist.ProcessGroup:
         return self.mesh.get_group(DATA)
 
     def place(self, job: Job, nets: Nets) -> Nets:
-        """Rank 0's parameters and buffers on every rank.
+        """Gives every rank the parameters and buffers of rank 0.
 
         Raises:
             InputError: the ranks built different nets.
@@ -85,7 +86,7 @@ class Ddp(TorchOptimMixin):
         return nets
 
     def averages(self, job: Job, nets: Nets) -> Nets:
-        """Rank 0 keeps them."""
+        """Copies of the trained nets on rank 0; empty on the other ranks."""
         return copied(nets) if self.rank == 0 else {}
 
     def check(self, job: Job, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
@@ -106,7 +107,7 @@ class Ddp(TorchOptimMixin):
         """Every rank has the whole."""
 
     def accumulating(self, nets: Nets, last: bool) -> AbstractContextManager[Any]:
-        """Nothing: no backward communicates."""
+        """Does nothing: no backward communicates."""
         return nullcontext()
 
     def prepare(self, parameters: Sequence[nn.Parameter]) -> Prepared:
@@ -143,7 +144,7 @@ class Ddp(TorchOptimMixin):
     def share_buffers(self, nets: Nets) -> None:
         """Running statistics of rank 0, as DistributedDataParallel has it."""
         for net in nets.values():
-            if any(p.requires_grad for p in net.parameters()):
+            if is_trained(net):
                 for buffer in net.buffers():
                     dist.broadcast(buffer, group=self._group, group_src=0)
 
@@ -156,9 +157,9 @@ def _buckets(gradients: Sequence[Tensor]) -> tuple[tuple[Tensor, tuple[Tensor, .
         if not buckets or sum(g.nbytes for g in buckets[-1]) + gradient.nbytes > BUCKET_BYTES:
             buckets.append([])
         buckets[-1].append(gradient)
-    found = []
+    filled = []
     for (dtype, device), buckets in kinds.items():
         sizes = [sum(g.numel() for g in bucket) for bucket in buckets]
         buffer = torch.empty(max(sizes), dtype=dtype, device=device)
-        found += [(buffer[:size], tuple(bucket)) for size, bucket in zip(sizes, buckets, strict=True)]
-    return tuple(found)
+        filled += [(buffer[:size], tuple(bucket)) for size, bucket in zip(sizes, buckets, strict=True)]
+    return tuple(filled)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from memfit.engine import deepspeed
+from memfit.engine.capabilities import CAPABILITIES
 from memfit.engine.ddp import Ddp
 from memfit.engine.fsdp2 import Fsdp2
 from memfit.engine.process_group import data_mesh
@@ -55,6 +57,21 @@ def make_engine(name: str, device: torch.device, **how: Any) -> Engine:
         return Fsdp2(**place, **how)
     deepspeed.ready(device)
     return Zero(**place, stage=int(name.removeprefix("zero")), choices=deepspeed.Choices(**how))
+
+
+def load_engine(name: str) -> None:
+    """Imports the library that an engine needs, before anything is traced.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    if CAPABILITIES[name].is_deepspeed:
+        deepspeed.load()
+
+
+def traced_engine(name: str, device: torch.device) -> AbstractContextManager[None]:
+    """Inside, the library that an engine needs runs on fake tensors and a fake process group."""
+    return deepspeed.traced(device) if CAPABILITIES[name].is_deepspeed else nullcontext()
 
 
 def check_choices(engine: str, choices: Mapping[str, Any]) -> None:

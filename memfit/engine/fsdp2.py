@@ -24,22 +24,23 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from memfit.blocks import items
-from memfit.engine.collectives import whole
+from memfit.engine.collectives import full_tensor
 from memfit.engine.container_sync import ContainerSync
-from memfit.engine.ddp import Ddp
+from memfit.engine.ddp import BUCKET_BYTES, Ddp
 from memfit.engine.refusals import check_elementwise, check_shared
 from memfit.engine.single import copied
 from memfit.engine.torch_optim_mixin import TorchOptimMixin
+from memfit.engine.torch_state_mixin import TorchStateMixin
 from memfit.errors import InputError
-from memfit.job import Job, Nets
+from memfit.job import Job, Nets, is_trained
 from memfit.torch_compat.distributed import fsdp_groups
 
-LEAST = 25 << 20
+LEAST = BUCKET_BYTES
 """Bytes that are worth a gather of their own: DDP's bucket."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fsdp2(TorchOptimMixin):
+class Fsdp2(TorchOptimMixin, TorchStateMixin):
     """The engine of sharded nets.
 
     Attributes:
@@ -55,7 +56,7 @@ class Fsdp2(TorchOptimMixin):
     name: str = "fsdp2"
     syncs_in_backward: bool = True
     syncs_in_step: bool = False
-    spread: bool = True
+    sharded_state: bool = True
     sync_each_micro_batch: bool = True
     half_gather: bool = False
 
@@ -73,7 +74,7 @@ class Fsdp2(TorchOptimMixin):
         check_shared(job, self.name)
         self._replicas.place(job, nets)
         for name, net in nets.items():
-            if any(p.requires_grad for p in net.parameters()):
+            if is_trained(net):
                 _check_net(name, net)
                 self._shard(job, name, net)
         return nets
@@ -117,20 +118,24 @@ class Fsdp2(TorchOptimMixin):
                 "call the net itself in the loss, or write --engine ddp",
             ) from error
 
+    def categorised(self, nets: Nets) -> Iterator[tuple[Tensor, str]]:
+        """Gradients that a rank holds whole, until they are scattered."""
+        return ((gradient, "gradients") for gradient in _unsharded_gradients(nets))
+
     def prepare(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Nothing: the last backward scattered the sums."""
+        """Does nothing: the last backward has scattered the sums."""
 
     def reduce(self, prepared: None) -> None:
-        """Nothing: the last backward scattered the sums."""
+        """Does nothing: the last backward has scattered the sums."""
 
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
-        """By the norm of all shards of all ranks."""
+        """Clips by the norm of all shards of all ranks."""
         norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def weights(self, net: nn.Module) -> dict[str, Tensor]:
-        """Gathered from the shards."""
-        return {key: whole(value) for key, value in net.state_dict().items()}
+        """Gathers a net's weights from their shards."""
+        return {key: full_tensor(value) for key, value in net.state_dict().items()}
 
     def share_buffers(self, nets: Nets) -> None:
         """Running statistics of rank 0, as under data parallelism."""
@@ -149,7 +154,7 @@ class Fsdp2(TorchOptimMixin):
             module.set_force_sum_reduction_for_comms(True)  # type: ignore[operator]
 
 
-def whole_gradients(nets: Nets) -> Iterator[Tensor]:
+def _unsharded_gradients(nets: Nets) -> Iterator[Tensor]:
     """Gradients that a rank holds whole, until they are scattered."""
     for net in nets.values():
         for module in net.modules():

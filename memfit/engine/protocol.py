@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,7 +25,7 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """As --engine writes it."""
+        """The engine's name, as --engine writes it."""
 
     @property
     def rank(self) -> int:
@@ -45,7 +45,7 @@ class Engine(Protocol):
         whose memory runs out ends, for all to start again with less (``memfit.train.recovery.reduced_limits``)."""
 
     @property
-    def spread(self) -> bool:
+    def sharded_state(self) -> bool:
         """Whether ranks hold parts of the state: then each writes its own into a checkpoint."""
 
     @property
@@ -69,7 +69,8 @@ class Engine(Protocol):
         """The optimizers, which were checked, as this engine steps them; before anything has kept their groups."""
 
     def accumulating(self, nets: Nets, last: bool) -> AbstractContextManager[Any]:
-        """Around the forward and backward of one micro-batch; ``last`` of this rank's window."""
+        """A context for the forward and backward of one micro-batch; ``last`` marks the rank's last one of the
+        window."""
 
     def prepare(self, parameters: Sequence[nn.Parameter]) -> Any:
         """Makes all the memory that ``reduce`` needs, which then cannot fail on one rank alone."""
@@ -97,6 +98,61 @@ class Engine(Protocol):
 
     def parts(self, net: nn.Module) -> list[Tensor]:
         """What this rank holds of a net's parameters, or of its average's, in their order."""
+
+    def categorised(self, nets: Nets) -> Iterator[tuple[Tensor, str]]:
+        """Tensors that the engine holds besides parameters and their ``grad``, each with its category of memory."""
+
+    def accumulated(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """Tensors whose ``grad`` holds the gradients of a window's earlier micro-batches in a trace of one more."""
+
+    def local_step(self, optimizer: Optimizer) -> AbstractContextManager[Callable[[], None]]:
+        """Around a step that is traced alone: the ``grad`` of what ``stepped`` gives are its gradients. Gives a
+        function that steps by them without collectives."""
+
+    def stepped_parameters(self, optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, nn.Parameter]:
+        """The parameters that an optimizer steps on all ranks together, by name.
+
+        Args:
+            names: of the nets' parameters, by their ``id``.
+        """
+
+    def full_gradients(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+        """Gradients of these parameters as full tensors, after ``reduce`` and before ``step``; every rank calls it."""
+
+    def full_weights(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+        """Copies of these parameters as full tensors; every rank calls it."""
+
+    def put_weights(self, parameters: Mapping[str, nn.Parameter], weights: Mapping[str, Tensor]) -> None:
+        """Writes full tensors into what this rank holds of the parameters; those without a tensor stay."""
+
+    def put_state(
+        self,
+        nets: Nets,
+        optimizers: Mapping[str, Optimizer],
+        state: Mapping[str, Any],
+        stepped: Mapping[str, Sequence[nn.Parameter]],
+    ) -> None:
+        """Writes the state dicts of one rank, ``nets`` and ``optimizers`` by name, into what this rank holds.
+
+        Args:
+            stepped: parameters of each optimizer, in the order of its state dict.
+        """
+
+    def state_of_parts(self, nets: Nets, optimizers: Mapping[str, Optimizer]) -> dict[str, Any]:
+        """``nets`` and ``optimizers`` as torch.distributed.checkpoint writes and reads them.
+
+        Full tensors and parts of them, which are the engine's own. Names, shapes and nesting are the same under every
+        engine. Every parameter's optimizer state is there, made where there was none.
+        """
+
+    def load_state_of_parts(self, nets: Nets, optimizers: Mapping[str, Optimizer], state: Mapping[str, Any]) -> None:
+        """Takes over what was read into the tensors of ``state_of_parts``."""
+
+    def net_of_parts(self, net: nn.Module) -> dict[str, Any]:
+        """A net's state_dict, or its average's, as in ``state_of_parts``."""
+
+    def load_net_of_parts(self, net: nn.Module, state: Mapping[str, Any]) -> None:
+        """Takes over what was read into the tensors of ``net_of_parts``."""
 
     def share_buffers(self, nets: Nets) -> None:
         """Buffers of trained nets (running statistics) become rank 0's, as a checkpoint of rank 0 holds them."""

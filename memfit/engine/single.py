@@ -13,11 +13,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from memfit.engine.torch_optim_mixin import TorchOptimMixin
-from memfit.job import Job, Nets
+from memfit.engine.torch_state_mixin import TorchStateMixin
+from memfit.job import Job, Nets, is_trained
 
 
 @dataclass(frozen=True, kw_only=True)
-class Single(TorchOptimMixin):
+class Single(TorchOptimMixin, TorchStateMixin):
     """The engine of one rank."""
 
     name: str = "single"
@@ -26,7 +27,7 @@ class Single(TorchOptimMixin):
     mesh: None = None
     syncs_in_backward: bool = False
     syncs_in_step: bool = False
-    spread: bool = False
+    sharded_state: bool = False
 
     def place(self, job: Job, nets: Nets) -> Nets:
         """The nets as they are."""
@@ -43,11 +44,11 @@ class Single(TorchOptimMixin):
         """There is one rank."""
 
     def accumulating(self, nets: Nets, last: bool) -> AbstractContextManager[Any]:
-        """Nothing to do."""
+        """Does nothing: there is one rank."""
         return nullcontext()
 
     def prepare(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Nothing is needed."""
+        """Does nothing: a reduction on one rank needs no memory."""
 
     def reduce(self, prepared: None) -> None:
         """Gradients are whole already."""
@@ -58,7 +59,7 @@ class Single(TorchOptimMixin):
 
 def copied(nets: Nets) -> Nets:
     """Copies of the trained nets, which are not trained themselves."""
-    return {name: _copy(net) for name, net in nets.items() if any(p.requires_grad for p in net.parameters())}
+    return {name: _copy(net) for name, net in nets.items() if is_trained(net)}
 
 
 def _copy(net: nn.Module) -> nn.Module:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +21,17 @@ class TorchOptimMixin:
         """Every rank has the whole gradient."""
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
 
+    @contextmanager
+    def local_step(self, optimizer: Optimizer) -> Iterator[Callable[[], None]]:
+        """torch's own step communicates nothing. It is looked up when it is called: streamed state replaces it."""
+        yield lambda: optimizer.step()
+
     def step(self, optimizer: Optimizer) -> None:
-        """Of what this rank holds."""
+        """Steps the parameters that this rank holds."""
         optimizer.step()
 
     def stepped(self, optimizer: Optimizer) -> list[Tensor]:
-        """Its parameters."""
+        """The optimizer's parameters."""
         return [p for group in optimizer.param_groups for p in group["params"]]
 
     def zero_grad(self, optimizer: Optimizer) -> None:
@@ -37,5 +43,5 @@ class TorchOptimMixin:
         return dict(net.state_dict())
 
     def parts(self, net: nn.Module) -> list[Tensor]:
-        """Its parameters."""
+        """The net's parameters."""
         return list(net.parameters())

@@ -17,55 +17,33 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from memfit.engine import deepspeed
 from memfit.engine.collectives import gather
 from memfit.engine.container_sync import ContainerSync
 from memfit.engine.ddp import Ddp
-from memfit.engine.process_group import DATA
 from memfit.engine.refusals import check_elementwise, check_shared
 from memfit.engine.single import copied
-from memfit.engine.zero_partition import cut, whole
+from memfit.engine.zero_full_state import Divided
+from memfit.engine.zero_partition import cut
+from memfit.engine.zero_parts_state import ZeroPartsState
 from memfit.errors import InputError
-from memfit.job import Job, Nets
+from memfit.job import Job, Nets, is_trained
 
 REBUILT = ("Adagrad",)
 """Optimizers that DeepSpeed makes anew, with one learning rate for all groups (``initialize_optimizer_states``)."""
 
 
-@dataclass(kw_only=True)
-class Divided:
-    """What DeepSpeed made of the job's optimizer."""
-
-    zero: Any
-    """Its optimizer."""
-    parameters: tuple[nn.Parameter, ...]
-    groups: tuple[int, ...]
-    """Of each parameter, the optimizer's group."""
-    used: set[int] = field(default_factory=set)
-    """Parameters that this window gave a gradient, by their place."""
-    ever: set[int] = field(default_factory=set)
-    """The same, of any window."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class Zero:
+class Zero(ZeroPartsState):
     """The engine of DeepSpeed's ZeRO."""
-
-    rank: int
-    world: int
-    mesh: DeviceMesh
-    stage: int
-    choices: deepspeed.Choices = field(default_factory=deepspeed.Choices)
-    _made: list[Divided] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -83,14 +61,9 @@ class Zero:
         return True
 
     @property
-    def spread(self) -> bool:
+    def sharded_state(self) -> bool:
         """The optimizer's state, at least."""
         return True
-
-    @property
-    def group(self) -> dist.ProcessGroup:
-        """Of the ranks that share a window."""
-        return self.mesh.get_group(DATA)
 
     @property
     def _replicas(self) -> Ddp:
@@ -98,7 +71,7 @@ class Zero:
         return Ddp(rank=self.rank, world=self.world, mesh=self.mesh)
 
     def place(self, job: Job, nets: Nets) -> Nets:
-        """Rank 0's parameters and buffers on every rank.
+        """Gives every rank the parameters and buffers of rank 0.
 
         Raises:
             InputError: the ranks built different nets, or they cannot be trained so.
@@ -113,7 +86,7 @@ class Zero:
         return self._replicas.place(job, nets)
 
     def averages(self, job: Job, nets: Nets) -> Nets:
-        """Rank 0 keeps them; in stage 3 every rank a part of each parameter, where its part of the weights is."""
+        """Copies on rank 0; in stage 3 every rank holds the part of each copy that it holds of the weights."""
         if self.stage < 3:
             return self._replicas.averages(job, nets)
         self._replicas.place(job, nets)
@@ -157,7 +130,7 @@ class Zero:
         names = {p: f"{net}.{path}" for net, module in nets.items() for path, p in module.named_parameters()}
         own = {p: names[p] for p, _ in numbered}
         if self.stage == 3:
-            trained = nn.ModuleDict({name: net for name, net in nets.items() if _is_trained(net)})
+            trained = nn.ModuleDict({name: net for name, net in nets.items() if is_trained(net)})
             zero = deepspeed.sharded(optimizer, trained, own, self.group, self.choices)
             for module in trained.modules():
                 ContainerSync().watch(module)
@@ -201,7 +174,7 @@ class Zero:
             self._reduce(last=True)
 
     def _reduce(self, last: bool) -> None:
-        """As ``DeepSpeedEngine.allreduce_gradients``."""
+        """Reduces gradients as ``DeepSpeedEngine.allreduce_gradients`` does."""
         if self.stage > 1:
             self._zero.overlapping_partition_gradients_reduce_epilogue()
         elif last:
@@ -214,10 +187,10 @@ class Zero:
         zero = self._zero
         if self.choices.offload_optimizer:
             return [part.grad for part in self.stepped(zero.optimizer) if part.grad is not None]
-        return [one for parts in zero.averaged_gradients.values() for one in parts or ()]
+        return [gradient for parts in zero.averaged_gradients.values() for gradient in parts or ()]
 
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
-        """By the norm of all parts of all ranks."""
+        """Clips by the norm of all parts of all ranks."""
         parts = self.gradients(parameters)
         square = torch.stack([torch.linalg.vector_norm(part) for part in parts]).square().sum()
         dist.all_reduce(square, group=self.group)
@@ -227,18 +200,13 @@ class Zero:
         return norm
 
     def step(self, optimizer: Optimizer) -> None:
-        """Of this rank's part; then all gather the parts of the others.
+        """Steps this rank's part; then all ranks gather the others' parts.
 
         Raises:
             InputError: a parameter has no gradient, and DeepSpeed would change it all the same.
         """
         self._check_unused(optimizer)
         self._zero.step()
-
-    def stepped(self, optimizer: Optimizer) -> list[Tensor]:
-        """This rank's flat parts of the weights."""
-        zero = self._zero
-        return list(zero.fp32_partitioned_groups_flat if self.stage == 3 else zero.single_partition_of_fp32_groups)
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         """Lets go of everything that backwards have left in DeepSpeed's hands."""
@@ -260,29 +228,16 @@ class Zero:
         zero._release_ipg_buffers()
 
     def weights(self, net: nn.Module) -> dict[str, Tensor]:
-        """Gathered where they are cut."""
-        return {name: self._whole(value) for name, value in net.state_dict(keep_vars=True).items()}
+        """Gathers a net's weights where they are cut."""
+        return {name: self._full_value(value) for name, value in net.state_dict(keep_vars=True).items()}
 
     def parts(self, net: nn.Module) -> list[Tensor]:
-        """Whole in stages 1 and 2."""
+        """The net's parameters: full in stages 1 and 2, this rank's parts in stage 3."""
         return [getattr(p, "ds_tensor", p).data for p in net.parameters()]
 
     def share_buffers(self, nets: Nets) -> None:
         """Running statistics of rank 0, as under data parallelism."""
         self._replicas.share_buffers(nets)
-
-    def _whole(self, value: Any) -> Tensor:
-        if not hasattr(value, "ds_tensor"):
-            held: Tensor = value.detach()
-            return held
-        part = value.ds_tensor.data
-        start = min(self.rank * part.numel(), value.ds_numel)
-        return whole(part[: value.ds_numel - start], start, value.ds_shape, self.group)
-
-    @property
-    def divided(self) -> Divided:
-        """What DeepSpeed made of the job's optimizer; not before ``divide``."""
-        return self._made[0]
 
     @property
     def _zero(self) -> Any:
@@ -314,10 +269,6 @@ def _gather_on_access(nets: nn.Module, gathers: bool) -> None:
 def _held(nets: Nets) -> Iterator[tuple[str, nn.Parameter]]:
     """(``net.path``, parameter) of what DeepSpeed is given: all of every trained net."""
     for name, net in nets.items():
-        if _is_trained(net):
+        if is_trained(net):
             for path, parameter in net.named_parameters():
                 yield f"{name}.{path}", parameter
-
-
-def _is_trained(net: nn.Module) -> bool:
-    return any(p.requires_grad for p in net.parameters())

@@ -26,7 +26,7 @@ class Run:
     """``net.path``."""
     parameter: nn.Parameter
     shape: tuple[int, ...]
-    """Of the whole parameter."""
+    """The shape of the full parameter."""
     start: int
     count: int
     flat: Tensor
@@ -97,7 +97,7 @@ def _cut(parameter: nn.Parameter, rank: int, world: int, device: torch.device | 
     return part
 
 
-def held(zero: Any, stage: int) -> Iterator[tuple[Tensor, str]]:
+def buffers(zero: Any, stage: int) -> Iterator[tuple[Tensor, str]]:
     """(tensor, category) of the buffers that DeepSpeed holds beside the nets and the optimizer's state."""
     for bucket in zero.ipg_buckets.values():
         buffers = [bucket.buffer] if isinstance(bucket.buffer, Tensor) else bucket.buffer or ()
@@ -141,15 +141,15 @@ def most_gradients(groups: Sequence[Sequence[int]], world: int) -> int:
     return max(range(world), key=lambda rank: kept[rank])
 
 
-def whole(values: Tensor, start: int, shape: Sequence[int], group: dist.ProcessGroup) -> Tensor:
+def gather_full(values: Tensor, start: int, shape: Sequence[int], group: dist.ProcessGroup) -> Tensor:
     """A whole tensor, of which this rank gives the elements from ``start``; every rank calls it.
 
     Each element is a sum of one rank's value and zeros, which is exact.
     """
-    found = torch.zeros(math.prod(shape), dtype=values.dtype, device=values.device)
-    found[start : start + values.numel()] = values.view(-1)
-    dist.all_reduce(found, group=group)
-    return found.view(tuple(shape))
+    full = torch.zeros(math.prod(shape), dtype=values.dtype, device=values.device)
+    full[start : start + values.numel()] = values.view(-1)
+    dist.all_reduce(full, group=group)
+    return full.view(tuple(shape))
 
 
 def boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:

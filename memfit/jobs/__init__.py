@@ -1,4 +1,7 @@
-"""The built-in jobs, by name. Nothing is imported until a job is asked for."""
+"""The built-in jobs: a name and settings go in, a ``Job`` that stands for a project's training step comes out.
+
+Nothing is imported until a job is asked for.
+"""
 
 BUILTIN: dict[str, str] = {
     "e2_tts/base": "memfit.jobs.f5_tts:E2Base",

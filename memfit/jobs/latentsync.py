@@ -20,7 +20,7 @@ from memfit.job import Job, Loss, Nets, Precision, Shape
 from memfit.jobs.data import frames as video
 from memfit.jobs.nets.diffusion import ddim, one_step
 from memfit.jobs.nets.evaluators import FaceDetector, SyncEvaluator
-from memfit.jobs.nets.frozen import audio_embeddings, decode, encode, frozen, hidden_states, sd_vae, whisper_encoder
+from memfit.jobs.nets.frozen import audio_embeddings, decode, encode, frozen, hidden_states, openai_whisper, sd_vae
 from memfit.jobs.nets.latentsync_inference import judge, lip_sync
 from memfit.jobs.nets.perceptual import LpipsVgg
 from memfit.jobs.nets.syncnet import SyncNet, sync_loss
@@ -124,7 +124,7 @@ class Stage1(Job):
         nets: Nets = {
             "unet": unet,
             "vae": frozen(sd_vae(**self._shape("vae")), dtype),
-            "whisper": frozen(whisper_encoder(**self._shape("whisper"))),
+            "whisper": frozen(openai_whisper(**self._shape("whisper"))),
             "detector": frozen(FaceDetector(**self._shape("detector"))),
             "evaluator": frozen(SyncEvaluator(**self._shape("evaluator"))),
         }
@@ -190,7 +190,7 @@ class Stage1(Job):
         vae: Any = nets["vae"]
         gt, clips = batch["gt"], batch["gt"].shape[0]
         with torch.no_grad():
-            states = hidden_states(nets["whisper"], batch["audio"])  # type: ignore[arg-type]
+            states = hidden_states(nets["whisper"].encoder, batch["audio"])  # type: ignore[arg-type]
             audio = audio_embeddings(states, batch["positions"]).to(gt.dtype)
             del states
         drawn = batch if self.draws == "sample" else self._draw(clips, gt)

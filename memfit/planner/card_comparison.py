@@ -39,7 +39,7 @@ class Card:
     """Estimated seconds of one window of the global batch."""
     epoch_seconds: float | None
     epoch_joules: float | None
-    """At the board's maximum power, so an upper estimate."""
+    """Energy of an epoch at the board's maximum power: an upper estimate."""
     epoch_cost: float | None
     currency: str = ""
 

@@ -20,27 +20,27 @@ class Writing:
     footprint: Footprint
 
 
-def choose_writing(found: Footprint, device: Device) -> Writing:
+def choose_writing(footprint: Footprint, device: Device) -> Writing:
     """Asynchronous where there is memory for the copy.
 
     The copy's buffers stay for the whole run, so that they are in every phase: of a CPU's budget, in which they then
     count as ``buffers``. For a card they are pinned memory of the host, and the card holds no second copy.
     """
-    copy = _copied(found)
+    copy = _copied(footprint)
     size = format_size(copy)
     if device.is_cuda:
         reason = f"asynchronous: {size} are copied to pinned host memory, which uses no card memory"
-        return Writing(how="asynchronous", reason=reason, footprint=found)
-    if found.headroom_bytes < copy:
-        reason = f"synchronous: a copy of {size} does not fit next to {found.limiting_phase}, so training waits"
-        return Writing(how="synchronous", reason=reason, footprint=found)
+        return Writing(how="asynchronous", reason=reason, footprint=footprint)
+    if footprint.headroom_bytes < copy:
+        reason = f"synchronous: a copy of {size} does not fit next to {footprint.limiting_phase}, so training waits"
+        return Writing(how="synchronous", reason=reason, footprint=footprint)
     reason = f"asynchronous: a copy of {size} fits in the budget, and training continues while it is written"
-    return Writing(how="asynchronous", reason=reason, footprint=with_copy(found))
+    return Writing(how="asynchronous", reason=reason, footprint=with_copy(footprint))
 
 
-def with_copy(found: Footprint) -> Footprint:
+def with_copy(footprint: Footprint) -> Footprint:
     """The footprint of a CPU's run that keeps the buffers of a copy of its state."""
-    copy = _copied(found)
+    copy = _copied(footprint)
     phases = {
         name: replace(
             phase,
@@ -51,11 +51,11 @@ def with_copy(found: Footprint) -> Footprint:
             process_bytes_high=phase.process_bytes_high + copy,
             categories={**phase.categories, "buffers": phase.categories["buffers"] + copy},
         )
-        for name, phase in found.phases.items()
+        for name, phase in footprint.phases.items()
     }
-    return replace(found, phases=phases, headroom_bytes=found.headroom_bytes - copy)
+    return replace(footprint, phases=phases, headroom_bytes=footprint.headroom_bytes - copy)
 
 
-def _copied(found: Footprint) -> int:
-    save = found.phases.get("save") or found.phases["train"]
+def _copied(footprint: Footprint) -> int:
+    save = footprint.phases.get("save") or footprint.phases["train"]
     return sum(save.categories[name] for name in _STATE)

@@ -89,10 +89,10 @@ def differences(subjects: Sequence[Subject]) -> dict[str, list[Any]]:
 
 def _facts(prediction: Prediction) -> Mapping[str, Any]:
     trained = sum(net.trainable for net in prediction.nets)
-    whole = sum(net.parameters for net in prediction.nets)
+    parameters = sum(net.parameters for net in prediction.nets)
     return {
         "job": prediction.job, "device": prediction.device.key, "micro_batch": prediction.micro_batch,
-        **prediction.settings, "engine": prediction.engine, "world": prediction.world, "parameters": whole,
+        **prediction.settings, "engine": prediction.engine, "world": prediction.world, "parameters": parameters,
         "trained parameters": trained, "recomputed modules": len(prediction.checkpointing),
     }  # fmt: skip
 

@@ -20,7 +20,7 @@ def without_cpu_margin(device: Device) -> Device:
 
 
 def cpu_margin_bytes(device: Device) -> int:
-    """What is left so of a device's budget; 0 on a card."""
+    """Bytes of a device's budget that stay reserved for what is no tensor; 0 on a card."""
     return (device.usable_bytes or 0) - (without_cpu_margin(device).usable_bytes or 0)
 
 

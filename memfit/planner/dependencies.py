@@ -36,15 +36,15 @@ def recorded_reads() -> Iterator[set[str]]:
 
 def dependencies(reads: set[str]) -> dict[str, str]:
     """Fingerprints by path of what was imported and read up to now."""
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if file and not _is_library(file):
-            found[file] = ""
+            files[file] = ""
         elif file and "." not in name:
-            found[file] = "stat"
-    found |= {path: "" for path in reads if not _is_library(path) and not path.endswith(".pyc")}
-    return {path: mark for path, how in found.items() if (mark := _mark(path, by_time=how == "stat"))}
+            files[file] = "stat"
+    files |= {path: "" for path in reads if not _is_library(path) and not path.endswith(".pyc")}
+    return {path: mark for path, how in files.items() if (mark := _mark(path, by_time=how == "stat"))}
 
 
 def still_hold(known: Mapping[str, str]) -> bool:

@@ -107,7 +107,8 @@ def largest_size(needs: Callable[[int], int], limit: int) -> tuple[int | None, b
 
 
 def _next_size(known: Mapping[int, int], low: int, high: int, limit: int) -> int:
-    """By the line through the two known sizes next to the limit, or in the middle where lines were misled before."""
+    """The next micro-batch to try: on the line through the two known sizes next to the limit, or halfway between
+    them."""
     if len(known) == 1:
         return 2
     if len(known) > SECANT and len(known) % 2:

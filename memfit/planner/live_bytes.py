@@ -31,12 +31,12 @@ class LiveBytes:
     def peaks(self, alive: np.ndarray | None = None) -> dict[str, int]:
         """The most that is alive in each phase, or on its way in; ``setup`` belongs to ``train``."""
         alive = self.alive if alive is None else alive
-        found: dict[str, int] = {}
+        by_phase: dict[str, int] = {}
         for label, start, end in self.trace.phases:
             name = "train" if label == "setup" else label
             most = int(alive[max(start - 1, 0) : end].max(initial=0))
-            found[name] = max(found.get(name, 0), most)
-        return found
+            by_phase[name] = max(by_phase.get(name, 0), most)
+        return by_phase
 
     def less(self, storages: np.ndarray, nbytes: np.ndarray | None = None) -> np.ndarray:
         """int64 (E,): alive without these storages (bool, S), or with so many bytes less of each."""
@@ -50,15 +50,15 @@ class LiveBytes:
 
     def of(self, category: str) -> np.ndarray:
         """bool (S,): storages that hold this."""
-        found: np.ndarray = self.trace.category == CATEGORIES.index(category)
-        return found
+        holds: np.ndarray = self.trace.category == CATEGORIES.index(category)
+        return holds
 
     def events_in(self, phases: Collection[str]) -> np.ndarray:
         """bool (E,): events of these phases."""
-        found = np.zeros(len(self.alive), bool)
+        inside = np.zeros(len(self.alive), bool)
         for name, start, end in self.trace.phases:
-            found[start:end] |= name in phases
-        return found
+            inside[start:end] |= name in phases
+        return inside
 
     def parts(self, names: Collection[str]) -> np.ndarray:
         """bool (E,): events of training windows in these parts, ``forward`` or ``optimizer``, say."""
@@ -81,12 +81,12 @@ def highest(alive: np.ndarray, where: np.ndarray) -> int:
 
 
 def fall(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """By how much each phase's peak falls; below zero it rises."""
+    """Bytes by which each phase's peak falls; a negative number means that it rises."""
     return {phase: before[phase] - after.get(phase, before[phase]) for phase in before}
 
 
 def _signed(trace: Trace, nbytes: np.ndarray) -> np.ndarray:
     """int64 (E,): bytes that each event adds."""
     step = np.where(trace.kind == ALLOCATE, 1, np.where(trace.kind == FREE, -1, 0))
-    found: np.ndarray = step * nbytes[np.maximum(trace.storage, 0)]
-    return found
+    signed: np.ndarray = step * nbytes[np.maximum(trace.storage, 0)]
+    return signed

@@ -23,7 +23,7 @@ SOURCES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """By what the job's learning rate is multiplied, and why; what the other rules would give."""
+    """The factor of the job's learning rate, why, and what the other rules would give."""
 
     rule: str
     factor: float

@@ -31,7 +31,7 @@ def curve(job: Job, how: Tracing, device: Device, most: int) -> list[Point]:
     """The points of every policy, up to a micro-batch of ``most``."""
     own = default_checkpointing(job, plain_nets(job))
     smallest = min(job.longest or 1, most)
-    found = []
+    curve_points = []
     with open_traced_job(job, how, shape_of(job, smallest)) as traced_job:
         search = CandidateSearch(traced_job, device, most, 1)
         layout = traced_job.observed(shape_of(job, smallest), accumulated=True).layout
@@ -49,11 +49,11 @@ def curve(job: Job, how: Tracing, device: Device, most: int) -> list[Point]:
             for power in range(POINTS):
                 micro = min(smallest * 2**power, most)
                 takes = search.peak_of(traced_job.trace(shape_of(job, micro), modes, accumulated=True))
-                found.append(
+                curve_points.append(
                     Point(
                         policy=policy, micro_batch=micro, process_bytes=takes, fits=takes <= (device.usable_bytes or 0)
                     )
                 )
                 if micro == most:
                     break
-    return found
+    return curve_points

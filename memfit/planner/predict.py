@@ -13,6 +13,7 @@ from memfit.blocks import candidates
 from memfit.device.hardware.catalogue import Device
 from memfit.device.hardware.process_limits import check_fake_ranks
 from memfit.device.virtual.card_rules import recorded_facts
+from memfit.engine.capabilities import CAPABILITIES
 from memfit.engine.zero_partition import most_gradients
 from memfit.errors import InputError
 from memfit.job import Job, Nets, Shape
@@ -111,7 +112,8 @@ def trace_question(
 
 def binding_ranks(job: Job, nets: Nets, engine: str, world: int) -> tuple[int, ...]:
     """Ranks of which one needs most: ``BINDING_RANK``, under ZeRO's stages 1 and 2 or the one with most gradients."""
-    if engine not in ("zero1", "zero2") or world == 1:
+    does = CAPABILITIES[engine]
+    if not does.is_deepspeed or does.shards_weights or world == 1:
         return (BINDING_RANK,)
     groups = [group["params"] for optimizer in job.optimizers(nets).values() for group in optimizer.param_groups]
     most = most_gradients([[p.numel() for p in group if p.requires_grad] for group in groups], world)
@@ -120,7 +122,7 @@ def binding_ranks(job: Job, nets: Nets, engine: str, world: int) -> tuple[int, .
 
 def _check_ranks(engine: str, world: int, rank: int | None) -> None:
     check_fake_ranks(f"--world {world}", world)
-    if engine == "single" and world > 1:
+    if not CAPABILITIES[engine].several_ranks and world > 1:
         raise InputError(f"--world {world}", "--engine single has one rank", "write --engine ddp or --engine fsdp2")
     if rank is not None and not 0 <= rank < world:
         raise InputError(f"--rank {rank}", f"there are ranks 0 to {world - 1}", f"write --rank {world - 1} or less")
@@ -189,7 +191,7 @@ def default_checkpointing(job: Job, nets: Nets) -> dict[str, str]:
 
 
 def with_precision(job: Job, precision: str | None) -> Job:
-    """The same job in another precision; None: its own."""
+    """The job in another precision; None: in its own."""
     if precision is None:
         return job
     return type(job)(**{**job.settings(), "precision": precision})

@@ -67,7 +67,7 @@ class TracedQuestion:
     engine: str
     world: int
     traces: Mapping[int, Trace]
-    """By rank, of the ranks of which one needs most."""
+    """Traces by rank, of the ranks of which one needs most."""
     allocator: str
     facts: Mapping[str, Any]
     """What the traces read of the device: they hold for every device with the same facts."""

@@ -22,7 +22,7 @@ class TracedQuestions:
         """Questions that needed a trace."""
 
     def predict(self, job: Job, name: str, shape: Shape, device: Device, **choices: Any) -> Prediction:
-        """As ``memfit.planner.predict.predict``, to the byte."""
+        """Predicts as ``memfit.planner.predict.predict`` does, to the byte."""
         begin = time.perf_counter()
         known = self._known.setdefault(_key(job, shape, choices), [])
         question = next((question for question in known if holds_for(question, device)), None)

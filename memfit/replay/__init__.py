@@ -1,4 +1,7 @@
-"""A trace replayed through an allocator becomes a Footprint."""
+"""Replay: a trace and an allocator's settings go in, a ``Footprint`` with peaks by phase comes out.
+
+The caching allocator is replayed block by block; windows that follow each other share one allocator.
+"""
 
 from memfit.replay.replay import footprint
 

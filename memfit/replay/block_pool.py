@@ -29,7 +29,7 @@ class Block:
         self.range: Range | None = None
 
     @property
-    def whole(self) -> bool:
+    def is_segment(self) -> bool:
         """The block is its whole segment."""
         return self.prev is None and self.next is None
 

@@ -2,8 +2,10 @@
 
 Source: c10/cuda/CUDACachingAllocator.cpp (malloc, get_free_block, alloc_block, free_block, should_split,
 garbage_collect_cached_blocks, release_available_cached_blocks, release_cached_blocks) and c10/core/AllocatorConfig.h of
-torch 2.13.0. Left out: CUDA graphs' private pools and user memory pools; blocks used on another stream
-(``record_stream``), which come back later on a card; the order in which the driver hands out addresses, which decides
+torch 2.13.0. A block that another stream used (``record_stream``) is freed with ``awaits_event``: it comes back when
+the event is over, or when a request fails and waits for it. As in PyTorch, that request then asks the device alone and
+not the pool, so that it can fail although the block would hold it (pytorch/pytorch issue 189504). Left out: CUDA
+graphs' private pools and user memory pools; the order in which the driver hands out addresses, which decides
 only between free blocks of equal size in different segments (here the older segment first).
 """
 
@@ -51,6 +53,8 @@ class CachingAllocator:
         self.peak_allocated = self.peak_requested = 0
         self._memory = DeviceMemory(capacity)
         self._live: dict[int, Block | None] = {}
+        self._awaiting: list[int] = []
+        """Freed storages whose blocks another stream still uses, in order."""
         self._small: dict[int, Pool] = {}
         self._large: dict[int, Pool] = {}
         self._searches = ([0], [0])
@@ -122,8 +126,17 @@ class CachingAllocator:
         if self.history is not None:
             self.history.append(("alloc", block.addr, nbytes, stream, storage))
 
-    def free(self, storage: int) -> None:
-        """Returns a storage's block to its pool, joined with its free neighbours."""
+    def process_events(self) -> None:
+        """Every event that a freed block awaits is over: the blocks return to their pools."""
+        awaiting, self._awaiting = self._awaiting, []
+        for storage in awaiting:
+            self.free(storage)
+
+    def free(self, storage: int, *, awaits_event: bool = False) -> None:
+        """Returns a storage's block to its pool, joined with its free neighbours; see ``process_events``."""
+        if awaits_event:
+            self._awaiting.append(storage)
+            return
         block = self._live.pop(storage)
         if block is None:
             return
@@ -168,7 +181,7 @@ class CachingAllocator:
                 for block in list(pools[stream].blocks):
                     if block.range is not None:
                         expandable_segments.unmap(self._memory, block, self.history)
-                    elif block.whole:
+                    elif block.is_segment:
                         self._release(block)
 
     def segments(self) -> list[list[Block]]:
@@ -212,8 +225,10 @@ class CachingAllocator:
                 at += 1
         limit = self.config.max_split_size
         if limit is not None:
-            found = blocks[at].size
-            if size < limit <= found or (size >= limit and found >= size + self.config.max_non_split_rounding):
+            block_bytes = blocks[at].size
+            if size < limit <= block_bytes or (
+                size >= limit and block_bytes >= size + self.config.max_non_split_rounding
+            ):
                 return none
         return at
 
@@ -225,7 +240,9 @@ class CachingAllocator:
         block = self._reserve(pool, size, segment)
         if block is None and self._release_oversize(pool, size):
             block = self._reserve(pool, size, segment)
+        awaited = bool(self._awaiting)
         if block is None:
+            self.process_events()
             self.empty_cache()
             self.retries += 1
             block = self._reserve(pool, size, segment)
@@ -234,8 +251,9 @@ class CachingAllocator:
             if self.history is not None:
                 self.history.append(("oom", min(limits) - self.reserved, size, pool.stream, -1))
             raise OutOfMemory(
-                nbytes, segment=segment, allocated=self.allocated, reserved=self.reserved, limit=min(limits)
-            )
+                nbytes, segment=segment, allocated=self.allocated, reserved=self.reserved, limit=min(limits),
+                retry_succeeds=awaited and self._best_fit(pool, size) < len(pool.keys),
+            )  # fmt: skip
         return block
 
     def _reserve(self, pool: Pool, size: int, segment: int) -> Block | None:
@@ -283,7 +301,9 @@ class CachingAllocator:
         if excess <= 0:
             return
         clock = self._searches[False][0]
-        old = [b for stream in sorted(self._large) for b in self._large[stream].blocks if b.whole and b.range is None]
+        old = [
+            b for stream in sorted(self._large) for b in self._large[stream].blocks if b.is_segment and b.range is None
+        ]
         reclaimed, released = 0, True
         while reclaimed < excess and released and old:
             mean = sum(clock - block.born for block in old) / len(old)

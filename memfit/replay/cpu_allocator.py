@@ -44,7 +44,7 @@ class CpuAllocator:
         self.allocated -= self._live.pop(storage)
 
     def empty_cache(self) -> None:
-        """Nothing is cached."""
+        """Does nothing: a CPU's allocator keeps no cache."""
 
     def reset_peaks(self) -> None:
         self.peak_allocated = self.allocated

@@ -12,9 +12,13 @@ class OutOfMemory(Exception):  # noqa: N818
         allocated: bytes of live blocks at that moment.
         reserved: bytes held from the device at that moment.
         limit: bytes that may be held.
+        retry_succeeds: whether the same request would succeed at once, from a block that only now returned to the pool.
     """
 
-    def __init__(self, nbytes: int, *, segment: int, allocated: int, reserved: int, limit: int) -> None:
+    def __init__(
+        self, nbytes: int, *, segment: int, allocated: int, reserved: int, limit: int, retry_succeeds: bool = False
+    ) -> None:
+        self.retry_succeeds = retry_succeeds
         self.nbytes, self.segment, self.limit = nbytes, segment, limit
         self.allocated, self.reserved = allocated, reserved
         super().__init__(

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from memfit.replay.block_pool import FREE, LIVE, UNMAPPED, Block, DeviceMemory, History, Pool, Range
 
 NO_LIMIT = 1 << 40
-"""Addresses reserved where the device's memory has no limit; with one, 9/8 of it, as PyTorch does."""
+"""Addresses reserved where the device's memory has no limit; with one, 9/8 of it, as PyTorch does, or the request."""
 
 
 def allocate(memory: DeviceMemory, pool: Pool, size: int, page: int, history: History | None) -> Block | None:
@@ -88,7 +88,7 @@ def _lowest_room(memory: DeviceMemory, pool: Pool, size: int, page: int) -> Bloc
         if room >= size:
             return first
     total = NO_LIMIT if memory.capacity is None else memory.capacity
-    nbytes = -(-(total + total // 8) // page) * page
+    nbytes = -(-max(total + total // 8, size) // page) * page
     block = Block(pool, memory.addresses(nbytes), nbytes, UNMAPPED)
     block.range = Range(block.addr, nbytes, page)
     pool.unmapped.insert(bisect_left(pool.unmapped, block.addr, key=_address), block)

@@ -44,7 +44,7 @@ class PoolEvents:
     """Storages to allocate, ~storages to free, and storages + _PAIR to allocate and free at once."""
     storage: np.ndarray
     position: np.ndarray
-    """Of each, the number among the window's events."""
+    """The position of each entry among the window's events."""
     added: np.ndarray
     """What each adds to the blocks that are alive: 1, -1 or 0."""
     asks: np.ndarray
@@ -68,7 +68,7 @@ class FreeBlocks:
     least_rest: int
     """Units that must be left over for a block to be split."""
     tail: int
-    """Where the mapped part of an expandable segment ends; -1: there is none."""
+    """The end of the mapped part of an expandable segment; -1 where there is none."""
     sizes: np.ndarray
     """Units of each, sorted."""
     at_least: np.ndarray
@@ -86,7 +86,7 @@ def free_blocks(allocator: CachingAllocator) -> dict[bool, FreeBlocks]:
     for number, segment in enumerate(allocator.segments()):
         shift.update(dict.fromkeys((block.addr for block in segment), number * GAP))
     origin = min(shift, default=0)
-    found = {}
+    by_pool = {}
     for small, pools in ((True, allocator._small), (False, allocator._large)):
         blocks: list[Block] = pools[0].blocks if 0 in pools else []
         spans = {(b.addr - origin) // MIN_BLOCK + shift[b.addr]: b.size // MIN_BLOCK for b in blocks}
@@ -97,7 +97,7 @@ def free_blocks(allocator: CachingAllocator) -> dict[bool, FreeBlocks]:
         ]
         fine = small or allocator.config.expandable_segments
         sizes = np.sort(np.array([*spans.values()], np.int64))
-        found[small] = FreeBlocks(
+        by_pool[small] = FreeBlocks(
             keys=sorted(size << SHIFT | start for start, size in spans.items()),
             ends={start + size: start for start, size in spans.items()},
             starts={start: start + size for start, size in spans.items()},
@@ -106,7 +106,7 @@ def free_blocks(allocator: CachingAllocator) -> dict[bool, FreeBlocks]:
             sizes=sizes,
             at_least=np.append(np.cumsum(sizes[::-1])[::-1], 0),
         )
-    return found
+    return by_pool
 
 
 def rounded(nbytes: np.ndarray, config: AllocatorConfig) -> np.ndarray:
@@ -133,7 +133,7 @@ def peak_if_served(
         codes: kept from one window of this layout to the next.
         beaten: a peak that is no more than this need not be exact: it may be told too low.
     """
-    taken = units.tolist()
+    block_bytes = units.tolist()
     pool_of = np.where(units > SMALL // MIN_BLOCK, 2, units > 0)
     key = pool_of.tobytes()
     if key not in codes:
@@ -148,9 +148,9 @@ def peak_if_served(
         until = _last_in_doubt(pools[small], own, units)
         if len(peaks) and pools[small].least_rest > 1:
             until = max(until, int(np.searchsorted(own.position, peaks[-1], side="right")))
-        if not _serve(pools[small], own.codes[:until], taken):
+        if not _serve(pools[small], own.codes[:until], block_bytes):
             return None
-    blocks = np.array(taken, np.int64)[storage]
+    blocks = np.array(block_bytes, np.int64)[storage]
     live = np.cumsum(np.where(kind == ALLOCATE, blocks, -blocks))
     return int(live.max(initial=0)) * MIN_BLOCK
 
@@ -189,16 +189,16 @@ def _coded(kind: np.ndarray, storage: np.ndarray, position: np.ndarray) -> PoolE
     )
 
 
-def _serve(pool: FreeBlocks, codes: list[int], taken: list[int]) -> bool:
+def _serve(pool: FreeBlocks, codes: list[int], served: list[int]) -> bool:
     """Runs a pool's events; ``taken`` gets the units of blocks that are larger than asked for."""
     keys, ends, starts = pool.keys.copy(), pool.ends.copy(), pool.starts.copy()
     least, tail = pool.least_rest, pool.tail
-    place = [0] * len(taken)
+    place = [0] * len(served)
     find, insert, end_at, start_at = bisect_left, insort, ends.pop, starts.pop
     for code in codes:
         if code < 0:
             start = place[~code]
-            end = start + taken[~code]
+            end = start + served[~code]
             before = end_at(start, None)
             if before is not None:
                 del keys[find(keys, (start - before) << SHIFT | before)]
@@ -212,7 +212,7 @@ def _serve(pool: FreeBlocks, codes: list[int], taken: list[int]) -> bool:
             insert(keys, (end - start) << SHIFT | start)
             continue
         storage = code & _STORAGE
-        size = taken[storage]
+        size = served[storage]
         at = find(keys, size << SHIFT)
         if at == len(keys):
             return False
@@ -220,22 +220,22 @@ def _serve(pool: FreeBlocks, codes: list[int], taken: list[int]) -> bool:
         if tail >= 0 and at + 1 < len(keys) and (key & _MASK) + (key >> SHIFT) == tail:
             at += 1
             key = keys[at]
-        found = key >> SHIFT
-        rest = found - size
+        block_bytes = key >> SHIFT
+        rest = block_bytes - size
         if rest < least:
-            taken[storage] = found
+            served[storage] = block_bytes
         if code != storage:
             continue
         start = key & _MASK
         del keys[at]
         place[storage] = start
         if rest >= least:
-            end = start + found
+            end = start + block_bytes
             del starts[start]
             start += size
             insert(keys, rest << SHIFT | start)
             ends[end] = start
             starts[start] = end
         else:
-            del ends[start + found], starts[start]
+            del ends[start + block_bytes], starts[start]
     return True

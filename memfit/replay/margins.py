@@ -7,10 +7,11 @@ those, it holds 95 % of all.
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+
+from memfit import toml
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,7 @@ class Margin:
 @cache
 def margins() -> dict[str, Margin]:
     """The measured kinds of nets, as ``Trace.net_kind`` calls them."""
-    tables = tomllib.loads(files("memfit.replay").joinpath("margins.toml").read_text())
+    tables = toml.loads(files("memfit.replay").joinpath("margins.toml").read_text())
     return {kind: Margin(low=table["low"], high=table["high"], runs=table["runs"]) for kind, table in tables.items()}
 
 
@@ -34,5 +35,8 @@ def margin_of(net_kind: str) -> Margin:
     known = margins()
     if net_kind in known:
         return known[net_kind]
-    low, high = min(one.low for one in known.values()), max(one.high for one in known.values())
+    low, high = (
+        min(known_margin.low for known_margin in known.values()),
+        max(known_margin.high for known_margin in known.values()),
+    )
     return Margin(low=low, high=high)

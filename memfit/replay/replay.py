@@ -108,7 +108,7 @@ def footprint(
 
 
 INHERITED = 0.1
-"""Of the largest phase: reserved bytes up to which it is taken to hold what an earlier phase left in the cache."""
+"""A share of the largest phase: reserved bytes up to it count as left in the cache by an earlier phase."""
 
 
 def _limiting_phase(phases: dict[str, PhaseFootprint]) -> str:

@@ -16,11 +16,11 @@ from memfit.events import ALLOCATE, FREE, Trace
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Parts:
-    """Where a traced window's parts lie: event numbers."""
+    """Event numbers at which the parts of a traced window begin and end."""
 
     start: int
     second: int
-    """Of the second micro-batch; equal to ``end_of_micro`` where there is none."""
+    """The start of the second micro-batch; equal to ``end_of_micro`` where there is none."""
     end_of_micro: int
     end: int
 
@@ -32,9 +32,9 @@ class Layout:
     kind: np.ndarray
     storage: np.ndarray
     trace: np.ndarray
-    """Of each storage, the micro-batch whose trace it is in."""
+    """For each storage, the micro-batch whose trace it is in."""
     number: np.ndarray
-    """Of each storage, its number in that trace."""
+    """For each storage, its number in that trace."""
     carried_in: np.ndarray
     """Storages that the window frees and that an earlier one allocated, in order."""
     carried_out: np.ndarray
@@ -44,11 +44,11 @@ class Layout:
         """int64 (storages,): the storages' bytes at the traces' shapes."""
         if len(traces) == 1:
             return traces[0].nbytes[self.number]
-        found = np.zeros(len(self.number), np.int64)
+        sizes = np.zeros(len(self.number), np.int64)
         for index, trace in enumerate(traces):
             mine = self.trace == index
-            found[mine] = trace.nbytes[self.number[mine]]
-        return found
+            sizes[mine] = trace.nbytes[self.number[mine]]
+        return sizes
 
 
 def parts_of(trace: Trace) -> Parts:

@@ -81,7 +81,7 @@ class _Replay:
         self.known: dict[Window, int] = {}
         """Windows that cached blocks serve, as the allocator stands, and what they allocate at their peak."""
         self.layouts: dict[tuple[int, ...], tuple[Layout, Codes, list[Trace]]] = {}
-        """By the traces that a window's events are from."""
+        """The layouts, by the traces that a window's events come from."""
         self.carried: list[int] = []
         self.number = 0
 

@@ -1,1 +1,4 @@
-"""A person's own training script on the virtual card, in a sandbox: ``memfit trace -- python train.py``."""
+"""Scripts: the command of a person's own training script goes in, the trace of its steps on a virtual card comes out.
+
+The script runs unmodified in a sandbox (``memfit trace -- python train.py``).
+"""

@@ -1,7 +1,9 @@
 """The largest batch of a script: traced at three sizes, from which the bytes of every tensor follow.
 
 Where the events are the same at each size, the bytes of each storage are a + b * size: two sizes give them, a third
-one checks them, and any other is replayed. The answer is then traced itself, and the next larger size with it.
+one checks them, and any other is replayed. Where some storages grow with the square of the size (similarities of each
+sample with each other one), three sizes give a + b * size + c * size ** 2, and a further size is traced to check them.
+The answer is then traced itself, and the next larger size with it.
 """
 
 from __future__ import annotations
@@ -81,10 +83,20 @@ def scan_batches(request: TraceRequest, sizes: Sequence[int]) -> BatchScan:
     if failed is not None:
         return answer(None, reason=f"a size was not traced to two complete steps ({failed.ended})")
     traces = [_of(outcome) for outcome in outcomes]
-    problem = _difference(traces, sizes)
+    problem = different_events(traces, sizes)
     if problem:
         return answer(None, reason=problem)
-    grown = _Family(traces, sizes, device, request.command.world)
+    growth = fitted(traces, sizes)
+    if growth is not None and growth.is_quadratic:
+        check = 2 * max(sizes) + 1
+        traced = trace_script(replace(at_size(free, check), every_card=False)).bare
+        growth = growth if traced is not None and growth.holds_for(traced, check) else None
+    if growth is None:
+        reason = (
+            f"the bytes at batches of {', '.join(map(str, sizes))} follow neither from the size nor from its square"
+        )
+        return answer(None, reason=reason)
+    grown = _Family(traces[0], growth, device, request.command.world)
     if not grown.fits(sizes[0]):
         return answer(None, reason=f"a batch of {sizes[0]} does not fit")
     best = grown.largest(sizes[0])
@@ -125,43 +137,78 @@ def _of(outcome: ScriptOutcome) -> Trace:
     return outcome.bare
 
 
-def _difference(traces: Sequence[Trace], sizes: Sequence[int]) -> str:
-    """Why the bytes at other sizes do not follow from these; empty where they do."""
+def different_events(traces: Sequence[Trace], sizes: Sequence[int]) -> str:
+    """Why the events of one size say nothing of another one's; empty where they are the same."""
     first = traces[0]
     for trace, size in zip(traces[1:], sizes[1:], strict=True):
-        same = len(trace.kind) == len(first.kind) and (
-            np.array_equal(trace.kind, first.kind) and np.array_equal(trace.storage, first.storage)
-        )
-        if not same:
+        if not _has_events_of(first, trace):
             return f"the script does other things with a batch of {size} than with {sizes[0]}, so no size follows"
-    start, step = _line(traces, sizes)
-    for trace, size in zip(traces[2:], sizes[2:], strict=True):
-        if not np.array_equal(start + step * size, trace.nbytes):
-            return f"the bytes at a batch of {size} do not follow from those at {sizes[0]} and {sizes[1]}"
     return ""
 
 
-def _line(traces: Sequence[Trace], sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """(start, step) of each storage's bytes."""
-    step = (traces[1].nbytes - traces[0].nbytes) // (sizes[1] - sizes[0])
-    return traces[0].nbytes - step * sizes[0], step
+def _has_events_of(first: Trace, trace: Trace) -> bool:
+    return len(trace.kind) == len(first.kind) and (
+        np.array_equal(trace.kind, first.kind) and np.array_equal(trace.storage, first.storage)
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Growth:
+    """The bytes of each storage at any batch size, as Newton's polynomial through the first sizes.
+
+    Attributes:
+        first: the trace at the first size.
+        sizes: the first two sizes.
+        start: bytes at the first size.
+        slope: first divided difference.
+        square: second divided difference; 0 for a storage that grows in a line.
+    """
+
+    first: Trace
+    sizes: tuple[int, int]
+    start: np.ndarray
+    slope: np.ndarray
+    square: np.ndarray
+
+    @property
+    def is_quadratic(self) -> bool:
+        return bool(self.square.any())
+
+    def nbytes(self, size: int) -> np.ndarray:
+        low, high = self.sizes
+        return self.start + (size - low) * (self.slope + (size - high) * self.square)
+
+    def holds_for(self, trace: Trace, size: int) -> bool:
+        """Whether a trace at that size is as it follows from the others."""
+        return _has_events_of(self.first, trace) and np.array_equal(self.nbytes(size), trace.nbytes)
+
+
+def fitted(traces: Sequence[Trace], sizes: Sequence[int]) -> Growth | None:
+    """The polynomial of least degree, at most two, through all sizes; None where there is none with whole bytes."""
+    x, y = [int(size) for size in sizes], [trace.nbytes.astype(np.int64) for trace in traces]
+    slope, rest = np.divmod(y[1] - y[0], x[1] - x[0])
+    next_slope, next_rest = np.divmod(y[2] - y[1], x[2] - x[1])
+    square, last_rest = np.divmod(next_slope - slope, x[2] - x[0])
+    if rest.any() or next_rest.any() or last_rest.any() or (square < 0).any():
+        return None
+    growth = Growth(first=traces[0], sizes=(x[0], x[1]), start=y[0], slope=slope, square=square)
+    return growth if all(growth.holds_for(*pair) for pair in zip(traces, x, strict=True)) else None
 
 
 class _Family:
     """The trace at any size."""
 
-    def __init__(self, traces: Sequence[Trace], sizes: Sequence[int], device: Device, world: int) -> None:
-        self._start, self._step = _line(traces, sizes)
-        self._trace, self._device, self._world = traces[0], device, world
+    def __init__(self, trace: Trace, growth: Growth, device: Device, world: int) -> None:
+        self._trace, self._growth, self._device, self._world = trace, growth, device, world
         self._known: dict[int, tuple[bool, int]] = {}
 
     def _replayed(self, size: int) -> tuple[bool, int]:
         from memfit.planner.predict import footprint_on
 
         if size not in self._known:
-            trace = replace(self._trace, nbytes=self._start + self._step * size)
+            trace = replace(self._trace, nbytes=self._growth.nbytes(size))
             footprint = footprint_on(trace, self._device, self._world)
-            self._known[size] = (footprint.fits, max(one.process_bytes for one in footprint.phases.values()))
+            self._known[size] = (footprint.fits, max(phase.process_bytes for phase in footprint.phases.values()))
         return self._known[size]
 
     def fits(self, size: int) -> bool:

@@ -25,7 +25,8 @@ def script_error(error: BaseException, tracer: ScriptTracer) -> ScriptError:
     text = _own_traceback(error)
     summary = describe(error)
     if isinstance(error, InputError):
-        return ScriptError(text=text, summary=str(error), hint=error.write)
+        text = text.replace(f"{InputError.__module__}.InputError: ", "memfit: ")
+        return ScriptError(text=text, summary=str(error))
     if isinstance(error, torch.OutOfMemoryError):
         return ScriptError(text=text, summary=summary, out_of_memory=True)
     if isinstance(error, MemoryError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +51,7 @@ class SavedFiles:
     """
 
     def __init__(self, mode: HybridMode, *, may_write: bool) -> None:
-        self._mode, self._may_write = mode, may_write
+        self._mode, self.may_write = mode, may_write
         self._saved: list[Any] = []
         self._by_path: dict[str, int] = {}
 
@@ -62,7 +63,7 @@ class SavedFiles:
         mark = _MARK + f"{len(self._saved) - 1:08d}".encode()
         if hasattr(target, "write"):
             target.write(mark)
-        elif self._may_write:
+        elif self.may_write:
             with open(target, "wb") as opened:
                 opened.write(mark)
         else:
@@ -131,11 +132,28 @@ def checkpoints(watch: StepWatch, files: SavedFiles) -> Iterator[None]:
     def save_model(model: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
         save(model.state_dict(), filename)
 
+    def save_shards(state_dict: Any, *args: Any, checkpoint_id: Any = None, **kwargs: Any) -> None:
+        """torch.distributed.checkpoint.save: this rank's part, in a folder."""
+        with watch.saving():
+            if checkpoint_id is not None and files.may_write:
+                os.makedirs(checkpoint_id, exist_ok=True)
+                files.write(os.path.join(checkpoint_id, "__0_0.distcp"), state_dict)
+
+    def save_shards_later(state_dict: Any, *args: Any, **kwargs: Any) -> Future[None]:
+        save_shards(state_dict, *args, **kwargs)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
     import safetensors.torch
+    import torch.distributed.checkpoint as sharded
 
     with ExitStack() as stack:
         stack.enter_context(replaced(torch, save=save, load=_loaded(torch.load, files)))
         stack.enter_context(replaced(torch.serialization, save=save))
+        stack.enter_context(
+            replaced(sharded, save=save_shards, async_save=save_shards_later, load=lambda *args, **kwargs: None)
+        )
         read = _read_safetensors(safetensors.torch.load_file, files)
         stack.enter_context(replaced(safetensors.torch, save_file=save_file, save_model=save_model, load_file=read))
         stack.enter_context(replaced(FakeTensor, __reduce_ex__=_pickled))

@@ -22,11 +22,12 @@ class LiveAllocator:
     Args:
         capacity: what it may reserve, in bytes; None: without a limit.
         total: bytes of the card, for ``mem_get_info``.
+        context: bytes of the card that are never free: those of the CUDA context.
         failed: called with the bytes of a request that does not fit, before the error is raised.
     """
 
-    def __init__(self, capacity: int | None, total: int, failed: Callable[[int], None]) -> None:
-        self.total = total
+    def __init__(self, capacity: int | None, total: int, context: int, failed: Callable[[int], None]) -> None:
+        self.total, self._context = total, context
         self._allocator = CachingAllocator(capacity)
         self._failed = failed
         self.ooms = 0
@@ -40,10 +41,9 @@ class LiveAllocator:
         except OutOfMemory:
             self.ooms += 1
             self._failed(nbytes)
-            free = max(self.total - self._allocator.reserved, 0)
             raise torch.OutOfMemoryError(
                 f"CUDA out of memory. Tried to allocate {format_size(nbytes)}. GPU 0 has a total capacity of "
-                f"{format_size(self.total)} of which {format_size(free)} is free. Of the allocated memory "
+                f"{format_size(self.total)} of which {format_size(self.unreserved)} is free. Of the allocated memory "
                 f"{format_size(self._allocator.allocated)} is allocated by PyTorch, and "
                 f"{format_size(self._allocator.reserved - self._allocator.allocated)} is reserved by PyTorch but "
                 "unallocated."
@@ -54,6 +54,11 @@ class LiveAllocator:
 
     def empty_cache(self) -> None:
         self._allocator.empty_cache()
+
+    @property
+    def unreserved(self) -> int:
+        """Bytes of the card that nothing has taken."""
+        return max(self.total - self._context - self._allocator.reserved, 0)
 
     def answers(self) -> dict[str, Callable[..., Any]]:
         """What replaces the functions of ``torch.cuda`` and ``torch.cuda.memory``."""
@@ -72,7 +77,7 @@ class LiveAllocator:
             "reset_peak_memory_stats": asked(allocator.reset_peaks),
             "reset_max_memory_allocated": asked(allocator.reset_peaks),
             "reset_max_memory_cached": asked(allocator.reset_peaks),
-            "mem_get_info": asked(lambda: (max(self.total - allocator.reserved, 0), self.total)),
+            "mem_get_info": asked(lambda: (self.unreserved, self.total)),
             "memory_stats": asked(self._stats),
             "memory_stats_as_nested_dict": asked(self._stats),
             "memory_summary": asked(self._summary),

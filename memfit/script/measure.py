@@ -148,9 +148,9 @@ def line_uses(trace: Trace, row_lines: list[Line], event: int) -> tuple[LineUse,
 
 def _options(running: Running, trace: Trace) -> tuple[ScriptOption, ...]:
     watch = running.watch
-    stepped = [known.line for known in watch.optimizers.values() if known.steps]
-    line = stepped[0] if stepped else NOWHERE
-    return script_options(trace, watch.held, line, watch.forward_line, _counted(trace))
+    stepped = [known for known in watch.optimizers.values() if known.steps]
+    kind, line = (stepped[0].kind, stepped[0].line) if stepped else ("", NOWHERE)
+    return script_options(trace, watch.held, kind, line, watch.forward_line, _counted(trace))
 
 
 def _assumed(running: Running) -> tuple[AssumedAnswer, ...]:

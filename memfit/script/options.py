@@ -16,16 +16,28 @@ from memfit.script.variables import HeldVariable
 _LEAST_SHARE = 0.005
 """Of the peak, below which an option is not named."""
 _EIGHT_BIT = 0.75
-"""Of an Adam's float32 state, what two bytes instead of eight a parameter save; scales take under 2 % of it."""
+"""Of float32 state, what one byte instead of four for each number saves; scales take under 2 % of it."""
+_EIGHT_BIT_OPTIMIZERS = {
+    "Adam": "Adam8bit", "AdamW": "AdamW8bit", "SGD": "SGD8bit", "RMSprop": "RMSprop8bit", "Adagrad": "Adagrad8bit",
+}  # fmt: skip
+"""torch's optimizers, and those of bitsandbytes with their arithmetic and 8-bit state."""
+_FUSED_OPTIMIZERS = frozenset({"Adam", "AdamW", "SGD", "Adagrad"})
+"""torch's optimizers that take ``fused=True``."""
 _NUMBERED = re.compile(r"^(.*?)\.(\d+)(?:\.|$)")
 
 
 def script_options(
-    trace: Trace, held: Sequence[HeldVariable], optimizer_line: Line, forward_line: Line, alive: np.ndarray
+    trace: Trace,
+    held: Sequence[HeldVariable],
+    optimizer: str,
+    optimizer_line: Line,
+    forward_line: Line,
+    alive: np.ndarray,
 ) -> tuple[ScriptOption, ...]:
     """The options that apply, the largest saving first.
 
     Args:
+        optimizer: the name of the class of the optimizer that was made at ``optimizer_line``.
         held: variables that alone keep a storage alive when a backward begins.
         alive: bytes asked for and alive after each event.
     """
@@ -40,8 +52,10 @@ def script_options(
     there = _alive_at(trace, event)
     found = [
         *_variables(trace, held, event),
-        *_optimizer(trace, there, inside, alive, peak, optimizer_line),
+        *_optimizer(trace, there, inside, alive, peak, optimizer, optimizer_line),
         *_checkpointing(trace, there, forward_line),
+        *_smaller_activations(trace, there, forward_line),
+        *_gradients_freed(trace, spans, optimizer_line),
     ]
     least = peak * _LEAST_SHARE
     chosen = [option for option in found if option.saves_bytes is None or option.saves_bytes > least]
@@ -75,24 +89,27 @@ def _variables(trace: Trace, held: Sequence[HeldVariable], event: int) -> list[S
 
 
 def _optimizer(
-    trace: Trace, there: np.ndarray, inside: np.ndarray, alive: np.ndarray, peak: int, line: Line
+    trace: Trace, there: np.ndarray, inside: np.ndarray, alive: np.ndarray, peak: int, optimizer: str, line: Line
 ) -> list[ScriptOption]:
     where = f"{line.file}:{line.line}"
     state = int(trace.nbytes[there & (trace.category == CATEGORIES.index("optimizer"))].sum())
     options = []
-    if state:
+    eight_bit = _EIGHT_BIT_OPTIMIZERS.get(optimizer)
+    if state and eight_bit:
         options.append(
             ScriptOption(
                 name="8-bit optimizer state", saves_bytes=int(state * _EIGHT_BIT), where=where,
-                write="bitsandbytes.optim.AdamW8bit(...) instead", reason="changes the arithmetic of the step",
+                write=f"bitsandbytes.optim.{eight_bit}(...) instead", reason="changes the arithmetic of the step",
             )
         )  # fmt: skip
+    can_fuse = optimizer in _FUSED_OPTIMIZERS
     steps = np.array([part == "optimizer" for part in trace.parts])[trace.operator_part[trace.operator]]
     elsewhere = int(np.where(inside & ~steps, alive, 0).max(initial=0))
     if elsewhere and elsewhere < peak:
         options.append(
             ScriptOption(
-                name="fused step", saves_bytes=peak - elsewhere, where=where, write="fused=True",
+                name="fused step" if can_fuse else "step without foreach", saves_bytes=peak - elsewhere, where=where,
+                write="fused=True" if can_fuse else "foreach=False",
                 reason="the peak is the optimizer's own temporaries",
             )
         )  # fmt: skip
@@ -124,3 +141,54 @@ def _checkpointing(trace: Trace, there: np.ndarray, line: Line) -> list[ScriptOp
                 )
             )  # fmt: skip
     return options
+
+
+def _held(trace: Trace, there: np.ndarray, *categories: str) -> int:
+    """Bytes alive of these categories."""
+    numbers = [CATEGORIES.index(category) for category in categories]
+    return int(trace.nbytes[there & np.isin(trace.category, numbers)].sum())
+
+
+def _smaller_activations(trace: Trace, there: np.ndarray, line: Line) -> list[ScriptOption]:
+    """Half of the batch, and half of each activation's bytes: estimates from what is alive at the peak."""
+    where = f"{line.file}:{line.line}"
+    activations = _held(trace, there, "activations")
+    options = [
+        ScriptOption(
+            name="half the micro-batch", saves_bytes=(activations + _held(trace, there, "temporaries", "inputs")) // 2,
+            where=where, write="half the batch size, and one optimizer step for every second batch",
+            reason="estimated: what a batch holds at the peak, halved; BatchNorm then sees smaller batches",
+        )
+    ]  # fmt: skip
+    if trace.net_kind.endswith("float32"):
+        copies = _held(trace, there, "parameters") // 2
+        options.append(
+            ScriptOption(
+                name="bf16 autocast", saves_bytes=max(activations // 2 - copies, 0), where=where,
+                write='with torch.autocast("cuda", torch.bfloat16):  (around the forward and the loss)',
+                reason="estimated: activations halved, less the copies of the weights; changes the arithmetic",
+            )
+        )  # fmt: skip
+    return options
+
+
+def _gradients_freed(trace: Trace, spans: Sequence[tuple[int, int]], line: Line) -> list[ScriptOption]:
+    """Gradients that stay allocated from one window into the next."""
+    if len(spans) < 2:
+        return []
+    kept = _held(trace, _alive_at(trace, spans[-1][0] - 1), "gradients")
+    forwards = [number for number, part in enumerate(trace.parts) if part == "forward"]
+    start, end = spans[-1]
+    first = next(
+        (event for event in range(start, end) if trace.operator_part[trace.operator[event]] in forwards), start
+    )
+    kept = min(kept, _held(trace, _alive_at(trace, first), "gradients"))
+    if not kept:
+        return []
+    return [
+        ScriptOption(
+            name="free gradients", saves_bytes=None, where=f"{line.file}:{line.line}",
+            write="optimizer.zero_grad(set_to_none=True) before the forward",
+            reason="gradients stay allocated during the forward; what that saves depends on where the peak is then",
+        )
+    ]  # fmt: skip

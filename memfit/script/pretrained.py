@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from importlib.machinery import SourceFileLoader
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -14,6 +12,7 @@ from torch import nn
 
 from memfit.device.virtual.patching import replaced
 from memfit.device.virtual.pretrained import asked_dtype, diffusers_model
+from memfit.script.import_hooks import Hook, on_import
 
 _LOADING_OPTIONS = frozenset(
     {
@@ -56,7 +55,7 @@ def absent_weights(note: Callable[[str], None]) -> Iterator[None]:
     def timm_weights(*args: Any, **kwargs: Any) -> None:
         """The net keeps the weights that it was built with."""
 
-    hooks: dict[str, Callable[[Any], tuple[Any, dict[str, Any]]]] = {
+    hooks: dict[str, Hook] = {
         "transformers.modeling_utils": lambda module: (
             module.PreTrainedModel, {"from_pretrained": classmethod(transformers_model)}
         ),
@@ -73,16 +72,7 @@ def absent_weights(note: Callable[[str], None]) -> Iterator[None]:
         return load_state_dict(self, state_dict, *args, **kwargs)
 
     with ExitStack() as stack:
-        execute = SourceFileLoader.exec_module
-
-        def exec_module(loader: SourceFileLoader, module: ModuleType) -> None:
-            execute(loader, module)
-            hook = hooks.get(module.__name__)
-            if hook is not None:
-                owner, attributes = hook(module)
-                stack.enter_context(replaced(owner, **attributes))
-
-        stack.enter_context(replaced(SourceFileLoader, exec_module=exec_module))
+        stack.enter_context(on_import(hooks))
         stack.enter_context(replaced(torch.hub, load_state_dict_from_url=lambda *args, **kwargs: AbsentWeights()))
         stack.enter_context(replaced(nn.Module, load_state_dict=load))
         yield

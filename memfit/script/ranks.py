@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
+import torch
+import torch.cuda.nccl
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.parallel.distributed as ddp
@@ -18,6 +20,9 @@ from memfit.device.virtual.patching import replaced
 from memfit.device.virtual.redirect import redirected
 from memfit.script.tracer import ScriptTracer
 from memfit.torch_compat.distributed import OffsetBasedRNGTracker
+
+_NCCL = (2, 27, 3)
+"""The version that ``torch.cuda.nccl`` answers, of the wheels that torch 2.9 and later are released with."""
 
 
 @contextmanager
@@ -61,6 +66,10 @@ def script_ranks(tracer: ScriptTracer) -> Iterator[None]:
         stack.enter_context(replaced(mp.spawn if hasattr(mp.spawn, "spawn") else mp, spawn=_spawned))
         stack.enter_context(replaced(ddp.DistributedDataParallel, __init__=_wrapping(ddp.DistributedDataParallel)))
         stack.enter_context(replaced(OffsetBasedRNGTracker, _distribute_region=_same_numbers))
+        stack.enter_context(
+            replaced(torch.cuda, device_count=lambda: int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        )  # a script that spawns a process for each card asks
+        stack.enter_context(replaced(torch.cuda.nccl, version=lambda: _NCCL))
         stack.enter_context(replaced(DeviceMesh, __init__=_mesh(DeviceMesh.__init__)))
         yield
 

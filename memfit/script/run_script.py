@@ -25,9 +25,11 @@ from memfit.device.virtual.hybrid_mode import HybridMode, fake_parameters
 from memfit.device.virtual.library_patches import as_in_a_real_run
 from memfit.device.virtual.patching import replaced
 from memfit.device.virtual.virtual_device import Virtual, virtual_cpu, virtual_gpu
+from memfit.script.compiled_kernels import compiled_kernels
 from memfit.script.failures import script_error
 from memfit.script.files import SavedFiles, checkpoints
 from memfit.script.launchers import resolved
+from memfit.script.lazy_parameters import lazy_parameters
 from memfit.script.live_allocator import LiveAllocator
 from memfit.script.loaders import short_loaders
 from memfit.script.measure import outcome_of
@@ -40,7 +42,8 @@ from memfit.script.step_watch import EnoughError, StepWatch
 from memfit.script.stop import Stop
 from memfit.script.stubs import stubbed
 from memfit.script.tracer import MOST_KNOWN_INTEGERS, ScriptTracer
-from memfit.torch_compat import FakeTensor, engine_run_backward
+from memfit.torch_compat import FakeTensor
+from memfit.torch_compat.backend import current_engine, engine_replaced
 from memfit.trace import constant_values
 
 BATCHES = 4
@@ -116,25 +119,28 @@ def _enter(stack: ExitStack, running: Running) -> None:
     stack.enter_context(replaced(constant_values, MOST_ELEMENTS=MOST_KNOWN_INTEGERS))
     stack.enter_context(as_in_a_real_run())
     stack.enter_context(absent_weights(running.observations.note))
+    stack.enter_context(compiled_kernels(running.observations.note))
+    stack.enter_context(lazy_parameters())
     stack.enter_context(fake_parameters(tracer.mode, tracer.parameter_made))
     stack.enter_context(_addresses())
     if device.is_cuda:
         total = device.memory_bytes or 0
-        capacity = (device.usable_bytes or 0) - (device.context_bytes or 0) if request.enforced else None
-        tracer.live = LiveAllocator(capacity, total, watch.failed)
+        context = device.context_bytes or 0
+        capacity = (device.usable_bytes or 0) - context if request.enforced else None
+        tracer.live = LiveAllocator(capacity, total, context, watch.failed)
         answers = tracer.live.answers()
         stack.enter_context(replaced(torch.cuda, **answers))
         stack.enter_context(replaced(torch.cuda.memory, **answers))
     else:
         stack.enter_context(replaced(FakeTensor, __format__=_formatted))
     backwards = [0]
-    run_backward = engine_run_backward
+    run_backward = current_engine()
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         backwards[0] += 1
         return run_backward(*args, **kwargs)
 
-    stack.enter_context(replaced(torch.autograd, _engine_run_backward=watch.backward(counted)))
+    stack.enter_context(engine_replaced(watch.backward(counted)))
     stack.enter_context(short_loaders(request.batches or BATCHES, watch, lambda: backwards[0]))
     stack.enter_context(checkpoints(watch, SavedFiles(tracer.mode, may_write=not request.unsafe_writes)))
     stack.enter_context(script_ranks(tracer))
@@ -143,6 +149,7 @@ def _enter(stack: ExitStack, running: Running) -> None:
     tracer.watch = watch
     tracer.on_operator = running.stop.check
     watch.on_window = running.stop.window_ended
+    watch.on_training = running.stop.training_goes_on
     stack.enter_context(tracer.recording())
     for hook in watch.hooks():
         stack.callback(hook.remove)

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from memfit.events import FAILED
+from memfit.job import is_trained
 from memfit.script.outcome import KeptVariable
 from memfit.script.source_lines import NOWHERE, Line
 from memfit.script.tracer import ScriptTracer
@@ -52,6 +54,8 @@ class Cut:
 class _Known:
     """An optimizer of the script."""
 
+    kind: str
+    """The name of its class."""
     line: Line
     made_at: int
     """The event before which it was made."""
@@ -75,6 +79,8 @@ class StepWatch:
 
     tracer: ScriptTracer
     on_window: Callable[[], None] = lambda: None
+    on_training: Callable[[], None] = lambda: None
+    """Called before a part of a window."""
     cuts: list[Cut] = field(default_factory=lambda: [Cut(phase="setup", start=0)])
     optimizers: dict[int, _Known] = field(default_factory=dict)
     steps: list[tuple[int, int]] = field(default_factory=list)
@@ -133,6 +139,7 @@ class StepWatch:
 
     def training(self, part: str) -> None:
         """A part of a window runs now."""
+        self.on_training()
         if self.phase != "train":
             self.cut("train", self.last)
         self._in_window = True
@@ -151,7 +158,7 @@ class StepWatch:
         if self._depth == 0 and current_autograd_node() is None:
             self._name(module)
             if torch.is_grad_enabled():
-                if any(parameter.requires_grad for parameter in module.parameters()):
+                if is_trained(module):
                     self.training("forward")
                     self.forward_line = self.tracer.lines.here()
             elif self.phase != "validate" and any(id(p) in self._trained for p in module.parameters()):
@@ -170,7 +177,7 @@ class StepWatch:
 
     def _name(self, module: nn.Module) -> None:
         """Paths of modules and kinds of parameters, at the first forward of each net."""
-        if id(module) in self._named:
+        if id(module) in self._named or any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
             return
         self._named.update(id(inner) for inner in module.modules())
         self.tracer.name_modules({type(module).__name__: module})
@@ -203,7 +210,7 @@ class StepWatch:
     def optimizer_made(self, optimizer: Optimizer) -> None:
         """A new optimizer, and the parameters that it trains."""
         if self._number(optimizer) not in self.optimizers:
-            made = _Known(line=self.tracer.lines.here(), made_at=len(self.tracer.kind))
+            made = _Known(kind=type(optimizer).__name__, line=self.tracer.lines.here(), made_at=len(self.tracer.kind))
             self.optimizers[self._number(optimizer)] = made
             if self.phase == "setup":
                 self.last = len(self.tracer.kind)

@@ -16,6 +16,8 @@ WINDOWS = 3
 """Windows that are seen where the command asks for no number: the first makes the optimizers' state."""
 MOST_WINDOWS = 12
 """Windows after which a trace stops waiting for a phase that has not come."""
+SHORT_TRACE = 20_000
+"""Operators up to which a loop without a DataLoader is followed past ``WINDOWS``, for what comes at its end."""
 MOST_OF_ONE = 4
 """Times that an optimizer steps more often than asked for, while another one never does."""
 _OPERATORS_BETWEEN_LOOKS = 256
@@ -32,6 +34,8 @@ class Stop:
     begin: float
     reason: str = ""
     finish_now: Callable[[str], None] = lambda why: None
+    _enough: str = ""
+    """Why the next part of a window is not run."""
     _operators: int = 0
     _raised: int = 0
 
@@ -69,18 +73,28 @@ class Stop:
         self.watch.tracer.pause()
         raise EnoughError(self.reason)
 
+    def training_goes_on(self) -> None:
+        """Before each part of a window: what a script does after the last step that is seen, such as saving, is run."""
+        if self._enough:
+            self.stop(self._enough)
+
     def window_ended(self) -> None:
         """After each optimizer step."""
         if self.reason:
             self.stop(self.reason)
-        known = [one.steps for one in self.watch.current()]
+        known = [optimizer.steps for optimizer in self.watch.current()]
         least, most = min(known), max(known)
         if self.request.steps is not None:
             if least >= self.request.steps or most >= MOST_OF_ONE * self.request.steps:
-                self.stop(f"{self.request.steps} steps of every optimizer")
+                self._enough = f"{self.request.steps} steps of every optimizer"
         elif self.request.batches is None:
             complete = least if least or most < MOST_OF_ONE * WINDOWS else most // MOST_OF_ONE
-            seen_all = self.watch.validations and self.watch.saves and self.watch.epochs > 0
-            waits = self.watch.loaders > 0 and not seen_all and self.watch.epochs < 2
-            if complete >= WINDOWS and (not waits or complete >= MOST_WINDOWS):
-                self.stop(f"{complete} steps of every optimizer")
+            if complete >= WINDOWS and (not self._waits() or complete >= MOST_WINDOWS):
+                self._enough = f"{complete} steps of every optimizer"
+
+    def _waits(self) -> bool:
+        """Whether a phase that was not seen may still come soon."""
+        watch = self.watch
+        if watch.loaders == 0:
+            return not watch.saves and self._operators < SHORT_TRACE
+        return watch.epochs < 2 and not (watch.validations and watch.saves and watch.epochs > 0)

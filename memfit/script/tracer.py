@@ -13,7 +13,7 @@ from memfit.device.virtual.data_dependent import asks_data
 from memfit.device.virtual.hybrid_mode import HybridMode, is_real_call
 from memfit.device.virtual.virtual_device import Virtual
 from memfit.script.source_lines import NOWHERE, Line, SourceLines
-from memfit.torch_compat import FakeTensor, current_autograd_node, disable_current_modes
+from memfit.torch_compat import DisableTorchDispatch, FakeTensor, current_autograd_node, disable_current_modes
 from memfit.trace import constant_values
 from memfit.trace.operators import operator
 from memfit.trace.tracer import Tracer
@@ -24,6 +24,7 @@ MOST_KNOWN_INTEGERS = 1 << 22
 _aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
 _ITEM = _aten._local_scalar_dense.default
+_PACK = _aten._pack_padded_sequence.default
 _INDEXED = frozenset(
     {
         _aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default,
@@ -111,6 +112,8 @@ class ScriptTracer(Tracer):
 
     def _from_content(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """The result of an operator whose size depends on data that is known, on the card; None where it is not."""
+        if func is _PACK:
+            return self._packed(*args)
         if func in _INDEXED:
             positions = [self._selected(index) for index in args[1]]
             if all(found is None for found in positions):
@@ -130,6 +133,19 @@ class ScriptTracer(Tracer):
             if isinstance(result, tuple):
                 return tuple(self._on_device(one) for one in result)
         return result
+
+    def _packed(self, padded: Any, lengths: Tensor, batch_first: bool) -> Any:
+        """What ``pack_padded_sequence`` makes: rows of every step that a sequence still has, one step after another."""
+        known = lengths if not isinstance(lengths, FakeTensor) else constant_values.value_of(lengths)
+        if known is None:
+            return None
+        with DisableTorchDispatch():
+            longest = int(known[0])
+            sizes = torch.tensor([int((known > step).sum()) for step in range(longest)])
+        steps = padded.transpose(0, 1) if batch_first else padded
+        with self:
+            parts = [steps[step, :size] for step, size in enumerate(sizes.tolist())]
+            return torch.cat(parts), sizes
 
     def _selected(self, index: Any) -> list[Tensor] | None:
         """The positions that a mask of known content selects, as a real run first makes them."""

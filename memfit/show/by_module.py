@@ -45,8 +45,8 @@ def by_module(
 
 
 def _rest_as_one(rows: list[ModuleRow]) -> list[ModuleRow]:
-    whole = sum(row.total for row in rows)
-    small = [row for row in rows if row.total < NARROW * whole]
+    all_bytes = sum(row.total for row in rows)
+    small = [row for row in rows if row.total < NARROW * all_bytes]
     if len(small) < 2:
         return rows
     sums: dict[str, int] = {}
@@ -65,12 +65,12 @@ def _alive(trace: Trace, event: int) -> dict[str, dict[str, int]]:
     module = trace.operator_module[trace.made_by[alive]]
     sums = np.zeros((len(trace.modules), len(CATEGORIES)), np.int64)
     np.add.at(sums, (module, trace.category[alive]), trace.nbytes[alive])
-    found: dict[str, dict[str, int]] = {}
+    by_module: dict[str, dict[str, int]] = {}
     for row in np.flatnonzero(sums.any(1)):
         for code in np.flatnonzero(sums[row]):
-            entry = found.setdefault(trace.modules[row], {})
+            entry = by_module.setdefault(trace.modules[row], {})
             entry[CATEGORIES[code]] = entry.get(CATEGORIES[code], 0) + int(sums[row, code])
-    return found
+    return by_module
 
 
 def _spread_state(leaves: dict[str, dict[str, int]], state: Mapping[str, Mapping[str, int]]) -> None:
@@ -88,9 +88,9 @@ def _open_up(leaves: dict[str, dict[str, int]], most: int) -> dict[str, dict[str
     """Rows by module path: what lies outside of any module, then the heaviest branches, opened as far as it fits."""
     rows = {ELSEWHERE: dict(leaves.get("", {}))}
     branches = _children(leaves, "")
-    whole = sum(sum(entry.values()) for entry in leaves.values())
+    total = sum(sum(entry.values()) for entry in leaves.values())
     while True:
-        openable = [path for path in branches if _weight(leaves, path) > WIDE * whole and _children(leaves, path)]
+        openable = [path for path in branches if _weight(leaves, path) > WIDE * total and _children(leaves, path)]
         if not openable:
             break
         widest = max(openable, key=lambda path: _weight(leaves, path))
@@ -109,10 +109,10 @@ def _children(leaves: Mapping[str, object], path: str) -> list[str]:
     """Paths one level inside of ``path`` under which something is; levels with a single child are passed over."""
     start = f"{path}." if path else ""
     inside = [name for name in leaves if name.startswith(start) and name and name != path]
-    found = list(dict.fromkeys(start + name[len(start) :].split(".")[0] for name in inside))
-    if len(found) == 1 and found[0] not in leaves:
-        return _children(leaves, found[0]) or found
-    return found
+    paths = list(dict.fromkeys(start + name[len(start) :].split(".")[0] for name in inside))
+    if len(paths) == 1 and paths[0] not in leaves:
+        return _children(leaves, paths[0]) or paths
+    return paths
 
 
 def _sum(leaves: Mapping[str, dict[str, int]], path: str) -> dict[str, int]:

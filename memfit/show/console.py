@@ -28,7 +28,7 @@ def make_console(**options: Any) -> Console:
 
 
 class PrintableConsole(Console):
-    """As rich's, but text that is no valid markup is printed as it is: names may hold brackets."""
+    """A rich console that prints text which is no valid markup as it is: names may hold brackets."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         """The text, with its markup where that is valid."""

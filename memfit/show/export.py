@@ -11,14 +11,25 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from memfit.job import Job, Nets
+from memfit.engine.capabilities import CAPABILITIES, Capabilities
+from memfit.job import Job, Nets, is_trained
 from memfit.plan import PhasePolicy, Plan
 from memfit.printable import one_line
 from memfit.wording import counted
 
 FILES = {"deepspeed": "deepspeed.json", "accelerate": "accelerate.yaml", "torchrun": "torchrun.sh"}
 """The names that the files have where no other is asked for."""
-_STAGES = {"zero1": 1, "zero2": 2, "zero3": 3, "fsdp2": 3}
+
+
+def _does(engine: str) -> Capabilities:
+    """What an engine does; a name that this memfit does not know is exported as replicas are."""
+    return CAPABILITIES.get(engine, Capabilities())
+
+
+def _stage(engine: str) -> int:
+    """The stage of ZeRO that holds what the engine holds; 0 where every rank holds everything."""
+    does = _does(engine)
+    return does.zero_stage or (3 if does.shards_weights else 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +44,7 @@ class ExportGeometry:
 
     @property
     def global_batch(self) -> int:
-        """Of the three numbers."""
+        """The product of the three numbers."""
         return self.world * self.micro_batch * self.accumulation
 
 
@@ -90,25 +101,25 @@ def equal(plan: Plan, job: Job) -> ExportGeometry:
 
 def deepspeed_config(plan: Plan, job: Job, geometry: ExportGeometry) -> dict[str, Any]:
     """What ``deepspeed.initialize(config=…)`` takes."""
-    stage = _STAGES.get(plan.engine, 0)
-    found: dict[str, Any] = {
+    config: dict[str, Any] = {
         "train_batch_size": geometry.global_batch,
         "train_micro_batch_size_per_gpu": geometry.micro_batch,
         "gradient_accumulation_steps": geometry.accumulation,
-        "zero_optimization": {"stage": stage},
+        "zero_optimization": {"stage": _stage(plan.engine)},
         "zero_allow_untested_optimizer": True,
     }
     if job.clip is not None:
-        found["gradient_clipping"] = job.clip
+        config["gradient_clipping"] = job.clip
     if plan.precision != "fp32":
         dtype = {"bf16": "bfloat16", "fp16": "float16"}[plan.precision]
-        found["torch_autocast"] = {"enabled": True, "dtype": dtype}
-    return found
+        config["torch_autocast"] = {"enabled": True, "dtype": dtype}
+    return config
 
 
 def accelerate_config(plan: Plan, job: Job, nets: Nets, geometry: ExportGeometry) -> dict[str, Any]:
     """What ``accelerate launch --config_file`` takes."""
-    found: dict[str, Any] = {
+    does = _does(plan.engine)
+    config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "NO" if geometry.world == 1 else "MULTI_GPU",
         "machine_rank": 0,
@@ -118,9 +129,9 @@ def accelerate_config(plan: Plan, job: Job, nets: Nets, geometry: ExportGeometry
         "main_training_function": "main",
         "use_cpu": plan.device == "cpu" and geometry.world == 1,
     }
-    if plan.engine == "fsdp2":
-        found["distributed_type"] = "FSDP"
-        found["fsdp_config"] = {
+    if not does.is_deepspeed and does.shards_weights:
+        config["distributed_type"] = "FSDP"
+        config["fsdp_config"] = {
             "fsdp_version": 2,
             "fsdp_reshard_after_forward": True,
             "fsdp_offload_params": False,
@@ -129,25 +140,25 @@ def accelerate_config(plan: Plan, job: Job, nets: Nets, geometry: ExportGeometry
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "fsdp_transformer_layer_cls_to_wrap": ",".join(_gathered(nets)),
         }
-    elif plan.engine in _STAGES:
-        found["distributed_type"] = "DEEPSPEED"
-        found["deepspeed_config"] = {
-            "zero_stage": _STAGES[plan.engine],
+    elif does.is_deepspeed:
+        config["distributed_type"] = "DEEPSPEED"
+        config["deepspeed_config"] = {
+            "zero_stage": does.zero_stage,
             "gradient_accumulation_steps": geometry.accumulation,
             "zero3_init_flag": False,
             "offload_optimizer_device": "none",
             "offload_param_device": "none",
         }
         if job.clip is not None:
-            found["deepspeed_config"]["gradient_clipping"] = job.clip
-    return found
+            config["deepspeed_config"]["gradient_clipping"] = job.clip
+    return config
 
 
 def _gathered(nets: Nets) -> list[str]:
     """Classes of the modules that memfit's FSDP2 gathers one by one."""
     from memfit.engine.fsdp2 import units
 
-    trained = [net for net in nets.values() if any(p.requires_grad for p in net.parameters())]
+    trained = [net for net in nets.values() if is_trained(net)]
     return sorted({type(net.get_submodule(path)).__name__ for net in trained for path in units(net) if path})
 
 
@@ -169,23 +180,24 @@ def _comments(plan: Plan, left_out: Mapping[str, str]) -> str:
 
 
 def _left_out(plan: Plan, job: Job, nets: Nets, to: str, geometry: ExportGeometry) -> dict[str, str]:
-    """By name, what the form of a tool cannot say, and what to write instead."""
-    world, count, sizes = geometry.world, geometry.accumulation, plan.micro_batches
+    """By name, what a tool's file cannot express, and what to write instead."""
+    world, count, sizes, does = geometry.world, geometry.accumulation, plan.micro_batches, _does(plan.engine)
     divides = to != "torchrun"
     factor = f" * {world}" + (f" * {count}" if divides else "")
     who = f"the tool divides by {count} and averages over {world}" if divides else f"DDP averages over {world}"
-    found = {
+    notes = {
         "normalisation by units": "N = valid units of the window's micro-batches on all ranks, summed before the "
         f"first backward; each backward on sum_of_losses / N{factor} ({who})"
     }
     if to != "torchrun" and geometry.counts == "micro-batches":
-        found["variable length"] = (
+        notes["variable length"] = (
             f"the numbers count micro-batches; each holds at most {plan.micro_batch} {plan.unit}: give the loader "
             f"memfit.batch.LengthBatchSampler as its batch_sampler"
         )
     elif to != "torchrun" and (geometry.micro_batch != plan.micro_batch or geometry.global_batch != plan.global_batch):
-        found["short last micro-batch"] = (
-            f"the plan's micro-batches are {' and '.join(str(list(one)) for one in dict.fromkeys(map(tuple, sizes)))}; "
+        by_rank = [str(list(rank)) for rank in dict.fromkeys(map(tuple, sizes))]
+        notes["short last micro-batch"] = (
+            f"the plan's micro-batches are {' and '.join(by_rank)}; "
             f"the tool's are equal, so {count} x {geometry.micro_batch} on each rank"
             + (
                 f", {geometry.global_batch} where the plan has {plan.global_batch}: give the loop the plan's own "
@@ -194,39 +206,41 @@ def _left_out(plan: Plan, job: Job, nets: Nets, to: str, geometry: ExportGeometr
                 else ""
             )
         )
-    if to == "accelerate" and plan.engine not in ("zero1", "zero2", "zero3"):
-        found["accumulation"] = f"Accelerator(gradient_accumulation_steps={count}), or in the environment: " + (
+    if to == "accelerate" and not does.is_deepspeed:
+        notes["accumulation"] = f"Accelerator(gradient_accumulation_steps={count}), or in the environment: " + (
             f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS={count}"
         )
     if to == "accelerate":
-        found["micro-batch"] = f"DataLoader(batch_size={geometry.micro_batch})"
-        if job.clip is not None and plan.engine not in ("zero1", "zero2", "zero3"):
-            found["clipping"] = f"accelerator.clip_grad_norm_(parameters, {job.clip})"
-    if to == "deepspeed" and plan.engine == "fsdp2":
-        found["engine"] = "fsdp2 became ZeRO's stage 3, which holds other buffers: memfit predict --engine zero3"
+        notes["micro-batch"] = f"DataLoader(batch_size={geometry.micro_batch})"
+        if job.clip is not None and not does.is_deepspeed:
+            notes["clipping"] = f"accelerator.clip_grad_norm_(parameters, {job.clip})"
+    if to == "deepspeed" and does.shards_weights and not does.is_deepspeed:
+        notes["engine"] = (
+            f"{plan.engine} became ZeRO's stage 3, which holds other buffers: memfit predict --engine zero3"
+        )
     optimizers = list(job.optimizers(nets))
-    if len(optimizers) > 1 and (to == "deepspeed" or plan.engine in ("zero1", "zero2", "zero3")):
-        found["several optimizers"] = f"a DeepSpeed engine steps one: deepspeed.initialize for each of {optimizers}"
+    if len(optimizers) > 1 and (to == "deepspeed" or does.is_deepspeed):
+        notes["several optimizers"] = f"a DeepSpeed engine steps one: deepspeed.initialize for each of {optimizers}"
     recomputed = {module: mode for module, mode in plan.checkpointing.items() if mode != "keep"}
     if recomputed:
-        found["checkpointing by module"] = f"torch.utils.checkpoint on {json.dumps(recomputed)}"
+        notes["checkpointing by module"] = f"torch.utils.checkpoint on {json.dumps(recomputed)}"
     if plan.implementation in ("fused", "foreach", "loop"):
-        found["optimizer's kernels"] = f"the optimizers' steps are {plan.implementation}: torch.optim's own argument"
+        notes["optimizer's kernels"] = f"the optimizers' steps are {plan.implementation}: torch.optim's own argument"
     if job.validates:
-        found["validation"] = f"{_policy(plan.validation)}, every {counted(_every(plan, job), 'window')}"
+        notes["validation"] = f"{_policy(plan.validation)}, every {counted(_every(plan, job), 'window')}"
     if plan.saving != PhasePolicy():
-        found["saving"] = _policy(plan.saving)
+        notes["saving"] = _policy(plan.saving)
     if plan.optimizer_state == "host":
-        found["optimizer state"] = "it waits on the host between steps, as DeepSpeed's offload_optimizer does"
+        notes["optimizer state"] = "it waits on the host between steps, as DeepSpeed's offload_optimizer does"
     if plan.average == "host":
-        found["average"] = "the average of the weights waits on the host between its updates"
+        notes["average"] = "the average of the weights waits on the host between its updates"
     if plan.idle_nets != "keep":
-        found["idle nets"] = "nets that a phase does not use wait on the host"
+        notes["idle nets"] = "nets that a phase does not use wait on the host"
     if plan.learning_rate != 1.0:
-        found["learning rate"] = (
+        notes["learning rate"] = (
             f"times {plan.learning_rate:g}, after {counted(plan.warmup_windows, 'window')} of warm-up"
         )
-    return found
+    return notes
 
 
 def _every(plan: Plan, job: Job) -> int:

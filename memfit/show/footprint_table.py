@@ -144,8 +144,8 @@ def short_name(device: Device) -> str:
 
 def of_sizes(nbytes: int, limit: int) -> str:
     """``11.3 of 23.5 GiB``: both sizes, with one unit where they share it."""
-    (part, part_unit), (whole, unit) = (format_size(size).split(" ") for size in (nbytes, limit))
-    return f"{part} of {whole} {unit}" if part_unit == unit else f"{part} {part_unit} of {whole} {unit}"
+    (part, part_unit), (total, unit) = (format_size(size).split(" ") for size in (nbytes, limit))
+    return f"{part} of {total} {unit}" if part_unit == unit else f"{part} {part_unit} of {total} {unit}"
 
 
 def _phases(footprint: Footprint, *, cuda: bool) -> Table:

@@ -152,8 +152,8 @@ def _show_shortfall(answer: Answer, device: Device, console: Console) -> None:
 def _show_margin(device: Device, console: Console) -> None:
     """Prints how much of a CPU's budget is reserved for what is no tensor."""
     if left := cpu_margin_bytes(device):
-        whole = format_size(device.usable_bytes or 0)
-        console.print(f"{format_size(left)} of the {whole} are reserved for Python and autograd's graph.")
+        usable = format_size(device.usable_bytes or 0)
+        console.print(f"{format_size(left)} of the {usable} are reserved for Python and autograd's graph.")
 
 
 def _show_options(answer: Answer, console: Console) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from memfit.device.hardware.catalogue import Device, find_device
 from memfit.errors import InputError
 from memfit.geometry import shape_of
-from memfit.job import Job
+from memfit.job import Job, is_trained
 from memfit.loading import load_job
 from memfit.plan import Plan, read_plan
 from memfit.planner.checkpoint_writing import with_copy
@@ -32,7 +32,7 @@ from memfit.train.run_folder import RunFolder
 from memfit.wording import counted
 
 BEYOND = 4
-"""How far a prediction's curve goes: times its micro-batch."""
+"""How far a prediction's curve goes, as a multiple of its micro-batch."""
 NOT_LOADED = "the job was not loaded (--no-trace)"
 TONES = {"yes": "good", "close": "close", "no": "bad"}
 
@@ -172,13 +172,13 @@ def _plan_facts(plan: Plan) -> list[str]:
 def _about(prediction: Prediction) -> list[str]:
     device = prediction.device
     trained = sum(net.trainable for net in prediction.nets)
-    whole = sum(net.parameters for net in prediction.nets)
+    parameters = sum(net.parameters for net in prediction.nets)
     shape = f" ({prediction.shape})" if prediction.shape.length else ""
     return [
         f"{prediction.job} on {device.name}",
         f"budget: {format_size(device.usable_bytes or 0)}",
         f"micro-batch of {prediction.micro_batch} {prediction.unit}{shape}",
-        f"{whole / 1e6:,.1f} M parameters, {trained / 1e6:,.1f} M of them trained",
+        f"{parameters / 1e6:,.1f} M parameters, {trained / 1e6:,.1f} M of them trained",
     ]
 
 
@@ -189,9 +189,11 @@ def _memory(plan: Plan, curves: bool = True) -> tuple[list[Section], list[str]]:
         count = len(plan.micro_batches[0])
         shape, modes = shape_of(job, plan.micro_batch), plan.checkpointing
         try:
-            found = predict(job, plan.job, shape, _device(plan), micro_batches=count, checkpointing=modes, plan=plan)
-            untouched = untouched_section(job, plan, found)
-            sections, notes = [*untouched, *memory_sections(found, _state(job))], _changes(plan, found)
+            prediction = predict(
+                job, plan.job, shape, _device(plan), micro_batches=count, checkpointing=modes, plan=plan
+            )
+            untouched = untouched_section(job, plan, prediction)
+            sections, notes = [*untouched, *memory_sections(prediction, _state(job))], _changes(plan, prediction)
         except Exception as error:  # the job's code is the user's: a report says what it raised
             problem = _first_line(error)
         else:
@@ -225,11 +227,11 @@ def _of_prediction(job: Job | None, prediction: Prediction) -> list[Section]:
     return [curve_section(points, prediction.unit, prediction.device, prediction.micro_batch)]
 
 
-def _changes(plan: Plan, found: Prediction) -> list[str]:
+def _changes(plan: Plan, prediction: Prediction) -> list[str]:
     """Phases whose peak is no longer the plan's."""
     notes = []
-    copies = plan.checkpoint_writing == "asynchronous" and not found.device.is_cuda
-    footprint = with_copy(found.footprint) if copies else found.footprint
+    copies = plan.checkpoint_writing == "asynchronous" and not prediction.device.is_cuda
+    footprint = with_copy(prediction.footprint) if copies else prediction.footprint
     for name, phase in footprint.phases.items():
         planned = number(plan.phases.get(name, {}).get("allocated_bytes"))
         if planned is not None and abs(phase.allocated_bytes - planned) > 0.01 * planned:
@@ -239,8 +241,8 @@ def _changes(plan: Plan, found: Prediction) -> list[str]:
 
 
 def _device(plan: Plan) -> Device:
-    found = find_device(plan.device)
-    return replace(found, usable_bytes=plan.budget_bytes, memory_bytes=found.memory_bytes or plan.budget_bytes)
+    device = find_device(plan.device)
+    return replace(device, usable_bytes=plan.budget_bytes, memory_bytes=device.memory_bytes or plan.budget_bytes)
 
 
 def _job(name: str, settings: Mapping[str, Any]) -> tuple[Job | None, str]:
@@ -259,18 +261,18 @@ def _state(job: Job | None) -> dict[str, dict[str, int]]:
     """Bytes of parameters, frozen parameters and buffers by module path, a shared tensor once."""
     if job is None:
         return {}
-    found: dict[str, dict[str, int]] = {}
+    by_module: dict[str, dict[str, int]] = {}
     seen: set[int] = set()
     nets = plain_nets(job)
     for name, net in nets.items():
-        trained = any(parameter.requires_grad for parameter in net.parameters())
+        trained = is_trained(net)
         named = [(path, parameter.data, "parameters") for path, parameter in net.named_parameters()]
         named += [(path, tensor, "buffers") for path, tensor in net.named_buffers()]
         for path, tensor, category in named:
             if id(tensor) in seen:
                 continue
             seen.add(id(tensor))
-            entry = found.setdefault(f"{name}.{path}".rpartition(".")[0], {})
+            entry = by_module.setdefault(f"{name}.{path}".rpartition(".")[0], {})
             category = category if trained else "frozen"
             entry[category] = entry.get(category, 0) + tensor.numel() * tensor.element_size()
-    return found
+    return by_module

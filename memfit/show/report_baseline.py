@@ -14,7 +14,7 @@ from memfit.sizes import format_size
 
 
 def untouched_section(job: Job, plan: Plan, planned: Prediction) -> list[Section]:
-    """The same micro-batches on the same device, with the job's own recomputing, wrapper, step, validation and saving.
+    """Predicts the same micro-batches on the same device with the job's own recomputing, wrapper, step and validation.
 
     Nothing where the plan applies no option that saves memory.
 
@@ -25,9 +25,13 @@ def untouched_section(job: Job, plan: Plan, planned: Prediction) -> list[Section
         return []
     own = with_settings(job, {"wrapper": type(job).wrapper})
     shape, count = shape_of(own, plan.micro_batch), len(plan.micro_batches[0])
-    found = predict(own, plan.job, shape, planned.device, micro_batches=count).footprint
+    untouched = predict(own, plan.job, shape, planned.device, micro_batches=count).footprint
     return [
-        Section(title="Without the plan", text=_without_plan(found, plan), tables=[_phases(found, planned.footprint)])
+        Section(
+            title="Without the plan",
+            text=_without_plan(untouched, plan),
+            tables=[_phases(untouched, planned.footprint)],
+        )
     ]
 
 

@@ -139,7 +139,7 @@ def _figure(lines: list[list[dict[str, Any]]]) -> dict[str, Any]:
     looks = ({"colour": "accent"}, {"colour": "activations", "dash": "dot", "symbol": "square"})
     panels = []
     for title, column in COLUMNS.items():
-        values = [[number(found.get(window, {}).get(column)) for window in windows] for found in by_window]
+        values = [[number(values_of.get(window, {}).get(column)) for window in windows] for values_of in by_window]
         both = [curve(name, own, **look) for name, own, look in zip(NAMES, values, looks, strict=True)]
         holds = {"memory": "bytes", "micro-batches": "counts"}.get(title, "")
         panels.append(panel(title, both, holds=holds, zero=title != "loss"))

@@ -25,9 +25,9 @@ def curve_section(points: Sequence[Point], unit: str, device: Device, chosen: in
         points: of each policy the same micro-batches, ascending.
         chosen: the micro-batch that is read out at first, in ``unit``.
     """
-    taken: dict[str, list[int]] = {}
+    by_policy: dict[str, list[int]] = {}
     for point in points:
-        taken.setdefault(point.policy, []).append(point.process_bytes)
+        by_policy.setdefault(point.policy, []).append(point.process_bytes)
     sizes = list(dict.fromkeys(point.micro_batch for point in points))
     limits = _limits(device, max(point.process_bytes for point in points))
     figure = {
@@ -39,12 +39,12 @@ def curve_section(points: Sequence[Point], unit: str, device: Device, chosen: in
         "limits": [{"name": name, "bytes": bytes_} for name, bytes_ in limits],
         "lines": [
             {"name": policy, "y": bytes_, "colour": colour, "dash": dash, "symbol": symbol}
-            for (policy, bytes_), (colour, dash, symbol) in zip(taken.items(), LOOKS, strict=False)
+            for (policy, bytes_), (colour, dash, symbol) in zip(by_policy.items(), LOOKS, strict=False)
         ],
     }
-    rows = [(f"{size:,}", *(format_size(bytes_[i]) for bytes_ in taken.values())) for i, size in enumerate(sizes)]
-    columns = (f"micro-batch, {unit}", *taken)
-    fits = [(name, *(_largest(sizes, bytes_, limit) for bytes_ in taken.values())) for name, limit in limits]
+    rows = [(f"{size:,}", *(format_size(bytes_[i]) for bytes_ in by_policy.values())) for i, size in enumerate(sizes)]
+    columns = (f"micro-batch, {unit}", *by_policy)
+    fits = [(name, *(_largest(sizes, bytes_, limit) for bytes_ in by_policy.values())) for name, limit in limits]
     return Section(
         title="Memory against micro-batch",
         text="What the process takes in training, with gradients accumulated",
@@ -76,6 +76,6 @@ def _limits(device: Device, highest: int) -> list[tuple[str, int]]:
     return sorted(own + near, key=lambda card: card[1])
 
 
-def _largest(sizes: Sequence[int], taken: Sequence[int], limit: int) -> str:
-    fitting = [size for size, bytes_ in zip(sizes, taken, strict=True) if bytes_ <= limit]
+def _largest(sizes: Sequence[int], process_bytes: Sequence[int], limit: int) -> str:
+    fitting = [size for size, bytes_ in zip(sizes, process_bytes, strict=True) if bytes_ <= limit]
     return f"{max(fitting):,}" if fitting else "none"

@@ -27,7 +27,7 @@ LAYERS = (
     "workspace",
     "temporaries",
 )
-"""From the ground up: what stays longest is lowest."""
+"""Categories from the bottom of the chart up: what stays longest is lowest."""
 HATCHES = {
     "frozen": "up",
     "buffers": "tall",
@@ -118,13 +118,13 @@ def _figure(prediction: Prediction, line: Timeline) -> dict[str, Any]:
 
 def _goto(line: Timeline) -> list[dict[str, Any]]:
     """Moments that a button leads to: the peak of each phase, and the failure."""
-    found = []
+    moments = []
     for phase in dict.fromkeys(span.phase for span in line.spans):
         highest = max((span for span in line.spans if span.phase == phase), key=lambda span: span.peak)
-        found.append({"name": f"peak of {phase}", "index": _index(line, highest.peak_event)})
+        moments.append({"name": f"peak of {phase}", "index": _index(line, highest.peak_event)})
     if line.failed is not None:
-        found.append({"name": "failed request", "index": _index(line, line.failed)})
-    return found
+        moments.append({"name": "failed request", "index": _index(line, line.failed)})
+    return moments
 
 
 def _highest(line: Timeline) -> int:
@@ -139,7 +139,7 @@ def _modules(prediction: Prediction, line: Timeline, state: Mapping[str, Mapping
     event = _highest(line)
     rows = by_module(prediction.trace, event, state)
     columns = [name for name in LAYERS if any(row.categories.get(name) for row in rows)]
-    whole = sum(row.total for row in rows)
+    total = sum(row.total for row in rows)
     modes = prediction.checkpointing
     more = ["recomputed"] if modes else []
     cells = []
@@ -149,13 +149,13 @@ def _modules(prediction: Prediction, line: Timeline, state: Mapping[str, Mapping
             (
                 row.module,
                 format_size(row.total),
-                row.total / whole,
+                row.total / total,
                 *(format_size(row.categories[name]) if row.categories.get(name) else "–" for name in columns),
                 *([recomputed] if modes else []),
             )
         )
     table = Table(
-        caption=f"{format_size(whole)} alive at the peak",
+        caption=f"{format_size(total)} alive at the peak",
         columns=("module", "alive", "share", *columns, *more),
         rows=cells,
         numeric=("alive", *columns),
@@ -179,7 +179,7 @@ def _recomputed(module: str, modes: Mapping[str, str]) -> str:
 
 
 def _phases(prediction: Prediction) -> Section:
-    found, device = prediction.footprint, prediction.device
+    footprint, device = prediction.footprint, prediction.device
     cuda, budget = device.is_cuda, device.usable_bytes or 0
     columns = (
         "phase",
@@ -191,7 +191,7 @@ def _phases(prediction: Prediction) -> Section:
         "operator",
     )
     rows = []
-    for name, phase in found.phases.items():
+    for name, phase in footprint.phases.items():
         interval = f"{format_size(phase.process_bytes_low)} to {format_size(phase.process_bytes_high)}"
         more = (format_size(phase.reserved_bytes), format_size(phase.process_bytes), interval) if cuda else ()
         part = f"{phase.process_bytes / budget:.0%}" if budget else "unknown"

@@ -32,8 +32,8 @@ def flight_section(path: Path) -> list[Section]:
 
 def flight_line(path: Path) -> str:
     """The failed request in a few words, for a verdict; empty where there was none."""
-    found = flight_section(path)
-    first = found[0].text.split(". ")[0] if found else ""
+    sections = flight_section(path)
+    first = sections[0].text.split(". ")[0] if sections else ""
     return first[:1].lower() + first[1:]
 
 
@@ -53,7 +53,9 @@ def _resident(record: Mapping[str, Any]) -> Table:
     resident = _mapping(record.get("resident"))
     measured, predicted = _mapping(resident.get("measured")), _mapping(resident.get("predicted_at_peak"))
     names = [n for n in dict.fromkeys([*measured, *predicted]) if number(measured.get(n)) or number(predicted.get(n))]
-    rows = [(name, *(_size(one[name]) if name in one else "–" for one in (measured, predicted))) for name in names]
+    rows = [
+        (name, *(_size(sizes[name]) if name in sizes else "–" for sizes in (measured, predicted))) for name in names
+    ]
     return Table(
         caption="What was resident: measured when it failed, and as predicted at the step's peak",
         columns=("category", "measured", "predicted"),
@@ -63,16 +65,16 @@ def _resident(record: Mapping[str, Any]) -> Table:
 
 
 def _modules(record: Mapping[str, Any]) -> Table:
-    found = _mapping(record.get("resident")).get("by_module")
-    entries = [_mapping(entry) for entry in found] if isinstance(found, list) else []
+    by_module = _mapping(record.get("resident")).get("by_module")
+    entries = [_mapping(entry) for entry in by_module] if isinstance(by_module, list) else []
     rows = [(str(entry.get("module", "")), _size(entry.get("bytes"))) for entry in entries]
     caption = "Modules that held most of it: parameters, gradients and optimizer state"
     return Table(caption=caption, columns=("module", "bytes"), rows=rows, numeric=("bytes",), code=("module",))
 
 
 def _options(record: Mapping[str, Any]) -> Table:
-    found = record.get("options", record.get("levers"))
-    entries = [_mapping(entry) for entry in found] if isinstance(found, list) else []
+    options = record.get("options", record.get("levers"))
+    entries = [_mapping(entry) for entry in options] if isinstance(options, list) else []
     rows = [(str(e.get("name", "")), _size(e.get("saves_bytes")), str(e.get("costs", ""))) for e in entries]
     caption = "Options that the plan does not apply, and what each would save"
     return Table(caption=caption, columns=("option", "saves", "costs"), rows=rows, numeric=("saves",), text=("costs",))
@@ -83,5 +85,5 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _size(value: Any) -> str:
-    found = number(value)
-    return "unknown" if found is None else format_size(int(found))
+    nbytes = number(value)
+    return "unknown" if nbytes is None else format_size(int(nbytes))

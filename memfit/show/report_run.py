@@ -14,6 +14,7 @@ from memfit.show.page import Section, Table
 from memfit.show.report_oom import flight_line
 from memfit.show.run_log import Rank, noise_words, number, seen, shown_windows
 from memfit.sizes import format_size
+from memfit.train.metrics_file import comparable_bytes
 
 TABLE_ROWS = 24
 MOST_RANKS = 16
@@ -49,7 +50,7 @@ def run_verdict(path: Path, plan: Plan, lines: list[dict[str, Any]]) -> tuple[st
 
 def run_sections(plan: Plan, lines: list[dict[str, Any]], ids: list[dict[str, Any]]) -> list[Section]:
     """Sections of a run's lines; none of what was not written."""
-    found = [_windows(plan, lines)] if lines else []
+    sections = [_windows(plan, lines)] if lines else []
     given = seen(ids)
     if given is not None:
         picture, ranks = given
@@ -57,14 +58,14 @@ def run_sections(plan: Plan, lines: list[dict[str, Any]], ids: list[dict[str, An
             "From the ids that each window really applied. "
             "A bar's height is the part of the ids there that the rank was given."
         )
-        found.append(
+        sections.append(
             Section(
                 title="What each rank saw",
                 text=text,
                 strips=[strips_of(picture, f"Ids 0 to {picture.size - 1}, the whole run", _ranks(ranks))],
             )
         )
-    return found
+    return sections
 
 
 def _peak(lines: list[dict[str, Any]]) -> float | None:
@@ -83,8 +84,10 @@ def _windows(plan: Plan, lines: list[dict[str, Any]]) -> Section:
     known = max((value for value in (*measured, *predicted) if value is not None), default=plan.budget_bytes)
     near = plan.budget_bytes < FAR * known
     budget: list[float | None] = [plan.budget_bytes] * len(shown)
+    tensors = [comparable_bytes(line) for line in shown]
     memory = [
         curve("measured", measured, "accent"),
+        *([curve("measured, tensors alone", tensors, "activations")] if tensors != measured else []),
         curve("predicted", predicted, "quiet", dash="dot", symbol="square"),
         curve("budget", budget, "limit", dash="dash", symbol="line-ew") | {"far": not near},
     ]
@@ -150,14 +153,18 @@ def curve(
 
 
 def _compared(lines: list[dict[str, Any]]) -> str:
-    peak = _peak(lines)
+    peak = max((value for line in lines if (value := comparable_bytes(line)) is not None), default=None)
     predicted = max(
         (value for line in lines if (value := number(line.get("predicted_process_bytes"))) is not None), default=None
     )
     if peak is None or not predicted:
         return "Predicted or measured memory is unknown."
     off = f"{abs(peak / predicted - 1):.1%} {'more' if peak > predicted else 'less'}"
-    return f"The highest window took {format_size(peak)}, where {format_size(predicted)} was predicted: {off}."
+    process = _peak(lines) or peak
+    took = f"The tensors of the highest window took {format_size(peak)}" if process != peak else ""
+    rest = f" The process took {format_size(process)}, with libraries, Python and data." if process != peak else ""
+    took = took or f"The highest window took {format_size(peak)}"
+    return f"{took}, where {format_size(predicted)} was predicted: {off}.{rest}"
 
 
 def _window_table(plan: Plan, lines: list[dict[str, Any]]) -> Table:

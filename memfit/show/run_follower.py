@@ -32,15 +32,15 @@ class Lines:
         self._offset, self._file = 0, -1
 
     def new(self) -> Iterator[dict[str, Any]]:
-        """What came since the last call."""
+        """Yields the lines that came since the last call."""
         try:
             file = open(self._path, "rb")  # noqa: SIM115
         except OSError:
             return
         with file:
-            found = self._path.stat().st_ino
-            if found != self._file:
-                self._file, self._offset = found, 0
+            inode = self._path.stat().st_ino
+            if inode != self._file:
+                self._file, self._offset = inode, 0
             file.seek(self._offset)
             for text in file:
                 if not text.endswith(b"\n"):

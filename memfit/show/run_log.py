@@ -22,7 +22,7 @@ MOST = 1500
 
 def noise_words(lines: list[dict[str, Any]], unit: str) -> str:
     """What the last known gradient noise scale of a run says about its global batch; empty where none is known."""
-    known = (found for line in reversed(lines) if (found := number(line.get("noise_scale"))) is not None)
+    known = (last_scale for line in reversed(lines) if (last_scale := number(line.get("noise_scale"))) is not None)
     noise = next(known, None)
     if noise is None:
         return ""

@@ -23,8 +23,8 @@ def strips(picture: Picture) -> list[Text]:
     lines += [_strip(f"rank {rank}", picture.share[rank], "cyan") for rank in ranks]
     if len(ranks) < len(picture.share):
         lines.append(Text(f"{'':8}… and {len(picture.share) - len(ranks)} more ranks", style="dim"))
-    whole = picture.together.min(initial=1.0) >= 1
-    lines.append(_strip("all", picture.together, "green" if whole else "red"))
+    complete = picture.together.min(initial=1.0) >= 1
+    lines.append(_strip("all", picture.together, "green" if complete else "red"))
     if picture.length is not None and picture.padding is not None:
         longest = float(np.nanmax(picture.length)) if picture.length.size else 0.0
         legend = f"mean length (full: {longest:,.4g}), then padding (full: all)"

@@ -81,8 +81,13 @@ def _page(request: TraceRequest, outcome: ScriptOutcome, prediction: Prediction)
         columns=("option", "saves", "at", "write"),
         code=("at", "write"),
         rows=[
-            (one.name, "unknown" if one.saves_bytes is None else format_size(one.saves_bytes), one.where, one.write)
-            for one in outcome.options
+            (
+                option.name,
+                "unknown" if option.saves_bytes is None else format_size(option.saves_bytes),
+                option.where,
+                option.write,
+            )
+            for option in outcome.options
         ],
     )
     cards = Table(

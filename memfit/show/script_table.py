@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -53,6 +54,27 @@ def show_outcome(
         console.print(Text(line, style="dim"), soft_wrap=True)
 
 
+def show_devices(requests: Sequence[TraceRequest], outcomes: Sequence[ScriptOutcome]) -> None:
+    """One row for each card that was asked about."""
+    console = Console(highlight=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("card")
+    for name in ("usable", "needs"):
+        table.add_column(name, justify="right")
+    table.add_column("verdict")
+    for request, outcome in zip(requests, outcomes, strict=True):
+        device, footprint = device_of(request), outcome.footprint
+        usable = "unknown" if device.usable_bytes is None else format_size(device.usable_bytes)
+        if footprint is None or outcome.windows < 2:
+            table.add_row(request.device, usable, "unknown", "no verdict")
+            continue
+        word, colour = _CARD_WORDS[footprint.verdict]
+        most = max(phase.process_bytes for phase in footprint.phases.values())
+        table.add_row(request.device, usable, format_size(most), Text(word, style=colour))
+    console.print(table)
+    console.print(f"\nDetails on {requests[0].device}:", soft_wrap=True)
+
+
 def headline(request: TraceRequest, outcome: ScriptOutcome) -> Text:
     """The verdict in one line."""
     footprint = outcome.footprint
@@ -64,6 +86,12 @@ def headline(request: TraceRequest, outcome: ScriptOutcome) -> Text:
         why = f"{counted(outcome.windows, 'complete optimizer step')} ran, and two are needed"
         reason = outcome.error.summary if outcome.error is not None else outcome.ended
         return text.append(f": {why} (stopped after: {reason}).", style="default")
+    if outcome.error is not None and not outcome.error.out_of_memory:
+        worst = footprint.phases[footprint.limiting_phase]
+        text = Text("The script failed", style="bold yellow")
+        return text.append(
+            f"; up to there it needs {format_size(worst.process_bytes)} of card memory.", style="default"
+        )
     if not request.asked:
         worst = footprint.phases[footprint.limiting_phase]
         smallest = next((card for card in outcome.cards if card.verdict == "yes"), None)
@@ -126,8 +154,8 @@ def place(line: LineUse) -> str:
 
 
 def _short(path: str) -> str:
-    _, found, rest = path.rpartition(f"site-packages{os.sep}")
-    return rest if found else path
+    _, separator, rest = path.rpartition(f"site-packages{os.sep}")
+    return rest if separator else path
 
 
 def _options(outcome: ScriptOutcome) -> Table:
@@ -167,7 +195,7 @@ def largest_batch(scan: BatchScan) -> str:
 
 
 def remarks(outcome: ScriptOutcome) -> list[str]:
-    """What is kept, assumed and not seen, and what the sandbox held back."""
+    """Lines about what is kept, assumed and not seen, and what the sandbox held back."""
     lines = [""]
     for kept in outcome.kept[:_TOP_OTHERS]:
         where = f"{_near(kept.file)}:{kept.line}"

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from memfit.planner.variable_length.sequence import SequencePrediction
 
 
-def show_sequence(found: SequencePrediction, console: Console | None = None) -> None:
+def show_sequence(prediction: SequencePrediction, console: Console | None = None) -> None:
     """One row without and one with expandable segments."""
     console = console or make_console()
-    plain = found.plain
+    plain = prediction.plain
     ran = counted(plain.windows, "window") if plain.failed_window is None else "the windows"
     table = Table(
         box=None,
@@ -29,7 +29,7 @@ def show_sequence(found: SequencePrediction, console: Console | None = None) -> 
     )
     for title in ("segments", "allocated", "reserved", "ratio", "last growth", "fits"):
         table.add_column(title, justify="left" if title == "segments" else "right")
-    for name, peaks in (("as they are", plain), ("expandable", found.expandable)):
+    for name, peaks in (("as they are", plain), ("expandable", prediction.expandable)):
         table.add_row(
             name,
             format_size(peaks.allocated_bytes),

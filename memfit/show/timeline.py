@@ -88,13 +88,13 @@ def extremes(values: np.ndarray, phases: list[tuple[int, int]], most: int) -> np
     """Indices of the largest and the smallest value of equal stretches, at most ``most`` of them (two for a phase at
     the least)."""
     size = max(sum(end - start for start, end in phases), 1)
-    found: list[int] = []
+    indices: list[int] = []
     for start, end in phases:
         stretches = min(max(most * (end - start) // size // 2, 1), end - start)
         edges = start + np.arange(stretches + 1) * (end - start) // stretches
         for low, high in pairwise(edges.tolist()):
-            found += [low + int(values[low:high].argmax()), low + int(values[low:high].argmin())]
-    return np.unique(np.array(found, np.int64))
+            indices += [low + int(values[low:high].argmax()), low + int(values[low:high].argmin())]
+    return np.unique(np.array(indices, np.int64))
 
 
 def reserved(trace: Trace, device: Device) -> tuple[np.ndarray, int | None]:
@@ -144,7 +144,7 @@ def _first_over(total: np.ndarray, limit: int | None) -> int | None:
 def spans_of(trace: Trace, total: np.ndarray) -> tuple[Span, ...]:
     """The phases' parts in order; windows are numbered, and parts of one micro-batch after another are apart."""
     part_of = trace.operator_part[trace.operator]
-    windows, found = 0, []
+    windows, spans = 0, []
     for name, start, end in trace.phases:
         windows += name == "train"
         label = f"window {windows}" if name == "train" else name
@@ -154,8 +154,8 @@ def spans_of(trace: Trace, total: np.ndarray) -> tuple[Span, ...]:
         for low, high in pairwise(edges):
             event = low + int(total[low:high].argmax())
             part = trace.parts[part_of[low]]
-            found.append(Span(phase=label, part=part, start=low, end=high, peak=int(total[event]), peak_event=event))
-    return tuple(found)
+            spans.append(Span(phase=label, part=part, start=low, end=high, peak=int(total[event]), peak_event=event))
+    return tuple(spans)
 
 
 def place_of(trace: Trace, event: int) -> tuple[str, str]:

@@ -32,7 +32,7 @@ def write_trace(path: Path, prediction: Prediction) -> None:
     columns: dict[str, Any] = {
         field.name: getattr(trace, field.name) for field in fields(Trace) if field.name not in _TABLES
     }
-    told = {
+    metadata = {
         "memfit_trace": VERSION,
         "job": prediction.job,
         "settings": prediction.settings,
@@ -48,7 +48,7 @@ def write_trace(path: Path, prediction: Prediction) -> None:
     }
     try:
         with open_atomic(path) as file:
-            np.savez_compressed(file, told=np.array(json.dumps(told, default=str)), **columns)
+            np.savez_compressed(file, told=np.array(json.dumps(metadata, default=str)), **columns)
     except OSError as error:
         raise InputError(
             f"--trace {path}", f"cannot be written: {error.strerror}", "write a path in a folder that is there"
@@ -64,14 +64,14 @@ def read_trace(path: Path) -> Prediction:
     again = "make it again with memfit predict --trace F.npz"
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            told = json.loads(str(file["told"]))
+            metadata = json.loads(str(file["told"]))
             columns = {name: file[name] for name in file.files if name != "told"}
-        if told.pop("memfit_trace") != VERSION:
+        if metadata.pop("memfit_trace") != VERSION:
             raise InputError(f"trace {path}", "it is of another version", again)
-        found = _prediction(told, columns)
-        check_trace(found.trace)
-        check_fields(found)
-        return found
+        prediction = _prediction(metadata, columns)
+        check_trace(prediction.trace)
+        check_fields(prediction)
+        return prediction
     except InputError:
         raise
     except OSError as error:
@@ -84,32 +84,33 @@ def read_trace(path: Path) -> Prediction:
         raise InputError(f"trace {path}", f"not a trace of memfit ({type(error).__name__})", again) from error
 
 
-def _prediction(told: dict[str, Any], columns: dict[str, Any]) -> Prediction:
-    phases = tuple((name, start, end) for name, start, end in told.pop("phases"))
-    columns |= {name: tuple(told.pop(name)) for name in ("names", "modules", "parts", "assumed")}
-    trace = Trace(**columns, phases=phases, net_kind=told.pop("net_kind"))
-    capability = told["device"]["compute_capability"]
-    told["device"]["compute_capability"] = capability and tuple(capability)
+def _prediction(metadata: dict[str, Any], columns: dict[str, Any]) -> Prediction:
+    phases = tuple((name, start, end) for name, start, end in metadata.pop("phases"))
+    columns |= {name: tuple(metadata.pop(name)) for name in ("names", "modules", "parts", "assumed")}
+    trace = Trace(**columns, phases=phases, net_kind=metadata.pop("net_kind"))
+    capability = metadata["device"]["compute_capability"]
+    metadata["device"]["compute_capability"] = capability and tuple(capability)
     return Prediction(
-        **told
+        **metadata
         | {
             "trace": trace,
-            "shape": Shape(**told["shape"]),
-            "device": Device(**told["device"]),
-            "nets": tuple(NetSize(**net) for net in told["nets"]),
-            "footprint": _footprint(told["footprint"]),
+            "shape": Shape(**metadata["shape"]),
+            "device": Device(**metadata["device"]),
+            "nets": tuple(NetSize(**net) for net in metadata["nets"]),
+            "footprint": _footprint(metadata["footprint"]),
         }
     )
 
 
-def _footprint(told: dict[str, Any]) -> Footprint:
+def _footprint(metadata: dict[str, Any]) -> Footprint:
     phases = {
         name: PhaseFootprint(
             **phase | {"at": PeakLocation(**phase["at"]), "largest_request": Request(**phase["largest_request"])}
         )
-        for name, phase in told["phases"].items()
+        for name, phase in metadata["phases"].items()
     }
-    failed = told["failed_request"]
+    failed = metadata["failed_request"]
     return Footprint(
-        **told | {"phases": phases, "failed_request": failed and Request(**failed), "assumed": tuple(told["assumed"])}
+        **metadata
+        | {"phases": phases, "failed_request": failed and Request(**failed), "assumed": tuple(metadata["assumed"])}
     )

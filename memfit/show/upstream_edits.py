@@ -87,8 +87,8 @@ def _applied(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _written(text: str | Mapping[str, str], value: Any, variant: str) -> str | None:
-    found = text if isinstance(text, str) else text.get(_text(value))
-    return None if found is None else found.replace("{value}", _text(value)).replace("{variant}", variant)
+    template = text if isinstance(text, str) else text.get(_text(value))
+    return None if template is None else template.replace("{value}", _text(value)).replace("{variant}", variant)
 
 
 def _text(value: Any) -> str:
@@ -115,7 +115,7 @@ def _recompute(job: Job, plan: Plan, variant: str) -> Iterator[Change]:
             yield Change(option="recompute", value="full", write=_written(text, "full", variant) or "", modules=covered)
             left = {path: mode for path, mode in left.items() if path not in covered}
     for mode, line in _BY_MODE.items():
-        paths = tuple(path for path, found in left.items() if found == mode)
+        paths = tuple(path for path, chosen in left.items() if chosen == mode)
         if paths:
             yield Change(option="recompute", value=mode, write=line, modules=paths)
 
@@ -125,7 +125,7 @@ def _under(path: str, prefix: str) -> bool:
 
 
 def show_upstream(changes: Iterable[Change], console: Console | None = None) -> None:
-    """Each change with its value; nothing where there is none."""
+    """Prints each change with its value; nothing where there is none."""
     from memfit.show.console import make_console
 
     console = console or make_console()

@@ -11,18 +11,18 @@ from memfit.plan import Plan
 from memfit.show.console import make_console
 
 
-def show_verified(found: dict[str, Any], plan: Plan) -> None:
+def show_verified(verified: dict[str, Any], plan: Plan) -> None:
     """Prints the worlds and the findings."""
     console = make_console(emoji=False)
-    verdict = "[bold green]The same[/]" if found["ok"] else "[bold red]Not the same[/]"
-    worlds = " and ".join(str(world["world"]) for world in found["worlds"])
+    verdict = "[bold green]The same[/]" if verified["ok"] else "[bold red]Not the same[/]"
+    worlds = " and ".join(str(world["world"]) for world in verified["worlds"])
     console.print(f"{verdict} on {worlds} ranks.")
     batch = f"{plan.global_batch} {plan.unit} a window, at most {plan.micro_batch} at once, fp32"
     console.print(f"{escape(plan.job)}: {batch}.")
     table = Table(box=None, pad_edge=False)
     for name in ("ranks", "engine", "loss", "gradients", "weights", "bound", "of bound"):
         table.add_column(name, justify="left" if name == "engine" else "right")
-    for world in found["worlds"]:
+    for world in verified["worlds"]:
         apart = world["max_relative_difference"]
         of_bound = max(world["of_bounds"].values())
         table.add_row(
@@ -34,6 +34,6 @@ def show_verified(found: dict[str, Any], plan: Plan) -> None:
         )
     console.print(table)
     console.print()
-    for finding in found["findings"]:
+    for finding in verified["findings"]:
         mark = "[red]fault[/]" if finding["kind"] == "fault" else "[yellow]note[/]"
         console.print(f"{mark} {finding['code']}: {escape(finding['text'])}")

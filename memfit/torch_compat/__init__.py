@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memfit.torch_compat.versions import lacks, refuse_old, release
+from memfit.torch_compat.versions import lacks, refuse_old
 
 refuse_old()
 
@@ -64,18 +64,15 @@ try:
         """Whether a tensor's elements lie side by side, in any order of its dimensions."""
         return bool(_is_dense(tensor))
 
-    _is_dense: Any = getattr(
-        prims,
-        "is_non_overlapping_and_dense_or_false"
-        if release(torch.__version__) >= (2, 10)
-        else "is_non_overlapping_and_dense",
-    )
+    _NAMES = ("is_non_overlapping_and_dense_or_false", "is_non_overlapping_and_dense")
+    """Of one function: from torch 2.11 on, and before."""
+    _is_dense: Any = getattr(prims, next((name for name in _NAMES if hasattr(prims, name)), _NAMES[0]))
 except (ImportError, AttributeError) as error:
     raise lacks(error) from error
 
 
 def default_device_context() -> Any:
-    """What ``torch.set_default_device`` has entered in this thread; None where nothing."""
+    """The context that ``torch.set_default_device`` has entered in this thread; None where there is none."""
     return getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
 
 

@@ -17,7 +17,7 @@ from memfit.torch_compat.guard import register_before_2_10
 from memfit.torch_compat.versions import lacks, release
 
 NAME = "vgpu"
-"""What PrivateUse1 is called once it is registered."""
+"""The name of PrivateUse1 once it is registered."""
 
 run_backward: Any = graph_module._engine_run_backward
 """Autograd's engine, as ``Tensor.backward`` and ``torch.autograd.grad`` call it."""
@@ -84,7 +84,7 @@ def run_backward_on_device(*args: Any, **kwargs: Any) -> Any:
 
 @contextlib.contextmanager
 def engine_replaced(function: Callable[..., Any]) -> Iterator[None]:
-    """Inside, ``function`` is called for a backward in place of autograd's engine."""
+    """A context in which ``function`` is called for a backward in place of autograd's engine."""
     before = torch.autograd._engine_run_backward
     torch.autograd._engine_run_backward = function
     try:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from memfit.torch_compat.versions import lacks, release
+from memfit.torch_compat.versions import lacks
 
 try:
     import torch.nn.parallel.distributed as ddp
@@ -30,11 +30,11 @@ SHAPE_PROPAGATION = (
 
 @cache
 def give_collectives_shapes() -> None:
-    """Collectives of tensors without bytes, which torch has from 2.10 on: each gives its tensors, and a finished work.
+    """Collectives of tensors without bytes, which torch has from 2.11 on: each gives its tensors, and a finished work.
 
     The second call does nothing. It lasts as long as the process.
     """
-    if release(torch.__version__) >= (2, 10):
+    if torch._C._dispatch_has_kernel_for_dispatch_key("c10d::broadcast_", "Meta"):
         return
     library = torch.library.Library("c10d", "IMPL", "Meta")
     _kept.append(library)

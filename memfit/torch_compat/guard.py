@@ -51,7 +51,7 @@ _kept: list[Any] = []
 
 
 def register_before_2_10(name: str, module: Any, is_available: Callable[[], bool]) -> None:
-    """As ``memfit.torch_compat.backend.register``.
+    """Registers the device as ``memfit.torch_compat.backend.register`` does.
 
     Raises:
         InputError: another system or processor, or a build of torch that hides these names.

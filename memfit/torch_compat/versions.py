@@ -23,9 +23,9 @@ NEWEST = (2, 14)
 SELF_TEST = "memfit.trace.self_test"
 """The module that is run, in a process of its own, with a version newer than NEWEST."""
 FILE = "torch-self-test.json"
-"""In the user's cache: what the self-test said, by version."""
+"""A file in the user's cache: what the self-test said, by version."""
 SECONDS = 300
-"""After which a self-test that does not answer has failed."""
+"""Seconds after which a self-test that does not answer has failed."""
 
 
 def release(version: str) -> tuple[int, int]:
@@ -66,7 +66,7 @@ _under_test: list[bool] = []
 
 @contextlib.contextmanager
 def under_test() -> Iterator[None]:
-    """Inside, every version that is not too old passes: for the self-test itself."""
+    """A context in which every version that is not too old passes: for the self-test itself."""
     _under_test.append(True)
     try:
         yield
@@ -103,8 +103,8 @@ def remember(differences: list[str]) -> None:
 
 
 def _kept_answer() -> list[str] | None:
-    found = read_kept(FILE).get(_key())
-    return found if isinstance(found, list) else None
+    answer = read_kept(FILE).get(_key())
+    return answer if isinstance(answer, list) else None
 
 
 def _key() -> str:
@@ -124,7 +124,7 @@ def _warn() -> None:
 
 
 def _run_self_test() -> list[str]:
-    """What differs, from a process of its own: a fault in torch's internals may end a process."""
+    """Runs the self-test in a process of its own, which a fault in torch's internals may end; gives what differs."""
     try:
         run = subprocess.run([sys.executable, "-m", SELF_TEST], capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:

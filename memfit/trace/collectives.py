@@ -17,7 +17,7 @@ out of it to the parameters; gradients are copied into one buffer and scattered 
 
 
 _NAMESPACES = frozenset({"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
-"""Of torch's operators that wait for other ranks."""
+"""Namespaces of torch's operators that wait for other ranks."""
 
 
 def communicates(func: Any) -> bool:

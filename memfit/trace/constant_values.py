@@ -99,9 +99,9 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     with disable_current_modes():
         result = func(*values[0], **values[1])
     results = result if isinstance(result, list | tuple) else (result,)
-    for one, known in zip(outs, results, strict=True):
-        if isinstance(one, FakeTensor) and isinstance(known, Tensor):
-            one._memfit_value = _Content(known)  # type: ignore[attr-defined]
+    for produced, known in zip(outs, results, strict=True):
+        if isinstance(produced, FakeTensor) and isinstance(known, Tensor):
+            produced._memfit_value = _Content(known)  # type: ignore[attr-defined]
 
 
 def _is_true(func: Any, args: Any) -> bool:
@@ -111,7 +111,7 @@ def _is_true(func: Any, args: Any) -> bool:
     if func is _IS_NOT:
         return bool(args[1] == math.inf) and isinstance(args[0], FakeTensor)
     if func in _BOTH:
-        return all(isinstance(one, FakeTensor) and "_memfit_true" in one.__dict__ for one in args[:2])
+        return all(isinstance(operand, FakeTensor) and "_memfit_true" in operand.__dict__ for operand in args[:2])
     return func in _EVERY and "_memfit_true" in args[0].__dict__
 
 
@@ -156,9 +156,9 @@ _positions: dict[Any, tuple[int, ...]] = {}
 def _written(func: Any) -> tuple[int, ...]:
     """Positions of the arguments that an operator writes to."""
     if func not in _positions:
-        found = enumerate(func._schema.arguments) if func._schema.is_mutable else ()
+        numbered = enumerate(func._schema.arguments) if func._schema.is_mutable else ()
         _positions[func] = tuple(
-            i for i, argument in found if argument.alias_info is not None and argument.alias_info.is_write
+            i for i, argument in numbered if argument.alias_info is not None and argument.alias_info.is_write
         )
     return _positions[func]
 

@@ -5,6 +5,7 @@
   the input's type.
 - oneDNN's recurrent layer keeps a workspace for its backward, whose size the library alone knows
   (aten/src/ATen/native/mkldnn/RNN.cpp; torch's shape function gives 0 bytes): the layer is run once, and it is kept.
+- The layer's backward gives float32 gradients in half precision, too; torch's shape function does so from 2.13 on.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ _aten = torch.ops.aten
 _FORWARD = {_aten.native_batch_norm.default: 1, _aten.native_group_norm.default: 1, _aten.native_layer_norm.default: 2}
 """Normalisations, and the position of their weight."""
 _RECURRENT, _WORKSPACE = _aten.mkldnn_rnn_layer.default, 3
+_RECURRENT_BACKWARD = _aten.mkldnn_rnn_layer_backward.default
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -42,6 +44,15 @@ def correct(func: Any, args: Any, out: Any) -> Any:
     elif func is _RECURRENT and torch.is_grad_enabled():
         nbytes = _recurrent_workspace(args)
         return (*out[:_WORKSPACE], out[_WORKSPACE].new_empty(nbytes))
+    elif func is _RECURRENT_BACKWARD:
+        gradients = {id(gradient): gradient for gradient in out if isinstance(gradient, Tensor)}
+        full = {
+            key: gradient
+            if gradient.dtype is torch.float32
+            else gradient.new_empty(gradient.shape, dtype=torch.float32)
+            for key, gradient in gradients.items()
+        }
+        return tuple(full.get(id(gradient), gradient) for gradient in out)
     return out
 
 
@@ -54,7 +65,7 @@ def _recurrent_workspace(args: Any) -> int:
     known: dict[operator_scratch.Key, int] = read_kept(place, is_count)
     if key not in known:
         with disable_current_modes(), torch.enable_grad():
-            made = _RECURRENT(*(operator_scratch.real(one) for one in json.loads(key)[1]))
+            made = _RECURRENT(*(operator_scratch.real(argument) for argument in json.loads(key)[1]))
         known[key] = made[_WORKSPACE].nbytes
         with contextlib.suppress(OSError):
             keep(place, known)

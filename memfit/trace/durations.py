@@ -60,8 +60,8 @@ def _timed(key: Key) -> float | None:
     name, args, kwargs = json.loads(key)
     try:
         operator = operator_scratch.operator(name)
-        real = [operator_scratch.real(one) for one in args]
-        named = {one: operator_scratch.real(value) for one, value in kwargs.items()}
+        real = [operator_scratch.real(key_word) for key_word in args]
+        named = {key_word: operator_scratch.real(value) for key_word, value in kwargs.items()}
         return _least_seconds(operator, real, named)
     except (RuntimeError, TypeError, NotImplementedError, IndexError, ValueError):
         return None
@@ -101,7 +101,7 @@ class _Chain(nn.Module):
 
 
 def overheads() -> dict[str, list[float]]:
-    """By mode, seconds beyond its operators that recomputing takes: of one call, and of each operator in it.
+    """Seconds that recomputing takes beyond its operators, by mode: for one call, and for each operator in it.
 
     Autograd's hooks and, for ``selective``, a Python mode around every operator. Measured once on this machine.
     """
@@ -129,11 +129,11 @@ def _measured_overheads() -> dict[str, list[float]]:
         kept, forward = _step_seconds(net, x, "keep"), _forward_seconds(net, x)
         more["full"].append(_step_seconds(net, x, "full") - kept - forward)
         more["selective"].append(_step_seconds(net, x, "selective") - kept - forward / 2)
-    found = {}
+    overheads = {}
     for mode, (first, last) in more.items():
         each = max((last - first) / (2 * (long - short)), 0.0)
-        found[mode] = [max(first - 2 * short * each, 0.0), each]
-    return found
+        overheads[mode] = [max(first - 2 * short * each, 0.0), each]
+    return overheads
 
 
 def _step_seconds(net: nn.Module, x: Tensor, mode: str) -> float:

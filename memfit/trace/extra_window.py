@@ -26,15 +26,15 @@ def with_third_window(trace: Trace) -> Trace:
     start, end = windows[1]
     kind, storage = trace.kind[start:end], trace.storage[start:end]
     made, freed = storage[kind == ALLOCATE], storage[kind == FREE]
-    taken = np.sort(freed[~np.isin(freed, made)])
+    replaced = np.sort(freed[~np.isin(freed, made)])
     left = np.sort(made[~np.isin(made, freed)])
-    if not np.array_equal(trace.nbytes[taken], trace.nbytes[left]):
+    if not np.array_equal(trace.nbytes[replaced], trace.nbytes[left]):
         return trace
     again = np.arange(len(trace.nbytes) + 1)
     again[-1] = -1  # stands for EMPTY_CACHE's storage -1
     again[made] = np.arange(len(made)) + len(trace.nbytes)
     behind = again[trace.storage[end:]]
-    again[taken] = left
+    again[replaced] = left
     columns = {name: getattr(trace, name) for name in ("nbytes", "category", "stream", "made_by")}
     length = end - start
 

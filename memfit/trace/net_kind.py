@@ -50,22 +50,22 @@ class NetKind:
         convolutions, matmul (matrix products alone), recurrent, or "1-d …", "3-d …"; empty where nothing was noted."""
         if not self._types:
             return ""
-        found = self._found
-        attends = found["attention"] > 0
-        spatial = found["spatial"] + found["depthwise"] > 0
-        other = found["1-d"] + found["3-d"]
-        if found["recurrent"]:
+        counts = self._found
+        attends = counts["attention"] > 0
+        spatial = counts["spatial"] + counts["depthwise"] > 0
+        other = counts["1-d"] + counts["3-d"]
+        if counts["recurrent"]:
             family = "recurrent"
-        elif other > found["spatial"] + found["depthwise"] + found["cut"]:
-            family = f"{'1-d' if found['1-d'] else '3-d'} {'hybrid' if attends else 'convolution'}"
+        elif other > counts["spatial"] + counts["depthwise"] + counts["cut"]:
+            family = f"{'1-d' if counts['1-d'] else '3-d'} {'hybrid' if attends else 'convolution'}"
         elif attends:
             family = "hybrid" if spatial else "attention"
-        elif found["depthwise"]:
+        elif counts["depthwise"]:
             family = "depthwise"
         else:
-            family = "convolution" if found["spatial"] else "matmul"
+            family = "convolution" if counts["spatial"] else "matmul"
         (precision, _), *_ = self._types.most_common(1)
-        last = ", channels last" if found["channels last"] > found["plain"] else ""
+        last = ", channels last" if counts["channels last"] > counts["plain"] else ""
         return f"{family}, {str(precision).removeprefix('torch.')}{last}"
 
 

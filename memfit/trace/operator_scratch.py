@@ -39,11 +39,13 @@ def may_have(func: Any, args: Any) -> bool:
         return False
     if func.is_view or communicates(func):
         return False
-    tensors = [one for one in args if isinstance(one, Tensor)]
+    tensors = [tensor for tensor in args if isinstance(tensor, Tensor)]
     if not tensors:
         return False
     first = tensors[0]
-    agree = all(one.dtype is first.dtype and one.shape == first.shape and one.is_contiguous() for one in tensors)
+    agree = all(
+        tensor.dtype is first.dtype and tensor.shape == first.shape and tensor.is_contiguous() for tensor in tensors
+    )
     return not (agree and torch.Tag.pointwise in func.tags)
 
 
@@ -54,7 +56,7 @@ def describe(func: Any, args: Any, kwargs: Any) -> Key | None:
         return None
     try:
         return json.dumps(
-            [str(func), [_value(one) for one in args], {name: _value(one) for name, one in kwargs.items()}]
+            [str(func), [_value(value) for value in args], {name: _value(value) for name, value in kwargs.items()}]
         )
     except TypeError:
         return None
@@ -68,13 +70,13 @@ def with_scratch(trace: Trace, calls: Iterable[Call]) -> Trace:
     if unknown:
         trace = replace(trace, assumed=(*trace.assumed, *map(_UNKNOWN.format, unknown)))
     measured = [(position, row, sizes[key] if isinstance(key, str) else key) for position, row, key in wanted]
-    found = [(position, row, nbytes) for position, row, nbytes in measured if nbytes]
-    if not found:
+    extra = [(position, row, nbytes) for position, row, nbytes in measured if nbytes]
+    if not extra:
         return trace
-    first, count = len(trace.nbytes), len(found)
-    positions = np.repeat([position for position, _, _ in found], 2)
+    first, count = len(trace.nbytes), len(extra)
+    positions = np.repeat([position for position, _, _ in extra], 2)
     storages = np.repeat(np.arange(first, first + count), 2)
-    rows = [row for _, row, _ in found]
+    rows = [row for _, row, _ in extra]
 
     def moved(position: int, *, end: bool) -> int:
         return position + 2 * int(np.searchsorted(positions[::2], position, side="left" if not end else "right"))
@@ -83,7 +85,7 @@ def with_scratch(trace: Trace, calls: Iterable[Call]) -> Trace:
         kind=np.insert(trace.kind, positions, np.tile([ALLOCATE, FREE], count)),
         storage=np.insert(trace.storage, positions, storages),
         operator=np.insert(trace.operator, positions, np.repeat(rows, 2)),
-        nbytes=np.concatenate([trace.nbytes, [nbytes for _, _, nbytes in found]]),
+        nbytes=np.concatenate([trace.nbytes, [nbytes for _, _, nbytes in extra]]),
         category=np.concatenate([trace.category, np.full(count, CATEGORIES.index("workspace"), np.uint8)]),
         stream=np.concatenate([trace.stream, np.zeros(count, np.uint8)]),
         made_by=np.concatenate([trace.made_by, np.array(rows, np.int32)]),
@@ -115,8 +117,8 @@ def _measure_really(keys: list[Key]) -> dict[Key, int | None]:
         before = torch.default_generator.get_state()
         for number, key in enumerate(keys):
             name, args, kwargs = json.loads(key)
-            tensors = [real(one) for one in args]
-            named = {key_: real(one) for key_, one in kwargs.items()}
+            tensors = [real(value) for value in args]
+            named = {key_: real(value) for key_, value in kwargs.items()}
             out = None
             with events.phase(str(number)):
                 try:
@@ -125,23 +127,23 @@ def _measure_really(keys: list[Key]) -> dict[Key, int | None]:
                     failed.add(key)
             del tensors, named, out
         torch.default_generator.set_state(before)
-    found = events.scratch()
-    return {key: None if key in failed else found[str(number)] for number, key in enumerate(keys)}
+    scratch = events.scratch()
+    return {key: None if key in failed else scratch[str(number)] for number, key in enumerate(keys)}
 
 
 def operator(name: str) -> Any:
     """The operator that a trace calls ``aten.mm.default``."""
-    found: Any = torch.ops
+    attribute: Any = torch.ops
     for part in name.split("."):
-        found = getattr(found, part)
-    return found
+        attribute = getattr(attribute, part)
+    return attribute
 
 
 def _value(value: Any) -> Any:
     if isinstance(value, Tensor):
         return {"tensor": [list(value.shape), list(value.stride()), str(value.dtype).removeprefix("torch.")]}
     if isinstance(value, list | tuple):
-        return [_value(one) for one in value]
+        return [_value(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, torch.dtype):
@@ -160,7 +162,7 @@ def real(value: Any) -> Any:
     if isinstance(value, dict):
         return getattr(torch, value["dtype"])
     if isinstance(value, list):
-        return [real(one) for one in value]
+        return [real(item) for item in value]
     return value
 
 

@@ -21,7 +21,7 @@ class Operator:
     """An operator's part in a trace."""
 
     flops: Callable[..., int] | None
-    """Its floating point operations, as ``torch.utils.flop_counter`` has them; None: it has none that count."""
+    """Floating point operations, as ``torch.utils.flop_counter`` counts them; None where it counts none."""
     writes: bool
     """It writes to an argument."""
     copies: bool
@@ -31,7 +31,7 @@ class Operator:
     searches: bool
     """cuDNN chooses among plans for it."""
     takes: bool
-    """On CUDA it may take memory inside of itself."""
+    """Whether a CUDA kernel of it may allocate memory of its own."""
 
 
 _known: dict[Any, Operator] = {}
@@ -39,10 +39,10 @@ _known: dict[Any, Operator] = {}
 
 def operator(func: Any) -> Operator:
     """The operator that a dispatch mode is called with."""
-    found = _known.get(func)
-    if found is None:
+    known = _known.get(func)
+    if known is None:
         schema = func._schema
-        found = _known[func] = Operator(
+        known = _known[func] = Operator(
             flops=flop_registry.get(func._overloadpacket),
             writes=schema.is_mutable,
             copies=func in _COPIES,
@@ -50,7 +50,7 @@ def operator(func: Any) -> Operator:
             searches=func in cudnn_benchmark.CONVOLUTIONS,
             takes=func in workspace.TAKING,
         )
-    return found
+    return known
 
 
 def work(flops: Callable[..., int], args: Any, kwargs: Any, out: Any) -> int:

@@ -26,7 +26,7 @@ LARGEST_PART = 64
 """The largest denominator of such a part."""
 UNITS = (1, 8, 32)
 MOST = 1 << 31
-"""Of a numerator, so that 64 bits hold the products."""
+"""The largest numerator, so that 64 bits hold the products."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,12 +56,12 @@ class Fit:
         products = (self.numerators * values[np.where(floored, 0, self.forms)]).sum(1)
         if floored.any():
             products[floored] = self.numerators[floored, 0] * (shape.length or 1)
-        whole, rest = np.divmod(products, self.denominators)
-        if rest[~floored].any() or (whole < 0).any():
+        quotients, rest = np.divmod(products, self.denominators)
+        if rest[~floored].any() or (quotients < 0).any():
             return None
         if floored.any():
-            whole[floored] *= np.array(ITEM_BYTES)[self.forms[floored] - len(FORMS)] * shape.items
-        return whole[self.which]
+            quotients[floored] *= np.array(ITEM_BYTES)[self.forms[floored] - len(FORMS)] * shape.items
+        return quotients[self.which]
 
 
 def terms(shape: Shape, single: bool, form: tuple[int, bool] = (1, False)) -> list[int]:
@@ -69,9 +69,9 @@ def terms(shape: Shape, single: bool, form: tuple[int, bool] = (1, False)) -> li
     b, n = shape.items, shape.length
     if n is None:
         return [1] if single else [1, b]
-    to, whole = form
+    to, both_padded = form
     padded = -(-n // to) * to
-    square = padded * padded if whole else n * padded
+    square = padded * padded if both_padded else n * padded
     return [1, padded, square] if single else [1, b, padded, b * padded, square, b * square]
 
 
@@ -91,9 +91,9 @@ def fit(shapes: list[Shape], sizes: list[np.ndarray | None] | None, storages: np
         kept = [i for i, shape in enumerate(shapes) if i < count or (shape.length or 0) % unit == 0]
         rows = [sizes[i] for i in kept if sizes[i] is not None]
         if len(rows) == len(kept) > count:
-            found = _solved([shapes[i] for i in kept], np.stack(rows), count, single)  # type: ignore[arg-type]
-            if found is not None:
-                return Fit(storages=storages, single=single, unit=unit, **found)
+            solved = _solved([shapes[i] for i in kept], np.stack(rows), count, single)  # type: ignore[arg-type]
+            if solved is not None:
+                return Fit(storages=storages, single=single, unit=unit, **solved)
     return None
 
 
@@ -102,10 +102,10 @@ def _solved(shapes: list[Shape], sizes: np.ndarray, count: int, single: bool) ->
     solvers = [_solver(shapes, count, single, form) for form in FORMS]
     numerators, denominators, forms = [], [], []
     for column in columns.T.tolist():
-        found = _row(column, count, solvers) or _floored(column, shapes, count)
-        if found is None:
+        row_and_form = _row(column, count, solvers) or _floored(column, shapes, count)
+        if row_and_form is None:
             return None
-        row, form = found
+        row, form = row_and_form
         denominator = math.lcm(*(value.denominator for value in row))
         numerators.append([int(value * denominator) for value in row])
         denominators.append(denominator)

@@ -112,7 +112,7 @@ class Convolution(Transformer):
 
 
 JOBS = {"transformer": (Transformer, {"net.1": "full"}), "convolution": (Convolution, {})}
-"""Each job, and the modules that it recomputes."""
+"""Each job of the self-test, and the modules that it recomputes."""
 
 
 def run() -> SelfTest:
@@ -188,9 +188,9 @@ def _measured(job: Job, modes: dict[str, str], trace: Trace) -> dict[str, int]:
 
 def main() -> int:
     """Exit code 0 where the test passed, 4 where it did not."""
-    found = run()
-    print("\n".join(found.differences) or f"torch {found.torch}: the self-test passed in {found.seconds:.1f} s")
-    return Exit.DONE if found.passed else Exit.CHECK_FAILED
+    result = run()
+    print("\n".join(result.differences) or f"torch {result.torch}: the self-test passed in {result.seconds:.1f} s")
+    return Exit.DONE if result.passed else Exit.CHECK_FAILED
 
 
 if __name__ == "__main__":

@@ -20,8 +20,6 @@ from memfit.apply.train_state import TrainState, build
 from memfit.apply.window import run_window, stepping
 from memfit.device.virtual.library_patches import as_in_a_real_run
 from memfit.engine.factory import make_engine
-from memfit.engine.zero import Zero
-from memfit.engine.zero_partition import step_parts
 from memfit.events import ALLOCATE, FREE, Trace
 from memfit.job import Job, Shape
 from memfit.trace.operator_scratch import Key, with_scratch
@@ -64,7 +62,7 @@ class Session:
 
     @property
     def net_kind(self) -> str:
-        """As ``Trace.net_kind``, of what was traced so far."""
+        """The kind of net, as in ``Trace.net_kind``, from what was traced so far."""
         return str(self._tracer.net_kind)
 
     def micro_batch(
@@ -89,13 +87,14 @@ class Session:
         first, row, calls = len(tracer.kind), len(tracer.op_rows), len(tracer.calls)
         if tracer.device_type == "cpu":
             tracer.descriptions = []
-        with recompute(train_state.nets, modes):
-            micro = synthetic_micro_batch(train_state.job, shape, train_state.device, tracer)
-            run_window(train_state, [micro], lambda part: mark(tracer, train_state, part), step=False)
-        found = MicroTrace(trace=self._slice(first, row, calls), calls=tuple(tracer.descriptions or ()))
-        tracer.descriptions = None
-        _drop_gradients(held)
-        return found
+        try:
+            with recompute(train_state.nets, modes):
+                micro = synthetic_micro_batch(train_state.job, shape, train_state.device, tracer)
+                run_window(train_state, [micro], lambda part: mark(tracer, train_state, part), step=False)
+            return MicroTrace(trace=self._slice(first, row, calls), calls=tuple(tracer.descriptions or ()))
+        finally:
+            tracer.descriptions = None
+            _drop_gradients(held)
 
     def optimizer_step(self, implementation: str = "job", *, by_parts: bool = False) -> MicroTrace | None:
         """Clipping and the optimizers' steps alone, on gradients that are there; None where they cannot run so.
@@ -112,14 +111,18 @@ class Session:
     def _optimizer_step(self, train_state: TrainState, implementation: str) -> MicroTrace | None:
         tracer = self._tracer
         if implementation != "job" and not all(
-            supports(one, implementation) for one in train_state.optimizers.values()
+            supports(stepped, implementation) for stepped in train_state.optimizers.values()
         ):
             return None
         optimizers = with_implementation(train_state.optimizers, implementation)
         for name, optimizer in optimizers.items():
             optimizer.state = train_state.optimizers[name].state
         _make_gradients(
-            [one for optimizer in train_state.optimizers.values() for one in train_state.engine.stepped(optimizer)]
+            [
+                stepped
+                for optimizer in train_state.optimizers.values()
+                for stepped in train_state.engine.stepped(optimizer)
+            ]
         )
         first, row, calls = len(tracer.kind), len(tracer.op_rows), len(tracer.calls)
         if tracer.device_type == "cpu":
@@ -127,17 +130,18 @@ class Session:
         for name, optimizer in optimizers.items():
             mark(tracer, train_state, "optimizer")
             _step(train_state, name, optimizer)
-        found = MicroTrace(trace=self._slice(first, row, calls), calls=tuple(tracer.descriptions or ()))
+        micro_trace = MicroTrace(trace=self._slice(first, row, calls), calls=tuple(tracer.descriptions or ()))
         tracer.descriptions = None
-        return found
+        return micro_trace
 
     def streamed_bytes(self, grain: int = 1) -> int:
-        """Of state that would wait on the host between steps, if state did; each tensor's rounded up to ``grain``."""
+        """Bytes of the optimizer state that would wait on the host between steps; each tensor's is rounded up to
+        ``grain``."""
         return sum(-(-state[key].nbytes // grain) * grain for state, key in self._streamed())
 
     def _streamed(self) -> list[tuple[Any, str]]:
         able = [optimizer for optimizer in self.train_state.optimizers.values() if streams(optimizer)]
-        return [(state, key) for one in able for state in one.state.values() for key, _ in large(state)]
+        return [(state, key) for streamed in able for state in streamed.state.values() for key, _ in large(state)]
 
     @contextmanager
     def _state_on_the_host(self) -> Iterator[TrainState]:
@@ -151,19 +155,17 @@ class Session:
             categorise_state(self._tracer, self.train_state)
 
     def _accumulated_in(self) -> list[Tensor]:
-        """What holds the gradients of an earlier micro-batch; under ZeRO's stage 3 a buffer that is always there."""
-        engine = self.train_state.engine
-        if isinstance(engine, Zero) and engine.stage > 1:
-            return engine.stepped(engine.divided.zero.optimizer) if engine.stage == 2 else []
-        return [parameter for some in self.train_state.stepped.values() for parameter in some]
+        """What holds the gradients of an earlier micro-batch."""
+        parameters = [parameter for some in self.train_state.stepped.values() for parameter in some]
+        return self.train_state.engine.accumulated(parameters)
 
     def _slice(self, first: int, row: int, calls: int) -> Trace:
         """The events from ``first`` on; what was there before is allocated at their beginning."""
         tracer = self._tracer
         self._follow(first)
         kind = np.array(tracer.kind[first:], np.int8)
-        found = np.array(tracer.storage[first:], np.int32)
-        used = np.concatenate([np.array(sorted(self._alive), np.int64), found[kind == ALLOCATE]])
+        storages = np.array(tracer.storage[first:], np.int32)
+        used = np.concatenate([np.array(sorted(self._alive), np.int64), storages[kind == ALLOCATE]])
         before = len(self._alive)
         local = np.full(len(tracer.nbytes), -1, np.int32)
         local[used] = np.arange(len(used), dtype=np.int32)
@@ -171,12 +173,12 @@ class Session:
         trace = Trace(
             **tail | {"made_by": np.maximum(tail["made_by"] - row, -1)},
             kind=np.concatenate([np.full(before, ALLOCATE, np.int8), kind]),
-            storage=np.concatenate([np.arange(before, dtype=np.int32), np.where(found >= 0, local[found], -1)]),
+            storage=np.concatenate([np.arange(before, dtype=np.int32), np.where(storages >= 0, local[storages], -1)]),
             operator=np.concatenate(
                 [np.zeros(before, np.int32), np.maximum(np.array(tracer.operator[first:], np.int32) - row, 0)]
             ),
             modules=tuple(tracer.modules),
-            phases=(("train", 0, before + len(found)),),
+            phases=(("train", 0, before + len(storages)),),
         )
         shifted = [
             (position - first + before, max(owner - row, 0), key) for position, owner, key in tracer.calls[calls:]
@@ -206,19 +208,13 @@ def _drop_gradients(parameters: Sequence[Tensor]) -> None:
 
 
 def _step(train_state: TrainState, name: str, optimizer: Optimizer) -> None:
-    """Clips and steps by the gradients that were made; under ZeRO nothing is gathered."""
+    """Clips and steps by the gradients that were made, without collectives."""
     engine = train_state.engine
-    if isinstance(engine, Zero):
-        zero = engine.divided.zero
-        zero.averaged_gradients = {0: [part.grad for part in engine.stepped(optimizer)]}
-    if train_state.job.clip is not None:
-        engine.clip(train_state.parameters_of((name,)), train_state.job.clip)
-    if isinstance(engine, Zero):
-        step_parts(zero, engine.stage, optimizer)
-        zero.averaged_gradients = {}
-    else:
+    with engine.local_step(optimizer) as step:
+        if train_state.job.clip is not None:
+            engine.clip(train_state.parameters_of((name,)), train_state.job.clip)
         with stepping(train_state, optimizer):
-            optimizer.step()
+            step()
     _drop_gradients(engine.stepped(optimizer))
 
 

@@ -15,21 +15,18 @@ import torch
 
 from memfit.apply.checkpointing import recompute
 from memfit.apply.phase_memory import phase_memory, with_settings
-from memfit.apply.train_state import TrainState, build, is_trained, tensors_in
+from memfit.apply.train_state import TrainState, build, tensors_in
 from memfit.apply.window import MicroBatch, run_window
 from memfit.device.hardware.catalogue import Device
 from memfit.device.virtual.card_rules import card_rules
 from memfit.device.virtual.library_patches import as_in_a_real_run
 from memfit.device.virtual.patching import replaced
 from memfit.device.virtual.virtual_device import Virtual, virtual_cpu, virtual_gpu
-from memfit.engine import deepspeed
-from memfit.engine.factory import make_engine
-from memfit.engine.fsdp2 import whole_gradients
-from memfit.engine.zero import Zero
-from memfit.engine.zero_partition import held
+from memfit.engine.capabilities import CAPABILITIES
+from memfit.engine.factory import load_engine, make_engine, traced_engine
 from memfit.errors import InputError
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
-from memfit.job import Job, Shape
+from memfit.job import Job, Shape, is_trained
 from memfit.plan import PhasePolicy
 from memfit.trace.operator_scratch import Call, with_scratch
 from memfit.trace.polynomial import fit
@@ -68,7 +65,7 @@ class Tracing:
     implementation: str = "job"
     optimizer_state: str = "device"
     average: str = "device"
-    """Where both are between steps, as a plan has them."""
+    """Where the optimizer state and the weights' average are kept between steps, as in a plan."""
     validation: PhasePolicy = AS_IT_IS
     """What makes room for validation; by default nothing does."""
     saving: PhasePolicy = AS_IT_IS
@@ -101,8 +98,7 @@ def trace_family(job: Job, how: Tracing, like: Shape) -> TraceFamily:
 @contextmanager
 def traced_windows(job: Job, shape: Shape, how: Tracing) -> Iterator[tuple[Virtual, Tracer, TrainState]]:
     """The job set up on the virtual device, after its two windows."""
-    if how.engine.startswith("zero"):
-        deepspeed.load()
+    load_engine(how.engine)
     with (
         on_virtual_device(how.device) as virtual,
         as_in_a_real_run(),
@@ -161,7 +157,7 @@ def _changes_validation(job: Job, shapes: Sequence[Shape], device: torch.device)
     """Whether what is validated depends on the training micro-batch's shape."""
     with device:
         batches = [job.validation_batch(shape) for shape in shapes]
-    return len({tuple((one.shape, one.dtype) for one in tensors_in(batch)) for batch in batches}) > 1
+    return len({tuple((tensor.shape, tensor.dtype) for tensor in tensors_in(batch)) for batch in batches}) > 1
 
 
 def _kept_from_now_on(trace: Trace) -> np.ndarray:
@@ -173,23 +169,23 @@ def _split(
     tracer: Tracer, phases: list[tuple[str, int, int]], shapes: int
 ) -> tuple[Trace, list[np.ndarray | None] | None, np.ndarray]:
     """The first shape's trace, and the sizes of the same storages at every shape (None: its events differ)."""
-    whole = as_trace(tracer)
+    full = as_trace(tracer)
     end = phases[-1][2]
-    first = cut(whole, end, tuple(phases))
+    first = cut(full, end, tuple(phases))
     windows = [varying(tracer.marks, start, stop) for name, start, stop in phases if name == "train"]
     validation = [
         part for name, start, stop in phases if name == "validate" for part in varying(tracer.marks, start, stop)
     ]
-    base, structure = storages_in(whole, windows[-1] + validation)
-    earlier, same_as_first = storages_in(whole, windows[0] + validation, without=_kept_from_now_on(whole))
+    base, structure = storages_in(full, windows[-1] + validation)
+    earlier, same_as_first = storages_in(full, windows[0] + validation, without=_kept_from_now_on(full))
     others = tracer.phases[len(phases) :]
     each = len(others) // max(shapes - 1, 1)
-    sizes: list[np.ndarray | None] = [whole.nbytes[base]]
+    sizes: list[np.ndarray | None] = [full.nbytes[base]]
     for i in range(shapes - 1):
         own = others[i * each : (i + 1) * each]
         parts = [part for _, start, stop in own for part in varying(tracer.marks, start, stop)]
-        made, found = storages_in(whole, parts if each == 2 else parts + validation)
-        sizes.append(whole.nbytes[made] if np.array_equal(found, structure) else None)
+        made, parts_structure = storages_in(full, parts if each == 2 else parts + validation)
+        sizes.append(full.nbytes[made] if np.array_equal(parts_structure, structure) else None)
     if not np.array_equal(same_as_first, structure):
         return first, None, base
     twice = [None if row is None else np.concatenate([row, row]) for row in sizes]
@@ -204,10 +200,10 @@ def validate_under(
     if policy.items is not None:
         shape = Shape(items=min(policy.items, shape.items), length=shape.length)
     with replaced(asked.job, repeats=shortened(tracer, set() if equal is None else equal)):
-        _validate_whole(asked, shape, tracer)
+        _validate_all(asked, shape, tracer)
 
 
-def _validate_whole(train_state: TrainState, shape: Shape, tracer: Tracer) -> None:
+def _validate_all(train_state: TrainState, shape: Shape, tracer: Tracer) -> None:
     validate_once(
         train_state,
         lambda: fetch_synthetic(train_state.job, shape, train_state.device, tracer, validation=True),
@@ -232,14 +228,13 @@ def on_virtual_device(device: Device) -> Iterator[Virtual]:
 
 def ranks_of(how: Tracing, tracer: Tracer) -> AbstractContextManager[Any]:
     """The process group of which one rank is traced."""
-    if how.engine == "single":
+    if not CAPABILITIES[how.engine].several_ranks:
         return nullcontext()
     from memfit.device.virtual.fake_group import fake_world
 
     ranks = ExitStack()
     ranks.enter_context(fake_world(how.world, rank=how.rank, quiet=tracer.quiet))
-    if how.engine.startswith("zero"):
-        ranks.enter_context(deepspeed.traced(tracer.virtual.device))
+    ranks.enter_context(traced_engine(how.engine, tracer.virtual.device))
     return ranks
 
 
@@ -294,7 +289,7 @@ def validate_once(train_state: TrainState, fetch: Any, mark: Any) -> Any:
 
 def save_once(train_state: TrainState) -> None:
     """What saving makes: the job's own dict; under ZeRO nothing, where every rank writes its parts as they lie."""
-    if not isinstance(train_state.engine, Zero):
+    if not CAPABILITIES[train_state.engine.name].is_deepspeed:
         saved = train_state.job.saved(train_state.nets, train_state.optimizers)
         if not isinstance(saved, Mapping):
             seen, write = f"{type(train_state.job).__name__}.saved()", "write saved(...) -> {'name': state_dict}"
@@ -306,12 +301,8 @@ def mark(tracer: Tracer, train_state: TrainState, part: str) -> None:
         for parameter in net.parameters():
             if parameter.grad is not None:
                 tracer.categorise(parameter.grad, "gradients")
-    if train_state.engine.name == "fsdp2":
-        for gradient in whole_gradients(train_state.nets):
-            tracer.categorise(gradient, "gradients")
-    if isinstance(train_state.engine, Zero):
-        for tensor, category in held(train_state.engine.divided.zero, train_state.engine.stage):
-            tracer.categorise(tensor, category)
+    for tensor, category in train_state.engine.categorised(train_state.nets):
+        tracer.categorise(tensor, category)
     tracer.mark(part)
 
 

@@ -44,11 +44,11 @@ class Member:
 
     def bytes_at(self, shape: Shape) -> np.ndarray | None:
         """int64 (S,): bytes of the trace's storages at a shape; None where they do not follow."""
-        found = self.polynomials.evaluate(shape) if self.polynomials is not None and shape.length != 1 else None
-        if self.polynomials is None or found is None:
+        derived = self.polynomials.evaluate(shape) if self.polynomials is not None and shape.length != 1 else None
+        if self.polynomials is None or derived is None:
             return None
         nbytes = self.trace.nbytes.copy()
-        nbytes[self.polynomials.storages] = found
+        nbytes[self.polynomials.storages] = derived
         return nbytes
 
 
@@ -81,10 +81,10 @@ class TraceFamily:
         for kind in kinds:
             if kind not in self._members:
                 self._members[kind] = self._make(kind)
-            found = self._members[kind]
-            nbytes = found.bytes_at(shape)
+            nearest = self._members[kind]
+            nbytes = nearest.bytes_at(shape)
             if nbytes is not None:
-                return dataclasses.replace(found.trace, nbytes=nbytes)
+                return dataclasses.replace(nearest.trace, nbytes=nbytes)
         return None
 
     def bound(self, shape: Shape) -> Trace:
@@ -97,9 +97,9 @@ class TraceFamily:
         """The trace of a shape, in a millisecond where it can be derived."""
         if shape in self._direct:
             return self._direct[shape]
-        found = self.derived(shape)
-        if found is not None:
-            return found
+        derived_trace = self.derived(shape)
+        if derived_trace is not None:
+            return derived_trace
         self._direct[shape] = self._trace_at(shape)
         return self._direct[shape]
 

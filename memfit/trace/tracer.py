@@ -74,7 +74,7 @@ class Tracer(TorchDispatchMode):
         self.net_kind = NetKind()
         self.marks: list[tuple[int, str]] = []
         self.descriptions: list[operator_scratch.Key | None] | None = None
-        """Of every operator, the call from which it can be made again, where a list is put here."""
+        """For each operator, the call from which it can be repeated; None where no list was asked for."""
         self.overwritten: set[int] = set()
         """Modules in whose forward the output of a product, convolution or attention was written to afterwards."""
         self.part = "setup"
@@ -190,7 +190,7 @@ class Tracer(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled in a trace; torch would wrap every dispatch to say so."""
+        """True: nothing is compiled in a trace, and torch would wrap every dispatch to say so."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -211,9 +211,9 @@ class Tracer(TorchDispatchMode):
                 return self._dispatched(func, types, args, kwargs)
         if func is _ITEM and (number := constant_values.item(args[0])) is not None:
             return number
-        found = self.virtual.intercept(self, func, args, kwargs)
-        if found is not NOT_HANDLED:
-            return found
+        result = self.virtual.intercept(self, func, args, kwargs)
+        if result is not NOT_HANDLED:
+            return result
         node = current_autograd_node()
         numbers = self._saved_numbers
         number = numbers.before(func, args, node) if numbers is not None else None
@@ -244,16 +244,16 @@ class Tracer(TorchDispatchMode):
         outs = out if isinstance(out, tuple | list) else (out,)
         passes = self._passes(func, args) if kind.searches else []
         seen = False
-        for index, one in enumerate(outs):
-            if isinstance(one, Tensor):
-                seen |= self._see(one, row)
+        for index, value in enumerate(outs):
+            if isinstance(value, Tensor):
+                seen |= self._see(value, row)
                 if index < len(passes):
                     self._run_pass(*passes[index], row)
                 if node is not None:
-                    made_in(node, one)
-                moved += one.numel() * one.itemsize
-            elif isinstance(one, tuple | list):
-                for each in one:
+                    made_in(node, value)
+                moved += value.numel() * value.itemsize
+            elif isinstance(value, tuple | list):
+                for each in value:
                     if isinstance(each, Tensor):
                         seen |= self._see(each, row)
                         moved += each.numel() * each.itemsize
@@ -263,11 +263,11 @@ class Tracer(TorchDispatchMode):
             return
         if not (seen or kind.flops or kind.writes):
             return
-        for one in args:
-            if isinstance(one, Tensor):
-                moved += one.numel() * one.itemsize
-            elif isinstance(one, tuple | list):
-                moved += sum(each.numel() * each.itemsize for each in one if isinstance(each, Tensor))
+        for value in args:
+            if isinstance(value, Tensor):
+                moved += value.numel() * value.itemsize
+            elif isinstance(value, tuple | list):
+                moved += sum(each.numel() * each.itemsize for each in value if isinstance(each, Tensor))
         if kind.writes and self.part == "forward":
             self._see_overwritten(args[0] if args else None)
         done = work(kind.flops, args, kwargs, out) if kind.flops else 0
@@ -335,8 +335,8 @@ class Tracer(TorchDispatchMode):
             self._cublas_threads.add(thread)
             self._event(ALLOCATE, self._storage(workspace.cublas_workspace(rules), "workspace", row))
         if not kind.searches:
-            for taken in workspace.scratch(rules, func, args):
-                self._take(row, taken)
+            for nbytes in workspace.scratch(rules, func, args):
+                self._take(row, nbytes)
 
     def _allocate_number(self) -> int:
         i = self._storage(NBYTES, "activations", max(len(self.op_rows) - 1, 0))

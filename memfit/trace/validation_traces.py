@@ -52,16 +52,16 @@ def trace_policies(
             with tracer.phase("save"), phase_memory(train_state, how.saving):
                 tracer.mark("save")
                 save_once(train_state)
-            found = without_events(as_trace(tracer), end, begin, (*windows, *tracer.phases[count:]))
-            if found is None:
+            policy_trace = without_events(as_trace(tracer), end, begin, (*windows, *tracer.phases[count:]))
+            if policy_trace is None:
                 break
-            shift = len(found.kind) - len(tracer.kind)
+            shift = len(policy_trace.kind) - len(tracer.kind)
             later = [(position + shift, row, key) for position, row, key in tracer.calls[call:]]
-            turns = np.ones(len(found.operator_name), np.int64)
+            turns = np.ones(len(policy_trace.operator_name), np.int64)
             for first, last, times in tracer.repeated:
                 turns[first:last] *= times
-            found = with_scratch(found, [*tracer.calls[:calls], *later]) if how.scratch else found
-            yield ValidationTrace(policy=policy, trace=found, turns=turns)
+            policy_trace = with_scratch(policy_trace, [*tracer.calls[:calls], *later]) if how.scratch else policy_trace
+            yield ValidationTrace(policy=policy, trace=policy_trace, turns=turns)
             asked = next(waiting, None)
     while asked is not None:
         policy, seen = asked

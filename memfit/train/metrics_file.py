@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,14 @@ class LinesRead:
     lines: list[dict[str, Any]]
     damaged: int
     """Lines that are no JSON object with a window, or that repeat one."""
+
+
+def comparable_bytes(line: Mapping[str, Any]) -> float | None:
+    """A window's measured peak as a prediction counts it: on a CPU the tensors alone, on a card the process."""
+    measured, outside = line.get("measured_process_bytes"), line.get("outside_tensors_bytes") or 0
+    if not isinstance(measured, int | float) or not isinstance(outside, int | float):
+        return None
+    return max(measured - outside, 0) if math.isfinite(measured - outside) else None
 
 
 def read_lines(path: Path) -> LinesRead:

@@ -55,18 +55,20 @@ def split_findings(job: Job, seed: int = 0) -> list[VerifyFinding]:
     batches = batches_of(job, seed)
     _move_weights(train_state)
     seen: list[FixedDraws] = []
-    found: list[VerifyFinding] = []
+    findings: list[VerifyFinding] = []
     host: dict[str, None] = {}
     for turn in job.turns(list(train_state.optimizers)):
         try:
             _sums(train_state, turn, batches.first, seen)
         except CannotRepeatError as error:
             text = f"turn {turn.name!r}: {error}: each rank changes it by its own samples; change buffers, or step it"
-            return [*found, VerifyFinding(code="changed_in_forward", kind="fault", text=text)]
+            return [*findings, VerifyFinding(code="changed_in_forward", kind="fault", text=text)]
         host = {name: None for draws in seen for name in draws.host}
-        found += _turn_findings(train_state, turn, batches, seen, sums_hold=not host)
-    found += _padding(train_state, job, batches, seen) if job.longest is not None or job.lengths() is not None else []
-    return _unique([*found, *_batch_norm(job, seen), *_draws(seen, list(host))])
+        findings += _turn_findings(train_state, turn, batches, seen, sums_hold=not host)
+    findings += (
+        _padding(train_state, job, batches, seen) if job.longest is not None or job.lengths() is not None else []
+    )
+    return _unique([*findings, *_batch_norm(job, seen), *_draws(seen, list(host))])
 
 
 def batches_of(job: Job, seed: int) -> Batches:
@@ -119,7 +121,7 @@ def _sums(
 def _turn_findings(
     train_state: TrainState, turn: Turn, batches: Batches, seen: list[FixedDraws], *, sums_hold: bool
 ) -> list[VerifyFinding]:
-    found = []
+    findings = []
     for running in (False, True):
         both, first, second, doubled = (
             _sums(train_state, turn, batch, seen, batch_statistics=not running)
@@ -131,10 +133,10 @@ def _turn_findings(
         parts, units = first[name][0] + second[name][0], first[name][1] + second[name][1]
         grows, twice = doubled[name][1], doubled[name][0]
         if grows == first[name][1] == second[name][1]:
-            found.append(_fixed_units(name, count))
+            findings.append(_fixed_units(name, count))
         elif _apart(count, units):
             text = f"{name} counts {units:g} units in two parts of a batch and {count:g} in the whole"
-            found.append(
+            findings.append(
                 VerifyFinding(code="units", kind="fault", text=f"{text}: count the valid units of each sample")
             )
         if not _apart(twice, first[name][0]) and _apart(twice, 2 * first[name][0]):
@@ -143,10 +145,10 @@ def _turn_findings(
                     f"{name} is as large for a batch given twice as for the batch: it is a mean, divided by its "
                     "units again; return the sum over the valid units"
                 )
-                found.append(VerifyFinding(code="mean_of_means", kind="fault", text=text))
+                findings.append(VerifyFinding(code="mean_of_means", kind="fault", text=text))
         elif _apart(value, parts) or _apart(twice, 2 * first[name][0]):
-            found.append(_not_a_sum(name, value, parts, _apart(twice, 2 * first[name][0])))
-    return found
+            findings.append(_not_a_sum(name, value, parts, _apart(twice, 2 * first[name][0])))
+    return findings
 
 
 def _fixed_units(name: str, count: float) -> VerifyFinding:
@@ -200,22 +202,22 @@ def _batch_norm(job: Job, seen: Sequence[FixedDraws]) -> list[VerifyFinding]:
 
 
 def _draws(seen: Sequence[FixedDraws], host: list[str]) -> list[VerifyFinding]:
-    found = []
+    findings = []
     dropping = list({path: None for draws in seen for path in draws.dropout})
     if dropping:
         text = (
             f"dropout in {_some(dropping)}: its stream belongs to the micro-batch, so the same split drops the same "
             "on any number of ranks, and another split drops otherwise"
         )
-        found.append(VerifyFinding(code="dropout", kind="note", text=text))
+        findings.append(VerifyFinding(code="dropout", kind="note", text=text))
     drawing = [*{path: None for draws in seen for path in draws.drawing}, *host]
     if drawing:
         text = (
             f"random draws: {_some(drawing)}; memfit run seeds them by the micro-batch, so the same split "
             "draws the same on any number of ranks; under another launcher each rank draws its own"
         )
-        found.append(VerifyFinding(code="random_draws", kind="note", text=text))
-    return found
+        findings.append(VerifyFinding(code="random_draws", kind="note", text=text))
+    return findings
 
 
 def _apart(a: float, b: float) -> bool:
@@ -227,4 +229,4 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _unique(findings: Sequence[VerifyFinding]) -> list[VerifyFinding]:
-    return list({(one.code, one.text): one for one in findings}.values())
+    return list({(finding.code, finding.text): finding for finding in findings}.values())

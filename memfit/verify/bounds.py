@@ -92,7 +92,7 @@ def weight_bounds(
     scales: Mapping[str, float],
     bound: float,
 ) -> dict[str, Tensor]:
-    """For every element that an optimizer steps, how far it may differ.
+    """For every element that an optimizer steps, the largest difference that rounding explains.
 
     Args:
         optimizer: as before its step, with its parameters; it is not changed.

@@ -52,8 +52,8 @@ def compare(
         scale = _magnitude(before.micro_losses, name, value)
         relative = abs(value - losses.get(name, float("inf"))) / scale if scale else 0.0
         loss = loss.worse(Difference(relative=relative, of_bound=relative / bound, name=name))
-    findings = [*_other_draws(before.micro_losses, [one for one, _ in everyone], shares)]
-    findings += _other_weights(job, [one for _, one in everyone])
+    findings = [*_other_draws(before.micro_losses, [gathered for gathered, _ in everyone], shares)]
+    findings += _other_weights(job, [gathered for _, gathered in everyone])
     findings += _moving_buffers(list(before.moved))
     return {
         "differences": {"loss": asdict(loss), "gradients": asdict(gradients), "parameters": asdict(parameters)},
@@ -62,20 +62,20 @@ def compare(
     }
 
 
-def _magnitude(micro: Micro, name: str, whole: float) -> float:
+def _magnitude(micro: Micro, name: str, value_of_window: float) -> float:
     """The loss's terms by size, over the window's units."""
-    pairs = [one[name] for turn in micro.values() for one in turn if name in one]
+    pairs = [losses[name] for turn in micro.values() for losses in turn if name in losses]
     units = sum(count for _, count in pairs)
-    return max(sum(abs(value) for value, _ in pairs) / units if units else 0.0, abs(whole))
+    return max(sum(abs(value) for value, _ in pairs) / units if units else 0.0, abs(value_of_window))
 
 
 def _other_draws(alone: Micro, ranks: list[Micro], shares: list[int]) -> list[VerifyFinding]:
-    """The same samples with the same weights and streams, and another loss: it depends on the rank."""
+    """Finds losses that depend on the rank: equal samples, weights and random streams, and another loss."""
     starts = [sum(shares[:rank]) for rank in range(len(shares))]
     for rank, mine in enumerate(ranks):
         for turn, losses in mine.items():
-            for index, found in enumerate(losses[: shares[rank]]):
-                for name, (value, units) in found.items():
+            for index, micro_losses in enumerate(losses[: shares[rank]]):
+                for name, (value, units) in micro_losses.items():
                     other, count = alone[turn][starts[rank] + index].get(name, (float("nan"), 0.0))
                     if units != count or not abs(value - other) <= SAME_LOSS * max(abs(value), abs(other)):
                         text = (
@@ -101,14 +101,14 @@ def _moving_buffers(names: list[str]) -> list[VerifyFinding]:
 
 def _other_weights(job: Job, ranks: list[dict[str, list[float]]]) -> list[VerifyFinding]:
     """Nets that are not the same on all ranks after a step."""
-    found = []
+    findings = []
     for name in ranks[0]:
-        if any(one[name] != ranks[0][name] for one in ranks[1:]):
+        if any(sums[name] != ranks[0][name] for sums in ranks[1:]):
             declared = name in job.unsynchronised
             text = f"net {name} has other weights on each rank after a step" + (
                 ": the job trains it by each rank alone (unsynchronised); left out of the comparison"
                 if declared
                 else ", and the job does not say so"
             )
-            found.append(VerifyFinding(code="unsynchronised", kind="note" if declared else "fault", text=text))
-    return found
+            findings.append(VerifyFinding(code="unsynchronised", kind="note" if declared else "fault", text=text))
+    return findings

@@ -70,7 +70,7 @@ class FixedDraws(TorchDispatchMode):
 
     @contextmanager
     def watching(self) -> Iterator[FixedDraws]:
-        """Inside, module paths are known and the mode is on."""
+        """A context in which module paths are known and the mode is on."""
         handles = []
         for net_name, net in self._nets.items():
             for path, module in net.named_modules():

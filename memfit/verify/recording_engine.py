@@ -13,12 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from memfit.apply.train_state import TrainState
-from memfit.engine.collectives import part_of, whole
 from memfit.engine.protocol import Engine
-from memfit.engine.zero import Zero
-from memfit.engine.zero_full_state import put_weights, whole_gradients
 from memfit.job import Job, Nets, Turn
-from memfit.verify.zero_state import whole_weights
 
 
 @dataclass(kw_only=True)
@@ -32,11 +28,11 @@ class RecordedWindow:
     magnitudes: dict[str, Tensor] = field(default_factory=dict)
     """The sum of the micro-batches' gradients' absolute values, on the same scale: what rounding is relative to."""
     weights: dict[str, Tensor] = field(default_factory=dict)
-    """After their step."""
+    """Weights after their step."""
     moved: dict[str, None] = field(default_factory=dict)
     """Buffers that a forward wrote, but for batch normalisation's running statistics."""
     scales: dict[str, float] = field(default_factory=dict)
-    """What clipping multiplied each gradient with."""
+    """The factor by which clipping scaled each gradient."""
 
 
 class RecordingEngine:
@@ -103,10 +99,7 @@ class RecordingEngine:
 
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
         """Notes the gradients before they are clipped."""
-        if isinstance(self._engine, Zero):
-            self._note_zero(self._engine)
-        else:
-            self._note(parameters)
+        self._note({self.name_of(parameter): parameter for parameter in parameters})
         norm = self._engine.clip(parameters, max_norm)
         scale = min(1.0, max_norm / (float(norm) + 1e-6))
         for parameter in parameters:
@@ -115,37 +108,25 @@ class RecordingEngine:
 
     def step(self, optimizer: Optimizer) -> None:
         """Notes the gradients that were not clipped."""
-        zero = self._engine if isinstance(self._engine, Zero) else None
-        parameters = [p for group in optimizer.param_groups for p in group["params"]] if zero is None else []
-        if zero is not None and not self.seen.scales:
-            self._note_zero(zero)
-        self._note([p for p in parameters if self.name_of(p) not in self.seen.scales])
+        parameters = self._engine.stepped_parameters(optimizer, self._names)
+        self._note({name: parameter for name, parameter in parameters.items() if name not in self.seen.scales})
         self._engine.step(optimizer)
         self._raw = {}
-        if zero is not None:
-            self.seen.weights |= whole_weights(self._nets, zero)
-            put_weights(zero, self.forced)
-        for parameter in parameters:
-            name = self.name_of(parameter)
-            self.seen.weights[name] = whole(parameter).clone()
-            if name in self.forced:
-                parameter.data.copy_(part_of(self.forced[name], parameter.data))
+        self.seen.weights |= self._engine.full_weights(parameters)
+        self._engine.put_weights(parameters, self.forced)
 
-    def _note(self, parameters: Sequence[nn.Parameter]) -> None:
-        for parameter in parameters:
-            if parameter.grad is None:
-                continue
-            name = self.name_of(parameter)
-            self.seen.gradients[name] = whole(parameter.grad).clone()
-            self.seen.scales[name] = 1.0
-            if name in self._raw:
+    def _note(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        if not parameters:
+            return
+        gradients = self._engine.full_gradients(parameters)
+        self.seen.gradients |= gradients
+        self.seen.scales |= dict.fromkeys(gradients, 1.0)
+        for name in gradients.keys() & self._raw.keys() & parameters.keys():
+            gradient = parameters[name].grad
+            if gradient is not None:
                 summed = float(self._sums[name].double().norm())
-                normalised = float(parameter.grad.double().norm()) / summed if summed else 1.0
+                normalised = float(gradient.double().norm()) / summed if summed else 1.0
                 self.seen.magnitudes[name] = self._raw[name] * normalised
-
-    def _note_zero(self, engine: Zero) -> None:
-        self.seen.gradients |= whole_gradients(engine)
-        self.seen.scales |= dict.fromkeys(self.seen.gradients, 1.0)
 
     def name_of(self, parameter: nn.Parameter) -> str:
         """``net.path``."""

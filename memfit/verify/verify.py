@@ -36,9 +36,9 @@ class VerifiedWorld:
     of_bounds: dict[str, float]
     """How much of its bound each takes; above 1, it is no rounding."""
     names: dict[str, str]
-    """Where each is largest."""
+    """By part, the tensor whose difference is the largest."""
     bound: float
-    """Of losses and gradients. Every weight has its own, which follows from its gradient's and its optimizer."""
+    """The bound of losses and gradients. Every weight has its own, from its gradient's and its optimizer."""
 
     @property
     def ok(self) -> bool:
@@ -56,7 +56,7 @@ class Verified:
     @property
     def ok(self) -> bool:
         """No difference beyond rounding, and no fault."""
-        return all(world.ok for world in self.worlds) and not any(one.kind == "fault" for one in self.findings)
+        return all(world.ok for world in self.worlds) and not any(finding.kind == "fault" for finding in self.findings)
 
 
 def verify(
@@ -69,18 +69,20 @@ def verify(
     """
     check_known(engine)
     _check_memory(plan, max(worlds), engine)
-    found: list[VerifiedWorld] = []
+    verified_worlds: list[VerifiedWorld] = []
     findings: list[VerifyFinding] = []
     for world in (*sorted({*worlds} - {1}), 1):
         name = "single" if world == 1 else engine
         tell(f"world {world}, {name}")
         result = _run(on_ranks(plan, name, world), world, windows)
-        findings += [VerifyFinding(**{**one, "world": None}) for one in result.get("findings", [])]
-        findings += [VerifyFinding(**{**one, "world": world}) for seen in result["windows"] for one in seen["findings"]]
+        findings += [VerifyFinding(**{**finding, "world": None}) for finding in result.get("findings", [])]
+        findings += [
+            VerifyFinding(**{**finding, "world": world}) for seen in result["windows"] for finding in seen["findings"]
+        ]
         if world in worlds:
-            found.append(_world(world, name, result["windows"]))
-    found.sort(key=lambda one: one.world)
-    return Verified(worlds=tuple(found), findings=tuple(_first_of_each(findings)))
+            verified_worlds.append(_world(world, name, result["windows"]))
+    verified_worlds.sort(key=lambda finding: finding.world)
+    return Verified(worlds=tuple(verified_worlds), findings=tuple(_first_of_each(findings)))
 
 
 def _check_memory(plan: Plan, ranks: int, engine: str) -> None:
@@ -112,8 +114,8 @@ def _run(plan: Plan, world: int, windows: int) -> dict[str, Any]:
             os.environ.update(for_child())
             code = torchrun(world, RANKS, arguments, folder, max_restarts=0)
         if code == Exit.DONE:
-            found: dict[str, Any] = json.loads((folder / "result.json").read_text())
-            return found
+            result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+            return result
         if (folder / "error.txt").exists():
             seen, _, rest = (folder / "error.txt").read_text().partition(": ")
             why, _, write = rest.partition("; ")
@@ -123,15 +125,15 @@ def _run(plan: Plan, world: int, windows: int) -> dict[str, Any]:
 
 def _world(world: int, engine: str, windows: Sequence[dict[str, Any]]) -> VerifiedWorld:
     worst = {
-        part: max((window["differences"][part] for window in windows), key=lambda one: one["of_bound"])
+        part: max((window["differences"][part] for window in windows), key=lambda difference: difference["of_bound"])
         for part in ("loss", "gradients", "parameters")
     }
     return VerifiedWorld(
         world=world,
         engine=engine,
-        differences={part: one["relative"] for part, one in worst.items()},
-        of_bounds={part: one["of_bound"] for part, one in worst.items()},
-        names={part: one["name"] for part, one in worst.items()},
+        differences={part: difference["relative"] for part, difference in worst.items()},
+        of_bounds={part: difference["of_bound"] for part, difference in worst.items()},
+        names={part: difference["name"] for part, difference in worst.items()},
         bound=max(window["bound"] for window in windows),
     )
 
@@ -139,8 +141,8 @@ def _world(world: int, engine: str, windows: Sequence[dict[str, Any]]) -> Verifi
 def _first_of_each(findings: Sequence[VerifyFinding]) -> list[VerifyFinding]:
     """Faults first; of findings with one code that a world found, the first world's alone."""
     kept: dict[tuple[str, str], VerifyFinding] = {}
-    for one in sorted(findings, key=lambda one: (one.kind != "fault", one.world or 0)):
-        kept.setdefault((one.code, one.text if one.code != "rank_draws" else ""), one)
+    for finding in sorted(findings, key=lambda finding: (finding.kind != "fault", finding.world or 0)):
+        kept.setdefault((finding.code, finding.text if finding.code != "rank_draws" else ""), finding)
     return list(kept.values())
 
 
@@ -149,18 +151,19 @@ def as_json(verified: Verified) -> dict[str, Any]:
     return {
         "worlds": [
             {
-                "world": one.world,
-                "engine": one.engine,
-                "max_relative_difference": one.differences,
-                "bound": one.bound,
-                "of_bounds": one.of_bounds,
-                "largest_in": one.names,
-                "ok": one.ok,
+                "world": world.world,
+                "engine": world.engine,
+                "max_relative_difference": world.differences,
+                "bound": world.bound,
+                "of_bounds": world.of_bounds,
+                "largest_in": world.names,
+                "ok": world.ok,
             }
-            for one in verified.worlds
+            for world in verified.worlds
         ],
         "findings": [
-            {"code": one.code, "kind": one.kind, "world": one.world, "text": one.text} for one in verified.findings
+            {"code": world.code, "kind": world.kind, "world": world.world, "text": world.text}
+            for world in verified.findings
         ],
         "ok": verified.ok,
     }

@@ -52,7 +52,7 @@ def job_of(plan: Plan) -> Job:
 
 
 def on_ranks(plan: Plan, engine: str, ranks: int) -> Plan:
-    """The same plan on another engine and number of ranks."""
+    """The plan on another engine and number of ranks."""
     micro = plan.micro_batch
     geometry = split(max(plan.global_batch, ranks), micro, plan.unit, ranks)
     return replace(
@@ -84,17 +84,17 @@ def item(batch: Any, ids: Sequence[int], items: int) -> Any:
     Raises:
         InputError: no tensor has a first dimension of so many items.
     """
-    found = False
+    was_cut = False
 
     def cut(tensor: torch.Tensor) -> torch.Tensor:
-        nonlocal found
+        nonlocal was_cut
         if tensor.dim() and tensor.shape[0] == items:
-            found = True
+            was_cut = True
             return tensor[torch.as_tensor(ids, device=tensor.device)]
         return tensor
 
     made = map_tensors(_cut_lists(batch, ids, items), cut)
-    if not found:
+    if not was_cut:
         raise InputError(
             "the job's batch",
             f"no tensor in it has a first dimension of {items} items, so it cannot be split",
@@ -110,16 +110,16 @@ def joined(samples: Sequence[Any]) -> Any:
         return torch.cat(list(samples)) if first.dim() else first
     if isinstance(first, MutableMapping):
         made = copy.copy(first)
-        made.update({key: joined([one[key] for one in samples]) for key in list(first)})
+        made.update({key: joined([each[key] for each in samples]) for key in list(first)})
         return made
     if is_dataclass(first) and not isinstance(first, type):
         return replace(
-            first, **{one.name: joined([getattr(sample, one.name) for sample in samples]) for one in fields(first)}
+            first, **{each.name: joined([getattr(sample, each.name) for sample in samples]) for each in fields(first)}
         )
     if isinstance(first, tuple) and hasattr(first, "_fields"):
         return type(first)(*(joined(parts) for parts in zip(*samples, strict=True)))
     if isinstance(first, list) and first and not isinstance(first[0], torch.Tensor | Mapping | list | tuple):
-        return [value for one in samples for value in one]
+        return [value for each in samples for value in each]
     if isinstance(first, list | tuple):
         return type(first)(joined(parts) for parts in zip(*samples, strict=True))
     return first

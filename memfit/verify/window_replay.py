@@ -38,14 +38,14 @@ def main(arguments: list[str]) -> int:
     memory_limit.lift()
     backend.register()
     folder = RunFolder(arguments[0])
-    found = replay(read_plan(folder.plan), folder.path / ".proof")
-    folder.append("verified", found)
-    if found["ok"]:
+    comparison = replay(read_plan(folder.plan), folder.path / ".proof")
+    folder.append("verified", comparison)
+    if comparison["ok"]:
         return Exit.DONE
-    worst = max(found["of_bounds"], key=lambda part: found["of_bounds"][part])
+    worst = max(comparison["of_bounds"], key=lambda part: comparison["of_bounds"][part])
     print(
-        f"memfit: WINDOW {found['window']} IS NOT THE SAME ON ONE DEVICE: {worst} differ by "
-        f"{found['of_bounds'][worst]:.3g} times what rounding explains ({found['largest_in'][worst]}); "
+        f"memfit: WINDOW {comparison['window']} IS NOT THE SAME ON ONE DEVICE: {worst} differ by "
+        f"{comparison['of_bounds'][worst]:.3g} times what rounding explains ({comparison['largest_in'][worst]}); "
         "memfit verify says more",
         file=sys.stderr,
         flush=True,
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
 
 def replay(plan: Plan, folder: Path) -> dict[str, Any]:
     """The window alone, beside what the ranks made of it."""
-    told = json.loads((folder / "window.json").read_text())
+    recorded = json.loads((folder / "window.json").read_text())
     recording = RecordingEngine(Single(), magnitudes=True)
     job, device = load_job(plan.job, dict(plan.settings), unit=plan.unit), device_of(plan)
     train_state = build(
@@ -63,8 +63,8 @@ def replay(plan: Plan, folder: Path) -> dict[str, Any]:
         optimizer_state=plan.optimizer_state, average=plan.average,
     )  # fmt: skip
     recording.watch(train_state)
-    shares = tuple(tuple(ids) for rank in told["ranks"] for ids in rank)
-    window = Window(number=told["window"], epoch=0, ranks=(shares,))
+    shares = tuple(tuple(ids) for rank in recorded["ranks"] for ids in rank)
+    window = Window(number=recorded["window"], epoch=0, ranks=(shares,))
     course = _course(plan, train_state, folder)
     bound = sum_bound(len(shares))
 
@@ -77,7 +77,7 @@ def replay(plan: Plan, folder: Path) -> dict[str, Any]:
     load_sharded(train_state, folder / "before")
     optimizers = {name: copy.deepcopy(optimizer) for name, optimizer in train_state.optimizers.items()}
     losses, seen = run(train_state), recording.seen
-    if told["spread"]:
+    if recorded["sharded_state"]:
         load_sharded(train_state, folder / "before")
         move_last_bits(train_state)
         recording.forced = moved(seen.weights)
@@ -94,12 +94,14 @@ def replay(plan: Plan, folder: Path) -> dict[str, Any]:
         allowed |= weight_bounds(optimizer, names, seen.gradients, seen.magnitudes, seen.scales, bound)
     mine = {name: value for name, value in seen.weights.items() if name.split(".")[0] not in apart}
     weights = weight_difference(mine, theirs, allowed)
-    differences = {name: abs(value - told["losses"][name]) / max(abs(value), 1e-30) for name, value in losses.items()}
+    differences = {
+        name: abs(value - recorded["losses"][name]) / max(abs(value), 1e-30) for name, value in losses.items()
+    }
     worst = max(differences, key=lambda name: differences[name])
     return {
-        "window": told["window"],
-        "world": len(told["ranks"]),
-        "engine": told["engine"],
+        "window": recorded["window"],
+        "world": len(recorded["ranks"]),
+        "engine": recorded["engine"],
         "max_relative_difference": {"loss": differences[worst], "parameters": weights.relative},
         "bound": bound,
         "of_bounds": {"loss": differences[worst] / bound, "parameters": weights.of_bound},

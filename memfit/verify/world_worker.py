@@ -23,13 +23,12 @@ from memfit.apply.window import run_window
 from memfit.atomic_file import write_atomic
 from memfit.batch.windows import Window, Windows
 from memfit.child_process import die_with_parent
-from memfit.engine.collectives import gather, part_of
+from memfit.engine.collectives import gather
 from memfit.engine.factory import make_engine
 from memfit.engine.process_group import join
 from memfit.engine.protocol import Engine
 from memfit.engine.single import Single
 from memfit.engine.torchrun_env import torchrun_env
-from memfit.engine.zero import Zero
 from memfit.errors import Exit, InputError, mistake_in_job
 from memfit.plan import Plan, read_plan
 from memfit.train.loop.rng import seed_all
@@ -41,10 +40,9 @@ from memfit.verify.compare import compare
 from memfit.verify.perturbation import allow_for, move_last_bits, moved
 from memfit.verify.recording_engine import RecordingEngine
 from memfit.verify.verify_plan import job_of, samples_of
-from memfit.verify.zero_state import put_zero_back
 
 ALONE_SECONDS = 3600
-"""How long the other ranks may wait while rank 0 runs alone."""
+"""Seconds that the other ranks may wait while rank 0 runs alone."""
 ERROR = "error.txt"
 """What a rank found wrong; the others then fail where they wait for it, and have nothing to add."""
 
@@ -63,7 +61,7 @@ def main(arguments: list[str]) -> int:
         engine = make_engine(plan.engine, torch.device("cpu"), **plan.engine_choices)
         result = verify_world(plan, engine, folder, windows)
         if engine.world == 1:
-            result["findings"] = [asdict(one) for one in split_findings(job_of(plan), plan.seed)]
+            result["findings"] = [asdict(finding) for finding in split_findings(job_of(plan), plan.seed)]
         if engine.rank == 0:
             write_atomic(folder / "result.json", json.dumps(result))
     except InputError as error:
@@ -93,7 +91,7 @@ def verify_world(plan: Plan, engine: Engine, folder: Path, windows: int) -> dict
         torch.save(_alone(plan, engine, windows), folder / "alone.pt")
     gather(engine, None)
     alone = torch.load(folder / "alone.pt", weights_only=False, mmap=True)
-    found = []
+    compared = []
     with recompute(train_state.nets, plan.checkpointing):
         for number, before in enumerate(alone):
             _put_back(train_state, engine, before["begin"])
@@ -105,38 +103,38 @@ def verify_world(plan: Plan, engine: Engine, folder: Path, windows: int) -> dict
             seen = (recording.seen, losses)
             if engine.rank == 0:
                 shares = [len(share) for share in course.windows.window(number).ranks]
-                found.append(compare(train_state.job, before, seen, everyone, shares))
-    return {"windows": found} if engine.rank == 0 else {}
+                compared.append(compare(train_state.job, before, seen, everyone, shares))
+    return {"windows": compared} if engine.rank == 0 else {}
 
 
 def _alone(plan: Plan, engine: Engine, windows: int) -> list[dict[str, Any]]:
     """Every window of an engine's ranks on one rank, with what it began and ended with."""
     recording = RecordingEngine(Single(), magnitudes=True)
     train_state, course = _built(plan, recording, engine.world, Path())
-    found = []
+    results = []
     with recompute(train_state.nets, plan.checkpointing):
         for number in range(windows):
             begin = copy.deepcopy(_state(train_state))
             window = course.windows.window(number)
-            whole = Window(number=number, epoch=window.epoch, ranks=(window.micro_batches,))
+            single_rank = Window(number=number, epoch=window.epoch, ranks=(window.micro_batches,))
             optimizers = {name: copy.deepcopy(optimizer) for name, optimizer in train_state.optimizers.items()}
             names = {
                 name: [[recording.name_of(p) for p in group["params"]] for group in optimizer.param_groups]
                 for name, optimizer in train_state.optimizers.items()
             }
             recording.begin()
-            result, seen = run_window(train_state, micro_batches(train_state, course, whole)), recording.seen
+            result, seen = run_window(train_state, micro_batches(train_state, course, single_rank)), recording.seen
             if engine.syncs_in_backward:
                 after = copy.deepcopy(_state(train_state))
                 _put_back(train_state, recording.engine, begin)
                 move_last_bits(train_state)
                 recording.begin()
                 recording.forced = moved(seen.weights)
-                run_window(replace(train_state, schedules={}, ema={}), micro_batches(train_state, course, whole))
+                run_window(replace(train_state, schedules={}, ema={}), micro_batches(train_state, course, single_rank))
                 allow_for(seen, recording.seen, sum_bound(len(window.micro_batches)))
                 recording.forced = {}
                 _put_back(train_state, recording.engine, after)
-            found.append(
+            results.append(
                 {
                     "begin": begin,
                     "seen": seen,
@@ -145,7 +143,7 @@ def _alone(plan: Plan, engine: Engine, windows: int) -> list[dict[str, Any]]:
                     "names": names,
                 }
             )
-    return found
+    return results
 
 
 def _built(plan: Plan, recording: RecordingEngine, ranks: int, folder: Path) -> tuple[TrainState, RunContext]:
@@ -187,28 +185,15 @@ def _state(train_state: TrainState) -> dict[str, Any]:
 def _put_back(train_state: TrainState, engine: Engine, state: dict[str, Any]) -> None:
     """A state of one rank, put into nets and optimizers that may be sharded."""
     state = copy.deepcopy(state)
-    if isinstance(engine, Zero):
-        put_zero_back(train_state, engine, state)
-        return
-    for name, net in train_state.nets.items():
-        here = net.state_dict()
-        net.load_state_dict({key: part_of(value, here[key]) for key, value in state["nets"][name].items()})
-    for name, optimizer in train_state.optimizers.items():
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        for index, own in state["optimizers"][name]["state"].items():
-            like = parameters[index]
-            for key, value in own.items():
-                if isinstance(value, torch.Tensor) and value.shape == like.shape:
-                    own[key] = part_of(value, like)
-        optimizer.load_state_dict(state["optimizers"][name])
+    engine.put_state(train_state.nets, train_state.optimizers, state, train_state.stepped)
 
 
 def _sums_by_net(recording: RecordingEngine) -> dict[str, list[float]]:
     """Sums of each net's weights after their step, which tell whether two ranks hold the same net."""
-    found: dict[str, list[float]] = {}
+    sums: dict[str, list[float]] = {}
     for name, value in recording.seen.weights.items():
-        found.setdefault(name.split(".")[0], []).append(float(value.double().sum()))
-    return found
+        sums.setdefault(name.split(".")[0], []).append(float(value.double().sum()))
+    return sums
 
 
 if __name__ == "__main__":

@@ -1,11 +1,16 @@
 """Small jobs for runs that are attacked, with what makes the machine under them unpleasant, as the environment asks:
 
-ATTACK_CLOCK=1: the wall clock jumps back and forth; ATTACK_DISK=SECONDS: every sync takes so long.
+ATTACK_CLOCK=1: the wall clock jumps back and forth; ATTACK_DISK=SECONDS: every sync takes so long;
+ATTACK_STUCK=FILE: no sync ends while the file exists; ATTACK_ORPHANS=1: workers outlive a process that is killed.
 """
 
+import ctypes
+import multiprocessing
 import os
 import random
+import signal
 import time
+from concurrent.futures import ProcessPoolExecutor
 
 import torch
 from torch import nn
@@ -19,11 +24,13 @@ PAUSE = 0.02
 if "ATTACK_CLOCK" in os.environ:
     _time, _jumps = time.time, random.Random(0)
     time.time = lambda: _time() + _jumps.choice((-86400.0, 0.0, 3600.0, 1e6))
-if "ATTACK_DISK" in os.environ:
+if "ATTACK_DISK" in os.environ or "ATTACK_STUCK" in os.environ:
     _fsync = os.fsync
 
     def _slow(handle):
-        time.sleep(float(os.environ["ATTACK_DISK"]))
+        time.sleep(float(os.environ.get("ATTACK_DISK", "0")))
+        while os.path.exists(os.environ.get("ATTACK_STUCK", "")):
+            time.sleep(0.1)
         _fsync(handle)
 
     os.fsync = _slow
@@ -44,7 +51,7 @@ class Plain(memfit.Job):
 
     def dataset(self):
         generator = torch.Generator().manual_seed(0)
-        return [(torch.randn(16, generator=generator), torch.randn(4, generator=generator)) for _ in range(50)]
+        return [(torch.randn(16, generator=generator), torch.randn(4, generator=generator)) for _ in range(52)]
 
     def collate(self, samples):
         time.sleep(PAUSE)
@@ -69,9 +76,64 @@ class Dropout(Plain):
         return {**batch, "x": batch["x"] * random.uniform(0.9, 1.1) + 0.01 * torch.randn(())}
 
 
+class Workers(Dropout):
+    """Samples come from processes of the job's own, as from a loader with workers."""
+
+    def dataset(self):
+        return FromWorkers(super().dataset())
+
+
+class FromWorkers:
+    def __init__(self, samples):
+        self._samples = samples
+        context = multiprocessing.get_context("fork")
+        self._pool = ProcessPoolExecutor(2, context, initializer=_own, initargs=(samples, os.getpid()))
+
+    def __len__(self):
+        return len(self._samples)
+
+    def __getitem__(self, index):
+        x, y = self._pool.submit(_sample, index).result()
+        return torch.tensor(x), torch.tensor(y)
+
+
+def _own(samples, parent):
+    """As torch's own loaders, its workers end when their parent is killed."""
+    globals()["owned"] = samples
+    if "ATTACK_ORPHANS" in os.environ:
+        return
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def _sample(index):
+    return [tensor.tolist() for tensor in globals()["owned"][index]]
+
+
 class Average(Dropout):
     ema: float | None = 0.9
     clip: float | None = 1.0
+
+
+class NotFinite(Average):
+    """One sample gives gradients that are not finite, and a finite loss."""
+
+    fault: int = 30
+
+    def dataset(self):
+        samples = super().dataset()
+        samples[self.fault][0][0] = 123.0
+        return samples
+
+    def collate(self, samples):
+        return Plain.collate(self, samples)
+
+    def loss(self, nets, batch):
+        error, units = super().loss(nets, batch)
+        if bool((batch["x"][:, 0] == 123.0).any()):
+            error.register_hook(lambda gradient: gradient * float("nan"))
+        return error, units
 
 
 class Gan(Plain):

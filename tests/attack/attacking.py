@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tests.small_disk import CannotMountError, Disk, small_disk
+
 ROOT = Path(__file__).parents[2]
 JOBS = Path(__file__).parent / "attacked_job.py"
 KINDS = {
@@ -26,23 +28,25 @@ KINDS = {
     "dropout": ("Dropout", 1, "single"),
     "average": ("Average", 1, "single"),
     "gan": ("Gan", 1, "single"),
+    "workers": ("Workers", 1, "single"),
     "ddp": ("Average", 2, "ddp"),
     "fsdp2": ("Plain", 2, "fsdp2"),
     "zero2": ("Plain", 2, "zero2"),
 }
 DISTURBANCES = (
     "kill", "kill worker", "terminate", "interrupt", "interrupt all", "pause", "full disk", "no inodes",
-    "read-only disk",
-    "slow disk", "clock",
+    "read-only disk", "slow disk", "clock",
 )  # fmt: skip
+DISK_DISTURBANCES = ("full disk", "no inodes", "read-only disk")
 DAMAGES = (
-    "nothing", "nothing", "checkpoint byte", "checkpoint cut", "manifest gone", "metrics cut", "metrics line",
-    "samples",
-    "temporary file",
+    "nothing", "checkpoint byte", "checkpoint cut", "manifest gone", "metrics cut", "metrics line", "samples",
+    "temporary file", "small files", "outcome",
 )  # fmt: skip
-ENDED = 30.0
-"""Seconds within which a launch that was told to stop has ended; two ranks on a busy machine take longest."""
+ENDED = 15.0
+"""Seconds within which a launch that was told to stop has ended: 10 on a machine with nothing else to do."""
 MOST = 240.0
+UNHEARD = 1.0
+"""Seconds in which Python itself starts, and a signal ends it without a line."""
 
 
 class AttackError(AssertionError):
@@ -69,47 +73,64 @@ class Case:
 
 
 def draw_case(seed: int, number: int, kinds: tuple[str, ...] = tuple(KINDS)) -> Case:
-    """The case of a number: the same for the same seed."""
+    """The case of a number: the same for the same seed.
+
+    Cases in a row go through all kinds and, in their first launch, through all disturbances of each kind; damages
+    follow in another order. Further launches are drawn.
+    """
     chance = random.Random(f"{seed} {number}")
+    turn, place = divmod(number, len(kinds))
     launches = [
-        Launch(disturbance=chance.choice(DISTURBANCES), after=chance.uniform(0.0, 1.1), damage=chance.choice(DAMAGES))
-        for _ in range(chance.choice((1, 1, 2, 3)))
+        Launch(
+            disturbance=DISTURBANCES[(turn + place) % len(DISTURBANCES)],
+            after=chance.uniform(0.2, 1.0),
+            damage=DAMAGES[(turn + 3 * place + seed) % len(DAMAGES)],
+        )
     ]
-    return Case(number=number, kind=chance.choice(kinds), launches=launches)
+    for _ in range(chance.choice((0, 0, 0, 0, 1, 2))):
+        drawn = {"disturbance": chance.choice(DISTURBANCES), "damage": chance.choice(DAMAGES)}
+        launches.append(Launch(after=chance.uniform(0.0, 1.1), **drawn))
+    return Case(number=number, kind=kinds[place], launches=launches)
 
 
 class Attacker:
     """Plans and undisturbed runs, each made once, and cases against them."""
 
     def __init__(self, base: Path) -> None:
+        base.mkdir(parents=True, exist_ok=True)
         self.base, self._log = base, base / "log.txt"
-        self._whole: dict[str, tuple[Path, Path, float]] = {}
+        self._made: dict[str, tuple[Path, Path, float]] = {}
 
     def attack(self, case: Case) -> None:
         """Runs a case.
 
         Raises:
             AttackError: an invariant does not hold; says which, and after which launch.
+            CannotMountError: the case disturbs a disk, and none can be mounted here.
         """
-        plan, whole, seconds = self._undisturbed(case.kind)
+        plan, undisturbed, seconds = self._undisturbed(case.kind)
         place = self.base / f"case-{case.number}"
-        with _disk(place) as disk:
+        with small_disk(place) as disk:
+            if not disk.mounted and any(launch.disturbance in DISK_DISTURBANCES for launch in case.launches):
+                raise CannotMountError("no small file system can be mounted here, so none can be spoiled; root may")
             run, chance, lost = place / "run", random.Random(case.number), False
             for launch in case.launches:
                 with self._naming(case, launch):
-                    code = self._launch(plan, run, disk, launch, seconds)
+                    code = self._launch(plan, run, disk, launch, seconds, chance)
                     if code == 0:
-                        _same_end(run, whole, metrics=not lost)
+                        _same_end(run, undisturbed, metrics=not lost)
+                    elif launch.disturbance != "kill":
+                        _nothing_temporary(run)
                     disk.restore()
                     _damage(run, launch.damage, chance)
                     lost = lost or launch.damage in ("metrics cut", "metrics line")
             with self._naming(case, Launch(disturbance="none", after=0, damage="nothing")):
                 code, said = _run(plan, run, self._log, {}, lambda process: None)
                 _require(code == 0, f"undisturbed, it ends with {code}: {said[-400:]}")
-                _same_end(run, whole, metrics=not lost)
+                _same_end(run, undisturbed, metrics=not lost)
         shutil.rmtree(place, ignore_errors=True)
 
-    def _launch(self, plan: Path, run: Path, disk: Disk, launch: Launch, seconds: float) -> int:
+    def _launch(self, plan: Path, run: Path, disk: Disk, launch: Launch, seconds: float, chance: random.Random) -> int:
         after = launch.after * seconds
         environment = {}
         if launch.disturbance == "slow disk":
@@ -121,13 +142,14 @@ class Attacker:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(after)
                 return
+            _sockets_on_loopback(process.pid)
             match launch.disturbance:
                 case "kill":
                     process.kill()
                 case "kill worker":
-                    for pid in _children(process.pid):
+                    if processes := launched_processes(process.pid):
                         with contextlib.suppress(ProcessLookupError):
-                            os.kill(pid, signal.SIGKILL)
+                            os.kill(chance.choice(processes), signal.SIGKILL)
                 case "terminate" | "interrupt":
                     process.send_signal(signal.SIGTERM if launch.disturbance == "terminate" else signal.SIGINT)
                     _ends(process)
@@ -147,24 +169,28 @@ class Attacker:
             allowed |= {-signal.SIGKILL}
         if launch.disturbance in ("full disk", "no inodes", "read-only disk"):
             allowed |= {2}
-        if launch.disturbance in ("terminate", "interrupt", "interrupt all"):
+        if launch.disturbance in ("terminate", "interrupt", "interrupt all") and after < UNHEARD:
             allowed |= {-signal.SIGINT, -signal.SIGTERM} if not said else set()
         _require(code in allowed, f"exit code {code}: {said[-600:]}")
-        _require(("Done" in said) == (code == 0), f"exit code {code}, and it says {said[-300:]}")
-        _require(code not in (2, 5) or "memfit: " in said, f"exit code {code} without a line: {said[-300:]!r}")
+        done = code == 0 or (code == -signal.SIGKILL and (run / "final").is_dir())  # killed while it wrote the report
+        _require(code == -signal.SIGKILL or done == ("Done" in said), f"exit code {code}, and it says {said[-300:]}")
+        _require(done or "Done" not in said, f"exit code {code}, and it says {said[-300:]}")
+        last = next((line for line in reversed(said.splitlines()) if line.strip()), "")
+        _require(code not in (2, 5) or last.startswith("memfit: "), f"exit code {code}, and its last line is {last!r}")
         if launch.disturbance != "kill":
             _require("Traceback" not in said, f"a traceback: {said[-1500:]}")
-        return code
+            _require("frame #" not in said, f"frames of C++: {said[-1500:]}")
+        return 0 if "Done" in said else code
 
     def _undisturbed(self, kind: str) -> tuple[Path, Path, float]:
-        if kind not in self._whole:
-            plan, run = self.base / f"{kind}.toml", self.base / f"{kind}-whole"
+        if kind not in self._made:
+            plan, run = self.base / f"{kind}.toml", self.base / f"{kind}-undisturbed"
             make_plan(kind, plan)
             begin = time.monotonic()
             code, said = _run(plan, run, self._log, {}, lambda process: None)
             _require(code == 0, f"undisturbed, {kind} ends with {code}: {said[-600:]}")
-            self._whole[kind] = plan, run, time.monotonic() - begin
-        return self._whole[kind]
+            self._made[kind] = plan, run, time.monotonic() - begin
+        return self._made[kind]
 
     @contextlib.contextmanager
     def _naming(self, case: Case, launch: Launch) -> Iterator[None]:
@@ -191,13 +217,34 @@ def make_plan(kind: str, path: Path) -> None:
     write_plan(plan, path)
 
 
+def run_plan(
+    plan: Path,
+    run: Path,
+    save_every: int = 0,
+    environment: dict[str, str] | None = None,
+    disturb: Callable[[subprocess.Popen[bytes]], None] = lambda process: None,
+) -> tuple[int, str]:
+    """A launch: its exit code and what it said."""
+    return _run(plan, run, run.with_suffix(".log"), environment or {}, disturb, save_every)
+
+
 def _run(
-    plan: Path, run: Path, said: Path, environment: dict[str, str], disturb: Callable[[subprocess.Popen[bytes]], None]
+    plan: Path,
+    run: Path,
+    said: Path,
+    environment: dict[str, str],
+    disturb: Callable[[subprocess.Popen[bytes]], None],
+    save_every: int = 0,
 ) -> tuple[int, str]:
     """A launch to its end: the exit code and what it said, once no process of it is left."""
     mark = f"{run}-{time.monotonic_ns()}"
-    everything = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ATTACK_MARK": mark, **environment}
-    arguments = [sys.executable, "-m", "memfit", "run", str(plan), "--out", str(run), "--resume", "--save-every", "0"]
+    temporary = said.parent / "temporary"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    everything = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ATTACK_MARK": mark}
+    everything |= {"TMPDIR": str(temporary), **environment}
+    arguments = [sys.executable, "-m", "memfit", "run", str(plan), "--out", str(run), "--resume"]
+    arguments += ["--save-every", str(save_every)]
     with open(said, "wb") as log:
         process = subprocess.Popen(arguments, env=everything, stdout=log, stderr=log, start_new_session=True, cwd=ROOT)
         try:
@@ -212,6 +259,8 @@ def _run(
                     os.kill(pid, signal.SIGKILL)
             process.wait()
     _require(not left, f"{len(left)} processes are left")
+    files = [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
+    _require(process.returncode == -signal.SIGKILL or not files, f"temporary files are left: {files}")
     return process.returncode, said.read_text(errors="replace")
 
 
@@ -226,74 +275,40 @@ def _left(mark: str, patience: float) -> list[int]:
     """Processes of a launch, after so many seconds in which they may end."""
     until = time.monotonic() + patience
     while True:
-        found = []
+        left = []
         for place in Path("/proc").iterdir():
             if place.name.isdecimal():
                 with contextlib.suppress(OSError):
                     state = (place / "stat").read_text().rpartition(")")[2].split()[0]
                     if state != "Z" and f"ATTACK_MARK={mark}".encode() in (place / "environ").read_bytes():
-                        found.append(int(place.name))
-        if not found or time.monotonic() > until:
-            return found
+                        left.append(int(place.name))
+        if not left or time.monotonic() > until:
+            return left
         time.sleep(0.1)
 
 
-def _children(pid: int) -> list[int]:
-    found = []
+def launched_processes(pid: int) -> list[int]:
+    """Children of a process."""
+    processes = []
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
-            found += [int(child) for child in (task / "children").read_text().split()]
-    return found
+            processes += [int(child) for child in (task / "children").read_text().split()]
+    return processes
 
 
-class Disk:
-    """A small file system of its own, where one can be mounted."""
-
-    def __init__(self, path: Path, mounted: bool) -> None:
-        self._path, self._mounted = path, mounted
-        self._ballast = path / "ballast"
-
-    def spoil(self, how: str) -> None:
-        """Fills it, takes its inodes, or makes it read-only."""
-        if not self._mounted:
-            return
-        if how == "read-only disk":
-            self._remount("ro")
-        elif how == "no inodes":
-            self._remount("nr_inodes=1")
-            with contextlib.suppress(OSError):
-                self._ballast.mkdir(exist_ok=True)
-                for number in range(100_000):
-                    (self._ballast / str(number)).touch()
-        else:
-            with contextlib.suppress(OSError), open(self._ballast, "wb") as file:
-                while True:
-                    file.write(b"0" * 4096)
-                    file.flush()
-
-    def restore(self) -> None:
-        """As it was before, with what was written into it."""
-        if not self._mounted:
-            return
-        self._remount("rw")
-        if self._ballast.is_dir():
-            shutil.rmtree(self._ballast)
-        self._ballast.unlink(missing_ok=True)
-
-    def _remount(self, option: str) -> None:
-        subprocess.run(["mount", "-o", f"remount,{option}", str(self._path)], check=False, capture_output=True)
-
-
-@contextlib.contextmanager
-def _disk(path: Path) -> Iterator[Disk]:
-    path.mkdir(parents=True)
-    options = ["-o", "size=24m,nr_inodes=2000"]
-    made = subprocess.run(["mount", "-t", "tmpfs", *options, "tmpfs", str(path)], capture_output=True, check=False)
-    try:
-        yield Disk(path, made.returncode == 0)
-    finally:
-        if made.returncode == 0:
-            subprocess.run(["umount", "-l", str(path)], check=False)
+def _sockets_on_loopback(pid: int) -> None:
+    """Requires that a launch's processes listen on loopback alone."""
+    inodes = set()
+    for process in (pid, *launched_processes(pid)):
+        with contextlib.suppress(OSError):
+            for descriptor in Path(f"/proc/{process}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    inodes.add(os.readlink(descriptor))
+    for table, loopback in (("tcp", "0100007F"), ("tcp6", "00000000000000000000000001000000")):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            local, state, inode = (line.split()[place] for place in (1, 3, 9))
+            if state == "0A" and f"socket:[{inode}]" in inodes:
+                _require(local.startswith(loopback), f"a socket listens on {local}")
 
 
 def _damage(run: Path, how: str, chance: random.Random) -> None:
@@ -315,6 +330,11 @@ def _damage(run: Path, how: str, chance: random.Random) -> None:
     elif how == "temporary file" and (run / "checkpoints").is_dir():
         (run / "checkpoints" / ".00000099.1").mkdir(exist_ok=True)
         (run / "checkpoints" / ".00000099.1" / "state.safetensors").write_bytes(b"half")
+    elif how == "small files":
+        for name in ("course.json", "less.json"):
+            (run / name).write_bytes(chance.choice((b"", b"[", b"{}", b"[1]", b"\xff")))
+    elif how == "outcome":
+        (run / ".ended-once").write_text(json.dumps({"code": 0, "windows": 20, "trained": 20}))
     elif how.startswith("metrics") or how == "samples":
         path = run / ("samples.jsonl" if how == "samples" else "metrics.jsonl")
         if path.exists() and how == "metrics line":
@@ -327,15 +347,19 @@ def _damage(run: Path, how: str, chance: random.Random) -> None:
                 file.write(b'{"window": 9')
 
 
-def _same_end(run: Path, whole: Path, *, metrics: bool = True) -> None:
+def _same_end(run: Path, undisturbed: Path, *, metrics: bool = True) -> None:
     """Weights byte for byte, each sample once and the same, no file left that is of no use."""
-    for path in sorted((whole / "final").iterdir()):
+    for path in sorted((undisturbed / "final").iterdir()):
         _require((run / "final" / path.name).read_bytes() == path.read_bytes(), f"final/{path.name} differs")
-    samples = [_samples(folder) for folder in (run, whole)]
+    samples = [_samples(folder) for folder in (run, undisturbed)]
     _require(samples[0] == samples[1], f"samples differ: {len(samples[0])} lines for {len(samples[1])}")
     if metrics:
-        losses = [_losses(folder) for folder in (run, whole)]
+        losses = [_losses(folder) for folder in (run, undisturbed)]
         _require(losses[0] == losses[1], "losses differ")
+    _nothing_temporary(run)
+
+
+def _nothing_temporary(run: Path) -> None:
     left = [str(path.relative_to(run)) for path in run.rglob(".*") if path.name != ".memfit-run"]
     _require(not left, f"files are left: {left}")
 

@@ -3,8 +3,10 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from bench import measure_gpu
+from bench.accuracy_parts import gpu_overheads
 from bench.accuracy_parts.gpu_step import measure
 from bench.accuracy_parts.measured import Measured, append_measured, read_measured
 from bench.accuracy_parts.others import beside, measured
@@ -83,3 +85,31 @@ def test_without_a_card_it_says_so(capsys, monkeypatch):
         pytest.skip("there is a card here")
     assert measure_gpu.main() == 2
     assert "no CUDA card" in capsys.readouterr().out
+
+
+def test_overheads_are_what_each_stage_adds_and_a_stage_that_fails_says_why():
+    used = [100]
+
+    def load(nbytes):
+        used[0] += nbytes
+
+    def fail():
+        raise RuntimeError("no bf16 here\nand more")
+
+    found = gpu_overheads.measure(
+        {"context": lambda: load(50), "bf16": fail, "nccl": lambda: load(7)}, lambda: used[0]
+    )  # fmt: skip
+    assert found == {"context": 50, "bf16": "RuntimeError: no bf16 here", "nccl": 7}
+
+
+def test_every_stage_but_the_communicator_runs_on_this_cpu_too():
+    found = gpu_overheads.measure(gpu_overheads.stages(torch.device("cpu")), lambda: 0)
+    assert set(found.values()) == {0}
+    assert {"products fp16", "convolutions bf16", "attention fp32", "optimizer"} <= found.keys()
+
+
+def test_overheads_are_measured_once(tmp_path, monkeypatch):
+    path = tmp_path / "t4.overheads.json"
+    path.write_text("{}")
+    monkeypatch.setattr(measure_gpu.subprocess, "run", None)
+    measure_gpu.measure_overheads(path, "t4", "1")

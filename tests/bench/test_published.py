@@ -1,7 +1,5 @@
 """python -m pytest tests/bench/test_published.py; -m slow derives figures anew"""
 
-import tomllib
-
 import numpy as np
 import pytest
 
@@ -9,10 +7,11 @@ from bench import published
 from bench.creep import packed_shapes
 from bench.result_file import read_result
 from bench.zero2 import REDUCE_BUCKET_ELEMENTS, zero2
+from memfit import toml
 from memfit.device.hardware.catalogue import find_device
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 
-FIGURES = tomllib.loads(published.FIGURES.read_text())["figure"]
+FIGURES = toml.loads(published.FIGURES.read_text())["figure"]
 RESULTS = read_result("published")
 
 

@@ -53,6 +53,19 @@ def test_an_unknown_device_is_one_line_and_exit_code_2(capsys: pytest.CaptureFix
     assert err.count("\n") == 1
 
 
+def test_a_card_can_be_added_once(capsys: pytest.CaptureFixture[str], tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    own = tmp_path / "own.toml"
+    own.write_text('[mine]\nname = "Mine"\ncompute_capability = [8, 6]\nmemory_bytes = 12884901888\n')
+    code, out, err = run(capsys, "--add", str(own))
+    assert (code, err) == (0, "")
+    assert out.startswith("added mine: Mine, 12.00 GiB\n")
+    assert "mine: Mine" in run(capsys, "mine")[1]
+    code, _, err = run(capsys, "--add", str(own))
+    assert code == 2
+    assert "has that card" in err
+
+
 def test_torch_is_not_imported() -> None:
     lines = (
         "import sys",

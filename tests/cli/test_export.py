@@ -84,6 +84,7 @@ def test_accelerate_takes_the_plans_sharding(engine, tmp_path):
             assert (one["stage"], one["accumulation"]) == ("2", "2")
 
 
+@pytest.mark.slow
 def test_deepspeed_reads_batch_accumulation_and_stage(tmp_path):
     pytest.importorskip("deepspeed")
     for one in started(plan("zero2"), "deepspeed", tmp_path):

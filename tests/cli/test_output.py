@@ -5,9 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from memfit.cli.output import complain
+from memfit.cli.progress import progress
 from tests.cli.asking import ROOT
 
 DEVICES = [sys.executable, "-m", "memfit", "devices"]
@@ -53,3 +55,9 @@ def test_a_complaint_that_nobody_can_read_is_no_fault(monkeypatch):
 
     monkeypatch.setattr(sys, "stderr", Full())
     complain("something")
+
+
+def test_a_line_that_is_said_while_progress_is_shown_reaches_standard_error(capfd):
+    with progress("writing the report"):
+        click.echo("memfit: no report was written", err=True)
+    assert capfd.readouterr().err == "memfit: no report was written\n"

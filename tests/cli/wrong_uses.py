@@ -22,6 +22,7 @@ BASES = {
     "plan": [RIGHT, "--memory", "256MiB", "--global-batch", "4"], "report": ["no/run"], "audit": ["no.py:loader"],
     "export": ["no/plan.toml", "--to", "torchrun"], "verify": ["no/plan.toml"], "validate": ["no/run"],
     "run": ["no/plan.toml", "--out", "no/run"], "probe": ["no/plan.toml"],
+    "explain": ["no/log"], "lint": ["no/train.py"],
 }  # fmt: skip
 """A command line of each verb to which a wrong option is added. Those of files that are not there never begin."""
 

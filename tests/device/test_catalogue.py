@@ -2,7 +2,7 @@
 
 import pytest
 
-from memfit.device.hardware.catalogue import Device, catalogue, figures, find_device, with_memory
+from memfit.device.hardware.catalogue import Device, catalogue, figures, find_device, read_cards, with_memory
 from memfit.errors import InputError
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -18,6 +18,28 @@ CARDS = (
     "h100",
     "h20",
     "h200",
+    "v100-16gb",
+    "v100-32gb",
+    "rtx2080ti",
+    "rtx3060",
+    "rtx3080",
+    "rtx3090ti",
+    "rtx4060",
+    "rtx4060ti-16gb",
+    "rtx4070ti-super",
+    "rtx4080",
+    "rtx5060ti-16gb",
+    "rtx5070ti",
+    "rtx5080",
+    "a10",
+    "a10g",
+    "a30",
+    "a6000",
+    "l4",
+    "h100-pcie",
+    "h100-nvl",
+    "b200",
+    "mi300x",
 )
 FIGURES = ("memory_bytes", "bf16_flops", "fp16_flops", "tf32_flops", "fp32_flops", "bandwidth", "link_bytes")
 
@@ -31,13 +53,17 @@ def test_every_known_figure_has_a_source(key: str) -> None:
     card = find_device(key)
     for name in (*FIGURES, "usable_bytes", "context_bytes"):
         assert (getattr(card, name) is None) == (name not in card.sources), name
-    assert not any(value == 0 for value in figures(card).values())
+    assert not any(value == 0 and value is not False for value in figures(card).values())
 
 
 @pytest.mark.parametrize(
     ("key", "nominal"),
     [("t4", 16), ("rtx3090", 24), ("rtx4090", 24), ("rtx5090", 32), ("quadro-rtx6000", 24), ("l40s", 48),
-     ("a100-40gb", 40), ("a100-80gb", 80), ("h100", 80), ("h20", 96), ("h200", 141)],
+     ("a100-40gb", 40), ("a100-80gb", 80), ("h100", 80), ("h20", 96), ("h200", 141), ("v100-16gb", 16),
+     ("v100-32gb", 32), ("rtx2080ti", 11), ("rtx3060", 12), ("rtx3080", 10), ("rtx3090ti", 24), ("rtx4060", 8),
+     ("rtx4060ti-16gb", 16), ("rtx4070ti-super", 16), ("rtx4080", 16), ("rtx5060ti-16gb", 16), ("rtx5070ti", 16),
+     ("rtx5080", 16), ("a10", 24), ("a10g", 24), ("a30", 24), ("a6000", 48), ("l4", 24), ("h100-pcie", 80),
+     ("h100-nvl", 94), ("b200", 180), ("mi300x", 192)],
 )  # fmt: skip
 def test_cuda_reports_a_little_less_than_the_nominal_memory(key: str, nominal: int) -> None:
     card = find_device(key)
@@ -47,7 +73,7 @@ def test_cuda_reports_a_little_less_than_the_nominal_memory(key: str, nominal: i
 
 
 def test_turing_has_neither_bf16_nor_tf32_tensor_cores() -> None:
-    for key in ("t4", "quadro-rtx6000"):
+    for key in ("t4", "quadro-rtx6000", "rtx2080ti", "v100-16gb", "v100-32gb"):
         assert (find_device(key).bf16_flops, find_device(key).tf32_flops) == (None, None)
 
 
@@ -92,3 +118,57 @@ def test_the_cpu_is_a_device_without_cuda_figures() -> None:
 
 def test_a_device_is_plain_data_for_json() -> None:
     assert figures(Device(key="x", name="X"))["memory_bytes"] is None
+
+
+def test_a_slice_has_its_own_memory_and_its_part_of_the_rates() -> None:
+    card, part = find_device("a100-40gb"), find_device("A100-40GB:3g.20gb")
+    assert (part.key, part.multiprocessors, part.memory_bytes) == ("a100-40gb:3g.20gb", 42, int(19.5 * GIB))
+    assert part.usable_bytes == int(19.5 * GIB) - 16 * MIB
+    assert card.fp16_flops is not None
+    assert part.fp16_flops == pytest.approx(card.fp16_flops * 42 / 108)
+    assert (part.link, part.compute_capability) == (None, (8, 0))
+
+
+def test_an_unknown_slice_names_those_that_are_known() -> None:
+    with pytest.raises(InputError, match=r"slice '2g' of a100-40gb: no such profile; write 1g.5gb or "):
+        find_device("a100-40gb:2g")
+    with pytest.raises(InputError, match="no slices of rtx4090 are known"):
+        find_device("rtx4090:1g.5gb")
+
+
+OWN = """[my-card]
+name = "My Card"
+compute_capability = [8, 6]
+memory_bytes = 12884901888
+bandwidth = { value = 4e11, source = "its box" }
+"""
+
+
+def test_an_added_card_is_in_the_catalogue_and_says_who_gave_its_figures(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert "my-card" not in catalogue()
+    (tmp_path / "memfit").mkdir()
+    (tmp_path / "memfit" / "devices.toml").write_text(OWN)
+    card = find_device("My-Card")
+    assert (card.memory_bytes, card.bandwidth, card.fp16_flops) == (12 * GIB, 4e11, None)
+    assert (card.sources["memory_bytes"], card.sources["bandwidth"]) == ("added by you", "its box")
+    assert list(catalogue())[-2:] == ["my-card", "cpu"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[x", "x.toml"),
+        ("", "no table of a card"),
+        (OWN.replace("my-card", "rtx4090"), "the catalogue has a device of that name"),
+        (OWN.replace("memory_bytes = 12884901888\n", ""), r"\[my-card\] of x.toml: no memory_bytes"),
+        (OWN.replace("12884901888", "-1"), "memory_bytes = -1 .* not a number above 0"),
+        (OWN.replace("bandwidth", "bandwith"), "bandwith .*: no figure of a card; write bandwidth"),
+        (OWN.replace("[8, 6]", '"8.6"'), r"not \[major, minor\]"),
+    ],
+)
+def test_a_file_that_is_no_card_s_is_refused(tmp_path, text, message) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_cards(path)

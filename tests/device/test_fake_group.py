@@ -19,9 +19,11 @@ from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.fake_group import fake_world, wrapped_by_ddp
 from memfit.device.virtual.virtual_device import virtual_gpu
+from memfit.torch_compat.versions import release
 from tests.device import minimal_tracer
 from tests.device.minimal_tracer import MinimalTracer
 
+RELEASE = release(torch.__version__)
 BLOCK = 4 * (1024 * 4096 + 4096 + 4096 * 1024 + 1024)
 PARAMETERS = 6 * BLOCK
 
@@ -89,7 +91,8 @@ def test_fsdp2_in_bf16(no_gc):
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     peaks = window(8, lambda: sharded(8, mp_policy=policy))
     assert peaks[0] == PARAMETERS // 8
-    assert mib(peaks)[2:4] == [121.6, 168.6]
+    # torch 2.12 lets go of a module's reduced gradients only after it has made the next one's (its loop variable).
+    assert mib(peaks)[2:4] == [121.6, 184.5 if RELEASE == (2, 12) else 168.6]
 
 
 @pytest.mark.filterwarnings("ignore:.*Time stats:UserWarning")
@@ -111,7 +114,13 @@ def test_a_tracer_that_takes_dtensors_sees_the_whole_state(no_gc, monkeypatch):
     assert peaks[1] > 72.2 * 2**20
 
 
-@pytest.mark.parametrize(("quiet", "peak"), [(True, 120.1), (False, 696.5)])
+@pytest.mark.parametrize(
+    ("quiet", "peak"),
+    [
+        (True, 120.1),
+        pytest.param(False, 696.5, marks=pytest.mark.skipif(RELEASE != (2, 13), reason="other versions hide them")),
+    ],
+)
 def test_shape_propagation_is_not_recorded(quiet, peak):
     """Trap: at the first use of an operator in a process DTensor computes shapes on tensors of the global shape."""
     code = (

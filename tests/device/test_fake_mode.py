@@ -142,3 +142,15 @@ def test_the_second_call_is_remembered(no_memory):
         count = len(fake_mode._makers)
         x + x
         assert len(fake_mode._makers) == count > 0
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("name", ["mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy", "l1_loss"])
+def test_a_reduced_loss_holds_the_storage_of_its_real_one(name, reduction):
+    def bytes_of_a_loss():
+        loss = getattr(nn.functional, name)(torch.rand(16, 8), torch.rand(16, 8), reduction=reduction)
+        return loss.shape, loss.untyped_storage().nbytes()
+
+    with virtual_cpu():
+        fake = bytes_of_a_loss()
+    assert fake == bytes_of_a_loss()

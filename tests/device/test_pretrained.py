@@ -1,6 +1,9 @@
 """Weights that were really saved, and nets that are traced without reading them."""
 
+import json
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -68,3 +71,32 @@ def test_real_weights_are_read_afterwards(language_model):
     net = transformers.AutoModelForCausalLM.from_pretrained(language_model)
     assert type(net.lm_head.weight.data) is torch.Tensor
     assert os.path.getsize(language_model / "model.safetensors") > 50_000
+
+
+IMPORTED_INSIDE = """
+import json, sys, time
+from memfit.device.virtual.virtual_device import virtual_cpu
+slept = []
+time.sleep = slept.append
+with virtual_cpu():
+    from transformers import AutoModel
+    net = AutoModel.from_pretrained(sys.argv[1])
+    kind = type(net.pooler.dense.weight.data).__name__
+    try:
+        AutoModel.from_pretrained("nobody/no-such-model")
+    except OSError as error:
+        said = str(error)
+    print(json.dumps({"type": kind, "said": said, "slept": sum(slept)}))
+"""
+
+
+def test_a_library_that_is_imported_inside_and_a_hub_that_does_not_answer(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "num_hidden_layers": 1}))
+    environment = {key: value for key, value in os.environ.items() if "OFFLINE" not in key and "proxy" not in key}
+    environment |= {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "home")}
+    ask = [sys.executable, "-c", IMPORTED_INSIDE, str(tmp_path)]
+    done = subprocess.run(ask, env=environment, capture_output=True, text=True, check=True)
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert answer["type"] == "FakeTensor"
+    assert "nobody/no-such-model" in answer["said"] or "connect" in answer["said"]
+    assert answer["slept"] < 1

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils.checkpoint import checkpoint
 
 from memfit.device.virtual.backend import NAME
@@ -257,3 +259,24 @@ def test_unique_gives_as_many_as_there_can_be(gpu):
     values, inverse, counts = torch.unique(torch.zeros(3, 4, device="cuda"), return_inverse=True, return_counts=True)
     assert (values.shape, inverse.shape, counts.shape) == ((12,), (3, 4), (12,))
     assert torch.unique(torch.zeros(5, device="cuda")).shape == (5,)
+
+
+def test_a_replaced_function_of_torch_keeps_arguments_of_its_own(gpu, monkeypatch):
+    """GPT-SoVITS' attention with a cache: under any mode, it hands torch's own function to handle_torch_function."""
+    original = F.multi_head_attention_forward
+
+    def with_cache(query, *args, cache=None, **kwargs):
+        if has_torch_function((query,)):
+            return handle_torch_function(original, (query,), query, *args, cache=cache, **kwargs)
+        cache["calls"] += 1
+        return original(query, *args, **kwargs)
+
+    monkeypatch.setattr(F, "multi_head_attention_forward", with_cache)
+    attention, cache = nn.MultiheadAttention(8, 2, device="cuda"), {"calls": 0}
+    x = torch.randn(3, 1, 8, device="cuda")
+    out, _ = F.multi_head_attention_forward(
+        x, x, x, 8, 2, attention.in_proj_weight, attention.in_proj_bias, None, None, False, 0.0,
+        attention.out_proj.weight, attention.out_proj.bias, cache=cache,
+    )  # fmt: skip
+    assert out.shape == (3, 1, 8)
+    assert cache == {"calls": 1}

@@ -53,6 +53,7 @@ def check(found, within=0.01):
         assert traced == pytest.approx(measured, rel=within, abs=64), where
 
 
+@pytest.mark.slow
 def test_every_rank_of_three(tmp_path):
     found = compare([CASES[number] for number in FAST], 3, tmp_path)
     assert len(found) == 3 * (2 * 4 + 2 * 3)

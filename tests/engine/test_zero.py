@@ -57,7 +57,7 @@ def compare(ranks, case):
     name, engine, choices = case
     alone = train(name)
     for rank, mine in enumerate(ranks):
-        found = mine[name, engine, *choices]
+        found = mine[(name, engine, *choices)]
         for theirs, ours in zip(found["numbers"], alone["numbers"], strict=True):
             assert theirs == pytest.approx(ours, rel=1e-5)
         same(found["weights"], held(alone["weights"], rank, engine))
@@ -76,7 +76,7 @@ def test_three_ranks_take_the_steps_of_one(tmp_path):
 
 
 def test_what_is_averaged_is_compared(ranks):
-    assert "average of net.out.weight" in ranks[1]["nets", "zero3", *CASES[-2][2]]["weights"]
+    assert "average of net.out.weight" in ranks[1][("nets", "zero3", *CASES[-2][2])]["weights"]
 
 
 @pytest.mark.parametrize("writer", READERS)

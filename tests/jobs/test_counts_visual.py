@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from memfit.apply.train_state import is_trained
+from memfit.job import is_trained
 from memfit.jobs import latentsync, musetalk
 
 UNETS = [
@@ -18,7 +18,7 @@ UNETS = [
 
 OTHERS = [
     (latentsync.Stage2, "vae", 83_653_863),
-    (latentsync.Stage2, "whisper", 8_208_384),
+    (latentsync.Stage2, "whisper", 37_184_640),
     (latentsync.Stage2, "syncnet", 401_306_080),
     (latentsync.Stage2, "lpips", 14_716_160),
     (latentsync.Stage2, "trepa", 1_011_855_918),

@@ -48,6 +48,7 @@ def test_a_need_that_never_grows_is_not_called_exact():
     assert not exact
 
 
+@pytest.mark.slow
 def test_the_largest_micro_batch_is_what_predict_says():
     keep, recompute = (
         largest_of(policy, "dit", CARD, TracedQuestions(), by_items(None)) for policy in list(policies(JOB))[:2]

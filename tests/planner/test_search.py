@@ -186,7 +186,7 @@ def test_what_else_would_get_under_the_floor_is_told(tight):
         assert f"shard over {ranks} devices" in ways[0]
     ways = larger_hardware(replace(found, limiting_phase="train", headroom_bytes=-shared), "bf16", small)
     assert len(ways) == 1
-    assert "--device t4" in ways[0]
+    assert "--device rtx4060" in ways[0]
 
 
 def test_the_budget_suggested_for_a_cpu_leaves_what_the_tensors_need(tight):

@@ -278,6 +278,13 @@ class TestGarbageCollection:
 class TestExpandableSegments:
     SETTINGS = "expandable_segments:True"
 
+    @pytest.mark.parametrize("capacity", [-400 * MIB, 0, 1 * MIB, 64 * MIB])
+    def test_a_request_larger_than_the_device_is_out_of_memory(self, capacity: int) -> None:
+        """The context alone may be larger than a small card's memory: then nothing is left for tensors."""
+        a = allocator(capacity, self.SETTINGS)
+        with pytest.raises(OutOfMemory):
+            malloc(a, 100 * MIB)
+
     def test_pages_of_2_mib_for_small_and_20_mib_for_large_requests(self) -> None:
         a = allocator(settings=self.SETTINGS)
         malloc(a, 512, 2 * MIB)
@@ -343,3 +350,40 @@ class TestExpandableSegments:
         a = allocator(settings=self.SETTINGS, allowed=24 * MIB)
         malloc(a, 24 * MIB)
         assert a.reserved == 40 * MIB
+
+
+def test_a_request_fails_although_a_block_of_another_stream_has_just_returned_and_succeeds_at_once_again() -> None:
+    """pytorch/pytorch issue 189504: after waiting for the event, the request asks the device and not its pool."""
+    mib = 1 << 20
+    allocator = CachingAllocator(20 * mib)
+    allocator.malloc(0, 8 * mib)
+    allocator.malloc(1, 8 * mib)
+    allocator.free(0, awaits_event=True)
+    with pytest.raises(OutOfMemory) as caught:
+        allocator.malloc(2, 8 * mib)
+    assert caught.value.retry_succeeds
+    allocator.malloc(2, 8 * mib)
+    with pytest.raises(OutOfMemory) as caught:
+        allocator.malloc(3, 8 * mib)
+    assert not caught.value.retry_succeeds
+
+
+def test_a_whole_segment_that_awaited_an_event_is_released_and_the_request_succeeds() -> None:
+    mib = 1 << 20
+    allocator = CachingAllocator(20 * mib)
+    allocator.malloc(0, 12 * mib)
+    allocator.free(0, awaits_event=True)
+    allocator.malloc(1, 16 * mib)
+    assert (allocator.allocated, allocator.reserved) == (16 * mib, 16 * mib)
+
+
+def test_a_block_that_awaits_an_event_is_not_handed_out_before_it_is_over() -> None:
+    mib = 1 << 20
+    allocator = CachingAllocator()
+    allocator.malloc(0, 12 * mib)
+    allocator.free(0, awaits_event=True)
+    allocator.malloc(1, 12 * mib)
+    assert allocator.reserved == 24 * mib
+    allocator.process_events()
+    allocator.malloc(2, 12 * mib)
+    assert allocator.reserved == 24 * mib

@@ -1,4 +1,4 @@
-"""Runs a script on the CPU under PyTorch's profiler, and writes the largest bytes of live tensors.
+"""Runs a script on the CPU under PyTorch's profiler, and writes the largest bytes of live tensors of each phase.
 
 ``python run_for_real.py OUT OPERATORS SCRIPT ARGS``: OPERATORS are the names, with commas, of the calls whose inner
 blocks do not count. The garbage collector rests, as in a trace.
@@ -9,11 +9,96 @@ import json
 import os
 import runpy
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from memfit.device.hardware.benchmarks import AllocatorEvents
+from memfit.device.hardware.benchmarks import AllocatorEvents, _peaks
+
+_BEGIN, _LAST = "begin ", "last"
+
+
+class _EndsLater(TorchDispatchMode):
+    """Validation goes on as long as operators run without gradients."""
+
+    def __init__(self, phases: "Phases") -> None:
+        super().__init__()
+        self._phases = phases
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not torch.is_grad_enabled():
+            self._phases.mark(_LAST)
+        return func(*args, **(kwargs or {}))
+
+
+class Phases:
+    """Marks in the profile: where a part of training, validation or saving begins, and where one ended last."""
+
+    def __init__(self, events: AllocatorEvents) -> None:
+        self._events = events
+        self._trained: set[int] = set()
+        self._depth = 0
+        self._validation = _EndsLater(self)
+        self._validates = False
+
+    def mark(self, name: str) -> None:
+        if name.startswith(_BEGIN) and self._validates != (name == _BEGIN + "validate"):
+            self._validates = not self._validates
+            self._validation.__enter__() if self._validates else self._validation.__exit__(None, None, None)
+        with self._events.phase(name):
+            pass
+
+    def step_begins(self, optimizer: Optimizer, *rest: Any) -> None:
+        self._trained |= {id(p) for group in optimizer.param_groups for p in group["params"]}
+        self.mark(_BEGIN + "train")
+
+    def step_ended(self, *rest: Any) -> None:
+        self.mark(_LAST)
+
+    def enter(self, module: nn.Module, *rest: Any) -> None:
+        if self._depth == 0 and torch._C._current_autograd_node() is None:
+            if torch.is_grad_enabled():
+                if any(p.requires_grad for p in module.parameters()):
+                    self.mark(_BEGIN + "train")
+            elif any(id(p) in self._trained for p in module.parameters()):
+                self.mark(_BEGIN + "validate")
+        self._depth += 1
+
+    def leave(self, *rest: Any) -> None:
+        self._depth -= 1
+        if self._depth == 0 and not torch.is_grad_enabled():
+            self.mark(_LAST)
+
+    def around(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nested = torch._C._current_autograd_node() is not None
+            if not nested:
+                self.mark(_BEGIN + name)
+            result = function(*args, **kwargs)
+            if not nested:
+                self.mark(_LAST)
+            return result
+
+        return call
+
+
+def spans(marks: Sequence[tuple[int, int, str]], end: int) -> list[tuple[int, int, str]]:
+    """(start, end, phase): a phase begins where the one before it ended last."""
+    found, phase, start, last = [], "setup", 0, 0
+    for at, _, name in marks:
+        if name == _LAST:
+            last = at
+        elif name.removeprefix(_BEGIN) != phase:
+            edge = last if phase != "setup" else at
+            found.append((start, edge, phase))
+            phase, start = name.removeprefix(_BEGIN), edge
+    return [*found, (start, end, phase)]
 
 
 def main() -> None:
@@ -21,13 +106,22 @@ def main() -> None:
     sys.argv = sys.argv[3:]
     sys.path[0] = os.path.dirname(script)
     torch.set_num_threads(1)
-    torch.save = lambda *args, **kwargs: None
     gc.collect()
     gc.disable()
-    with AllocatorEvents() as events, events.phase("whole"):
+    with AllocatorEvents() as events:
+        phases = Phases(events)
+        torch.save = phases.around(lambda *args, **kwargs: None, "save")
+        torch.autograd._engine_run_backward = phases.around(torch.autograd._engine_run_backward, "train")
+        register_optimizer_step_pre_hook(phases.step_begins)
+        register_optimizer_step_post_hook(phases.step_ended)
+        register_module_forward_pre_hook(phases.enter)
+        register_module_forward_hook(phases.leave, always_call=True)
         runpy.run_path(script, run_name="__main__")
-    peak = events.peaks(operators)["whole"]
-    out.write_text(json.dumps([peak.without_scratch_bytes, peak.allocated_bytes]))
+        phases.mark("end")
+    records, marks = events._read(operators)
+    *marks, (end, _, _) = marks
+    peaks = _peaks(records, spans(marks, end), 0)
+    out.write_text(json.dumps({name: peak.without_scratch_bytes for name, peak in peaks.items()}))
 
 
 if __name__ == "__main__":

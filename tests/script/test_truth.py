@@ -1,4 +1,4 @@
-"""The same script traced on the virtual CPU and really run on the CPU under the profiler."""
+"""The same script traced on the virtual CPU and really run on the CPU under the profiler, phase by phase."""
 
 import json
 import os
@@ -16,10 +16,9 @@ from tests.truth import operator_names, traced_peaks
 HERE = Path(__file__).parent
 BOUND = 100e-6
 
-TOO_LOW = pytest.param("shared_sampling.py", marks=pytest.mark.xfail(reason="1.5 % too low: the cause is unknown"))
 SCRIPTS = [
     "plain_loop.py", "two_optimizers.py", "retained_logits.py", "reentrant_checkpoint.py reentrant",
-    "reentrant_checkpoint.py no", "step_in_backward.py", TOO_LOW, "varying_shapes.py",
+    "reentrant_checkpoint.py no", "step_in_backward.py", "shared_sampling.py", "varying_shapes.py",
     "conv_batch_norm.py", "hugging_face_trainer.py cpu",
 ]  # fmt: skip
 
@@ -34,12 +33,18 @@ def test_the_trace_of_a_script_has_the_bytes_of_its_real_run(script: str, tmp_pa
     outcome = trace_script(TraceRequest(command=command, device="cpu", memory_bytes=8 << 30, batches=1000))
     assert outcome.error is None, outcome.error.text
     assert outcome.bare is not None
-    traced = max(traced_peaks(outcome.bare).values())
+    traced = traced_peaks(outcome.bare)
     operators = ",".join(sorted(operator_names(outcome.bare)))
     subprocess.run(
         [sys.executable, str(HERE / "run_for_real.py"), "real.json", operators, path, *arguments],
         check=True, env={**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"},
         capture_output=True,
     )  # fmt: skip
-    really, _ = json.loads(Path("real.json").read_text())
-    assert traced == pytest.approx(really, rel=BOUND)
+    really = json.loads(Path("real.json").read_text())
+    if "validate" not in traced and "validate" in really:  # a forward without gradients in each window is training
+        really["train"] = max(really["train"], really.pop("validate"))
+    compared = traced.keys() - {"setup"}
+    assert compared == really.keys() - {"setup"}
+    assert {name: traced[name] for name in compared} == pytest.approx(
+        {name: really[name] for name in compared}, rel=BOUND
+    )

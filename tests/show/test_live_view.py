@@ -36,6 +36,12 @@ def test_windows_memory_and_retries():
     assert "1 skipped" in text
 
 
+def test_a_prediction_for_a_cpu_stands_beside_the_tensors_alone():
+    text = drawn({**LINE, "outside_tensors_bytes": 20 << 20})
+    assert "200 MiB of 256 MiB" in text
+    assert "tensors 180 MiB, 190 MiB predicted" in text
+
+
 @pytest.mark.parametrize("width", [80, 60])
 def test_nothing_is_wider_than_the_terminal(width):
     text = drawn({**LINE, "measured_process_bytes": 23_456 << 20, "predicted_process_bytes": 23_456 << 20}, width=width)

@@ -1,6 +1,7 @@
 """Which versions of torch are taken, and what happens with one that is newer than those that were tested."""
 
 import subprocess
+import sys
 
 import pytest
 import torch
@@ -93,3 +94,10 @@ def test_the_self_test_itself_is_never_refused(installed):
     with versions.under_test():
         versions.check()
     assert not runs
+
+
+def test_private_names_are_chosen_by_what_torch_has():
+    """torch 2.10 has one of them under its old name, and no shapes of collectives."""
+    code = "import torch; torch.__version__ = '2.9.1'; import memfit.torch_compat"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr

@@ -36,6 +36,14 @@ def test_every_phase_to_the_byte_without_scratch_and_within_two_percent_with_it(
         assert with_scratch[phase] == pytest.approx(peak.allocated_bytes, rel=0.02)
 
 
+@pytest.mark.parametrize("length", [17, 33, 40, 61])
+def test_each_of_varied_lengths_in_bf16(length):
+    settings = {"precision": "bf16", "clip": 1.0}
+    traced, with_scratch, measured = compare(JOBS["dit"], settings, Shape(items=3, length=length), 2)
+    assert traced == {phase: peak.without_scratch_bytes for phase, peak in measured.items()}
+    assert with_scratch["train"] == pytest.approx(measured["train"].allocated_bytes, rel=0.02)
+
+
 def test_a_scaler_steps_in_a_trace_and_the_optimizers_state_is_there():
     traced, _, measured = compare(JOBS["decoder"], {"precision": "fp16"}, Shape(items=4, length=None), 1)
     assert traced["save"] == measured["save"].without_scratch_bytes

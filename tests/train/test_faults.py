@@ -16,7 +16,7 @@ from memfit.errors import Exit
 from memfit.plan import PhasePolicy
 from memfit.train.checkpoint.checkpoints import Checkpoints
 from memfit.train.recovery.recovery import SampleTooLargeError
-from tests.train.faulty import ASKED, JOBS, Noisy, Plain, run, run_out_of_memory, same
+from tests.train.faulty import ASKED, JOBS, Noisy, Plain, Spoiled, run, run_out_of_memory, same
 
 
 def consumed(samples):
@@ -139,6 +139,65 @@ def test_a_flight_record_says_what_was_resident_and_what_was_asked_for(tmp_path)
     assert record["resident"]["measured"]["parameters"] == 4 * (6 * 16 + 16 + 16 + 1)
     assert record["resident"]["measured"]["gradients"] == record["resident"]["measured"]["parameters"]
     assert record["resident"]["by_module"][0]["module"] == "net.0"
+
+
+class Averaged(Noisy):
+    """Batch statistics, and units that are counted before the forward."""
+
+    def collate(self, samples):
+        Spoiled.points("collate")
+        return super().collate(samples)
+
+    def units(self, batch):
+        return {"loss": len(batch[1])}
+
+
+def test_a_run_that_gives_up_before_a_windows_first_turn_keeps_the_statistics_of_the_window_before(tmp_path):
+    _, wanted, _, _, points = run(tmp_path / "undisturbed", Averaged(), 8, last=2)
+    fails = {("collate", points.reached["collate"] + number): 1 for number in range(60)}
+    with pytest.raises(SampleTooLargeError):
+        run(tmp_path / "stops", Averaged(), 8, fails)
+    newest = Checkpoints(tmp_path / "stops" / "checkpoints").newest(print)
+    assert newest.next_window == 2
+    assert torch.equal(newest.tensors.get("nets.front.1.running_mean"), wanted["front.1.running_mean"])
+
+
+class Counted(Plain):
+    """Counts its units before the forward, for which it collates."""
+
+    def collate(self, samples):
+        Spoiled.points("collate")
+        return super().collate(samples)
+
+    def units(self, batch):
+        return {"loss": len(batch[1])}
+
+
+def test_memory_that_runs_out_while_units_are_counted_is_recovered_as_in_a_forward(tmp_path):
+    _, wanted, ids, _, _ = run(tmp_path / "undisturbed", Counted(), 3)
+    for fails, retries, most in (
+        ({("collate", 1): 1}, 1, 3),
+        ({("collate", 1): 1, ("collate", 3): 1}, 2, 3),
+        ({("collate", 4): 1, ("collate", 6): 1, ("collate", 8): 1}, 3, 4),
+    ):
+        code, learnt, samples, metrics, seen = run(tmp_path / f"{len(fails)}", Counted(), 3, fails)
+        assert (code, seen.failed) == (Exit.DONE, len(fails))
+        assert consumed(samples) == consumed(ids)
+        assert sum(line["retries"] for line in metrics) == retries
+        assert max(line["micro_batches"] for line in metrics) >= most
+        assert most > 3 or same(learnt, wanted)
+        assert all(torch.allclose(learnt[name], wanted[name], rtol=1e-5, atol=1e-6) for name in wanted)
+
+
+def test_a_sample_whose_batch_never_fits_is_named_or_left_out(tmp_path):
+    fails = {("collate", number): 1 for number in range(60)}
+    with pytest.raises(SampleTooLargeError, match=r"sample \d+, .* memory ran out in fetch"):
+        run(tmp_path / "stops", Counted(), 3, fails)
+    assert Checkpoints(tmp_path / "stops" / "checkpoints").numbers() == [0]
+    fails = {("collate", number): 1 for number in range(4)}
+    code, _, _, metrics, _ = run(tmp_path / "skips", Counted(), 1, fails, skips=True)
+    assert code == Exit.DONE
+    assert sum(len(line["skipped_samples"]) for line in metrics) == 2
 
 
 def test_a_window_without_valid_units_is_skipped_and_said(tmp_path):

@@ -76,6 +76,7 @@ def validated(run):
     return [(line["window"], line["validation_tries"], line["validation"]) for line in lines if "validation" in line]
 
 
+@pytest.mark.slow
 def test_a_validation_that_dies_as_the_job_has_it_passes_under_a_plan_at_every_interval(tmp_path):
     (tmp_path / "decoded.py").write_text(JOB)
     name = f"{tmp_path}/decoded.py:Decoded"

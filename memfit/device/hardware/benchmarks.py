@@ -61,19 +61,19 @@ class AllocatorEvents:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """What happens in here is this phase; one name may be used several times."""
+        """A context whose allocations belong to this phase; one name may be used several times."""
         with record_function(_PHASE + name):
             yield
 
     def scratch(self) -> dict[str, int]:
-        """By phase, bytes at its peak beyond what was there before it or is there after it."""
+        """By phase, the bytes at its peak beyond what was alive before it or is alive after it."""
         records, phases = self._read(())
         live, times = _live(records, set(), self.base), [record[0] for record in records]
-        found = {}
+        extra_bytes = {}
         for start, end, name in phases:
             inside = live[bisect_left(times, start) : bisect_right(times, end) + 1]
-            found[name] = max(inside) - max(inside[-1], inside[0])
-        return found
+            extra_bytes[name] = max(inside) - max(inside[-1], inside[0])
+        return extra_bytes
 
     def peaks(self, operators: Collection[str] = ()) -> dict[str, MeasuredPeak]:
         """Peaks by phase.
@@ -120,16 +120,16 @@ def _peaks(records: list[Record], phases: list[Phase], base: int) -> dict[str, M
     with_scratch = _live(records, transport, base)
     without = _live(records, _scratch(records) | transport, base)
     apart = _live(records, set(range(len(records))) - transport, 0)
-    found: dict[str, MeasuredPeak] = {}
+    peaks: dict[str, MeasuredPeak] = {}
     for start, end, name in phases:
         first, last = bisect_left(times, start), bisect_right(times, end)
-        before = found.get(name, MeasuredPeak(allocated_bytes=0, without_scratch_bytes=0))
-        found[name] = MeasuredPeak(
+        before = peaks.get(name, MeasuredPeak(allocated_bytes=0, without_scratch_bytes=0))
+        peaks[name] = MeasuredPeak(
             allocated_bytes=max(before.allocated_bytes, *with_scratch[first : last + 1]),
             without_scratch_bytes=max(before.without_scratch_bytes, *without[first : last + 1]),
             transport_bytes=max(before.transport_bytes, *apart[first : last + 1]),
         )
-    return found
+    return peaks
 
 
 def _live(records: list[Record], left_out: set[int], base: int) -> list[int]:
@@ -156,16 +156,16 @@ def _live(records: list[Record], left_out: set[int], base: int) -> list[int]:
 def _of_the_transport(records: list[Record]) -> set[int]:
     """Positions of blocks that a collective allocated, wherever they are freed."""
     held: dict[int, int] = {}
-    found: set[int] = set()
+    positions: set[int] = set()
     for position, (_, nbytes, ptr, call) in enumerate(records):
         if nbytes > 0:
             held.pop(ptr, None)
             if call == TRANSPORT:
                 held[ptr] = position
-                found.add(position)
+                positions.add(position)
         elif held.pop(ptr, None) is not None:
-            found.add(position)
-    return found
+            positions.add(position)
+    return positions
 
 
 def _scratch(records: list[Record]) -> set[int]:

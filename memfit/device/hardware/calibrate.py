@@ -29,7 +29,7 @@ def calibrate(device: torch.device) -> Rates:
     gpu = device.type == "cuda"
     memory = _Outside() if gpu else None
     size = 8192 if gpu else 512
-    found: dict[str, dict[str, float]] = {}
+    rates: dict[str, dict[str, float]] = {}
     workspace, low = _first_product(device, memory)
     for precision, dtype in PRECISIONS.items():
         if precision == "tf32" and not (gpu and torch.cuda.get_device_capability()[0] >= 8):
@@ -37,22 +37,22 @@ def calibrate(device: torch.device) -> Rates:
         with _products_in(precision), torch.no_grad():
             for name, work, call in _calls(device, dtype, size, gpu):
                 try:
-                    found.setdefault(name, {})[precision] = work / _seconds(call, device)
+                    rates.setdefault(name, {})[precision] = work / _seconds(call, device)
                 except (RuntimeError, NotImplementedError):  # this device has no such kernel in this precision
                     continue
     outside = memory.bytes() if memory else None
-    one = torch.ones(1, device=device)
+    scalar = torch.ones(1, device=device)
     host, copied = (torch.ones(64 << 20, dtype=torch.uint8) for _ in range(2))
     to_gpu, from_gpu = _copies(device) if gpu else (None, None)
     return Rates(
         device=torch.cuda.get_device_name() if gpu else processor(),
         threads=0 if gpu else torch.get_num_threads(),
         torch=torch.__version__,
-        matmul_flops=found["matmul_flops"],
-        convolution_flops=found["convolution_flops"],
-        attention_flops=found["attention_flops"],
-        elementwise_bytes=found["elementwise_bytes"],
-        call_seconds=_seconds(lambda: one + one, device),
+        matmul_flops=rates["matmul_flops"],
+        convolution_flops=rates["convolution_flops"],
+        attention_flops=rates["attention_flops"],
+        elementwise_bytes=rates["elementwise_bytes"],
+        call_seconds=_seconds(lambda: scalar + scalar, device),
         host_copy_bytes=host.numel() / _seconds(lambda: copied.copy_(host), torch.device("cpu")),
         copy_to_bytes=to_gpu,
         copy_from_bytes=from_gpu,
@@ -76,12 +76,12 @@ def _calls(
     q = torch.randn(1, heads, length, 64, device=device).to(dtype)
     yield "attention_flops", 4.0 * heads * length**2 * 64, lambda: F.scaled_dot_product_attention(q, q, q)
     count = 1 << (28 if gpu else 21)
-    one, other = (torch.ones(count, device=device, dtype=dtype) for _ in range(2))
-    yield "elementwise_bytes", 2.0 * count * dtype.itemsize + count * dtype.itemsize, lambda: torch.add(one, other)
+    left, right = (torch.ones(count, device=device, dtype=dtype) for _ in range(2))
+    yield "elementwise_bytes", 2.0 * count * dtype.itemsize + count * dtype.itemsize, lambda: torch.add(left, right)
 
 
 def _seconds(call: Callable[[], Any], device: torch.device) -> float:
-    """Of one call: the best of several rounds, each of as many calls as a tenth of a second holds."""
+    """Seconds of one call: the best of several rounds, each of as many calls as a tenth of a second holds."""
     call()
     _wait(device)
     begin = time.perf_counter()

@@ -21,20 +21,20 @@ class Rates:
     """One device's measured figures. By precision (fp32, tf32, bf16, fp16); a precision it does not run is absent."""
 
     device: str
-    """What its driver calls it."""
+    """The device's name, as its driver gives it."""
     threads: int
-    """Of the CPU, that the operators ran on; on a GPU 0."""
+    """Threads of the CPU that the operators ran on; 0 on a GPU."""
     torch: str
     matmul_flops: dict[str, float] = field(default_factory=dict)
     """Floating point operations a second of a large square product."""
     convolution_flops: dict[str, float] = field(default_factory=dict)
-    """Of a 3 x 3 convolution, 128 channels, forward."""
+    """FLOP a second of a 3 x 3 convolution with 128 channels, forward."""
     attention_flops: dict[str, float] = field(default_factory=dict)
-    """Of scaled_dot_product_attention, 64 a head, forward."""
+    """FLOP a second of scaled_dot_product_attention with a head size of 64, forward."""
     elementwise_bytes: dict[str, float] = field(default_factory=dict)
     """Bytes read and written a second by an addition of two large tensors."""
     call_seconds: float | None = None
-    """Of an addition of two tensors of one element: what a call costs beside its work."""
+    """Seconds of an addition of two tensors of one element: what a call costs besides its work."""
     host_copy_bytes: float | None = None
     """A second, from memory of the host to other memory of it that was used before."""
     copy_to_bytes: float | None = None
@@ -43,7 +43,7 @@ class Rates:
     context_bytes: int | None = None
     """Held by a process outside the allocator once every kind of operator has run; None on a CPU."""
     context_low: int | None = None
-    """The same after a single product."""
+    """Bytes outside of the allocator after a single product."""
     cublas_workspace_bytes: int | None = None
     """That the first product takes out of the allocator; None on a CPU."""
 
@@ -54,7 +54,7 @@ def machine(device: str, threads: int) -> str:
 
 
 def rates(device: str | None = None) -> Rates | None:
-    """What was measured of a device here; None where it was not.
+    """The rates that were measured on a device here; None where none were.
 
     Args:
         device: what its driver calls it; None: the CPU.
@@ -62,10 +62,10 @@ def rates(device: str | None = None) -> Rates | None:
     kept = read_kept(FILE)
     name = device or processor()
     known = kept.get("rates") if _ours(kept) else None
-    found = known.get(machine(name, 0 if device else threads_here())) if isinstance(known, dict) else None
-    if not isinstance(found, dict) or found.keys() != {one.name for one in fields(Rates)}:
+    kept_rates = known.get(machine(name, 0 if device else threads_here())) if isinstance(known, dict) else None
+    if not isinstance(kept_rates, dict) or kept_rates.keys() != {field.name for field in fields(Rates)}:
         return None
-    return Rates(**found) if _are_rates(found) else None
+    return Rates(**kept_rates) if _are_rates(kept_rates) else None
 
 
 def _are_rates(values: dict[str, Any]) -> bool:
@@ -98,14 +98,16 @@ def with_rates(device: Device, measured: Rates | None) -> Device:
     if measured is None:
         return device
     flops = measured.matmul_flops
-    found: dict[str, Any] = {f"{name}_flops": flops[name] for name in ("fp32", "tf32", "bf16", "fp16") if name in flops}
-    found["bandwidth"] = measured.elementwise_bytes.get("fp32")
-    found["link_bytes"] = measured.copy_to_bytes
+    values: dict[str, Any] = {
+        f"{name}_flops": flops[name] for name in ("fp32", "tf32", "bf16", "fp16") if name in flops
+    }
+    values["bandwidth"] = measured.elementwise_bytes.get("fp32")
+    values["link_bytes"] = measured.copy_to_bytes
     if measured.context_bytes is not None and measured.context_low is not None:
         high = 2 * measured.context_bytes - measured.context_low
-        found |= {"context_low": measured.context_low, "context_bytes": measured.context_bytes, "context_high": high}
-    found = {name: value for name, value in found.items() if value is not None}
-    return replace(device, **found, sources={**device.sources, **dict.fromkeys(found, SOURCE)})
+        values |= {"context_low": measured.context_low, "context_bytes": measured.context_bytes, "context_high": high}
+    values = {name: value for name, value in values.items() if value is not None}
+    return replace(device, **values, sources={**device.sources, **dict.fromkeys(values, SOURCE)})
 
 
 def processor() -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, TypeVar
 
+from memfit import toml
 from memfit.errors import InputError
 
 Entry = TypeVar("Entry")
@@ -55,6 +57,9 @@ class Device:
     context_high: int | None = None
     nccl_bytes: int | None = None
     """Held by each communicator."""
+    validated: bool = True
+    """False: no prediction for a card of this kind was ever compared with a measurement, and CUDA's rules may not be
+    its own (ROCm)."""
     sources: dict[str, str] = field(default_factory=dict, compare=False)
     """Where each figure is from, by the name of its field."""
 
@@ -86,7 +91,7 @@ class Interconnect:
 
 @cache
 def _tables() -> dict[str, Any]:
-    return tomllib.loads(files("memfit.device.hardware").joinpath("catalogue.toml").read_text())
+    return toml.loads(files("memfit.device.hardware").joinpath("catalogue.toml").read_text())
 
 
 @cache
@@ -97,8 +102,8 @@ def interconnects() -> dict[str, Interconnect]:
 
 
 def interconnect_of(device: Device) -> Interconnect | None:
-    """What joins cards of this kind in one host: the card's own link; None where it is not known."""
-    return next((one for one in interconnects().values() if one.name == device.link), None)
+    """The interconnect of cards of this kind in one host: the card's own link; None where it is not known."""
+    return next((interconnect for interconnect in interconnects().values() if interconnect.name == device.link), None)
 
 
 def nccl_bytes(device: Device) -> tuple[int, int, int]:
@@ -107,22 +112,152 @@ def nccl_bytes(device: Device) -> tuple[int, int, int]:
     return (low, device.nccl_bytes or usual, max(high, device.nccl_bytes or 0))
 
 
-@cache
 def catalogue() -> dict[str, Device]:
-    """Every device of catalogue.toml, by key."""
-    tables = _tables()
-    held_back, unmeasured = tables["held_back"], tables["unmeasured_context"]
-    cards = {key: table for key, table in tables.items() if "name" in table}
-    return {key: _device(key, table, held_back, unmeasured) for key, table in cards.items()}
+    """Every device of catalogue.toml and every card that was added, by key; the CPU last."""
+    own = _own_catalogue()
+    added = added_cards()
+    if not added:
+        return own
+    return {key: card for key, card in own.items() if key != "cpu"} | added | {"cpu": own["cpu"]}
+
+
+@cache
+def _own_catalogue() -> dict[str, Device]:
+    cards = {key: table for key, table in _tables().items() if "name" in table}
+    return {key: device_from(key, table) for key, table in cards.items()}
 
 
 def find_device(name: str) -> Device:
-    """The device that the command line calls so.
+    """The device that the command line calls so; ``a100-40gb:1g.5gb`` is a slice of a card.
 
     Raises:
         InputError: no such device; names the nearest one.
     """
+    card, colon, profile = name.partition(":")
+    if colon:
+        device = _named("device", catalogue(), card)
+        slices = mig_slices(device)
+        if not slices:
+            seen, why = f"device {name!r}", f"no slices of {device.key} are known"
+            raise InputError(seen, why, f"write --device {device.key} --memory SIZE")
+        if profile.lower() not in slices:
+            raise InputError(f"slice {profile!r} of {device.key}", "no such profile", f"write {' or '.join(slices)}")
+        return slices[profile.lower()]
     return _named("device", catalogue(), name)
+
+
+@cache
+def mig_slices(device: Device) -> dict[str, Device]:
+    """The card's slices (Multi-Instance GPU) by profile; empty where it has none or none are known.
+
+    Rates are the card's, in proportion to the multiprocessors; the bandwidth of the memory in eighths.
+    """
+    table = dict(_tables()["mig"].get(device.key, {}))
+    source = table.pop("source", "")
+    return {profile: _slice(device, profile, figures, source) for profile, figures in table.items()}
+
+
+def _slice(device: Device, profile: str, figures: tuple[float, int, int], source: str) -> Device:
+    gib, multiprocessors, eighths = figures
+    nbytes = int(gib * 2**30)
+    part = multiprocessors / (device.multiprocessors or multiprocessors)
+    rates = {name: getattr(device, name) for name in ("bf16_flops", "fp16_flops", "tf32_flops", "fp32_flops")}
+    sources = {name: f"the card's x {multiprocessors}/{device.multiprocessors}" for name, rate in rates.items() if rate}
+    sources |= {"memory_bytes": source, "usable_bytes": device.sources["usable_bytes"], "bandwidth": source}
+    sources |= {"context_bytes": "the whole card's; a slice's was not measured"}
+    return replace(
+        device, key=f"{device.key}:{profile}", name=f"{device.name} MIG {profile}", multiprocessors=multiprocessors,
+        memory_bytes=nbytes, usable_bytes=nbytes - _tables()["held_back"]["value"],
+        bandwidth=device.bandwidth and device.bandwidth * eighths / 8, board_watts=None, link=None, link_bytes=None,
+        nccl_bytes=None, sources=sources, **{name: rate and rate * part for name, rate in rates.items()},
+    )  # fmt: skip
+
+
+def added_cards_file() -> Path:
+    """The user's own cards: ``$XDG_CONFIG_HOME/memfit/devices.toml``; it need not exist."""
+    folder = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    return Path(folder) / "memfit" / "devices.toml"
+
+
+def added_cards() -> dict[str, Device]:
+    """The cards of ``added_cards_file``, by key.
+
+    Raises:
+        InputError: the file is not one that ``memfit devices --add`` takes.
+    """
+    path = added_cards_file()
+    try:
+        stamp = path.stat().st_mtime_ns
+    except OSError:
+        return {}
+    return _added(path, stamp)
+
+
+@lru_cache(maxsize=4)
+def _added(path: Path, stamp: int) -> dict[str, Device]:
+    return read_cards(path)
+
+
+def read_cards(path: Path) -> dict[str, Device]:
+    """The cards of a file in the format of catalogue.toml: a table for each, with a name, the compute capability and
+    the bytes of its memory at least; other figures where they are known, each a value or ``{ value, source }``.
+
+    Raises:
+        InputError: no such file, no TOML, or a table that is not a card's.
+    """
+    example = '[my-card]\nname = "…"\ncompute_capability = [8, 6]\nmemory_bytes = 12622168064'
+    try:
+        tables = toml.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, toml.TOMLDecodeError) as error:
+        raise InputError(str(path), str(error), f"write {example.splitlines()[0]} and its figures") from error
+    cards = {}
+    for key, table in tables.items():
+        cards[key] = _checked_card(f"[{key}] of {path.name}", key, table)
+    if not cards:
+        raise InputError(str(path), "no table of a card in it", f"write {', '.join(example.splitlines())}")
+    return cards
+
+
+_TEXTS = ("name", "link")
+_TRIPLES = ("context_bytes",)
+_FIGURES = (
+    "multiprocessors", "memory_bytes", "bf16_flops", "fp16_flops", "tf32_flops", "fp32_flops", "bandwidth",
+    "board_watts", "link_bytes", "nccl_bytes",
+)  # fmt: skip
+_NEEDED = ("name", "compute_capability", "memory_bytes")
+
+
+def _checked_card(where: str, key: str, table: Any) -> Device:
+    known = (*_TEXTS, *_TRIPLES, *_FIGURES, "compute_capability")
+    if not isinstance(table, dict):
+        raise InputError(where, "not a table", f"write [{key}] above name = …")
+    if ":" in key or key.lower() == "all" or _plain(key) in {_plain(own) for own in _own_catalogue()}:
+        raise InputError(where, "the catalogue has a device of that name", "write another name")
+    for name in _NEEDED:
+        if name not in table:
+            raise InputError(where, f"no {name}", f"write {name} = …")
+    for name, entry in table.items():
+        value: Any = entry.get("value") if isinstance(entry, dict) else entry
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise InputError(f"{name} in {where}", "no figure of a card", f"write {near[0] if near else known[0]}")
+        if name in _TEXTS:
+            right, kind = isinstance(value, str) and bool(value), "a text"
+        elif name == "compute_capability":
+            right, kind = _are_counts(value, 2), "[major, minor]"
+        elif name in _TRIPLES:
+            right, kind = _are_counts(value, 3) and value == sorted(value), "[low, usual, high] bytes"
+        else:
+            right, kind = type(value) in (int, float) and 0 < value < 1e20, "a number above 0"
+        if not right:
+            raise InputError(f"{name} = {value!r} in {where}", f"not {kind}", f"write {name} = {kind}")
+    whole = {name: table[name] if isinstance(table[name], dict) else {"value": table[name], "source": "added by you"}
+             for name in table if name not in (*_TEXTS, "compute_capability", "multiprocessors")}  # fmt: skip
+    return device_from(key, table | whole)
+
+
+def _are_counts(value: Any, length: int) -> bool:
+    return isinstance(value, list) and len(value) == length and all(type(item) is int and item >= 0 for item in value)
 
 
 def _named(what: str, known: Mapping[str, Entry], name: str) -> Entry:
@@ -169,7 +304,9 @@ def _split(table: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     return values, {name: entry["source"] for name, entry in table.items() if isinstance(entry, dict)}
 
 
-def _device(key: str, table: dict[str, Any], held_back: dict[str, Any], unmeasured: dict[str, Any]) -> Device:
+def device_from(key: str, table: dict[str, Any]) -> Device:
+    """A device from its table in the catalogue's format."""
+    held_back, unmeasured = _tables()["held_back"], _tables()["unmeasured_context"]
     values, sources = _split(table)
     if "compute_capability" in values:
         values["compute_capability"] = tuple(values["compute_capability"])

@@ -22,14 +22,14 @@ def local_cpu() -> Device:
     """This machine's processor, with the memory that the operating system reports."""
     memory, cores = psutil.virtual_memory(), os.cpu_count()
     source = "the operating system"
-    found = replace(
+    cpu = replace(
         find_device("cpu"),
         name=f"CPU, {cores} cores",
         memory_bytes=memory.total,
         usable_bytes=memory.available,
         sources={"memory_bytes": f"{source}: total", "usable_bytes": f"{source}: available now"},
     )
-    return with_rates(found, rates())
+    return with_rates(cpu, rates())
 
 
 def _cards() -> list[Device]:
@@ -52,12 +52,12 @@ def _card(nvml: object, handle: object) -> Device:
     capability = nvml.nvmlDeviceGetCudaComputeCapability(handle)  # type: ignore[attr-defined]
     known = next((device for device in catalogue().values() if device.name == name), None)
     total = memory.total - memory.reserved
-    found = {"memory_bytes": "NVML: total less reserved", "usable_bytes": "NVML: free now"}
+    sources = {"memory_bytes": "NVML: total less reserved", "usable_bytes": "NVML: free now"}
     card = replace(
         known or Device(key=name.lower().replace(" ", "-"), name=name),
         compute_capability=tuple(capability),
         memory_bytes=total,
         usable_bytes=memory.free,
-        sources={**(known.sources if known else {}), **found},
+        sources={**(known.sources if known else {}), **sources},
     )
     return with_rates(card, rates(name))

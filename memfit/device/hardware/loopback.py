@@ -19,6 +19,7 @@ def loopback_interface() -> str | None:
 
 
 def loopback_environment() -> dict[str, str]:
-    """What makes gloo and NCCL of one node listen on loopback; an interface that the user has set stays."""
+    """Environment variables that make gloo and NCCL of one node listen on loopback; an interface that the user set
+    stays."""
     name = loopback_interface()
     return {} if name is None else {key: name for key in _INTERFACES if key not in os.environ}

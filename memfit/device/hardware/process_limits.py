@@ -19,11 +19,11 @@ RANK_BYTES = 384 << 20
 """Private memory of a rank before its job is built: 221 MiB after memfit's and torch's imports (torch 2.13, CPU), the
 rest for gloo's threads and for the libraries that a job imports."""
 AUDIT_RANK_BYTES = 256 << 20
-"""The same of a rank that only draws samples: 146 MiB after the imports."""
+"""Bytes of a rank that only draws samples: 146 MiB after the imports."""
 RANKS_PER_CORE = 8
 """Ranks that share a core only wait for each other; with more than these a collective outlasts its timeout."""
 LEAST_RANKS = 16
-"""As many ranks are let through on any number of cores, where memory allows them."""
+"""Ranks that are allowed on any number of cores, where memory allows them."""
 RESERVED = 0.1
 """The part of the available memory that is left to the rest of the machine."""
 FAKE_RANKS = 16384
@@ -65,8 +65,8 @@ def rank_limit(bytes_each: int, *, bytes_once: int = 0) -> RankLimit:
     by_memory = max(int((available * (1 - RESERVED) - bytes_once) // max(bytes_each, 1)), 0)
     by_cores = max(RANKS_PER_CORE * cores, LEAST_RANKS)
     if by_memory < by_cores:
-        beside = f" and {format_size(bytes_once)} once" if bytes_once else ""
-        reason = f"each rank takes about {format_size(bytes_each)}{beside}, and {format_size(available)} is free"
+        shared = f" and {format_size(bytes_once)} once" if bytes_once else ""
+        reason = f"each rank takes about {format_size(bytes_each)}{shared}, and {format_size(available)} is free"
         return RankLimit(ranks=by_memory, reason=reason)
     return RankLimit(ranks=by_cores, reason=f"this machine has {cores} core{'s' if cores > 1 else ''}")
 
@@ -125,8 +125,8 @@ def _left_in_groups() -> list[int]:
 
 
 def _left(root: Path, path: str, limit: str, usage: str, reclaimable: str) -> list[int]:
-    """Of this group and of each that holds it."""
-    found = []
+    """Bytes that are left in this control group and in each that contains it."""
+    amounts = []
     folder = root / path.strip("/")
     for group in (folder, *folder.parents):
         if not group.is_relative_to(root):
@@ -136,5 +136,5 @@ def _left(root: Path, path: str, limit: str, usage: str, reclaimable: str) -> li
             stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         except (OSError, ValueError):
             continue
-        found.append(most - used + int(stat.get(reclaimable, 0)))
-    return found
+        amounts.append(most - used + int(stat.get(reclaimable, 0)))
+    return amounts

@@ -70,7 +70,8 @@ def _last_stride_is_1(tensor: Tensor) -> bool:
 
 
 def _fused_at_all(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, same_kv_heads: bool = True) -> bool:
-    """What every fused kernel asks for: dense 4-D inputs of one type, none empty, heads that match."""
+    """Whether inputs meet what every fused kernel asks for: dense, 4-D, of one type, none empty, with matching
+    heads."""
     tensors = (query, key, value)
     if any(t.dim() != 4 or t.layout is not torch.strided or t.numel() == 0 for t in tensors):
         return False

@@ -25,6 +25,8 @@ class Stream(contextlib.AbstractContextManager[None]):
     """A stream that does everything at once, in a pool of its own (a card's allocator has one for each stream)."""
 
     device = torch.device("cpu")
+    device_index = 0
+    device_type = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.stream_id = next(_numbers)
@@ -47,6 +49,10 @@ class Stream(contextlib.AbstractContextManager[None]):
     def query(self) -> bool:
         return True
 
+    def is_capturing(self) -> bool:
+        """Whether a CUDA graph is recorded here, which FSDP2 asks from torch 2.15 on."""
+        return False
+
 
 _numbers = itertools.count()
 _default = Stream()
@@ -64,13 +70,13 @@ def default_stream(device: Any = None) -> Stream:
 
 
 def set_stream(stream: Stream | None) -> None:
-    """What is asked for from here on is asked for on this stream."""
+    """Makes a stream the current one."""
     if stream is not None:
         _current[0] = stream
 
 
 def on_stream(stream: Stream | None) -> contextlib.AbstractContextManager[None]:
-    """Inside, memory is asked for on this stream; None: on the current one."""
+    """A context in which memory is allocated on this stream; None: on the current one."""
     return contextlib.nullcontext() if stream is None else stream
 
 
@@ -101,7 +107,7 @@ def is_inside() -> bool:
 
 @contextlib.contextmanager
 def entered() -> Iterator[None]:
-    """Inside, the device is available."""
+    """A context in which the device is available."""
     global _inside, _numbers
     _inside += 1
     _numbers = itertools.count(1)

@@ -54,7 +54,7 @@ def _group_norm(
 ) -> Tensor:  # fmt: skip
     """CUDA's group norm reads plain tensors, and copies others first (group_norm.cpp); a backend of ours would not."""
     batch, channels = x.shape[:2]
-    weight, bias = (None if one is None else one.contiguous() for one in (weight, bias))
+    weight, bias = (None if parameter is None else parameter.contiguous() for parameter in (weight, bias))
     out: Tensor = _aten.native_group_norm(
         x.contiguous(), weight, bias, batch, channels, math.prod(x.shape[2:]), groups, eps
     )[0]

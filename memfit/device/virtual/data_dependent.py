@@ -41,7 +41,7 @@ class Assumption:
 
     operator: str
     answer: str
-    """What was assumed: a value, or the size taken."""
+    """The assumed value, or the assumed size."""
     where: str
     """``file:line`` of the code that asked."""
     doubtful: bool
@@ -89,19 +89,21 @@ class Assumptions:
         """A line for each place whose answer decides sizes: the prediction is too high there, or too low."""
         most: dict[tuple[str, str], int] = {}
         doubtful = []
-        for one in self:
-            if one.most:
-                most[one.where, one.operator] = max(one.most, most.get((one.where, one.operator), 0))
-            elif one.doubtful:
-                doubtful.append(
-                    f"{one.where}: {one.operator}() was answered {one.answer}; where that is a size, "
-                    "a run needs more than predicted"
+        for assumption in self:
+            if assumption.most:
+                most[assumption.where, assumption.operator] = max(
+                    assumption.most, most.get((assumption.where, assumption.operator), 0)
                 )
-        taken = [
+            elif assumption.doubtful:
+                doubtful.append(
+                    f"{assumption.where}: {assumption.operator}() was answered {assumption.answer}; "
+                    "where that is a size, a run needs more than predicted"
+                )
+        bounds = [
             f"{where}: {operator} was taken to find all {count:,}; a run needs less where its data has fewer"
             for (where, operator), count in most.items()
         ]
-        return (*taken, *doubtful)
+        return (*bounds, *doubtful)
 
     def __len__(self) -> int:
         return len(self._times)
@@ -154,7 +156,7 @@ def _item(assumptions: Assumptions, tensor: Tensor) -> Any:
 
 
 def _all_true(assumptions: Assumptions, tensor: Tensor) -> Tensor:
-    """What torch asks of arguments that it checks (of distributions): they are as they should be."""
+    """Answers True: torch asks whether the arguments of a distribution are valid."""
     assumptions.note("_is_all_true", "True")
     answered = torch.ones((), dtype=torch.bool, device=tensor.device)
     with disable_current_modes():
@@ -196,13 +198,13 @@ def _index(assumptions: Assumptions, tensor: Tensor, indices: Any) -> Any:
             positions.append(index)
         else:
             assumptions.note("index by a mask", f"all {index.numel()}", most=index.numel())
-            found = torch.empty((index.numel(), index.dim()), dtype=torch.int64, device=index.device)
-            positions.extend(found.unbind(1))
+            positions_of_mask = torch.empty((index.numel(), index.dim()), dtype=torch.int64, device=index.device)
+            positions.extend(positions_of_mask.unbind(1))
     return _aten.index.Tensor(tensor, positions)
 
 
 def _unique(assumptions: Assumptions, tensor: Tensor, *flags: bool, **named: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """As many different values as elements; the inverse and the counts where they are asked for."""
+    """As many different values as elements, with the inverse and the counts where they are asked for."""
     assumptions.note("unique", f"all {tensor.numel()}", most=tensor.numel())
     inverse = named.get("return_inverse", flags[1] if len(flags) > 1 else False)
     counts = named.get("return_counts", flags[2] if len(flags) > 2 else False)

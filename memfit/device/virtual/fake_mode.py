@@ -107,6 +107,16 @@ def _all_unknown(tensors: list[FakeTensor]) -> bool:
     return all(type(tensor) is FakeTensor and tensor.constant is None for tensor in tensors)
 
 
+_LOSSES_OF_FULL_SIZE = frozenset(
+    {
+        _aten.mse_loss.default, _aten.smooth_l1_loss.default, _aten.soft_margin_loss.default,
+        _aten.binary_cross_entropy.default,
+    }
+)  # fmt: skip
+"""Losses whose kernels write every element into the output, reduce them and resize the output to a scalar, which frees
+nothing (aten/src/ATen/native/Loss.cpp, aten/src/ATen/native/cuda/Loss.cu)."""
+
+
 class VirtualMode(FakeTensorMode):
     """FakeTensorMode for tensors that live as long as a training run."""
 
@@ -168,11 +178,19 @@ class VirtualMode(FakeTensorMode):
             product = grouped_products.run(func, args, kwargs)
         if product is not NOT_HANDLED:
             return product
-        found = meta_kernels.run(func, args, kwargs, tensors)
-        if found is NOT_HANDLED:
-            return self._dispatch_impl(func, types, args, kwargs)
+        result = meta_kernels.run(func, args, kwargs, tensors)
+        if result is NOT_HANDLED:
+            out: Any = self._dispatch_impl(func, types, args, kwargs)
+            return self._of_full_size(out, args) if func in _LOSSES_OF_FULL_SIZE and out.dim() == 0 else out
         device = tensors[0].fake_device
-        return tree_map(lambda one: self.new(one, device) if type(one) is Tensor else one, found)
+        return tree_map(lambda value: self.new(value, device) if type(value) is Tensor else value, result)
+
+    def _of_full_size(self, loss: FakeTensor, args: Any) -> FakeTensor:
+        """A loss that is reduced within the storage of its elements: they stay allocated as long as the loss does."""
+        with DisableTorchDispatch():
+            elements = torch.broadcast_shapes(args[0].shape, args[1].shape)
+            storage = torch.empty(elements, dtype=loss.dtype, device=_META)
+            return self.new(storage.as_strided((), ()), loss.fake_device)
 
     def remembered(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What an operator gives that was run before, without another dispatch; else NOT_HANDLED."""
@@ -216,7 +234,7 @@ class VirtualMode(FakeTensorMode):
             return None
         places = _places(tensors)
         if isinstance(out, (tuple, list)):
-            makes = [self._learn_one(tensors, places, one) for one in out]
+            makes = [self._learn_one(tensors, places, tensor) for tensor in out]
             if None in makes:
                 return None
             kind = list if isinstance(out, list) else tuple

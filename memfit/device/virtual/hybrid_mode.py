@@ -21,7 +21,7 @@ from memfit.device.virtual.patching import replaced
 from memfit.torch_compat import DisableTorchDispatch, FakeTensor, is_traceable_wrapper_subclass_type
 
 MOST_STAND_IN_BYTES = 256 << 20
-"""Of real tensors that stand for what came back from the card, all of them together; past it they stay fake."""
+"""The most bytes of real tensors that stand for what came back from the card, in sum; past it they stay fake."""
 
 _TOUCHED = 1 << 16
 """Bytes up to which a stand-in is filled; of a larger one the system makes no page before it is written to."""
@@ -139,7 +139,8 @@ class HybridMode(VirtualMode):
 
 @contextlib.contextmanager
 def fake_parameters(mode: HybridMode, made: Callable[[FakeTensor], None] = lambda tensor: None) -> Iterator[None]:
-    """Inside, ``nn.Parameter`` of a real CPU tensor is fake: a net costs host memory for one tensor at a time.
+    """A context in which ``nn.Parameter`` of a real CPU tensor is fake: a net costs host memory for one tensor at a
+    time.
 
     Args:
         made: called with what stands for the parameter's storage.

@@ -21,7 +21,7 @@ _HUB = "huggingface_hub.constants"
 
 @contextmanager
 def as_in_a_real_run() -> Iterator[None]:
-    """Inside, modules that are imported get real tensors for their constants, and no library sees fakes."""
+    """A context in which imported modules get real tensors for their constants, and no library sees fake ones."""
     with ExitStack() as stack:
 
         def blind(name: str) -> None:

@@ -59,7 +59,7 @@ def run(func: Any, args: Any, kwargs: Any, tensors: list[FakeTensor]) -> Any:
         out = func(*given, **dict(zip(kwargs, named, strict=True)))
     same = {id(stand_in): tensor for stand_in, tensor in zip(own, tensors, strict=True)}
     if isinstance(out, list | tuple):
-        return type(out)(same.get(id(one), one) for one in out)
+        return type(out)(same.get(id(output), output) for output in out)
     return same.get(id(out), out)
 
 

@@ -12,6 +12,8 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from importlib.machinery import SourceFileLoader
+from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -90,14 +92,42 @@ _MODELS = {
     "transformers.modeling_utils": ("PreTrainedModel", _transformers_model),
     "diffusers.models.modeling_utils": ("ModelMixin", diffusers_model),
 }
+_HUB = "huggingface_hub.constants"
 
 
 @contextlib.contextmanager
 def without_weights() -> Iterator[None]:
-    """Inside, ``from_pretrained`` of libraries that were imported before makes nets of fake tensors."""
+    """A context in which ``from_pretrained`` makes nets of fake tensors, and an unreachable hub is asked once.
+
+    This holds for libraries that are imported already and for those that a job imports inside.
+    """
     with contextlib.ExitStack() as stack:
-        for module, (name, make) in _MODELS.items():
-            if module in sys.modules:
-                owner = getattr(sys.modules[module], name)
-                stack.enter_context(replaced(owner, from_pretrained=classmethod(make)))
+
+        def replace_in(module: ModuleType) -> None:
+            if module.__name__ == _HUB:
+                is_offline = getattr(module, "is_offline_mode", None)
+                if is_offline is not None:
+                    stack.enter_context(replaced(module, is_offline_mode=lambda: is_offline() or hub_is_offline()))
+            elif module.__name__ in _MODELS:
+                name, make = _MODELS[module.__name__]
+                owner = getattr(module, name)
+                if not _is_replaced(owner):
+                    stack.enter_context(replaced(owner, from_pretrained=classmethod(make)))
+
+        for name in (*_MODELS, _HUB):
+            if name in sys.modules:
+                replace_in(sys.modules[name])
+        execute = SourceFileLoader.exec_module
+
+        def exec_module(loader: SourceFileLoader, module: ModuleType) -> None:
+            execute(loader, module)
+            replace_in(module)
+
+        stack.enter_context(replaced(SourceFileLoader, exec_module=exec_module))
         yield
+
+
+def _is_replaced(owner: Any) -> bool:
+    """Whether ``from_pretrained`` is memfit's already, as it is where a script is traced."""
+    method = vars(owner).get("from_pretrained")
+    return str(getattr(getattr(method, "__func__", method), "__module__", "")).startswith("memfit.")

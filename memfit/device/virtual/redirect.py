@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
+from inspect import CO_VARKEYWORDS
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -126,7 +128,23 @@ class SaysCuda(TorchFunctionMode):
             if type(value) is str or type(value) is torch.device:
                 args = tuple(map(redirected, args))
                 break
+        func = _replacement(func, kwargs)
         return func(*args, **kwargs)
+
+
+def _replacement(func: Any, kwargs: Mapping[str, Any]) -> Any:
+    """What stands under the name of a function of torch.nn.functional that does not know these arguments.
+
+    Code that replaces one by its own (GPT-SoVITS: attention with a cache) hands torch's to ``handle_torch_function``,
+    with arguments that only its own takes.
+    """
+    if not kwargs or not isinstance(func, FunctionType) or func.__module__ != nn.functional.__name__:
+        return func
+    code = func.__code__
+    known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    if code.co_flags & CO_VARKEYWORDS or kwargs.keys() <= set(known):
+        return func
+    return getattr(nn.functional, func.__name__, func)
 
 
 def _says_cuda_inside(run_backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -62,10 +62,10 @@ class Virtual:
         made of are dispatched through ``mode`` again.
         """
         if torch.is_inference_mode_enabled():
-            whole = self._inference_kernel(func)
-            if whole is not None:
+            kernel = self._inference_kernel(func)
+            if kernel is not None:
                 with mode:
-                    result = whole(*args, **kwargs)
+                    result = kernel(*args, **kwargs)
                 if result is not NotImplemented:
                     return result
         if asks_data(func):
@@ -106,7 +106,7 @@ def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
 
 @contextlib.contextmanager
 def _cudnn_flags_kept() -> Iterator[None]:
-    """What code inside sets of cuDNN (``benchmark``, say) holds inside, and not in the process's real work."""
+    """A context that restores cuDNN's flags (``benchmark``, say), which code inside may set."""
     cudnn: Any = torch.backends.cudnn
     before = {name: getattr(cudnn, name) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")}
     try:
@@ -118,7 +118,7 @@ def _cudnn_flags_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _fakes_pass_for_tensors() -> Iterator[None]:
-    """What torch asks of a tensor's Python type or its weak references, answered as for a plain tensor.
+    """A context in which torch's questions for a tensor's Python type or weak references get a plain tensor's answers.
 
     A fault of the job is told in one line: what a meta kernel fails on is raised, and not logged as well.
     """
@@ -163,7 +163,7 @@ def _storages_tell(hooks: list[Callable[[torch.UntypedStorage, int], None]]) -> 
 
 @contextlib.contextmanager
 def _compiled_runs_as_written() -> Iterator[None]:
-    """What torch.compile made is run as it was written.
+    """A context in which what torch.compile made runs as it was written.
 
     Dynamo makes a table of torch's functions when it is first asked, and again after a process group was initialised;
     for the table, two names of one function are an error. It is therefore made before functions of torch.cuda are

@@ -60,8 +60,8 @@ def convolution_backward_workspace(card: CardRules, args: Any) -> int:
     on kernels that read NCHW: 0.
     """
     grad_output, x, weight, groups = args[0], args[1], args[2], args[9]
-    taken = all(size == 1 for size in weight.shape[2:])
-    if taken or (groups > 1 and groups == x.shape[1]) or not _runs_on_tensor_cores(card, x.dtype):
+    pointwise = all(size == 1 for size in weight.shape[2:])
+    if pointwise or (groups > 1 and groups == x.shape[1]) or not _runs_on_tensor_cores(card, x.dtype):
         return 0
     if convolution_layout(x, weight) is not torch.contiguous_format:
         return 0

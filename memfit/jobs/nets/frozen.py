@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from diffusers import AutoencoderKL
 from torch import Tensor, nn
 from transformers import WhisperConfig, WhisperModel
@@ -52,14 +53,37 @@ def whisper_config(*, dim: int = 384, layers: int = 4, heads: int = 6) -> Whispe
     )
 
 
-def whisper_encoder(**shape: int) -> WhisperEncoder:
-    """The encoder alone: log-mel (n, 80, 3000) of 30 s to (n, 1500, dim)."""
-    return WhisperEncoder(whisper_config(**shape))
+class FixedPositions(nn.Module):
+    """The encoder's sines as OpenAI's Whisper holds them: a buffer (count, dim), where transformers has a parameter."""
+
+    weight: Tensor
+
+    def __init__(self, count: int, dim: int) -> None:
+        super().__init__()
+        self.num_embeddings = count
+        self.register_buffer("weight", torch.zeros(count, dim))
+
+    def forward(self, positions: Tensor) -> Tensor:
+        return F.embedding(positions, self.weight)
 
 
 def whisper(**shape: int) -> WhisperModel:
-    """Encoder and decoder, both of which stay in memory; only the encoder runs."""
+    """Encoder and decoder, both of which stay in memory. Only the encoder runs: log-mel (n, 80, 3000) of 30 s to
+    (n, 1500, dim)."""
     return WhisperModel(whisper_config(**shape))
+
+
+def openai_whisper(**shape: int) -> WhisperModel:
+    """The same net with the buffers of OpenAI's own code: the encoder's positions, and the decoder's causal mask.
+
+    https://github.com/openai/whisper/blob/main/whisper/model.py
+    """
+    net = whisper(**shape)
+    positions = FixedPositions(net.config.max_source_positions, net.config.d_model)
+    net.encoder.register_module("embed_positions", positions)
+    length = net.config.max_target_positions
+    net.decoder.register_buffer("mask", torch.zeros(length, length), persistent=False)
+    return net
 
 
 def hidden_states(encoder: WhisperEncoder, mel: Tensor) -> Tensor:

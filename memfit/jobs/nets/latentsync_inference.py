@@ -77,7 +77,7 @@ def _audio(nets: Nets, mel: Tensor, positions: Tensor, device: torch.device) -> 
     """(v, 50, 384) on the host: the sound around every frame of the video."""
     pieces = []
     for index in range(mel.shape[0]):
-        states = hidden_states(nets["whisper"], mel[index : index + 1].to(device))  # type: ignore[arg-type]
+        states = hidden_states(nets["whisper"].encoder, mel[index : index + 1].to(device))  # type: ignore[arg-type]
         near = positions[index * AUDIO_FRAMES : (index + 1) * AUDIO_FRAMES]
         pieces.append(audio_embeddings(states.cpu(), near[None])[0])
     return torch.cat(pieces)

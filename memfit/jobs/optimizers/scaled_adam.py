@@ -55,7 +55,8 @@ class ScaledAdam(Optimizer):
             same_shape: dict[Any, list[Tensor]] = defaultdict(list)
             for parameter in group["params"]:
                 if parameter.requires_grad:
-                    same_shape[(str(parameter.dtype), *parameter.shape)].append(parameter)
+                    key = (str(parameter.dtype), *parameter.shape)
+                    same_shape[key].append(parameter)
             members = [same_shape[key] for key in sorted(same_shape, key=str)]
             stacks = [
                 (torch.stack(some), torch.stack([torch.zeros_like(p) if p.grad is None else p.grad for p in some]))

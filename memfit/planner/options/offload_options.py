@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from memfit.apply.state_streaming import left_on_the_device, streams
-from memfit.apply.train_state import WHOLE_STATE
 from memfit.device.hardware.catalogue import Device
+from memfit.engine.capabilities import WHOLE_STATE
 from memfit.job import Job, Nets
 from memfit.planner.predict import plain_nets
 

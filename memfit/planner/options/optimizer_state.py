@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from memfit.apply.state_streaming import cut, left_on_the_device
-from memfit.apply.train_state import WHOLE_STATE, is_trained
+from memfit.engine.capabilities import WHOLE_STATE
 from memfit.geometry import shape_of
+from memfit.job import is_trained
 from memfit.plan import MemoryOption
 from memfit.planner.live_bytes import fall, highest, live_bytes_of
 from memfit.planner.options import offload_options

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from memfit.apply.train_state import is_trained
 from memfit.device.hardware.catalogue import Device
-from memfit.job import Job, Nets
+from memfit.job import Job, Nets, is_trained
 from memfit.plan import MemoryOption
 from memfit.planner.live_bytes import LiveBytes, highest
 
@@ -60,7 +59,7 @@ class OptionContext:
         return sum(p.numel() * p.itemsize for net in trained for p in net.parameters() if p.requires_grad)
 
     def train_saves(self, *, micro: str = "chosen", step: str = "chosen") -> int | None:
-        """How far training's peak falls with another micro-batch or step; None where that was not traced."""
+        """Bytes by which training's peak falls with another micro-batch or step; None where that was not traced."""
         tried, steps = self.traces.micro, self.traces.steps
         if not {"chosen", micro} <= tried.keys() or not {"chosen", step} <= steps.keys():
             return None
@@ -72,7 +71,7 @@ class OptionContext:
         return max(tried["chosen"].peak, now, rest) - max(tried[micro].peak, stepping, rest)
 
     def all_phases(self, nbytes: int) -> dict[str, int]:
-        """The same bytes in every phase."""
+        """The same number of bytes in every phase."""
         return dict.fromkeys(self.phases, nbytes)
 
 

@@ -1,4 +1,4 @@
-"""What is traced beside the best draft, one option changed at a time: micro-batches and optimizers' steps."""
+"""Variants of the best candidate that are traced, one option changed at a time: micro-batches and optimizer steps."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from memfit.apply.optimizer_implementation import implementation_of
 from memfit.apply.state_streaming import PART
-from memfit.apply.train_state import WHOLE_STATE
 from memfit.device.hardware.catalogue import Device
+from memfit.engine.capabilities import WHOLE_STATE
 from memfit.errors import describe
 from memfit.events import TO_DEVICE
 from memfit.geometry import Geometry, shape_of, split
@@ -33,14 +33,14 @@ class TracedVariant:
     """A micro-batch's forward and backward, or a step."""
 
     peak: int
-    """Of tensors' bytes, all that is resident included."""
+    """Peak bytes of tensors, everything resident included."""
     seconds: float | None = None
-    """Of a whole window with it; None where that is not known."""
+    """Seconds of a whole window with the option; None where that is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptionTraces:
-    """By name; an option that is not in here could not be traced, or has nothing to change."""
+    """Variants by name. One that is absent could not be traced, or has nothing to change."""
 
     micro: Mapping[str, TracedVariant] = field(default_factory=dict)
     """``chosen``, and in its place ``keep``, ``full``, ``offload``, ``at once``, ``split`` in two, ``precision``."""
@@ -55,7 +55,7 @@ class OptionTraces:
     lacking: str = ""
     """Optimizers that have but one way to step."""
     streamed_bytes: int = 0
-    """Of state that would wait on the host, or does."""
+    """Bytes of optimizer state that would wait on the host, or does."""
     kept_bytes: int = 0
     """Process bytes of the micro-batch with everything kept."""
     unknown: Mapping[str, str] = field(default_factory=dict)
@@ -72,17 +72,17 @@ def trace_options(search: CandidateSearch, best: Candidate, nets: Nets, *, by_pr
     shape, accumulated = search.shape(best.geometry)
     traced_job = search.traced_job
     chosen = traced_job.trace(shape, best.modes, accumulated=accumulated)
-    found = {"chosen": TracedVariant(peak=_peak(chosen, search.device), seconds=best.seconds)}
-    found |= _recomputing(search, best, shape, accumulated)
+    variants = {"chosen": TracedVariant(peak=_peak(chosen, search.device), seconds=best.seconds)}
+    variants |= _recomputing(search, best, shape, accumulated)
     geometry, others = _sizes(search, best, chosen)
-    found |= others
-    steps, streamed = _steps(search, best, found["chosen"].peak)
+    variants |= others
+    steps, streamed = _steps(search, best, variants["chosen"].peak)
     others, unknown = _precision(search, best, nets if by_precision else None, shape, accumulated)
-    found |= others
+    variants |= others
     optimizers = search.job.optimizers(nets)
-    kinds = {name: implementation_of(one, search.device.is_cuda) for name, one in optimizers.items()}
+    kinds = {name: implementation_of(optimizer, search.device.is_cuda) for name, optimizer in optimizers.items()}
     return OptionTraces(
-        micro=found,
+        micro=variants,
         split_in=geometry.arithmetic() if geometry else "",
         resized=shape_of(search.job, geometry.micro_batch) if geometry else None,
         steps=steps,
@@ -95,11 +95,11 @@ def trace_options(search: CandidateSearch, best: Candidate, nets: Nets, *, by_pr
 
 
 def _recomputing(search: CandidateSearch, best: Candidate, shape: Shape, accumulated: bool) -> dict[str, TracedVariant]:
-    """The same micro-batch with everything kept, every block recomputed, and every block's on the host."""
+    """The micro-batch with everything kept, every block recomputed, and every block's activations on the host."""
     traced_job, device = search.traced_job, search.device
     blocks = traced_job.blocks(shape, accumulated=accumulated)
     kept = traced_job.kept(shape, accumulated=accumulated)
-    found = {
+    variants = {
         "keep": TracedVariant(
             peak=_peak(kept, device), seconds=search.seconds(best.geometry, traced_job.total_seconds(kept))
         )
@@ -111,8 +111,8 @@ def _recomputing(search: CandidateSearch, best: Candidate, shape: Shape, accumul
         seconds = traced_job.total_seconds(traced) + traced_job.overhead_seconds(shape, mode, accumulated=accumulated)
         known = mode == "full" or device.link_bytes is not None
         window = search.seconds(best.geometry, seconds) if known else None
-        found[mode] = TracedVariant(peak=_peak(traced, device), seconds=window)
-    return found
+        variants[mode] = TracedVariant(peak=_peak(traced, device), seconds=window)
+    return variants
 
 
 def _sizes(
@@ -149,12 +149,12 @@ def _steps(search: CandidateSearch, best: Candidate, micro_peak: int) -> tuple[d
     how, own = traced_job.how, traced_job.optimizer_step()
     assert own is not None
     kinds = {
-        implementation_of(one, device.is_cuda)
-        for one in search.job.optimizers(traced_job.session.train_state.nets).values()
+        implementation_of(optimizer, device.is_cuda)
+        for optimizer in search.job.optimizers(traced_job.session.train_state.nets).values()
     }
     kinds -= {None}
     asked = {"chosen": "job", "own": kinds.pop() if len(kinds) == 1 else "job", **{kind: kind for kind in KINDS}}
-    found: dict[str, TracedVariant] = {}
+    variants: dict[str, TracedVariant] = {}
     window = best.seconds
     for name, kind in asked.items():
         traced = traced_job.optimizer_step(kind or "job")
@@ -164,27 +164,27 @@ def _steps(search: CandidateSearch, best: Candidate, micro_peak: int) -> tuple[d
         if window is not None and (device.is_cuda or name == "chosen"):
             more = traced_job.total_seconds(traced) - traced_job.total_seconds(own)
             seconds = window + more * search.slower
-        found[name] = TracedVariant(peak=_peak(traced, device), seconds=seconds)
+        variants[name] = TracedVariant(peak=_peak(traced, device), seconds=seconds)
     crossing = np.isin(np.array(own.trace.names), TO_DEVICE)[own.trace.operator_name]
     moved = int(own.trace.operator_bytes[crossing].sum())
     if how.optimizer_state == "host" or not device.is_cuda or how.engine not in WHOLE_STATE:
-        return found, moved
+        return variants, moved
     state = traced_job.session.streamed_bytes(GRAIN)
     largest = max((p.nbytes for some in traced_job.session.train_state.stepped.values() for p in some), default=0)
-    least = found["chosen"].peak - state + 2 * (PART + VISITING * largest)
+    least = variants["chosen"].peak - state + 2 * (PART + VISITING * largest)
     if state and least <= micro_peak - state:
-        found["by parts"] = TracedVariant(peak=least)
+        variants["by parts"] = TracedVariant(peak=least)
     elif state:
         parts = traced_job.optimizer_step(by_parts=True)
         assert parts is not None
-        found["by parts"] = TracedVariant(peak=_peak(parts, device))
-    return found, state
+        variants["by parts"] = TracedVariant(peak=_peak(parts, device))
+    return variants, state
 
 
 def _precision(
     search: CandidateSearch, best: Candidate, nets: Nets | None, shape: Shape, accumulated: bool
 ) -> tuple[dict[str, TracedVariant], dict[str, str]]:
-    """The same micro-batch in the other precision, where the job builds the same nets in it; or why not.
+    """The micro-batch in the other precision, where the job builds the same nets in it; or why not.
 
     Args:
         nets: what must be the same; None: they are.

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from memfit.apply.optimizer_implementation import implementation_of, supports
 from memfit.apply.train_state import make_optimizers
 from memfit.device.hardware.catalogue import Device
+from memfit.engine.capabilities import CAPABILITIES
 from memfit.job import Job, Nets
 from memfit.plan import MemoryOption
 from memfit.planner.options import validation_policies
@@ -127,7 +128,8 @@ def _optimizer(context: OptionContext) -> list[MemoryOption]:
 
 def _buckets(context: OptionContext) -> list[MemoryOption]:
     """Both avoid DistributedDataParallel's buckets, which are as large as the gradients and stay for the whole run."""
-    single, ddp = context.candidate.geometry.data_parallel == 1, context.candidate.engine == "ddp"
+    does = CAPABILITIES[context.candidate.engine]
+    single, ddp = context.candidate.geometry.data_parallel == 1, does.several_ranks and does.whole_state
     twice = "DDP's buckets would hold a second copy of every gradient"
     without = "without DDP there are no buckets"
     saves = context.all_phases(context.gradients)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memfit.device.hardware.catalogue import interconnect_of
+from memfit.engine.capabilities import CAPABILITIES
 from memfit.errors import InputError
 from memfit.geometry import shape_of
 from memfit.plan import MemoryOption
@@ -14,11 +15,9 @@ from memfit.planner.search.engine_choice import communicates
 from memfit.sizes import format_size
 from memfit.trace.step import trace_job
 
-REPLICAS = ("single", "ddp")
-
 
 def sharding(context: OptionContext) -> MemoryOption:
-    """The same plan traced under an engine that shards, or under one that does not."""
+    """Traces the plan under an engine that shards, or under one that does not."""
     candidate, name = context.candidate, "sharding"
     ranks = candidate.geometry.data_parallel
     if ranks == 1:
@@ -26,7 +25,7 @@ def sharding(context: OptionContext) -> MemoryOption:
         half = sum(parts[category] for category in ("parameters", "gradients", "optimizer")) // 2
         reason = f"the plan uses one device; with --devices 2 each would hold {format_size(half)} less"
         return memory_option(context, name, False, {}, reason, seconds=0.0)
-    applied = candidate.engine not in REPLICAS
+    applied = not CAPABILITIES[candidate.engine].whole_state
     other = "ddp" if applied else "fsdp2"
     how = replace(context.full_step.how, engine=other)
     try:

@@ -21,7 +21,7 @@ SHARED = ("optimizer", "gradients", "ema", "communication")
 
 
 def of_validation(context: OptionContext) -> list[MemoryOption]:
-    """What makes room for validation and saving."""
+    """The memory options for validation and saving."""
     memory_options = [_free_gradients(context)]
     if not context.job.validates:
         return memory_options
@@ -82,7 +82,9 @@ def _of_trace(context: OptionContext, name: str, key: str, costs: str = "") -> M
 def _around(context: OptionContext, key: str) -> tuple[Validation, Validation] | None:
     """The policies tried just before this option and with it; None where it was not tried."""
     for before, after in pairwise(context.full_step.tried):
-        names = [validation_policies.words(one.policy, context.job.validation_options) for one in (before, after)]
+        names = [
+            validation_policies.words(attempt.policy, context.job.validation_options) for attempt in (before, after)
+        ]
         if key in names[1] and key not in names[0]:
             return before, after
     return None
@@ -97,7 +99,7 @@ def _aside(context: OptionContext) -> MemoryOption:
     saves: dict[str, int | None] = {}
     tried = _around(context, name)
     if tried is not None:
-        before, after = (one.peak or 0 for one in tried)
+        before, after = (attempt.peak or 0 for attempt in tried)
         saves = {"validate": before - after}
     elif "validate" in context.phases:
         there = max(live_bytes.before("validate"), live_bytes.peaks(live_bytes.less(moved))["validate"])
@@ -112,7 +114,7 @@ def _aside(context: OptionContext) -> MemoryOption:
 
 def _skip(context: OptionContext) -> MemoryOption:
     applied = context.full_step.how.validation.where == "skip"
-    shown = next((one for one in reversed(context.full_step.tried) if one.peak is not None), None)
+    shown = next((attempt for attempt in reversed(context.full_step.tried) if attempt.peak is not None), None)
     saves = None if shown is None or shown.peak is None else shown.peak - _resident(context)
     seconds = None if shown is None or shown.seconds is None else -shown.seconds
     return memory_option(

@@ -49,15 +49,15 @@ def other_policies(
     if not job.validates or policy.where != "here" or policy.optimizer == "aside":
         return {}
     applied = words(policy, job.validation_options)
-    found: dict[str, PhasePolicy | tuple[PhasePolicy, Shape]] = {
+    policies: dict[str, PhasePolicy | tuple[PhasePolicy, Shape]] = {
         name: replace(policy, settings={**policy.settings, **more})
         for name, more in job.validation_options.items()
         if name not in applied
     }
     if can_be_smaller(job) and policy.items is None:
-        found |= {SMALLER: replace(policy, items=1)} if items > 1 else {}
-        found |= {ACCUMULATION: (policy, resized)} if resized is not None else {}
-    return found | {PRECISION: replace(policy, settings={**policy.settings, "precision": other_precision(job)})}
+        policies |= {SMALLER: replace(policy, items=1)} if items > 1 else {}
+        policies |= {ACCUMULATION: (policy, resized)} if resized is not None else {}
+    return policies | {PRECISION: replace(policy, settings={**policy.settings, "precision": other_precision(job)})}
 
 
 def other_precision(job: Job) -> str:
@@ -72,12 +72,12 @@ def can_be_smaller(job: Job) -> bool:
 
 def words(policy: PhasePolicy, job_options: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Names of the options that a policy applies."""
-    found = ["free gradients"] if policy.gradients == "free" else []
-    found += [name for name, more in job_options.items() if more.items() <= policy.settings.items()]
+    names = ["free gradients"] if policy.gradients == "free" else []
+    names += [name for name, more in job_options.items() if more.items() <= policy.settings.items()]
     if policy.items is not None:
-        found.append(SMALLER)
+        names.append(SMALLER)
     if policy.optimizer == "aside":
-        found.append(ASIDE)
+        names.append(ASIDE)
     if policy.where == "skip":
-        found.append(SKIP)
-    return found
+        names.append(SKIP)
+    return names

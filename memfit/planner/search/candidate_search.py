@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from memfit.device.hardware.catalogue import Device
+from memfit.errors import InputError
 from memfit.geometry import Geometry, shape_of, split
 from memfit.job import Shape
 from memfit.planner.predict import footprint_on
@@ -44,9 +45,9 @@ class Candidate:
     geometry: Geometry
     modes: Mapping[str, str]
     seconds: float | None
-    """Of the window; None where the device's rates are not known."""
+    """Seconds of the window; None where the device's rates are not known."""
     rank: float
-    """What drafts are compared by: seconds, or work where those are not known."""
+    """The value by which candidates are compared: seconds, or work where seconds are not known."""
     peak: int
     """Process bytes of a micro-batch's forward and backward."""
     fits: bool
@@ -68,6 +69,8 @@ class CandidateSearch:
         self.budget = device.usable_bytes or 0
         share = -(-global_batch // ranks)
         self.geometries = [split(global_batch, m, self.job.unit, ranks) for m in sizes(share, self.job.longest, fixed)]
+        self.refuses_single = self._leave_out_single_items()
+        """What the nets raise at a micro-batch of one item, with which no geometry is left; empty: nothing."""
         self.step_seconds = traced_job.step_seconds()
         self.tried: dict[int, Candidate] = {}
         self._measured: dict[int, tuple[Problem, float, float]] = {}
@@ -78,6 +81,27 @@ class CandidateSearch:
         self.probed = probed(self.job, device)
         self.slower = self._slower(self.probed) if self.probed is not None and traced_job.knows_rates else 1.0
         """Times the estimate that a window took which was really run on this machine."""
+
+    def _leave_out_single_items(self) -> str:
+        """Leaves out geometries with a micro-batch of one item where a net normalises over the batch and refuses it.
+
+        Raises:
+            InputError: no other geometry is left.
+        """
+        single = [g for g in self.geometries if min(map(min, g.micro_batches)) == 1]
+        if not single or self.job.longest is not None or not self.traced_job.normalises_over_batch():
+            return ""
+        try:
+            self.traced_job.trace(shape_of(self.job, 1), self.modes or {}, accumulated=True)
+        except ValueError as error:
+            rest = [g for g in self.geometries if g not in single]
+            if not rest:
+                sizes_of = single[0].arithmetic()
+                write = "choose --global-batch and --micro-batch so that every micro-batch holds two or more"
+                raise InputError(f"micro-batches of {sizes_of}", f"the nets refuse one item: {error}", write) from error
+            self.geometries = rest
+            return str(error)
+        return ""
 
     def best(self) -> Candidate | None:
         """The draft of the least time among those that fit; ties go to the larger micro-batch."""
@@ -109,20 +133,20 @@ class CandidateSearch:
         return sorted((candidate for candidate in others if candidate.fits), key=lambda candidate: candidate.rank)[:3]
 
     def micro_seconds(self, candidate: Candidate) -> float:
-        """Of one of its micro-batches, as drafts are ranked."""
+        """Seconds of one of its micro-batches, by which candidates are ranked."""
         longest = max(sum(rank) for rank in candidate.geometry.micro_batches)
         return (candidate.rank - self._window(candidate.geometry, 0.0)) * candidate.geometry.micro_batch / longest
 
     def seconds(self, geometry: Geometry, micro_seconds: float) -> float | None:
-        """Of a window of such micro-batches; None where the device's rates are not known."""
+        """Seconds of a window of such micro-batches; None where the device's rates are not known."""
         return self._window(geometry, micro_seconds) * self.slower if self.traced_job.knows_rates else None
 
     def shape(self, geometry: Geometry) -> tuple[Shape, bool]:
-        """Its micro-batches' shape, and whether they are accumulated."""
+        """The shape of its micro-batches, and whether gradients are accumulated over several."""
         return shape_of(self.job, geometry.micro_batch), len(geometry.micro_batches[0]) > 1
 
     def estimate(self, geometry: Geometry, budget: int | None = None) -> Candidate:
-        """What follows for a micro-batch from the nearest that was measured, to ``ROUGH`` of what it recomputes."""
+        """Estimates a micro-batch from the nearest measured one, to ``ROUGH`` of what it recomputes."""
         limit = self.budget if budget is None else budget
         known = tuple(frozenset(some) for some in (self._measured, self._kept_seconds, self._kept_peaks))
         key = (geometry.micro_batch, limit, known)
@@ -137,7 +161,7 @@ class CandidateSearch:
             return self._draft(geometry, self.modes or {}, rank, self.kept_peak(micro), fits=True, traced=False)
         if not self._measured:
             self._observe(next(g for g in self.geometries if g.micro_batch in self.tried))
-        near = min(self._measured, key=lambda one: abs(np.log(one / micro)))
+        near = min(self._measured, key=lambda measured: abs(np.log(measured / micro)))
         problem, seconds, outside = self._measured[near]
         kept = self.kept_seconds(micro)
         fixed = max(self.kept_peak(0) - self._resident, 0.0) if len(self._kept_peaks) > 1 else 0.0
@@ -161,7 +185,7 @@ class CandidateSearch:
         return int(self._kept_peaks[low] + slope * (micro - low))
 
     def kept_seconds(self, micro: int) -> float:
-        """Of one micro-batch that recomputes nothing: by the line through the nearest two that were traced.
+        """Seconds of a micro-batch that recomputes nothing: by the line through the nearest two traced ones.
 
         A part of the time is the micro-batch's own, whatever its size: launches, weights that are read.
         """
@@ -173,14 +197,14 @@ class CandidateSearch:
         slope = max((last - first) / (high - low), 0.0)
         return max(first + slope * (micro - low), first * min(micro / low, 1.0))
 
-    def peak_of(self, found: MicroTrace) -> int:
+    def peak_of(self, micro_trace: MicroTrace) -> int:
         """Process bytes of a traced micro-batch, replayed on the device; where it does not fit, what it would take."""
-        replayed = footprint_on(found.trace, self.device, self.ranks)
-        return replayed.phases["train"].process_bytes if replayed.fits else self.unlimited_peak_of(found)
+        replayed = footprint_on(micro_trace.trace, self.device, self.ranks)
+        return replayed.phases["train"].process_bytes if replayed.fits else self.unlimited_peak_of(micro_trace)
 
-    def unlimited_peak_of(self, found: MicroTrace) -> int:
+    def unlimited_peak_of(self, micro_trace: MicroTrace) -> int:
         """Process bytes of a traced micro-batch where the allocator never has to give anything back."""
-        return footprint_on(found.trace, unlimited(self.device), self.ranks).phases["train"].process_bytes
+        return footprint_on(micro_trace.trace, unlimited(self.device), self.ranks).phases["train"].process_bytes
 
     def _enough(self, best: Candidate | None, geometry: Geometry) -> float:
         """The rank below which a micro-batch is worth its tracing."""
@@ -285,8 +309,8 @@ class CandidateSearch:
 
     def _window(self, geometry: Geometry, micro_seconds: float) -> float:
         longest = max(sum(rank) for rank in geometry.micro_batches)
-        told = self._communicates(len(geometry.micro_batches[0]))
-        return micro_seconds * longest / geometry.micro_batch + self.step_seconds + told
+        communication = self._communicates(len(geometry.micro_batches[0]))
+        return micro_seconds * longest / geometry.micro_batch + self.step_seconds + communication
 
 
 def sizes(share: int, longest: int | None, fixed: int | None) -> list[int]:
@@ -297,14 +321,14 @@ def sizes(share: int, longest: int | None, fixed: int | None) -> list[int]:
     if fixed is not None:
         return [min(fixed, share)]
     smallest = min(longest or 1, share)
-    found: list[int] = []
+    candidates: list[int] = []
     count = 1
     while True:
         size = max(-(-share // count), smallest)
-        if not found or size < found[-1]:
-            found.append(size)
-        if size == smallest or len(found) >= RANKED:
-            return found if found[-1] == smallest else [*found, smallest]
+        if not candidates or size < candidates[-1]:
+            candidates.append(size)
+        if size == smallest or len(candidates) >= RANKED:
+            return candidates if candidates[-1] == smallest else [*candidates, smallest]
         count = count + 1 if count < RANKED // 2 else -(-count * 5 // 4)
 
 

@@ -47,9 +47,9 @@ class Observed:
     blocks: Mapping[str, Observation]
     parts: Mapping[str, Observation]
     overhead: Mapping[str, np.ndarray]
-    """By mode, seconds by unit that recomputing a part takes beyond its operators."""
+    """Seconds that recomputing a part takes beyond its operators, by mode and unit."""
     block_overhead: Mapping[str, np.ndarray]
-    """The same, by block."""
+    """Seconds that recomputing a block takes beyond its operators, by mode and block."""
     barred: frozenset[str] = frozenset()
     """Blocks and parts that cannot be recomputed selectively, since they write to what would be kept."""
 
@@ -84,15 +84,19 @@ def _mixed(observed: Observed, parts: tuple[str, ...], units: np.ndarray, chosen
     """Parts in these modes; the rest of the block, its last unit, is kept."""
     keep = observed.keep
     seen = [observed.parts.get(mode, keep) for mode in chosen]
-    rest = [one.kept[:, units[-1]] for one in (keep, *seen)]
-    kept = np.stack([one.kept[:, unit] for one, unit in zip(seen, units, strict=False)] + [np.max(rest, 0)], axis=1)
-    own = np.stack([one.unit_peak[:, :, unit] for one, unit in zip([*seen, keep], units, strict=True)], axis=2)
+    rest = [observation.kept[:, units[-1]] for observation in (keep, *seen)]
+    kept = np.stack(
+        [observation.kept[:, unit] for observation, unit in zip(seen, units, strict=False)] + [np.max(rest, 0)], axis=1
+    )
+    own = np.stack(
+        [observation.unit_peak[:, :, unit] for observation, unit in zip([*seen, keep], units, strict=True)], axis=2
+    )
     alive = keep.unit_alive[:, :, units][:, :, :, units].copy()
     alive[:, :, range(len(units)), range(len(units))] = 0
     peak = np.where(own > 0, own + np.einsum("tpuv,tv->tpu", alive, kept), 0).max(axis=2)
     more = sum(
-        one.seconds[unit] - keep.seconds[unit] + observed.overhead[mode][unit]
-        for one, unit, mode in zip(seen, units, chosen, strict=False)
+        observation.seconds[unit] - keep.seconds[unit] + observed.overhead[mode][unit]
+        for observation, unit, mode in zip(seen, units, chosen, strict=False)
         if mode != "keep"
     )
     modes = {path: mode for path, mode in zip(parts, chosen, strict=True) if mode != "keep"}
@@ -103,7 +107,7 @@ def _undominated(ways: list[CheckpointOption]) -> list[CheckpointOption]:
     """Ways, from the fastest, that save more than any faster one: bytes that count, kept or at a peak."""
     least = LEAST * ways[0].kept.sum()
     left: list[CheckpointOption] = []
-    for way in sorted(ways, key=lambda one: one.seconds):
+    for way in sorted(ways, key=lambda way: way.seconds):
         if not any((_bytes(other) <= _bytes(way) + least).all() for other in left):
             left.append(way)
     return left

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memfit.apply.train_state import is_trained
 from memfit.device.hardware.catalogue import Device, interconnect_of
+from memfit.engine.capabilities import CAPABILITIES
 from memfit.engine.factory import check_known
 from memfit.engine.fsdp2 import units
 from memfit.errors import InputError
-from memfit.job import Nets
+from memfit.job import Nets, is_trained
 from memfit.planner.timing.communication import communication_seconds
 
 Communicates = Callable[[int], float]
@@ -25,24 +25,24 @@ def candidates(engine: str | None, devices: int) -> tuple[str, ...]:
     if engine is None:
         return ("single",) if devices == 1 else ("ddp", "fsdp2")
     check_known(engine)
-    if (engine == "single") != (devices == 1):
+    if CAPABILITIES[engine].several_ranks != (devices > 1):
         write = "write --engine single" if devices == 1 else "write --engine ddp or --engine fsdp2"
         raise InputError(f"--engine {engine} --devices {devices}", "they do not go together", write)
     return (engine,)
 
 
 def communicates(engine: str, nets: Nets, device: Device, devices: int) -> Communicates:
-    """By the card's own link to the others in a host; nothing where that is not known.
+    """Estimates communication by the card's own link to others in a host; 0 where the link is not known.
 
     Args:
         nets: whole ones, without their bytes.
     """
     link = interconnect_of(device)
-    if link is None or engine == "single":
+    if link is None or not CAPABILITIES[engine].several_ranks:
         return silent
     trained = [net for net in nets.values() if is_trained(net)]
     nbytes = sum(p.nbytes for net in trained for p in net.parameters() if p.requires_grad)
-    shards = engine in ("fsdp2", "zero3")
+    shards = CAPABILITIES[engine].shards_weights
     gathered = sum(len(units(net)) for net in trained) if shards else None
 
     def seconds(count: int) -> float:

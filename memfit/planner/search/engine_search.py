@@ -44,9 +44,9 @@ class Answer:
     lengths: LengthCheck | None = None
     """The first windows one after the other, where lengths vary."""
     smaller_settings: tuple[SmallerSetting, ...] = ()
-    """Where nothing fits: settings of the job that would make it smaller."""
+    """Settings of the job that would make it smaller, where nothing fits."""
     larger_hardware: tuple[str, ...] = ()
-    """Where nothing fits: other hardware or choices that would, in words."""
+    """Other hardware or choices with which it would fit, in words, where nothing fits."""
     learning_rate: Rate = field(default_factory=lambda: learning_rate(None, 1))
     seconds: float = 0.0
 
@@ -61,6 +61,8 @@ class _SearchResult:
     traces: OptionTraces = field(default_factory=OptionTraces)
     net_kind: str = ""
     probed: bool = False
+    refuses_single: str = ""
+    """What the nets raise at a micro-batch of one item."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +170,7 @@ class _EngineSearch:
         return _SearchResult(
             best=best, alternatives=search.alternatives(best), next_step=next_step(search, best),
             traces=trace_options(search, best, self.nets, by_precision=self.by_precision),
-            net_kind=traced_job.net_kind, probed=search.probed is not None,
+            net_kind=traced_job.net_kind, probed=search.probed is not None, refuses_single=search.refuses_single,
         )  # fmt: skip
 
     def _traced_in_full(self, result: _SearchResult) -> _Outcome:
@@ -208,7 +210,9 @@ class _EngineSearch:
             average=how.average,
             learning_rate=self.rate.factor,
             warmup_windows=self.rate.warmup_windows,
-            reasons=options.reasons(candidate, self.own, self.device, how) | _requested(request),
+            reasons=_with_refusal(
+                options.reasons(candidate, self.own, self.device, how) | _requested(request), outcome.result
+            ),
             options=self._memory_options(outcome),
             step_seconds=candidate.seconds,
         )
@@ -238,3 +242,11 @@ def _requested(request: PlanRequest) -> dict[str, str]:
     if "checkpointing" in request.keep:
         reasons["checkpointing"] = "--keep checkpointing keeps the job's own"
     return reasons
+
+
+def _with_refusal(reasons: dict[str, str], result: _SearchResult) -> dict[str, str]:
+    """The reasons, with why splits into single items were left out."""
+    if not result.refuses_single:
+        return reasons
+    left_out = f"{reasons['micro_batch']}; splits with a micro-batch of 1 are left out: the nets refuse one item"
+    return {**reasons, "micro_batch": left_out}

@@ -44,9 +44,9 @@ class ReplayedCandidate:
     allocator: str = "default"
     """expandable_segments where it does not fit without."""
     allocator_bytes: Mapping[str, int] = field(default_factory=dict)
-    """By phase, what expandable segments reserve less than the default ones; nothing on a CPU."""
+    """Bytes by phase that expandable segments reserve less than default ones; empty on a CPU."""
     communication_seconds: float = 0.0
-    """Of ``seconds``, what ranks tell each other, by the card's own link; 0 where that is not known."""
+    """Seconds of communication within ``seconds``, by the card's own link; 0 where the link is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +55,9 @@ class Validation:
 
     policy: PhasePolicy
     peak: int | None
-    """Of tensors' bytes; None: there is no such phase."""
+    """Peak bytes of tensors; None where there is no such phase."""
     seconds: float | None
-    """Of one validation; None where that is not known."""
+    """Seconds of one validation; None where that is not known."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,9 +68,9 @@ class FullStep:
     how: Tracing
     live_bytes: LiveBytes
     tried: tuple[Validation, ...]
-    """In the order in which they were tried; the last one is the candidate's."""
+    """Policies in the order in which they were tried; the last one is the candidate's."""
     other_policies: Mapping[str, Validation | str]
-    """By option that was left: the candidate's policy with that one too, or why that is not known."""
+    """By option that is not applied: the candidate's policy with that option added, or why it is not known."""
 
 
 def trace_full_step(
@@ -95,18 +95,22 @@ def trace_full_step(
     pending: deque[Asked] = deque(validation_policies.policies(job) if may_choose else [how.validation])
     tried: list[Validation] = []
     with closing(trace_policies(job, shape, how, _next(pending))) as traced:
-        for one in traced:
-            how = replace(how, validation=one.policy)
-            plain = footprint = footprint_on(one.trace, device, how.world)
-            expandable = footprint_on(one.trace, device, how.world, "expandable_segments") if device.is_cuda else plain
+        for validation_trace in traced:
+            how = replace(how, validation=validation_trace.policy)
+            plain = footprint = footprint_on(validation_trace.trace, device, how.world)
+            expandable = (
+                footprint_on(validation_trace.trace, device, how.world, "expandable_segments")
+                if device.is_cuda
+                else plain
+            )
             if not plain.fits and (expandable.fits or plain.limiting_phase == "train" != expandable.limiting_phase):
                 footprint = expandable
-            live_bytes = live_bytes_of(one.trace, device)
-            tried.append(_validation(one, live_bytes, device, job.precision))
+            live_bytes = live_bytes_of(validation_trace.trace, device)
+            tried.append(_validation(validation_trace, live_bytes, device, job.precision))
             if footprint.fits or footprint.limiting_phase != "validate":
                 break
         others = validation_policies.other_policies(job, how.validation, shape.items, resized) if footprint.fits else {}
-        other_policies = _trace_other_policies(job, others, pending, traced, device, _operators(one))
+        other_policies = _trace_other_policies(job, others, pending, traced, device, _operators(validation_trace))
     replayed = ReplayedCandidate(
         policy=policy_name(candidate.modes, own),
         checkpointing=candidate.modes,
@@ -151,49 +155,53 @@ def _trace_other_policies(
     )
     affordable = worth[: TRACED // max(operators, 1)]
     dear = f"bytes and time: no trace was made of this validation's {operators} operators once more"
-    found: dict[str, Validation | str] = dict.fromkeys(others, dear)
+    outcomes: dict[str, Validation | str] = dict.fromkeys(others, dear)
     failed = ""
     for name in (name for name in others if name in affordable):
         if failed:
-            found[name] = failed
+            outcomes[name] = failed
             continue
         pending.append(others[name])
         try:
-            one = next(traced)
+            validation_trace = next(traced)
         except Exception as error:  # the job's own code, under settings that nobody may have tried
-            found[name] = failed = f"validation so raises {describe(error)}"
+            outcomes[name] = failed = f"validation so raises {describe(error)}"
         else:
-            precision = str(one.policy.settings.get("precision", job.precision))
-            found[name] = _validation(one, live_bytes_of(one.trace, device), device, precision)
-    return found
+            precision = str(validation_trace.policy.settings.get("precision", job.precision))
+            outcomes[name] = _validation(
+                validation_trace, live_bytes_of(validation_trace.trace, device), device, precision
+            )
+    return outcomes
 
 
-def _operators(one: ValidationTrace) -> int:
-    """In the trace of a validation."""
+def _operators(validation_trace: ValidationTrace) -> int:
+    """The number of operators in the trace of a validation."""
     rows = [
-        one.trace.operator[start:end] for name, start, end in one.trace.phases if name == "validate" and end > start
+        validation_trace.trace.operator[start:end]
+        for name, start, end in validation_trace.trace.phases
+        if name == "validate" and end > start
     ]
     return sum(int(some.max()) - int(some.min()) + 1 for some in rows)
 
 
-def _validation(one: ValidationTrace, live_bytes: LiveBytes, device: Device, precision: str) -> Validation:
+def _validation(validation_trace: ValidationTrace, live_bytes: LiveBytes, device: Device, precision: str) -> Validation:
     peak = live_bytes.peaks().get("validate")
-    return Validation(policy=one.policy, peak=peak, seconds=_seconds(one, device, precision))
+    return Validation(policy=validation_trace.policy, peak=peak, seconds=_seconds(validation_trace, device, precision))
 
 
-def _seconds(one: ValidationTrace, device: Device, precision: str) -> float | None:
-    """Of one validation on a card; on a CPU its operators are not timed."""
-    phase = next((phase for phase in one.trace.phases if phase[0] == "validate"), None)
-    if phase is None or one.turns is None or not device.is_cuda:
+def _seconds(validation_trace: ValidationTrace, device: Device, precision: str) -> float | None:
+    """Seconds of one validation on a card; None on a CPU, where its operators are not timed."""
+    phase = next((phase for phase in validation_trace.trace.phases if phase[0] == "validate"), None)
+    if phase is None or validation_trace.turns is None or not device.is_cuda:
         return None
-    each = operator_seconds(one.trace, device, precision)
+    each = operator_seconds(validation_trace.trace, device, precision)
     if each is None:
         return None
-    rows = one.trace.operator[phase[1] : phase[2]]
+    rows = validation_trace.trace.operator[phase[1] : phase[2]]
     if not len(rows):
         return 0.0
     inside = slice(int(rows.min()), int(rows.max()) + 1)
-    return float(np.dot(each[inside], one.turns[inside]))
+    return float(np.dot(each[inside], validation_trace.turns[inside]))
 
 
 def policy_name(modes: Mapping[str, str], own: Mapping[str, str]) -> str:

@@ -76,14 +76,14 @@ def with_parts(paths: Sequence[str], nets: Nets, kept: Mapping[str, int]) -> Lay
     blocks = []
     for path in paths:
         if below.get(path, 0) > 0:
-            parts = sorted(_parts(path, find_module(nets, path), below, below[path]), key=lambda one: -below[one])
+            parts = sorted(_parts(path, find_module(nets, path), below, below[path]), key=lambda part: -below[part])
             blocks.append(Block(path=path, parts=tuple(sorted(parts[:PARTS]))))
     return Layout(blocks=tuple(blocks))
 
 
 def holds(path: str, inner: Iterable[str]) -> bool:
     """Whether one of these modules is the one at ``path``, or inside of it."""
-    return any(one == path or one.startswith(f"{path}.") for one in inner)
+    return any(module == path or module.startswith(f"{path}.") for module in inner)
 
 
 def kept_by_module(trace: Trace) -> dict[str, int]:
@@ -96,19 +96,19 @@ def kept_by_module(trace: Trace) -> dict[str, int]:
     return {path: int(sums[index]) for index, path in enumerate(trace.modules) if sums[index]}
 
 
-def _parts(path: str, module: nn.Module, below: Mapping[str, int], whole: int) -> list[str]:
-    found: list[str] = []
+def _parts(path: str, module: nn.Module, below: Mapping[str, int], net_bytes: int) -> list[str]:
+    parts: list[str] = []
     for name, child in module.named_children():
         inner = f"{path}.{name}"
-        if below.get(inner, 0) < LEAST * whole:
+        if below.get(inner, 0) < LEAST * net_bytes:
             continue
-        deeper = _parts(inner, child, below, whole)
+        deeper = _parts(inner, child, below, net_bytes)
         listed = isinstance(child, nn.ModuleList | nn.ModuleDict)
-        if listed or (deeper and below[inner] >= WHOLE * whole):
-            found += deeper
+        if listed or (deeper and below[inner] >= WHOLE * net_bytes):
+            parts += deeper
         elif any(True for _ in child.children()) or not type(child).__module__.startswith("torch.nn"):
-            found.append(inner)
-    return found
+            parts.append(inner)
+    return parts
 
 
 def _longest(path: str, known: Mapping[str, int]) -> str:

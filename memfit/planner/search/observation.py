@@ -72,7 +72,7 @@ def observe(trace: Trace, seconds: np.ndarray, layout: Layout) -> Observation:
     made, gone = np.full(len(trace.nbytes), len(live)), np.full(len(trace.nbytes), len(live))
     made[trace.storage[trace.kind == ALLOCATE]] = np.flatnonzero(trace.kind == ALLOCATE)
     gone[trace.storage[trace.kind == FREE]] = np.flatnonzero(trace.kind == FREE)
-    found = Observation(
+    observation = Observation(
         kept=np.zeros((turns, units)),
         unit_peak=np.zeros((turns, 2, units)),
         block_peak=np.zeros((turns, 2, blocks)),
@@ -92,20 +92,20 @@ def observe(trace: Trace, seconds: np.ndarray, layout: Layout) -> Observation:
         storages = storages[unit_of[trace.made_by[storages]] >= 0]
         owner = unit_of[trace.made_by[storages]]
         _read_turn(
-            found, layout, turn, live[start:end], unit_of[trace.operator[start:end]], middle - start, owner,
+            observation, layout, turn, live[start:end], unit_of[trace.operator[start:end]], middle - start, owner,
             trace.nbytes[storages], made[storages] - start, np.minimum(gone[storages], end) - start,
         )  # fmt: skip
-    return found
+    return observation
 
 
 def _read_turn(
-    found: Observation, layout: Layout, turn: int, live: np.ndarray, unit_at: np.ndarray, middle: int,
+    observation: Observation, layout: Layout, turn: int, live: np.ndarray, unit_at: np.ndarray, middle: int,
     owner: np.ndarray, nbytes: np.ndarray, made: np.ndarray, gone: np.ndarray,
 ) -> None:  # fmt: skip
     """Fills one turn in. Events are counted from the turn's start; ``owner`` … ``gone`` are of its activations."""
     units = len(layout.units)
-    found.kept[turn] = np.bincount(owner, weights=nbytes, minlength=units)
-    whole = np.maximum(found.kept[turn], 1)
+    observation.kept[turn] = np.bincount(owner, weights=nbytes, minlength=units)
+    kept_bytes = np.maximum(observation.kept[turn], 1)
 
     def held(which: np.ndarray) -> np.ndarray:
         steps = np.zeros(len(live) + 1)
@@ -115,29 +115,29 @@ def _read_turn(
 
     def alive(event: int) -> np.ndarray:
         there = (made <= event) & (event < gone)
-        return np.bincount(owner[there], weights=nbytes[there], minlength=units) / whole
+        return np.bincount(owner[there], weights=nbytes[there], minlength=units) / kept_bytes
 
     rest = live - held(np.ones(len(owner), bool))
     is_backward = np.arange(len(live)) >= middle
     block_at = np.append(layout.block_of, -1)[unit_at]
     for kind, at, count, peaks, others in (
-        ("unit", unit_at, units, found.unit_peak, found.unit_alive),
-        ("block", block_at, len(layout.blocks), found.block_peak, found.block_alive),
+        ("unit", unit_at, units, observation.unit_peak, observation.unit_alive),
+        ("block", block_at, len(layout.blocks), observation.block_peak, observation.block_alive),
     ):
-        for one in range(count):
-            events = np.flatnonzero(at == one)
+        for group in range(count):
+            events = np.flatnonzero(at == group)
             if not len(events):
                 continue
-            mine = owner == one if kind == "unit" else layout.block_of[owner] == one
+            mine = owner == group if kind == "unit" else layout.block_of[owner] == group
             own = rest + held(mine)
             for index in range(2):
                 chosen = events[is_backward[events] == bool(index)]
                 if len(chosen):
                     top = chosen[np.argmax(live[chosen])]
-                    peaks[turn, index, one] = own[chosen].max()
-                    others[turn, index, one] = alive(int(top))
+                    peaks[turn, index, group] = own[chosen].max()
+                    others[turn, index, group] = alive(int(top))
     outside = np.flatnonzero(unit_at < 0)
     for run in np.split(outside, np.flatnonzero(np.diff(outside) > 1) + 1):
         if len(run):
             top = int(run[np.argmax(live[run])])
-            found.gaps.append(OperatorPosition(turn=turn, rest=float(rest[top]), alive=alive(top)))
+            observation.gaps.append(OperatorPosition(turn=turn, rest=float(rest[top]), alive=alive(top)))

@@ -40,14 +40,14 @@ class Problem:
     base: np.ndarray
     """float (rows,)."""
     bytes: list[np.ndarray]
-    """For each block float (rows, ways)."""
+    """For each block, an array of float (rows, options)."""
     resident: float = 0.0
-    """Of ``base``, what does not grow with the micro-batch."""
+    """Bytes of ``base`` that do not grow with the micro-batch."""
 
     def peak(self, choice: Sequence[int]) -> float:
         """The highest row, in bytes."""
-        whole = self.base + sum(part[:, way] for part, way in zip(self.bytes, choice, strict=True))
-        return float(whole.max(initial=0))
+        rows = self.base + sum(part[:, way] for part, way in zip(self.bytes, choice, strict=True))
+        return float(rows.max(initial=0))
 
     def seconds(self, choice: Sequence[int]) -> float:
         """More than keeping everything takes."""
@@ -121,14 +121,14 @@ def solve(problem: Problem, budget: float, *, gap: float = EXACT) -> list[int] |
     limits = [LinearConstraint(one_each, 1, 1)]
     if binding.any():
         limits.append(LinearConstraint(csr_matrix(matrix[binding]), -np.inf, above[binding]))
-    found = _quiet_milp(
+    solution = _quiet_milp(
         seconds / scale + 1e-7 * spare,
         constraints=limits,
         integrality=np.ones(len(seconds)),
         bounds=Bounds(0, 1),
         options={"node_limit": NODES, "mip_rel_gap": gap},
     )
-    return None if found.x is None else _chosen(found.x, counts)
+    return None if solution.x is None else _chosen(solution.x, counts)
 
 
 def floor(problem: Problem) -> list[int]:
@@ -138,7 +138,7 @@ def floor(problem: Problem) -> list[int]:
         return []
     matrix = np.hstack(problem.bytes) / UNIT
     highest = np.full((len(matrix), 1), -1.0)
-    found = _quiet_milp(
+    solution = _quiet_milp(
         np.concatenate([np.zeros(sum(counts)), [1.0]]),
         constraints=[
             LinearConstraint(csr_matrix(np.hstack([_one_each(counts).toarray(), np.zeros((len(counts), 1))])), 1, 1),
@@ -148,7 +148,7 @@ def floor(problem: Problem) -> list[int]:
         bounds=Bounds(0, np.concatenate([np.ones(sum(counts)), [np.inf]])),
         options={"node_limit": NODES, "mip_rel_gap": EXACT},
     )
-    return _chosen(found.x[:-1], counts)
+    return _chosen(solution.x[:-1], counts)
 
 
 def _quiet_milp(*args: Any, **kwargs: Any) -> Any:

@@ -7,8 +7,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
+from torch import nn
 
-from memfit.job import Job, Shape
+from memfit.job import Job, Shape, is_trained
 from memfit.planner.search.checkpoint_options import RECOMPUTED, Observed, checkpoint_options_of
 from memfit.planner.search.layout import Layout, blocks_of, holds, kept_by_module, with_parts
 from memfit.planner.search.observation import Observation, observe
@@ -20,6 +21,10 @@ from memfit.trace.step import Tracing
 
 ROUNDS = 6
 """Choices that are traced again for one budget, at most."""
+_OVER_BATCH = (
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.InstanceNorm1d, nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+)  # fmt: skip
 OUTSIDE = 0.1
 """Of a budget, what is set aside for fragmentation at first; a choice's own trace says how much it is."""
 CLOSE = 0.01
@@ -44,7 +49,7 @@ class Selection:
     peak: int
     """Bytes, as the peak function given to ``select`` counts them."""
     seconds: float | None
-    """Of the micro-batch's forward and backward; None where the device's rates are not known."""
+    """Seconds of the micro-batch's forward and backward; None where the device's rates are not known."""
     more_seconds: float
     """Than keeping everything takes, by the sums of the integer program."""
     traced: int
@@ -85,15 +90,20 @@ class TracedJob:
 
     @property
     def net_kind(self) -> str:
-        """As ``Trace.net_kind``."""
+        """The kind of net, as in ``Trace.net_kind``."""
         if self._session is not None:
             self._net_kind = self._session.net_kind
         return self._net_kind
 
     @property
     def overwritten(self) -> set[str]:
-        """As ``Session.overwritten``."""
+        """Modules whose outputs are overwritten, as in ``Session.overwritten``."""
         return self._overwritten | (self._session.overwritten if self._session is not None else set())
+
+    def normalises_over_batch(self) -> bool:
+        """Whether a trained net has batch or instance normalisation, which may refuse a single value per channel."""
+        nets = [net for net in self.session.train_state.nets.values() if is_trained(net)]
+        return any(isinstance(module, _OVER_BATCH) for net in nets for module in net.modules())
 
     def trace(
         self, shape: Shape, modes: Mapping[str, str], *, accumulated: bool, precision: str | None = None
@@ -116,7 +126,7 @@ class TracedJob:
         return self._steps[key]
 
     def work(self, traced: MicroTrace) -> np.ndarray:
-        """Of each operator, what drafts are ranked by where no rates are known: the time on some card."""
+        """For each operator, what candidates are ranked by where no rates are known: its time on some card."""
         return traced.trace.operator_flops * 1e-14 + traced.trace.operator_bytes * 1e-12
 
     def resident(self, traced: MicroTrace) -> int:
@@ -130,25 +140,26 @@ class TracedJob:
         return not self.device.is_cuda or (self.device.fp32_flops is not None and self.device.bandwidth is not None)
 
     def step_seconds(self) -> float:
-        """Of the optimizers' step."""
+        """Seconds of the optimizers' step."""
         traced = self.optimizer_step()
         assert traced is not None
         return self.total_seconds(traced)
 
     def overhead_seconds(self, shape: Shape, mode: str, *, accumulated: bool) -> float:
-        """What it takes beyond the operators where every block is in this mode."""
+        """Seconds beyond the operators where every block is in this mode."""
         layout = self.layout(shape, accumulated=accumulated)
         call, each = self.overheads[mode]
         inside = self._forward_operators(self.kept(shape, accumulated=accumulated), layout)
         return float(call * len(layout.blocks) + each * inside.sum())
 
     def total_seconds(self, traced: MicroTrace, precision: str | None = None) -> float:
-        """Of all operators, in another precision than the job's; without rates, the work that stands for them."""
+        """Seconds of all operators in another precision than the job's; without rates, the work that stands for
+        them."""
         seconds = self.seconds(traced, precision)
         return float(self.work(traced).sum() if seconds is None else seconds.sum())
 
     def seconds(self, traced: MicroTrace, precision: str | None = None) -> np.ndarray | None:
-        """Of each operator; None where the device's rates are not known."""
+        """Seconds of each operator; None where the device's rates are not known."""
         return operator_seconds(traced.trace, self.device, precision or self.job.precision, traced.calls)
 
     def observed(self, shape: Shape, *, accumulated: bool) -> Observed:
@@ -191,7 +202,7 @@ class TracedJob:
         operators = self._forward_operators(kept, layout)
         by_block = np.bincount(layout.block_of, weights=operators, minlength=len(tops))
         more: dict[str, np.ndarray] = {mode: call + each * operators for mode, (call, each) in self.overheads.items()}
-        found = Observed(
+        observed = Observed(
             layout=layout,
             keep=self._seen(kept, layout),
             blocks={mode: under(tops, mode) for mode in RECOMPUTED} if tops else {},
@@ -200,7 +211,7 @@ class TracedJob:
             block_overhead={mode: call + each * by_block for mode, (call, each) in self.overheads.items()},
             barred=barred,
         )
-        return self._with_offload(shape, found, accumulated) if self._offload_pays(found) else found
+        return self._with_offload(shape, observed, accumulated) if self._offload_pays(observed) else observed
 
     def _seen(self, traced: MicroTrace, layout: Layout) -> Observation:
         seconds = self.seconds(traced)
@@ -256,14 +267,14 @@ class TracedJob:
             if tuple(choice) in tried:
                 break
             tried.add(tuple(choice))
-            found = self.check(shape, problem, choice, peak_of, accumulated=accumulated, traced=len(tried))
-            if found.peak > budget:
+            selection = self.check(shape, problem, choice, peak_of, accumulated=accumulated, traced=len(tried))
+            if selection.peak > budget:
                 failed = min(failed, aim)
-            elif best is None or found.more_seconds < best.more_seconds:
-                best, fitted = found, max(fitted, aim)
-            if found.peak <= budget and (budget - found.peak <= CLOSE * budget or not found.modes):
+            elif best is None or selection.more_seconds < best.more_seconds:
+                best, fitted = selection, max(fitted, aim)
+            if selection.peak <= budget and (budget - selection.peak <= CLOSE * budget or not selection.modes):
                 break
-            aim = budget - (found.peak - problem.peak(choice))
+            aim = budget - (selection.peak - problem.peak(choice))
             if not fitted < aim < failed:
                 aim = (fitted + failed) / 2
         if best is None and self.offload_too(shape, accumulated=accumulated):
@@ -281,11 +292,11 @@ class TracedJob:
     ) -> Selection:  # fmt: skip
         """A choice, traced."""
         modes = problem.modes(choice)
-        found = self.trace(shape, modes, accumulated=accumulated)
-        seconds = self.seconds(found)
+        micro_trace = self.trace(shape, modes, accumulated=accumulated)
+        seconds = self.seconds(micro_trace)
         return Selection(
             modes=modes,
-            peak=peak_of(found),
+            peak=peak_of(micro_trace),
             seconds=None if seconds is None else float(seconds.sum()),
             more_seconds=problem.seconds(choice),
             traced=traced,

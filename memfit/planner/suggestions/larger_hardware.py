@@ -27,8 +27,10 @@ def larger_hardware(footprint: Footprint, precision: str, device: Device) -> lis
         suggestions.append(f"shard over {ranks} devices, which saves {saves} on each: memfit predict --engine fsdp2")
     if precision == "fp32" and phase.categories["activations"] // 2 >= over > 0:
         suggestions.append("use --allow precision: bf16 halves most activations and changes what is learned")
-    cards = [card for card in catalogue().values() if card.is_cuda and (card.usable_bytes or 0) >= needs]
-    cards = sorted(cards, key=lambda card: card.usable_bytes or 0)[:3]
+    known = [card for card in catalogue().values() if card.is_cuda and card.validated]
+    cards = sorted(
+        (card for card in known if (card.usable_bytes or 0) >= needs), key=lambda card: card.usable_bytes or 0
+    )[:3]
     if cards and device.is_cuda:
         suggestions.append(f"use a card with {format_size(needs)}: --device " + ", ".join(card.key for card in cards))
     elif device.is_cuda:

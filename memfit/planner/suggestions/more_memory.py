@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from memfit.planner.search.candidate_search import Candidate, CandidateSearch
 
 NOTICED = 0.03
-"""Of a window's time."""
+"""The share of a window's time that counts as noticeable."""
 STEPS = (1.02, 1.05, 1.1, 1.2, 1.35, 1.5, 2.0, 3.0)
 """Budgets that are tried, over the present one."""
 
@@ -29,9 +29,9 @@ def next_step(search: CandidateSearch, best: Candidate) -> MoreMemory | None:
     near = [geometry for geometry in near if search.least(geometry) < (1 - NOTICED) * best.rank]
     for factor in STEPS:
         budget = int(search.budget * factor)
-        found = [search.estimate(geometry, budget) for geometry in near]
+        estimates = [search.estimate(geometry, budget) for geometry in near]
         ranked = min(
-            (candidate for candidate in found if candidate.fits), key=lambda candidate: candidate.rank, default=None
+            (candidate for candidate in estimates if candidate.fits), key=lambda candidate: candidate.rank, default=None
         )
         if ranked is not None and ranked.rank < (1 - NOTICED) * best.rank:
             needs = max(ranked.peak - search.budget, 1)

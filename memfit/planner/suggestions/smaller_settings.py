@@ -38,7 +38,7 @@ class SmallerSetting:
 
 
 def smaller_settings(job: Job, how: Tracing, device: Device) -> list[SmallerSetting]:
-    """Each setting of the job lowered until it fits or has no smaller value; the largest savings first."""
+    """Lowers each setting of the job until it fits or has no smaller value; the largest savings come first."""
     asked = {**({"longest": "longer items are cut or left out"} if job.longest else {}), **job.smaller_settings}
     if unknown := next((name for name in asked if name not in job.setting_types()), None):
         known = ", ".join(name for name in job.setting_types())

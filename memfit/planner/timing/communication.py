@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memfit.device.hardware.catalogue import Interconnect
+from memfit.engine.capabilities import CAPABILITIES
 from memfit.engine.ddp import BUCKET_BYTES
 from memfit.errors import InputError
 
@@ -50,28 +51,22 @@ def window_volume(
     """
     count = units or max(1, -(-nbytes // BUCKET_BYTES))
     reductions = micro_batches if sync_each_micro_batch else 1
-    if engine == "single":
+    if engine not in CAPABILITIES:
+        raise InputError(f"engine {engine!r}", f"not one of {', '.join(CAPABILITIES)}", "write one of them")
+    does = CAPABILITIES[engine]
+    if not does.several_ranks:
         return Volume(all_gathered=0, reduce_scattered=0, collectives=0)
-    if engine in ("ddp", "zero1", "zero2"):
-        if engine == "zero2":
-            return Volume(
-                all_gathered=nbytes, reduce_scattered=nbytes * micro_batches, collectives=count * (micro_batches + 1)
-            )
-        gathers = reductions if engine == "ddp" else 1
-        return Volume(
-            all_gathered=nbytes * gathers,
-            reduce_scattered=nbytes * reductions,
-            collectives=count * (gathers + reductions),
-        )
-    if engine in ("fsdp2", "zero3"):
-        reductions = micro_batches if engine == "zero3" else reductions
-        return Volume(
-            all_gathered=2 * nbytes * micro_batches,
-            reduce_scattered=nbytes * reductions,
-            collectives=count * (2 * micro_batches + reductions),
-        )
-    known = "single, ddp, fsdp2, zero1, zero2, zero3"
-    raise InputError(f"engine {engine!r}", f"not one of {known}", "write one of them")
+    if does.reduces_each_micro_batch:
+        reductions = micro_batches
+    if does.shards_weights:
+        gathers = 2 * micro_batches
+    else:
+        gathers = 1 if does.shards_optimizer else reductions
+    return Volume(
+        all_gathered=nbytes * gathers,
+        reduce_scattered=nbytes * reductions,
+        collectives=count * (gathers + reductions),
+    )
 
 
 def communication_seconds(

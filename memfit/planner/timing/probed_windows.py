@@ -39,14 +39,14 @@ def keep_probed(job: Job, device: Device, window: ProbedWindow) -> None:
 
 def probed(job: Job, device: Device) -> ProbedWindow | None:
     """The last window of this job, with these settings, that was run on this machine's device."""
-    found = read_kept(FILE).get(_key(job, device))
-    if not isinstance(found, dict) or found.keys() != {field.name for field in fields(ProbedWindow)}:
+    kept = read_kept(FILE).get(_key(job, device))
+    if not isinstance(kept, dict) or kept.keys() != {field.name for field in fields(ProbedWindow)}:
         return None
-    if not all(is_count(found[name]) and found[name] for name in ("items", "micro_batches")):
+    if not all(is_count(kept[name]) and kept[name] for name in ("items", "micro_batches")):
         return None
-    if not (is_amount(found["seconds"]) and found["seconds"] and isinstance(found["checkpointing"], dict)):
+    if not (is_amount(kept["seconds"]) and kept["seconds"] and isinstance(kept["checkpointing"], dict)):
         return None
-    return ProbedWindow(**found) if found["length"] is None or is_count(found["length"]) else None
+    return ProbedWindow(**kept) if kept["length"] is None or is_count(kept["length"]) else None
 
 
 def _key(job: Job, device: Device) -> str:

@@ -19,7 +19,7 @@ from memfit.trace.durations import durations
 LAUNCH = 5e-6
 """Seconds that a kernel takes at least, from one launch to the next."""
 OVERHEADS = {"full": (60e-6, 2e-6), "selective": (60e-6, 10e-6), "offload": (20e-6, 10e-6)}
-"""By mode, seconds of the host for one call, and for each operator in it, where a card waits for them."""
+"""Seconds that the host takes for one call, and for each operator in it, where a card waits for them; by mode."""
 CPU_FLOPS, CPU_BANDWIDTH = 2e10, 5e9
 """Of one core, for the few calls that cannot be timed by themselves, where ``memfit calibrate`` was not run."""
 

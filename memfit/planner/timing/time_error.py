@@ -5,11 +5,11 @@ time_errors.toml is written by bench/timing.py --fit from windows that were real
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
+from memfit import toml
 from memfit.device.hardware.catalogue import Device
 from memfit.plan import Plan
 
@@ -26,11 +26,11 @@ class TimeError:
 
 @cache
 def _measured() -> dict[str, dict[str, float]]:
-    return tomllib.loads(files("memfit.planner.timing").joinpath("time_errors.toml").read_text())
+    return toml.loads(files("memfit.planner.timing").joinpath("time_errors.toml").read_text())
 
 
 def time_error(net_kind: str, device: Device) -> TimeError:
-    """Of nets of this kind (``Trace.net_kind``) on this device."""
+    """The error of estimated times for nets of this kind (``Trace.net_kind``) on this device."""
     intervals = {
         key.partition(": ")[2]: table for key, table in _measured().items() if key.startswith(f"{device.key}: ")
     }

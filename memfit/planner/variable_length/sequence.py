@@ -38,13 +38,13 @@ def drawn_windows(
     Args:
         lengths: units of each sample; None: the job's own data set is asked.
     """
-    found = lengths_of(job) if lengths is None else as_lengths(lengths).tolist()
-    size = len(dataset_of(job)) if found is None else len(found)
-    windows = Windows(size=size, lengths=found, global_batch=global_batch, micro_batch=micro_batch, seed=seed)
+    sample_lengths = lengths_of(job) if lengths is None else as_lengths(lengths).tolist()
+    size = len(dataset_of(job)) if sample_lengths is None else len(sample_lengths)
+    windows = Windows(size=size, lengths=sample_lengths, global_batch=global_batch, micro_batch=micro_batch, seed=seed)
     total = count or windows.per_epoch(0)
     return [
         tuple(
-            Shape(items=len(ids), length=None if found is None else max(int(found[i]) for i in ids))
+            Shape(items=len(ids), length=None if sample_lengths is None else max(int(sample_lengths[i]) for i in ids))
             for ids in windows.window(number).micro_batches
         )
         for number in range(total)
@@ -117,11 +117,11 @@ def predict_sequence(
 def _within(
     family: TraceFamily, windows: Sequence[Window], capacity: int | None, config: AllocatorConfig
 ) -> SequencePeaks:
-    found = replay_sequence(family, windows, config=config)
-    if capacity is None or found.reserved_bytes <= capacity:
-        return found
+    peaks = replay_sequence(family, windows, config=config)
+    if capacity is None or peaks.reserved_bytes <= capacity:
+        return peaks
     limited = replay_sequence(family, windows, config=config, capacity=capacity)
-    return limited if limited.failed_window is None else replace(found, failed_window=limited.failed_window)
+    return limited if limited.failed_window is None else replace(peaks, failed_window=limited.failed_window)
 
 
 def _check(job: Job, shapes: Iterable[Shape]) -> None:

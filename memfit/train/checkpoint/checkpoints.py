@@ -211,11 +211,15 @@ class Checkpoints:
 
     def clean(self, newest: int) -> None:
         """Drops what a killed process left behind; what claims to be newer than ``newest`` is torn, and set aside."""
+        self.drop_unfinished()
         for entry in self.path.iterdir() if self.path.is_dir() else ():
-            if entry.name.startswith("."):
-                shutil.rmtree(entry, ignore_errors=True)
-            elif _is_number(entry.name) and int(entry.name) > newest:
+            if _is_number(entry.name) and int(entry.name) > newest:
                 self._set_aside(entry, ".torn")
+
+    def drop_unfinished(self) -> None:
+        """Drops what a process that was ended left behind, where no process writes checkpoints any more."""
+        for entry in self.path.glob(".*") if self.path.is_dir() else ():
+            shutil.rmtree(entry, ignore_errors=True)
 
     def _drop(self) -> None:
         """A folder that is removed leaves its name first: none is ever found in part."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from memfit.apply.train_state import TrainState, is_trained
+from memfit.apply.train_state import TrainState
 from memfit.atomic_file import open_atomic
+from memfit.job import is_trained
 from memfit.train.checkpoint.state_codec import encode
 from memfit.train.checkpoint.tensor_file import stream_tensors
 from memfit.train.run_folder import writing

@@ -33,7 +33,7 @@ def resume(train_state: TrainState, plan: Plan, checkpoints: Checkpoints, say: S
         check_same_samples(checkpoint.plan, plan, checkpoint.path, ("micro_batch",) if lengths else ())
         if checkpoint.parts is not None:
             load_sharded(train_state, checkpoint.parts)
-        elif train_state.engine.spread:
+        elif train_state.engine.sharded_state:
             raise InputError(
                 f"checkpoint {checkpoint.path}",
                 f"it is in one file, and --engine {train_state.engine.name} reads parts",

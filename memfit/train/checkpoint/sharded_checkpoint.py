@@ -21,21 +21,18 @@ from torch.distributed.checkpoint.planner import LoadPlanner
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
-    get_optimizer_state_dict,
     set_model_state_dict,
-    set_optimizer_state_dict,
 )
 
-from memfit.apply.train_state import TrainState, is_trained
+from memfit.apply.train_state import TrainState
 from memfit.engine.collectives import is_memory_failure, reported
 from memfit.engine.process_group import DATA
-from memfit.engine.zero import Zero
 from memfit.errors import InputError, describe
+from memfit.job import is_trained
 from memfit.train.checkpoint.legacy_parts import METADATA, LegacyLoadPlanner, LegacyReader, read_legacy_metadata
 from memfit.train.checkpoint.parts_index import INDEX, read_index
 from memfit.train.checkpoint.parts_storage import JsonLoadPlanner, JsonSavePlanner, PartsReader, PartsWriter
 from memfit.train.checkpoint.tensor_file import TornError
-from memfit.train.checkpoint.zero_sharded_state import take_zero_state, zero_net, zero_state
 
 _SAME_NAMES = StateDictOptions(strict=True)
 
@@ -65,15 +62,9 @@ def load_sharded(train_state: TrainState, folder: str | Path) -> None:
     """
     state = _state(train_state)
     _read(train_state, state, folder)
-    if isinstance(train_state.engine, Zero):
-        take_zero_state(train_state, train_state.engine, state)
-    else:
-        model = _trained(train_state)
-        set_model_state_dict(model, state["nets"], options=_SAME_NAMES)
-        for name, optimizer in train_state.optimizers.items():
-            set_optimizer_state_dict(model, optimizer, state["optimizers"][name], options=_SAME_NAMES)
-        for name, net in train_state.ema.items():
-            set_model_state_dict(net, state["ema"][name], options=_SAME_NAMES)
+    train_state.engine.load_state_of_parts(train_state.nets, train_state.optimizers, state)
+    for name, net in train_state.ema.items():
+        train_state.engine.load_net_of_parts(net, state["ema"][name])
     for name, schedule in train_state.schedules.items():
         schedule.load_state_dict(state["schedules"][name])
     if train_state.scaler:
@@ -146,11 +137,7 @@ def _trained(train_state: TrainState) -> nn.ModuleDict:
 def _state(train_state: TrainState) -> dict[str, Any]:
     """The state as tensors and parts of tensors; frozen nets have their buffers alone."""
     return {
-        **(
-            zero_state(train_state, train_state.engine)
-            if isinstance(train_state.engine, Zero)
-            else _nets_and_optimizers(train_state)
-        ),
+        **train_state.engine.state_of_parts(train_state.nets, train_state.optimizers),
         **_beside(train_state),
         "schedules": {name: schedule.state_dict() for name, schedule in train_state.schedules.items()},
         "scaler": train_state.scaler.state_dict() if train_state.scaler else {},
@@ -160,21 +147,7 @@ def _state(train_state: TrainState) -> dict[str, Any]:
 def _beside(train_state: TrainState) -> dict[str, Any]:
     return {
         "buffers": {name: dict(net.named_buffers()) for name, net in train_state.nets.items() if not is_trained(net)},
-        "ema": {name: _average(train_state, net) for name, net in train_state.ema.items()},
-    }
-
-
-def _average(train_state: TrainState, net: nn.Module) -> dict[str, Any]:
-    return zero_net(net, train_state.engine) if isinstance(train_state.engine, Zero) else get_model_state_dict(net)
-
-
-def _nets_and_optimizers(train_state: TrainState) -> dict[str, Any]:
-    model = _trained(train_state)
-    return {
-        "nets": get_model_state_dict(model),
-        "optimizers": {
-            name: get_optimizer_state_dict(model, optimizer) for name, optimizer in train_state.optimizers.items()
-        },
+        "ema": {name: train_state.engine.net_of_parts(net) for name, net in train_state.ema.items()},
     }
 
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from memfit.apply.train_state import TrainState, is_trained
-from memfit.job import Job
+from memfit.apply.train_state import TrainState
+from memfit.job import Job, is_trained
 
 Rebuild = Callable[[Any], Any]
 """Makes values and new tensors of what a checkpoint holds; see ``Checkpoint.value``."""

@@ -211,15 +211,17 @@ def open_tensors(path: Path, nbytes: int, sums: list[int]) -> TensorFile:
             start = file.read(4)
             if size != nbytes:
                 raise TornError(f"{path.name} has {size} bytes, and {nbytes} were written{_pickle(start)}")
-            whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError) as error:
         raise TornError(f"{path.name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    wrong = next((i for i, wanted in enumerate(sums) if zlib.crc32(whole[i * BLOCK : (i + 1) * BLOCK]) != wanted), None)
+    wrong = next(
+        (i for i, wanted in enumerate(sums) if zlib.crc32(content[i * BLOCK : (i + 1) * BLOCK]) != wanted), None
+    )
     if wrong is not None or len(sums) != math.ceil(nbytes / BLOCK):
         begin = (wrong or 0) * BLOCK
         inside = f"the checksum of its bytes {begin} to {min(begin + BLOCK, nbytes)} is another"
         raise TornError(f"{path.name} was changed: {inside}{_pickle(start)}")
-    return _read_header(path, whole)
+    return _read_header(path, content)
 
 
 def map_tensors(path: Path) -> TensorFile:
@@ -230,30 +232,30 @@ def map_tensors(path: Path) -> TensorFile:
     """
     try:
         with open(path, "rb") as file:
-            whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError) as error:
         raise TornError(f"{path.name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    return _read_header(path, whole)
+    return _read_header(path, content)
 
 
-def _read_header(path: Path, whole: memoryview) -> TensorFile:
+def _read_header(path: Path, content: memoryview) -> TensorFile:
     """The tensors of a mapped file; every range of bytes lies in the file and is as long as its shape says."""
-    length = int.from_bytes(whole[:8], "little")
+    length = int.from_bytes(content[:8], "little")
     try:
-        if 8 + length > len(whole):
+        if 8 + length > len(content):
             raise ValueError("its header ends behind its end")
-        entries = json.loads(bytes(whole[8 : 8 + length]))
+        entries = json.loads(bytes(content[8 : 8 + length]))
         entries.pop("__metadata__", None)
         for name, entry in entries.items():
             begin, end = entry["data_offsets"]
             shape, element = entry["shape"], _BY_NAME[entry["dtype"]].itemsize
             if any(type(value) is not int or value < 0 for value in (begin, end, *shape)):
                 raise ValueError(f"{name!r:.80} has no proper shape and range")
-            if end > len(whole) - 8 - length or end - begin != math.prod(shape) * element or begin % element:
+            if end > len(content) - 8 - length or end - begin != math.prod(shape) * element or begin % element:
                 raise ValueError(f"{name!r:.80} is not as long as its shape says, or not in the file")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TornError(f"{path.name} is no file of tensors: {type(error).__name__}: {error}") from error
-    return TensorFile(path=path, entries=entries, data=whole[8 + length :])
+    return TensorFile(path=path, entries=entries, data=content[8 + length :])
 
 
 def _pickle(start: bytes) -> str:

@@ -7,11 +7,13 @@ import signal
 import sys
 from dataclasses import dataclass, replace
 
+from memfit.child_process import no_orphans
 from memfit.errors import Exit
 from memfit.plan import Plan
+from memfit.train.checkpoint.checkpoints import Checkpoints
 from memfit.train.launch.guardian import Guardian, run_child
 from memfit.train.launch.memory_limit import ENVIRONMENT
-from memfit.train.launch.outcome import clear_outcome, missing_from, read_outcome
+from memfit.train.launch.outcome import clear_outcome, missing_from, read_outcome, spare_folder
 from memfit.train.launch.process_guard import for_child
 from memfit.train.launch.torchrun import restarts, torchrun
 from memfit.train.launch.watchdog import ranks_that_held
@@ -19,7 +21,6 @@ from memfit.train.metrics_file import read_lines
 from memfit.train.run_folder import RunFolder
 from memfit.train.run_options import RunOptions
 
-WORKER = "memfit.train.launch.worker"
 RANK = "memfit.train.launch.rank_entry"
 COLLECTIVE_SECONDS = 1800
 """How long ranks wait for each other, which is torch's own default. A rank that hangs is ended before, by the watchdog;
@@ -38,8 +39,11 @@ class Launched:
 
 
 def rank_environment() -> dict[str, str]:
-    """The environment of a process that trains."""
-    ranks = {"MEMFIT_COLLECTIVE_SECONDS": str(COLLECTIVE_SECONDS), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    """The environment of a process that trains.
+
+    torch's C++ code logs no errors, which are frames of its stack: it raises them too.
+    """
+    ranks = {"MEMFIT_COLLECTIVE_SECONDS": str(COLLECTIVE_SECONDS), "TORCH_CPP_LOG_LEVEL": "FATAL"}
     return {**ranks, **os.environ, **ENVIRONMENT}
 
 
@@ -52,23 +56,27 @@ def launch(plan: Plan, options: RunOptions) -> Launched:
     """Trains a plan in processes of its own, and waits for their end."""
     folder, ranks = RunFolder(options.folder), len(plan.micro_batches)
     clear_outcome(folder.path)
-    guardian = Guardian(folder.checkpoints)
-    with guardian.guarding():
-        if ranks > 1:
-            os.environ.update({**rank_environment(), **for_child()})
-            code = torchrun(ranks, RANK, [options.to_json()], folder.path, restarts(plan))
-        else:
-            code = run_child([sys.executable, "-m", WORKER, options.to_json()], {**rank_environment(), **for_child()})
-    launched = _judged(folder, code, guardian.killed)
+    guardian = Guardian()
+    with spare_folder():
+        with no_orphans(), guardian.guarding():
+            if ranks > 1:
+                os.environ.update({**rank_environment(), **for_child()})
+                code = torchrun(ranks, RANK, [options.to_json()], folder.path, restarts(plan))
+            else:
+                code = run_child([sys.executable, "-m", RANK, options.to_json()], {**rank_environment(), **for_child()})
+        launched = _judged(folder, code, guardian)
+    Checkpoints(folder.checkpoints).drop_unfinished()
     clear_outcome(folder.path)
     return replace(launched, signalled=guardian.signalled is not None)
 
 
-def _judged(folder: RunFolder, code: int, killed: bool) -> Launched:
+def _judged(folder: RunFolder, code: int, guardian: Guardian) -> Launched:
     """The exit code of a launch, by its outcome and by what is on disk."""
     again = f"go on with: memfit run {folder.plan} --out {folder.path} --resume"
     outcome = read_outcome(folder.path)
-    if killed:
+    if guardian.killed_early and outcome is None:
+        return Launched(code=Exit.STOPPED, line=f"stopped before the first window; {again}")
+    if guardian.killed:
         return Launched(
             code=Exit.STOPPED, line=f"the run did not end after it was told to stop, and was killed; {again}"
         )

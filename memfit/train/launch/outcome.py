@@ -12,13 +12,16 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from memfit.errors import Exit
 from memfit.train.metrics_file import read_lines
 
+SPARE = "MEMFIT_SPARE_FOLDER"
+"""Environment variable with a second folder for outcomes, where RUN cannot be written."""
 _MANIFEST = "manifest.json"
 _LAUNCH = "TORCHELASTIC_RUN_ID"
 
@@ -38,6 +41,22 @@ class Outcome:
     """Bytes of each file of final weights, by name."""
 
 
+@contextlib.contextmanager
+def spare_folder() -> Iterator[None]:
+    """Makes a temporary folder for outcomes. Without it, ranks whose disk is full are started again in vain."""
+    try:
+        made = tempfile.TemporaryDirectory(prefix="memfit-outcome-", ignore_cleanup_errors=True)
+    except OSError:
+        yield
+        return
+    with made as path:
+        os.environ[SPARE] = path
+        try:
+            yield
+        finally:
+            os.environ.pop(SPARE, None)
+
+
 def clear_outcome(folder: Path) -> None:
     """Removes the outcomes of launches before this one."""
     for left in folder.glob(".ended-*"):
@@ -47,22 +66,25 @@ def clear_outcome(folder: Path) -> None:
 
 def read_outcome(folder: Path) -> Outcome | None:
     """How this launch ended; None where no rank has said so. Whoever starts the ranks has no name of their launch."""
-    files = [_file(folder)] if _LAUNCH in os.environ else sorted(folder.glob(".ended-*"))
-    for file in files:
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            return Outcome(**json.loads(file.read_text()))
+    for place in _folders(folder):
+        files = [_file(place)] if _LAUNCH in os.environ else sorted(place.glob(".ended-*"))
+        for file in files:
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                return Outcome(**json.loads(file.read_text()))
     return None
 
 
 def write_outcome(folder: Path, outcome: Outcome, line: str = "") -> None:
     """Writes how this launch ends. The first rank that does so prints the line."""
-    try:
-        with open(_file(folder), "x") as file:
-            json.dump(asdict(outcome), file)
-    except FileExistsError:
-        return
-    except OSError:
-        pass
+    for place in _folders(folder):
+        try:
+            with open(_file(place), "x") as file:
+                json.dump(asdict(outcome), file)
+            break
+        except FileExistsError:
+            return
+        except OSError:
+            continue
     if line:
         print(f"memfit: {line}", file=sys.stderr, flush=True)
 
@@ -89,6 +111,10 @@ def missing_from(folder: Path, outcome: Outcome) -> str | None:
 def is_done(folder: Path, outcome: Outcome | None) -> bool:
     """Whether a launch has trained all of its windows, with proof on disk."""
     return outcome is not None and outcome.code == Exit.DONE and missing_from(folder, outcome) is None
+
+
+def _folders(folder: Path) -> list[Path]:
+    return [folder, *([Path(os.environ[SPARE])] if SPARE in os.environ else [])]
 
 
 def _file(folder: Path) -> Path:

@@ -63,15 +63,15 @@ def rank_agreement_of(engine: Engine, plan: Plan, windows: Windows, size: int, f
         samples=size,
         windows_per_epoch=windows.per_epoch(shown[0].epoch),
         first_window=first,
-        first_ids=tuple(tuple(one.ids_of([rank]) for rank in range(engine.world)) for one in shown),
+        first_ids=tuple(tuple(window.ids_of([rank]) for rank in range(engine.world)) for window in shown),
     )
 
 
 def check_rank_agreement(engine: Engine, chain: RankAgreement) -> None:
     """Raises InputError on every rank where the ranks' views differ, with the numbers of each."""
-    everyone = [asdict(one) for one in gather(engine, chain)]
+    everyone = [asdict(view) for view in gather(engine, chain)]
     for key in everyone[0]:
-        seen = [one[key] for one in everyone]
+        seen = [view[key] for view in everyone]
         if any(value != seen[0] for value in seen):
             numbers = "; ".join(f"rank {rank}: {_short(value)}" for rank, value in enumerate(seen))
             raise InputError(

@@ -1,4 +1,7 @@
-"""What torchrun starts, once for each rank; ends at once where this launch must not go on, before torch is imported."""
+"""The module that every training process starts with; what must hold before torch is imported comes first.
+
+It ends with the process that started it, and at once where torchrun starts it again in a launch that must not go on.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,12 @@ def main(options: RunOptions) -> int:
 
 
 def leave(code: int) -> None:
-    """Ends this process. One that failed does not wait for collectives that the other ranks will never join."""
+    """Ends this process. One that failed waits for what memfit still writes, and not for collectives that the other
+    ranks will never join or for a job's own threads, such as those of a pool, which may never end."""
     if code == Exit.DONE:
         sys.exit(code)
     for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
+        if thread.name.startswith("memfit-") and not thread.daemon:
             thread.join()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from types import FrameType
 from typing import NoReturn
 
@@ -24,19 +25,65 @@ class AbandonedError(BaseException):
 def ends_at_once(on_signal: Callable[[], None]) -> None:
     """Until there is something to save, a signal ends the process. A signal that came before this call does so now.
 
-    The handler raises nothing: Python swallows what is raised inside of a ``__del__``.
+    The handler raises nothing: Python swallows what is raised inside of a ``__del__``, and libraries what is raised
+    while they are imported.
 
     Args:
         on_signal: called before the process ends.
     """
 
+    _end_on_signals(on_signal)
+    _leave_forks_alone(os.getpid())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def _end_on_signals(on_signal: Callable[[], None]) -> None:
     def end(number: int, frame: FrameType | None) -> NoReturn:
         on_signal()
         os._exit(Exit.STOPPED)
 
     for number in SIGNALS:
         signal.signal(number, end)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+@contextmanager
+def ended_by_signals(on_signal: Callable[[], None]) -> Iterator[None]:
+    """Inside, a signal ends this process as ``ends_at_once`` does; then signals do what they did before."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    _end_on_signals(on_signal)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def end_with(code: int) -> None:
+    """From now on a signal ends the process with this exit code: what it still does can be left out."""
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        os._exit(code)
+
+    for number in SIGNALS:
+        signal.signal(number, end)
+
+
+@cache
+def _leave_forks_alone(process: int) -> None:
+    """Processes that the job forks from this one, such as a loader's workers, do not inherit its handlers.
+
+    They would write the run's outcome, ignore the SIGTERM that their loader ends them with, or wake the watchdog of
+    this process through its pipe. They ignore SIGINT, which a terminal sends to all: this process needs them for the
+    window at hand, and ends them itself.
+    """
+
+    def reset() -> None:
+        if os.getppid() == process:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    os.register_at_fork(after_in_child=reset)
 
 
 class Stop:

@@ -10,24 +10,26 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
 from memfit.child_process import children, kill_children
+from memfit.engine.capabilities import WHOLE_STATE
 from memfit.errors import Exit, InputError, describe
 from memfit.plan import Plan
 from memfit.train.launch.outcome import read_outcome
 
 MAX_RESTARTS = 3
 """torchrun's own default for an elastic run."""
-SHUTDOWN_SECONDS = 70
+SHUTDOWN_SECONDS = 9
 """Seconds after which ranks that were asked to stop are killed; each ends by itself before (``watchdog``)."""
 
 
 def restarts(plan: Plan) -> int:
     """Starts after the first: of sharded ranks one more for each time that a micro-batch or validation is halved."""
-    return MAX_RESTARTS + (0 if plan.engine in ("single", "ddp") else 2 * plan.micro_batch.bit_length())
+    return MAX_RESTARTS + (0 if plan.engine in WHOLE_STATE else 2 * plan.micro_batch.bit_length())
 
 
 def torchrun(ranks: int, module: str, arguments: Sequence[str], folder: Path, max_restarts: int = MAX_RESTARTS) -> int:
@@ -56,7 +58,8 @@ def torchrun(ranks: int, module: str, arguments: Sequence[str], folder: Path, ma
     code: int = Exit.DONE
     before = children()
     try:
-        run(get_args_parser().parse_args(options))
+        with tempfile.TemporaryDirectory(prefix="memfit-torchrun-", ignore_cleanup_errors=True) as logs:
+            run(get_args_parser().parse_args(["--log-dir", logs, *options]))
     except ChildFailedError as error:
         code = _code_of(folder, [failure.exitcode for failure in error.failures.values()])
     except SignalException:
@@ -76,7 +79,8 @@ def _code_of(folder: Path, exits: Sequence[int]) -> int:
     if outcome is not None:
         return outcome.code
     if Exit.STOPPED in exits:
-        print("memfit: ranks ran out of memory too often; go on with --resume", file=sys.stderr)
+        why = "ranks ended too often, out of memory or unable to write the run's folder"
+        print(f"memfit: {why}; go on with --resume", file=sys.stderr)
         return Exit.STOPPED
     killed = [-code for code in exits if code < 0]
     if killed and (set(killed) != {signal.SIGTERM} or len(killed) == len(exits)):

@@ -70,12 +70,12 @@ def find_checkpoint(target: Path) -> Checkpoint:
     """
     if is_checkpoint(target):
         return read_checkpoint(target)
-    found = Checkpoints(target / "checkpoints").newest(say)
-    if found is None:
+    checkpoint = Checkpoints(target / "checkpoints").newest(say)
+    if checkpoint is None:
         why = "there is no checkpoint in it" if target.exists() else "no such folder"
         write = "write a folder that memfit run --out wrote, or one of its checkpoints/NUMBER"
         raise InputError(f"run {target}", why, write)
-    return found
+    return checkpoint
 
 
 def validate(checkpoint: Checkpoint, budget: int = 0) -> dict[str, Any] | None:
@@ -104,8 +104,8 @@ def validate(checkpoint: Checkpoint, budget: int = 0) -> dict[str, Any] | None:
     before = memory_limit.limit(plan.budget_bytes) if device.type == "cpu" else 0
     resident = memory_limit.resident_bytes()
     begin = time.perf_counter()
-    whole, settings = shape_of(job, plan.micro_batch), dict(plan.validation.settings)
-    shape = replace(whole, items=min(plan.validation.items or whole.items, whole.items))
+    planned, settings = shape_of(job, plan.micro_batch), dict(plan.validation.settings)
+    shape = replace(planned, items=min(plan.validation.items or planned.items, planned.items))
     try:
         train_state = build(job, device)
         if checkpoint.parts is not None:
@@ -181,18 +181,18 @@ def plain_values(job: Job, values: Any) -> dict[str, Any]:
         raise InputError(
             f"{type(job).__name__}.validate()", f"gave {type(values).__name__}, not numbers by name", write
         )
-    found = {}
+    plain_values = {}
     for name, value in values.items():
         plain = value.detach().float().cpu().tolist() if isinstance(value, Tensor) else value
         if not isinstance(plain, int | float | list):
             raise InputError(f"{type(job).__name__}.validate(): {name!r}", f"a {type(value).__name__}", write)
-        found[str(name)] = _finite(plain)
-    return found
+        plain_values[str(name)] = _finite(plain)
+    return plain_values
 
 
 def _finite(value: Any) -> Any:
     if isinstance(value, list):
-        return [_finite(one) for one in value]
+        return [_finite(item) for item in value]
     return value if abs(value) < float("inf") else None
 
 

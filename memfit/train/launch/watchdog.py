@@ -7,8 +7,8 @@ One thread in each training process. It looks on five times a second:
   RUN/stacks/rank-N.txt. The other ranks see the file and write theirs. The line that is printed names the call and the
   rank that the others wait for. The exit code is 5: the run continues from its newest checkpoint.
 - A signal is read from the system's own pipe (``signal.set_wakeup_fd``), since a thread that is stuck in C never runs
-  Python's handler. A run that has not ended ``END_SECONDS`` later is ended; a checkpoint that is still growing is given
-  until ``SAVING_SECONDS``. A second signal, later than a terminal's double, ends the run at once.
+  Python's handler. A run that has not ended ``END_SECONDS`` later is ended. A checkpoint that is being written then is
+  discarded, and the one before it stays. A second signal, later than a terminal's double, ends the run at once.
 
 A C call that holds the interpreter's lock stops this thread too. For that case ``faulthandler``, which needs no lock,
 has a timer that writes the stacks and ends the process; and ``memfit run`` kills its children (``guardian``).
@@ -36,8 +36,8 @@ from memfit.train.run_folder import RunFolder
 
 LOOKS_EVERY, ARMS_EVERY = 0.2, 5.0
 """Seconds."""
-END_SECONDS, SAVING_SECONDS = 8.0, 60.0
-"""Seconds after a signal in which a run ends by itself; with a checkpoint that is still being written."""
+END_SECONDS = 8.0
+"""Seconds after a signal in which a run ends by itself."""
 SECOND_SIGNAL = 2.0
 """Seconds after which another signal is a second request, and not the same one passed on."""
 FACTOR = 20
@@ -144,8 +144,7 @@ class Watchdog:
             return
         elapsed = now - self._signals[0]
         again = len(self._signals) > 1 and self._signals[-1] - self._signals[0] > SECOND_SIGNAL
-        saving = elapsed < SAVING_SECONDS and is_saving(self._folder.checkpoints)
-        if again or (elapsed > END_SECONDS and not saving):
+        if again or elapsed > END_SECONDS:
             self._write_stacks()
             why = "was told to stop twice" if again else f"did not end {END_SECONDS:g} s after it was told to stop"
             self._end(f"the run {why}, in {self._place()}; it continues from its newest checkpoint with --resume")
@@ -231,16 +230,6 @@ class Watchdog:
         write_outcome(self._folder.path, Outcome(code=Exit.STOPPED), line)
         sys.stderr.flush()
         os._exit(Exit.STOPPED)
-
-
-def is_saving(checkpoints: Path, within: float = 5.0) -> bool:
-    """Whether a checkpoint that is being written has grown in the last seconds."""
-    newest = 0.0
-    with contextlib.suppress(OSError):
-        for entry in checkpoints.glob(".*"):
-            for path in (entry, *entry.rglob("*")):
-                newest = max(newest, path.stat().st_mtime)
-    return time.time() - newest < within
 
 
 def clear_stacks(folder: RunFolder) -> None:

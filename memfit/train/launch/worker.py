@@ -1,4 +1,7 @@
-"""The process that trains: started by ``memfit run`` with a fixed mmap threshold, limited to the plan's budget."""
+"""The process that trains: started by ``memfit run`` with a fixed mmap threshold, limited to the plan's budget.
+
+``memfit.train.launch.rank_entry`` calls ``main`` here.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ from memfit.train.launch.ending import (
     what_to_do,
 )
 from memfit.train.launch.outcome import Outcome, clear_outcome, write_outcome
-from memfit.train.launch.process_guard import alone_in, die_with_parent
+from memfit.train.launch.process_guard import alone_in
 from memfit.train.launch.rank_agreement import check_rank_agreement, rank_agreement_of
 from memfit.train.launch.stop_signals import ends_at_once
 from memfit.train.launch.warm_up import warm_up
@@ -294,7 +297,7 @@ def _saver(
         "say": say if engine.rank == 0 else _silent,
         "written": first or None,
     }
-    if engine.spread:
+    if engine.sharded_state:
         return ShardedSaver(**common)
     if engine.rank == 0:
         return Saver(**common, asynchronous=plan.checkpoint_writing == "asynchronous")
@@ -345,8 +348,3 @@ def device_of(plan: Plan) -> torch.device:
         min(plan.budget_bytes / torch.cuda.get_device_properties(local).total_memory, 1.0)
     )
     return torch.device("cuda", local)
-
-
-if __name__ == "__main__":
-    die_with_parent()
-    sys.exit(main(RunOptions.from_json(sys.argv[1])))

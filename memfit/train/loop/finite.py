@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from memfit.apply.train_state import TrainState, is_trained, tensors_in
+from memfit.apply.train_state import TrainState, tensors_in
 from memfit.apply.window import TurnGradients
 from memfit.engine.collectives import gather, reported
 from memfit.errors import InputError
+from memfit.job import is_trained
 
 SHOWN = 16
 """Samples that a message names."""
@@ -81,7 +82,7 @@ def check_state(train_state: TrainState, window: int, except_for: frozenset[str]
         return
     named = chain(_learned(train_state), ((n, t) for n, t in _buffers(train_state) if n not in except_for))
     fault = next((name for name, tensor in named if not is_finite(tensor)), None)
-    if train_state.engine.spread:
+    if train_state.engine.sharded_state:
         fault = reported(train_state.engine, fault)
     if fault is not None:
         raise NotFiniteError(

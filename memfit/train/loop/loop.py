@@ -81,7 +81,7 @@ class TrainingLoop:
         self._told_growth = False
         self._recovery = Recovery(
             train_state,
-            remake=lambda ids: make_micro_batch(train_state, context, self._at.window, ids),
+            remake=lambda ids: make_micro_batch(train_state, context, self._at.window, ids, keeps=False),
             cost=lambda ids: padded_units(context, ids),
             largest=context.plan.micro_batch,
             skips=context.skips,
@@ -105,7 +105,9 @@ class TrainingLoop:
                     return self._stopped_before(number)
                 try:
                     stopped = self._train_window(context.windows.window(number))
-                except AbandonedError as error:
+                except (AbandonedError, Exception) as error:
+                    if not (isinstance(error, AbandonedError) or self._ends_early(error)):
+                        raise
                     release(error)
                     self._recovery.go_back()
                     return self._stopped_before(number)
@@ -133,7 +135,10 @@ class TrainingLoop:
         begin = time.perf_counter()
         try:
             result = self._learn(window)
-        except (NotFiniteError, SampleTooLargeError, GrownMemoryError, NothingLeftError):
+        except NotFiniteError:
+            self._save_before_on_all(number)
+            raise
+        except (SampleTooLargeError, GrownMemoryError, NothingLeftError):
             self._save_before(number)
             raise
         except Exception as error:
@@ -181,6 +186,14 @@ class TrainingLoop:
         alone = self._engine.world == 1 and not self._at.stepped
         if self._stop.asked and alone and self._stop.impatient and self._recovery.can_go_back:
             raise AbandonedError
+
+    def _ends_early(self, error: Exception) -> bool:
+        """Whether an error only says that the window cannot be finished, since the run is to stop.
+
+        SIGTERM to all processes ends the workers of a job's loader too, and the loader then raises.
+        """
+        stops = self._stop.asked and self._engine.world == 1 and not self._at.stepped
+        return stops and self._recovery.part == "fetch" and self._recovery.can_go_back
 
     def _check(self, made: TurnGradients) -> None:
         check_gradients(self._state, made, self._at.window)
@@ -300,6 +313,18 @@ class TrainingLoop:
             memory_limit.lift()
             self._recovery.go_back()
             self._stopped_before(number)
+
+    def _save_before_on_all(self, number: int) -> None:
+        """As ``_save_before``, where all ranks give up at the same place; they wait for the rank that saves."""
+        if self._engine.world == 1:
+            self._save_before(number)
+            return
+        if not any(gather(self._engine, self._at.stepped)):
+            with contextlib.suppress(CannotRepeatError, NotFiniteError):
+                memory_limit.lift()
+                self._recovery.go_back()
+                self._stopped_before(number)
+        gather(self._engine, None)
 
     def _out_of_memory(self, number: int, error: Exception) -> Exception:
         """Memory ran out where nothing is done again, as in what recovery itself allocates. Saves where it can."""

@@ -64,14 +64,14 @@ class OnlineVerify:
         ranks = gather(train_state.engine, list(learnt))
         if not self._copy(train_state, window, "after") or train_state.engine.rank != 0:
             return
-        told = {
+        report = {
             "window": window,
             "ranks": ranks,
             "losses": dict(losses),
             "engine": train_state.engine.name,
-            "spread": train_state.engine.spread,
+            "sharded_state": train_state.engine.sharded_state,
         }
-        write_atomic(self._folder / "window.json", json.dumps(told))
+        write_atomic(self._folder / "window.json", json.dumps(report))
         mine = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
         self._started = True
         with small_stacks():

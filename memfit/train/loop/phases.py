@@ -142,20 +142,21 @@ class Phases:
             tries += 1
             mine = self._try(shape, briefly, strict, abandons)
             ranks = gather(self._state.engine, mine)
-            if any(one.abandoned for one in ranks):
+            if any(result.abandoned for result in ranks):
                 return ValidationResult(metrics=None, tries=tries, note=STOPPED_NOTE)
-            failures = {rank: one for rank, one in enumerate(ranks) if one.reason is not None}
+            failures = {rank: result for rank, result in enumerate(ranks) if result.reason is not None}
             if not failures:
                 return ValidationResult(metrics=mine.metrics, tries=tries)
             give_back(self._state.device)
             reason = "; ".join(
-                f"rank {rank}: {one.reason}" if len(ranks) > 1 else str(one.reason) for rank, one in failures.items()
+                f"rank {rank}: {result.reason}" if len(ranks) > 1 else str(result.reason)
+                for rank, result in failures.items()
             )
-            if all(one.memory for one in failures.values()) and self._smaller(shape):
+            if all(result.memory for result in failures.values()) and self._smaller(shape):
                 self._say(f"window {window}: validation did not fit ({reason}); tried again with less")
             else:
                 self._say(f"window {window}: validation was left out: {reason}")
-                if not all(one.memory for one in failures.values()):
+                if not all(result.memory for result in failures.values()):
                     self.failed.append(window)
                 return ValidationResult(metrics=None, tries=tries, note=reason)
 

@@ -55,10 +55,10 @@ def preflight_training(
     made: list[tuple[Optimizer, Any]] = []
 
     def gradients(attempt: Attempt, parts: Sequence[MicroBatch]) -> TurnGradients:
-        found = recovery.guard.gradients(attempt, parts)
+        result = recovery.guard.gradients(attempt, parts)
         changed.extend(moving.changed())
         moving.watch()
-        return found
+        return result
 
     def once(act: Callable[[], None], optimizer: Optimizer | None, further: Sequence[Tensor]) -> None:
         if optimizer is None:
@@ -72,9 +72,9 @@ def preflight_training(
     recovery.begin()
     try:
         run_window(trial, parts, mark, guard=guard)
-        told = reported(train_state.engine, changed[0] if changed else None)
-        if told is not None:
-            raise CannotRepeatError(f"the forward changed {told}, and there is no copy from before")
+        report = reported(train_state.engine, changed[0] if changed else None)
+        if report is not None:
+            raise CannotRepeatError(f"the forward changed {report}, and there is no copy from before")
         yield
     finally:
         for optimizer, key in made:

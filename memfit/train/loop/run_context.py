@@ -63,18 +63,27 @@ def micro_batches(
 ) -> list[MicroBatch]:
     """This rank's part of a window. Where ranks synchronise in the backward, each has as many as the rank with most."""
     planned = window.ranks[train_state.engine.rank]
-    own = planned if recovery is None else recovery.parts(planned)
-    parts = [make_micro_batch(train_state, context, window.number, ids) for ids in own]
+
+    def make(ids: Ids, keeps: bool = True) -> MicroBatch:
+        return make_micro_batch(train_state, context, window.number, ids, keeps=keeps)
+
+    parts = [make(ids) for ids in planned] if recovery is None else recovery.micro_batches(planned, make)
     if train_state.engine.syncs_in_backward:
-        most = max(gather(train_state.engine, len(own)))
+        most = max(gather(train_state.engine, len(parts)))
         shortest = min(window.ids, key=lambda i: (context.lengths[i] if context.lengths is not None else 1, i))
-        for _ in range(most - len(own)):
+        for _ in range(most - len(parts)):
             parts.append(replace(make_micro_batch(train_state, context, window.number, (shortest,)), counts=False))
     return parts
 
 
-def make_micro_batch(train_state: TrainState, context: RunContext, window: int, ids: Ids) -> MicroBatch:
-    """The micro-batch of these samples; collated now where the job counts its units before the forward."""
+def make_micro_batch(
+    train_state: TrainState, context: RunContext, window: int, ids: Ids, *, keeps: bool = True
+) -> MicroBatch:
+    """The micro-batch of these samples; collated now where the job counts its units before the forward.
+
+    Args:
+        keeps: whether a batch that is collated now is kept for the forward, and not collated again.
+    """
     host: list[Any] = []
     seed, early = context.plan.seed, type(train_state.job).units is not Job.units
 
@@ -91,8 +100,10 @@ def make_micro_batch(train_state: TrainState, context: RunContext, window: int, 
     units = None
     if early:
         context.progress("fetch", window)
-        host.append(collated())
-        units = train_state.job.units(host[0])
+        batch = collated()
+        units = train_state.job.units(batch)
+        if keeps:
+            host.append(batch)
     return MicroBatch(fetch=fetch, padded_units=padded_units(context, ids), ids=ids, units=units)
 
 

@@ -227,17 +227,17 @@ def _key(tensor: Tensor) -> int:
 
 
 def _changed_by(optimizer: Optimizer) -> list[Tensor]:
-    found: list[Tensor] = []
+    values: list[Tensor] = []
     for group in optimizer.param_groups:
-        found += group["params"]
-        found += [p.grad for p in group["params"] if p.grad is not None]
+        values += group["params"]
+        values += [p.grad for p in group["params"] if p.grad is not None]
     for state in optimizer.state.values():
         for value in state.values() if type(state) is dict else (state,):
             if type(value) is Tensor:
-                found.append(value)
+                values.append(value)
             elif type(value) not in _NUMBERS:
-                found += tensors_in(value)
-    return found
+                values += tensors_in(value)
+    return values
 
 
 def _has_state(optimizer: Optimizer, parameter: Tensor) -> bool:
@@ -251,15 +251,15 @@ def numbers_of(optimizer: Optimizer) -> list[tuple[dict[Any, Any], dict[Any, Any
     """Dicts of the optimizer, with what they hold beside tensors."""
     dicts = [*optimizer.param_groups, *(state for state in optimizer.state.values() if isinstance(state, dict))]
     return [
-        (one, {k: v for k, v in one.items() if type(v) in _NUMBERS})
-        for one in dicts
-        if not _NUMBERS.isdisjoint(map(type, one.values()))
+        (table, {k: v for k, v in table.items() if type(v) in _NUMBERS})
+        for table in dicts
+        if not _NUMBERS.isdisjoint(map(type, table.values()))
     ]
 
 
 def put_numbers_back(numbers: list[tuple[dict[Any, Any], dict[Any, Any]]]) -> None:
-    for one, values in numbers:
-        one.update(values)
+    for table, values in numbers:
+        table.update(values)
 
 
 def _by_lists(optimizer: Optimizer) -> bool:

@@ -98,10 +98,13 @@ def largest_holder(train_state: TrainState, samples: Any) -> str | None:
     """
     job = train_state.job
     own = _state_ids(train_state)
-    roots: list[tuple[str, Any]] = [(type(job).__name__, vars(job)), (type(job).__name__, _plain(vars(type(job))))]
+    roots: list[tuple[str, Any]] = [
+        (type(job).__name__, vars(job)),
+        (type(job).__name__, plain_attributes(vars(type(job)))),
+    ]
     module = sys.modules.get(type(job).__module__)
     if module is not None and not module.__name__.startswith(("memfit.", "torch")):
-        roots.append((module.__name__.rpartition(".")[2], _plain(vars(module))))
+        roots.append((module.__name__.rpartition(".")[2], plain_attributes(vars(module))))
     roots.append(("dataset()", getattr(samples, "__dict__", samples)))
     for name, net in train_state.nets.items():
         for path, part in net.named_modules():
@@ -111,7 +114,7 @@ def largest_holder(train_state: TrainState, samples: Any) -> str | None:
     seen = set(own)
     for name, root in roots:
         for key, value in root.items() if isinstance(root, Mapping) else (("", root),):
-            tensors, nbytes = _held(value, seen)
+            tensors, nbytes = held_by(value, seen)
             if nbytes > best[0]:
                 label = f"{name}.{key}" if key else name
                 what = f"{tensors} tensors, " if tensors else ""
@@ -122,9 +125,9 @@ def largest_holder(train_state: TrainState, samples: Any) -> str | None:
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
 
 
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+def plain_attributes(values: Mapping[str, Any]) -> dict[str, Any]:
     """Attributes that may hold data: no code, no modules, nothing private to Python."""
-    skipped = (type, type(sys), type(len), type(_plain), property, staticmethod, classmethod)
+    skipped = (type, type(sys), type(len), type(plain_attributes), property, staticmethod, classmethod)
     return {
         name: value for name, value in values.items() if not name.startswith("__") and not isinstance(value, skipped)
     }
@@ -132,7 +135,9 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _state_ids(train_state: TrainState) -> set[int]:
     """Ids of what belongs to the training: nets, their tensors and the optimizers."""
-    ids = {id(net) for net in train_state.nets.values()} | {id(one) for one in train_state.optimizers.values()}
+    ids = {id(net) for net in train_state.nets.values()} | {
+        id(optimizer) for optimizer in train_state.optimizers.values()
+    }
     for net in (*train_state.nets.values(), *train_state.ema.values()):
         for part in net.modules():
             ids.add(id(part))
@@ -142,7 +147,7 @@ def _state_ids(train_state: TrainState) -> set[int]:
     return ids
 
 
-def _held(root: Any, seen: set[int]) -> tuple[int, int]:
+def held_by(root: Any, seen: set[int]) -> tuple[int, int]:
     """(tensors, bytes of tensors and arrays) that are reachable from an object and were not seen before."""
     tensors = nbytes = 0
     pending = [root]

@@ -13,8 +13,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from memfit.apply.train_state import TrainState, is_trained, tensors_in
+from memfit.apply.train_state import TrainState, tensors_in
 from memfit.atomic_file import write_atomic
+from memfit.job import is_trained
 from memfit.plan import Plan
 from memfit.train.recovery.failure import Failure
 from memfit.train.run_folder import RunFolder
@@ -74,11 +75,11 @@ def resident(train_state: TrainState) -> tuple[dict[str, int], list[tuple[str, i
 
 
 def _own(module: nn.Module, states: dict[Any, Any]) -> list[tuple[str, Tensor]]:
-    found: list[tuple[str, Tensor]] = [("buffers", b) for b in module._buffers.values() if b is not None]
+    tensors: list[tuple[str, Tensor]] = [("buffers", b) for b in module._buffers.values() if b is not None]
     for parameter in module._parameters.values():
         if parameter is not None:
-            found.append(("parameters", parameter))
+            tensors.append(("parameters", parameter))
             if parameter.grad is not None:
-                found.append(("gradients", parameter.grad))
-            found += [("optimizer", tensor) for tensor in tensors_in(states.get(parameter, {}))]
-    return found
+                tensors.append(("gradients", parameter.grad))
+            tensors += [("optimizer", tensor) for tensor in tensors_in(states.get(parameter, {}))]
+    return tensors

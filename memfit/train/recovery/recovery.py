@@ -1,21 +1,24 @@
 """Recovery: a window whose memory runs out is put back to its start and done again, in smaller micro-batches.
 
-First once more as it was: what has fitted before may have failed from outside, and the same split learns the same bit
-for bit. Then the micro-batches from the failed one on are halved by their padded cost; those before it just fitted.
-The size found is kept for the windows that follow, and grows back after a while. A sample that does not fit alone ends
-the run, or is left out where the person said so.
+First once more as it was: what has fitted before may have failed from outside, or in an allocator that does not search
+its pool again after it waited for a block of another stream (pytorch/pytorch issue 189504); the same split learns the
+same bit for bit. Then the micro-batches from the failed one on are halved by their padded cost; those before it just
+fitted. The size found is kept for the windows that follow, and grows back after a while. A sample that does not fit
+alone ends the run, or is left out where the person said so.
 
 Ranks in lockstep cannot repeat a window: they start again from their last checkpoint with what is smaller (``less``),
 at once, since a try as it was costs another start; their micro-batches do not grow back.
 
-What is put back: random numbers (each micro-batch has its own streams), buffers and modes (``apply.moving``), gradients
-(none at a turn's start), the scaler. A turn that has stepped is not repeated: the retry begins at the turn that failed.
+What is put back: random numbers (each micro-batch has its own streams), buffers and modes (``buffer_snapshot``),
+gradients (none at a turn's start), the scaler. A turn that has stepped is not repeated: the retry begins at the turn
+that failed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -31,6 +34,7 @@ from memfit.engine.collectives import RanksOutOfMemoryError, gather, reported
 from memfit.errors import describe
 from memfit.torch_compat import FakeTensorMode
 from memfit.train.launch import memory_limit
+from memfit.train.recovery.early_units import Make, make_with_retries
 from memfit.train.recovery.exactly_once import Once, TornStepError
 from memfit.train.recovery.failure import (
     Failure,
@@ -94,18 +98,20 @@ class Recovery:
         """Samples of this window that were left out."""
         self.thrashes = 0
         """Times that the allocator had to give its cache back in this window."""
-        self._rig, self._remake, self._cost, self._largest = train_state, remake, cost, largest
+        self._state, self._remake, self._cost, self._largest = train_state, remake, cost, largest
         self._skips, self._on_failure, self._left_out = skips, on_failure, frozenset(less.left_out)
         self._check, self._has_grown, self._held_before = check, has_grown, held_before
         self._once_alone = frozenset(less.alone)
         self._in_step = train_state.engine.syncs_in_backward and train_state.engine.world > 1
-        self._moving = BufferSnapshot(train_state.nets)
+        self._buffers = BufferSnapshot(train_state.nets)
         self._several = len(train_state.job.turns(list(train_state.optimizers))) > 1
         self._least = (
             2 if any(isinstance(m, _BatchNorm) for net in train_state.nets.values() for m in net.modules()) else 1
         )
         self._quiet, self._wait, self._growing = 0, GROW_AFTER, False
         self._part, self._index = "", -1
+        self._in_turn = False
+        """Whether a turn of the window has begun, with a snapshot of its start."""
         self._allocator_retries = allocator_retries(train_state.device)
         self._apply_once = Once(self._relieve)
         once = self._stepped_together if train_state.engine.syncs_in_step else self._stepped_once
@@ -120,21 +126,46 @@ class Recovery:
             return list(planned)
         return [part for ids in planned for part in self.cut(ids, self.cap)]
 
+    def micro_batches(self, planned: Sequence[Ids], make: Make) -> list[MicroBatch]:
+        """A window's micro-batches, cut to the size that fits now."""
+        parts = self.parts(planned)
+        if self._state.engine.world > 1:
+            return [make(ids, True) for ids in parts]
+        return make_with_retries(parts, make, self._failed_early, self._smaller_parts)
+
+    def _failed_early(self, error: Exception, number: int, ids: Ids) -> Failure:
+        self._part, self.retries, self._quiet = "fetch", self.retries + 1, 0
+        failure = replace(self._failure(error, []), micro_batch=number, ids=ids)
+        release(error)
+        self._on_failure(failure)
+        give_back(self._state.device)
+        return failure
+
+    def _smaller_parts(self, parts: Sequence[Ids], failure: Failure) -> list[Ids]:
+        """As ``_smaller``, of samples that are in no micro-batch yet."""
+        if len(failure.ids) < 2 * self._least:
+            self._without([], failure, failure.ids)
+            return [ids for ids in parts if ids != failure.ids]
+        most = max(self._cost(failure.ids) // 2, 1)
+        self.cap = min(self.cap or self._largest, most)
+        rest = parts[failure.micro_batch :]
+        return [*parts[: failure.micro_batch], *(part for ids in rest for part in self.cut(ids, most))]
+
     def cut(self, ids: Ids, most: int) -> list[Ids]:
         """Neighbours together, each part of at most this padded cost, or as few samples as the nets can learn from."""
         parts: list[Ids] = []
-        for one in ids:
-            if parts and (len(parts[-1]) < self._least or self._cost((*parts[-1], one)) <= most):
-                parts[-1] = (*parts[-1], one)
+        for sample in ids:
+            if parts and (len(parts[-1]) < self._least or self._cost((*parts[-1], sample)) <= most):
+                parts[-1] = (*parts[-1], sample)
             else:
-                parts.append((one,))
+                parts.append((sample,))
         if len(parts) > 1 and len(parts[-1]) < self._least:
             last = parts.pop()
             parts[-1] += last
         return parts
 
     def mark(self, part: str) -> None:
-        """Told which part of the window begins."""
+        """Notes which part of the window begins."""
         self._part = part
         if part == "fetch":
             self._index += 1
@@ -142,10 +173,11 @@ class Recovery:
     def begin(self) -> None:
         """A window begins."""
         self.retries, self.skipped, self.thrashes = 0, [], 0
+        self._in_turn = False
 
     def end(self) -> None:
         """A window is done. After many without a failure micro-batches grow; after an allocator's retry they shrink."""
-        climbed = allocator_retries(self._rig.device)
+        climbed = allocator_retries(self._state.device)
         self.thrashes, self._allocator_retries = climbed - self._allocator_retries, climbed
         if self.retries:
             return
@@ -167,28 +199,29 @@ class Recovery:
     @property
     def can_go_back(self) -> bool:
         """Whether this turn's forward has changed nothing of which there is no copy."""
-        return not self._moving.changed()
+        return not (self._in_turn and self._buffers.changed())
 
     def go_back(self) -> None:
         """Puts a window of which no turn has stepped back to its start."""
         self._restore()
 
     def _gradients(self, attempt: Attempt, parts: Sequence[MicroBatch]) -> TurnGradients:
-        self._moving.keep()
-        random = random_state(self._rig.device) if self._several else None
+        self._buffers.keep()
+        self._in_turn = True
+        random = random_state(self._state.device) if self._several else None
         again = not self._growing
         while True:
             self._index = -1
             try:
                 made = attempt(parts)
                 self._check(made)
-                self._moving.learn()
+                self._buffers.learn()
                 return made
             except Exception as error:
                 if not memory_limit.is_memory_failure(error):
                     raise
                 failure = self._failure(error, parts)
-                here = not isinstance(error, RanksOutOfMemoryError) or self._rig.engine.rank in error.ranks
+                here = not isinstance(error, RanksOutOfMemoryError) or self._state.engine.rank in error.ranks
                 release(error)
                 self._on_failure(failure)
             if self._in_step:
@@ -198,7 +231,7 @@ class Recovery:
             self.retries, self._quiet = self.retries + 1, 0
             self._restore()
             if random is not None:
-                set_random_state(random, self._rig.device)
+                set_random_state(random, self._state.device)
             if again:
                 again = False
                 continue
@@ -211,7 +244,7 @@ class Recovery:
         self, act: Callable[[], None], optimizer: Optimizer | None, further: Sequence[Tensor] = ()
     ) -> None:
         """A step, which a scaler leaves out where the gradients overflowed."""
-        if optimizer is None or not overflowed(self._rig, optimizer):
+        if optimizer is None or not overflowed(self._state, optimizer):
             self._apply_once(act, optimizer, further)
 
     def _stepped_together(
@@ -232,7 +265,7 @@ class Recovery:
             release(error)
             self._on_failure(failure)
             said = f"out of memory in {failure.part} ({describe_request(failure)})"
-            if self._rig.engine.world == 1:
+            if self._state.engine.world == 1:
                 raise TornStepError(said) from error
             raise StartAgainError(said, ReducedLimits(most=max((self.cap or self._largest) // 2, 1))) from error
 
@@ -285,7 +318,7 @@ class Recovery:
             if len(failed) == 1
             else f"samples {', '.join(map(str, failed))} (BatchNorm needs two)"
         )
-        units = "" if self._rig.job.unit == "samples" else f" of {self._cost(failed)} {self._rig.job.unit}"
+        units = "" if self._state.job.unit == "samples" else f" of {self._cost(failed)} {self._state.job.unit}"
         verb = "does" if len(failed) == 1 else "do"
         return (
             f"{name}{units}, tensors {self._shapes(failed)}, {verb} not fit alone: "
@@ -311,36 +344,37 @@ class Recovery:
             micro_batch=self._index,
             ids=ids,
             requested_bytes=requested_bytes(str(error)),
-            held_bytes=held_bytes(self._rig.device),
+            held_bytes=held_bytes(self._state.device),
             message=describe(error),
-            rank=self._rig.engine.rank,
+            rank=self._state.engine.rank,
         )
         if not isinstance(error, RanksOutOfMemoryError):
             return own
-        ranks = gather(self._rig.engine, own)
-        return own if self._rig.engine.rank in error.ranks else ranks[error.ranks[0]]
+        ranks = gather(self._state.engine, own)
+        return own if self._state.engine.rank in error.ranks else ranks[error.ranks[0]]
 
     def _relieve(self, error: BaseException) -> None:
         release(error)
-        give_back(self._rig.device)
+        give_back(self._state.device)
 
     def _restore(self) -> None:
-        for net in self._rig.nets.values():
+        for net in self._state.nets.values():
             for parameter in net.parameters():
                 parameter.grad = None
-        for optimizer in self._rig.optimizers.values():
-            self._rig.engine.zero_grad(optimizer)
+        for optimizer in self._state.optimizers.values():
+            self._state.engine.zero_grad(optimizer)
         changed = None
         try:
-            self._moving.restore()
+            if self._in_turn:
+                self._buffers.restore()
         except CannotRepeatError as error:
             changed = str(error)
-        changed = reported(self._rig.engine, changed)
+        changed = reported(self._state.engine, changed)
         if changed is not None:
             raise CannotRepeatError(changed)
-        if self._rig.scaler is not None:
-            self._rig.scaler._per_optimizer_states.clear()
-        give_back(self._rig.device)
+        if self._state.scaler is not None:
+            self._state.scaler._per_optimizer_states.clear()
+        give_back(self._state.device)
 
 
 def overflowed(train_state: TrainState, optimizer: Optimizer) -> bool:
@@ -348,6 +382,5 @@ def overflowed(train_state: TrainState, optimizer: Optimizer) -> bool:
     if train_state.scaler is None:
         return False
     return any(
-        found.item()
-        for found in train_state.scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()
+        flag.item() for flag in train_state.scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()
     )

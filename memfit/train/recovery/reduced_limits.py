@@ -32,7 +32,7 @@ class ReducedLimits:
 
     def and_also(self, other: ReducedLimits) -> ReducedLimits:
         """The smaller of both, in everything."""
-        sizes = [one.most for one in (self, other) if one.most is not None]
+        sizes = [limits.most for limits in (self, other) if limits.most is not None]
         return ReducedLimits(
             most=min(sizes, default=None),
             alone=tuple(sorted({*self.alone, *other.alone})),
@@ -56,9 +56,9 @@ class StartAgainError(RuntimeError):
 def read_reduced_limits(folder: RunFolder, plan: Plan) -> ReducedLimits:
     """What was written; nothing is smaller where there is no such file, or the plan is another."""
     try:
-        found = json.loads((folder.path / "less.json").read_text())
-        if found.pop("planned") == _planned(plan):
-            return ReducedLimits(**{**found, "alone": tuple(found["alone"]), "left_out": tuple(found["left_out"])})
+        saved = json.loads((folder.path / "less.json").read_text())
+        if saved.pop("planned") == _planned(plan):
+            return ReducedLimits(**{**saved, "alone": tuple(saved["alone"]), "left_out": tuple(saved["left_out"])})
     except (OSError, ValueError, KeyError, TypeError):
         pass
     return NO_REDUCTION
@@ -66,8 +66,8 @@ def read_reduced_limits(folder: RunFolder, plan: Plan) -> ReducedLimits:
 
 def write_reduced_limits(folder: RunFolder, plan: Plan, less: ReducedLimits) -> None:
     """Adds to what was written."""
-    whole = {"planned": _planned(plan), **asdict(read_reduced_limits(folder, plan).and_also(less))}
-    write_atomic(folder.path / "less.json", json.dumps(whole) + "\n")
+    content = {"planned": _planned(plan), **asdict(read_reduced_limits(folder, plan).and_also(less))}
+    write_atomic(folder.path / "less.json", json.dumps(content) + "\n")
 
 
 def _planned(plan: Plan) -> list[int | str]:

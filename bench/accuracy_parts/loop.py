@@ -1,0 +1,218 @@
+"""A training loop as someone's script has it, traced on the virtual card."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bench.accuracy_parts.nets_by_name import Built, build_net
+from memfit.device.hardware.catalogue import Device
+from memfit.events import Trace
+
+Precision = Literal["fp32", "fp16-autocast", "bf16-autocast", "bf16", "fp16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """What a script trains and how; every field is one that a recipe file may set."""
+
+    net: str
+    """A name of timm, of torchvision or of the hub."""
+    kind: str
+    """``timm``, ``torchvision``, ``causal-lm``, ``seq2seq-lm`` or ``encoder``."""
+    environment: str = "installed"
+    batch: int = 1
+    length: int = 128
+    """Tokens of a sequence."""
+    image: int = 224
+    precision: Precision = "fp32"
+    optimizer: str = "AdamW"
+    optimizer_arguments: dict[str, Any] = field(default_factory=dict)
+    zero_grad: Literal["start", "before_backward", "after_step"] = "start"
+    attention: str | None = None
+    """Transformers' ``attn_implementation``; None: the version's default."""
+    attention_mask: bool = False
+    """Whether the batch has a mask of ones."""
+    attention_mask_padded: bool = False
+    """Whether that mask has zeros: the masks that follow from it are then really made."""
+    loss: Literal["labels", "cross_entropy", "mean_square"] = "labels"
+    step_is_function: bool = False
+    """Whether an iteration is a function of its own, whose outputs and loss are gone when it returns. In a loop they
+    are variables that the next forward replaces only when it returns."""
+    keeps_batch: bool = False
+    """Whether the batch stays the same over all iterations and lies on the card."""
+    reads_prediction: bool = False
+    """Whether ``torch.max(outputs, 1)`` follows the step."""
+    channels_last: bool = False
+    cudnn_benchmark: bool = False
+    backward_in_autocast: bool = False
+    cublas_workspace: bool = True
+    before_torch_2: bool = False
+    """Whether optimizers behave as up to torch 1.13: one tensor at a time, and ``zero_grad`` fills gradients with 0."""
+    classes: int | None = None
+    iterations: int = 3
+
+
+def trace_loop(loop: Loop, card: Device) -> Trace:
+    """The loop's memory events on a card: setup, then an iteration after another, each a ``train`` phase."""
+    from memfit.device.virtual.library_patches import as_in_a_real_run
+    from memfit.trace.operator_scratch import with_scratch
+    from memfit.trace.step import as_trace, on_virtual_device
+    from memfit.trace.tracer import Tracer
+
+    with (
+        _cublas(loop.cublas_workspace),
+        on_virtual_device(card) as virtual,
+        as_in_a_real_run(),
+        (tracer := Tracer(virtual)).recording(),
+    ):
+        with tracer.phase("setup"):
+            script = _Script(loop, virtual.device)
+            tracer.name_modules({"net": script.net})
+            script.categorise(tracer)
+        for number in range(loop.iterations):
+            with tracer.phase("train"):
+                script.iterate(tracer)
+                script.categorise(tracer)
+                if number == 0:
+                    tracer.collect_cycles()
+        trace = as_trace(tracer)
+        calls = tracer.calls
+    return with_scratch(trace, calls)
+
+
+@contextlib.contextmanager
+def _cublas(workspace: bool) -> Iterator[None]:
+    before = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    if not workspace:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":0:0"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+        else:
+            os.environ["CUBLAS_WORKSPACE_CONFIG"] = before
+
+
+class _Script:
+    """The loop's variables between iterations."""
+
+    def __init__(self, loop: Loop, device: torch.device) -> None:
+        self.loop, self.device = loop, device
+        torch.backends.cudnn.benchmark = loop.cudnn_benchmark
+        built: Built = build_net(loop)
+        self.vocabulary = built.vocabulary
+        self.net: nn.Module = built.net.train()
+        if loop.precision in ("bf16", "fp16"):
+            self.net = self.net.to(torch.bfloat16 if loop.precision == "bf16" else torch.float16)
+        layout = {"memory_format": torch.channels_last} if loop.channels_last else {}
+        self.net = self.net.to(device=device, **layout)
+        self.optimizer = _optimizer(loop, self.net)
+        self.batch: dict[str, Tensor] = {}
+        self.outputs: Any = None
+        self.loss: Tensor | None = None
+        self.prediction: Any = None
+
+    def iterate(self, tracer: Any) -> None:
+        """One iteration, statement by statement as the script has it."""
+        loop = self.loop
+        tracer.mark("fetch")
+        if loop.zero_grad == "start":
+            self._zero_grad()
+        if not self.batch or not loop.keeps_batch:
+            self.batch = self._fetch()
+            for tensor in self.batch.values():
+                tracer.categorise(tensor, "inputs")
+        tracer.mark("forward")
+        with contextlib.ExitStack() as stack:
+            autocast = stack.enter_context(contextlib.ExitStack())
+            if loop.precision.endswith("-autocast"):
+                half = torch.float16 if loop.precision.startswith("fp16") else torch.bfloat16
+                autocast.enter_context(torch.autocast(self.device.type, dtype=half))
+            self.outputs = self._forward()
+            self.loss = self._loss(self.outputs)
+            if not loop.backward_in_autocast:
+                autocast.close()
+            if loop.zero_grad == "before_backward":
+                self._zero_grad()
+            tracer.mark("backward")
+            self.loss.backward()
+        tracer.mark("optimizer")
+        self.optimizer.step()
+        if loop.reads_prediction:
+            _, self.prediction = torch.max(self.outputs, 1)
+        if loop.zero_grad == "after_step":
+            self._zero_grad()
+        if loop.step_is_function:
+            self.outputs = self.loss = self.prediction = None
+
+    def _zero_grad(self) -> None:
+        self.optimizer.zero_grad(set_to_none=not self.loop.before_torch_2)
+
+    def categorise(self, tracer: Any) -> None:
+        """Says what parameters, buffers, gradients and the optimizer's tensors are."""
+        for parameter in self.net.parameters():
+            tracer.categorise(parameter, "parameters" if parameter.requires_grad else "frozen")
+            if parameter.grad is not None:
+                tracer.categorise(parameter.grad, "gradients")
+        for buffer in self.net.buffers():
+            tracer.categorise(buffer, "buffers")
+        for state in self.optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, Tensor):
+                    tracer.categorise(value, "optimizer")
+
+    def _fetch(self) -> dict[str, Tensor]:
+        loop = self.loop
+        if loop.kind in ("timm", "torchvision"):
+            dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(loop.precision, torch.float32)
+            images = torch.randn(loop.batch, 3, loop.image, loop.image, device=self.device, dtype=dtype)
+            if loop.channels_last:
+                images = images.contiguous(memory_format=torch.channels_last)
+            return {"images": images, "classes": torch.zeros(loop.batch, dtype=torch.int64, device=self.device)}
+        ids = torch.zeros(loop.batch, loop.length, dtype=torch.int64, device=self.device)
+        batch = {"input_ids": ids}
+        if loop.attention_mask:
+            batch["attention_mask"] = torch.ones_like(ids)
+        if loop.loss == "labels":
+            batch["labels"] = ids if loop.keeps_batch else torch.zeros_like(ids)
+        return batch
+
+    def _forward(self) -> Any:
+        if "images" in self.batch:
+            outputs = self.net(self.batch["images"])
+            return outputs[0] if isinstance(outputs, tuple) else outputs
+        return self.net(**self.batch)
+
+    def _loss(self, outputs: Any) -> Tensor:
+        if "images" in self.batch:
+            loss: Tensor = nn.functional.cross_entropy(outputs, self.batch["classes"])
+            return loss
+        if self.loop.loss == "labels":
+            loss = outputs.loss
+            return loss
+        loss = outputs.last_hidden_state.float().pow(2).mean()
+        return loss
+
+
+def _optimizer(loop: Loop, net: nn.Module) -> Any:
+    trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    if loop.kind == "timm" and loop.optimizer == "timm-sgd":
+        from timm.optim import create_optimizer_v2
+
+        optimizer = create_optimizer_v2(net, opt="sgd", lr=1e-4)
+        for group in optimizer.param_groups:
+            group["foreach"] = False if loop.before_torch_2 else group.get("foreach")
+        return optimizer
+    if loop.optimizer == "Adafactor" and loop.kind not in ("timm", "torchvision"):
+        from transformers.optimization import Adafactor
+
+        return Adafactor(trained, lr=1e-3, relative_step=False)
+    return getattr(torch.optim, loop.optimizer)(trained, lr=1e-3, **loop.optimizer_arguments)

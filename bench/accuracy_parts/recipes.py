@@ -1,0 +1,215 @@
+"""Published figures by recipe: rows of measured_public.csv whose script a file of bench/recipes describes.
+
+A recipe names the rows that it is for (regular expressions of columns), and the loop that the row's script runs, as
+fields of ``bench.accuracy_parts.loop.Loop``. ``${batch}`` and the like come from the row itself: ``batch``, and ``seq``
+as the length of a text or the side of an image. Rows without a recipe are counted and left out.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.accuracy_parts import environments, estimators
+from bench.accuracy_parts.loop import Loop, trace_loop
+from bench.accuracy_parts.timm_fits import Untraced
+from bench.accuracy_parts.workers import each
+from memfit.device.hardware.catalogue import find_device
+from memfit.errors import InputError
+
+FOLDER = Path(__file__).resolve().parents[1] / "recipes"
+COLUMNS = ("source", "card", "model", "config", "batch", "seq", "precision", "optimizer", "metric", "unit", "value")
+_UNITS = {"bytes": 1, "B": 1, "GB": 10**9, "GB (1e9)": 10**9, "GiB": 2**30, "MiB": 2**20, "MB": 10**6}
+_METRICS = ("allocated", "reserved", "process")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One script's loop, and the rows that it is for."""
+
+    name: str
+    card: str
+    """The catalogue's name of the card."""
+    metric: str
+    """What the figure counts: ``allocated``, ``reserved`` or ``process``."""
+    rows: dict[str, str]
+    """Column -> regular expression that its whole text matches."""
+    loop: dict[str, Any]
+    unknown: str = ""
+    """What the source does not say and may move the figure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A row with its recipe; bytes."""
+
+    recipe: Recipe
+    model: str
+    source: str
+    grade: str
+    measured: int
+    loop: Loop
+
+
+@dataclass(frozen=True, kw_only=True)
+class FigureAnswer:
+    """A row with what is predicted for it, in bytes."""
+
+    figure: Figure
+    net_kind: str
+    predicted: int
+    low: int
+    high: int
+    estimates: dict[str, int] = field(default_factory=dict)
+    """Simple estimators of others, for the same net."""
+
+    @property
+    def error(self) -> float:
+        """(predicted - measured) / measured."""
+        return self.predicted / self.figure.measured - 1
+
+
+def read_recipes(folder: Path = FOLDER) -> list[Recipe]:
+    """Every recipe of every file; a file's ``[common]`` table is under each of its ``[[recipe]]``."""
+    recipes = []
+    for path in sorted(folder.glob("*.toml")):
+        table = tomllib.loads(path.read_text())
+        common = table.get("common", {})
+        for own in table.get("recipe", []):
+            merged = common | own
+            loop = common.get("loop", {}) | own.get("loop", {})
+            rows = common.get("rows", {}) | own.get("rows", {})
+            _check(path, loop, merged)
+            recipes.append(
+                Recipe(
+                    name=path.stem,
+                    card=merged["card"],
+                    metric=merged["metric"],
+                    rows=rows,
+                    loop=loop,
+                    unknown=merged.get("unknown", ""),
+                )
+            )
+    return recipes
+
+
+def _check(path: Path, loop: dict[str, Any], merged: dict[str, Any]) -> None:
+    known = {each.name for each in fields(Loop)}
+    for name in loop:
+        if name not in known:
+            raise InputError(
+                f"{path.name}: loop.{name}", "no field of a loop", f"write one of {', '.join(sorted(known))}"
+            )
+    if merged.get("metric") not in _METRICS:
+        raise InputError(f"{path.name}: metric", "not known", f"write one of {', '.join(_METRICS)}")
+
+
+def read(path: Path, recipes: Sequence[Recipe] | None = None) -> tuple[list[Figure], int]:
+    """(rows with a recipe, number of rows that have none)."""
+    recipes = read_recipes() if recipes is None else recipes
+    figures = []
+    without = 0
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            figure = next((_figure(row, recipe) for recipe in recipes if _is_for(recipe, row)), None)
+            without += figure is None
+            figures += [] if figure is None else [figure]
+    return figures, without
+
+
+def _is_for(recipe: Recipe, row: dict[str, str]) -> bool:
+    matches = all(re.fullmatch(text, row.get(column, ""), re.DOTALL) for column, text in recipe.rows.items())
+    return matches and _number(row["value"]) is not None and row["unit"] in _UNITS
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _figure(row: dict[str, str], recipe: Recipe) -> Figure:
+    loop = dict(recipe.loop)
+    if "batch" not in loop:
+        loop["batch"] = int(row["batch"])
+    side = "image" if loop.get("kind") in ("timm", "torchvision") else "length"
+    if side not in loop and row["seq"].isdigit():
+        loop[side] = int(row["seq"])
+    grade = re.search(r"grade ([A-Z])", row.get("notes", ""))
+    return Figure(
+        recipe=recipe, model=row["model"], source=row["source"], grade=grade[1] if grade else "",
+        measured=round((_number(row["value"]) or 0) * _UNITS[row["unit"]]), loop=Loop(**{"net": row["model"]} | loop),
+    )  # fmt: skip
+
+
+def answers(figures: Sequence[Figure], workers: int) -> Iterator[list[FigureAnswer] | Untraced]:
+    """Predictions as they come; rows with the same loop share one trace."""
+    for environment in sorted({figure.loop.environment for figure in figures}):
+        environments.install(environment)
+        groups: dict[str, list[Figure]] = {}
+        for figure in figures:
+            if figure.loop.environment == environment:
+                groups.setdefault(f"{figure.recipe.card} {figure.loop}", []).append(figure)
+        yield from each(_group, list(groups.values()), workers)
+
+
+def _group(figures: list[Figure]) -> list[FigureAnswer] | Untraced:
+    loop = figures[0].loop
+    environments.enter(loop.environment)
+    import torch
+
+    from memfit.planner.prediction import footprint_on
+
+    torch.set_num_threads(1)
+    try:
+        device = find_device(figures[0].recipe.card)
+        trace = trace_loop(loop, device)
+        train = footprint_on(trace, device).phases["train"]
+    except Exception as error:  # a net's own code may raise anything; the table goes on without it
+        return Untraced(
+            name=figures[0].model, why=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+        )
+    spread = (train.process_bytes_low / train.process_bytes, train.process_bytes_high / train.process_bytes)
+    found = []
+    for figure in figures:
+        metric = figure.recipe.metric
+        predicted = getattr(train, f"{metric}_bytes")
+        found.append(
+            FigureAnswer(
+                figure=figure,
+                net_kind=trace.net_kind,
+                predicted=predicted,
+                low=int(predicted * spread[0]),
+                high=int(predicted * spread[1]),
+                estimates=estimators.by_parameters(trace),
+            )
+        )
+    return found
+
+
+def statistics(rows: Sequence[FigureAnswer]) -> dict[str, Any]:
+    """Errors of these rows, and of the estimators beside."""
+    if not rows:
+        return {"rows": 0}
+    sizes = np.abs([row.error for row in rows])
+    answer = {
+        "rows": len(rows),
+        "median": float(np.median(sizes)),
+        "p90": float(np.percentile(sizes, 90)),
+        "p95": float(np.percentile(sizes, 95)),
+        "worst_under": float(max(0.0, *(-row.error for row in rows))),
+        "coverage": sum(row.low <= row.figure.measured <= row.high for row in rows) / len(rows),
+    }
+    for name in rows[0].estimates:
+        others = [abs(row.estimates[name] / row.figure.measured - 1) for row in rows]
+        answer[f"{name}_median"] = float(np.median(others))
+        answer[f"{name}_p90"] = float(np.percentile(others, 90))
+    return answer

@@ -1,0 +1,59 @@
+"""What a guard refuses when it is made, with the line that makes it: what could not be undone after a failure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import LBFGS, Optimizer
+
+from memfit.accumulation.ranks import Ranks
+from memfit.errors import InputError
+
+
+def check(optimizers: Sequence[Optimizer], modules: Sequence[nn.Module], ranks: Ranks, *, repeat: bool) -> None:
+    """Raises InputError where a window could not be accumulated exactly, or not be repeated."""
+    seen = f"{_line()}: memfit.guard"
+    for optimizer in optimizers:
+        if not isinstance(optimizer, Optimizer):
+            write = "write memfit.guard(optimizer, model) with an optimizer of torch"
+            raise InputError(seen, f"{type(optimizer).__name__} is no torch.optim.Optimizer", write)
+        if isinstance(optimizer, LBFGS):
+            raise InputError(seen, "LBFGS runs the forward inside its step", "write another optimizer")
+    for module in modules:
+        if not isinstance(module, nn.Module):
+            raise InputError(seen, f"{type(module).__name__} is no nn.Module", "write memfit.guard(optimizer, model)")
+        if type(module).__name__ == "DeepSpeedEngine":
+            write = "leave memfit.guard out: engine.backward and engine.step accumulate by themselves"
+            raise InputError(seen, "a DeepSpeed engine reduces gradients by itself", write)
+    parts = [part for module in modules for part in module.modules()]
+    if any(isinstance(part, FullyShardedDataParallel) for part in parts):
+        write = "write torch.distributed.fsdp.fully_shard(model)"
+        raise InputError(seen, "FullyShardedDataParallel (FSDP1) cannot leave out its reduction exactly", write)
+    if any(isinstance(part, DataParallel) for part in parts):
+        write = "write DistributedDataParallel and torchrun"
+        raise InputError(seen, "DataParallel splits each batch by itself", write)
+    if any(isinstance(part, DistributedDataParallel) and part._comm_hooks for part in parts):
+        raise InputError(seen, "a DDP communication hook changes what is reduced", "leave register_comm_hook out")
+    if ranks.world > 1 and repeat:
+        if ranks.sharded:
+            write = "write memfit.guard(..., repeat=False), and let torchrun start again from a checkpoint"
+            raise InputError(seen, "FSDP2's ranks meet in every forward: one cannot repeat alone", write)
+        if any(isinstance(part, nn.SyncBatchNorm) for part in parts):
+            write = "write memfit.guard(..., repeat=False), or keep BatchNorm as it is"
+            raise InputError(seen, "SyncBatchNorm's ranks meet in every forward: one cannot repeat alone", write)
+    held = {id(p) for module in modules for p in module.parameters()}
+    if modules and not any(id(p) in held for o in optimizers for group in o.param_groups for p in group["params"]):
+        raise InputError(seen, "the optimizer steps no parameter of the model", "write the model that it was made for")
+
+
+def _line() -> str:
+    """The innermost line outside of memfit."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("memfit."):
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

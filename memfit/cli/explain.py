@@ -1,0 +1,199 @@
+"""memfit explain: why it ran out of memory, from what is left after the failure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from memfit.cli.options import json_option, print_json, set_option, whole_number
+from memfit.errors import Exit, InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from memfit.explain.diagnosis import Explanation
+    from memfit.explain.evidence import Evidence
+    from memfit.explain.prediction import StepPrediction
+
+SHOWN = 8
+"""Holders of memory that are shown."""
+
+
+@click.command("explain")
+@click.argument("file", metavar="FILE|-")
+@click.option("--job", metavar="JOB", help="Predicts the same step of this job, and compares.")
+@set_option
+@click.option("--micro-batch", metavar="N", help="The step's units, for --job. Default: as memfit predict.")
+@click.option("--script", metavar="COMMAND", help="Traces this script or command on the virtual card, and compares.")
+@click.option(
+    "--device", "device_name", metavar="NAME", help="The card, for --job and --script. Default: by the failure's size."
+)
+@json_option
+def command(
+    file: str, job: str | None, pairs: tuple[str, ...], micro_batch: str | None, script: str | None,
+    device_name: str | None, as_json: bool,
+) -> int:  # fmt: skip
+    """Why did it run out of memory?
+
+    FILE is the text of an out-of-memory error or a log with one, the output of torch.cuda.memory_summary() or
+    nvidia-smi, a memory snapshot (torch.cuda.memory._dump_snapshot), or a metrics.jsonl; - is standard input. A
+    snapshot is read without running anything that is in it.
+    """
+    if job is not None and script is not None:
+        raise InputError("--job and --script", "one step is compared", "write one of them")
+    if job is None and (pairs or micro_batch):
+        raise InputError("--set and --micro-batch", "they are a job's", "write --job JOB too")
+    from memfit.explain.diagnosis import explain
+    from memfit.explain.read import read_evidence
+
+    evidence = read_evidence(file)
+    prediction = _prediction(evidence, job, pairs, micro_batch, script, device_name)
+    explanation = explain(evidence)
+    if prediction is not None:
+        from dataclasses import replace
+
+        from memfit.explain.prediction import with_prediction
+
+        short = evidence.failures[0].short if evidence.failures else None
+        explanation = replace(explanation, changes=with_prediction(explanation.changes, prediction, short))
+    if as_json:
+        print_json(_json(explanation, prediction))
+    else:
+        from memfit.show.console import make_console
+
+        _show(explanation, prediction, make_console(emoji=False))
+    return Exit.DONE
+
+
+def _prediction(
+    evidence: Evidence, job: str | None, pairs: tuple[str, ...], micro_batch: str | None, script: str | None,
+    device_name: str | None,
+) -> StepPrediction | None:  # fmt: skip
+    if job is None and script is None:
+        return None
+    from memfit.explain.prediction import device_for, predict_job, predict_script
+
+    device = device_for(device_name, evidence.failures[0] if evidence.failures else None)
+    if script is not None:
+        predicted = predict_script(script, device)
+        if predicted is None:
+            write = f"see what memfit trace -- {script} says"
+            raise InputError(f"--script {script}", "it ended before its first optimizer step", write)
+        return predicted
+    assert job is not None
+    from memfit.cli.predict import load_with, micro_batch_shape
+    from memfit.cli.progress import progress
+
+    with progress(f"predicting {job}", quiet=True):
+        loaded = load_with(job, pairs, None)
+        shape = micro_batch_shape(loaded, None, whole_number("--micro-batch", micro_batch))
+        return predict_job(loaded, job, shape, device)
+
+
+def _json(explanation: Explanation, prediction: StepPrediction | None) -> dict[str, Any]:
+    evidence = explanation.evidence
+    failures = [
+        {
+            **asdict(failure),
+            "frames": [asdict(frame) for frame in failure.frames],
+            "line": str(failure.own_frame) if failure.own_frame else None,
+            "short_bytes": failure.short,
+        }
+        for failure in evidence.failures
+    ]
+    growth = evidence.growth
+    answer = {
+        "kind": evidence.kind,
+        "verdict": explanation.verdict,
+        "cause": explanation.cause,
+        "failures": failures,
+        "allocator": None if evidence.state is None else asdict(evidence.state),
+        "categories": dict(evidence.categories),
+        "alive": [asdict(holder) for holder in evidence.alive],
+        "growth": None if growth is None else asdict(growth) | {"bytes_per_step": growth.per_step},
+        "spike": evidence.spike,
+        "readings": evidence.readings,
+        "devices": [asdict(device) for device in evidence.devices],
+        "changes": [asdict(change) for change in explanation.changes],
+        "unknown": list(explanation.unknown),
+        "prediction": None,
+    }
+    if prediction is not None:
+        from memfit.explain.prediction import conclusion, differences
+
+        answer["prediction"] = {
+            "of": prediction.of,
+            "device": prediction.device.key,
+            "conclusion": conclusion(evidence, prediction),
+            "footprint": asdict(prediction.footprint),
+            "compared": [
+                {"name": name, "measured_bytes": measured, "predicted_bytes": predicted}
+                for name, measured, predicted in differences(evidence, prediction)
+            ],
+        }
+    return answer
+
+
+def _show(explanation: Explanation, prediction: StepPrediction | None, console: Console) -> None:
+    from rich.text import Text
+
+    from memfit.sizes import format_size
+
+    evidence = explanation.evidence
+    console.print(Text(explanation.verdict, style="bold"))
+    if explanation.facts:
+        console.print()
+        _rows(console, [(name, value) for name, value in explanation.facts])
+    if evidence.categories:
+        console.print("\nAlive, by category")
+        _rows(console, [(name, format_size(nbytes)) for name, nbytes in evidence.categories])
+    if evidence.alive:
+        console.print("\nAlive, by line")
+        for holder in evidence.alive[:SHOWN]:
+            blocks = f"{holder.blocks} block{'s' if holder.blocks > 1 else ''}"
+            line = f"  {format_size(holder.bytes):>9}  {holder.where} ({holder.category}, {blocks})"
+            console.print(Text(line), soft_wrap=True)
+    if prediction is not None:
+        _show_prediction(explanation, prediction, console)
+    if explanation.changes:
+        console.print("\nWhat would have helped")
+    for change in explanation.changes:
+        size = (
+            "" if not change.saves_bytes else f", {'up to ' * (change.helps != 'yes')}{format_size(change.saves_bytes)}"
+        )
+        console.print(Text(f"  {change.helps}: {change.name}{size}"), soft_wrap=True)
+        console.print(Text(f"      {change.write}"), soft_wrap=True)
+        if change.why:
+            console.print(Text(f"      {change.why}", style="dim"), soft_wrap=True)
+    if explanation.unknown:
+        console.print("\nNot known from this file")
+    for text in explanation.unknown:
+        console.print(Text(f"  {text}"), soft_wrap=True)
+
+
+def _show_prediction(explanation: Explanation, prediction: StepPrediction, console: Console) -> None:
+    from rich.text import Text
+
+    from memfit.explain.prediction import conclusion, differences
+    from memfit.sizes import format_size
+
+    console.print()
+    console.print(Text(conclusion(explanation.evidence, prediction)), soft_wrap=True)
+    rows = [
+        (name, f"{format_size(measured) if measured is not None else 'unknown':>10} measured, "
+         f"{format_size(predicted):>10} predicted")
+        for name, measured, predicted in differences(explanation.evidence, prediction)
+    ]  # fmt: skip
+    _rows(console, rows)
+    for line, nbytes in prediction.lines:
+        console.print(Text(f"  {format_size(nbytes):>9}  {line}"), soft_wrap=True)
+
+
+def _rows(console: Console, rows: list[tuple[str, str]]) -> None:
+    from rich.text import Text
+
+    width = max(len(name) for name, _ in rows) + 2
+    for name, value in rows:
+        console.print(Text(f"  {name:<{width}}{value}"), soft_wrap=True)

@@ -1,0 +1,1 @@
+"""memfit beside Transformers' Trainer, Lightning and Accelerate."""

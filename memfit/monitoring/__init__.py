@@ -1,0 +1,1 @@
+"""Watches memory, time and speed of a loop that a person owns, step by step."""

@@ -1,0 +1,73 @@
+"""What holds memory from one step to the next: attributes of modules, and variables of the script that trains."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from memfit.errors import is_library
+from memfit.sizes import format_size
+from memfit.train.recovery.memory_growth import held_by, plain_attributes
+
+_OF_MODULES = ("_parameters", "_buffers", "_modules")
+
+
+def holders(modules: Sequence[nn.Module], optimizers: Sequence[Optimizer], most: int = 3) -> list[str]:
+    """The largest holders outside of nets and optimizers, in words, the largest first."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # names that a library deprecates warn where they are looked at
+        return _holders(modules, optimizers)[:most]
+
+
+def _holders(modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> list[str]:
+    seen = _own(modules, optimizers)
+    found: list[tuple[int, str]] = []
+    for label, value in _roots(modules):
+        tensors, nbytes = held_by(value, seen)
+        if nbytes > 4096:
+            what = f"{tensors} tensors, " if tensors else ""
+            found.append((nbytes, f"{label} holds {what}{format_size(nbytes)}"))
+    return [text for _, text in sorted(found, reverse=True)]
+
+
+def _roots(modules: Sequence[nn.Module]) -> list[tuple[str, Any]]:
+    """(where, value) of everything that a script can keep: module attributes, globals, locals of running functions."""
+    roots: list[tuple[str, Any]] = []
+    for module in modules:
+        for path, part in module.named_modules():
+            rest = {key: value for key, value in vars(part).items() if key not in _OF_MODULES}
+            roots += [(f"model.{path}.{key}".replace("..", "."), value) for key, value in rest.items()]
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        name = frame.f_globals.get("__name__", "")
+        if not name.startswith("memfit.") and not is_library(code.co_filename):
+            place = f"{Path(code.co_filename).name}:{frame.f_lineno}"
+            values = plain_attributes(frame.f_locals)
+            roots += [(f"{key} ({place})", value) for key, value in values.items()]
+        frame = frame.f_back
+    main = sys.modules.get("__main__")
+    if main is not None and getattr(main, "__file__", None):
+        file = Path(str(main.__file__)).name
+        roots += [(f"{key} ({file})", value) for key, value in plain_attributes(vars(main)).items()]
+    return roots
+
+
+def _own(modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> set[int]:
+    """Ids of the nets, their tensors and the optimizers' state."""
+    own = {id(each) for each in (*modules, *optimizers)}
+    for module in modules:
+        own |= {id(part) for part in module.modules()}
+        for tensor in (*module.parameters(), *module.buffers()):
+            own |= {id(tensor), id(tensor.grad)}
+    for optimizer in optimizers:
+        own |= {id(optimizer.state), id(optimizer.param_groups), id(vars(optimizer))}
+        own |= {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return own

@@ -1,0 +1,31 @@
+"""Attributes of a library's modules replaced as soon as a script imports them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from importlib.machinery import SourceFileLoader
+from types import ModuleType
+from typing import Any
+
+from memfit.device.virtual.patching import replaced
+
+Hook = Callable[[Any], tuple[Any, dict[str, Any]]]
+"""Takes the module that was imported; returns the object to change and its new attributes."""
+
+
+@contextmanager
+def on_import(hooks: Mapping[str, Hook]) -> Iterator[None]:
+    """Inside, the hook of a module's dotted name is applied when that module was imported."""
+    with ExitStack() as stack:
+        execute = SourceFileLoader.exec_module
+
+        def exec_module(loader: SourceFileLoader, module: ModuleType) -> None:
+            execute(loader, module)
+            hook = hooks.get(module.__name__)
+            if hook is not None:
+                owner, attributes = hook(module)
+                stack.enter_context(replaced(owner, **attributes))
+
+        stack.enter_context(replaced(SourceFileLoader, exec_module=exec_module))
+        yield

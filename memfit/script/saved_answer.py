@@ -1,0 +1,60 @@
+"""The answer of ``memfit trace --json FILE`` read again, for ``memfit plan --from-trace FILE``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memfit.errors import InputError
+from memfit.script.outcome import ScriptOption
+
+_WRITE = "write the file of memfit trace --json FILE -- python train.py"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedAnswer:
+    """What a plan of a script needs of its trace.
+
+    Attributes:
+        script: the script's path or module.
+        device: the key of the traced card.
+        process_bytes: the largest need of any phase.
+        training_bytes: the need of training, the phase in which the options save.
+        options: what saves memory, the largest saving first.
+        largest_batch: of the command's ``{batch}``; None where it was not asked for or not found.
+    """
+
+    script: str
+    device: str
+    process_bytes: int
+    training_bytes: int
+    options: tuple[ScriptOption, ...]
+    largest_batch: int | None
+
+
+def read_answer_file(path: str) -> SavedAnswer:
+    """Raises:
+    InputError: the file cannot be read, or is no answer of a script with a verdict.
+    """
+    try:
+        values: Any = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise InputError(f"--from-trace {path}", f"it cannot be read: {error.strerror}", _WRITE) from error
+    except ValueError as error:
+        raise InputError(f"--from-trace {path}", "it is not JSON", _WRITE) from error
+    try:
+        if not values["phases"] or values["windows"] < 2:
+            raise InputError(f"--from-trace {path}", "that trace has no verdict", "trace the script to two steps")
+        needs = {name: int(phase["process_bytes"]) for name, phase in values["phases"].items()}
+        return SavedAnswer(
+            script=str(values["script"]),
+            device=str(values["device"]["name"]),
+            process_bytes=max(needs.values()),
+            training_bytes=needs["train"],
+            options=tuple(ScriptOption(**option) for option in values["options"]),
+            largest_batch=(values["largest_batch"] or {}).get("batch"),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"--from-trace {path}", "it is no answer of memfit trace", _WRITE) from error

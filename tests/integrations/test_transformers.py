@@ -1,0 +1,99 @@
+"""memfit beside Transformers' Trainer: a step that does not fit is split, and the weights are the undisturbed run's.
+
+pytest tests/integrations/test_transformers.py
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+import memfit  # noqa: E402
+from tests.accumulation.nets import MESSAGE  # noqa: E402
+
+VOCABULARY, LENGTH = 32, 8
+
+
+def rows(count: int = 24) -> list[dict[str, torch.Tensor]]:
+    """Rows of which a part of the labels does not count, so that micro-batches have different numbers of tokens."""
+    made = torch.Generator().manual_seed(0)
+    result = []
+    for index in range(count):
+        ids = torch.randint(VOCABULARY, (LENGTH,), generator=made)
+        labels = ids.clone()
+        labels[: index % 5] = -100
+        result.append({"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels})
+    return result
+
+
+def model() -> Any:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=LENGTH,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).double()
+
+
+class Plain(torch.nn.Module):
+    """A model whose loss is the mean over samples, and that knows nothing of a window's items."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.head = torch.nn.Embedding(VOCABULARY, 4).double(), torch.nn.Linear(4, 1).double()
+
+    def forward(self, input_ids: Any = None, attention_mask: Any = None, labels: Any = None) -> Any:
+        value = self.head(self.embedding(input_ids)).square().mean((1, 2))
+        return {"loss": value.mean(), "logits": value}
+
+
+def trained(net: Any, tmp_path: Path, fail_at: set[int], accumulate: int = 2, **options: Any) -> Any:
+    class Split(memfit.transformers.SplitStep, transformers.Trainer):
+        pass
+
+    calls = 0
+
+    def hook(gradient: torch.Tensor) -> None:
+        nonlocal calls
+        calls += 1
+        if calls - 1 in fail_at:
+            raise torch.OutOfMemoryError(MESSAGE)
+
+    first = next(net.parameters())
+    first.register_hook(hook)
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), per_device_train_batch_size=4, gradient_accumulation_steps=accumulate, max_steps=3,
+        learning_rate=0.05, lr_scheduler_type="constant", optim="sgd", use_cpu=True, report_to=[], save_strategy="no",
+        disable_tqdm=True, seed=0, data_seed=0,
+    )  # fmt: skip
+    trainer = Split(model=net, args=arguments, train_dataset=rows(), **options)
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize("fail_at", [{0}, {1}, {2, 7}])
+@pytest.mark.parametrize("kind", [model, Plain])
+def test_a_split_step_ends_with_the_undisturbed_weights(tmp_path: Path, kind: Any, fail_at: set[int]) -> None:
+    whole, cut = kind(), kind()
+    trained(whole, tmp_path, set())
+    trainer = trained(cut, tmp_path, fail_at)
+    assert trainer.memory_failures == len(fail_at)
+    for first, second in zip(whole.parameters(), cut.parameters(), strict=True):
+        torch.testing.assert_close(first, second, atol=1e-12, rtol=0)
+
+
+def test_one_sample_that_does_not_fit_is_the_failure_itself(tmp_path: Path) -> None:
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
+        trained(model(), tmp_path, set(range(50)))
+
+
+def test_the_callback_watches_each_step(tmp_path: Path) -> None:
+    callback = memfit.transformers.WatchCallback(out=tmp_path / "m.jsonl", units=8)
+    trained(model(), tmp_path, set(), callbacks=[callback])
+    lines = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
+    assert [line["window"] for line in lines] == [0, 1, 2]

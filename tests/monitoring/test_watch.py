@@ -1,0 +1,161 @@
+"""memfit.watch: a line a step, a prediction beside it, leaks named with what holds them.
+
+pytest tests/monitoring/test_watch.py
+"""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import memfit
+from memfit.errors import InputError
+from memfit.explain.read import read_evidence
+from memfit.monitoring.predicted import predicted_bytes
+from memfit.train.recovery.failure import give_back
+
+
+def trained(net: nn.Module, steps: int, optimizer: Any = None, keep: list | None = None, size: int = 8) -> None:
+    optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=0.01)
+    for _ in range(steps):
+        net(torch.randn(size, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if keep is not None:
+            keep.append(torch.ones(300_000))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_free_in_the_heap() -> None:
+    """What earlier tests freed would serve a leak, and the process would not grow."""
+    give_back(torch.device("cpu"))
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_line_for_each_step(tmp_path: Path) -> None:
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    said: list[dict] = []
+    with memfit.watch(optimizer, out=tmp_path / "m.jsonl", units=8, callback=said.append) as monitor:
+        trained(net, 5, optimizer)
+        monitor.count(100)
+        time.sleep(0.01)
+        trained(net, 1, optimizer)
+    trained(net, 3, optimizer)
+    read = lines(tmp_path / "m.jsonl")
+    assert [line["window"] for line in read] == list(range(6))
+    assert said == read
+    assert all(line["host_bytes"] > 10 << 20 and line["seconds"] > 0 for line in read)
+    assert read[2]["units_per_second"] == pytest.approx(8 / read[2]["seconds"])
+    assert read[5]["units_per_second"] == pytest.approx(100 / read[5]["seconds"])
+    assert read_evidence(str(tmp_path / "m.jsonl")).readings == 6
+
+
+def test_a_model_is_watched_by_the_optimizer_that_holds_it(tmp_path: Path) -> None:
+    net, other = nn.Linear(4, 2), nn.Linear(4, 2)
+    with memfit.watch(net, out=None) as monitor:
+        trained(other, 4)
+        trained(net, 3)
+    assert monitor.steps == 3
+
+
+def test_the_prediction_stands_in_each_line(tmp_path: Path) -> None:
+    phases = {"train": {"allocated_bytes": 10, "reserved_bytes": 20, "process_bytes": 30}}
+    (tmp_path / "trace.json").write_text(json.dumps({"phases": phases}))
+    net = nn.Linear(4, 2)
+    with memfit.watch(net, out=tmp_path / "m.jsonl", prediction=tmp_path / "trace.json"):
+        trained(net, 1)
+    assert lines(tmp_path / "m.jsonl")[0]["predicted_process_bytes"] == 30
+    assert predicted_bytes({"phases": phases})["reserved_bytes"] == 20
+
+
+def test_a_leak_is_named_with_the_variable_that_holds_it(tmp_path: Path) -> None:
+    """In a process of its own: what earlier tests freed would serve the leak, and the process would not grow."""
+    leaky = (
+        "import json, sys, memfit\nfrom torch import nn\nfrom tests.monitoring.test_watch import trained\n"
+        "net, kept_tensors = nn.Linear(4, 2), []\n"
+        "with memfit.watch(net, out=sys.argv[1]) as monitor:\n"
+        "    trained(net, 80, keep=kept_tensors)\n"
+        "print(json.dumps(monitor.leaks))\n"
+    )
+    command = [sys.executable, "-c", leaky, str(tmp_path / "m.jsonl")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    leak = json.loads(ended.stdout)[0]
+    assert leak.startswith("host memory grew from")
+    assert "1.14 MiB a step" in leak or "1.1 MiB a step" in leak
+    assert "keep (test_watch.py:" in leak or "kept_tensors (<string>:" in leak
+    assert "tensors" in leak
+    assert "memfit: host memory grew" in ended.stderr
+    assert read_evidence(str(tmp_path / "m.jsonl")).growth is not None
+
+
+def test_a_leak_in_a_module_is_named_with_its_path() -> None:
+    class Remembers(nn.Linear):
+        seen: list
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen.append(torch.ones(300_000))
+            return super().forward(x)
+
+    inner = Remembers(4, 2)
+    inner.seen = []
+    net = nn.Sequential(inner)
+    with memfit.watch(net, out=None) as monitor:
+        trained(net, 80)
+    assert "model.0.seen holds" in monitor.leaks[0]
+
+
+def test_steps_that_keep_nothing_are_no_leak() -> None:
+    net = nn.Linear(4, 2)
+    with memfit.watch(net, out=None) as monitor:
+        trained(net, 150, size=5000)
+    assert monitor.leaks == []
+
+
+def test_tensorboard_and_wandb(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    net = nn.Linear(4, 2)
+    with memfit.watch(net, out=None, tensorboard=tmp_path / "tb"):
+        trained(net, 3)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tb"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("host_bytes")] == [0, 1, 2]
+
+
+def test_a_watch_does_not_keep_itself_alive() -> None:
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    memfit.watch(optimizer, out=None)
+    trained(net, 2, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [(3, {}), (nn.Linear(1, 1), {"out": "/no/such/folder/m.jsonl"}), (nn.Linear(1, 1), {"prediction": "no.json"}),
+     (nn.Linear(1, 1), {"prediction": {"a": 1}})],
+)  # fmt: skip
+def test_wrong_use_is_one_line(target: Any, options: dict) -> None:
+    with pytest.raises(InputError):
+        memfit.watch(target, **options)
+
+
+def test_a_step_costs_little() -> None:
+    """bench/watch.py measures; here only that no reading became slow: a tenth of a millisecond on a busy machine."""
+    net = nn.Linear(4, 1)
+    with memfit.watch(net, out=None) as monitor:
+        trained(net, 50)
+        begin = time.perf_counter()
+        for _ in range(200):
+            monitor._stepped()
+        assert (time.perf_counter() - begin) / 200 < 3e-4

@@ -1,0 +1,26 @@
+"""The estimated time of a window, by its micro-batches' sizes.
+
+python -m pytest tests/planner/test_window_seconds.py
+"""
+
+from types import SimpleNamespace
+
+import pytest
+
+from memfit.geometry import split
+from memfit.planner.search.candidate_search import CandidateSearch
+
+
+@pytest.mark.parametrize(
+    ("global_batch", "micro_batch", "ranks", "seconds"),
+    [
+        (12, 4, 1, 3 * 8.0 + 1 + 3 * 0.5),
+        (10, 4, 1, 10 / 4 * 8.0 + 1 + 3 * 0.5),
+        (11, 5, 2, 6 / 5 * 8.0 + 1 + 2 * 0.5),
+    ],
+)
+def test_a_short_last_micro_batch_takes_its_share_of_a_full_ones_time(global_batch, micro_batch, ranks, seconds):
+    """A search's own arithmetic, on rates that are made up: 8 s a micro-batch, 1 s a step, 0.5 s of communication."""
+    rates = SimpleNamespace(step_seconds=1.0, _communicates=lambda count: 0.5 * count)
+    geometry = split(global_batch, micro_batch, "samples", ranks)
+    assert CandidateSearch._window(rates, geometry, 8.0) == pytest.approx(seconds)

@@ -1,0 +1,57 @@
+"""The bytes of tensors at batch sizes that were not traced."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from memfit.events import Trace
+from memfit.script.batch_scan import different_events, fitted
+
+SIZES = (2, 3, 5)
+
+
+def trace_of(nbytes: list[int]) -> Trace:
+    """Storages that are allocated one after another."""
+    count = len(nbytes)
+    numbers, zeros = np.arange(count, dtype=np.int32), np.zeros(count, np.int32)
+    zero = np.zeros(1, np.int32)
+    return Trace(
+        kind=np.zeros(count, np.int8), storage=numbers, operator=zeros, nbytes=np.array(nbytes, np.int64),
+        category=zeros.astype(np.uint8), stream=zeros.astype(np.uint8), made_by=zeros, operator_name=zero,
+        operator_module=zero, operator_part=zero, operator_flops=zero.astype(np.int64),
+        operator_bytes=zero.astype(np.int64), names=("aten::empty",), modules=("",), parts=("forward",),
+        phases=(("train", 0, count),),
+    )  # fmt: skip
+
+
+def family(formula) -> list[Trace]:
+    """Traces of three storages at each size."""
+    return [trace_of([formula(size), 4 * size + 8, 16]) for size in SIZES]
+
+
+@pytest.mark.parametrize(
+    ("formula", "is_quadratic"),
+    [(lambda n: 12 * n, False), (lambda n: 4 * n * n, True), (lambda n: 4 * n * n + 8 * n + 100, True)],
+)
+def test_bytes_follow_from_the_size_or_its_square(formula, is_quadratic: bool) -> None:
+    growth = fitted(family(formula), SIZES)
+    assert growth is not None
+    assert growth.is_quadratic is is_quadratic
+    for size in (1, 7, 64, 1001):
+        assert growth.nbytes(size).tolist() == [formula(size), 4 * size + 8, 16]
+        assert growth.holds_for(trace_of([formula(size), 4 * size + 8, 16]), size)
+    assert not growth.holds_for(trace_of([formula(9) + 1, 44, 16]), 9)
+
+
+@pytest.mark.parametrize("formula", [lambda n: n**3, lambda n: 2**n, lambda n: 100 - 3 * n * n, lambda n: (n + 1) // 2])
+def test_other_growth_through_three_sizes_is_refused_or_left_to_the_check_at_a_fourth(formula) -> None:
+    growth = fitted(family(formula), SIZES)
+    assert growth is None or not growth.holds_for(trace_of([formula(11), 52, 16]), 11)
+
+
+def test_other_events_at_another_size_are_named() -> None:
+    traces = family(lambda n: n)
+    assert different_events(traces, SIZES) == ""
+    traces[2] = replace(traces[2], kind=np.append(traces[2].kind, 1), storage=np.append(traces[2].storage, 0))
+    assert "a batch of 5 than with 2" in different_events(traces, SIZES)

@@ -1,0 +1,85 @@
+"""Processes that a run starts: told to stop before they have begun, left by one that was killed, forked by a job.
+
+python -m pytest tests/train/test_child_processes.py
+"""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def said(script):
+    """(exit code, what a script said, its seconds)."""
+    begin = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
+    return done.returncode, done.stdout + done.stderr, time.monotonic() - begin
+
+
+def test_a_process_that_has_not_begun_is_ended_at_once():
+    code, words, seconds = said("""
+import os, signal, sys, threading
+from memfit.train.launch.guardian import Guardian, run_child
+guardian = Guardian()
+with guardian.guarding():
+    threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    code = run_child([sys.executable, "-c", "import time; time.sleep(60)", "memfit.train.launch"], dict(os.environ))
+print(code, guardian.killed_early, guardian.killed, guardian.signalled is not None)
+""")
+    assert (code, words) == (0, "-9 True False True\n")
+    assert seconds < 30
+
+
+def test_what_a_killed_process_leaves_behind_is_ended():
+    code, words, _ = said("""
+import subprocess, psutil
+from memfit.child_process import no_orphans
+kept = subprocess.Popen(["sleep", "60"])
+with no_orphans(0.2):
+    left = int(subprocess.run(["sh", "-c", "sleep 60 >&2 & echo $!"], stdout=subprocess.PIPE).stdout)
+    assert psutil.pid_exists(left)
+print(psutil.pid_exists(left), kept.poll())
+kept.kill()
+""")
+    assert (code, words) == (0, "False None\n")
+
+
+def test_processes_that_a_job_forks_have_no_handler_of_the_run():
+    code, words, _ = said("""
+import os, signal
+from memfit.train.launch.stop_signals import ends_at_once
+ends_at_once(lambda: print("stopped", flush=True))
+reader, writer = os.pipe()
+os.set_blocking(writer, False)
+signal.set_wakeup_fd(writer)
+worker = os.fork()
+if worker == 0:
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGTERM)
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]), flush=True)
+os.set_blocking(reader, False)
+try:
+    print(os.read(reader, 8))
+except BlockingIOError:
+    print("not woken", flush=True)
+os.kill(os.getpid(), signal.SIGTERM)
+""")
+    assert (code, words) == (5, "-15\nnot woken\nstopped\n")
+
+
+def test_a_run_that_stops_does_not_wait_for_a_pool_of_the_jobs():
+    code, words, seconds = said("""
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from memfit.train.launch.rank_entry import leave
+pool = ThreadPoolExecutor(1)
+pool.submit(print, "fetched").result()
+threading.Thread(target=lambda: print("written"), name="memfit-saver").start()
+threading.Thread(target=threading.Event().wait).start()
+leave(5)
+""")
+    assert (code, words) == (5, "fetched\nwritten\n")
+    assert seconds < 60

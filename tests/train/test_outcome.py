@@ -1,0 +1,30 @@
+"""How a launch ended is known where its folder cannot be written.
+
+python -m pytest tests/train/test_outcome.py
+"""
+
+import os
+from pathlib import Path
+
+from memfit.errors import Exit
+from memfit.train.launch.outcome import SPARE, Outcome, read_outcome, spare_folder, write_outcome
+
+
+def test_an_outcome_is_written_into_a_spare_folder_where_the_run_cannot_be_written(tmp_path, capsys):
+    gone = tmp_path / "gone"
+    with spare_folder():
+        spare = Path(os.environ[SPARE])
+        write_outcome(gone, Outcome(code=Exit.STOPPED), "stopped")
+        write_outcome(gone, Outcome(code=Exit.BAD_INPUT), "another rank ended")
+        assert read_outcome(gone).code == Exit.STOPPED
+    assert capsys.readouterr().err == "memfit: stopped\n"
+    assert not spare.exists()
+    assert SPARE not in os.environ
+    assert read_outcome(gone) is None
+
+
+def test_an_outcome_that_is_written_in_part_is_passed_over(tmp_path, monkeypatch):
+    with spare_folder():
+        (Path(os.environ[SPARE]) / ".ended-once").write_text('{"code": 5}')
+        (tmp_path / ".ended-once").touch()
+        assert read_outcome(tmp_path).code == Exit.STOPPED
