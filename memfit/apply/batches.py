@@ -14,21 +14,21 @@ def on_device(batch: Any, device: torch.device) -> Any:
     return map_tensors(
         batch,
         lambda tensor: tensor.to(device, non_blocking=True),
-        lambda one: one.to(device) if _moves_itself(one) else one,
+        lambda value: value.to(device) if _moves_itself(value) else value,
     )
 
 
 def is_opaque(batch: Any) -> bool:
     """Whether something in a batch has tensors that only its own ``to`` reaches."""
-    found = []
+    moves = []
 
-    def seen(one: Any) -> Any:
-        found.append(_moves_itself(one))
-        return one
+    def seen(value: Any) -> Any:
+        moves.append(_moves_itself(value))
+        return value
 
     map_tensors(batch, lambda tensor: tensor, seen)
-    return any(found)
+    return any(moves)
 
 
-def _moves_itself(one: Any) -> bool:
-    return callable(getattr(one, "to", None))
+def _moves_itself(value: Any) -> bool:
+    return callable(getattr(value, "to", None))

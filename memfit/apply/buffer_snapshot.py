@@ -37,7 +37,7 @@ class BufferSnapshot:
         self._modes: list[bool] = []
         self._learns: list[bool] = []
         self._parameters = list({id(p): p for net in nets.values() for p in net.parameters()}.values())
-        self._holders = [holder for one in self._modules for holder in (one._buffers, one._parameters)]
+        self._holders = [holder for module in self._modules for holder in (module._buffers, module._parameters)]
         self._places: list[_Place] = []
 
     def keep(self) -> None:

@@ -108,10 +108,10 @@ def _kind(value: Any) -> str:
     return "tensor" if isinstance(value, Tensor) else type(value).__name__
 
 
-def known_units(told: WindowUnits, names: Iterable[str]) -> dict[str, int] | None:
+def known_units(window_units: WindowUnits, names: Iterable[str]) -> dict[str, int] | None:
     """The window's units by loss, where every micro-batch told its own before the forward."""
     known: dict[str, int] = {}
-    for units in told.units:
+    for units in window_units.units:
         if units is None:
             return None
         if not isinstance(units, int | Mapping):
@@ -127,7 +127,9 @@ def known_units(told: WindowUnits, names: Iterable[str]) -> dict[str, int] | Non
     return known
 
 
-def normalised(losses: dict[str, tuple[Tensor, Units]], known: Mapping[str, int] | None, told: WindowUnits) -> Tensor:
+def normalised(
+    losses: dict[str, tuple[Tensor, Units]], known: Mapping[str, int] | None, window_units: WindowUnits
+) -> Tensor:
     """The sum of the losses, each over the window's units (or the padded units, where those come later).
 
     A loss without any valid unit adds nothing.
@@ -136,8 +138,8 @@ def normalised(losses: dict[str, tuple[Tensor, Units]], known: Mapping[str, int]
     for name, (value, count) in losses.items():
         if known:
             units: Units = known[name] or 1
-        elif told.count > 1:
-            units = told.padded
+        elif window_units.count > 1:
+            units = window_units.padded
         elif isinstance(count, Tensor) and len(losses) > 1:
             units = torch.where(count == 0, torch.ones_like(count), count)
         else:

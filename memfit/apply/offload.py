@@ -22,10 +22,10 @@ class _Copy:
     """A storage's elements on the host, and on the device while some of the tensors on it were asked for again."""
 
     def __init__(self, tensor: Tensor) -> None:
-        whole = _whole(tensor)
+        contiguous = _whole(tensor)
         self._device = tensor.device
-        self._host = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=tensor.device.type == "cuda")
-        self._host.copy_(whole, non_blocking=True)
+        self._host = torch.empty(contiguous.shape, dtype=contiguous.dtype, pin_memory=tensor.device.type == "cuda")
+        self._host.copy_(contiguous, non_blocking=True)
         self._there: Tensor | None = None
         self.tensors = self._left = 0
 

@@ -37,7 +37,9 @@ def streams(optimizer: Optimizer) -> bool:
 
 def left_on_the_device(optimizers: Mapping[str, Optimizer]) -> list[str]:
     """Optimizers whose state cannot be streamed, by name and class."""
-    return [f"{name!r} ({type(one).__name__})" for name, one in optimizers.items() if not streams(one)]
+    return [
+        f"{name!r} ({type(optimizer).__name__})" for name, optimizer in optimizers.items() if not streams(optimizer)
+    ]
 
 
 @contextmanager
@@ -93,13 +95,13 @@ def _parts(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], list[nn.Param
 
 def cut(items: Any, sizes: Sequence[int]) -> Iterator[list[Any]]:
     part: list[Any] = []
-    whole = 0
+    part_bytes = 0
     for item, size in zip(items, sizes, strict=True):
-        if part and whole + size > PART:
+        if part and part_bytes + size > PART:
             yield part
-            part, whole = [], 0
+            part, part_bytes = [], 0
         part.append(item)
-        whole += size
+        part_bytes += size
     if part:
         yield part
 

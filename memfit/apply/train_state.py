@@ -96,7 +96,9 @@ def build(
     optimizers = make_optimizers(job, nets)
     engine.check(job, nets, optimizers)
     optimizers = with_implementation(optimizers, implementation)
-    stepped = {name: [p for group in one.param_groups for p in group["params"]] for name, one in optimizers.items()}
+    stepped = {
+        name: [p for group in optimizer.param_groups for p in group["params"]] for name, optimizer in optimizers.items()
+    }
     engine.divide(nets, optimizers)
     train_state = TrainState(
         job=job, device=device, nets=nets, optimizers=optimizers, engine=engine, ema=ema, stepped=stepped,
@@ -190,11 +192,11 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
         for item in value:
             yield from tensors_in(item)
     elif _is_record(value):
-        for one in fields(value):
-            yield from tensors_in(getattr(value, one.name, None))
+        for field in fields(value):
+            yield from tensors_in(getattr(value, field.name, None))
 
 
-def map_tensors(value: Any, change: Callable[[Tensor], Tensor], other: Callable[[Any], Any] = lambda one: one) -> Any:
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor], other: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
     """The same nesting of mappings, lists, tuples and dataclasses, its tensors changed, and ``other`` of the rest."""
     if isinstance(value, Tensor):
         return change(value)
@@ -211,9 +213,9 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor], other: Callable[
         return type(value)(map_tensors(item, change, other) for item in value)
     if _is_record(value):
         record = copy.copy(value)
-        for one in fields(value):
-            if hasattr(value, one.name):
-                object.__setattr__(record, one.name, map_tensors(getattr(value, one.name), change, other))
+        for field in fields(value):
+            if hasattr(value, field.name):
+                object.__setattr__(record, field.name, map_tensors(getattr(value, field.name), change, other))
         return record
     return other(value)
 
@@ -307,5 +309,7 @@ def _checked_schedules(job: Job, schedules: Any) -> dict[str, Any]:
 def _must_be_given(step: Callable[..., Any]) -> str:
     """Names of the arguments that a step cannot do without."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    found = inspect.signature(step).parameters.values()
-    return ", ".join(one.name for one in found if one.kind in kinds and one.default is one.empty)
+    parameters = inspect.signature(step).parameters.values()
+    return ", ".join(
+        parameter.name for parameter in parameters if parameter.kind in kinds and parameter.default is parameter.empty
+    )

@@ -132,11 +132,11 @@ def run_window(
                 train_state.engine.zero_grad(optimizer)
     if step:
         _after_the_steps(train_state, mark, guard, stepped=len(skipped) < len(turns))
-    units = {name: count for one in made for name, count in one.units.items()}
+    units = {name: count for gradients in made for name, count in gradients.units.items()}
     return WindowResult(
-        sums={name: value for one in made for name, value in one.sums.items()},
+        sums={name: value for gradients in made for name, value in gradients.sums.items()},
         units=units,
-        norms={turn.name: one.norm for turn, one in zip(turns, made, strict=True)},
+        norms={turn.name: gradients.norm for turn, gradients in zip(turns, made, strict=True)},
         skipped=tuple(skipped),
         micro_batches=micro_batches,
     )
@@ -155,14 +155,14 @@ def _gradients(
     """The gradients of one turn over all micro-batches, in the parameters; ``finish``: normalised and clipped."""
     engine, shared_by_ranks = train_state.engine, train_state.shares(turn.optimizers)
     own = WindowUnits.by(micro_batches)
-    told = WindowUnits.by_all(gather(engine, own)) if shared_by_ranks else own
+    window_units = WindowUnits.by_all(gather(engine, own)) if shared_by_ranks else own
     with together(engine):
-        sums, found = _backwards(train_state, turn, micro_batches, shared, mark, told)
+        sums, units = _backwards(train_state, turn, micro_batches, shared, mark, window_units)
     mark("clip")
-    all_sums, all_units = total(engine, sums, found)
+    all_sums, all_units = total(engine, sums, units)
     if shared_by_ranks:
-        found = all_units
-    norm, empty = None, _none_valid(found)
+        units = all_units
+    norm, empty = None, _none_valid(units)
     if finish and not _none_valid(all_units):
         if shared_by_ranks and engine.world > 1:
             parameters = train_state.parameters_of(turn.optimizers)
@@ -171,7 +171,7 @@ def _gradients(
             engine.reduce(prepared)
             del prepared
         with together(engine):
-            norm = None if empty else _finish_gradients(train_state, turn, found, told, norms)
+            norm = None if empty else _finish_gradients(train_state, turn, units, window_units, norms)
     return TurnGradients(sums=all_sums, units=all_units, norm=norm, micro_batches=micro_batches, empty=empty)
 
 
@@ -181,28 +181,28 @@ def _backwards(
     micro_batches: Sequence[MicroBatch],
     shared: TurnCache,
     mark: Mark,
-    told: WindowUnits,
+    window_units: WindowUnits,
 ) -> tuple[dict[str, Tensor], dict[str, Units]]:
     """This rank's losses, summed, and their units; the gradients are left in the parameters."""
     sums: dict[str, Tensor] = {}
-    found: dict[str, Units] = {}
+    units: dict[str, Units] = {}
     for index, micro in enumerate(micro_batches):
         mark("fetch")
         batch = shared.fetch(turn, micro, alone=len(micro_batches) == 1)
         with train_state.engine.accumulating(train_state.nets, index == len(micro_batches) - 1):
             mark("forward")
             losses = losses_of(train_state, turn, batch, shared.values, may_be_empty=bool(micro.ids))
-            known = known_units(told, losses)
-            if not known and len(losses) > 1 and told.count > 1:
+            known = known_units(window_units, losses)
+            if not known and len(losses) > 1 and window_units.count > 1:
                 names = ", ".join(losses)
                 raise InputError(
                     f"losses {names}",
                     "several losses in several micro-batches, with units that are known too late",
                     "write units(self, batch) -> {'name': valid units}",
                 )
-            loss = normalised(losses, known, told) if micro.counts else nothing(losses)
+            loss = normalised(losses, known, window_units) if micro.counts else nothing(losses)
             if micro.counts:
-                _add(losses, sums, found)
+                _add(losses, sums, units)
             del losses, batch
             if index == 0 and train_state.job.zero_grad == "after_forward":
                 mark("zero_grad")
@@ -212,14 +212,14 @@ def _backwards(
             _backward(train_state.scaler.scale(loss) if train_state.scaler else loss, turn)
             del loss
     shared.end(turn)
-    return sums, found
+    return sums, units
 
 
-def _add(losses: Mapping[str, tuple[Tensor, Units]], sums: dict[str, Tensor], found: dict[str, Units]) -> None:
+def _add(losses: Mapping[str, tuple[Tensor, Units]], sums: dict[str, Tensor], units: dict[str, Units]) -> None:
     """Adds one micro-batch's losses and units to the window's."""
     for name, (value, count) in losses.items():
         sums[name] = sums[name] + value.detach() if name in sums else value.detach()
-        found[name] = found[name] + count if name in found else count
+        units[name] = units[name] + count if name in units else count
 
 
 def _none_valid(units: Mapping[str, Units]) -> bool:
@@ -269,7 +269,7 @@ def _backward(total: Tensor, turn: Turn) -> None:
 
 
 def _finish_gradients(
-    train_state: TrainState, turn: Turn, found: Mapping[str, Units], told: WindowUnits, norms: bool
+    train_state: TrainState, turn: Turn, units: Mapping[str, Units], window_units: WindowUnits, norms: bool
 ) -> Tensor | None:
     """Unscales, normalises by the units that were really there, and clips; gives the norm where it is asked for."""
     parameters = train_state.parameters_of(turn.optimizers)
@@ -277,9 +277,9 @@ def _finish_gradients(
         for name in turn.optimizers:
             train_state.scaler.unscale_(train_state.optimizers[name])
     gradients = train_state.engine.gradients(parameters)
-    if not known_units(told, found) and told.count > 1 and gradients:
-        (count,) = found.values()
-        torch._foreach_mul_(gradients, told.padded / count)
+    if not known_units(window_units, units) and window_units.count > 1 and gradients:
+        (count,) = units.values()
+        torch._foreach_mul_(gradients, window_units.padded / count)
     if train_state.job.clip is not None:
         return train_state.engine.clip(parameters, train_state.job.clip)
     return train_state.engine.clip(parameters, math.inf) if norms and gradients else None

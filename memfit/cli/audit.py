@@ -34,19 +34,19 @@ def command(
     from memfit.audit import Meant, audit
 
     meant = Meant(global_batch=global_batch, unit=unit) if global_batch is not None else None
-    found = audit(target, _world_sizes(world_sizes), meant=meant, real=real)
+    audited = audit(target, _world_sizes(world_sizes), meant=meant, real=real)
     if report is not None:
         from memfit.show.page import write_page
         from memfit.show.report_audit import audit_report
 
-        write_page(audit_report(found, target), report)
+        write_page(audit_report(audited, target), report)
     if as_json:
-        click.echo(json.dumps(found.to_json()))
+        click.echo(json.dumps(audited.to_json()))
     else:
         from memfit.show.console import make_console
 
-        _show(found, make_console(width=min(80, make_console().width)))
-    return Exit.DONE if found.ok else Exit.CHECK_FAILED
+        _show(audited, make_console(width=min(80, make_console().width)))
+    return Exit.DONE if audited.ok else Exit.CHECK_FAILED
 
 
 def _world_sizes(text: str) -> list[int]:
@@ -59,23 +59,25 @@ def _world_sizes(text: str) -> list[int]:
     return sizes
 
 
-def _show(found: Audit, console: Console) -> None:
+def _show(audited: Audit, console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
     from memfit.show.sample_strips import COLUMNS, strips
 
-    faults = sorted({finding.code for finding in found.findings})
+    faults = sorted({finding.code for finding in audited.findings})
     if faults:
         console.print(Text(f"Faults: {', '.join(faults)}", style="bold red"))
     else:
         console.print(Text("No fault found. What is repeated or missing is counted below.", style="bold green"))
-    for finding in found.findings:
+    for finding in audited.findings:
         console.print(Text(f"\n{finding.code}, {finding.world} rank{'s' if finding.world > 1 else ''}", style="bold"))
         console.print(finding.text, markup=False)
-    rows = found.to_json()["worlds"]
+    rows = audited.to_json()["worlds"]
     columns = [*_COLUMNS, *(name for name in _KNOWN if rows[0][_KNOWN[name]] is not None)]
-    table = Table(title=f"\n{found.dataset_size:,} samples; one epoch", title_justify="left", box=None, pad_edge=False)
+    table = Table(
+        title=f"\n{audited.dataset_size:,} samples; one epoch", title_justify="left", box=None, pad_edge=False
+    )
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
@@ -84,9 +86,9 @@ def _show(found: Audit, console: Console) -> None:
     unknown = [name for name in _KNOWN if name not in columns]
     if unknown:
         console.print(Text(f"unknown: {', '.join(unknown)}", style="dim"))
-    for world in found.counts:
+    for world in audited.counts:
         console.print()
-        for line in strips(found.picture(world, COLUMNS)):
+        for line in strips(audited.picture(world, COLUMNS)):
             console.print(line, no_wrap=True, overflow="crop")
 
 

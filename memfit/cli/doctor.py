@@ -54,16 +54,16 @@ def self_test() -> dict[str, Any]:
 
 def problems(report: dict[str, Any]) -> list[str]:
     """What keeps memfit from working, each with what to do."""
-    found = []
+    problem_lines = []
     if report["torch"] is None:
-        found.append("torch is not installed: run pip install torch")
+        problem_lines.append("torch is not installed: run pip install torch")
     for folder in report["folders"]:
         if not folder["writable"]:
             setting = "XDG_CACHE_HOME" if folder["purpose"] == "cache" else "TMPDIR"
-            found.append(f"the {folder['purpose']} folder {folder['path']} cannot be written: set {setting}")
+            problem_lines.append(f"the {folder['purpose']} folder {folder['path']} cannot be written: set {setting}")
     if report["self_test"]["ok"] is False:
-        found.append(f"the self-test found a difference: {report['self_test']['text']}")
-    return found
+        problem_lines.append(f"the self-test found a difference: {report['self_test']['text']}")
+    return problem_lines
 
 
 def _report() -> dict[str, Any]:

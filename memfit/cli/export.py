@@ -38,20 +38,20 @@ def command(plan: str, to: str, out: str | None, as_json: bool) -> int:
 
         job = load_job(read.job, dict(read.settings))
         file = Path(out or FILES[to])
-        found = export(read, job, plain_nets(job), to, str(file), str(Path(plan).absolute()))
+        exported = export(read, job, plain_nets(job), to, str(file), str(Path(plan).absolute()))
     try:
-        write_atomic(file, found.text)
+        write_atomic(file, exported.text)
     except OSError as error:
         write = "write --out as a file in a folder that can be written"
         raise InputError(f"--out {file}", f"cannot be written: {error.strerror}", write) from error
     if as_json:
-        geometry = {**asdict(found.geometry), "global_batch": found.geometry.global_batch}
-        left_out = [{"name": name, "text": text} for name, text in found.left_out.items()]
+        geometry = {**asdict(exported.geometry), "global_batch": exported.geometry.global_batch}
+        left_out = [{"name": name, "text": text} for name, text in exported.left_out.items()]
         print_json(
             {
                 "to": to,
                 "file": str(file),
-                "command": found.command,
+                "command": exported.command,
                 "engine": read.engine,
                 "planned_global_batch": read.global_batch,
                 **geometry,
@@ -64,8 +64,8 @@ def command(plan: str, to: str, out: str | None, as_json: bool) -> int:
     from memfit.show.console import make_console
 
     console = make_console(emoji=False)
-    console.print(f"Written to {file}. Start it with\n\n  {escape(found.command)}\n", soft_wrap=True)
+    console.print(f"Written to {file}. Start it with\n\n  {escape(exported.command)}\n", soft_wrap=True)
     console.print("What it cannot say, and your loop must:")
-    for name, text in found.left_out.items():
+    for name, text in exported.left_out.items():
         console.print(f"  [bold]{name}[/]: {escape(text)}", soft_wrap=True)
     return Exit.DONE

@@ -334,7 +334,7 @@ def prediction_json(prediction: Any) -> dict[str, Any]:
     """The JSON of DESIGN.md."""
     from dataclasses import asdict
 
-    found = asdict(prediction.footprint)
+    footprint = asdict(prediction.footprint)
     device = prediction.device
     return {
         "job": prediction.job,
@@ -344,7 +344,7 @@ def prediction_json(prediction: Any) -> dict[str, Any]:
         "shape": asdict(prediction.shape),
         "device": {"name": device.key, "memory_bytes": device.memory_bytes, "usable_bytes": device.usable_bytes},
         "nets": [asdict(net) for net in prediction.nets],
-        **found,
+        **footprint,
         "checkpointing": dict(prediction.checkpointing),
         "engine": prediction.engine,
         "world": prediction.world,

@@ -50,16 +50,16 @@ def command(
             if pairs or memory or fixed or precision or count != 1:
                 write = "leave the options out, or probe the job"
                 raise InputError(f"options beside {target}", "the plan says these things", write)
-            found, device = _plan(target)
+            result, device = _plan(target)
         else:
-            found, device = _job(target, pairs, fixed, memory, prove, precision, count)
+            result, device = _job(target, pairs, fixed, memory, prove, precision, count)
     if as_json:
-        print_json(probe_json(target, found, device))
+        print_json(probe_json(target, result, device))
     else:
-        _show(target, found)
-    if found.found is None:
+        _show(target, result)
+    if result.found is None:
         return Exit.NOTHING_FITS
-    return Exit.DONE if found.within_bound else Exit.CHECK_FAILED
+    return Exit.DONE if result.within_bound else Exit.CHECK_FAILED
 
 
 def _job(
@@ -76,12 +76,12 @@ def _job(
     job = with_precision(load_job(target, read_settings(pairs)), precision)
     modes = default_checkpointing(job, plain_nets(job))
     prober = Prober(job, target, device, budget, Tracing(device=device, micro_batches=count, checkpointing=modes))
-    one = job.longest or 1
+    longest = job.longest or 1
     if fixed is None and (memory is not None or device.is_cuda):
-        return probe(prober, budget, one, prove=prove), device
+        return probe(prober, budget, longest, prove=prove), device
     if prove:
         raise InputError("--prove without --memory", "there is no limit to reach", "write --memory SIZE")
-    return probe_one(prober, fixed or one), device
+    return probe_one(prober, fixed or longest), device
 
 
 def _plan(path: str) -> tuple[Probe, Device]:
@@ -103,25 +103,25 @@ def _plan(path: str) -> tuple[Probe, Device]:
     return probe_one(Prober(job, plan.job, device, plan.budget_bytes, how), plan.micro_batch), device
 
 
-def probe_json(target: str, found: Probe, device: Device) -> dict[str, Any]:
+def probe_json(target: str, result: Probe, device: Device) -> dict[str, Any]:
     """The JSON of DESIGN.md."""
     from dataclasses import asdict
 
     return {
         "job": target,
         "device": {"name": device.key, "memory_bytes": device.memory_bytes, "usable_bytes": device.usable_bytes},
-        "trials": [asdict(trial) for trial in found.trials],
-        "found": found.found,
-        "step": found.step,
-        "proved": found.proved,
-        "predicted": asdict(found.predicted),
-        "relative_error": dict(found.relative_error),
-        "within_bound": found.within_bound,
-        "seconds": found.seconds,
+        "trials": [asdict(trial) for trial in result.trials],
+        "found": result.found,
+        "step": result.step,
+        "proved": result.proved,
+        "predicted": asdict(result.predicted),
+        "relative_error": dict(result.relative_error),
+        "within_bound": result.within_bound,
+        "seconds": result.seconds,
     }
 
 
-def _show(target: str, found: Probe) -> None:
+def _show(target: str, result: Probe) -> None:
     from rich.markup import escape
     from rich.table import Table
 
@@ -131,18 +131,18 @@ def _show(target: str, found: Probe) -> None:
     from memfit.wording import counted
 
     console = make_console()
-    if found.found is None:
-        last = found.trials[-1]
+    if result.found is None:
+        last = result.trials[-1]
         where = f" in {last.failed_in}" if last.failed_in else ""
         console.print(f"[bold red]Nothing ran[/]: out of memory{where}: {escape(last.error)}")
     else:
-        proof = f", and {found.found + found.step} really fails" if found.proved else ""
-        console.print(f"[bold green]Runs[/]: a micro-batch of {found.found}{proof}.")
-    console.print(f"{target}: {counted(len(found.trials), 'trial')} in {found.seconds:.1f} s", style="dim")
+        proof = f", and {result.found + result.step} really fails" if result.proved else ""
+        console.print(f"[bold green]Runs[/]: a micro-batch of {result.found}{proof}.")
+    console.print(f"{target}: {counted(len(result.trials), 'trial')} in {result.seconds:.1f} s", style="dim")
     table = Table(box=None, pad_edge=False)
     for title in ("micro-batch", "", "allocated", "process", "seconds"):
         table.add_column(title, justify="left" if not title else "right")
-    for trial in found.trials:
+    for trial in result.trials:
         if trial.ok:
             cells = ("ran", format_size(trial.allocated_bytes or 0), format_size(trial.process_bytes or 0))
             table.add_row(str(trial.micro_batch), *cells, f"{trial.seconds:.2f}")
@@ -150,10 +150,10 @@ def _show(target: str, found: Probe) -> None:
             where = f" in {trial.failed_in}" if trial.failed_in else ""
             table.add_row(str(trial.micro_batch), f"out of memory{where}", "", "", "")
     console.print(table)
-    for name, error in found.relative_error.items():
-        predicted = found.predicted.phases[name].allocated_bytes
+    for name, error in result.relative_error.items():
+        predicted = result.predicted.phases[name].allocated_bytes
         console.print(f"{name}: {format_size(predicted)} predicted, {error:+.2%} of what was measured")
-    for line in assumptions(found.predicted):
+    for line in assumptions(result.predicted):
         console.print(line, style="dim")
-    if not found.within_bound:
+    if not result.within_bound:
         console.print("[bold yellow]The prediction is outside its bound.[/]")

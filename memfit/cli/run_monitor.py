@@ -182,13 +182,13 @@ def _terminal() -> Iterator[tuple[Console, int] | None]:
 
 def _available(pipe: int) -> list[str]:
     """Lines that are in a pipe now."""
-    found = b""
+    output = b""
     try:
         while part := os.read(pipe, 1 << 16):
-            found += part
+            output += part
     except BlockingIOError:
         pass
-    return found.decode(errors="replace").splitlines()
+    return output.decode(errors="replace").splitlines()
 
 
 def _last_window(folder: RunFolder) -> int:

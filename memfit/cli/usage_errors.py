@@ -26,7 +26,7 @@ def mistake(error: click.ClickException) -> InputError:
     verb = context.command_path if context else "memfit"
     help_of = f"see {verb} --help"
     if isinstance(error, NoSuchOption):
-        options = [name for one in context.command.params for name in one.opts] if context else []
+        options = [name for parameter in context.command.params for name in parameter.opts] if context else []
         near = difflib.get_close_matches(error.option_name, options, n=1, cutoff=0.65)
         return InputError(
             f"option {error.option_name}", f"{verb} has no such option", f"write {near[0]}" if near else help_of

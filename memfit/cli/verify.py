@@ -36,7 +36,7 @@ def command(
     steps = whole_number("--windows", windows)
     asked, micro = whole_number("--global-batch", global_batch), whole_number("--micro-batch", micro_batch)
     if engine not in ENGINES or (engine == "single" and max(worlds) > 1):
-        several = ", ".join(one for one in ENGINES if one != "single")
+        several = ", ".join(engine_name for engine_name in ENGINES if engine_name != "single")
         raise InputError(f"--engine {engine}", "no engine of several ranks", f"write one of {several}")
     check_ranks(f"--world-sizes {max(worlds)}", max(worlds))
     with progress(f"verifying {target}", quiet=as_json):
@@ -49,14 +49,14 @@ def command(
             plan = replace(plan, global_batch=asked or plan.global_batch, micro_batch=micro or plan.micro_batch)
         else:
             plan = plan_for(load_job(target, read_settings(pairs)), target, worlds, asked, micro)
-        found = verify(plan, worlds, engine, steps)
+        verified = verify(plan, worlds, engine, steps)
     if as_json:
-        print_json(to_json(found))
+        print_json(to_json(verified))
     else:
         from memfit.show.verify_table import show_verified
 
-        show_verified(to_json(found), plan)
-    return Exit.DONE if found.ok else Exit.CHECK_FAILED
+        show_verified(to_json(verified), plan)
+    return Exit.DONE if verified.ok else Exit.CHECK_FAILED
 
 
 def _worlds(text: str) -> list[int]:

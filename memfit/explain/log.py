@@ -49,8 +49,8 @@ def read_log(text: str) -> Evidence | None:
         rank, rest = _without_prefix(line)
         by_rank.setdefault(rank, []).append((number, rest))
         _add_reading(rank, rest, series)
-    found = [failure for rank, lines in by_rank.items() for failure in _failures(rank, lines)]
-    failures = _essential([each.failure for each in sorted(found, key=lambda each: each.line)])
+    numbered = [failure for rank, lines in by_rank.items() for failure in _failures(rank, lines)]
+    failures = _essential([each.failure for each in sorted(numbered, key=lambda each: each.line)])
     readings = max(series.values(), key=len, default=[])
     if not failures and len(readings) < 2:
         return None
@@ -84,7 +84,7 @@ def _add_reading(rank: int | None, line: str, series: dict[str, list[tuple[int, 
 
 def _failures(rank: int | None, lines: Sequence[Numbered]) -> list[_Found]:
     """Every failure in the lines of one rank, with the traceback above it and the last step before it."""
-    found: list[_Found] = []
+    failures: list[_Found] = []
     frames: list[Frame] = []
     step: int | None = None
     for index, (number, line) in enumerate(lines):
@@ -100,9 +100,9 @@ def _failures(rank: int | None, lines: Sequence[Numbered]) -> list[_Found]:
             step = int(match[1] or match[2]) if match else step
             continue
         failure = read_message(_message(lines, index), kind)
-        found.append(_Found(line=number, failure=replace(failure, rank=rank, frames=tuple(frames), step=step)))
+        failures.append(_Found(line=number, failure=replace(failure, rank=rank, frames=tuple(frames), step=step)))
         frames = []
-    return found
+    return failures
 
 
 def _frame(lines: Sequence[Numbered], index: int) -> Frame | None:
@@ -133,10 +133,10 @@ def _essential(failures: Sequence[MemoryFailure]) -> tuple[MemoryFailure, ...]:
         if key not in seen or (failure.frames and not seen[key].frames):
             seen[key] = failure
     distinct = list(seen.values())
-    told = [failure for failure in distinct if failure.allocator != "host" or failure.allocated is not None]
-    numbered = [failure for failure in told if failure.requested is not None]
+    with_figures = [failure for failure in distinct if failure.allocator != "host" or failure.allocated is not None]
+    numbered = [failure for failure in with_figures if failure.requested is not None]
     return tuple(
         failure
-        for failure in told or distinct
+        for failure in with_figures or distinct
         if failure.requested is not None or not any(other.rank == failure.rank for other in numbered)
     )

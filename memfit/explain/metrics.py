@@ -51,14 +51,14 @@ def read_metrics(text: str) -> Evidence | None:
 
 
 def _readings(row: Mapping[str, Any]) -> dict[str, int]:
-    found = {}
+    readings = {}
     for key, value in row.items():
         if not _is_number(value) or not _MEMORY.search(key) or _NOT_READINGS.search(key):
             continue
         scale = next((scale for ending, scale in _SCALES if key.lower().rstrip(")").endswith(ending.strip("()"))), None)
         if scale is not None:
-            found[key] = round(value * scale)
-    return found
+            readings[key] = round(value * scale)
+    return readings
 
 
 def _is_number(value: Any) -> bool:

@@ -49,22 +49,22 @@ def read_snapshot(path: Path, data: bytes) -> Evidence:
     Raises:
         InputError: a pickle of more than plain containers, or one that is no memory snapshot.
     """
-    taken = read_plain_pickle(data, str(path))
+    snapshot = read_plain_pickle(data, str(path))
     write = "write a file of torch.cuda.memory._dump_snapshot()"
-    if isinstance(taken, list):
-        taken = {"segments": taken, "device_traces": []}
-    if not isinstance(taken, dict) or not isinstance(taken.get("segments"), list):
+    if isinstance(snapshot, list):
+        snapshot = {"segments": snapshot, "device_traces": []}
+    if not isinstance(snapshot, dict) or not isinstance(snapshot.get("segments"), list):
         raise InputError(str(path), "a pickle without segments, which a memory snapshot has", write)
     try:
-        return _read(taken)
+        return _read(snapshot)
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         raise InputError(str(path), f"no memory snapshot that torch writes ({type(error).__name__})", write) from None
 
 
-def _read(taken: dict[str, Any]) -> Evidence:
-    traces = taken.get("device_traces") or []
-    device = _largest_device(taken["segments"], traces)
-    segments = [segment for segment in taken["segments"] if int(segment.get("device", 0)) == device]
+def _read(snapshot: dict[str, Any]) -> Evidence:
+    traces = snapshot.get("device_traces") or []
+    device = _largest_device(snapshot["segments"], traces)
+    segments = [segment for segment in snapshot["segments"] if int(segment.get("device", 0)) == device]
     entries = traces[device] if device < len(traces) else []
     blocks = [block for segment in segments for block in _blocks(segment)]
     live = [block for block in blocks if block.live]

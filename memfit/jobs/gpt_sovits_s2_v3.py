@@ -102,7 +102,7 @@ class S2V3(Job):
         mel, mel_lengths = batch["mel"], batch["mel_lengths"]
         b, n = mel.shape[:2]
         names = ("features", "spectrum", "lengths", "text", "text_lengths", "mel_lengths")
-        told = net.condition(*(batch[name] for name in names), n)
+        condition = net.condition(*(batch[name] for name in names), n)
         at = torch.arange(n, device=mel.device)[None]
         prompt_lengths = (torch.rand(b, device=mel.device) * mel_lengths * 2 / 3).floor()
         in_prompt = (at < prompt_lengths[:, None])[..., None]
@@ -114,7 +114,7 @@ class S2V3(Job):
         prompt = mel.masked_fill(~in_prompt, 0.0)
 
         def estimate(x: Tensor, at_time: Tensor, of_step: Tensor) -> Tensor:
-            return net.dit(x, prompt, told, at_time, mask=valid, step=of_step)
+            return net.dit(x, prompt, condition, at_time, mask=valid, step=of_step)
 
         if len(batch["halvings"]):
             half = 0.5 ** batch["halvings"].to(mel.dtype)

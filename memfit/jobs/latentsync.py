@@ -293,7 +293,7 @@ class Stage1(Job):
             batch["mel"] = video.stacked(video.sync_mel(clip.wave, clip.start) for clip in samples).to(dtype)
         if self.draws == "sample":
             own = [self._draw(1, batch["gt"], torch.Generator().manual_seed(clip.id)) for clip in samples]
-            batch |= {name: torch.cat([one[name] for one in own]) for name in own[0]}
+            batch |= {name: torch.cat([sample[name] for sample in own]) for name in own[0]}
         return batch
 
 

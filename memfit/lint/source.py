@@ -84,8 +84,8 @@ class Source:
 
     def training_loops(self) -> list[Loop]:
         """The innermost loop around each backward."""
-        found = [loops[0] for call, _ in self.backward_calls if (loops := self.loops(call))]
-        return list(dict.fromkeys(found))
+        innermost = [loops[0] for call, _ in self.backward_calls if (loops := self.loops(call))]
+        return list(dict.fromkeys(innermost))
 
     def trained_losses(self, scope: Scope) -> set[str]:
         """Names on which a backward runs in this scope."""

@@ -28,13 +28,13 @@ def holders(modules: Sequence[nn.Module], optimizers: Sequence[Optimizer], most:
 
 def _holders(modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> list[str]:
     seen = _own(modules, optimizers)
-    found: list[tuple[int, str]] = []
+    lines_by_size: list[tuple[int, str]] = []
     for label, value in _roots(modules):
         tensors, nbytes = held_by(value, seen)
         if nbytes > 4096:
             what = f"{tensors} tensors, " if tensors else ""
-            found.append((nbytes, f"{label} holds {what}{format_size(nbytes)}"))
-    return [text for _, text in sorted(found, reverse=True)]
+            lines_by_size.append((nbytes, f"{label} holds {what}{format_size(nbytes)}"))
+    return [text for _, text in sorted(lines_by_size, reverse=True)]
 
 
 def _roots(modules: Sequence[nn.Module]) -> list[tuple[str, Any]]:

@@ -168,8 +168,8 @@ def _loaded(load: Callable[..., Any], files: SavedFiles) -> Callable[..., Any]:
         if isinstance(f, str | os.PathLike) and _is_zip(f):
             kwargs.setdefault("mmap", True)
         with disable_current_modes(), DisableTorchFunction():
-            found = load(f, "cpu", *args, **kwargs)
-        return _moved(found) if _location(map_location) == "cuda" else found
+            content = load(f, "cpu", *args, **kwargs)
+        return _moved(content) if _location(map_location) == "cuda" else content
 
     return call
 
@@ -190,9 +190,9 @@ def _location(map_location: Any) -> str | None:
     return "cuda" if "cuda" in str(map_location) else "cpu"
 
 
-def _moved(found: Any) -> Any:
+def _moved(content: Any) -> Any:
     """Every tensor on the card; tensors that share a storage share it there."""
-    leaves, tree = tree_flatten(found)
+    leaves, tree = tree_flatten(content)
     moved: dict[tuple[int, torch.dtype], Tensor] = {}
     out = []
     for leaf in leaves:
@@ -214,8 +214,8 @@ def _read_safetensors(load_file: Callable[..., Any], files: SavedFiles) -> Calla
         if number is not None:
             return files.read(number, _location(device))
         with disable_current_modes(), DisableTorchFunction():
-            found = load_file(filename, "cpu", *args, **kwargs)
-        return _moved(found) if _location(device) == "cuda" else found
+            content = load_file(filename, "cpu", *args, **kwargs)
+        return _moved(content) if _location(device) == "cuda" else content
 
     return call
 

@@ -35,9 +35,9 @@ def resolved(command: ScriptCommand) -> ScriptCommand:
         nodes = int(str(args.nnodes).partition(":")[0])
         per_node = int(args.nproc_per_node) if str(args.nproc_per_node).isdigit() else 1
         words = (["-m"] if args.module else []) + [args.training_script, *args.training_script_args]
-        found = parse_command(["python", *words])
+        command = parse_command(["python", *words])
         ranks = rank_environment(nodes * per_node, per_node)
-        raise _StartedError(replace(found, environment=_added(dict(os.environ)) | ranks, world=nodes * per_node))
+        raise _StartedError(replace(command, environment=_added(dict(os.environ)) | ranks, world=nodes * per_node))
 
     subprocess = SimpleNamespace(**vars(launch.subprocess) | {"Popen": start})
     try:

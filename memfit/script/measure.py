@@ -52,7 +52,9 @@ def outcome_of(running: Running, ended: str, error: ScriptError | None) -> Scrip
     return ScriptOutcome(
         ended=ended,
         windows=watch.windows,
-        steps=tuple((f"{one.line.file}:{one.line.line}", one.steps) for one in watch.optimizers.values()),
+        steps=tuple(
+            (f"{optimizer.line.file}:{optimizer.line.line}", optimizer.steps) for optimizer in watch.optimizers.values()
+        ),
         trace=trace,
         footprint=footprint,
         peak_bytes=peaks,
@@ -81,19 +83,19 @@ def _footprint(trace: Trace, device: Device, world: int) -> Footprint:
 
 def card_verdicts(trace: Trace, world: int = 1) -> tuple[CardVerdict, ...]:
     """Every card of the catalogue, by the same kernels as those of the traced card."""
-    found = []
+    verdicts = []
     for card in catalogue().values():
         if not card.is_cuda or card.usable_bytes is None:
             continue
         footprint = footprint_on(trace, card, world)
         most = max(phase.process_bytes for phase in footprint.phases.values())
-        found.append(
+        verdicts.append(
             CardVerdict(
                 name=card.key, fits=footprint.fits, verdict=footprint.verdict, process_bytes=most,
                 usable_bytes=card.usable_bytes,
             )
         )  # fmt: skip
-    return tuple(sorted(found, key=lambda card: card.usable_bytes))
+    return tuple(sorted(verdicts, key=lambda card: card.usable_bytes))
 
 
 def _counted(trace: Trace) -> np.ndarray:
@@ -156,29 +158,29 @@ def _options(running: Running, trace: Trace) -> tuple[ScriptOption, ...]:
 def _assumed(running: Running) -> tuple[AssumedAnswer, ...]:
     """What was answered in place of data, the person's own lines first."""
     lines = running.tracer.lines
-    found = [
+    answers = [
         AssumedAnswer(
-            where=one.where, operator=one.operator, answer=one.answer, times=one.times,
-            decides_size=bool(one.most) or one.doubtful,
+            where=assumption.where, operator=assumption.operator, answer=assumption.answer, times=assumption.times,
+            decides_size=bool(assumption.most) or assumption.doubtful,
         )
-        for one in running.tracer.virtual.assumptions
+        for assumption in running.tracer.virtual.assumptions
     ]  # fmt: skip
-    own = [one for one in found if lines.is_own(one.where.rpartition(":")[0])]
-    return tuple(own + [one for one in found if one.decides_size and one not in own])
+    own = [answer for answer in answers if lines.is_own(answer.where.rpartition(":")[0])]
+    return tuple(own + [answer for answer in answers if answer.decides_size and answer not in own])
 
 
 def _not_seen(running: Running, error: ScriptError | None) -> tuple[str, ...]:
     """What the trace did not come to, or cannot look into."""
     watch = running.watch
-    found = list(running.observations.lines)
+    lines = list(running.observations.lines)
     names = {name for name, _, _ in watch.phases()}
     if "validate" not in names:
-        found.append("no validation ran")
+        lines.append("no validation ran")
     if "save" not in names:
-        found.append("nothing was saved")
+        lines.append("nothing was saved")
     for known in watch.optimizers.values():
         if not known.steps and watch.windows:
-            found.append(f"the optimizer of {known.line.file}:{known.line.line} never stepped")
+            lines.append(f"the optimizer of {known.line.file}:{known.line.line} never stepped")
     if error is not None and watch.windows:
-        found.append(f"what comes after the error: {error.summary}")
-    return tuple(found)
+        lines.append(f"what comes after the error: {error.summary}")
+    return tuple(lines)

@@ -50,7 +50,7 @@ def script_options(
     event = int(np.where(inside, alive, -1).argmax())
     peak = int(alive[event])
     there = _alive_at(trace, event)
-    found = [
+    candidates = [
         *_variables(trace, held, event),
         *_optimizer(trace, there, inside, alive, peak, optimizer, optimizer_line),
         *_checkpointing(trace, there, forward_line),
@@ -58,7 +58,7 @@ def script_options(
         *_gradients_freed(trace, spans, optimizer_line),
     ]
     least = peak * _LEAST_SHARE
-    chosen = [option for option in found if option.saves_bytes is None or option.saves_bytes > least]
+    chosen = [option for option in candidates if option.saves_bytes is None or option.saves_bytes > least]
     return tuple(sorted(chosen, key=lambda option: -(option.saves_bytes or 0)))
 
 

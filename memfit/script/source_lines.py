@@ -119,9 +119,9 @@ class SourceLines:
 
 def own_frames(lines: SourceLines) -> list[FrameType]:
     """The frames of the person's own code that are on the way to here, innermost first."""
-    found, frame = [], sys._getframe(1)
+    frames, frame = [], sys._getframe(1)
     while frame is not None:
         if lines.is_own(frame.f_code.co_filename):
-            found.append(frame)
+            frames.append(frame)
         frame = frame.f_back  # type: ignore[assignment]
-    return found
+    return frames

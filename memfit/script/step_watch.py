@@ -130,7 +130,7 @@ class StepWatch:
         """The optimizers that there are since memory ran out last."""
         since = self.failures[-1].end if self.failures else -1
         known = list(self.optimizers.values())
-        return [one for one in known if max(one.made_at, one.last_step) >= since] or known
+        return [optimizer for optimizer in known if max(optimizer.made_at, optimizer.last_step) >= since] or known
 
     def on_operator(self) -> None:
         """Before each operator: validation goes on as long as gradients are off."""
@@ -294,7 +294,7 @@ class StepWatch:
     def phases(self) -> tuple[tuple[str, int, int], ...]:
         """(name, first event, past the last) of everything, in order. A window of training is a phase of its own."""
         end = len(self.tracer.kind)
-        found: list[tuple[str, int, int]] = []
+        spans: list[tuple[str, int, int]] = []
         edges = self._window_ends()
         failed = self._failed_attempts()
         names = self._settled()
@@ -304,10 +304,10 @@ class StepWatch:
             inside = [edge for edge in edges if start < edge < stop] if name == "train" else []
             for low, high in zip([start, *inside], [*inside, stop], strict=True):
                 if high > low or name == "save":
-                    found.append((name, low, high))
+                    spans.append((name, low, high))
         for low, high in failed:
-            found = [part for phase in found for part in _without(phase, low, high)]
-        return tuple(found)
+            spans = [part for phase in spans for part in _without(phase, low, high)]
+        return tuple(spans)
 
     def _failed_attempts(self) -> list[tuple[int, int]]:
         """(first event, past the last) of what ran out of memory and was then done again with less.

@@ -53,9 +53,9 @@ class _Module(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
-        found = _stub(f"{self.__name__}.{name}")
-        setattr(self, name, found)
-        return found
+        stub = _stub(f"{self.__name__}.{name}")
+        setattr(self, name, stub)
+        return stub
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -116,11 +116,11 @@ class ScriptTracer(Tracer):
             return self._packed(*args)
         if func in _INDEXED:
             positions = [self._selected(index) for index in args[1]]
-            if all(found is None for found in positions):
+            if all(position is None for position in positions):
                 return None
             flat: list[Any] = []
-            for index, found in zip(args[1], positions, strict=True):
-                flat += [index] if found is None else found
+            for index, position in zip(args[1], positions, strict=True):
+                flat += [index] if position is None else position
             return self.__torch_dispatch__(func, types, (args[0], flat, *args[2:]), kwargs)
         real = constant_values.real_arguments(func, args, kwargs)
         if real is None:
@@ -131,7 +131,7 @@ class ScriptTracer(Tracer):
             if isinstance(result, Tensor):
                 return self._on_device(result)
             if isinstance(result, tuple):
-                return tuple(self._on_device(one) for one in result)
+                return tuple(self._on_device(part) for part in result)
         return result
 
     def _packed(self, padded: Any, lengths: Tensor, batch_first: bool) -> Any:

@@ -80,4 +80,4 @@ def kept_between_steps(tracer: ScriptTracer) -> tuple[KeptVariable, ...]:
         if tracer.category[storage] not in _STATE:
             line = tracer.line_of(storage)
             kept.append(KeptVariable(name=name, file=line.file, line=line.line, bytes=tracer.nbytes[storage]))
-    return tuple(sorted(kept, key=lambda one: -one.bytes))
+    return tuple(sorted(kept, key=lambda variable: -variable.bytes))

@@ -18,7 +18,7 @@ import numpy as np
 from memfit.job import Shape
 
 PADDINGS = (8, 16, 32)
-FORMS = ((1, False), *((to, whole) for to in PADDINGS for whole in (False, True)))
+FORMS = ((1, False), *((to, both_factors) for to in PADDINGS for both_factors in (False, True)))
 """(lengths are padded to a multiple of this, in both factors of L²)."""
 ITEM_BYTES = (8, 4, 2, 1)
 """Places behind FORMS: items of so many bytes, their number in a sample being a part of the length rounded down."""

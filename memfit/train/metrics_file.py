@@ -58,8 +58,8 @@ def parse_line(text: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(line, dict):
         return None
-    whole = all(_is_count(line.get(name, 0)) for name in ("window", "rank"))
-    return line if "window" in line and whole else None
+    has_counts = all(_is_count(line.get(name, 0)) for name in ("window", "rank"))
+    return line if "window" in line and has_counts else None
 
 
 def format_line(line: dict[str, Any]) -> str:

@@ -251,9 +251,9 @@ def _checked_card(where: str, key: str, table: Any) -> Device:
             right, kind = type(value) in (int, float) and 0 < value < 1e20, "a number above 0"
         if not right:
             raise InputError(f"{name} = {value!r} in {where}", f"not {kind}", f"write {name} = {kind}")
-    whole = {name: table[name] if isinstance(table[name], dict) else {"value": table[name], "source": "added by you"}
+    sourced = {name: table[name] if isinstance(table[name], dict) else {"value": table[name], "source": "added by you"}
              for name in table if name not in (*_TEXTS, "compute_capability", "multiprocessors")}  # fmt: skip
-    return device_from(key, table | whole)
+    return device_from(key, table | sourced)
 
 
 def _are_counts(value: Any, length: int) -> bool:

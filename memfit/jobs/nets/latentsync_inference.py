@@ -93,7 +93,7 @@ def _paint(job: LipSyncJob, nets: Nets, faces: Tensor, audio: Tensor, latents: T
     known = [small]
     for image in (pixels * masks, pixels):
         known.append(encode(vae, image.to(dtype), torch.randn_like(latents[0].transpose(0, 1))))
-    conditions = [torch.cat([one.transpose(0, 1)[None]] * twice) for one in known]
+    conditions = [torch.cat([condition.transpose(0, 1)[None]] * twice) for condition in known]
     context = torch.stack([torch.zeros_like(audio), audio]) if twice == 2 else audio[None]
     scheduler = ddim()
     scheduler.set_timesteps(job.inference_steps)

@@ -216,5 +216,5 @@ class SovitsV3(nn.Module):
                 self.encoder.eval()
                 text_mask = sequence_mask(text_lengths, text.shape[1])
                 hidden, _, _ = self.encoder(self.codebook(features), mask, text, text_mask, style)
-        told = F.interpolate(self.bridge(hidden), size=num_frames, mode="nearest")
-        return self.frames(told, sequence_mask(mel_lengths, num_frames), style).transpose(1, 2)
+        upsampled = F.interpolate(self.bridge(hidden), size=num_frames, mode="nearest")
+        return self.frames(upsampled, sequence_mask(mel_lengths, num_frames), style).transpose(1, 2)

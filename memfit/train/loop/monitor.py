@@ -95,11 +95,11 @@ class Monitor:
     def _learn_noise(self, small: float, big: float) -> None:
         scale = self._state.scaler.get_scale() if self._state.scaler is not None else 1.0
         units = [m.units if isinstance(m.units, int) and m.units else m.padded_units for m in self._parts]
-        b, whole = units[0], sum(units)
-        if b >= whole or not math.isfinite(big):
+        b, all_units = units[0], sum(units)
+        if b >= all_units or not math.isfinite(big):
             return
-        g_b, g_whole = (small / scale * whole / b) ** 2, big**2
-        signal, noise = (whole * g_whole - b * g_b) / (whole - b), (g_b - g_whole) / (1 / b - 1 / whole)
+        g_b, g_whole = (small / scale * all_units / b) ** 2, big**2
+        signal, noise = (all_units * g_whole - b * g_b) / (all_units - b), (g_b - g_whole) / (1 / b - 1 / all_units)
         weight = DECAY if self._windows else 0.0
         self._signal = weight * self._signal + (1 - weight) * signal
         self._noise = weight * self._noise + (1 - weight) * noise

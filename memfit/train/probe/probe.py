@@ -147,8 +147,8 @@ def probe(prober: Prober, budget: int, start: int, *, prove: bool = False) -> Pr
         trial = prober.trial(units)
         if trial.ok:
             ok = max(ok, units)
-            taken = trial.process_bytes or 0
-            better = prober.largest(budget - (taken - prober.need(units)), units)
+            process_bytes = trial.process_bytes or 0
+            better = prober.largest(budget - (process_bytes - prober.need(units)), units)
         else:
             failed = units if failed is None else min(failed, units)
             margin = 2 * margin + MARGIN_BYTES
@@ -172,9 +172,9 @@ def probe_one(prober: Prober, units: int) -> Probe:
     return finish(prober, units if trial.ok else None, begin, proved=False)
 
 
-def finish(prober: Prober, found: int | None, begin: float, *, proved: bool) -> Probe:
+def finish(prober: Prober, largest: int | None, begin: float, *, proved: bool) -> Probe:
     """The answer, with the found size's prediction held to its trial."""
-    shown = found if found is not None else list(prober.trials)[-1]
+    shown = largest if largest is not None else list(prober.trials)[-1]
     predicted, trial = prober.footprint(shown), prober.trials[shown]
     errors = {
         name: predicted.phases[name].allocated_bytes / measured - 1
@@ -185,7 +185,7 @@ def finish(prober: Prober, found: int | None, begin: float, *, proved: bool) -> 
         prober.remember(shown, trial.seconds)
     return Probe(
         trials=tuple(prober.trials.values()),
-        found=found,
+        found=largest,
         step=prober.step,
         proved=proved,
         predicted=predicted,
