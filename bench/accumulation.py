@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.nets import Dit
 from bench.planner import extremes, seconds
 from bench.result_file import add_json_option, target, write_result
 from memfit.device.hardware.catalogue import find_device, with_memory
@@ -27,6 +26,7 @@ from memfit.job import Shape
 from memfit.planner.cpu_margin import HOST_MARGIN, HOST_MARGIN_BYTES
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
+from testing.large_nets import Dit
 
 PARTS = 4
 SLACK = 1.05
@@ -67,7 +67,9 @@ def compare(job: Dit, clips: int, rounds: int) -> dict[str, Any]:
     answer = find_plan(
         job,
         PlanRequest(
-            name="bench/nets.py:Dit", global_batch=window_shape.items, device=with_memory(find_device("cpu"), budget)
+            name="testing/large_nets.py:Dit",
+            global_batch=window_shape.items,
+            device=with_memory(find_device("cpu"), budget),
         ),
     )
     plan = answer.plan

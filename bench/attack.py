@@ -25,8 +25,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bench.result_file import write_result
-from tests.attack.attacking import KINDS, Attacker, AttackError, Case, draw_case
-from tests.small_disk import CannotMountError
+from testing.attacker import KINDS, Attacker, AttackError, Case, draw_case
+from testing.small_disk import CannotMountError
 
 NOT_RUN = "not run"
 

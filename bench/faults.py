@@ -3,7 +3,7 @@
 python -m bench.faults [--stride N] [--json F]
 
 A failure is the allocator's own: RLIMIT_DATA is lowered to what the process has, for one allocation. For each job (nets
-with dropout and BatchNorm, two optimizers, two turns; tests/train/faulty.py) and each kind of point, a run with one
+with dropout and BatchNorm, two optimizers, two turns; testing/faulty_jobs.py) and each kind of point, a run with one
 failure at each point is compared with the undisturbed run: ids consumed, and weights, buffers, averages and optimizer
 state bit for bit. ``twice`` fails again at the same place, so that the window is split: there weights are compared to
 rounding, for the net without dropout and batch statistics. Every failure is
@@ -25,7 +25,7 @@ from bench.result_file import add_json_option, target, write_result
 from memfit.errors import Exit
 from memfit.train.checkpoint.checkpoints import Checkpoints
 from memfit.train.recovery.exactly_once import TornStepError
-from tests.train.faulty import JOBS, Spoiled, run, same
+from testing.faulty_jobs import JOBS, Spoiled, run, same
 
 KINDS = ("forward", "backward", "step", "validate", "save", "twice")
 

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench.result_file import add_json_option, target, write_result
-from tests.train.killing import kill_and_resume, make_plan, server
+from testing.kill_and_resume import kill_and_resume, make_plan, server
 
 
 def main() -> None:

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.nets import Decoder, Dit, Plain, UNet
 from bench.result_file import add_json_option, target, write_result
 from memfit.apply.checkpointing import recompute
 from memfit.device.hardware.benchmarks import AllocatorEvents
@@ -31,6 +30,7 @@ from memfit.planner.search.traced_job import open_traced_job
 from memfit.trace.durations import now
 from memfit.trace.session import MicroTrace
 from memfit.trace.step import Tracing
+from testing.large_nets import Decoder, Dit, Plain, UNet
 
 JOBS: dict[str, tuple[type[Plain], int]] = {"dit": (Dit, 2), "unet": (UNet, 4), "decoder": (Decoder, 4)}
 """Net -> job, and samples of its micro-batch."""

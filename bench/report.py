@@ -20,14 +20,14 @@ from memfit.loading import load_job
 from memfit.planner.predict import Prediction, predict
 from memfit.show.page import write_page
 from memfit.show.report import prediction_report
-from tests.browser import browser, load, missing
+from testing.browser import browser, load, missing
 
 MEGABYTES, SECONDS = 8.0, 3.0
 
 
 def traced(events: int) -> Prediction:
     """A prediction whose trace has at least so many events: the job gets as many blocks as that takes."""
-    spec = f"{Path(__file__).parents[1]}/tests/nets.py:Transformer"
+    spec = f"{Path(__file__).parents[1]}/testing/nets.py:Transformer"
     count = [len(_predicted(spec, depth).trace.kind) for depth in (2, 4)]
     each = (count[1] - count[0]) / 2
     return _predicted(spec, 2 + max(math.ceil((events - count[0]) / each), 0))

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from bench.nets import Decoder, Dit, Plain, UNet
 from bench.result_file import add_json_option, target, write_result
 from memfit.apply.checkpointing import recompute
 from memfit.apply.train_state import build
@@ -32,6 +31,7 @@ from memfit.planner.search.search import find_plan
 from memfit.trace.durations import now
 from memfit.trace.session import open_session
 from memfit.trace.step import Tracing, synthetic_micro_batch
+from testing.large_nets import Decoder, Dit, Plain, UNet
 
 ROOMY = with_memory(find_device("cpu"), 1 << 40)
 

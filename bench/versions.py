@@ -90,7 +90,7 @@ def predicted_bytes() -> dict[str, int]:
     from memfit.trace.step import Tracing, trace_job
 
     sys.path.insert(0, str(ROOT))
-    from tests.nets import JOBS, SHAPES
+    from testing.nets import JOBS, SHAPES
 
     backend.register()
     found = {}

@@ -74,7 +74,7 @@ def accuracy_cpu() -> str:
     exact = sum(row["traced_bytes"] == row["measured_bytes"] for row in rows)
     off = max(abs(row["with_scratch_bytes"] / row["measured_with_scratch_bytes"] - 1) for row in rows)
     return (
-        f"On this CPU, {exact} of {len(rows)} phases of small nets (`tests/nets.py`) are predicted to the byte; with "
+        f"On this CPU, {exact} of {len(rows)} phases of small nets (`testing/nets.py`) are predicted to the byte; with "
         f"the scratch memory inside operators, all are within {percent(off)} %."
     )
 

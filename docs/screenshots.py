@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from browser import browser, load, missing, screenshot, show_as
+from testing.browser import browser, load, missing, screenshot, show_as
 
 WIDTHS = (1200, 400)
 

@@ -14,7 +14,7 @@ from memfit.job import Shape
 from memfit.trace.step import synthetic_micro_batch
 from memfit.train.launch import memory_limit
 from memfit.train.launch.warm_up import warm_torch
-from tests.nets import JOBS
+from testing.nets import JOBS
 
 
 def main() -> None:

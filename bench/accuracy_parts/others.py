@@ -32,10 +32,10 @@ def cpu_truth(console: Console) -> list[dict[str, Any]]:
 
 
 def compare_on_cpu(name: str) -> list[dict[str, Any]]:
-    """One net of tests/nets.py: bytes by phase, traced and measured, without and with what lives inside operators."""
+    """One net of testing/nets.py: bytes by phase, traced and measured, without and with what lives inside operators."""
     from memfit.job import Shape
-    from tests.nets import JOBS, SHAPES
-    from tests.truth import compare
+    from testing.nets import JOBS, SHAPES
+    from testing.truth import compare
 
     items, length = SHAPES[name]
     traced, with_scratch, measured = compare(JOBS[name], {}, Shape(items=items, length=length), 1)

@@ -11,7 +11,7 @@ from memfit.apply.train_state import build, map_tensors, tensors_in
 from memfit.apply.window import MicroBatch, run_window
 from memfit.errors import InputError
 from memfit.job import Job, Loss, Turn
-from tests.nets import JOBS
+from testing.nets import JOBS
 
 
 class Sentences(Job):

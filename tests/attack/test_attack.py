@@ -7,9 +7,9 @@ import contextlib
 
 import pytest
 
-from tests.attack import attacking
-from tests.attack.attacking import DAMAGES, DISTURBANCES, KINDS, Attacker, Case, Launch, draw_case
-from tests.small_disk import CannotMountError, Disk
+from testing import attacker
+from testing.attacker import DAMAGES, DISTURBANCES, KINDS, Attacker, Case, Launch, draw_case
+from testing.small_disk import CannotMountError, Disk
 
 
 def test_cases_are_the_same_for_the_same_seed_and_reach_everything():
@@ -29,9 +29,9 @@ def skipped_where_nothing_can_be_mounted():
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("disturbance", attacking.DISK_DISTURBANCES)
+@pytest.mark.parametrize("disturbance", attacker.DISK_DISTURBANCES)
 def test_a_disk_that_cannot_be_mounted_is_not_counted_as_spoiled(tmp_path, monkeypatch, disturbance):
-    monkeypatch.setattr(attacking, "small_disk", lambda path: contextlib.nullcontext(Disk(path, mounted=False)))
+    monkeypatch.setattr(attacker, "small_disk", lambda path: contextlib.nullcontext(Disk(path, mounted=False)))
     monkeypatch.setattr(Attacker, "_undisturbed", lambda attacker, kind: (tmp_path, tmp_path, 1.0))
     launch = Launch(disturbance=disturbance, after=0.8, damage="nothing")
     with pytest.raises(CannotMountError):

@@ -11,7 +11,7 @@ import pytest
 
 from memfit.plan import read_plan, write_plan
 from memfit.train.checkpoint.checkpoints import Checkpoints, read_checkpoint
-from tests.attack.attacking import JOBS, make_plan, run_plan
+from testing.attacker import JOBS, make_plan, run_plan
 
 SLOW = pytest.mark.slow
 

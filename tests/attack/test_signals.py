@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.attack.attacking import ROOT, launched_processes, make_plan, run_plan
-from tests.small_disk import small_disk
+from testing.attacker import ROOT, launched_processes, make_plan, run_plan
+from testing.small_disk import small_disk
 
 pytestmark = pytest.mark.slow
 SECONDS = 15.0

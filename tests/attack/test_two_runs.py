@@ -11,7 +11,7 @@ import pytest
 
 from memfit.cli import main
 from memfit.train.launch.process_guard import alone_in
-from tests.train.killing import make_plan
+from testing.kill_and_resume import make_plan
 
 
 @pytest.fixture

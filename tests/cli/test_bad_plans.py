@@ -217,7 +217,7 @@ def test_a_checkpoint_of_another_job(trained: Path) -> None:
     from memfit.train.checkpoint.resume import restore
 
     path = trained / "checkpoints" / "00000002"
-    train_state = build(load_job("tests/nets.py:Gan"), "cpu")
+    train_state = build(load_job("testing/nets.py:Gan"), "cpu")
     with pytest.raises(InputError, match=f"checkpoint {path}: it is of another job: .*net.*generator"):
         restore(train_state, read_checkpoint(path))
 

@@ -9,7 +9,7 @@ import pytest
 
 from memfit.cli import main
 
-JOB = ["bench/nets.py:Dit", "--set", "depth=1"]
+JOB = ["testing/large_nets.py:Dit", "--set", "depth=1"]
 
 
 def ask(capsys, *arguments):

@@ -76,7 +76,7 @@ def test_accelerate_starts_as_many_processes(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["fsdp2", "zero2"])
 def test_accelerate_takes_the_plans_sharding(engine, tmp_path):
-    for one in started(plan(engine, job="tests/nets.py:Transformer"), "accelerate", tmp_path):
+    for one in started(plan(engine, job="testing/nets.py:Transformer"), "accelerate", tmp_path):
         assert one["processes"] == 2
         if engine == "fsdp2":
             assert (one["fsdp"], one["gathered"]) == ("2", "DiTBlock")

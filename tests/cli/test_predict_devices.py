@@ -9,7 +9,7 @@ import pytest
 
 from memfit.cli import main
 
-TINY = ("predict", "bench/nets.py:Dit", "--set", "depth=1")
+TINY = ("predict", "testing/large_nets.py:Dit", "--set", "depth=1")
 
 
 def run(capsys, *arguments):
@@ -37,7 +37,7 @@ def test_files_of_several_devices_are_refused(capsys):
 def test_a_budget_decides_the_exit_code(capsys, budget, code, kind):
     ended, printed = run(capsys, "--device", "t4", "--budget", budget, "--ci")
     assert ended == code
-    assert printed.out.startswith(f"::{kind}::bench/nets.py:Dit")
+    assert printed.out.startswith(f"::{kind}::testing/large_nets.py:Dit")
     assert printed.out.count("\n") == 1
     ended, printed = run(capsys, "--device", "t4", "--budget", budget, "--json")
     assert (ended, json.loads(printed.out)["within_budget"]) == (code, code == 0)

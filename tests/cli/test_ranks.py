@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.asking import is_one_line, really
 
-NETS = "tests/nets.py:Transformer"
+NETS = "testing/nets.py:Transformer"
 
 
 def predicted(*words):

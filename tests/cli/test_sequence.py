@@ -12,9 +12,9 @@ from memfit.cli.predict import command
 from memfit.errors import Exit, InputError
 from memfit.job import Shape
 from memfit.planner.variable_length.sequence import drawn_windows, read_shapes
-from tests.nets import Transformer
+from testing.nets import Transformer
 
-JOB = "tests/nets.py:Transformer"
+JOB = "testing/nets.py:Transformer"
 
 
 def ask(*options):

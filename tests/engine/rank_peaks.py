@@ -25,7 +25,7 @@ from memfit.engine.process_group import join
 from memfit.job import Shape
 from memfit.planner.predict import default_checkpointing, plain_nets
 from memfit.trace.step import fetch_synthetic, save_once, synthetic_micro_batch, validate_once
-from tests.nets import JOBS, SHAPES
+from testing.nets import JOBS, SHAPES
 
 CPU = torch.device("cpu")
 OPERATORS = "operators.pickle"

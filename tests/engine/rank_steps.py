@@ -15,8 +15,8 @@ from memfit.engine.factory import make_engine
 from memfit.engine.process_group import join
 from memfit.errors import InputError
 from memfit.job import Job, Loss
+from testing.nets import Transformer
 from tests.engine.ranks import CPU, SIZES, Counted, Gan, Sentences, micro_batch, sentences, vectors
-from tests.nets import Transformer
 
 
 class Blocks(Job):

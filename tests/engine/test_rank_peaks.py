@@ -14,8 +14,8 @@ import pytest
 from memfit.device.hardware.catalogue import find_device
 from memfit.planner.predict import BINDING_RANK, default_checkpointing, plain_nets
 from memfit.trace.step import Tracing, trace_job
+from testing.truth import operator_names, traced_peaks
 from tests.engine.rank_peaks import CASES, OPERATORS, ZERO_CASES
-from tests.truth import operator_names, traced_peaks
 
 ROOT = Path(__file__).parents[2]
 FAST = (2, 5, 6, 13)

@@ -6,7 +6,7 @@ from memfit.job import Shape
 from memfit.jobs.f5_tts import F5Tiny
 from memfit.jobs.gpt_sovits_s1 import S1
 from memfit.jobs.gpt_sovits_s2 import Tiny
-from tests.truth import compare
+from testing.truth import compare
 
 F5_SHAPE = Shape(items=3, length=100)
 NARROW_S1 = {"depth": 2, "dim": 64, "clip_seconds": 3.0, "precision": "fp32"}

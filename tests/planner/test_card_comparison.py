@@ -59,7 +59,7 @@ def run(capsys, *arguments):
 
 
 def test_the_command_lists_every_card(capsys):
-    code, printed = run(capsys, "cards", "bench/nets.py:Dit", "--set", "depth=1", "--no-largest", "--json")
+    code, printed = run(capsys, "cards", "testing/large_nets.py:Dit", "--set", "depth=1", "--no-largest", "--json")
     assert code == 0
     cards = json.loads(printed.out)["cards"]
     asked = [key for key, device in catalogue().items() if device.is_cuda]
@@ -68,18 +68,20 @@ def test_the_command_lists_every_card(capsys):
 
 
 def test_a_comparison_says_what_each_saves_and_what_differs(capsys):
-    arguments = ("compare", "bench/nets.py:Dit", "--set", "depth=1", "--checkpoint", "all", "--device", "t4")
+    arguments = ("compare", "testing/large_nets.py:Dit", "--set", "depth=1", "--checkpoint", "all", "--device", "t4")
     code, printed = run(capsys, *arguments, "--json")
     assert code == 0
     answer = json.loads(printed.out)
     first, smaller, recomputed = answer["subjects"]
     assert answer["differences"]["depth"][1] == 1
     assert smaller["saves_bytes"] == first["process_bytes"] - smaller["process_bytes"] > 0
-    _, predicted = run(capsys, "predict", "bench/nets.py:Dit", "--checkpoint", "all", "--device", "t4", "--json")
+    _, predicted = run(
+        capsys, "predict", "testing/large_nets.py:Dit", "--checkpoint", "all", "--device", "t4", "--json"
+    )
     assert json.loads(predicted.out)["phases"] == recomputed["phases"]
 
 
 def test_a_comparison_of_nothing_is_refused(capsys):
-    code, printed = run(capsys, "compare", "bench/nets.py:Dit", "--device", "t4")
+    code, printed = run(capsys, "compare", "testing/large_nets.py:Dit", "--device", "t4")
     assert code == 2
     assert "nothing to compare it with" in printed.err

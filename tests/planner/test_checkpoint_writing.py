@@ -18,7 +18,7 @@ from memfit.planner.search.search import find_plan
 from memfit.trace.step import synthetic_micro_batch
 from memfit.train.checkpoint.state import state_of
 from memfit.train.checkpoint.state_codec import encode
-from tests.nets import JOBS
+from testing.nets import JOBS
 
 
 def state_bytes(job) -> int:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from bench.nets import Dit
 from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.errors import InputError
 from memfit.job import Shape
@@ -15,11 +14,12 @@ from memfit.planner.predict import plain_nets, predict
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.engine_choice import candidates, communicates, silent
 from memfit.planner.search.search import find_plan
+from testing.large_nets import Dit
 from tests.verify.jobs import Sound, Unsynchronised
 
 CARD = replace(find_device("a100-40gb"), context_bytes=0, context_low=0, context_high=0)
 JOB = Dit(dim=512, depth=4, heads=4, frames=32)
-NAME = "bench/nets.py:Dit"
+NAME = "testing/large_nets.py:Dit"
 
 
 @pytest.fixture(scope="module")

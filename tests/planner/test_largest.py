@@ -8,7 +8,6 @@ import json
 import pytest
 import torch
 
-from bench.nets import Dit
 from memfit.cli import main
 from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.errors import InputError
@@ -16,6 +15,7 @@ from memfit.job import Shape
 from memfit.planner.largest import by_items, by_setting, largest_of, largest_size, policies
 from memfit.planner.predict import predict
 from memfit.planner.traced_questions import TracedQuestions
+from testing.large_nets import Dit
 
 JOB = Dit(dim=64, depth=2, heads=4, frames=64)
 CARD = with_memory(find_device("rtx4090"), 600 << 20)
@@ -99,18 +99,20 @@ def asked(capsys, *arguments):
 
 
 def test_the_command_answers_for_each_card_and_policy(capsys):
-    code, answer = asked(capsys, "max", "bench/nets.py:Dit", "--set", "depth=2", "--device", "t4", "--memory", "1GiB")
+    code, answer = asked(
+        capsys, "max", "testing/large_nets.py:Dit", "--set", "depth=2", "--device", "t4", "--memory", "1GiB"
+    )
     assert code == 0
     policies_asked = [result["policy"] for result in answer["results"]]
     assert policies_asked[:2] == ["keep everything", "recompute everything"]
     assert all(result["process_bytes"] <= result["usable_bytes"] == 1 << 30 for result in answer["results"])
-    code, answer = asked(capsys, "max", "bench/nets.py:Dit", "--device", "t4", "--memory", "10MiB")
+    code, answer = asked(capsys, "max", "testing/large_nets.py:Dit", "--device", "t4", "--memory", "10MiB")
     assert code == 3
     assert {result["largest"] for result in answer["results"]} == {None}
 
 
 def test_a_length_is_refused_where_items_have_none(capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["max", "tests/nets.py:Convolution", "--length", "--device", "t4"])
+        main(["max", "testing/nets.py:Convolution", "--length", "--device", "t4"])
     assert ended.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1

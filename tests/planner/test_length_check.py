@@ -12,7 +12,7 @@ from memfit.planner.search.search import find_plan
 from memfit.planner.variable_length.length_check import LengthCheck
 from memfit.planner.variable_length.sequence import SequencePrediction
 from memfit.replay.window_sequence import SequencePeaks
-from tests.nets import JOBS
+from testing.nets import JOBS
 
 GIB = 1 << 30
 

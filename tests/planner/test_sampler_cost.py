@@ -7,7 +7,7 @@ from memfit.errors import InputError
 from memfit.job import Shape
 from memfit.planner.predict import predict
 from memfit.planner.sampler_cost import traced_cost
-from tests.nets import Convolution, Transformer
+from testing.nets import Convolution, Transformer
 
 
 def test_it_foretells_the_peak_of_other_shapes():

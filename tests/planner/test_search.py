@@ -13,7 +13,6 @@ from rich.console import Console
 from torch import nn
 
 import memfit
-from bench.nets import Dit
 from bench.planner import peak_of
 from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.errors import InputError
@@ -30,6 +29,7 @@ from memfit.planner.suggestions.smaller_settings import smaller_settings
 from memfit.show.plan_table import show_answer
 from memfit.sizes import parse_size
 from memfit.trace.step import Tracing
+from testing.large_nets import Dit
 
 CARD = replace(find_device("a100-40gb"), context_bytes=0, context_low=0, context_high=0)
 JOB = Dit(dim=64, depth=8, heads=4, frames=512)
@@ -59,7 +59,9 @@ def test_a_micro_batch_holds_the_longest_item():
 @pytest.fixture(scope="module")
 def tight():
     """A plan that has to recompute: a micro-batch of four is asked for, and everything kept would take more."""
-    return find_plan(JOB, PlanRequest(name="bench/nets.py:Dit", global_batch=10, device=card(100), micro_batch=4))
+    return find_plan(
+        JOB, PlanRequest(name="testing/large_nets.py:Dit", global_batch=10, device=card(100), micro_batch=4)
+    )
 
 
 def test_a_tight_budget_recomputes_and_the_prediction_of_the_plan_agrees(tight, tmp_path):

@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.nets import Decoder, Dit, UNet
 from bench.planner import extremes, measured, select
 from memfit.apply.checkpointing import recompute
 from memfit.job import Shape
 from memfit.planner.search.checkpoint_options import CheckpointOption
 from memfit.planner.search.selection import Problem, floor, solve
+from testing.large_nets import Decoder, Dit, UNet
 
 
 @st.composite

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from bench.nets import Dit
 from bench.timing import fitted
 from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.planner.request import PlanRequest
@@ -15,6 +14,7 @@ from memfit.planner.search.search import find_plan
 from memfit.planner.timing import time_error as module
 from memfit.planner.timing.probed_windows import ProbedWindow, keep_probed, probed
 from memfit.planner.timing.time_error import time_error
+from testing.large_nets import Dit
 
 JOB = Dit(dim=64, depth=2, heads=4, frames=64)
 CPU = with_memory(find_device("cpu"), 1 << 34)

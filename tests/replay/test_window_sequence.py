@@ -19,7 +19,7 @@ from memfit.replay.fast_replay import free_blocks
 from memfit.replay.window_events import window_layout
 from memfit.replay.window_sequence import replay_sequence
 from memfit.trace.step import Tracing, trace_family
-from tests.nets import Transformer
+from testing.nets import Transformer
 
 MIB = 1 << 20
 CONFIGS = (

@@ -11,7 +11,7 @@ import pytest
 from memfit.script.command import parse_command
 from memfit.script.launch import trace_script
 from memfit.script.outcome import TraceRequest
-from tests.truth import operator_names, traced_peaks
+from testing.truth import operator_names, traced_peaks
 
 HERE = Path(__file__).parent
 BOUND = 100e-6

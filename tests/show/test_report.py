@@ -18,7 +18,7 @@ from memfit.show.report_audit import audit_report
 from memfit.show.timeline import place_of
 from memfit.show.trace_file import write_trace
 from memfit.sizes import format_size
-from tests.browser import browser, missing, opened, show_as, text
+from testing.browser import browser, missing, opened, show_as, text
 from tests.hostile import HOSTILE, JOB
 
 pytest.importorskip("selenium")

@@ -11,7 +11,7 @@ from memfit.loading import load_job
 from memfit.plan import MemoryOption, Plan
 from memfit.planner.predict import checkpoint_all, plain_nets
 from memfit.show.upstream_edits import upstream_changes
-from tests.nets import Transformer
+from testing.nets import Transformer
 
 NEEDED = {"micro_batch", "accumulation", "precision", "checkpointing", "devices", "expandable_allocator"}
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from memfit.errors import InputError
 from memfit.job import Shape
-from tests.nets import JOBS, SHAPES
-from tests.truth import compare
+from testing.nets import JOBS, SHAPES
+from testing.truth import compare
 
 SETTINGS = {
     "fp32 AdamW": {},

@@ -11,7 +11,7 @@ from memfit.device.hardware.catalogue import find_device
 from memfit.job import Loss, Shape
 from memfit.trace.polynomial import fit, terms
 from memfit.trace.step import Tracing, trace_family, trace_job
-from tests.nets import Small
+from testing.nets import Small
 
 
 class Masked(Small):

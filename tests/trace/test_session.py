@@ -9,7 +9,7 @@ from memfit.device.hardware.catalogue import find_device
 from memfit.job import Shape
 from memfit.trace.session import open_session
 from memfit.trace.step import Tracing
-from tests.nets import JOBS, SHAPES
+from testing.nets import JOBS, SHAPES
 
 SHAPE = Shape(items=SHAPES["dit"][0], length=SHAPES["dit"][1])
 

@@ -9,7 +9,7 @@ import torch
 from memfit.device.hardware.catalogue import find_device
 from memfit.job import Loss, Shape
 from memfit.trace.step import Tracing, trace_family, trace_job
-from tests.nets import JOBS, SHAPES
+from testing.nets import JOBS, SHAPES
 
 ENDLESS = 1 << 60
 CARD = replace(find_device("rtx4090"), usable_bytes=ENDLESS)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.small_disk import small_disk
+from testing.small_disk import small_disk
 
 
 @pytest.fixture(name="small_disk")

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from memfit.job import Job, Loss
-from tests.train.faulty import run_out_of_memory
+from testing.faulty_jobs import run_out_of_memory
 
 
 class Planted(nn.Module):

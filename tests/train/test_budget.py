@@ -16,8 +16,8 @@ from memfit.job import Shape
 from memfit.planner.cpu_margin import HOST_MARGIN_BYTES
 from memfit.trace.step import Tracing, trace_job
 from memfit.train.launch.memory_limit import ENVIRONMENT
-from tests.nets import JOBS
-from tests.truth import traced_peaks
+from testing.nets import JOBS
+from testing.truth import traced_peaks
 
 ROOT = Path(__file__).parents[2]
 CASES = {

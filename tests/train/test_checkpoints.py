@@ -26,7 +26,7 @@ from memfit.train.checkpoint.checkpoints import Checkpoints, read_checkpoint
 from memfit.train.checkpoint.resume import restore
 from memfit.train.checkpoint.saver import Saver
 from memfit.train.checkpoint.state_codec import encode
-from tests.train.killed_job import Killed
+from testing.killed_job import Killed
 from tests.train.test_state_codec import same, through
 
 PLAN = Plan(

@@ -25,7 +25,7 @@ from memfit.train.launch.guardian import Guardian
 from memfit.train.launch.launch import _judged
 from memfit.train.launch.outcome import read_outcome
 from memfit.train.run_folder import RunFolder
-from tests.train.killing import new_run, same_end, server
+from testing.kill_and_resume import new_run, same_end, server
 
 JOB = f"{Path(__file__).parent}/ending_job.py:Ending"
 

@@ -16,7 +16,7 @@ from memfit.errors import Exit
 from memfit.plan import PhasePolicy
 from memfit.train.checkpoint.checkpoints import Checkpoints
 from memfit.train.recovery.recovery import SampleTooLargeError
-from tests.train.faulty import ASKED, JOBS, Noisy, Plain, Spoiled, run, run_out_of_memory, same
+from testing.faulty_jobs import ASKED, JOBS, Noisy, Plain, Spoiled, run, run_out_of_memory, same
 
 
 def consumed(samples):

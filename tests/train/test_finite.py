@@ -6,7 +6,7 @@ import torch
 from memfit.apply.train_state import build
 from memfit.train.loop.finite import NotFiniteError, check_state, is_finite, not_finite_buffers
 from memfit.train.recovery.memory_growth import MemoryGrowth, largest_holder
-from tests.train.faulty import Gan, Noisy
+from testing.faulty_jobs import Gan, Noisy
 
 INFINITE = torch.tensor(float("inf"))
 

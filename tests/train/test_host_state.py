@@ -6,7 +6,7 @@ python -m pytest tests/train/test_host_state.py
 from dataclasses import replace
 
 from memfit.plan import read_plan, write_plan
-from tests.train.killing import make_plan, new_run, server
+from testing.kill_and_resume import make_plan, new_run, server
 
 
 def test_a_run_with_state_on_the_host_ends_as_one_without(tmp_path):

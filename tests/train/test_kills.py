@@ -10,7 +10,7 @@ import pytest
 
 from memfit.errors import Exit
 from memfit.train.checkpoint.checkpoints import Checkpoints, read_checkpoint
-from tests.train.killing import kill_and_resume, make_plan, new_run, same_end, server
+from testing.kill_and_resume import kill_and_resume, make_plan, new_run, same_end, server
 
 
 @pytest.mark.parametrize(

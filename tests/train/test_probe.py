@@ -113,7 +113,7 @@ def test_where_the_largest_was_assumed_a_prediction_may_be_over_and_not_under():
 
 def plan_of(tmp_path, **changes):
     plan = Plan(
-        job="tests/nets.py:Convolution", settings={}, device="cpu", budget_bytes=60 << 20, unit="samples",
+        job="testing/nets.py:Convolution", settings={}, device="cpu", budget_bytes=60 << 20, unit="samples",
         global_batch=24, micro_batch=16, micro_batches=[[16, 8]], arithmetic="", engine="single", precision="fp32",
         seed=0, **changes,
     )  # fmt: skip
@@ -135,7 +135,7 @@ def test_a_plan_is_really_run_beside_its_prediction(tmp_path):
 
 @pytest.mark.slow
 def test_a_trial_fails_under_half_of_what_it_needs():
-    question = Question(job="tests/nets.py:Convolution", settings={}, items=64, length=None, budget_bytes=24 << 20)
+    question = Question(job="testing/nets.py:Convolution", settings={}, items=64, length=None, budget_bytes=24 << 20)
     trial = run_trial(question)
     assert not trial.ok
     assert "memory" in trial.error
@@ -156,7 +156,7 @@ def test_a_step_that_fails_otherwise_is_the_jobs_fault(tmp_path):
 @pytest.mark.parametrize(
     ("options", "seen"),
     [
-        (["tests/nets.py:Convolution", "--micro-batch", "4", "--prove"], "--prove"),
+        (["testing/nets.py:Convolution", "--micro-batch", "4", "--prove"], "--prove"),
         (["plan.toml", "--micro-batch", "4"], "options beside plan.toml"),
     ],
 )
@@ -169,7 +169,7 @@ def test_options_that_contradict_each_other(options, seen):
 @pytest.mark.slow
 def test_the_largest_is_found_and_proved_on_this_machine():
     done = CliRunner().invoke(
-        command, ["tests/nets.py:Convolution", "--memory", "200MiB", "--prove", "--json"], standalone_mode=False
+        command, ["testing/nets.py:Convolution", "--memory", "200MiB", "--prove", "--json"], standalone_mode=False
     )
     answer = json.loads(done.stdout)
     found, trials = answer["found"], {trial["micro_batch"]: trial["ok"] for trial in answer["trials"]}

@@ -16,7 +16,7 @@ from memfit.train.checkpoint.checkpoints import Checkpoints
 from memfit.train.checkpoint.resume import resume
 from memfit.train.checkpoint.saver import Saver
 from memfit.train.run_folder import check_same_samples
-from tests.train.killing import JOB, make_plan, new_run, server
+from testing.kill_and_resume import JOB, make_plan, new_run, server
 
 
 def test_a_run_goes_on_with_smaller_micro_batches_and_the_same_samples(tmp_path):

@@ -16,7 +16,7 @@ from memfit.plan import write_plan
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 from memfit.train.checkpoint.checkpoints import Checkpoints
-from tests.train.killing import new_run, same_end, server
+from testing.kill_and_resume import new_run, same_end, server
 
 JOB = """
 import os, time

@@ -6,7 +6,7 @@ import torch
 from memfit.errors import InputError
 from memfit.train.launch.validation_worker import main
 from memfit.train.loop.validation_data import mean_of, validation_data
-from tests.train.faulty import Plain, run
+from testing.faulty_jobs import Plain, run
 
 
 class Held(Plain):
@@ -57,7 +57,7 @@ def test_means_of_numbers_lists_and_what_is_not_known():
 
 
 JOB = """
-from tests.train.faulty import Plain
+from testing.faulty_jobs import Plain
 class MadeUp(Plain):
     real_validation_batch = False
 """

@@ -26,7 +26,7 @@ from memfit.train.loop.phases import VALIDATION
 from memfit.train.loop.rng import seed_stream
 from tests.cli.asking import is_one_line, really
 
-JOB = "tests/nets.py:Convolution"
+JOB = "testing/nets.py:Convolution"
 
 
 @pytest.fixture(scope="module")
@@ -98,11 +98,11 @@ def test_what_cannot_be_validated_is_one_line(saved, tmp_path, capfd):
     is_one_line(wrong(tmp_path / "weights.pt", tmp_path, capfd), "weights.pt: it is foreign, a pickle")
     assert not (tmp_path / "ran").exists()
 
-    job = load_job("tests/nets.py:Gan")
+    job = load_job("testing/nets.py:Gan")
     plan = find_plan(
         job,
         PlanRequest(
-            name="tests/nets.py:Gan", global_batch=4, device=with_memory(local_cpu(), 256 << 20), micro_batch=4
+            name="testing/nets.py:Gan", global_batch=4, device=with_memory(local_cpu(), 256 << 20), micro_batch=4
         ),
     ).plan
     Saver(checkpoints=Checkpoints(tmp_path / "checkpoints"), plan=plan).save(build(job, "cpu"), 1)

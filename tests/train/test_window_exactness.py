@@ -17,7 +17,7 @@ from memfit.train.checkpoint.checkpoints import Checkpoints
 from memfit.train.checkpoint.saver import Saver
 from memfit.train.recovery import recovery as recovery_module
 from memfit.train.recovery.recovery import GROW_AFTER, Recovery
-from tests.train.faulty import Gan, Plain, run, run_out_of_memory, same
+from testing.faulty_jobs import Gan, Plain, run, run_out_of_memory, same
 
 
 def gradients(job, sizes):

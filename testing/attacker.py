@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tests.small_disk import CannotMountError, Disk, small_disk
+from testing.small_disk import CannotMountError, Disk, small_disk
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 JOBS = Path(__file__).parent / "attacked_job.py"
 KINDS = {
     "plain": ("Plain", 1, "single"),

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 JOB = f"{Path(__file__).parent}/killed_job.py:Killed"
 
 
@@ -77,7 +77,7 @@ class Server:
         from memfit.train.launch.memory_limit import ENVIRONMENT
 
         environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-c", "from tests.train.killing import serve; serve()"]
+        command = [sys.executable, "-c", "from testing.kill_and_resume import serve; serve()"]
         self._process = subprocess.Popen(
             command, env=environment, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
