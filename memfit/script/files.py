@@ -167,9 +167,16 @@ def _loaded(load: Callable[..., Any], files: SavedFiles) -> Callable[..., Any]:
             return files.read(number, _location(map_location))
         if isinstance(f, str | os.PathLike) and _is_zip(f):
             kwargs.setdefault("mmap", True)
+        saved_on: set[str] = set()
+
+        def note(storage: Any, location: str) -> Any:
+            saved_on.add(location.partition(":")[0])
+            return storage
+
         with disable_current_modes(), DisableTorchFunction():
-            content = load(f, "cpu", *args, **kwargs)
-        return _moved(content) if _location(map_location) == "cuda" else content
+            content = load(f, note if map_location is None else "cpu", *args, **kwargs)
+        to_card = "cuda" in saved_on if map_location is None else _location(map_location) == "cuda"
+        return _moved(content) if to_card else content
 
     return call
 

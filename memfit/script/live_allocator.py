@@ -79,7 +79,7 @@ class LiveAllocator:
             "reset_max_memory_cached": asked(allocator.reset_peaks),
             "mem_get_info": asked(lambda: (self.unreserved, self.total)),
             "memory_stats": asked(self._stats),
-            "memory_stats_as_nested_dict": asked(self._stats),
+            "memory_stats_as_nested_dict": asked(self._nested_stats),
             "memory_summary": asked(self._summary),
             "memory_snapshot": asked(self._snapshot),
         }
@@ -95,8 +95,34 @@ class LiveAllocator:
         stats: dict[str, int] = defaultdict(int)
         for name, (current, peak) in numbers.items():
             stats[f"{name}.current"], stats[f"{name}.peak"] = current, peak
+        for name, count in self._counts().items():
+            stats[f"{name}.current"] = count
         stats["num_alloc_retries"], stats["num_ooms"] = allocator.retries, self.ooms
         return stats
+
+    def _counts(self) -> dict[str, int]:
+        """Segments and blocks in each pool now."""
+        counts: dict[str, int] = defaultdict(int)
+        for run in self._allocator.segments():
+            live = sum(block.state == LIVE for block in run)
+            free = sum(block.state == FREE for block in run) if len(run) > 1 else 0
+            for pool in ("all", "small_pool" if run[0].pool.is_small else "large_pool"):
+                counts[f"segment.{pool}"] += 1
+                counts[f"allocation.{pool}"] += live
+                counts[f"active.{pool}"] += live
+                counts[f"inactive_split.{pool}"] += free
+        return counts
+
+    def _nested_stats(self) -> dict[str, Any]:
+        """The same numbers, a dictionary for each part of their names."""
+        nested: dict[str, Any] = {}
+        for name, value in self._stats().items():
+            *path, last = name.split(".")
+            inside = nested
+            for part in path:
+                inside = inside.setdefault(part, {})
+            inside[last] = value
+        return nested
 
     def _summary(self) -> str:
         rows = [f"{name:40s} {value}" for name, value in self._stats().items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,10 +12,13 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from memfit.device.virtual.patching import replaced
+from memfit.script.source_lines import own_frames
 from memfit.script.step_watch import StepWatch
 
 LEAST_WINDOWS = 2
 """Windows that a pass over a training loader shows at least, however many batches one takes."""
+MOST_BY_HAND = 64
+"""Times the batches of a short pass that ``next(iterator)`` gets, where the script has no case for a pass that ends."""
 _IN_PROCESS = {
     "num_workers": 0, "pin_memory": False, "persistent_workers": False, "prefetch_factor": None,
     "multiprocessing_context": None, "timeout": 0, "worker_init_fn": None,
@@ -35,7 +39,7 @@ class ShortIterator:
     def __next__(self) -> Any:
         trains = self._backwards() > self._started
         enough = not trains or self._watch.windows - self._windows >= LEAST_WINDOWS or self._watch.windows > 4
-        if self._served >= self._most and enough:
+        if self._served >= self._most and enough and not self._goes_on():
             self._end(trains)
         try:
             batch = next(self._iterator)
@@ -44,6 +48,10 @@ class ShortIterator:
         self._served += 1
         return batch
 
+    def _goes_on(self) -> bool:
+        """Whether the script would fail at an early end of the pass."""
+        return self._served < MOST_BY_HAND * self._most and _asked_by_hand(self._watch)
+
     def _end(self, trains: bool) -> None:
         if trains:
             self._watch.epoch_ended()
@@ -51,6 +59,16 @@ class ShortIterator:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._iterator, name)
+
+
+def _asked_by_hand(watch: StepWatch) -> bool:
+    """Whether the person's own code asks with ``next(iterator)`` and does not expect an end there."""
+    for frame in own_frames(watch.tracer.lines)[:1]:
+        code = frame.f_code
+        in_for_loop = dis.opname[code.co_code[frame.f_lasti]] == "FOR_ITER"
+        asks = {"next", "__next__"} & set(code.co_names)
+        return bool(asks) and not in_for_loop and "StopIteration" not in code.co_names
+    return False
 
 
 @contextmanager

@@ -30,7 +30,7 @@ def script_ranks(tracer: ScriptTracer) -> Iterator[None]:
     """Inside, ``init_process_group`` of any backend makes a fake group of WORLD_SIZE ranks; ``spawn`` runs rank 0."""
     with ExitStack() as stack:
         backend = ["nccl"]
-        initialize = dist.init_process_group
+        initialize, destroy = dist.init_process_group, dist.destroy_process_group
 
         def init_process_group(
             asked: Any = None, init_method: Any = None, timeout: Any = None, world_size: int = -1, rank: int = -1,
@@ -41,7 +41,9 @@ def script_ranks(tracer: ScriptTracer) -> Iterator[None]:
             backend[0] = str(asked or kwargs.get("backend") or "nccl")
             ranks = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "1"))
             which = rank if rank >= 0 else int(os.environ.get("RANK", "0"))
-            with _all_replaced("init_process_group", initialize):
+            with (
+                _all_replaced("init_process_group", initialize), _all_replaced("destroy_process_group", destroy),
+            ):  # fmt: skip
                 stack.enter_context(fake_world(ranks, rank=which, quiet=tracer.quiet))
 
         everywhere: dict[str, Callable[..., Any]] = {

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -42,10 +43,14 @@ class Cut:
     start: int
     in_evaluation: bool = False
     """Whether the net was in evaluation mode."""
+    of_copy: bool = False
+    """Whether it was a net built like the trained one (an average of its weights, a teacher), not that one itself."""
     within_window: bool = False
     """Whether the window had trained already, and had not stepped yet."""
     after_epoch: bool = False
     """Whether a loader came to its end since the last step."""
+    line: Line = NOWHERE
+    """Of the forward."""
     window: int = 0
     """Steps before it."""
 
@@ -100,6 +105,9 @@ class StepWatch:
     forward_line: Line = NOWHERE
     """Where the net that is trained was called last."""
     _trained: set[int] = field(default_factory=set)
+    _trained_shapes: set[tuple[torch.Size, ...]] = field(default_factory=set)
+    """Of the parameters of each net that was trained."""
+    _shapes: WeakKeyDictionary[nn.Module, tuple[torch.Size, ...]] = field(default_factory=WeakKeyDictionary)
     _named: set[int] = field(default_factory=set)
     _depth: int = 0
     _in_window: bool = False
@@ -113,7 +121,7 @@ class StepWatch:
     def phase(self) -> str:
         return self.cuts[-1].phase
 
-    def cut(self, phase: str, start: int, **how: bool) -> None:
+    def cut(self, phase: str, start: int, **how: Any) -> None:
         """``phase`` begins at event ``start``."""
         start = max(start, self.cuts[-1].start)
         self.cuts.append(Cut(phase=phase, start=start, window=self.windows, **how))
@@ -160,15 +168,31 @@ class StepWatch:
             if torch.is_grad_enabled():
                 if is_trained(module):
                     self.training("forward")
+                    self._trained_shapes.add(self._shapes_of(module))
                     self.forward_line = self.tracer.lines.here()
-            elif self.phase != "validate" and any(id(p) in self._trained for p in module.parameters()):
-                self.validations += 1
-                self.cut(
-                    "validate", self.last, in_evaluation=not module.training, within_window=self._in_window,
-                    after_epoch=self._epoch_ended,
-                )  # fmt: skip
-                self.tracer.part = "validate"
+            elif self.phase != "validate":
+                self._forward_without_gradients(module)
         self._depth += 1
+
+    def _forward_without_gradients(self, module: nn.Module) -> None:
+        """A net that is trained, or a copy of it, is validated. Others (frozen encoders) belong to the window."""
+        is_trained_itself = any(id(p) in self._trained for p in module.parameters())
+        if not is_trained_itself and self._shapes_of(module) not in self._trained_shapes:
+            return
+        self.validations += 1
+        self.cut(
+            "validate", self.last, in_evaluation=not module.training, within_window=self._in_window,
+            after_epoch=self._epoch_ended, of_copy=not is_trained_itself, line=self.tracer.lines.here(),
+        )  # fmt: skip
+        self.tracer.part = "validate"
+
+    def _shapes_of(self, module: nn.Module) -> tuple[torch.Size, ...]:
+        if module not in self._shapes:
+            lazy = any(is_lazy(parameter) for parameter in module.parameters())
+            if lazy:
+                return ()
+            self._shapes[module] = tuple(parameter.shape for parameter in module.parameters())
+        return self._shapes[module]
 
     def leave_module(self, module: nn.Module) -> None:
         self._depth -= 1
@@ -339,11 +363,17 @@ class StepWatch:
     def _settled(self) -> list[str]:
         """The phase of each cut, now that all is known: a forward without gradients in every window is training."""
         windows = max(self.windows, 1)
-        plain = {cut.window for cut in self.cuts if cut.phase == "validate" and not cut.in_evaluation}
-        is_periodic = windows >= 3 and len(plain) >= windows - 1
+        validations = [cut for cut in self.cuts if cut.phase == "validate" and (not cut.in_evaluation or cut.of_copy)]
+        windows_of: dict[Line, set[int]] = {}
+        for cut in validations:
+            windows_of.setdefault(cut.line, set()).add(cut.window)
+        inside_epochs = {cut.line for cut in validations if not cut.after_epoch}
+        in_each_window = {
+            line for line, seen in windows_of.items() if line in inside_epochs and len(seen) >= windows - 1 >= 2
+        }  # fmt: skip
         names = []
         for cut in self.cuts:
-            part_of_window = cut.within_window or (is_periodic and not cut.in_evaluation and not cut.after_epoch)
+            part_of_window = cut.within_window or (cut in validations and cut.line in in_each_window)
             names.append("train" if cut.phase == "validate" and part_of_window else cut.phase)
         return names
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dis
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 from torch import Tensor
@@ -40,8 +43,8 @@ def _tensors(value: Any, name: str, depth: int = 2) -> Iterator[tuple[str, Tenso
             yield from _tensors(item, f"{name}[{number}]", depth - 1)
 
 
-def _storages(tracer: ScriptTracer) -> Iterator[tuple[str, str, int, Tensor, int]]:
-    """(variable, file, line of the frame, tensor, storage) of the person's frames, each storage once."""
+def _storages(tracer: ScriptTracer) -> Iterator[tuple[str, FrameType, Tensor, int]]:
+    """(variable, its frame, tensor, storage) of the person's frames, each storage once."""
     seen: set[int] = set()
     for frame in own_frames(tracer.lines):
         for name, value in list(frame.f_locals.items()):
@@ -52,18 +55,35 @@ def _storages(tracer: ScriptTracer) -> Iterator[tuple[str, str, int, Tensor, int
                 if storage is None or storage in seen or tracer.nbytes[storage] < LEAST_BYTES:
                     continue
                 seen.add(storage)
-                yield path, frame.f_code.co_filename, frame.f_lineno, tensor, storage
+                yield path, frame, tensor, storage
 
 
 def held_at_backward(tracer: ScriptTracer) -> list[HeldVariable]:
-    """Variables whose storage the graph does not need: only they refer to it."""
+    """Variables whose storage the graph does not need, and the code after it neither: only they refer to it."""
     held = []
-    for name, file, line, tensor, storage in _storages(tracer):
+    for name, frame, tensor, storage in _storages(tracer):
         if tracer.category[storage] in _STATE or tensor.grad_fn is None:
             continue
-        if _is_only_a_variable(tensor):
+        if _is_only_a_variable(tensor) and not is_read_later(frame, re.split(r"[\[.]", name)[0]):
+            file, line = frame.f_code.co_filename, frame.f_lineno
             held.append(HeldVariable(name=name, file=file, line=line, storage=storage))
     return held
+
+
+def is_read_later(frame: FrameType, name: str) -> bool:
+    """Whether the frame's code reads a variable after the instruction that runs, before it assigns to it.
+
+    The code is read from top to bottom. A variable that inner functions read counts as read.
+    """
+    if name in frame.f_code.co_cellvars:
+        return True
+    for instruction in dis.get_instructions(frame.f_code):
+        if instruction.offset <= frame.f_lasti or instruction.argval != name:
+            continue
+        kind = instruction.opname.partition("_")[0]
+        if kind in ("LOAD", "STORE", "DELETE"):
+            return kind == "LOAD"
+    return False
 
 
 def _is_only_a_variable(tensor: Tensor) -> bool:
@@ -76,7 +96,7 @@ def _is_only_a_variable(tensor: Tensor) -> bool:
 def kept_between_steps(tracer: ScriptTracer) -> tuple[KeptVariable, ...]:
     """What variables keep when a step is over, the largest first: neither weights nor state."""
     kept = []
-    for name, _, _, _, storage in _storages(tracer):
+    for name, _, _, storage in _storages(tracer):
         if tracer.category[storage] not in _STATE:
             line = tracer.line_of(storage)
             kept.append(KeptVariable(name=name, file=line.file, line=line.line, bytes=tracer.nbytes[storage]))

@@ -61,6 +61,42 @@ def _group_norm(
     return out
 
 
+def _batch_norm_stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Mean and inverse deviation of each channel, in float32 for half precision; Normalization.cuh."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return x.new_empty(x.shape[1], dtype=dtype), x.new_empty(x.shape[1], dtype=dtype)
+
+
+def _batch_norm_gather(x: Tensor, means: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return means.new_empty(x.shape[1]), means.new_empty(x.shape[1])
+
+
+def _batch_norm_apply(x: Tensor, *rest: Any) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _batch_norm_backward_apply(grad: Tensor, x: Tensor, *rest: Any) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _batch_norm_backward_reduce(
+    grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None, *wanted: bool
+) -> tuple[Tensor, ...]:
+    """Two sums for each channel where the input wants a gradient, and the gradients of weight and bias."""
+    like = (mean, mean, *[mean if weight is None else weight] * 2)
+    channels = [x.shape[1] if want else 0 for want in (wanted[0], *wanted)]
+    return tuple(tensor.new_empty(count) for tensor, count in zip(like, channels, strict=True))
+
+
+SYNC_BATCH_NORM = {
+    "batch_norm_stats": _batch_norm_stats,
+    "batch_norm_gather_stats_with_counts": _batch_norm_gather,
+    "batch_norm_elemt": _batch_norm_apply,
+    "batch_norm_backward_reduce": _batch_norm_backward_reduce,
+    "batch_norm_backward_elemt": _batch_norm_backward_apply,
+}
+"""Operators of nn.SyncBatchNorm, which only CUDA has."""
+
 COMPOSITES: dict[Any, Any] = {_aten.group_norm.default: _group_norm}
 """Operators whose steps on CUDA are not those on another backend, and their steps on CUDA."""
 
@@ -110,4 +146,6 @@ def cuda_kernels() -> Iterator[None]:
             composites.impl(op, steps)
         shapes.impl("_thnn_fused_gru_cell", _gru_cell)
         shapes.impl("_thnn_fused_gru_cell_backward", _gru_cell_backward)
+        for name, kernel in SYNC_BATCH_NORM.items():
+            shapes.impl(name, kernel)
         yield

@@ -104,6 +104,23 @@ def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
     return Tensor.__deepcopy__(tensor, memo)
 
 
+def _swapped(swap: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """``torch.utils.swap_tensors`` of fake tensors, which ``Module.to`` calls where a plain tensor's data are set.
+
+    It refuses a tensor that C++ code refers to, as DistributedDataParallel does to each parameter. A conversion that
+    changes nothing needs no swap, and one on the same device sets the data.
+    """
+
+    def call(tensor: Any, applied: Any) -> None:
+        fakes = isinstance(tensor, FakeTensor) and isinstance(applied, FakeTensor)
+        if not fakes or tensor.fake_device != applied.fake_device:
+            swap(tensor, applied)
+        elif tensor.untyped_storage()._cdata != applied.untyped_storage()._cdata or tensor.dtype != applied.dtype:
+            tensor.data = applied
+
+    return call
+
+
 @contextlib.contextmanager
 def _cudnn_flags_kept() -> Iterator[None]:
     """A context that restores cuDNN's flags (``benchmark``, say), which code inside may set."""
@@ -124,6 +141,7 @@ def _fakes_pass_for_tensors() -> Iterator[None]:
     """
     with (
         replaced(torch.utils, weakref=SimpleNamespace(**vars(weakref) | {"getweakrefs": lambda tensor: []})),
+        replaced(torch.utils, swap_tensors=_swapped(torch.utils.swap_tensors)),
         appended(foreach_types()[0], FakeTensor),
         appended(foreach_types()[1], FakeTensor),
         replaced(shape_functions, device_hint=_device_hint),

@@ -1,0 +1,151 @@
+"""Turns of training scripts that other people write."""
+
+import io
+from pathlib import Path
+from zipfile import ZipFile
+
+import torch
+
+from tests.script.in_process import trace_here
+
+NET = (
+    "import torch, copy\n"
+    "from torch.utils.data import DataLoader, IterableDataset, TensorDataset\n"
+    "net = torch.nn.Linear(256, 256).cuda()\n"
+    "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+)
+STEP = "loss.backward(); optimizer.step(); optimizer.zero_grad()\n"
+
+
+def test_an_endless_loader_asked_by_hand_goes_on(tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path,
+        NET + "class Endless(IterableDataset):\n"
+        "    def __iter__(self):\n"
+        "        while True:\n"
+        "            yield torch.ones(256)\n"
+        "batches = iter(DataLoader(Endless(), batch_size=4))\n"
+        "for step in range(9):\n"
+        "    for part in range(3):\n"
+        "        loss = net(next(batches).cuda()).sum()\n"
+        "        loss.backward()\n"
+        "    optimizer.step()\n",
+    )
+    assert outcome.error is None, outcome.error.text
+    assert outcome.windows > 2
+
+
+def test_a_pass_whose_end_is_expected_ends_early(tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path,
+        NET + "def batches(loader):\n"
+        "    iterator = iter(loader)\n"
+        "    while True:\n"
+        "        try:\n"
+        "            yield next(iterator)\n"
+        "        except StopIteration:\n"
+        "            return\n"
+        "loader = DataLoader(TensorDataset(torch.ones(400, 256)), batch_size=4)\n"
+        "for (x,) in batches(loader):\n"
+        f"    loss = net(x.cuda()).sum(); {STEP}"
+        "torch.save(net.state_dict(), 'last.pt')\n",
+        batches=3,
+    )
+    assert outcome.error is None, outcome.error.text
+    assert outcome.windows == 3
+    assert outcome.footprint is not None
+    assert "save" in outcome.footprint.phases
+
+
+AVERAGE = (
+    NET + "average = copy.deepcopy(net).eval()\n"
+    "for epoch in range(3):\n"
+    "    for (x,) in DataLoader(TensorDataset(torch.ones(16, 256)), batch_size=4):\n"
+    "{teacher}"
+    f"        loss = net(x.cuda()).sum(); {STEP}"
+    "{validation}"
+)
+
+
+def test_validation_of_an_average_of_the_weights_is_validation(tmp_path: Path) -> None:
+    validation = "    with torch.no_grad():\n        average(torch.ones(1 << 15, 256).cuda())\n"
+    footprint = trace_here(tmp_path, AVERAGE.format(teacher="", validation=validation)).footprint
+    assert footprint is not None
+    assert footprint.phases["validate"].allocated_bytes >= 2 * 4 * 256 << 15
+
+
+def test_a_teacher_that_runs_in_each_step_is_part_of_training(tmp_path: Path) -> None:
+    teacher = "        with torch.no_grad():\n            target = average(x.cuda())\n"
+    footprint = trace_here(tmp_path, AVERAGE.format(teacher=teacher, validation="")).footprint
+    assert footprint is not None
+    assert list(footprint.phases) == ["train"]
+
+
+def test_a_wrapped_net_is_moved_to_the_card_where_it_is_and_its_type_changes(tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path,
+        NET + "import torch.distributed as dist\n"
+        "dist.init_process_group('nccl')\n"
+        "net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Conv2d(8, 4, 3))\n"
+        "net = torch.nn.SyncBatchNorm.convert_sync_batchnorm(net).cuda()\n"
+        "net = torch.nn.parallel.DistributedDataParallel(net, device_ids=[0]).to('cuda:0')\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "for step in range(4):\n"
+        f"    loss = net(torch.ones(2, 3, 16, 16).cuda()).sum(); {STEP}"
+        "net.half()\n"
+        "assert {p.dtype for p in optimizer.param_groups[0]['params']} == {torch.float16}\n",
+        world=2,
+    )
+    assert outcome.error is None, outcome.error.text
+    assert outcome.windows >= 3
+
+
+def test_freeing_a_variable_is_an_option_only_where_it_is_not_read_later(tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path,
+        NET + "def step():\n"
+        "    dead = net(torch.ones(512, 256).cuda())\n"
+        "    read = net(torch.ones(512, 256).cuda())\n"
+        "    loss = dead.sum() + read.sum()\n"
+        f"    {STEP}"
+        "    return read.detach().mean()\n"
+        "for number in range(4):\n"
+        "    step()\n",
+    )
+    names = {option.name for option in outcome.options}
+    assert "free dead" in names
+    assert "free read" not in names
+
+
+def test_a_checkpoint_that_was_saved_on_a_card_comes_back_there(tmp_path: Path) -> None:
+    written = io.BytesIO()
+    torch.save({"weight": torch.ones(1024, 1024)}, written)
+    with ZipFile(written) as cpu, ZipFile(tmp_path / "net.pt", "w") as card:
+        for name in cpu.namelist():
+            content = cpu.read(name)
+            card.writestr(name, content.replace(b"X\x03\x00\x00\x00cpu", b"X\x06\x00\x00\x00cuda:0"))
+    outcome = trace_here(
+        tmp_path,
+        NET + "assert torch.load('net.pt')['weight'].is_cuda\n"
+        "assert not torch.load('net.pt', map_location='cpu')['weight'].is_cuda\n"
+        "kept = torch.load('net.pt')\n"
+        "for step in range(3):\n"
+        f"    loss = net(torch.ones(4, 256).cuda()).sum(); {STEP}",
+    )
+    assert outcome.error is None, outcome.error.text
+    assert outcome.footprint is not None
+    assert outcome.footprint.phases["train"].allocated_bytes > 4 << 20
+
+
+def test_memory_stats_have_the_names_of_the_real_ones(tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path,
+        NET + "stats = torch.cuda.memory_stats()\n"
+        "nested = torch.cuda.memory_stats_as_nested_dict()\n"
+        "assert stats['segment.all.current'] == stats['segment.small_pool.current'] == 1\n"
+        "assert stats['active.all.current'] == nested['active']['all']['current'] == 2\n"
+        "assert nested['allocated_bytes']['all']['peak'] == torch.cuda.max_memory_allocated()\n"
+        "for step in range(3):\n"
+        f"    loss = net(torch.ones(4, 256).cuda()).sum(); {STEP}",
+    )
+    assert outcome.error is None, outcome.error.text
