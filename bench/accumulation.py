@@ -95,8 +95,8 @@ def compare(job: Dit, clips: int, rounds: int) -> dict[str, Any]:
         for name, (micro_batches, modes) in ways.items():
             shapes = [Shape(items=items) for items in micro_batches]
             times[name].append(seconds(job, nets, shapes, modes, accumulated=False))
-    found = {name: statistics.median(seen) for name, seen in times.items()}
-    faster = min(("accumulated", "recomputed"), key=found.__getitem__)
+    medians = {name: statistics.median(seen) for name, seen in times.items()}
+    faster = min(("accumulated", "recomputed"), key=medians.__getitem__)
     over = float(statistics.median(np.array(times["plan"]) / np.array(times[faster])))
     measured = float(statistics.median(np.array(times["accumulated"]) / np.array(times["recomputed"])))
     guess = estimated["accumulated"] / estimated["recomputed"]
@@ -105,7 +105,7 @@ def compare(job: Dit, clips: int, rounds: int) -> dict[str, Any]:
     return {
         "frames": job.frames, "clips": clips, "depth": job.depth, "budget": budget,
         "estimated": guess, "measured": measured, "picks_the_faster": picks,
-        "estimated_seconds": {**estimated, "plan": plan.step_seconds}, "measured_seconds": found,
+        "estimated_seconds": {**estimated, "plan": plan.step_seconds}, "measured_seconds": medians,
         "plan": f"{plan.arithmetic.split(' on ')[0]}, {len(modes)} modules", "plan_over_faster": over,
         "ok": picks and over <= SLACK,
     }  # fmt: skip

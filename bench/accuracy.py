@@ -177,8 +177,8 @@ def predict(runs: list[Run], folder: Path, workers: int) -> tuple[list[Predicted
     rows: list[Predicted] = []
     failed: list[Failed] = []
     models = len({run.model for run in runs})
-    found = predict_all(runs, fitting.context_bytes(), folder, workers)
-    for result in track(found, "predicting", total=models, console=console):
+    predictions = predict_all(runs, fitting.context_bytes(), folder, workers)
+    for result in track(predictions, "predicting", total=models, console=console):
         if isinstance(result, Failed):
             failed.append(result)
         else:

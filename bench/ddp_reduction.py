@@ -34,12 +34,12 @@ def main() -> None:
     join()
     x = torch.randn(64, 512)
     for micro_batches in (1, 4):
-        found: dict[str, list[tuple[float, float]]] = {"ours": [], "DistributedDataParallel": []}
+        rounds_by_name: dict[str, list[tuple[float, float]]] = {"ours": [], "DistributedDataParallel": []}
         for _ in range(2):
-            for name in found:
-                found[name] += run(name, micro_batches, x)
+            for name in rounds_by_name:
+                rounds_by_name[name] += run(name, micro_batches, x)
         if dist.get_rank() == 0:
-            for name, pairs in found.items():
+            for name, pairs in rounds_by_name.items():
                 seconds, peak = (statistics.median(column) for column in zip(*pairs, strict=True))
                 what = f"{micro_batches} micro-batches, {name}"
                 print(f"{what}: {seconds:.3f} s a window, peak {peak:.0f} MiB", flush=True)

@@ -67,13 +67,13 @@ def counts(kind, micro, failure, stride) -> dict[str, int]:
             if failure == "twice":
                 fails[point, number + number % 3 + 1] = 1
             try:
-                code, learnt, found, seen = disturbed(path / str(number), kind, micro, failure, fails)
+                code, learnt, consumed_ids, seen = disturbed(path / str(number), kind, micro, failure, fails)
             except TornStepError:
                 torn += 1
                 continue
             assert seen.failed == len(fails), f"{seen.failed} of {len(fails)} failures at {failure} {number}"
             done += code == Exit.DONE
-            same_ids += consumed(found) == consumed(ids)
+            same_ids += consumed(consumed_ids) == consumed(ids)
             alike = close if failure == "twice" else same
             same_weights += alike(learnt, wanted)
     return {

@@ -46,22 +46,22 @@ def main() -> None:
 def run_story(folder: Path, windows: int) -> dict[str, Any]:
     """Runs the four steps in this folder; returns what each found."""
     folder.mkdir(parents=True, exist_ok=True)
-    _, found = memfit("predict", *JOB, "--micro-batch", 1, "--memory", "1GiB", "--json")
-    peaks = {name: phase["allocated_bytes"] for name, phase in json.loads(found)["phases"].items()}
+    _, answer = memfit("predict", *JOB, "--micro-batch", 1, "--memory", "1GiB", "--json")
+    peaks = {name: phase["allocated_bytes"] for name, phase in json.loads(answer)["phases"].items()}
     budget = int(PART * peaks["validate"]) >> 20
     print(f"upstream, predicted: {', '.join(f'{name} {format_size(size)}' for name, size in peaks.items())}")
     print(f"budget: {budget} MiB, {PART:.0%} of upstream's validation")
     assert peaks["train"] < budget << 20
 
-    code, found = memfit("probe", *JOB, "--micro-batch", 1, "--memory", f"{budget}MiB", "--json")
-    (trial,) = json.loads(found)["trials"]
+    code, answer = memfit("probe", *JOB, "--micro-batch", 1, "--memory", f"{budget}MiB", "--json")
+    (trial,) = json.loads(answer)["trials"]
     print(f"upstream's step, really run: out of memory in {trial['failed_in']}: {trial['error']}")
     assert (trial["ok"], trial["failed_in"]) == (False, "validate"), (code, trial)
 
     path = folder / "plan.toml"
     arguments = ("--global-batch", 4, "--micro-batch", 1, "--keep", "checkpointing", "--memory", f"{budget}MiB")
-    code, found = memfit("plan", *JOB, "--set", f"windows={windows}", *arguments, "--out", path)
-    assert code == 0, found
+    code, answer = memfit("plan", *JOB, "--set", f"windows={windows}", *arguments, "--out", path)
+    assert code == 0, answer
     plan = read_plan(path)
     print(f"memfit's plan: {plan.arithmetic}; validation: {plan.validation}")
 

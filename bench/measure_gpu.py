@@ -48,17 +48,17 @@ def configurations(card: str, driver: str | None) -> list[Measured]:
             reserved_bytes=None, process_bytes=None, step_seconds=None,
         )  # fmt: skip
 
-    found = [step(job, precision) for job in BUILT_IN for precision in ("fp32", "bf16", "fp16")]
-    found += [step(job, "fp16", "all") for job in BUILT_IN]
+    steps = [step(job, precision) for job in BUILT_IN for precision in ("fp32", "bf16", "fp16")]
+    steps += [step(job, "fp16", "all") for job in BUILT_IN]
     for name, settings in (("UNet", {}), ("Language", {"net": "gpt2"}), ("Language", {"net": "llama"})):
         for precision in ("fp32", "bf16", "fp16"):
-            found.append(step(f"{JOBS}:{name}", precision, **settings))
-        found.append(step(f"{JOBS}:{name}", "bf16", "all", **settings))
-        found.append(step(f"{JOBS}:{name}", "bf16", implementation="fused", **settings))
+            steps.append(step(f"{JOBS}:{name}", precision, **settings))
+        steps.append(step(f"{JOBS}:{name}", "bf16", "all", **settings))
+        steps.append(step(f"{JOBS}:{name}", "bf16", implementation="fused", **settings))
     for model in TIMM:
-        found += [step(f"{JOBS}:Picture", precision, model=model) for precision in ("fp32", "bf16")]
-        found.append(step(f"{JOBS}:Picture", "fp32", model=model, benchmark=True))
-    return found
+        steps += [step(f"{JOBS}:Picture", precision, model=model) for precision in ("fp32", "bf16")]
+        steps.append(step(f"{JOBS}:Picture", "fp32", model=model, benchmark=True))
+    return steps
 
 
 def main() -> int:
@@ -107,17 +107,17 @@ def measure_all(wanted: list[Measured], path: Path, memory: int, until: float) -
     budgets = [None, *(gib for gib in (24.0, 40.0, 80.0) if gib * 2**30 < memory)]
     for step in (replace(step, memory_gib=gib) for gib in budgets for step in wanted):
         for sized in growing(step):
-            found = done.get(_key(sized))
-            if found is None:
+            measured = done.get(_key(sized))
+            if measured is None:
                 if time.monotonic() > until:
                     console.print("time is up; start it again to go on")
                     return
-                found = in_a_process(sized)
-                if found is None:
+                measured = in_a_process(sized)
+                if measured is None:
                     break
-                append_measured(path, found)
-                _say(found)
-            if not found.ok:
+                append_measured(path, measured)
+                _say(measured)
+            if not measured.ok:
                 break
 
 

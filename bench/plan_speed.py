@@ -65,14 +65,16 @@ def timed(job: str, batch: str, card: str, settings: dict[str, str]) -> dict[str
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if not done.stdout:
         raise RuntimeError(done.stderr)
-    found = json.loads(done.stdout)
+    answer = json.loads(done.stdout)
     return {
         "processor_seconds": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
-        "fits": found["fits"],
-        "arithmetic": found.get("arithmetic"),
-        "step_seconds": found["step_seconds"],
-        "modes": {mode: list(found["checkpointing"].values()).count(mode) for mode in found["checkpointing"].values()},
-        "process_bytes": {phase: row["process_bytes"] for phase, row in found["phases"].items()},
+        "fits": answer["fits"],
+        "arithmetic": answer.get("arithmetic"),
+        "step_seconds": answer["step_seconds"],
+        "modes": {
+            mode: list(answer["checkpointing"].values()).count(mode) for mode in answer["checkpointing"].values()
+        },
+        "process_bytes": {phase: row["process_bytes"] for phase, row in answer["phases"].items()},
     }
 
 

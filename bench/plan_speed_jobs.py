@@ -59,6 +59,6 @@ class Unet(Job):
 
     def loss(self, nets: Nets, batch: Any) -> tuple[Tensor, int]:
         times = torch.randint(1000, (len(batch["latents"]),), device=batch["latents"].device)
-        found = nets["unet"](batch["latents"] + batch["noise"], times, batch["text"]).sample
-        error = (found.float() - batch["noise"]) ** 2
+        predicted_noise = nets["unet"](batch["latents"] + batch["noise"], times, batch["text"]).sample
+        error = (predicted_noise.float() - batch["noise"]) ** 2
         return error.mean((1, 2, 3)).sum(), len(error)

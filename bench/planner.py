@@ -109,7 +109,7 @@ def extremes(job: Plain, shape: Shape, *, accumulated: bool = True) -> tuple[dic
 
 def select(job: Plain, shape: Shape, budgets: Mapping[int, int]) -> dict[int, tuple[dict[str, str], int]]:
     """The modes chosen for each budget, and the bytes predicted."""
-    found = {}
+    by_percent = {}
     with open_traced_job(job, Tracing(device=find_device("cpu")), shape) as fitting:
         for percent, budget in budgets.items():
             chosen = fitting.select(shape, budget, peak_of, accumulated=True)
@@ -117,8 +117,8 @@ def select(job: Plain, shape: Shape, budgets: Mapping[int, int]) -> dict[int, tu
                 lowest = fitting.lowest(shape, peak_of, accumulated=True).peak
                 print(f"{percent} %: {budget} bytes are under the floor of {lowest}")
                 continue
-            found[percent] = (dict(chosen.modes), chosen.peak)
-    return found
+            by_percent[percent] = (dict(chosen.modes), chosen.peak)
+    return by_percent
 
 
 def within(
@@ -142,9 +142,9 @@ def _row(name: str, modes: Mapping[str, str], budget: int, predicted: int, seen:
     }  # fmt: skip
 
 
-def peak_of(found: MicroTrace) -> int:
+def peak_of(micro_trace: MicroTrace) -> int:
     """Highest live bytes of a traced micro-batch."""
-    trace = found.trace
+    trace = micro_trace.trace
     return int(np.cumsum(trace.kind.astype(np.int64) * trace.nbytes[trace.storage]).max())
 
 

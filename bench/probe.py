@@ -73,22 +73,22 @@ def main() -> None:
     for name, flags in (("probe", []), ("probe --prove", ["--prove"])):
         command = [sys.executable, "-m", "memfit", "probe", f"{__file__}:Layers", "--memory", options.memory]
         done = subprocess.run([*command, "--json", *flags], capture_output=True, text=True, check=True)
-        found = json.loads(done.stdout)
+        answer = json.loads(done.stdout)
         results[name] = {
-            "found": found["found"],
-            "trials": len(found["trials"]),
-            "failures": sum(not trial["ok"] for trial in found["trials"]),
-            "proved": found["proved"],
-            "relative_error": found["relative_error"],
-            "seconds": round(found["seconds"], 1),
+            "found": answer["found"],
+            "trials": len(answer["trials"]),
+            "failures": sum(not trial["ok"] for trial in answer["trials"]),
+            "proved": answer["proved"],
+            "relative_error": answer["relative_error"],
+            "seconds": round(answer["seconds"], 1),
         }
         print(name, results[name])
     if not options.only_memfit:
         begin = time.perf_counter()
-        found, trials, failures = by_doubling(parse_size(options.memory))
+        largest, trials, failures = by_doubling(parse_size(options.memory))
         seconds = round(time.perf_counter() - begin, 1)
         results["doubling and bisection"] = {
-            "found": found, "trials": trials, "failures": failures, "seconds": seconds,
+            "found": largest, "trials": trials, "failures": failures, "seconds": seconds,
         }  # fmt: skip
         print("doubling and bisection", results["doubling and bisection"])
     write_result(target(options.json), {"memory": options.memory, **results})

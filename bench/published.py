@@ -83,12 +83,12 @@ class Validation:
 
 def readings(published: str) -> tuple[float, float | None]:
     """Bytes of ``23 GB``, ``19552 MiB`` or the middle of ``60 to 80 GB``: as GiB and, where that may be meant, 10^9."""
-    found = re.fullmatch(r"([\d.]+)(?: to ([\d.]+))? (GB|GiB|MiB)", published)
-    if found is None:
+    match = re.fullmatch(r"([\d.]+)(?: to ([\d.]+))? (GB|GiB|MiB)", published)
+    if match is None:
         raise InputError(f"published = {published!r}", "not a size", "write 23 GB, 22.7 GiB or 60 to 80 GB")
-    value = (float(found[1]) + float(found[2] or found[1])) / 2
-    unit = 2**20 if found[3] == "MiB" else 2**30
-    return value * unit, value * 1e9 if found[3] == "GB" else None
+    value = (float(match[1]) + float(match[2] or match[1])) / 2
+    unit = 2**20 if match[3] == "MiB" else 2**30
+    return value * unit, value * 1e9 if match[3] == "GB" else None
 
 
 @cache
@@ -114,8 +114,8 @@ def rows(figure: dict[str, Any]) -> Iterator[Row]:
     for world in figure.get("zero2", [figure.get("world", 1)]):
         trained = sum(p.numel() for net in plain_nets(job).values() for p in net.parameters() if p.requires_grad)
         own = zero2(trace, world, trained) if "zero2" in figure else trace
-        found = footprint_on(own, card)
-        peak = found.phases[figure["phase"]]
+        footprint = footprint_on(own, card)
+        peak = footprint.phases[figure["phase"]]
         if figure.get("at_failure"):
             predicted = in_use_at_failure(own, card) or peak.process_bytes
         elif figure["kind"] == "state":
@@ -172,13 +172,13 @@ def validation(card: str) -> Validation:
         return footprint_on(traced("latentsync/stage1", card, 1, {"validation_frames": frames}), device)
 
     low, high = 64, 2048
-    found = {frames: at(frames) for frames in (low, high)}
-    while high - low > 16 and not found[high].fits:
+    footprints = {frames: at(frames) for frames in (low, high)}
+    while high - low > 16 and not footprints[high].fits:
         middle = (low + high) // 32 * 16
-        found[middle] = at(middle)
-        low, high = (middle, high) if found[middle].fits else (low, middle)
-    failed = found[high].failed_request
-    largest = found[low].phases["validate"].largest_request
+        footprints[middle] = at(middle)
+        low, high = (middle, high) if footprints[middle].fits else (low, middle)
+    failed = footprints[high].failed_request
+    largest = footprints[low].phases["validate"].largest_request
     policy = {}
     for frames in (250, 2500, 25000):
         settings = {**POLICY, "validation_frames": frames}
@@ -204,10 +204,10 @@ def main() -> None:
     asked = parser.parse_args()
     only = asked.only
     figures = [figure for figure in toml.loads(FIGURES.read_text())["figure"] if only in figure["job"]]
-    found = []
+    compared = []
     for figure in figures:
         for row in rows(figure):
-            found.append(row)
+            compared.append(row)
             decimal = "" if row.error_decimal is None else f"{row.error_decimal:+8.1%}"
             print(
                 f"{row.job:22} {row.micro_batch:6} {row.engine:6} x{row.world:<2} {row.kind:8} {row.published:>12} "
@@ -219,7 +219,7 @@ def main() -> None:
         return
     lengths = validation("rtx4090")
     print(json.dumps(asdict(lengths), indent=1))
-    result = {"rows": [asdict(row) for row in found], "validation": asdict(lengths)}
+    result = {"rows": [asdict(row) for row in compared], "validation": asdict(lengths)}
     write_result(target(asked.json, complete=not only), result, packages=["diffusers", "transformers", "deepspeed"])
 
 

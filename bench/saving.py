@@ -121,16 +121,16 @@ def main() -> None:
             assert synchronous_saver.finish()
 
         ways = {"raw": raw, "synchronous": synchronous, "asynchronous": asynchronous, "torch.save": torch_save}
-        found: dict[str, list[tuple[float, int, float]]] = {name: [] for name in ways}
+        rounds_by_way: dict[str, list[tuple[float, int, float]]] = {name: [] for name in ways}
         for number_of_round in range(asked.rounds + 1):
             for name in chance.sample(list(ways), len(ways)):
                 result = timed(ways[name])
                 for old in (path / "raw", path / "torch"):
                     old.unlink(missing_ok=True)
                 if number_of_round:
-                    found[name].append(result)
+                    rounds_by_way[name].append(result)
     print(f"{len(content) / 1e6:.0f} MB in {len(tensors)} tensors, {asked.rounds} rounds after one to warm up")
-    rows = summary(found)
+    rows = summary(rounds_by_way)
     for name, row in rows.items():
         print(
             f"{name:>12}: {row['seconds']:.3f} s, {row['over_raw']:.2f} x raw "
@@ -152,11 +152,11 @@ def main() -> None:
     write_result(target(asked.json), {**figures, "asynchronous_holds_up": held_up}, packages=["safetensors"])
 
 
-def summary(found: dict[str, list[tuple[float, int, float]]]) -> dict[str, dict[str, float]]:
+def summary(rounds_by_way: dict[str, list[tuple[float, int, float]]]) -> dict[str, dict[str, float]]:
     """Medians of each way over its rounds, and its ratio to the raw write of the same round."""
-    raw = [seconds for seconds, _, _ in found["raw"]]
+    raw = [seconds for seconds, _, _ in rounds_by_way["raw"]]
     rows = {}
-    for name, rounds in found.items():
+    for name, rounds in rounds_by_way.items():
         ratios = [seconds / base for (seconds, _, _), base in zip(rounds, raw, strict=True)]
         median = statistics.median(seconds for seconds, _, _ in rounds)
         rows[name] = {

@@ -50,11 +50,11 @@ def packed(lengths: np.ndarray, threshold: int, seed: int = 0) -> list[Window]:
 
 def different(count: int, threshold: int, longest: int) -> list[Window]:
     """Windows of which no two have the same shape."""
-    rng, found = np.random.default_rng(0), {}
-    while len(found) < count:
+    rng, shapes = np.random.default_rng(0), {}
+    while len(shapes) < count:
         length = int(rng.integers(30, longest))
-        found[(Shape(items=int(rng.integers(1, max(threshold // length, 1) + 1)), length=length),)] = None
-    return list(found)
+        shapes[(Shape(items=int(rng.integers(1, max(threshold // length, 1) + 1)), length=length),)] = None
+    return list(shapes)
 
 
 def main() -> None:
@@ -72,10 +72,10 @@ def main() -> None:
         family.at(shape)
     results: dict[str, object] = {"processor_seconds_of_tracing": round(time.process_time() - begin, 1)}
     begin = time.process_time()
-    found = replay_sequence(family, shapes)
+    replayed = replay_sequence(family, shapes)
     results["different shapes"] = {
-        "windows": found.windows, "distinct_shapes": found.distinct_shapes,
-        "processor_seconds": round(time.process_time() - begin, 1), "ratio": round(found.ratio, 3),
+        "windows": replayed.windows, "distinct_shapes": replayed.distinct_shapes,
+        "processor_seconds": round(time.process_time() - begin, 1), "ratio": round(replayed.ratio, 3),
     }  # fmt: skip
     print(results)
     for threshold, published in PUBLISHED.items():
@@ -87,17 +87,17 @@ def main() -> None:
 def epoch(family: TraceFamily, threshold: int, published: float, context: int) -> dict[str, object]:
     """Process bytes over an epoch beside those published, with and without expandable segments."""
     windows = packed(clip_lengths(20_000), threshold)
-    found = {}
+    by_name = {}
     for name, expandable in (("segments", False), ("expandable", True)):
         peaks = replay_sequence(family, windows, config=AllocatorConfig(expandable_segments=expandable))
         process = peaks.reserved_bytes + context
         after = {number: next(r for w, r in reversed(peaks.growth) if w <= number) + context for number in (0, 10, 100)}
-        found[name] = {
+        by_name[name] = {
             "allocated_bytes": peaks.allocated_bytes, "reserved_bytes": peaks.reserved_bytes,
             "ratio": round(peaks.ratio, 3), "process_bytes": process, "over_published": round(process / published, 3),
             "process_bytes_after_windows": after, "last_growth_in_window": peaks.growth[-1][0],
         }  # fmt: skip
-    return {"windows": len(windows), "published_bytes": int(published), **found}
+    return {"windows": len(windows), "published_bytes": int(published), **by_name}
 
 
 if __name__ == "__main__":

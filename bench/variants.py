@@ -76,11 +76,11 @@ def main() -> None:
     costs = []
     for arguments in variants():
         if options.only in " ".join(arguments):
-            found = cost(arguments)
-            costs.append(found)
+            variant_cost = cost(arguments)
+            costs.append(variant_cost)
             print(
-                f"{found.variant:40} {found.processor_seconds:8.1f} s {found.seconds:6.1f} s "
-                f"{found.peak_bytes / 2**20:6.0f} MiB",
+                f"{variant_cost.variant:40} {variant_cost.processor_seconds:8.1f} s {variant_cost.seconds:6.1f} s "
+                f"{variant_cost.peak_bytes / 2**20:6.0f} MiB",
                 flush=True,
             )
     figures = {"device": DEVICE, "variants": [asdict(row) for row in costs]}

@@ -93,15 +93,15 @@ def predicted_bytes() -> dict[str, int]:
     from testing.nets import JOBS, SHAPES
 
     backend.register()
-    found = {}
+    peaks = {}
     for name in BYTES:
         items, length = SHAPES[name]
         for precision in ("fp32", "bf16"):
             job, shape = JOBS[name](precision=precision), Shape(items=items, length=length)
-            found[f"{name}, {precision}"] = live_peaks(trace_job(job, shape, Tracing(device=find_device("rtx4090"))))[
+            peaks[f"{name}, {precision}"] = live_peaks(trace_job(job, shape, Tracing(device=find_device("rtx4090"))))[
                 "train"
             ]
-    return found
+    return peaks
 
 
 def collect(folder: Path) -> list[dict[str, Any]]:

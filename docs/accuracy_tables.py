@@ -16,9 +16,12 @@ def _errors(row: Mapping[str, Any]) -> list[str]:
 
 
 def accuracy_halves() -> str:
-    found = result("accuracy")
+    halves_by_name = result("accuracy")
     halves = (("held-out half", "gpumemnet"), ("fitting half", "gpumemnet_fitting_half"))
-    rows = ([name, found[key]["models"], found[key]["runs"], *_errors(found[key])] for name, key in halves)
+    rows = (
+        [name, halves_by_name[key]["models"], halves_by_name[key]["runs"], *_errors(halves_by_name[key])]
+        for name, key in halves
+    )
     return table(["", "models", "runs", *ERROR_NAMES], rows)
 
 
@@ -46,10 +49,10 @@ def accuracy_workspace() -> str:
 
 
 def accuracy_summary() -> str:
-    found = result("accuracy")
-    held = found["gpumemnet"]
-    runs = found["gpumemnet"]["runs"] + found["gpumemnet_fitting_half"]["runs"]
-    models = found["gpumemnet"]["models"] + found["gpumemnet_fitting_half"]["models"]
+    accuracy = result("accuracy")
+    held = accuracy["gpumemnet"]
+    runs = accuracy["gpumemnet"]["runs"] + accuracy["gpumemnet_fitting_half"]["runs"]
+    models = accuracy["gpumemnet"]["models"] + accuracy["gpumemnet_fitting_half"]["models"]
     return (
         f"{runs:,} measured runs of {models} timm models on an A100 40 GB were compared with their predictions. On the "
         f"half of the models that nothing was fitted on, the median error of the process's bytes is "
@@ -81,23 +84,23 @@ def accuracy_cpu() -> str:
 
 def accuracy_recipes() -> str:
     """Published figures by script, card and precision."""
-    found = result("recipes")
+    judged = result("recipes")
     head = ["rows of", "rows", "median", "p90", "p95", "worst under-prediction", "in interval", "parameters x 16"]
-    groups = [("all", found["recipes"])]
+    groups = [("all", judged["recipes"])]
     for column in ("source", "card", "precision", "metric"):
-        groups += [(f"{column}: {value}", row) for value, row in found["groups"][column].items()]
+        groups += [(f"{column}: {value}", row) for value, row in judged["groups"][column].items()]
     names = ("median", "p90", "p95", "worst_under", "coverage", "parameters_x_16_median")
     return table(head, ([name, row["rows"], *(percent(row[key], 1) for key in names)] for name, row in groups))
 
 
 def accuracy_xmem() -> str:
     """xMem's runs: memfit beside the four estimators whose figures the runs' files have."""
-    found = result("xmem")["xmem"]
+    judged = result("xmem")["xmem"]
     rows = []
     for key, name in (("memfit", "memfit"), ("xmem", "xMem"), ("dnnmem", "DNNMem"), ("schedtune", "SchedTune"),
                       ("llmem", "LLMem")):  # fmt: skip
-        count = found["rows"] if key == "memfit" else found[f"{key}_rows"]
-        rows.append([name, count, *(percent(found[f"{key}_{part}"], 1) for part in ("median", "p90"))])
+        count = judged["rows"] if key == "memfit" else judged[f"{key}_rows"]
+        rows.append([name, count, *(percent(judged[f"{key}_{part}"], 1) for part in ("median", "p90"))])
     return table(["estimator", "runs", "median", "p90"], rows)
 
 
@@ -114,10 +117,10 @@ def accuracy_xmem_families() -> str:
 
 def accuracy_timm_amp() -> str:
     """timm's benchmark under AMP on an RTX 3090."""
-    found = result("timm_amp")
-    groups = [("all", found["timm_amp"])]
+    judged = result("timm_amp")
+    groups = [("all", judged["timm_amp"])]
     for column in ("torch", "layout", "family"):
-        groups += [(f"{column}: {value}", row) for value, row in found["groups"][column].items()]
+        groups += [(f"{column}: {value}", row) for value, row in judged["groups"][column].items()]
     names = ("ran_fits", "failed_does_not", "failed_does_not_or_close", "clear_wrong")
     head = ["rows of", "rows", "ran, said to fit", "failed, said not to fit", "or close", "clear verdicts wrong"]
     return table(

@@ -34,17 +34,17 @@ def published() -> str:
 
 def musetalk_ranks() -> str:
     """MuseTalk's first stage on one, two and eight ranks of ZeRO-2."""
-    found: dict[int, dict[int, Mapping[str, Any]]] = {}
+    by_micro_batch: dict[int, dict[int, Mapping[str, Any]]] = {}
     for row in result("published")["rows"]:
         if row["job"] == "musetalk/stage1":
-            found.setdefault(row["micro_batch"], {})[row["world"]] = row
-    worlds = sorted(next(iter(found.values())))
+            by_micro_batch.setdefault(row["micro_batch"], {})[row["world"]] = row
+    worlds = sorted(next(iter(by_micro_batch.values())))
     head = ["images", "published", *(f"{world} rank{'s' if world > 1 else ''}" for world in worlds)]
     return table(
         head,
         (
             [images, rows[worlds[0]]["published"], *(gib(rows[world]["predicted_bytes"]) for world in worlds)]
-            for images, rows in found.items()
+            for images, rows in by_micro_batch.items()
         ),
     )
 
@@ -55,9 +55,9 @@ def _modes(modes: Mapping[str, int]) -> str:
 
 
 def cards() -> str:
-    found = result("cards")
+    cards_kept = result("cards")
     rows = []
-    for name, row in sorted(found.get("plans", found).items()):
+    for name, row in sorted(cards_kept.get("plans", cards_kept).items()):
         job, _, rest = name.partition("@")
         card = rest.split(" ")[0]
         used = f"{gib(max(row['process_bytes'].values()))} of {gib(row['usable_bytes'])}"
@@ -74,24 +74,24 @@ def timing() -> str:
 
 
 def plan_speed() -> str:
-    found = result("plan_speed")
+    plans_kept = result("plan_speed")
     rows = []
-    for name, kept in found.get("plans", found).items():
+    for name, kept in plans_kept.get("plans", plans_kept).items():
         row = kept.get("after", kept)
         rows.append([name, row["arithmetic"], f"{row['processor_seconds']:.0f}"])
     return table(["job, global batch, card", "plan", "processor seconds"], rows)
 
 
 def variants() -> str:
-    found = result("variants")
-    rows = found["variants"] if isinstance(found, dict) else found
+    stored = result("variants")
+    rows = stored["variants"] if isinstance(stored, dict) else stored
     shown = ([row["variant"], f"{row['processor_seconds']:.1f}", f"{row['peak_bytes'] / 2**20:.0f}"] for row in rows)
     return table(["job", "processor seconds", "memory of the prediction, MiB"], shown)
 
 
 def checkpoint_selection() -> str:
-    found = result("planner")
-    nets = found["nets"] if "nets" in found else {k: v for run in found["runs"] for k, v in run["nets"].items()}
+    stored = result("planner")
+    nets = stored["nets"] if "nets" in stored else {k: v for run in stored["runs"] for k, v in run["nets"].items()}
     rows = []
     for net, lines in nets.items():
         kept = lines[0]["measured"] - lines[0]["resident"]
@@ -136,7 +136,9 @@ def loop() -> str:
     rounds = result("loop")["rounds"]
     rows = []
     for name in rounds[0]:
-        took, added = ([found[name][key] for found in rounds] for key in ("milliseconds", "added_milliseconds"))
+        took, added = (
+            [round_times[name][key] for round_times in rounds] for key in ("milliseconds", "added_milliseconds")
+        )
         rows.append([name, _spread(took), _spread(added)])
     return table(["loop", "ms a step", "more than by hand, ms"], rows)
 
@@ -159,10 +161,10 @@ def saving() -> str:
 def saving_text() -> str:
     if not (RESULTS / "saving.json").exists():
         return "Printed by the benchmark:"
-    found = result("saving")
-    held = found["asynchronous_holds_up"]
+    saving = result("saving")
+    held = saving["asynchronous_holds_up"]
     return (
-        f"A checkpoint of {found['bytes'] / 1e6:.0f} MB in {found['tensors']} tensors, {found['rounds']} rounds in "
+        f"A checkpoint of {saving['bytes'] / 1e6:.0f} MB in {saving['tensors']} tensors, {saving['rounds']} rounds in "
         f"random order. An asynchronous checkpoint holds training up for {held['seconds_per_gigabyte']:.2f} s a GB "
         f"(median; at most {held['most_seconds_per_gigabyte']:.2f}), and its buffers take "
         f"{held['buffer_bytes'] / 1e6:.0f} MB."
@@ -197,10 +199,10 @@ def faults() -> str:
 
 
 def sequence() -> str:
-    found = result("sequence")
+    by_frames = result("sequence")
     rows = []
     for frames in (3200, 7000):
-        row = found[f"{frames} frames"]
+        row = by_frames[f"{frames} frames"]
         segments, expandable = row["segments"], row["expandable"]
         rows.append([
             frames, f"{row['published_bytes'] / 1e9:.1f}", f"{segments['process_bytes_after_windows']['10'] / 1e9:.1f}",
@@ -223,11 +225,11 @@ def sequence_text() -> str:
 
 
 def probe() -> str:
-    found = result("probe")
+    rows_by_name = result("probe")
     rows = []
     for name in ("probe", "probe --prove", "doubling and bisection"):
-        if name in found:
-            row = found[name]
+        if name in rows_by_name:
+            row = rows_by_name[name]
             rows.append(
                 [f"`memfit {name}`" if name.startswith("probe") else name, row["found"], row["trials"], row["failures"]]
             )
@@ -246,16 +248,16 @@ def creep() -> str:
 
 
 def thousand_ranks() -> str:
-    found = result("thousand_ranks")
+    stored = result("thousand_ranks")
     return (
-        f"`{found['predicted']}` predicts one rank of 1,024 in {found['processor_seconds']:.0f} processor seconds: "
-        f"{gib(found['allocated_bytes'])} of tensors at the peak."
+        f"`{stored['predicted']}` predicts one rank of 1,024 in {stored['processor_seconds']:.0f} processor seconds: "
+        f"{gib(stored['allocated_bytes'])} of tensors at the peak."
     )
 
 
 def plan_cost() -> str:
-    found = result("plan_speed")
-    seconds = [kept.get("after", kept)["processor_seconds"] for kept in found.get("plans", found).values()]
+    plans_kept = result("plan_speed")
+    seconds = [kept.get("after", kept)["processor_seconds"] for kept in plans_kept.get("plans", plans_kept).values()]
     predictions = result("variants")
     costs = [
         row["processor_seconds"] for row in (predictions["variants"] if isinstance(predictions, dict) else predictions)
@@ -278,13 +280,13 @@ def validation_trace_limit() -> str:
 def story() -> str:
     if before := printed_before("latentsync_story"):
         return before
-    found = result("latentsync_story")
-    peaks = {name: f"{size / 2**20:.0f} MiB" for name, size in found["upstream_predicted_bytes"].items()}
+    run = result("latentsync_story")
+    peaks = {name: f"{size / 2**20:.0f} MiB" for name, size in run["upstream_predicted_bytes"].items()}
     return (
         f"Upstream's step needs {peaks['train']} in training and {peaks['validate']} in validation. In a budget of "
-        f"{found['budget_bytes'] / 2**20:.0f} MiB it runs out of memory in {found['upstream_failed_in']}. memfit's "
-        f"plan ({found['plan']}) validates after windows {', '.join(map(str, found['validated_after_windows']))}, each "
-        f"at the first try, with {found['measured_process_bytes'] / 2**20:.0f} MiB measured at the peak."
+        f"{run['budget_bytes'] / 2**20:.0f} MiB it runs out of memory in {run['upstream_failed_in']}. memfit's "
+        f"plan ({run['plan']}) validates after windows {', '.join(map(str, run['validated_after_windows']))}, each "
+        f"at the first try, with {run['measured_process_bytes'] / 2**20:.0f} MiB measured at the peak."
     )
 
 

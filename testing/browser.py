@@ -56,8 +56,10 @@ def load(driver: Any, path: Path, seconds: float = 30) -> None:
 
 def requests(driver: Any) -> list[str]:
     """Addresses that were asked for since the last call, the pages themselves (file:) and data in them apart."""
-    found = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
-    urls = [one["params"]["request"]["url"] for one in found if one["method"] == "Network.requestWillBeSent"]
+    messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
+    urls = [
+        message["params"]["request"]["url"] for message in messages if message["method"] == "Network.requestWillBeSent"
+    ]
     return [url for url in urls if not url.startswith(("file:", "data:", "blob:"))]
 
 
@@ -66,8 +68,8 @@ def screenshot(driver: Any, path: Path) -> None:
     height = driver.execute_script("return document.documentElement.scrollHeight")
     width = driver.execute_script("return document.documentElement.clientWidth")
     clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
-    taken = driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
-    path.write_bytes(base64.b64decode(taken["data"]))
+    picture = driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
+    path.write_bytes(base64.b64decode(picture["data"]))
 
 
 def console(driver: Any) -> list[str]:

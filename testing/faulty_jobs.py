@@ -140,7 +140,7 @@ class Gan(Noisy):
         return {name: torch.optim.Adam(net.parameters(), lr=1e-2) for name, net in nets.items()}
 
     def schedules(self, optimizers, windows):
-        return {name: torch.optim.lr_scheduler.StepLR(one, 2) for name, one in optimizers.items()}
+        return {name: torch.optim.lr_scheduler.StepLR(optimizer, 2) for name, optimizer in optimizers.items()}
 
     def turns(self, optimizers):
         return [
@@ -236,6 +236,6 @@ def lines(path: Path, name: str):
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def same(one, other):
+def same(state, other):
     """Whether two runs learnt the same, bit for bit."""
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    return state.keys() == other.keys() and all(torch.equal(state[name], other[name]) for name in state)

@@ -117,11 +117,11 @@ class Server:
 
 @contextlib.contextmanager
 def server() -> Iterator[Server]:
-    one = Server()
+    process = Server()
     try:
-        yield one
+        yield process
     finally:
-        one.close()
+        process.close()
 
 
 @dataclass(kw_only=True)
@@ -162,7 +162,7 @@ def new_run(folder: Path, plan: Path) -> Path:
     return folder
 
 
-def kill_and_resume(one: Server, base: Path, plan: Path, kills: int, chance: random.Random) -> Count:
+def kill_and_resume(server_process: Server, base: Path, plan: Path, kills: int, chance: random.Random) -> Count:
     """Kills runs at random moments and resumes them until so many kills and the last run's end; checks each.
 
     Raises:
@@ -170,9 +170,9 @@ def kill_and_resume(one: Server, base: Path, plan: Path, kills: int, chance: ran
     """
     from memfit.train.checkpoint.checkpoints import Checkpoints, read_checkpoint
 
-    whole = new_run(base / "undisturbed", plan)
-    ended = one.run(whole, resume=False)
-    assert ended["code"] == 0, (whole / "log.txt").read_text()
+    undisturbed = new_run(base / "undisturbed", plan)
+    ended = server_process.run(undisturbed, resume=False)
+    assert ended["code"] == 0, (undisturbed / "log.txt").read_text()
     count, number = Count(), 0
     while count.kills < kills:
         run = new_run(base / f"killed-{number}", plan)
@@ -180,7 +180,7 @@ def kill_and_resume(one: Server, base: Path, plan: Path, kills: int, chance: ran
         resume = False
         while True:
             after = chance.uniform(0, ended["seconds"]) if count.kills < kills else None
-            code = one.run(run, resume=resume, kill_after=after)["code"]
+            code = server_process.run(run, resume=resume, kill_after=after)["code"]
             resume = True
             if code == 0:
                 break
@@ -195,15 +195,15 @@ def kill_and_resume(one: Server, base: Path, plan: Path, kills: int, chance: ran
                 count.repeated += done - next(iter(checkpoints.numbers()), 0)
         count.finished += 1
         count.passed_over += (run / "log.txt").read_text().count("torn")
-        same_end(run, whole)
+        same_end(run, undisturbed)
     return count
 
 
-def same_end(run: Path, whole: Path) -> None:
+def same_end(run: Path, undisturbed: Path) -> None:
     """Final weights byte for byte; each (window, rank) once, with the same samples; the same losses."""
-    for path in sorted((whole / "final").iterdir()):
+    for path in sorted((undisturbed / "final").iterdir()):
         assert (run / "final" / path.name).read_bytes() == path.read_bytes(), path.name
-    assert (run / "samples.jsonl").read_text() == (whole / "samples.jsonl").read_text()
-    lines = [(folder / "metrics.jsonl").read_text().splitlines() for folder in (run, whole)]
+    assert (run / "samples.jsonl").read_text() == (undisturbed / "samples.jsonl").read_text()
+    lines = [(folder / "metrics.jsonl").read_text().splitlines() for folder in (run, undisturbed)]
     losses = [[json.loads(line)["losses"] for line in each] for each in lines]
     assert losses[0] == losses[1]

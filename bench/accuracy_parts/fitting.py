@@ -53,10 +53,10 @@ def write(rows: Sequence[Predicted]) -> None:
         "# From one half of the models of a public table of timm runs (A100 40 GB, nvidia-smi once a second), without",
         "# the readings that show cuDNN's trials.",
     ]
-    for kind, found in sorted(errors.items(), key=lambda pair: -len(pair[1])):
-        if len(found) >= FEWEST:
-            low, high = shortest_interval(found, PART)
-            bounds = f"low = {min(low, 0.0):.4f}\nhigh = {max(high, 0.0):.4f}\nruns = {len(found)}"
+    for kind, relative in sorted(errors.items(), key=lambda pair: -len(pair[1])):
+        if len(relative) >= FEWEST:
+            low, high = shortest_interval(relative, PART)
+            bounds = f"low = {min(low, 0.0):.4f}\nhigh = {max(high, 0.0):.4f}\nruns = {len(relative)}"
             lines.append(f'\n["{kind}"]\n{bounds}')
     MARGINS.write_text("\n".join(lines) + "\n")
     margins.cache_clear()

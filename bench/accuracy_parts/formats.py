@@ -72,18 +72,18 @@ def judge(path: Path, count: int | None, seed: int, workers: int, note: Callable
     name = format_of(path)
     if name == "timm_amp":
         runs = timm_fits.sample(timm_fits.read(path), count, seed)
-        found: Iterable[Any] = timm_fits.answers(runs, workers)
+        judged_rows: Iterable[Any] = timm_fits.answers(runs, workers)
         result: Callable[[list[Any], dict[str, str]], Judged] = _timm
     elif name == "xmem":
-        found = xmem.answers(_some(xmem.read(path), lambda run: run.model, count, seed), workers)
+        judged_rows = xmem.answers(_some(xmem.read(path), lambda run: run.model, count, seed), workers)
         result = _xmem
     else:
         figures, without = recipes.read(path)
-        found = recipes.answers(_some(figures, lambda figure: figure.model, count, seed), workers)
+        judged_rows = recipes.answers(_some(figures, lambda figure: figure.model, count, seed), workers)
         result = partial(_recipes, without=without)
     rows: list[Any] = []
     untraced: dict[str, str] = {}
-    for answer in found:
+    for answer in judged_rows:
         if isinstance(answer, Untraced):
             untraced[answer.name] = answer.why
             note(f"not traced: {answer.name}: {answer.why}")

@@ -40,12 +40,12 @@ def stages(device: torch.device) -> dict[str, Callable[[], None]]:
         parameter.grad = torch.randn_like(parameter)
         torch.optim.AdamW([parameter]).step()
 
-    found: dict[str, Callable[[], None]] = {"context": context}
+    loads: dict[str, Callable[[], None]] = {"context": context}
     for name, dtype in (("fp32", torch.float32), ("fp16", torch.float16), ("bf16", torch.bfloat16)):
-        found[f"products {name}"] = lambda dtype=dtype: products(dtype)  # type: ignore[misc]
-        found[f"convolutions {name}"] = lambda dtype=dtype: convolutions(dtype)  # type: ignore[misc]
-        found[f"attention {name}"] = lambda dtype=dtype: attention(dtype)  # type: ignore[misc]
-    return found | {"optimizer": optimizer}
+        loads[f"products {name}"] = lambda dtype=dtype: products(dtype)  # type: ignore[misc]
+        loads[f"convolutions {name}"] = lambda dtype=dtype: convolutions(dtype)  # type: ignore[misc]
+        loads[f"attention {name}"] = lambda dtype=dtype: attention(dtype)  # type: ignore[misc]
+    return loads | {"optimizer": optimizer}
 
 
 def communicator(device: torch.device) -> None:

@@ -74,10 +74,10 @@ def predict(run: Run, trace: Any, context_bytes: int) -> Predicted:
 
     card = find_device(DEVICE)
     card = replace(card, context_bytes=context_bytes, context_low=context_bytes, context_high=context_bytes)
-    found = footprint_on(trace, card)
-    train = found.phases["train"]
+    on_card = footprint_on(trace, card)
+    train = on_card.phases["train"]
     need = train.process_bytes
-    if found.fits and need > 0.9 * (card.usable_bytes or 0):
+    if on_card.fits and need > 0.9 * (card.usable_bytes or 0):
         need = (
             context_bytes
             + footprint(with_third_window(trace), CachingAllocator, None, 0).phases["train"].reserved_bytes
@@ -89,6 +89,6 @@ def predict(run: Run, trace: Any, context_bytes: int) -> Predicted:
         low=train.process_bytes_low,
         high=train.process_bytes_high,
         need=need,
-        fits=found.fits,
-        verdict=found.verdict,
+        fits=on_card.fits,
+        verdict=on_card.verdict,
     )

@@ -36,8 +36,8 @@ def ladder(runs: Sequence[Run], folder: Path, workers: int) -> dict[str, Any]:
     """Errors of runs that ran, by rule."""
     chosen = models_in_order(list(runs))[:MODELS]
     ran = [run for run in runs if run.label == "ran" and run.model in chosen]
-    found = list(track(each(partial(_climb, folder=folder), ran, workers), "ladder", total=len(ran), console=_console))
-    return {"models": len(chosen), "runs": len(ran), "rungs": errors(found)}
+    climbs = list(track(each(partial(_climb, folder=folder), ran, workers), "ladder", total=len(ran), console=_console))
+    return {"models": len(chosen), "runs": len(ran), "rungs": errors(climbs)}
 
 
 def _climb(run: Run, folder: Path) -> tuple[Run, list[float]]:
@@ -48,10 +48,10 @@ def by_factor(runs: Sequence[Run], folder: Path, workers: int) -> list[dict[str,
     """Errors of runs that ran by factor of the convolution workspace, with the constant that suits each best."""
     ran = [run for run in runs if run.label == "ran"]
     replayed = each(partial(_at_each_factor, folder=folder), ran, workers)
-    found = list(track(replayed, "workspaces", total=len(ran), console=_console))
-    measured = np.array([run.measured_mib for run, _ in found])
+    replays = list(track(replayed, "workspaces", total=len(ran), console=_console))
+    measured = np.array([run.measured_mib for run, _ in replays])
     tried = []
-    for factor, reserved in zip(FACTORS, np.array([sizes for _, sizes in found]).T, strict=True):
+    for factor, reserved in zip(FACTORS, np.array([sizes for _, sizes in replays]).T, strict=True):
         constant = weighted_median(measured - reserved, 1 / measured)
         sizes = np.abs(reserved + constant - measured) / measured
         tried.append(
@@ -83,7 +83,7 @@ def rungs(run: Run, trace: Trace) -> list[float]:
     plain = _without(trace, emptied=True, beside=True, scratch=True)
     emptied = _without(trace, beside=True, scratch=True)
     prefetched = _without(trace, scratch=True)
-    reserved = [_reserved(one) for one in (plain, emptied, prefetched, trace, with_third_window(trace))]
+    reserved = [_reserved(kept) for kept in (plain, emptied, prefetched, trace, with_third_window(trace))]
     return [run.naive_mib, run.naive_mib, _live(plain), *reserved]
 
 
@@ -92,9 +92,9 @@ def errors(table: list[tuple[Run, list[float]]]) -> list[dict[str, Any]]:
     measured = np.array([run.measured_mib for run, _ in table])
     rows = []
     for number, name in enumerate(RUNGS):
-        found = np.array([values[number] for _, values in table])
-        constant = weighted_median(measured - found, 1 / measured) if number else 0.0
-        sizes = np.abs(found + constant - measured) / measured
+        predicted = np.array([values[number] for _, values in table])
+        constant = weighted_median(measured - predicted, 1 / measured) if number else 0.0
+        sizes = np.abs(predicted + constant - measured) / measured
         rows.append(
             {
                 "rule": name,
@@ -104,7 +104,7 @@ def errors(table: list[tuple[Run, list[float]]]) -> list[dict[str, Any]]:
                 "p90": float(np.percentile(sizes, 90)),
                 "p95": float(np.percentile(sizes, 95)),
                 "within_5_percent": float((sizes <= 0.05).mean()),
-                "worst_under": float(((measured - found - constant) / measured).max()),
+                "worst_under": float(((measured - predicted - constant) / measured).max()),
             }
         )
     return rows

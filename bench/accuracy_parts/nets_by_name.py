@@ -78,13 +78,13 @@ def _torchvision(name: str, classes: int | None) -> nn.Module:
     known = torchvision.models.list_models()
     wanted = _TORCHVISION.get(name, name)
     plain = {re.sub("[^a-z0-9]", "", other): other for other in known}
-    found = plain.get(re.sub("[^a-z0-9]", "", wanted.lower()))
-    if found is None:
+    constructor = plain.get(re.sub("[^a-z0-9]", "", wanted.lower()))
+    if constructor is None:
         raise InputError(f"torchvision net {name}", "torchvision has none of that name", "write one of its names")
     if classes is None and name in _TEN_CLASSES:
         classes = 10
     made: nn.Module = torchvision.models.get_model(
-        found, weights=None, **({} if classes is None else {"num_classes": classes})
+        constructor, weights=None, **({} if classes is None else {"num_classes": classes})
     )
     return made
 

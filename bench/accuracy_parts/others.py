@@ -81,12 +81,12 @@ def beside(run: Measured) -> dict[str, Any]:
         device = with_memory(device, 1 << 50)
     modes = checkpoint_all(job, plain_nets(job)) if run.checkpoint == "all" else {}
     prediction = predict(job, run.job, shape_of(job, run.micro_batch), device, checkpointing=modes)
-    found = prediction.footprint
-    allocated = max(phase.allocated_bytes for phase in found.phases.values())
-    reserved = max(phase.reserved_bytes for phase in found.phases.values())
+    footprint = prediction.footprint
+    allocated = max(phase.allocated_bytes for phase in footprint.phases.values())
+    reserved = max(phase.reserved_bytes for phase in footprint.phases.values())
     return {
         "job": run.job, "card": run.card, "micro_batch": run.micro_batch, "precision": run.precision,
-        "net_kind": found.net_kind, "ok": run.ok, "fits": found.fits,
+        "net_kind": footprint.net_kind, "ok": run.ok, "fits": footprint.fits,
         "allocated_error": allocated / run.allocated_bytes - 1,
         "reserved_error": None if run.reserved_bytes is None else reserved / run.reserved_bytes - 1,
     }  # fmt: skip

@@ -178,11 +178,11 @@ def _group(figures: list[Figure]) -> list[FigureAnswer] | Untraced:
             name=figures[0].model, why=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
         )
     spread = (train.process_bytes_low / train.process_bytes, train.process_bytes_high / train.process_bytes)
-    found = []
+    group_figures = []
     for figure in figures:
         metric = figure.recipe.metric
         predicted = getattr(train, f"{metric}_bytes")
-        found.append(
+        group_figures.append(
             FigureAnswer(
                 figure=figure,
                 net_kind=trace.net_kind,
@@ -192,7 +192,7 @@ def _group(figures: list[Figure]) -> list[FigureAnswer] | Untraced:
                 estimates=estimators.by_parameters(trace),
             )
         )
-    return found
+    return group_figures
 
 
 def statistics(rows: Sequence[FigureAnswer]) -> dict[str, Any]:

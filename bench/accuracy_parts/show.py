@@ -23,8 +23,8 @@ def table(title: str, families: Mapping[str, Mapping[str, Any]], overall: Mappin
     shown.add_column("nets")
     for name, _ in _COLUMNS:
         shown.add_column(name, justify="right")
-    for name, found in (*families.items(), ("all", overall)):
-        shown.add_row(name, *(_cell(key, found.get(key)) for _, key in _COLUMNS))
+    for name, row in (*families.items(), ("all", overall)):
+        shown.add_row(name, *(_cell(key, row.get(key)) for _, key in _COLUMNS))
     console.print(shown)
     if overall.get("fits_right_clear") is not None:
         console.print(
@@ -40,12 +40,12 @@ def judged(title: str, overall: Mapping[str, Any], groups: Mapping[str, Mapping[
     for name, value in overall.items():
         console.print(f"  {name.replace('_', ' '):<28}{_share(value)}")
     names = [name for name, value in overall.items() if value is not None][:6]
-    for column, found in groups.items():
+    for column, rows in groups.items():
         shown = Table(title=f"by {column}", title_justify="left", box=None, pad_edge=False)
         shown.add_column(column)
         for name in names:
             shown.add_column(name.replace("_", " "), justify="right")
-        for value, row in found.items():
+        for value, row in rows.items():
             shown.add_row(value, *(_share(row.get(name)) for name in names))
         console.print(shown)
 
@@ -56,20 +56,20 @@ def _share(value: Any) -> str:
     return str(value) if isinstance(value, int) else f"{value:.1%}"
 
 
-def ladder(found: Mapping[str, Any]) -> None:
+def ladder(result: Mapping[str, Any]) -> None:
     """Which rule brings how much."""
     shown = Table(title="One rule after another, same runs", title_justify="left", box=None, pad_edge=False)
     for name in ("rule", "constant MiB", "median", "mean", "p90", "p95", "within 5 %", "worst under"):
         shown.add_column(name, justify="left" if name == "rule" else "right")
-    for row in found["rungs"]:
+    for row in result["rungs"]:
         cells = [row[key] for key in ("median", "mean", "p90", "p95", "within_5_percent", "worst_under")]
         shown.add_row(row["rule"], str(row["constant_mib"]), *(_cell("", cell) for cell in cells))
     console.print(shown)
 
 
-def workspaces(found: Sequence[Mapping[str, float]]) -> None:
+def workspaces(entries: Sequence[Mapping[str, float]]) -> None:
     """Errors by factor of the convolution workspace."""
-    tried = ", ".join(f"{entry['factor']:g}: {entry['median']:.2%}" for entry in found)
+    tried = ", ".join(f"{entry['factor']:g}: {entry['median']:.2%}" for entry in entries)
     console.print(f"Median of the fitting half by factor of the convolution workspace: {tried}\n")
 
 

@@ -128,8 +128,8 @@ def _answer(run: FitRun, traced: Any) -> FitAnswer:
     device = card(run.torch)
 
     def at(batch: int) -> tuple[bool, str, float]:
-        found = footprint_on(traced.at(batch), device)
-        return found.fits, found.verdict, found.phases["train"].process_bytes / (device.usable_bytes or 1)
+        footprint = footprint_on(traced.at(batch), device)
+        return footprint.fits, footprint.verdict, footprint.phases["train"].process_bytes / (device.usable_bytes or 1)
 
     return FitAnswer(
         run=run, net_kind=traced.at(run.ran).net_kind, ran=at(run.ran), failed=at(run.failed) if run.failed else None

@@ -79,13 +79,13 @@ def stored(folder: Path, model: str, batches: list[int]) -> Traced:
     """
     path = folder / f"{model}.npz"
     if path.exists():
-        found = _read(path)
-        if (found.derives and min(batches) >= 2) or all(batch in found.traces for batch in batches):
-            return found
-    found = trace_net(model, batches)
+        traced = _read(path)
+        if (traced.derives and min(batches) >= 2) or all(batch in traced.traces for batch in batches):
+            return traced
+    traced = trace_net(model, batches)
     folder.mkdir(parents=True, exist_ok=True)
-    _write(path, found)
-    return found
+    _write(path, traced)
+    return traced
 
 
 def cache_folder() -> Path:

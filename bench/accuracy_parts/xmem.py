@@ -133,13 +133,13 @@ def _answer(run: XmemRun) -> XmemAnswer | Untraced:
     try:
         device = card(run.card)
         trace = trace_loop(loop, device)
-        found = footprint_on(trace, device)
+        footprint = footprint_on(trace, device)
     except Exception as error:  # a net's own code may raise anything; the table goes on without it
         return Untraced(name=run.model, why=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}")
-    train = found.phases["train"]
+    train = footprint.phases["train"]
     return XmemAnswer(
         run=run, net_kind=trace.net_kind, predicted=train.process_bytes, low=train.process_bytes_low,
-        high=train.process_bytes_high, fits=found.fits, verdict=found.verdict,
+        high=train.process_bytes_high, fits=footprint.fits, verdict=footprint.verdict,
     )  # fmt: skip
 
 

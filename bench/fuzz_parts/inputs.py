@@ -96,7 +96,11 @@ class Inputs:
         }
         arguments = [*words.get(verb, [self.job])]
         files = ("--out", "--trace", "--snapshot")
-        options = [one for one in command.params if isinstance(one, click.Option) and not set(files) & set(one.opts)]
+        options = [
+            option
+            for option in command.params
+            if isinstance(option, click.Option) and not set(files) & set(option.opts)
+        ]
         for option in chance.sample(options, min(len(options), chance.choice((1, 1, 2, 3)))):
             arguments.append(option.opts[0])
             if not option.is_flag:
@@ -188,11 +192,11 @@ class Inputs:
         return self._answer(lambda: self._restored(folder))
 
     def _restored(self, folder: Path) -> None:
-        found = Checkpoints(folder).newest(lambda line: None)
-        if found is not None and found.parts is None:
-            restore(self._state(), found)
-        elif found is not None and found.parts is not None:
-            load_sharded(self._state(), found.parts)
+        checkpoint = Checkpoints(folder).newest(lambda line: None)
+        if checkpoint is not None and checkpoint.parts is None:
+            restore(self._state(), checkpoint)
+        elif checkpoint is not None and checkpoint.parts is not None:
+            load_sharded(self._state(), checkpoint.parts)
 
     def _case_parts(self, chance: random.Random) -> Any:
         """Parts without a manifest: their index says other things."""
