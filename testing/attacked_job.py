@@ -160,3 +160,46 @@ class Gan(Plain):
 
     def units(self, batch):
         return {"judge": len(batch["x"]), "made": len(batch["x"])}
+
+
+class Grows(Plain):
+    """Each loss leaves two MiB behind."""
+
+    windows: int = 400
+
+    def collate(self, samples):
+        return {"x": torch.stack([x for x, _ in samples]), "y": torch.stack([y for _, y in samples])}
+
+    def loss(self, nets, batch):
+        self.__dict__.setdefault("kept", []).append(torch.ones(1 << 19))
+        return super().loss(nets, batch)
+
+
+class GrowsInSecondTurn(Gan):
+    """The same, in losses that are computed after an optimizer of the window has stepped."""
+
+    windows: int = 400
+
+    def collate(self, samples):
+        return Grows.collate(self, samples)
+
+    def made(self, nets, batch, shared):
+        self.__dict__.setdefault("kept", []).append(torch.ones(1 << 20))
+        return super().made(nets, batch, shared)
+
+
+class TooLarge(Plain):
+    """One sample, first met in window 2, takes more memory than there is."""
+
+    fault: int = 48
+
+    def dataset(self):
+        samples = super().dataset()
+        samples[self.fault][0][0] = 123.0
+        return samples
+
+    def loss(self, nets, batch):
+        error, units = super().loss(nets, batch)
+        if bool((batch["x"][:, 0] == 123.0).any()):
+            torch.empty(1 << 50, dtype=torch.uint8)
+        return error, units

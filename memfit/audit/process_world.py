@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from memfit.audit.drawn_json import drawn_from_json
 from memfit.audit.observe import Drawn
 from memfit.child_process import for_child
 from memfit.device.hardware.loopback import loopback_environment
@@ -37,7 +37,7 @@ def run_world(target: str, world: int, seconds: float = SECONDS) -> list[Drawn]:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        return [pickle.loads(Path(folder, f"{rank}.drawn").read_bytes()) for rank in range(world)]
+        return [drawn_from_json(Path(folder, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(world)]
 
 
 def _start(target: str, rank: int, world: int, folder: str) -> subprocess.Popen[bytes]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 import traceback
 from pathlib import Path
 
 import torch.distributed as dist
 
+from memfit.audit.drawn_json import drawn_to_json
 from memfit.audit.observe import run_rank
 from memfit.audit.target import load_target
 from memfit.child_process import die_with_parent
@@ -21,7 +21,7 @@ def main(target: str, rank: int, world: int, folder: str) -> int:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
         dist.init_process_group = lambda *args, **options: None
         drawn = run_rank(load_target(target), rank, world)
-        Path(folder, f"{rank}.drawn").write_bytes(pickle.dumps(drawn))
+        Path(folder, f"{rank}.json").write_text(drawn_to_json(drawn), encoding="utf-8")
         if dist.is_initialized():
             dist.barrier()
     except Exception as failure:

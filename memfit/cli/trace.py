@@ -202,13 +202,14 @@ def _write_files(options: dict[str, Any], request: Any, outcome: Any) -> None:
 def _write_json(path: str, answer: dict[str, Any]) -> None:
     import json
 
+    from memfit.atomic_file import write_atomic
     from memfit.cli.options import print_json
 
     if path == "-":
         print_json(answer)
         return
     try:
-        Path(path).write_text(json.dumps(answer, indent=2, default=str, allow_nan=False) + "\n")
+        write_atomic(path, json.dumps(answer, indent=2, default=str, allow_nan=False) + "\n")
     except OSError as error:
         raise InputError(
             f"--json {path}", f"cannot be written: {error.strerror}", "write a path in a folder that can be written"

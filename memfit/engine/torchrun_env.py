@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+"""How often torchrun has started the processes of this launch again."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TorchrunEnv:
@@ -28,5 +31,5 @@ def torchrun_env() -> TorchrunEnv | None:
 
 
 def is_restart() -> bool:
-    """Whether torchrun has started this process again."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    """Whether this process was started again in the same launch."""
+    return int(os.environ.get(RESTARTS, "0")) > 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ import memfit
 from memfit.errors import InputError
 from memfit.script.outcome import FileChange, ScriptOutcome, TraceRequest
 from memfit.script.outcome_codec import AnswerError, read_answer
+from memfit.script.request_json import request_to_json
 from memfit.script.worker import NO_SANDBOX
 
 DEFAULT_CARD = "a100-80gb"
@@ -44,7 +44,7 @@ def trace_script(request: TraceRequest, *, output: IO[str] | None = None) -> Scr
         InputError: this machine offers no sandbox, or the traced process was killed.
     """
     with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as answered:
-        pickle.dump(request, asked)
+        asked.write(request_to_json(request).encode())
         asked.flush()
         asked.seek(0)
         command = [

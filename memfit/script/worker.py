@@ -7,7 +7,6 @@ be imported before the sandbox is entered.
 from __future__ import annotations
 
 import os
-import pickle
 import shutil
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 from memfit.script import namespaces
 from memfit.script.outcome import FileChange, TraceRequest
 from memfit.script.outcome_codec import write_answer
+from memfit.script.request_json import request_from_json
 from memfit.script.sandbox import Layer, SandboxError, changes, enter_sandbox
 
 NO_SANDBOX = 90
@@ -25,7 +25,7 @@ NO_SANDBOX = 90
 def main() -> None:
     request_file, result_file = (int(argument) for argument in sys.argv[1:3])
     with os.fdopen(request_file, "rb") as opened:
-        request: TraceRequest = pickle.load(opened)
+        request = request_from_json(opened.read())
     namespaces.die_with_parent() if namespaces.is_supported() else None
     os.environ.update(request.command.environment)
     if request.unsafe_writes:

@@ -31,6 +31,7 @@ from memfit.engine.single import Single
 from memfit.engine.torchrun_env import torchrun_env
 from memfit.errors import Exit, InputError, mistake_in_job
 from memfit.plan import Plan, read_plan
+from memfit.train.checkpoint.state_codec import decode, encode
 from memfit.train.loop.rng import seed_all
 from memfit.train.loop.run_context import RunContext, micro_batches
 from memfit.train.run_folder import RunFolder
@@ -43,6 +44,8 @@ from memfit.verify.verify_plan import job_of, samples_of
 
 ALONE_SECONDS = 3600
 """Seconds that the other ranks may wait while rank 0 runs alone."""
+STARTS = "starts.pt"
+"""What rank 0 began each window with, and the weights after it."""
 ERROR = "error.txt"
 """What a rank found wrong; the others then fail where they wait for it, and have nothing to add."""
 
@@ -87,24 +90,41 @@ def verify_world(plan: Plan, engine: Engine, folder: Path, windows: int) -> dict
     """Differences of every window and what they point at; on ranks above 0 an empty dict."""
     recording = RecordingEngine(engine)
     train_state, course = _built(plan, recording, engine.world, folder)
+    alone = _alone(plan, engine, windows) if engine.rank == 0 else []
     if engine.rank == 0:
-        torch.save(_alone(plan, engine, windows), folder / "alone.pt")
+        _write_starts([{"begin": each.pop("begin"), "weights": each["seen"].weights} for each in alone], folder)
     gather(engine, None)
-    alone = torch.load(folder / "alone.pt", weights_only=False, mmap=True)
     compared = []
     with recompute(train_state.nets, plan.checkpointing):
-        for number, before in enumerate(alone):
-            _put_back(train_state, engine, before["begin"])
+        for number, start in enumerate(_read_starts(folder)):
+            _put_back(train_state, engine, start["begin"])
             recording.begin()
-            recording.forced = before["seen"].weights
+            recording.forced = start["weights"]
             result = run_window(train_state, micro_batches(train_state, course, course.windows.window(number)))
             losses = {name: float(value) for name, value in result.losses.items()}
             everyone = gather(engine, (recording.seen.micro_losses, _sums_by_net(recording)))
             seen = (recording.seen, losses)
             if engine.rank == 0:
                 shares = [len(share) for share in course.windows.window(number).ranks]
-                compared.append(compare(train_state.job, before, seen, everyone, shares))
+                compared.append(compare(train_state.job, alone[number], seen, everyone, shares))
     return {"windows": compared} if engine.rank == 0 else {}
+
+
+def _write_starts(starts: list[dict[str, Any]], folder: Path) -> None:
+    """Writes what every rank begins each window with, as plain values and tensors.
+
+    Raises:
+        InputError: the job's state holds something that needs code to be read, naming it.
+    """
+    coded, tensors = encode(starts, "the state of the nets and optimizers")
+    torch.save({"coded": coded, "tensors": tensors}, folder / STARTS)
+
+
+def _read_starts(folder: Path) -> list[dict[str, Any]]:
+    """What ``_write_starts`` wrote; the tensors lie in the file."""
+    kept = torch.load(folder / STARTS, weights_only=True, mmap=True)
+    starts: list[dict[str, Any]] = decode(kept["coded"], lambda spec: kept["tensors"][spec["$tensor"]])
+    return starts
 
 
 def _alone(plan: Plan, engine: Engine, windows: int) -> list[dict[str, Any]]:

@@ -83,3 +83,30 @@ leave(5)
 """)
     assert (code, words) == (5, "fetched\nwritten\n")
     assert seconds < 60
+
+
+def test_a_run_that_is_done_waits_for_the_jobs_threads_for_a_while_and_runs_its_exit_handlers():
+    code, words, seconds = said("""
+import atexit, threading, time
+from memfit.train.launch import rank_entry
+rank_entry.LEAVES_SECONDS = 2.0
+atexit.register(print, "exit handler")
+threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+rank_entry.leave(0)
+""")
+    assert (code, words) == (0, "thread\nexit handler\n")
+    assert seconds < 60
+
+
+def test_a_run_that_is_done_ends_though_a_thread_of_the_job_does_not():
+    code, words, seconds = said("""
+import threading
+from memfit.train.launch import rank_entry
+rank_entry.LEAVES_SECONDS = 0.5
+threading.Thread(target=threading.Event().wait, name="reader").start()
+rank_entry.leave(0)
+""")
+    assert code == 0
+    line = "memfit: the training is done, and the job's threads (reader) have not ended 0.5 s later: they are ended now"
+    assert words == line + "\n"
+    assert seconds < 60

@@ -1,5 +1,7 @@
 """No checkpoint holds a number that is not finite, unless the job says so."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -84,3 +86,20 @@ def test_the_holder_of_most_bytes_is_named():
     train_state.job.__dict__["small"] = [torch.zeros(10)]
     train_state.job.__dict__["history"] = {"losses": [torch.zeros(1 << 16) for _ in range(4)]}
     assert largest_holder(train_state, samples).startswith("Noisy.history holds 4 tensors, 1.0 MiB")
+
+
+class Deprecated:
+    """As ``torch.distributed.reduce_op``: it warns when it is looked at."""
+
+    @property
+    def __class__(self):
+        warnings.warn("deprecated", FutureWarning, stacklevel=2)
+        return Deprecated
+
+
+def test_the_search_for_the_holder_warns_of_nothing():
+    train_state = build(Noisy(), "cpu")
+    train_state.job.__dict__["history"] = [Deprecated(), torch.zeros(1 << 16)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert largest_holder(train_state, []).startswith("Noisy.history holds 1 tensors")

@@ -6,7 +6,7 @@ import pytest
 
 from memfit.plan import Plan
 from memfit.train.recovery.reduced_limits import NO_REDUCTION, ReducedLimits, read_reduced_limits, write_reduced_limits
-from memfit.train.run_folder import RunFolder
+from memfit.train.run_folder import CannotWriteError, RunFolder
 
 PLAN = Plan(
     job="job.py:Job", settings={}, device="cpu", budget_bytes=1 << 20, unit="samples", global_batch=4, micro_batch=2,
@@ -36,3 +36,20 @@ def test_of_another_plan_it_says_nothing(tmp_path):
 def test_a_broken_file_says_nothing(tmp_path, text):
     (tmp_path / "less.json").write_text(text)
     assert read_reduced_limits(RunFolder(tmp_path), PLAN) == NO_REDUCTION
+
+
+def test_a_stop_counts_in_its_own_launch_alone(tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path)
+    write_reduced_limits(folder, PLAN, ReducedLimits(stops_before=9, reason="no room", code=2))
+    assert read_reduced_limits(folder, PLAN) == NO_REDUCTION
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    write_reduced_limits(folder, PLAN, ReducedLimits(most=1))
+    less = read_reduced_limits(folder, PLAN)
+    assert (less.most, less.stops_before, less.reason, less.code) == (1, 9, "no room", 2)
+    write_reduced_limits(folder, PLAN, ReducedLimits(stops_before=7, reason="less room"))
+    assert read_reduced_limits(folder, PLAN).stops_before == 7
+
+
+def test_a_disk_that_is_full_is_one_line(tmp_path):
+    with pytest.raises(CannotWriteError, match=r"less\.json cannot be written"):
+        write_reduced_limits(RunFolder(tmp_path / "gone"), PLAN, ReducedLimits(most=1))

@@ -68,7 +68,7 @@ def speak(count: int, seconds: float, rate: int, seed: int = 0) -> tuple[Clip, .
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
         cure = "pip install --force-reinstall espeakng-loader"
         raise InputError(f"espeak-ng: {chr(32).join(last)}", "it does not speak", cure)
-    with np.load(io.BytesIO(done.stdout)) as said:
+    with np.load(io.BytesIO(done.stdout), allow_pickle=False) as said:
         texts, voices = said["text"].tolist(), said["voice"].tolist()
         return tuple(
             Clip(id=k, text=texts[k], voice=voices[k], wave=said[f"wave_{k}"], rate=rate) for k in range(count)

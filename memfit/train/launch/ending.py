@@ -54,6 +54,8 @@ def ended_by_job(error: SystemExit | KeyboardInterrupt) -> str:
 
 def reduced_words(less: ReducedLimits, unit: str) -> str:
     """With what the ranks start again."""
+    if less.stops_before is not None:
+        return f"to write a checkpoint of window {less.stops_before} and stop"
     if less.most is not None:
         return f"with micro-batches of at most {less.most} {unit}"
     if less.left_out:
@@ -63,6 +65,8 @@ def reduced_words(less: ReducedLimits, unit: str) -> str:
 
 def what_to_do(error: Exception) -> str:
     """Why a run stops that cannot go on by itself, and what its owner can do."""
+    if isinstance(error, InputError):
+        return str(error)
     if isinstance(error, SampleTooLargeError):
         return f"{error}; give it more --memory, or leave it out with --oversized skip, and go on with --resume"
     if isinstance(error, GrownMemoryError):

@@ -16,7 +16,7 @@ from memfit.train.launch.memory_limit import ENVIRONMENT
 from memfit.train.launch.outcome import clear_outcome, missing_from, read_outcome, spare_folder
 from memfit.train.launch.process_guard import for_child
 from memfit.train.launch.torchrun import restarts, torchrun
-from memfit.train.launch.watchdog import ranks_that_held
+from memfit.train.launch.watchdog import ranks_that_held, remove_empty_stacks
 from memfit.train.metrics_file import read_lines
 from memfit.train.run_folder import RunFolder
 from memfit.train.run_options import RunOptions
@@ -49,7 +49,12 @@ def rank_environment() -> dict[str, str]:
 
 def become_rank(options: RunOptions) -> None:
     """Replaces this process, which torchrun started, by a rank of the run."""
-    os.execve(sys.executable, [sys.executable, "-m", RANK, options.to_json()], rank_environment())
+    os.execve(sys.executable, [sys.executable, "-m", RANK, _argument(options)], rank_environment())
+
+
+def _argument(options: RunOptions) -> str:
+    """The options of a process in which the job may change the working folder."""
+    return replace(options, folder=os.path.abspath(options.folder)).to_json()
 
 
 def launch(plan: Plan, options: RunOptions) -> Launched:
@@ -61,11 +66,14 @@ def launch(plan: Plan, options: RunOptions) -> Launched:
         with no_orphans(), guardian.guarding():
             if ranks > 1:
                 os.environ.update({**rank_environment(), **for_child()})
-                code = torchrun(ranks, RANK, [options.to_json()], folder.path, restarts(plan))
+                code = torchrun(ranks, RANK, [_argument(options)], folder.path, restarts(plan))
             else:
-                code = run_child([sys.executable, "-m", RANK, options.to_json()], {**rank_environment(), **for_child()})
+                code = run_child(
+                    [sys.executable, "-m", RANK, _argument(options)], {**rank_environment(), **for_child()}
+                )
         launched = _judged(folder, code, guardian)
     Checkpoints(folder.checkpoints).drop_unfinished()
+    remove_empty_stacks(folder)
     clear_outcome(folder.path)
     return replace(launched, signalled=guardian.signalled is not None)
 

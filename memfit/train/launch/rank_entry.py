@@ -5,16 +5,23 @@ It ends with the process that started it, and at once where torchrun starts it a
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import sys
 import threading
+import time
 from pathlib import Path
+from typing import NoReturn
 
 from memfit.engine.torchrun_env import is_restart
 from memfit.errors import Exit
 from memfit.train.launch.outcome import read_outcome
 from memfit.train.launch.process_guard import die_with_parent
 from memfit.train.run_options import RunOptions
+
+LEAVES_SECONDS = 5.0
+"""Seconds that a process whose training is done waits for threads and exit handlers of the job."""
 
 
 def main(options: RunOptions) -> int:
@@ -28,15 +35,39 @@ def main(options: RunOptions) -> int:
 
 
 def leave(code: int) -> None:
-    """Ends this process. One that failed waits for what memfit still writes, and not for collectives that the other
-    ranks will never join or for a job's own threads, such as those of a pool, which may never end."""
-    if code == Exit.DONE:
-        sys.exit(code)
+    """Ends this process, once what memfit still writes is written. Python's own finalisation is left out: threads of
+    gloo may still ask for Python's lock in it.
+
+    One that is done waits ``LEAVES_SECONDS`` for the job's threads and runs its exit handlers, as Python does. One that
+    failed does not: collectives that the other ranks never join, and threads of a pool, may never end.
+    """
     for thread in threading.enumerate():
         if thread.name.startswith("memfit-") and not thread.daemon:
             thread.join()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    if code == Exit.DONE:
+        threading.Thread(target=_end_later, args=(code,), name="memfit-leaves", daemon=True).start()
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads; before it, pools are told to end
+        atexit._run_exitfuncs()
+    _end(code)
+
+
+def _end_later(code: int) -> None:
+    """Ends this process though the job still holds it, and says what does."""
+    time.sleep(LEAVES_SECONDS)
+    main = threading.main_thread()
+    names = [thread.name for thread in threading.enumerate() if not thread.daemon and thread is not main]
+    what = f"the job's threads ({', '.join(names)}) have" if names else "the job's exit handlers have"
+    print(
+        f"memfit: the training is done, and {what} not ended {LEAVES_SECONDS:g} s later: they are ended now",
+        file=sys.stderr,
+    )
+    _end(code)
+
+
+def _end(code: int) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # the job may have closed it
+            stream.flush()
     os._exit(code)
 
 

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from memfit.engine.torchrun_env import RESTARTS
 from memfit.errors import Exit, line_of_job
 from memfit.train.launch.memory_limit import small_stacks
 from memfit.train.launch.outcome import Outcome, write_outcome
@@ -245,11 +246,20 @@ def ranks_that_held(folder: RunFolder) -> list[str]:
     return [str(file) for file in sorted(folder.stacks.glob("held-*")) if file.stat().st_size]
 
 
+def remove_empty_stacks(folder: RunFolder) -> None:
+    """Removes the files that processes which were killed kept open for their stacks."""
+    with contextlib.suppress(OSError):
+        for left in folder.stacks.glob("held-*"):
+            if not left.stat().st_size:
+                left.unlink()
+        folder.stacks.rmdir()
+
+
 def _kind(name: str) -> str:
     return name if name in LEAST_PATIENCE else "window"
 
 
 def _launch() -> str:
     """End of the names of this launch's files."""
-    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    count = os.environ.get(RESTARTS, "0")
     return ".txt" if count == "0" else f".start-{count}.txt"

@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
 
 import torch
 
@@ -45,17 +44,17 @@ from memfit.train.launch.ending import (
 from memfit.train.launch.outcome import Outcome, clear_outcome, write_outcome
 from memfit.train.launch.process_guard import alone_in
 from memfit.train.launch.rank_agreement import check_rank_agreement, rank_agreement_of
+from memfit.train.launch.start_again import UNPROVEN, start_again_alone, start_again_unproven
 from memfit.train.launch.stop_signals import ends_at_once
 from memfit.train.launch.warm_up import warm_up
 from memfit.train.launch.watchdog import Watchdog, clear_stacks
-from memfit.train.loop.loop import SpoiledByTrialError, train
+from memfit.train.loop.loop import GivenUpError, SpoiledByTrialError, train
 from memfit.train.loop.online_verify import OnlineVerify
 from memfit.train.loop.rng import seed_all
 from memfit.train.loop.run_context import RunContext
 from memfit.train.loop.validation_data import ValidationData, no_real_samples, validation_data
 from memfit.train.recovery.exactly_once import TornStepError
-from memfit.train.recovery.memory_growth import GrownMemoryError
-from memfit.train.recovery.recovery import NothingLeftError, SampleTooLargeError
+from memfit.train.recovery.recovery import GIVES_UP
 from memfit.train.recovery.reduced_limits import (
     StartAgainError,
     read_reduced_limits,
@@ -63,9 +62,6 @@ from memfit.train.recovery.reduced_limits import (
 )
 from memfit.train.run_folder import CannotWriteError, RunFolder
 from memfit.train.run_options import RunOptions
-
-UNPROVEN = "MEMFIT_UNPROVEN"
-"""Set for a process that starts again because the trial of its first window could not be undone."""
 
 
 def main(options: RunOptions) -> int:
@@ -157,29 +153,59 @@ def run(folder: RunFolder, options: RunOptions, watchdog: Watchdog) -> Ending:
         return _train(folder, options, watchdog, plan=plan, device=device, engine=engine, data=data)
     except StartAgainError as error:
         memory_limit.lift()
-        write_reduced_limits(folder, plan, error.less)
-        again = f"all ranks start again from the newest checkpoint, {reduced_words(error.less, plan.unit)}"
-        raise StartAgainError(f"rank {engine.rank}: {error}; {again}", error.less) from None
+        _start_again(folder, plan, engine, options, error, before)
     except SpoiledByTrialError as error:
         if engine.rank == 0:
             say(f"{error}: starting again without a trial of every phase")
         memory_limit.lift()
-        os.environ[UNPROVEN] = "1"
-        os.execv(sys.executable, sys.orig_argv)
-    except (SampleTooLargeError, GrownMemoryError, NothingLeftError, TornStepError, CannotRepeatError) as error:
+        start_again_unproven()
+    except GivenUpError:
+        less = read_reduced_limits(folder, plan)
+        return Ending(code=Exit(less.code), line=less.reason)
+    except (*GIVES_UP, TornStepError, CannotRepeatError) as error:
         memory_limit.lift()
         return Ending(code=Exit.STOPPED, line=what_to_do(error))
     except Exception as error:
         if not memory_limit.is_memory_failure(error):
             raise
         memory_limit.lift()
-        message = str(error).splitlines()[0] if str(error) else type(error).__name__
-        line = (
-            f"out of memory: {message[-160:]}; the budget is {format_size(plan.budget_bytes)} "
-            f"over the {format_size(before)} held before; "
-            "plan again with a smaller --micro-batch or a larger --memory, and go on with --resume"
-        )
-        return Ending(code=Exit.STOPPED, line=line)
+        return Ending(code=Exit.STOPPED, line=_out_of_memory(error, plan, before))
+
+
+def _start_again(
+    folder: RunFolder, plan: Plan, engine: Engine, options: RunOptions, error: StartAgainError, before: int
+) -> NoReturn:
+    """Writes down with what the run starts again. torchrun starts the ranks; one device is this process, replaced.
+
+    Args:
+        before: bytes that the process held before its memory was limited.
+
+    Raises:
+        StartAgainError: on several ranks, with a line for a person.
+    """
+    less, why, rank = error.less, error.__cause__, f"rank {engine.rank}: " if engine.world > 1 else ""
+    if less.stops_before is not None and isinstance(why, Exception):
+        gave_up = isinstance(why, (*GIVES_UP, InputError))
+        reason = what_to_do(why) if gave_up else _out_of_memory(why, plan, before)
+        code = Exit.BAD_INPUT if isinstance(why, InputError) else Exit.STOPPED
+        less = replace(less, reason=f"{'' if reason.startswith('rank ') else rank}{reason}", code=code)
+    write_reduced_limits(folder, plan, less)
+    who = "all ranks start" if engine.world > 1 else "the run starts"
+    again = f"{rank}{error}; {who} again from the newest checkpoint, {reduced_words(less, plan.unit)}"
+    if engine.world > 1:
+        raise StartAgainError(again, less) from None
+    say(again)
+    start_again_alone(options)
+
+
+def _out_of_memory(error: Exception, plan: Plan, before: int) -> str:
+    """What is said of a memory failure where nothing can be made smaller."""
+    message = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return (
+        f"out of memory: {message[-160:]}; the budget is {format_size(plan.budget_bytes)} "
+        f"over the {format_size(before)} held before; "
+        "plan again with a smaller --micro-batch or a larger --memory, and go on with --resume"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,6 +271,7 @@ def _train(
         folder.write_course(first, last)
     if data.job.validates and data.validation is None:
         speaks(f"the run does not validate: {no_real_samples(data.job)}")
+    less = read_reduced_limits(folder, plan)
     context = RunContext(
         plan=plan,
         folder=folder,
@@ -256,9 +283,9 @@ def _train(
         resident_before=resident,
         saver=_saver(train_state, plan, folder, checkpoints, options, first),
         say=speaks,
-        proves=UNPROVEN not in os.environ,
+        proves=UNPROVEN not in os.environ and less.stops_before is None,
         skips=options.skip_oversized,
-        less=read_reduced_limits(folder, plan),
+        less=less,
         validation=data.validation,
         proof=_proof(folder, data.job, engine.world, options.verify_every) if options.verify_every else None,
         progress=watchdog.progress,

@@ -24,6 +24,7 @@ from memfit.errors import Exit, describe
 from memfit.sizes import format_size
 from memfit.train.checkpoint.final_weights import write_final
 from memfit.train.launch import memory_limit
+from memfit.train.launch.forked_copy import ends_forked_copies
 from memfit.train.launch.stop_signals import AbandonedError, Stop
 from memfit.train.loop.finite import NotFiniteError, check_gradients, check_state, not_finite_buffers
 from memfit.train.loop.metrics import check_finite, window_line
@@ -35,10 +36,15 @@ from memfit.train.loop.run_context import RunContext, make_micro_batch, micro_ba
 from memfit.train.recovery.failure import Failure, Ids, describe_request, held_bytes, release, requested_bytes
 from memfit.train.recovery.memory_growth import PART_OF_BUDGET, GrownMemoryError, largest_holder
 from memfit.train.recovery.oom_record import write_oom_record
-from memfit.train.recovery.recovery import NothingLeftError, Recovery, SampleTooLargeError
+from memfit.train.recovery.recovery import GIVES_UP, Recovery
+from memfit.train.recovery.reduced_limits import ReducedLimits, StartAgainError
 
 PROVEN_FROM = 64
 """Windows among which the largest micro-batch is looked for."""
+
+
+class GivenUpError(RuntimeError):
+    """The run gave up in a window, and has started again to write a checkpoint before it. All ranks raise it."""
 
 
 class SpoiledByTrialError(RuntimeError):
@@ -52,6 +58,8 @@ def train(train_state: TrainState, context: RunContext) -> Exit:
     Raises:
         NotFiniteError: a loss or gradient is not finite. The step was not applied, and a checkpoint was written.
         GrownMemoryError, SampleTooLargeError, NothingLeftError: memory ran out for good; a checkpoint was written.
+        StartAgainError: the same, and the checkpoint can only be written after a new start.
+        GivenUpError: this was the new start, and the checkpoint is written.
     """
     return TrainingLoop(train_state, context).run()
 
@@ -103,6 +111,8 @@ class TrainingLoop:
             for number in range(context.first, context.last):
                 if self._stop.asked and self._engine.world == 1:
                     return self._stopped_before(number)
+                if number == context.less.stops_before:
+                    self._give_up_before(number)
                 try:
                     stopped = self._train_window(context.windows.window(number))
                 except (AbandonedError, Exception) as error:
@@ -134,15 +144,16 @@ class TrainingLoop:
         self._at.window, self._at.stepped = number, False
         begin = time.perf_counter()
         try:
-            result = self._learn(window)
-        except NotFiniteError:
-            self._save_before_on_all(number)
+            with ends_forked_copies():
+                result = self._learn(window)
+        except NotFiniteError as error:
+            self._save_before(number, error, together=True)
             raise
-        except (SampleTooLargeError, GrownMemoryError, NothingLeftError):
-            self._save_before(number)
+        except GIVES_UP as error:
+            self._save_before(number, error, together=not self._engine.syncs_in_backward)
             raise
         except Exception as error:
-            if not memory_limit.is_memory_failure(error) or self._engine.world > 1:
+            if not memory_limit.is_memory_failure(error):
                 raise
             raise self._out_of_memory(number, error) from None
         learned = tuple(micro.ids for micro in result.micro_batches if micro.counts and micro.ids)
@@ -273,7 +284,7 @@ class TrainingLoop:
         parts = [make_micro_batch(self._state, context, context.first, ids) for _ in range(count)]
         sizes = {name: phase.get("process_bytes", 0) for name, phase in context.plan.phases.items()}
         try:
-            with preflight_training(self._state, parts, self._recovery, self._mark):
+            with ends_forked_copies(), preflight_training(self._state, parts, self._recovery, self._mark):
                 for name in sorted(("validate", "save"), key=lambda name: -sizes.get(name, 0)):
                     context.progress(name, context.first)
                     if name == "validate" and self._validate_every:
@@ -302,29 +313,47 @@ class TrainingLoop:
             self._saver.finish()
         return Exit.STOPPED
 
-    def _save_before(self, number: int) -> None:
-        """Saves before the run gives up in a window, where the window can be put back to its start.
+    def _save_before(self, number: int, error: Exception, *, together: bool) -> None:
+        """Saves the state with which a window began, in which the run gives up. The limit on memory is lifted: nothing
+        but the save follows.
 
-        The limit on memory is lifted: nothing but the save follows.
+        Args:
+            together: whether all ranks give up at this place, and none waits for another inside of the window.
+
+        Raises:
+            StartAgainError: that state cannot be had any more. All ranks start again, train up to it, save and stop.
         """
-        if self._saver is None or self._engine.world > 1 or self._at.stepped or self._saver.written == number:
-            return
-        with contextlib.suppress(CannotRepeatError, NotFiniteError):
+        written = self._saver is not None and self._saver.written == number
+        if together:
             memory_limit.lift()
-            self._recovery.go_back()
-            self._stopped_before(number)
+            if any(gather(self._engine, written)) or self._went_back():
+                with contextlib.suppress(NotFiniteError):
+                    self._stopped_before(number)
+                gather(self._engine, None)
+                return
+        if not written and number != self._context.first:
+            raise StartAgainError(str(error), ReducedLimits(stops_before=number)) from error
 
-    def _save_before_on_all(self, number: int) -> None:
-        """As ``_save_before``, where all ranks give up at the same place; they wait for the rank that saves."""
-        if self._engine.world == 1:
-            self._save_before(number)
-            return
-        if not any(gather(self._engine, self._at.stepped)):
-            with contextlib.suppress(CannotRepeatError, NotFiniteError):
-                memory_limit.lift()
-                self._recovery.go_back()
-                self._stopped_before(number)
+    def _went_back(self) -> bool:
+        """Puts the window back to its start on all ranks; gives whether that could be done."""
+        if any(gather(self._engine, self._at.stepped)):
+            return False
+        try:
+            self._recovery.go_back()
+        except CannotRepeatError:
+            return False
+        return True
+
+    def _give_up_before(self, number: int) -> None:
+        """Saves before the window in which the run gave up before it started again.
+
+        Raises:
+            GivenUpError: always.
+        """
+        memory_limit.lift()
+        self._stopped_before(number)
         gather(self._engine, None)
+        raise GivenUpError(self._context.less.reason)
 
     def _out_of_memory(self, number: int, error: Exception) -> Exception:
         """Memory ran out where nothing is done again, as in what recovery itself allocates. Saves where it can."""
@@ -338,9 +367,9 @@ class TrainingLoop:
             held_bytes=held_bytes(self._state.device),
             message=describe(error),
         )
-        grown = self._grown_memory(failure)
-        self._save_before(number)
-        return grown or error
+        why = self._grown_memory(failure) or error
+        self._save_before(number, why, together=self._engine.world == 1)
+        return why
 
     def _finish(self) -> Exit:
         """The final weights, once the last checkpoint is whole."""

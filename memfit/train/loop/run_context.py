@@ -15,6 +15,7 @@ from memfit.job import Job
 from memfit.plan import Plan
 from memfit.train.checkpoint.saver import Saver
 from memfit.train.checkpoint.sharded_saver import ShardedSaver
+from memfit.train.launch.forked_copy import ends_forked_copies
 from memfit.train.loop.online_verify import OnlineVerify
 from memfit.train.loop.rng import COLLATE, LOSS, seed_stream
 from memfit.train.loop.validation_data import ValidationData
@@ -89,7 +90,8 @@ def make_micro_batch(
 
     def collated() -> Any:
         seed_stream(seed, window, ids[0], COLLATE)
-        return train_state.job.collate([context.samples[i] for i in ids])
+        with ends_forked_copies():
+            return train_state.job.collate([context.samples[i] for i in ids])
 
     def fetch() -> Any:
         batch = host.pop() if host else collated()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import itertools
 import sys
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -110,8 +111,13 @@ def largest_holder(train_state: TrainState, samples: Any) -> str | None:
         for path, part in net.named_modules():
             rest = {key: value for key, value in vars(part).items() if key not in _OF_MODULES}
             roots.append((f"{name}.{path}".rstrip("."), rest))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # libraries warn of old names wherever these are looked at
+        return _holder_of_most(roots, set(own))
+
+
+def _holder_of_most(roots: Iterable[tuple[str, Any]], seen: set[int]) -> str | None:
     best: tuple[int, str] = (0, "")
-    seen = set(own)
     for name, root in roots:
         for key, value in root.items() if isinstance(root, Mapping) else (("", root),):
             tensors, nbytes = held_by(value, seen)

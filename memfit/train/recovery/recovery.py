@@ -46,6 +46,7 @@ from memfit.train.recovery.failure import (
     release,
     requested_bytes,
 )
+from memfit.train.recovery.memory_growth import GrownMemoryError
 from memfit.train.recovery.reduced_limits import NO_REDUCTION, ReducedLimits, StartAgainError
 
 GROW_AFTER = 16
@@ -59,6 +60,10 @@ class SampleTooLargeError(RuntimeError):
 
 class NothingLeftError(RuntimeError):
     """Memory ran out in a window that holds no sample any more."""
+
+
+GIVES_UP = (SampleTooLargeError, GrownMemoryError, NothingLeftError)
+"""Memory ran out for good. Ranks that are not in lockstep raise it together."""
 
 
 class Recovery:
@@ -237,8 +242,7 @@ class Recovery:
                 continue
             if self._growing:
                 self._wait, self._growing = min(self._wait * 2, LONGEST_WAIT), False
-            if here:
-                parts = self._smaller(parts, failure)
+            parts = self._smaller_on(parts, failure, here=here)
 
     def _stepped_once(
         self, act: Callable[[], None], optimizer: Optimizer | None, further: Sequence[Tensor] = ()
@@ -269,6 +273,21 @@ class Recovery:
                 raise TornStepError(said) from error
             raise StartAgainError(said, ReducedLimits(most=max((self.cap or self._largest) // 2, 1))) from error
 
+    def _smaller_on(self, parts: Sequence[MicroBatch], failure: Failure, *, here: bool) -> Sequence[MicroBatch]:
+        """As ``_smaller`` on the ranks whose memory ran out. Where one of them gives up, all of them do."""
+        if self._state.engine.world == 1:
+            return self._smaller(parts, failure)
+        given_up: tuple[int, str] | None = None
+        if here:
+            try:
+                parts = self._smaller(parts, failure)
+            except GIVES_UP as error:
+                given_up = GIVES_UP.index(type(error)), f"rank {self._state.engine.rank}: {error}"
+        for report in gather(self._state.engine, given_up):
+            if report is not None:
+                raise GIVES_UP[report[0]](report[1])
+        return parts
+
     def _smaller(self, parts: Sequence[MicroBatch], failure: Failure) -> list[MicroBatch]:
         """The failed micro-batch and those after it, cut; the ones before as they were."""
         at, failed, most = self._half(parts, failure)
@@ -290,7 +309,14 @@ class Recovery:
         return at, failed, None if len(failed) < 2 * self._least else max(self._cost(failed) // 2, 1)
 
     def _less(self, parts: Sequence[MicroBatch], failure: Failure) -> ReducedLimits:
-        """What is to be smaller when ranks start again."""
+        """What is to be smaller when ranks start again.
+
+        Raises:
+            GrownMemoryError: nothing, since memory ran out because of what has grown between windows.
+        """
+        grown = self._has_grown(failure)
+        if grown is not None:
+            raise grown
         _, failed, most = self._half(parts, failure)
         if most is not None:
             return ReducedLimits(most=min(self.cap or self._largest, most))

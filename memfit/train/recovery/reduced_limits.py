@@ -2,7 +2,8 @@
 
 A rank of an engine in lockstep that fails inside of forward or backward leaves the others in a collective that it never
 joins; it cannot ask them to repeat the window. It writes down what is to be smaller and ends; the others end when their
-connection breaks, and torchrun starts all of them again, from the newest whole checkpoint.
+connection breaks, and torchrun starts all of them again, from the newest whole checkpoint. Where nothing can be made
+smaller, they start again to train up to the window that failed, write a checkpoint of it, and stop.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import json
 from dataclasses import asdict, dataclass
 
 from memfit.atomic_file import write_atomic
+from memfit.engine.torchrun_env import is_restart
+from memfit.errors import Exit
 from memfit.plan import Plan
-from memfit.train.run_folder import RunFolder
+from memfit.train.run_folder import RunFolder, writing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,11 @@ class ReducedLimits:
     """Times that a validation ran out of memory: each next one needs less."""
     validates: bool = True
     """Whether validation was not given up."""
+    stops_before: int | None = None
+    """Window before which the ranks that start again write a checkpoint and stop."""
+    reason: str = ""
+    code: int = Exit.STOPPED
+    """What is said then, and the exit code."""
 
     def and_also(self, other: ReducedLimits) -> ReducedLimits:
         """The smaller of both, in everything."""
@@ -39,6 +47,9 @@ class ReducedLimits:
             left_out=tuple(sorted({*self.left_out, *other.left_out})),
             validations=max(self.validations, other.validations),
             validates=self.validates and other.validates,
+            stops_before=self.stops_before if other.stops_before is None else other.stops_before,
+            reason=self.reason if other.stops_before is None else other.reason,
+            code=self.code if other.stops_before is None else other.code,
         )
 
 
@@ -58,6 +69,8 @@ def read_reduced_limits(folder: RunFolder, plan: Plan) -> ReducedLimits:
     try:
         saved = json.loads((folder.path / "less.json").read_text())
         if saved.pop("planned") == _planned(plan):
+            if not is_restart():
+                saved |= {"stops_before": None, "reason": "", "code": Exit.STOPPED}  # an earlier launch stopped so
             return ReducedLimits(**{**saved, "alone": tuple(saved["alone"]), "left_out": tuple(saved["left_out"])})
     except (OSError, ValueError, KeyError, TypeError):
         pass
@@ -65,9 +78,14 @@ def read_reduced_limits(folder: RunFolder, plan: Plan) -> ReducedLimits:
 
 
 def write_reduced_limits(folder: RunFolder, plan: Plan, less: ReducedLimits) -> None:
-    """Adds to what was written."""
+    """Adds to what was written.
+
+    Raises:
+        CannotWriteError: it cannot be written.
+    """
     content = {"planned": _planned(plan), **asdict(read_reduced_limits(folder, plan).and_also(less))}
-    write_atomic(folder.path / "less.json", json.dumps(content) + "\n")
+    with writing(folder.path / "less.json"):
+        write_atomic(folder.path / "less.json", json.dumps(content) + "\n")
 
 
 def _planned(plan: Plan) -> list[int | str]:
