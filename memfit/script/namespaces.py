@@ -14,12 +14,15 @@ from pathlib import Path
 
 NEW_MOUNTS, NEW_IPC, NEW_USER, NEW_PIDS, NEW_NETWORK = 0x00020000, 0x08000000, 0x10000000, 0x20000000, 0x40000000
 READ_ONLY, REMOUNT, BIND, RECURSIVE, PRIVATE = 0x1, 0x20, 0x1000, 0x4000, 0x40000
+_RELATIVE_TIMES = 0x200000
 _DETACH = 2
 _SET_PARENT_DEATH_SIGNAL, _DROP_FROM_BOUNDING_SET, _SET_NO_NEW_PRIVILEGES = 1, 24, 38
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _CAPSET = {"x86_64": 126, "aarch64": 91}
 _CAPABILITY_VERSION_3 = 0x20080522
 _MOST_CAPABILITIES = 64
+_IGNORE_MODES = 1
+"""CAP_DAC_OVERRIDE: a file's mode does not bind its owner, as it does not bind root."""
 _SET_INTERFACE_FLAGS, _IS_UP = 0x8914, 0x1
 
 
@@ -61,6 +64,18 @@ def mount(source: str, target: str, kind: str, flags: int = 0, options: str = ""
     _check(_libc().mount(*encoded, ctypes.c_ulong(flags), options.encode() or None), f"mount {target}")
 
 
+def make_read_only(target: str) -> None:
+    """A mount point is read, and neither written to nor changed in its owner or mode. Devices are still written to.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    flags = os.statvfs(target).f_flag
+    kept = flags & (os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME)
+    kept |= _RELATIVE_TIMES if flags & os.ST_RELATIME else 0  # a user namespace may not take such a flag away
+    mount("none", target, "none", REMOUNT | BIND | READ_ONLY | kept)
+
+
 def pivot_root(root: str) -> None:
     """``root``, a mount point, becomes the root folder; what was there before is no longer reachable."""
     os.chdir(root)
@@ -70,13 +85,17 @@ def pivot_root(root: str) -> None:
 
 
 def drop_capabilities() -> None:
-    """Gives up every capability for good: this process and its children cannot mount anything again."""
+    """Gives up every capability for good: this process and its children cannot mount anything again. Root alone keeps
+    that a file's mode does not bind it: its scripts write to folders without the bit for that."""
     libc = _libc()
+    kept = 1 << _IGNORE_MODES if os.getuid() == 0 else 0
     for capability in range(_MOST_CAPABILITIES):
-        libc.prctl(_DROP_FROM_BOUNDING_SET, capability, 0, 0, 0)
+        if not kept & 1 << capability:
+            libc.prctl(_DROP_FROM_BOUNDING_SET, capability, 0, 0, 0)
     _check(libc.prctl(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "no_new_privs")
     header = ctypes.create_string_buffer(struct.pack("Ii", _CAPABILITY_VERSION_3, 0))
-    _check(libc.syscall(_CAPSET[platform.machine()], header, ctypes.create_string_buffer(24)), "capset")
+    sets = ctypes.create_string_buffer(struct.pack("6I", kept, kept, 0, 0, 0, 0))
+    _check(libc.syscall(_CAPSET[platform.machine()], header, sets), "capset")
 
 
 def die_with_parent() -> None:

@@ -70,7 +70,7 @@ def enter_sandbox(scratch: Path, *, writable: Sequence[Path] = ()) -> list[Layer
         _fork_and_wait()
     try:
         if own_processes:
-            ns.mount("proc", f"{scratch}/tree/proc", "proc")
+            ns.mount("proc", f"{scratch}/tree/proc", "proc", ns.READ_ONLY)
         ns.pivot_root(f"{scratch}/tree")
         os.chdir(cwd)
         ns.drop_capabilities()
@@ -160,7 +160,7 @@ def _show_read_only(path: str, target: str) -> None:
     """What takes no overlay is read and not written; what cannot even be shown is not there."""
     with contextlib.suppress(OSError):
         ns.mount(path, target, "none", ns.BIND)
-        ns.mount("none", target, "none", ns.REMOUNT | ns.BIND | ns.READ_ONLY)
+        ns.make_read_only(target)
 
 
 def _is_below(point: str, folders: Sequence[str]) -> bool:
@@ -190,21 +190,30 @@ def _overlay(scratch: Path, number: int, folder: str, target: str) -> Layer:
 
 
 def _mount_system(root: str, *, own_processes: bool) -> None:
-    """/proc, /sys, a small /dev and an empty /run."""
-    if not own_processes:
-        ns.mount("/proc", f"{root}/proc", "none", ns.BIND | ns.RECURSIVE)
-    if os.path.isdir("/sys"):
-        ns.mount("/sys", f"{root}/sys", "none", ns.BIND | ns.RECURSIVE)
-        ns.mount("none", f"{root}/sys", "none", ns.REMOUNT | ns.BIND | ns.READ_ONLY)
+    """/proc and /sys, which are read alone (settings of the whole system lie there), a small /dev, an empty /run."""
+    for folder in ("/sys",) if own_processes else ("/proc", "/sys"):
+        if os.path.isdir(folder):
+            _show_all_read_only(folder, root)
     ns.mount("tmpfs", f"{root}/dev", "tmpfs", 0, "mode=755")
     for name in _DEVICES:
         Path(f"{root}/dev/{name}").touch()
         ns.mount(f"/dev/{name}", f"{root}/dev/{name}", "none", ns.BIND)
+        ns.make_read_only(f"{root}/dev/{name}")
     os.makedirs(f"{root}/dev/shm")
     for name, target in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
         os.symlink(target, f"{root}/dev/{name}")
     if os.path.isdir("/run"):
         ns.mount("tmpfs", f"{root}/run", "tmpfs", 0, "mode=755")
+
+
+def _show_all_read_only(folder: str, root: str) -> None:
+    """A folder and every mount below it; one that cannot be made read-only is covered by an empty one."""
+    ns.mount(folder, root + folder, "none", ns.BIND | ns.RECURSIVE)
+    for point in sorted(mounted.point for mounted in _mounts() if _is_below(mounted.point, (root + folder,))):
+        try:
+            ns.make_read_only(point)
+        except OSError:
+            ns.mount("tmpfs", point, "tmpfs", ns.READ_ONLY)
 
 
 @dataclass(frozen=True, kw_only=True)

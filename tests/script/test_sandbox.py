@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from memfit.script import namespaces
+from memfit.script import namespaces, sandbox
 
 ENTER = """
 import json, os, shutil, socket, sys
@@ -44,6 +44,13 @@ if child == 0:
     attempt("service", lambda: socket.socket(socket.AF_UNIX).connect(os.path.join(folder, "service")))
     attempt("chroot", lambda: os.chroot("/"))
     attempt("kill", lambda: os.kill(int(sys.argv[5]), 0))
+    setting = Path("/proc/sys/vm/swappiness")
+    attempt("setting", lambda: setting.write_text(setting.read_text()))
+    for point in json.loads(sys.argv[6]):
+        attempt(point, lambda: Path(point, "made-by-a-script").touch())
+    attempt("device", lambda: os.utime("/dev/null"))
+    Path("/dev/null").write_text("taken")
+    Path(folder, "closed", "new").write_text("new") if os.getuid() == 0 else None
     print("FAILED", json.dumps(failed), flush=True)
     os._exit(0)
 os.waitpid(child, 0)
@@ -54,8 +61,10 @@ print("CHANGED", json.dumps([[one.path, one.deleted] for one in changes(layers)]
 @pytest.mark.skipif(not namespaces.is_supported(), reason="there are no namespaces on this system")
 def test_what_a_script_writes_vanishes_and_it_reaches_nothing(tmp_path: Path) -> None:
     folder, scratch, writable = tmp_path / "folder", tmp_path / "scratch", tmp_path / "writable"
-    for one in (folder / "run", scratch, writable):
-        one.mkdir(parents=True)
+    for made in (folder / "run", folder / "closed", scratch, writable):
+        made.mkdir(parents=True)
+    (folder / "closed").chmod(0o555)
+    system = [mounted.point for mounted in sandbox._mounts() if mounted.point.startswith(("/sys/", "/proc/"))]
     (folder / "checkpoint.pt").write_text("precious")
     (folder / "run" / "log").write_text("precious")
     listening = socket.create_server(("127.0.0.1", 0))
@@ -66,7 +75,7 @@ def test_what_a_script_writes_vanishes_and_it_reaches_nothing(tmp_path: Path) ->
     done = subprocess.run(
         [
             sys.executable, "-c", ENTER, str(scratch), str(folder), str(listening.getsockname()[1]), str(writable),
-            str(os.getpid()),
+            str(os.getpid()), json.dumps(system),
         ],
         capture_output=True, text=True, check=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
@@ -82,7 +91,9 @@ def test_what_a_script_writes_vanishes_and_it_reaches_nothing(tmp_path: Path) ->
     assert not (folder / "new").exists()
     assert not (Path.home() / ".memfit-break-out").exists()
     assert (writable / "kept").read_text() == "kept"
-    assert set(json.loads(said["FAILED"])) >= {"network", "host", "service", "chroot", "kill"}
+    assert set(json.loads(said["FAILED"])) >= {
+        "network", "host", "service", "chroot", "kill", "setting", "device", *system,
+    }  # fmt: skip
     changed = dict(json.loads(said["CHANGED"]))
     assert changed[str(folder / "checkpoint.pt")] is False
     assert changed[str(folder / "new")] is False
