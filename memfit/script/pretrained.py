@@ -12,6 +12,8 @@ from torch import nn
 
 from memfit.device.virtual.patching import replaced
 from memfit.device.virtual.pretrained import asked_dtype, diffusers_model
+from memfit.device.virtual.quantized import quantization_of, quantize
+from memfit.errors import InputError
 from memfit.script.import_hooks import Hook, on_import
 
 _LOADING_OPTIONS = frozenset(
@@ -30,6 +32,14 @@ class AbsentWeights(dict[str, Any]):
     """Stands for weights that were not downloaded: a net that loads them stays as it was built."""
 
 
+def _quantization(name: Any, given: dict[str, Any], config: Any, note: Callable[[str], None]) -> Any:
+    try:
+        return quantization_of(name, given, config)
+    except InputError as error:
+        note(f"weights of {name} are counted unquantized: {error.why}")
+        return None
+
+
 @contextmanager
 def absent_weights(note: Callable[[str], None]) -> Iterator[None]:
     """Inside, nets of libraries that are imported are built from their configurations.
@@ -39,8 +49,6 @@ def absent_weights(note: Callable[[str], None]) -> Iterator[None]:
     """
 
     def transformers_model(cls: Any, name: Any, *args: Any, config: Any = None, **given: Any) -> Any:
-        if given.get("quantization_config") or given.get("load_in_4bit") or given.get("load_in_8bit"):
-            note(f"weights of {name} are counted unquantised")
         loading = {key: given.pop(key) for key in list(given) if key in _LOADING_OPTIONS}
         rest = given
         if config is None or isinstance(config, str):
@@ -48,8 +56,12 @@ def absent_weights(note: Callable[[str], None]) -> Iterator[None]:
         own = {key: rest[key] for key in ("attn_implementation", "experts_implementation") if key in rest}
         dtype = asked_dtype(loading, config) or (getattr(config, "dtype", None) if "dtype" not in loading else None)
         net = cls._from_config(config, dtype=dtype or torch.get_default_dtype(), **own).eval()
+        quantization = _quantization(name, loading, config, note)
         where = loading.get("device_map")
-        net = net if where is None or where == "cpu" else net.to("cuda")
+        if quantization is not None:
+            net = quantize(net, quantization)
+        elif where is not None and where != "cpu":
+            net = net.to("cuda")
         return (net, {}) if loading.get("output_loading_info") else net
 
     def timm_weights(*args: Any, **kwargs: Any) -> None:

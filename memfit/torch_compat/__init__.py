@@ -21,7 +21,7 @@ try:
     import torch._prims_common as prims
     from torch._ops import OpOverload
     from torch._prims_common import suggest_memory_format
-    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
     from torch.utils._python_dispatch import (
         TorchDispatchMode,
         is_traceable_wrapper_subclass,
@@ -48,6 +48,8 @@ try:
     DisableTorchFunction: Any = c_bindings.DisableTorchFunction
     DisableTorchDispatch: Any = c_bindings._DisableTorchDispatch
     """Contexts in which tensors are plain."""
+    EnableTorchFunction: Any = c_bindings._EnableTorchFunction
+    """A context inside of DisableTorchFunction in which they are not."""
     DispatchKey: Any = c_bindings.DispatchKey
     DispatchKeySet: Any = c_bindings.DispatchKeySet
     ExcludeDispatchKeys: Any = c_bindings._ExcludeDispatchKeyGuard
@@ -82,8 +84,9 @@ def in_dynamo(function: Any) -> Any:
 
 
 __all__ = [
-    "DisableTorchDispatch", "DisableTorchFunction", "DispatchKey", "DispatchKeySet", "ExcludeDispatchKeys",
-    "FakeTensor", "FakeTensorMode", "Generator", "OpOverload", "TorchDispatchMode", "arg_tree_leaves", "c_bindings",
+    "DisableTorchDispatch", "DisableTorchFunction", "DispatchKey", "DispatchKeySet",
+    "DynamicOutputShapeException", "EnableTorchFunction", "ExcludeDispatchKeys", "FakeTensor",
+    "FakeTensorMode", "Generator", "OpOverload", "TorchDispatchMode", "arg_tree_leaves", "c_bindings",
     "current_autograd_node", "current_dispatch_mode", "default_device_context", "disable_current_modes",
     "engine_run_backward",
     "has_computed_kernel", "has_kernel", "in_dynamo", "is_dense", "is_traceable_wrapper_subclass",

@@ -1,5 +1,6 @@
 """Weights that were really saved, and nets that are traced without reading them."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.virtual_device import virtual_gpu
+from memfit.errors import InputError
 from tests.device.minimal_tracer import MinimalTracer
 
 transformers = pytest.importorskip("transformers")
@@ -41,7 +43,7 @@ def test_transformers(language_model, no_gc, asked, inside_device):
     import contextlib
 
     options = {} if asked is None else {"dtype": asked}
-    dtype = {None: torch.float32, "auto": torch.bfloat16}.get(asked, torch.float16)
+    dtype = {None: torch.bfloat16, "auto": torch.bfloat16}.get(asked, torch.float16)
     with virtual_gpu(CardRules()) as gpu, MinimalTracer(gpu) as tracer:
         with torch.device("cuda") if inside_device else contextlib.nullcontext():
             net = transformers.AutoModelForCausalLM.from_pretrained(language_model, **options)
@@ -100,3 +102,37 @@ def test_a_library_that_is_imported_inside_and_a_hub_that_does_not_answer(tmp_pa
     assert answer["type"] == "FakeTensor"
     assert "nobody/no-such-model" in answer["said"] or "connect" in answer["said"]
     assert answer["slept"] < 1
+
+
+@pytest.mark.parametrize("asked", [{}, {"dtype": torch.float32}, {"torch_dtype": "auto"}])
+def test_the_type_is_that_of_a_real_load(language_model, asked):
+    really = transformers.AutoModelForCausalLM.from_pretrained(language_model, **asked)
+    with virtual_gpu(CardRules()):
+        traced = transformers.AutoModelForCausalLM.from_pretrained(language_model, **asked)
+    assert [p.dtype for p in traced.parameters()] == [p.dtype for p in really.parameters()]
+
+
+def test_unknown_quantization_is_refused(language_model):
+    config = transformers.TorchAoConfig if hasattr(transformers, "TorchAoConfig") else transformers.HqqConfig
+    quantization = config.__new__(config)
+    with virtual_gpu(CardRules()), pytest.raises(InputError, match=f"quantizes with {config.__name__}"):
+        transformers.GPT2LMHeadModel.from_pretrained(language_model, quantization_config=quantization)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is not None, reason="bitsandbytes is there")
+def test_quantization_without_its_library_is_refused(language_model):
+    with virtual_gpu(CardRules()), pytest.raises(InputError, match="pip install bitsandbytes"):
+        transformers.GPT2LMHeadModel.from_pretrained(language_model, quantization_config={"load_in_4bit": True})
+
+
+def test_four_bits(tmp_path):
+    pytest.importorskip("bitsandbytes")
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 100}
+    config = transformers.LlamaConfig(num_attention_heads=4, num_key_value_heads=4, **sizes)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    options = {"load_in_4bit": True, "bnb_4bit_use_double_quant": True}
+    really = transformers.LlamaForCausalLM.from_pretrained(tmp_path, quantization_config=options)
+    with virtual_gpu(CardRules()):
+        traced = transformers.LlamaForCausalLM.from_pretrained(tmp_path, quantization_config=options)
+        assert {p.device.type for p in traced.parameters()} == {"cuda"}
+    assert [(p.dtype, p.shape) for p in traced.parameters()] == [(p.dtype, p.shape) for p in really.parameters()]

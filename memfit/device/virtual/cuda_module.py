@@ -16,6 +16,7 @@ import torch.cuda.random
 from memfit.device.virtual import backend
 from memfit.device.virtual.backend import NAME, Event, Stream
 from memfit.device.virtual.card_rules import CardRules
+from memfit.torch_compat import c_bindings
 
 LEGACY_DTYPES = {
     "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
@@ -111,4 +112,5 @@ def stubs(card: CardRules, emptied: Callable[[], None]) -> list[tuple[Any, dict[
         (torch.cuda.memory, memory),
         (torch.cuda.random, random),
         (torch.cuda.nvtx, nvtx),
+        (c_bindings, {"_cuda_getCurrentRawStream": _zero}),  # absent from a CPU build; libraries look it up on import
     ]

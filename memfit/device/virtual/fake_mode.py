@@ -17,8 +17,12 @@ from memfit.device.virtual import grouped_products, meta_kernels
 from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.cuda_kernels import cuda_outputs
 from memfit.device.virtual.data_dependent import NOT_HANDLED, Assumptions, answer_operator, asks_data
+from memfit.device.virtual.redirect import SaysCuda
+from memfit.errors import InputError
 from memfit.torch_compat import (
     DisableTorchDispatch,
+    DynamicOutputShapeException,
+    EnableTorchFunction,
     FakeTensor,
     FakeTensorMode,
     OpOverload,
@@ -33,6 +37,7 @@ _PLAIN = frozenset(
     {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 )  # fmt: skip
 _META = torch.device("meta")
+_make_subclass = Tensor._make_subclass
 _LIFT_FRESH = _aten.lift_fresh.default
 _NOT_LEARNT = frozenset({_ITEM, _LIFT_FRESH, _aten.lift.default, _aten.set_.source_Tensor})
 _UNLEARNABLE_TAGS = frozenset(
@@ -95,6 +100,11 @@ def _is_foreach_in_place(func: Any) -> bool:
     """These change no shape and return nothing, and their lists of scalars differ in every step of an optimizer."""
     name = str(func)
     return name.startswith("aten._foreach_") and name.split(".")[1].endswith("_") and not func._schema.returns
+
+
+def _is_of_a_library(func: Any) -> bool:
+    """Whether an operator's shapes come from a library's code (torch.library.register_fake), which says cuda."""
+    return isinstance(func, OpOverload) and func.namespace not in ("aten", "prims")
 
 
 def _places(tensors: list[FakeTensor]) -> dict[int, int]:
@@ -179,11 +189,29 @@ class VirtualMode(FakeTensorMode):
         if product is not NOT_HANDLED:
             return product
         result = meta_kernels.run(func, args, kwargs, tensors)
+        if result is NOT_HANDLED and _is_of_a_library(func):
+            return self._run_of_a_library(func, types, args, kwargs)
         if result is NOT_HANDLED:
             out: Any = self._dispatch_impl(func, types, args, kwargs)
             return self._of_full_size(out, args) if func in _LOSSES_OF_FULL_SIZE and out.dim() == 0 else out
         device = tensors[0].fake_device
         return tree_map(lambda value: self.new(value, device) if type(value) is Tensor else value, result)
+
+    def _run_of_a_library(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """The outputs of an operator whose shapes come from a library's code.
+
+        Raises:
+            InputError: that code asks what its inputs hold.
+        """
+        try:
+            if not self.on_gpu:
+                return self._dispatch_impl(func, types, args, kwargs)
+            with EnableTorchFunction(), SaysCuda():
+                return self._dispatch_impl(func, types, args, kwargs)
+        except DynamicOutputShapeException:
+            why = "the shapes of its outputs depend on what its inputs hold, which a prediction does not know"
+            write = "use one whose outputs do not (bitsandbytes: 4-bit weights, or threshold=0 with 8-bit ones)"
+            raise InputError(f"operator {func}", why, write) from None
 
     def _of_full_size(self, loss: FakeTensor, args: Any) -> FakeTensor:
         """A loss that is reduced within the storage of its elements: they stay allocated as long as the loss does."""
@@ -220,7 +248,7 @@ class VirtualMode(FakeTensorMode):
         attributes = self._attributes.get(device)
         if attributes is None:
             self._attributes[device] = attributes = dict(vars(FakeTensor(self, elem, device)))
-        tensor: FakeTensor = Tensor._make_subclass(
+        tensor: FakeTensor = _make_subclass(
             FakeTensor, elem, False, dispatch_device=True, device_for_backend_keys=device
         )
         warn_on_data_pointer(tensor)
@@ -228,7 +256,7 @@ class VirtualMode(FakeTensorMode):
         return tensor
 
     def _learn(self, func: Any, tensors: list[FakeTensor], out: Any) -> Make | None:
-        if not isinstance(func, OpOverload) or func.namespace not in ("aten", "prims"):
+        if not isinstance(func, OpOverload) or _is_of_a_library(func):
             return None
         if func in _NOT_LEARNT or (_UNLEARNABLE_TAGS & set(func.tags) and func is not _aten.index.Tensor):
             return None

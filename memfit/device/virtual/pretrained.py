@@ -1,7 +1,8 @@
 """``from_pretrained`` of transformers and diffusers without the weights: a trace needs their shapes alone.
 
 The configuration is read as usual (from the disk or the hub); the net is built from it, in the asked type, for
-evaluation, with tied weights tied. Quantised weights and adapters are not handled: their libraries load as they do.
+evaluation, with tied weights tied. bitsandbytes' weights are quantized. Adapters are not handled: their libraries load
+as they do.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from urllib.request import getproxies, proxy_bypass
 import torch
 
 from memfit.device.virtual.patching import replaced
+from memfit.device.virtual.quantized import quantization_of, quantize
 from memfit.errors import InputError, describe
 
 _CONFIG_OPTIONS = ("subfolder", "revision", "cache_dir", "local_files_only", "token", "trust_remote_code")
@@ -31,11 +33,16 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def asked_dtype(given: dict[str, Any], config: Any = None) -> torch.dtype | None:
-    """The type that was asked for; ``auto`` is the configuration's."""
+    """The type that was asked for; ``auto`` is the configuration's, and the default from transformers 5 on."""
     asked = given.get("dtype", given.get("torch_dtype"))
-    if asked == "auto":
+    if asked == "auto" or (asked is None and config is not None and _auto_is_the_default()):
         asked = getattr(config, "dtype", None)
     return getattr(torch, asked) if isinstance(asked, str) else asked
+
+
+def _auto_is_the_default() -> bool:
+    version = getattr(sys.modules.get("transformers"), "__version__", "0")
+    return int(version.partition(".")[0]) >= 5
 
 
 def _read(load: Callable[..., Any], name: Any, given: dict[str, Any]) -> Any:
@@ -79,7 +86,13 @@ def hub_is_offline() -> bool:
 def _transformers_model(cls: Any, name: Any, *args: Any, config: Any = None, **given: Any) -> Any:
     if config is None or isinstance(config, str):
         config = _read(cls.config_class.from_pretrained, config or name, given)
-    return cls._from_config(config, dtype=asked_dtype(given, config) or torch.get_default_dtype()).eval()
+    dtype = asked_dtype(given, config) or torch.get_default_dtype()
+    quantization = quantization_of(name, given, config)
+    if quantization is None:
+        return cls._from_config(config, dtype=dtype).eval()
+    with torch.device("cpu"):
+        net = cls._from_config(config, dtype=dtype).eval()
+    return quantize(net, quantization)
 
 
 def diffusers_model(cls: Any, name: Any, **given: Any) -> Any:

@@ -29,6 +29,7 @@ from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.cuda_kernels import COMPOSITES, FUSED_ON_CUDA, cuda_kernels
 from memfit.device.virtual.data_dependent import NOT_HANDLED, Assumptions, answer_operator, asks_data
 from memfit.device.virtual.fake_mode import VirtualMode
+from memfit.device.virtual.parameter_classes import parameter_classes_kept
 from memfit.device.virtual.patching import appended, replaced
 from memfit.device.virtual.pretrained import without_weights
 from memfit.device.virtual.redirect import default_device_kept, says_cuda
@@ -150,6 +151,7 @@ def _fakes_pass_for_tensors() -> Iterator[None]:
         default_device_kept(),
         _cudnn_flags_kept(),
         without_weights(),
+        parameter_classes_kept(),
         replaced(logging.getLogger(FakeTensor.__module__), disabled=True),
         warnings.catch_warnings(),
     ):
