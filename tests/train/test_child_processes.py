@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -110,3 +112,27 @@ rank_entry.leave(0)
     line = "memfit: the training is done, and the job's threads (reader) have not ended 0.5 s later: they are ended now"
     assert words == line + "\n"
     assert seconds < 60
+
+
+@pytest.mark.parametrize(("before", "code", "ended"), [("", 5, "stopped\n"), ("trap '' HUP; ", 0, "goes on\n")])
+def test_a_terminal_that_hangs_up_stops_a_run_but_not_under_nohup(before, code, ended):
+    script = (
+        "import os, signal;"
+        "from memfit.train.launch.stop_signals import ends_at_once;"
+        "ends_at_once(lambda: print('stopped', flush=True));"
+        "os.kill(os.getpid(), signal.SIGHUP); print('goes on')"
+    )
+    command = ["bash", "-c", f'{before}exec {sys.executable} -c "{script}"']
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (code, ended), done.stderr
+
+
+def test_a_line_is_said_only_where_somebody_can_read_it():
+    code, words, _ = said("""
+import sys
+from memfit.train.launch.outcome import say
+say("one")
+sys.stderr.close()
+say("two")
+""")
+    assert (code, words) == (0, "memfit: one\n")

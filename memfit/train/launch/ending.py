@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import traceback
 from dataclasses import dataclass
 
@@ -76,8 +75,3 @@ def what_to_do(error: Exception) -> str:
     if isinstance(error, TornStepError):
         return f"an optimizer step was cut short by memory: {error}; go on from the last checkpoint with --resume"
     return f"{error}; go on from the last checkpoint with --resume"
-
-
-def say(line: str) -> None:
-    """One line on standard error."""
-    print(f"memfit: {line}", file=sys.stderr, flush=True)

@@ -17,12 +17,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from memfit.train.launch.stop_signals import SIGNALS
 from memfit.train.launch.watchdog import END_SECONDS
 
 GRACE = 1.5
 """Seconds that a child has beyond its own limit."""
 _LOOKS_EVERY = 0.1
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Guardian:
@@ -48,15 +48,15 @@ class Guardian:
         os.set_blocking(reader, False)
         os.set_blocking(writer, False)
         before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        for number in _SIGNALS:
+        for number in SIGNALS:
             signal.signal(number, _no_action)
         thread = threading.Thread(target=self._guard, args=(reader,), name="memfit-guardian", daemon=True)
         thread.start()
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             yield
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             self._closed.set()
             thread.join()
             signal.set_wakeup_fd(before)
@@ -66,7 +66,7 @@ class Guardian:
     def _guard(self, reader: int) -> None:
         while not self._closed.wait(_LOOKS_EVERY):
             with contextlib.suppress(BlockingIOError):
-                if any(number in _SIGNALS for number in os.read(reader, 64)) and self.signalled is None:
+                if any(number in SIGNALS for number in os.read(reader, 64)) and self.signalled is None:
                     self.signalled = time.monotonic()
             if self.signalled is None:
                 continue
@@ -112,7 +112,7 @@ def _command_of(process: int) -> bytes:
 
 
 def run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Runs a process that is sent SIGINT and SIGTERM too; its standard output is this process's standard error.
+    """Runs a process that is sent the signals to stop too; its standard output is this process's standard error.
 
     Called inside ``Guardian.guarding``: the child begins with both signals blocked.
     """
@@ -125,13 +125,13 @@ def run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
         for child in children:
             child.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in _SIGNALS}
+    before = {number: signal.signal(number, pass_on) for number in SIGNALS}
     try:
         with subprocess.Popen(command, env=dict(environment), stdout=sys.stderr) as child:
             children.append(child)
             for number in early:
                 child.send_signal(number)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             return child.wait()
     finally:
         for number, handler in before.items():

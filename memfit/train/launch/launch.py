@@ -35,7 +35,7 @@ class Launched:
     line: str = ""
     """What is left to say; empty where a training process has said it."""
     signalled: bool = False
-    """Whether SIGINT or SIGTERM came."""
+    """Whether a signal to stop came."""
 
 
 def rank_environment() -> dict[str, str]:

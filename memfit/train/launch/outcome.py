@@ -86,6 +86,12 @@ def write_outcome(folder: Path, outcome: Outcome, line: str = "") -> None:
         except OSError:
             continue
     if line:
+        say(line)
+
+
+def say(line: str) -> None:
+    """One line on standard error, where that is still open: a terminal may be gone, and a job may close it."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         print(f"memfit: {line}", file=sys.stderr, flush=True)
 
 

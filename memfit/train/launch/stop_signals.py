@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: the run is to stop soon, with nothing half done."""
+"""SIGINT, SIGTERM and SIGHUP: the run is to stop soon, with nothing half done."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from typing import NoReturn
 
 from memfit.errors import Exit
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_HANGS_UP = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, *_HANGS_UP)
+"""Not SIGHUP under nohup, which has it ignored: the run goes on without its terminal."""
 PATIENCE = 5.0
 """Seconds that a window may go on for once the run is to stop; a longer one is abandoned where that leaves no trace."""
 
@@ -81,13 +83,14 @@ def _leave_forks_alone(process: int) -> None:
         if os.getppid() == process:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            for number in (signal.SIGTERM, *_HANGS_UP):
+                signal.signal(number, signal.SIG_DFL)
 
     os.register_at_fork(after_in_child=reset)
 
 
 class Stop:
-    """Set by SIGINT and SIGTERM. A window is finished or abandoned, a validation abandoned, a checkpoint finished."""
+    """Set by a signal. A window is finished or abandoned, a validation abandoned, a checkpoint finished."""
 
     def __init__(self) -> None:
         self.asked = False

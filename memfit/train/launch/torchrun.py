@@ -20,6 +20,7 @@ from memfit.engine.capabilities import WHOLE_STATE
 from memfit.errors import Exit, InputError, describe
 from memfit.plan import Plan
 from memfit.train.launch.outcome import read_outcome
+from memfit.train.launch.stop_signals import SIGNALS
 
 MAX_RESTARTS = 3
 """torchrun's own default for an elastic run."""
@@ -56,10 +57,12 @@ def torchrun(ranks: int, module: str, arguments: Sequence[str], folder: Path, ma
     options += ["--nproc-per-node", str(ranks), "--max-restarts", str(max_restarts)]
     options += ["--shutdown-timeout", str(SHUTDOWN_SECONDS), "-m", module, *arguments]
     code: int = Exit.DONE
-    before = children()
+    parser, before = get_args_parser(), children()
+    if "--signals-to-handle" in parser._option_string_actions:  # not in every version of torch
+        options = ["--signals-to-handle", ",".join(number.name for number in (*SIGNALS, signal.SIGQUIT)), *options]
     try:
         with tempfile.TemporaryDirectory(prefix="memfit-torchrun-", ignore_cleanup_errors=True) as logs:
-            run(get_args_parser().parse_args(["--log-dir", logs, *options]))
+            run(parser.parse_args(["--log-dir", logs, *options]))
     except ChildFailedError as error:
         code = _code_of(folder, [failure.exitcode for failure in error.failures.values()])
     except SignalException:

@@ -27,7 +27,8 @@ from memfit.train.checkpoint.resume import of_this_job
 from memfit.train.checkpoint.sharded_checkpoint import load_sharded_nets
 from memfit.train.checkpoint.state import put_nets_back
 from memfit.train.launch import memory_limit
-from memfit.train.launch.ending import ended_by_job, say
+from memfit.train.launch.ending import ended_by_job
+from memfit.train.launch.outcome import say
 from memfit.train.launch.process_guard import die_with_parent
 from memfit.train.launch.stop_signals import ends_at_once
 from memfit.train.launch.warm_up import warm_up

@@ -1,4 +1,4 @@
-"""Watchdog: ends a process that makes no progress, or that does not end soon after SIGINT or SIGTERM.
+"""Watchdog: ends a process that makes no progress, or that does not end soon after a signal to stop.
 
 One thread in each training process. It looks on five times a second:
 
@@ -33,6 +33,7 @@ from memfit.engine.torchrun_env import RESTARTS
 from memfit.errors import Exit, line_of_job
 from memfit.train.launch.memory_limit import small_stacks
 from memfit.train.launch.outcome import Outcome, write_outcome
+from memfit.train.launch.stop_signals import SIGNALS
 from memfit.train.run_folder import RunFolder
 
 LOOKS_EVERY, ARMS_EVERY = 0.2, 5.0
@@ -132,7 +133,7 @@ class Watchdog:
         now = time.monotonic()
         self._folder.flush_waiting()
         with contextlib.suppress(BlockingIOError):
-            if any(number in (signal.SIGINT, signal.SIGTERM) for number in os.read(reader, 64)):
+            if any(number in SIGNALS for number in os.read(reader, 64)):
                 self._signals.append(now)
         self._end_after_signal(now)
         if now - self.part.since > self.patience or self._another_hangs():

@@ -38,10 +38,9 @@ from memfit.train.launch.ending import (
     proof_of,
     reduced_words,
     resume_command,
-    say,
     what_to_do,
 )
-from memfit.train.launch.outcome import Outcome, clear_outcome, write_outcome
+from memfit.train.launch.outcome import Outcome, clear_outcome, say, write_outcome
 from memfit.train.launch.process_guard import alone_in
 from memfit.train.launch.rank_agreement import check_rank_agreement, rank_agreement_of
 from memfit.train.launch.start_again import UNPROVEN, start_again_alone, start_again_unproven
@@ -264,6 +263,9 @@ def _train(
     first, last = 0, options.windows or data.job.windows
     if options.resume or is_restart():
         first = resume(train_state, plan, checkpoints, speaks, lengths=data.lengths is not None)
+    if first > last:
+        seen = f"--windows {options.windows}" if options.windows else f"{data.job.windows} windows of the job"
+        raise InputError(seen, f"the run has trained {first} already", f"write --windows {first} or more")
     _agree(engine, plan, data, first, last)
     if engine.rank == 0:
         for lost in folder.keep_lines_before(first):
