@@ -222,3 +222,11 @@ def test_damaged_lines_cost_no_window_and_their_loss_is_said(undisturbed, tmp_pa
     assert weights[0] == weights[1]
     show_summary(RunFolder(run), 1 << 20, "samples", as_json=False)
     assert "Done: 6 windows" in capsys.readouterr().out
+
+
+def test_fewer_windows_than_were_trained_are_refused(undisturbed, tmp_path):
+    processes, folder = undisturbed
+    run = shutil.copytree(folder / "undisturbed", tmp_path / "run")
+    (run / ".ended-once").unlink()
+    assert processes.run(run, resume=True, windows=3)["code"] == Exit.BAD_INPUT
+    assert "--windows 3: the run has trained 6 already; write --windows 6 or more" in (run / "log.txt").read_text()
