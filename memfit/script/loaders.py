@@ -5,15 +5,17 @@ from __future__ import annotations
 import dis
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import wraps
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from memfit.device.virtual.patching import replaced
 from memfit.script.source_lines import own_frames
 from memfit.script.step_watch import StepWatch
+from memfit.torch_compat.data_workers import WorkerInfo, worker_module
 
 LEAST_WINDOWS = 2
 """Windows that a pass over a training loader shows at least, however many batches one takes."""
@@ -28,8 +30,11 @@ _IN_PROCESS = {
 class ShortIterator:
     """The first batches of a pass. A pass that trains goes on until its windows were seen."""
 
-    def __init__(self, iterator: Any, most: int, watch: StepWatch, backwards: Callable[[], int]) -> None:
+    def __init__(
+        self, iterator: Any, most: int, watch: StepWatch, backwards: Callable[[], int], worker: WorkerInfo | None
+    ) -> None:
         self._iterator, self._most, self._watch, self._backwards = iterator, most, watch, backwards
+        self._worker = worker
         self._served = 0
         self._windows, self._started = watch.windows, backwards()
 
@@ -42,7 +47,8 @@ class ShortIterator:
         if self._served >= self._most and enough and not self._goes_on():
             self._end(trains)
         try:
-            batch = next(self._iterator)
+            with as_worker(self._worker):
+                batch = next(self._iterator)
         except StopIteration:
             self._end(trains)
         self._served += 1
@@ -59,6 +65,13 @@ class ShortIterator:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._iterator, name)
+
+
+@contextmanager
+def as_worker(worker: WorkerInfo | None) -> Iterator[None]:
+    """Inside, ``torch.utils.data.get_worker_info`` answers as in a worker of the loader."""
+    with replaced(worker_module, _worker_info=worker) if worker is not None else nullcontext():
+        yield
 
 
 def _asked_by_hand(watch: StepWatch) -> bool:
@@ -97,10 +110,19 @@ def _shortened(owner: Any, most: int, watch: StepWatch, backwards: Callable[[], 
     def in_process(self: Any, *args: Any, **kwargs: Any) -> None:
         given = dict(zip(names, args, strict=False)) | kwargs
         initialize(self, **given | _IN_PROCESS)
+        self.__dict__["_memfit_worker"] = (given.get("num_workers", 0), given.get("worker_init_fn"))
 
     def short(self: Any) -> ShortIterator:
         watch.loaders += 1
-        return ShortIterator(iterate(self), most, watch, backwards)
+        workers, prepare = self.__dict__.get("_memfit_worker", (0, None))
+        worker = None
+        if workers:
+            worker = WorkerInfo(id=0, num_workers=1, seed=torch.initial_seed(), dataset=self.dataset)
+        with as_worker(worker):
+            if workers and prepare is not None:
+                prepare(0)
+            iterator = iterate(self)
+        return ShortIterator(iterator, most, watch, backwards, worker)
 
     def short_length(self: Any) -> int:
         return min(most, length(self))

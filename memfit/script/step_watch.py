@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from memfit.events import FAILED
+from memfit.events import FAILED, FREE
 from memfit.job import is_trained
 from memfit.script.outcome import KeptVariable
 from memfit.script.source_lines import NOWHERE, Line
@@ -122,8 +122,10 @@ class StepWatch:
         return self.cuts[-1].phase
 
     def cut(self, phase: str, start: int, **how: Any) -> None:
-        """``phase`` begins at event ``start``."""
-        start = max(start, self.cuts[-1].start)
+        """``phase`` begins at event ``start``, or where what was freed right then is gone."""
+        start, kinds = max(start, self.cuts[-1].start), self.tracer.kind
+        while start < len(kinds) and kinds[start] == FREE:
+            start += 1
         self.cuts.append(Cut(phase=phase, start=start, window=self.windows, **how))
 
     @property

@@ -88,14 +88,17 @@ class Phases:
         return call
 
 
-def spans(marks: Sequence[tuple[int, int, str]], end: int) -> list[tuple[int, int, str]]:
-    """(start, end, phase): a phase begins where the one before it ended last."""
+def spans(
+    marks: Sequence[tuple[int, int, str]], end: int, allocations: Sequence[int]
+) -> list[tuple[int, int, str]]:  # fmt: skip
+    """(start, end, phase): a phase begins where the one before it ended last, without what was freed right then."""
     found, phase, start, last = [], "setup", 0, 0
     for at, _, name in marks:
         if name == _LAST:
             last = at
         elif name.removeprefix(_BEGIN) != phase:
-            edge = last if phase != "setup" else at
+            ended = last if phase != "setup" else at
+            edge = min(next((time for time in allocations if time >= ended), at), at)
             found.append((start, edge, phase))
             phase, start = name.removeprefix(_BEGIN), edge
     return [*found, (start, end, phase)]
@@ -120,7 +123,8 @@ def main() -> None:
         phases.mark("end")
     records, marks = events._read(operators)
     *marks, (end, _, _) = marks
-    peaks = _peaks(records, spans(marks, end), 0)
+    allocations = [time for time, nbytes, *_ in records if nbytes > 0]
+    peaks = _peaks(records, spans(marks, end, allocations), 0)
     out.write_text(json.dumps({name: peak.without_scratch_bytes for name, peak in peaks.items()}))
 
 

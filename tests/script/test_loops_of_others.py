@@ -149,3 +149,36 @@ def test_memory_stats_have_the_names_of_the_real_ones(tmp_path: Path) -> None:
         f"    loss = net(torch.ones(4, 256).cuda()).sum(); {STEP}",
     )
     assert outcome.error is None, outcome.error.text
+
+
+def test_gradients_that_are_freed_before_a_save_are_no_part_of_it(tmp_path: Path) -> None:
+    footprint = trace_here(
+        tmp_path,
+        NET + "for step in range(3):\n"
+        f"    loss = net(torch.ones(4, 256).cuda()).sum(); {STEP}"
+        "    torch.save(net.state_dict(), 'last.pt')\n",
+    ).footprint
+    assert footprint is not None
+    assert footprint.phases["save"].categories["gradients"] == 0
+
+
+def test_a_dataset_that_only_works_in_a_worker_works(tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path,
+        NET + "from torch.utils.data import Dataset, get_worker_info\n"
+        "class Clips(Dataset):\n"
+        "    def __len__(self):\n"
+        "        return 40\n"
+        "    def prepare(self, number):\n"
+        "        self.folder = f'worker{number}'\n"
+        "    def __getitem__(self, index):\n"
+        "        assert self.folder == f'worker{get_worker_info().id}'\n"
+        "        return torch.ones(256)\n"
+        "clips = Clips()\n"
+        "loader = DataLoader(clips, batch_size=4, num_workers=2, worker_init_fn=clips.prepare)\n"
+        "for x in loader:\n"
+        f"    loss = net(x.cuda()).sum(); {STEP}"
+        "assert get_worker_info() is None\n",
+    )
+    assert outcome.error is None, outcome.error.text
+    assert outcome.windows >= 3
