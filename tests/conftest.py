@@ -1,5 +1,6 @@
 """Puts this folder's own modules (nets, truth) on the path, and keeps what memfit measures out of the user's cache."""
 
+import gc
 import os
 
 import pytest
@@ -18,6 +19,13 @@ def virtual_gpu_is_known():
     from memfit.device.virtual import backend
 
     backend.register()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_old_is_collected_again():
+    """Every trace collects garbage, as ``memfit`` does it: what stays from before this module is no garbage of it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
