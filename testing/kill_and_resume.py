@@ -15,9 +15,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memfit.plan import Plan
 
 ROOT = Path(__file__).parents[1]
 JOB = f"{Path(__file__).parent}/killed_job.py:Killed"
@@ -140,20 +144,25 @@ class Count:
 
 def make_plan(folder: Path, writing: str) -> Path:
     """A plan of the job in three micro-batches."""
-    from dataclasses import replace
+    from memfit.plan import write_plan
 
+    write_plan(replace(planned(), checkpoint_writing=writing), folder / "plan.toml")
+    return folder / "plan.toml"
+
+
+@cache
+def planned() -> Plan:
+    """The job's plan, made once in a process."""
     from memfit.device.hardware.catalogue import with_memory
     from memfit.device.hardware.local_devices import local_cpu
     from memfit.loading import load_job
-    from memfit.plan import write_plan
     from memfit.planner.request import PlanRequest
     from memfit.planner.search.search import find_plan
 
     device = with_memory(local_cpu(), 128 << 20)
     answer = find_plan(load_job(JOB), PlanRequest(name=JOB, global_batch=16, device=device, micro_batch=6))
     assert answer.plan is not None
-    write_plan(replace(answer.plan, checkpoint_writing=writing), folder / "plan.toml")
-    return folder / "plan.toml"
+    return answer.plan
 
 
 def new_run(folder: Path, plan: Path) -> Path:

@@ -7,7 +7,9 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -79,12 +81,21 @@ def memfit(*arguments, launcher=()):
 def plan(folder: Path, *settings: str, name: str = "Net") -> Path:
     (folder / "net.py").write_text(JOB)
     path = folder / f"{name}{len(settings)}.toml"
-    made = memfit(
-        "plan", f"{folder}/net.py:{name}", "--global-batch", 16, "--micro-batch", 5, "--devices", 2,
-        "--memory", "64MiB", "--out", path, *settings,
-    )  # fmt: skip
-    assert made.returncode == 0, made.stderr
+    path.write_text(planned(name, settings).replace("HERE", str(folder)))
     return path
+
+
+@cache
+def planned(name: str, settings: tuple[str, ...]) -> str:
+    """The text of a plan for a job in the folder HERE, made once."""
+    with TemporaryDirectory() as folder:
+        Path(folder, "net.py").write_text(JOB)
+        made = memfit(
+            "plan", f"{folder}/net.py:{name}", "--global-batch", 16, "--micro-batch", 5, "--devices", 2,
+            "--memory", "64MiB", "--out", f"{folder}/plan.toml", *settings,
+        )  # fmt: skip
+        assert made.returncode == 0, made.stderr
+        return Path(folder, "plan.toml").read_text().replace(folder, "HERE")
 
 
 def lines(run: Path, name: str) -> list[dict]:

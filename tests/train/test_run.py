@@ -32,22 +32,21 @@ def memfit(*arguments, **options):
     )
 
 
-@pytest.fixture
-def plan(tmp_path) -> Path:
-    (tmp_path / "net.py").write_text(JOB)
-    made = memfit(
-        "plan",
-        f"{tmp_path}/net.py:Net",
-        "--global-batch",
-        16,
-        "--micro-batch",
-        5,
-        "--memory",
-        "64MiB",
-        "--out",
-        tmp_path / "plan.toml",
-    )
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory) -> str:
+    """The text of a plan for a job in the folder HERE."""
+    folder = tmp_path_factory.mktemp("planned")
+    (folder / "net.py").write_text(JOB)
+    sizes = ("--global-batch", 16, "--micro-batch", 5, "--memory", "64MiB")
+    made = memfit("plan", f"{folder}/net.py:Net", *sizes, "--out", folder / "plan.toml")
     assert made.returncode == 0, made.stderr
+    return (folder / "plan.toml").read_text().replace(str(folder), "HERE")
+
+
+@pytest.fixture
+def plan(planned, tmp_path) -> Path:
+    (tmp_path / "net.py").write_text(JOB)
+    (tmp_path / "plan.toml").write_text(planned.replace("HERE", str(tmp_path)))
     return tmp_path / "plan.toml"
 
 
