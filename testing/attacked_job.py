@@ -203,3 +203,20 @@ class TooLarge(Plain):
         if bool((batch["x"][:, 0] == 123.0).any()):
             torch.empty(1 << 50, dtype=torch.uint8)
         return error, units
+
+
+class TooLargeToCollate(Plain):
+    """The same sample, in a job that collates a whole window first; memory runs out on rank 1 alone."""
+
+    fault: int = 48
+
+    def dataset(self):
+        return list(enumerate(super().dataset()))
+
+    def collate(self, samples):
+        if os.environ.get("RANK") == "1" and self.fault in [number for number, _ in samples]:
+            torch.empty(1 << 50, dtype=torch.uint8)
+        return super().collate([sample for _, sample in samples])
+
+    def units(self, batch):
+        return {"loss": batch["y"].numel()}

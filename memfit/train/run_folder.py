@@ -35,7 +35,8 @@ def writing(path: Path) -> Iterator[None]:
 
 def _cannot_write(path: Path, error: OSError) -> CannotWriteError:
     why = f"{path} cannot be written: {error.strerror or error}"
-    return CannotWriteError(f"{why}; make room there, or make it writable, and go on with --resume")
+    write = "remove that folder" if isinstance(error, IsADirectoryError) else "make room there, or make it writable"
+    return CannotWriteError(f"{why}; {write}, and go on with --resume")
 
 
 FLUSH_EVERY = 0.1

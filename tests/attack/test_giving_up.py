@@ -10,7 +10,7 @@ import pytest
 
 from memfit.plan import read_plan, write_plan
 from memfit.train.checkpoint.checkpoints import Checkpoints, read_checkpoint
-from tests.attack.attacking import JOBS, make_plan, run_plan
+from testing.attacker import JOBS, make_plan, run_plan
 
 pytestmark = pytest.mark.slow
 ENGINES = ("ddp", "fsdp2", "zero2")
@@ -54,3 +54,10 @@ def test_memory_that_grows_and_fails_after_an_optimizer_has_stepped(tmp_path):
     assert newest == windows > 8
     assert f"the run starts again from the newest checkpoint, to write a checkpoint of window {newest}" in said
     assert "GrowsInSecondTurn.kept holds" in said.splitlines()[-1]
+
+
+def test_a_window_that_cannot_be_collated_on_one_rank(tmp_path):
+    newest, windows, said = given_up("ddp", "TooLargeToCollate", tmp_path)
+    assert newest == windows > 0
+    assert f"to write a checkpoint of window {newest} and stop" in said
+    assert re.search(r"rank 1: out of memory: .*can't allocate memory", said.splitlines()[-1]), said

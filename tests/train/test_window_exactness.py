@@ -4,6 +4,7 @@ python -m pytest tests/train/test_window_exactness.py
 """
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from memfit.job import Loss
 from memfit.train.checkpoint.checkpoints import Checkpoints
 from memfit.train.checkpoint.saver import Saver
 from memfit.train.recovery import recovery as recovery_module
+from memfit.train.recovery.memory_growth import GrownMemoryError
 from memfit.train.recovery.recovery import GROW_AFTER, Recovery
 from testing.faulty_jobs import Gan, Plain, run, run_out_of_memory, same
 
@@ -144,6 +146,31 @@ def test_a_failure_on_another_rank_is_told_as_that_rank_saw_it(monkeypatch):
     monkeypatch.setattr(recovery_module, "gather", of_two_ranks)
     failure = recovery._failure(RanksOutOfMemoryError({1: "MemoryError"}), [])
     assert (failure.part, failure.rank, failure.ids) == ("fetch", 1, (5,))
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_ranks_give_up_together(here, monkeypatch):
+    recovery = Recovery(build(Plain(), "cpu"), remake=lambda ids: None, cost=len, largest=8)
+    recovery._state = SimpleNamespace(engine=SimpleNamespace(world=2, rank=1))
+
+    def gives_up(parts, failure):
+        raise GrownMemoryError("memory grew")
+
+    def of_two_ranks(engine, own):
+        assert (own is not None) == here
+        return [None, (1, "rank 1: memory grew")]
+
+    monkeypatch.setattr(recovery, "_smaller", gives_up)
+    monkeypatch.setattr(recovery_module, "gather", of_two_ranks)
+    with pytest.raises(GrownMemoryError, match="rank 1: memory grew"):
+        recovery._smaller_on([], None, here=here)
+
+
+def test_a_window_begins_with_its_fetch():
+    recovery = Recovery(build(Plain(), "cpu"), remake=lambda ids: None, cost=len, largest=8)
+    recovery.mark("ema")
+    recovery.begin()
+    assert recovery.part == "fetch"
 
 
 def test_a_checkpoint_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):

@@ -178,7 +178,7 @@ class Recovery:
     def begin(self) -> None:
         """A window begins."""
         self.retries, self.skipped, self.thrashes = 0, [], 0
-        self._in_turn = False
+        self._part, self._in_turn = "fetch", False
 
     def end(self) -> None:
         """A window is done. After many without a failure micro-batches grow; after an allocator's retry they shrink."""
