@@ -130,6 +130,17 @@ def printed_before(name: str) -> str | None:
     return f"```text\n{(EARLIER / f'{name}.txt').read_text().rstrip()}\n```"
 
 
+def upstream_scripts() -> str:
+    """The training scripts of other projects, traced, beside the built-in jobs of the same nets."""
+    rows = []
+    for row in result("upstream_scripts")["scripts"]:
+        jobs = row.get("job_bytes", {})
+        for phase, nbytes in row["bytes"].items():
+            job = [gib(jobs[phase]), f"{nbytes / jobs[phase] - 1:+.2%}"] if phase in jobs else ["-", "-"]
+            rows.append([row["script"], phase, gib(nbytes), row.get("job", "no job of this net"), *job])
+    return table(["script", "phase", "allocated", "built-in job", "allocated", "script above job"], rows)
+
+
 def loop() -> str:
     if before := printed_before("loop"):
         return before
@@ -291,7 +302,8 @@ def story() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "published": published, "musetalk ranks": musetalk_ranks, "accuracy by half": accuracy_tables.accuracy_halves,
+    "published": published, "upstream scripts": upstream_scripts, "musetalk ranks": musetalk_ranks,
+    "accuracy by half": accuracy_tables.accuracy_halves,
     "accuracy by kind of net": accuracy_tables.accuracy_kinds, "accuracy by rule": accuracy_tables.accuracy_rules,
     "accuracy of recipes": accuracy_tables.accuracy_recipes, "accuracy beside xMem": accuracy_tables.accuracy_xmem,
     "accuracy on xMem's runs": accuracy_tables.accuracy_xmem_families,
