@@ -26,7 +26,7 @@ def follow(page: Path, folder: Path) -> list[str]:
         AssertionError: an edit does not apply, or a command fails or does not print what the page shows.
     """
     for name in ("memfit", "examples"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, folder / name)  # with what Python has compiled already
     commands = []
     for kind, name, content, console in STEP.findall(page.read_text()):
         if console:

@@ -10,9 +10,13 @@ import pytest
 from tests.docs.how_to import ROOT, edit, follow, run_console
 
 PAGES = sorted((ROOT / "docs" / "how-to").glob("*.md"))
+LONG = ("add-a-job", "add-an-engine")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, id=page.stem, marks=[pytest.mark.slow] if page.stem in LONG else []) for page in PAGES],
+)
 def test_a_how_to_does_what_it_says(page: Path, tmp_path: Path) -> None:
     assert follow(page, tmp_path)
 

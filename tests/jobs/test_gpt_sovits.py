@@ -116,7 +116,9 @@ def test_the_generator_and_the_discriminator_learn_from_speech():
     "job",
     [
         S1(clips=4, clip_seconds=1.6, dim=64, depth=2, learning_rate=0.02),
-        S2V3(clips=2, clip_seconds=1.6, dim=64, depth=2, learning_rate=1e-3, shortcut=0.0),
+        pytest.param(
+            S2V3(clips=2, clip_seconds=1.6, dim=64, depth=2, learning_rate=1e-3, shortcut=0.0), marks=pytest.mark.slow
+        ),
     ],
     ids=["s1", "s2_v3"],
 )

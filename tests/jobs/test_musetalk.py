@@ -65,6 +65,7 @@ def test_the_generators_turn_makes_no_gradient_of_a_discriminator():
         assert all(p.grad is None and p.requires_grad for p in nets[name].parameters())
 
 
+@pytest.mark.slow
 def test_the_loss_falls_on_talking_faces():
     torch.manual_seed(0)
     train_state = build(Tiny(clips=4), "cpu")

@@ -16,7 +16,7 @@ NARROW_S1 = {"depth": 2, "dim": 64, "clip_seconds": 3.0, "precision": "fp32"}
     ("kind", "settings", "shape", "micro_batches"),
     [
         (F5Tiny, {}, F5_SHAPE, 1),
-        (F5Tiny, {}, F5_SHAPE, 2),
+        pytest.param(F5Tiny, {}, F5_SHAPE, 2, marks=pytest.mark.slow),
         (F5Tiny, {"optimizer": "8bit", "draws": "step", "dropout": 0.1}, F5_SHAPE, 1),
         (F5Tiny, {"optimizer": "foreach", "precision": "bf16"}, F5_SHAPE, 2),
         (S1, NARROW_S1, Shape(items=2), 2),

@@ -75,6 +75,7 @@ def test_a_run_writes_its_plan_metrics_samples_and_weights(plan, tmp_path):
     assert list((run / "tensorboard").glob("events.out.tfevents.*"))
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_bit_for_bit(plan, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert memfit("run", plan, "--out", whole).returncode == 0
