@@ -127,12 +127,15 @@ def test_a_terminal_that_hangs_up_stops_a_run_but_not_under_nohup(before, code, 
     assert (done.returncode, done.stdout) == (code, ended), done.stderr
 
 
-def test_a_line_is_said_only_where_somebody_can_read_it():
-    code, words, _ = said("""
-import sys
-from memfit.train.launch.outcome import say
+@pytest.mark.parametrize(("kept", "words"), [("", "memfit: one\n"), ("keep_stderr()", "memfit: one\nmemfit: two\n")])
+def test_a_job_that_closes_standard_error_silences_no_line(kept, words):
+    code, heard, _ = said(f"""
+import os, sys
+from memfit.train.launch.outcome import keep_stderr, say
+{kept}
 say("one")
+os.close(2)
 sys.stderr.close()
 say("two")
 """)
-    assert (code, words) == (0, "memfit: one\n")
+    assert (code, heard) == (0, words)

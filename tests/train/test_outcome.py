@@ -8,6 +8,8 @@ from pathlib import Path
 
 from memfit.errors import Exit
 from memfit.train.launch.outcome import SPARE, Outcome, read_outcome, spare_folder, write_outcome
+from memfit.train.launch.watchdog import remove_temporary_stacks
+from memfit.train.run_folder import RunFolder
 
 
 def test_an_outcome_is_written_into_a_spare_folder_where_the_run_cannot_be_written(tmp_path, capsys):
@@ -28,3 +30,16 @@ def test_an_outcome_that_is_written_in_part_is_passed_over(tmp_path, monkeypatch
         (Path(os.environ[SPARE]) / ".ended-once").write_text('{"code": 5}')
         (tmp_path / ".ended-once").touch()
         assert read_outcome(tmp_path).code == Exit.STOPPED
+
+
+def test_what_killed_processes_leave_beside_stacks_is_removed(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.stacks.mkdir()
+    for name in ("held-0.txt", ".waits-0.txt"):
+        (folder.stacks / name).touch()
+    (folder.stacks / "rank-0.txt").write_text("stacks")
+    remove_temporary_stacks(folder)
+    assert [path.name for path in folder.stacks.iterdir()] == ["rank-0.txt"]
+    (folder.stacks / "rank-0.txt").unlink()
+    remove_temporary_stacks(folder)
+    assert not folder.stacks.exists()

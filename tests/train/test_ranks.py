@@ -5,6 +5,7 @@ python -m pytest tests/train/test_ranks.py
 
 import json
 import os
+import re
 import subprocess
 import sys
 from functools import cache
@@ -44,6 +45,14 @@ class Torn(Net):
 class Still(Net):
     def nets(self):
         return {"net": nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1))}
+
+class Hangs(Net):
+    def loss(self, nets, batch):
+        self.calls = getattr(self, "calls", 0) + 1
+        if os.environ.get("RANK") == "1" and self.calls == 8:
+            import time
+            time.sleep(3600)
+        return super().loss(nets, batch)
 
 class Uneven(Net):
     # Rank 1 alone changes a weight in its forward, and has no memory for its first validations.
@@ -134,6 +143,20 @@ def test_ranks_with_other_data_sets_stop_with_the_numbers_of_each(tmp_path):
     assert stopped.returncode == 2
     assert stopped.stderr.count("rank 0: 50; rank 1: 40") == 1
     assert "Traceback" not in stopped.stderr
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_named_and_the_stacks_of_all_are_kept(tmp_path):
+    run = tmp_path / "run"
+    ended = memfit("run", plan(tmp_path, name="Hangs"), "--out", run, "--patience", 5)
+    assert ended.returncode == 5, ended.stderr
+    assert re.search(
+        r"memfit: rank 1 has made no progress for \d+ s in forward of window \d, at .*net\.py:\d+ in loss\(\)",
+        ended.stderr,
+    )
+    assert "rank 0 has made no progress" not in ended.stderr
+    assert sorted(path.name for path in (run / "stacks").iterdir()) == ["rank-0.txt", "rank-1.txt"]
+    assert "time.sleep(3600)" in (run / "stacks" / "rank-1.txt").read_text()
 
 
 @pytest.mark.slow

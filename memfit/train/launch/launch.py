@@ -16,7 +16,7 @@ from memfit.train.launch.memory_limit import ENVIRONMENT
 from memfit.train.launch.outcome import clear_outcome, missing_from, read_outcome, spare_folder
 from memfit.train.launch.process_guard import for_child
 from memfit.train.launch.torchrun import restarts, torchrun
-from memfit.train.launch.watchdog import ranks_that_held, remove_empty_stacks
+from memfit.train.launch.watchdog import ranks_that_held, remove_temporary_stacks
 from memfit.train.metrics_file import read_lines
 from memfit.train.run_folder import RunFolder
 from memfit.train.run_options import RunOptions
@@ -73,7 +73,7 @@ def launch(plan: Plan, options: RunOptions) -> Launched:
                 )
         launched = _judged(folder, code, guardian)
     Checkpoints(folder.checkpoints).drop_unfinished()
-    remove_empty_stacks(folder)
+    remove_temporary_stacks(folder)
     clear_outcome(folder.path)
     return replace(launched, signalled=guardian.signalled is not None)
 

@@ -89,10 +89,24 @@ def write_outcome(folder: Path, outcome: Outcome, line: str = "") -> None:
         say(line)
 
 
+_spare_stderr: list[int] = []
+
+
+def keep_stderr() -> None:
+    """Keeps standard error open for ``say``, should the job close it."""
+    if not _spare_stderr:
+        with contextlib.suppress(OSError):
+            _spare_stderr.append(os.dup(2))
+
+
 def say(line: str) -> None:
-    """One line on standard error, where that is still open: a terminal may be gone, and a job may close it."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
+    """One line on standard error. A terminal may be gone, and the job may have closed the stream or its descriptor."""
+    try:
         print(f"memfit: {line}", file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        for descriptor in _spare_stderr:
+            with contextlib.suppress(OSError):
+                os.write(descriptor, f"memfit: {line}\n".encode())
 
 
 def missing_from(folder: Path, outcome: Outcome) -> str | None:

@@ -247,10 +247,11 @@ def ranks_that_held(folder: RunFolder) -> list[str]:
     return [str(file) for file in sorted(folder.stacks.glob("held-*")) if file.stat().st_size]
 
 
-def remove_empty_stacks(folder: RunFolder) -> None:
-    """Removes the files that processes which were killed kept open for their stacks."""
+def remove_temporary_stacks(folder: RunFolder) -> None:
+    """Removes what the ended processes of a launch have left beside their stacks: marks, and empty files that killed
+    ones had kept open."""
     with contextlib.suppress(OSError):
-        for left in folder.stacks.glob("held-*"):
+        for left in (*folder.stacks.glob("held-*"), *folder.stacks.glob(".waits-*")):
             if not left.stat().st_size:
                 left.unlink()
         folder.stacks.rmdir()

@@ -40,7 +40,7 @@ from memfit.train.launch.ending import (
     resume_command,
     what_to_do,
 )
-from memfit.train.launch.outcome import Outcome, clear_outcome, say, write_outcome
+from memfit.train.launch.outcome import Outcome, clear_outcome, keep_stderr, say, write_outcome
 from memfit.train.launch.process_guard import alone_in
 from memfit.train.launch.rank_agreement import check_rank_agreement, rank_agreement_of
 from memfit.train.launch.start_again import UNPROVEN, start_again_alone, start_again_unproven
@@ -66,6 +66,7 @@ from memfit.train.run_options import RunOptions
 def main(options: RunOptions) -> int:
     """Trains ``options.folder``/plan.toml; gives the exit code, and writes the launch's outcome."""
     folder, place = RunFolder(options.folder), torchrun_env()
+    keep_stderr()
     ends_at_once(lambda: _stopped_early(folder))
     if place is not None:
         os.dup2(2, 1)
