@@ -45,7 +45,8 @@ def command(
     else:
         from memfit.show.console import make_console
 
-        _show(audited, make_console(width=min(80, make_console().width)))
+        console = make_console()
+        _show(audited, make_console(width=min(80, console.width)) if console.is_terminal else console)
     return Exit.DONE if audited.ok else Exit.CHECK_FAILED
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from memfit.show.console import make_console
 from memfit.show.footprint_table import short_name
 from memfit.sizes import format_size
 
@@ -21,7 +22,7 @@ def show_cards(cards: Sequence[Card], unit: str, unknown: str = "", console: Con
     Args:
         unknown: why an epoch's length is unknown.
     """
-    console = console or Console(highlight=False)
+    console = console or make_console()
     console.print(cards_line(cards))
     first = cards[0].prediction
     console.print(f"{first.job}, {first.micro_batch} {unit} ({first.shape})\n", style="dim")

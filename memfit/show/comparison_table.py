@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from memfit.show.console import make_console
 from memfit.show.footprint_table import phase_name
 from memfit.sizes import format_size
 
@@ -19,7 +20,7 @@ def show_comparison(
     subjects: Sequence[Subject], differences: Mapping[str, Sequence[Any]], console: Console | None = None
 ) -> None:
     """Prints a verdict for each further subject, then a row for each figure."""
-    console = console or Console(highlight=False)
+    console = console or make_console()
     first = subjects[0]
     for subject in subjects[1:]:
         console.print(verdict_against(subject, first))

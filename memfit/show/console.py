@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,17 +13,23 @@ from rich.text import Text
 
 from memfit.printable import printable
 
+UNBROKEN = 10_000
+"""Characters of a line that no person reads on a terminal: wider than any."""
+
 
 def make_console(**options: Any) -> Console:
     """A rich console that shows control characters of what it prints written out.
 
     Names of modules, settings and files come from a job, a plan or a run of somebody else; rich passes escape
-    sequences in them on to the terminal.
+    sequences in them on to the terminal. What goes to a file or another command has one line for each sentence and
+    row, unless COLUMNS says how many characters a line has.
 
     Args:
         options: those of ``rich.console.Console``; ``highlight`` is off.
     """
     console = PrintableConsole(**{"highlight": False, **options})
+    if not console.is_terminal and "width" not in options and not os.environ.get("COLUMNS", "").isdigit():
+        console.width = UNBROKEN
     console.push_render_hook(_Printable())
     return console
 

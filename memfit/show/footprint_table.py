@@ -53,7 +53,7 @@ def show_prediction(prediction: Prediction, console: Console | None = None) -> N
 
 def show_predictions(predictions: Sequence[Prediction], console: Console | None = None) -> None:
     """Prints how many devices a job fits, and a row for each."""
-    console = console or Console(highlight=False)
+    console = console or make_console()
     fitting = [prediction for prediction in predictions if prediction.footprint.verdict == "yes"]
     first = predictions[0]
     console.print(f"Fits on {len(fitting)} of {len(predictions)} devices.", style="bold")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from memfit.show.console import make_console
 from memfit.show.footprint_table import of_sizes, phase_name, short_name
 from memfit.sizes import format_size
 
@@ -22,7 +23,7 @@ def show_largest(answers: Sequence[Largest], what: str, unit: str, console: Cons
         what: what the sizes are of: micro_batch, length, or a setting.
         unit: what the job counts.
     """
-    console = console or Console(highlight=False)
+    console = console or make_console()
     for key in dict.fromkeys(answer.device.key for answer in answers):
         console.print(largest_line([answer for answer in answers if answer.device.key == key], what, unit))
     table = Table(box=None, pad_edge=False)

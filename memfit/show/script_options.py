@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from memfit.device.hardware.catalogue import Device
 from memfit.script.outcome import ScriptOption
 from memfit.script.saved_answer import SavedAnswer
+from memfit.show.console import make_console
 from memfit.sizes import format_size
 
 
@@ -37,7 +37,7 @@ def options_json(answer: SavedAnswer, device: Device) -> dict[str, Any]:
 
 def show_options(answer: SavedAnswer, device: Device) -> None:
     """Prints the verdict and the table of edits."""
-    console = Console(highlight=False)
+    console = make_console()
     usable = device.usable_bytes
     need = format_size(answer.process_bytes)
     if usable is None:

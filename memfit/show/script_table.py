@@ -14,6 +14,7 @@ from rich.text import Text
 from memfit.script.batch_scan import BatchScan
 from memfit.script.outcome import LineUse, ScriptOutcome, TraceRequest
 from memfit.script.request_device import device_of
+from memfit.show.console import make_console
 from memfit.show.footprint_table import coloured_verdict, phase_name
 from memfit.sizes import format_size
 from memfit.wording import counted
@@ -29,7 +30,7 @@ def show_outcome(
     request: TraceRequest, outcome: ScriptOutcome, scan: BatchScan | None, console: Console | None = None
 ) -> None:
     """Prints the answer."""
-    console = console or Console(highlight=False)
+    console = console or make_console()
     if outcome.error is not None and not outcome.error.out_of_memory:
         _show_error(outcome)
     console.print(headline(request, outcome), soft_wrap=True)
@@ -56,7 +57,7 @@ def show_outcome(
 
 def show_devices(requests: Sequence[TraceRequest], outcomes: Sequence[ScriptOutcome]) -> None:
     """One row for each card that was asked about."""
-    console = Console(highlight=False)
+    console = make_console()
     table = Table(box=None, pad_edge=False)
     table.add_column("card")
     for name in ("usable", "needs"):

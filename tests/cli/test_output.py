@@ -10,7 +10,7 @@ import pytest
 
 from memfit.cli.output import complain
 from memfit.cli.progress import progress
-from tests.cli.asking import ROOT
+from tests.cli.asking import RIGHT, ROOT, Run
 
 DEVICES = [sys.executable, "-m", "memfit", "devices"]
 FULL = Path("/dev/full")
@@ -61,3 +61,12 @@ def test_a_line_that_is_said_while_progress_is_shown_reaches_standard_error(capf
     with progress("writing the report"):
         click.echo("memfit: no report was written", err=True)
     assert capfd.readouterr().err == "memfit: no report was written\n"
+
+
+@pytest.mark.parametrize(("columns", "breaks"), [("", False), ("60", True)])
+def test_a_pipe_gets_whole_sentences(run: Run, monkeypatch: pytest.MonkeyPatch, columns: str, breaks: bool) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    _, out, _ = run("predict", RIGHT, "--device", "rtx4090")
+    lines = out.splitlines()
+    assert (lines[0].startswith("Fits on") and lines[0].endswith(").")) is not breaks
+    assert any(line.endswith("usable") and line.startswith(RIGHT) for line in lines) is not breaks
