@@ -5,6 +5,7 @@ import gc
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -58,6 +59,13 @@ class Verbs(click.Group):
             check_given_once(resolved[1], resolved[2])
         return resolved
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the verb. Ctrl-C is click's Abort, for which click writes no empty line."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise click.Abort from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
             formatter.write_dl(list(VERBS.items()))
@@ -84,10 +92,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     The garbage that is left at the end goes with the process: to collect it took an eighth of a prediction.
     """
-    atexit.register(gc.freeze)
-    prepare_output()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
+        atexit.register(gc.freeze)
+        prepare_output()
         code = root.main(args=arguments or ["--help"], prog_name="memfit", standalone_mode=False)
         sys.stdout.flush()
     except (click.Abort, KeyboardInterrupt):

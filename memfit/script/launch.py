@@ -52,8 +52,9 @@ def trace_script(request: TraceRequest, *, output: IO[str] | None = None) -> Scr
         ]  # fmt: skip
         files = (asked.fileno(), answered.fileno())
         process = subprocess.Popen(
-            command, pass_fds=files, stdout=output or sys.stderr, stdin=subprocess.DEVNULL, env=_environment()
-        )
+            command, pass_fds=files, stdout=output or sys.stderr, stdin=subprocess.DEVNULL, env=_environment(),
+            start_new_session=True,
+        )  # fmt: skip  # Ctrl-C comes to this process alone, which ends that one
         try:
             code = process.wait(timeout=request.limit_seconds + _GRACE_SECONDS)
         except subprocess.TimeoutExpired:

@@ -23,7 +23,7 @@ from memfit.train.launch.torchrun import torchrun
 from memfit.verify.findings import VerifyFinding
 from memfit.verify.verify_plan import job_of, on_ranks
 
-RANKS = "memfit.verify.world_worker"
+RANKS = "memfit.verify.rank_entry"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,9 @@ def _run(plan: Plan, world: int, windows: int) -> dict[str, Any]:
         if world == 1:
             kept = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
             command = [sys.executable, "-m", RANKS, *arguments]
-            code = subprocess.run(command, env={**kept, **for_child()}, stdout=sys.stderr, check=False).returncode
+            environment = {**kept, **for_child()}
+            done = subprocess.run(command, env=environment, stdout=sys.stderr, check=False, start_new_session=True)
+            code = done.returncode
         else:
             os.environ.update(for_child())
             code = torchrun(world, RANKS, arguments, folder, max_restarts=0)
@@ -120,6 +122,8 @@ def _run(plan: Plan, world: int, windows: int) -> dict[str, Any]:
             seen, _, rest = (folder / "error.txt").read_text().partition(": ")
             why, _, write = rest.partition("; ")
             raise InputError(seen, why, write)
+        if code == Exit.STOPPED:
+            raise KeyboardInterrupt
         raise RuntimeError(f"a process of world {world} ended with code {code}; what it said stands above")
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from memfit.apply.train_state import TrainState, build
 from memfit.apply.window import run_window
 from memfit.atomic_file import write_atomic
 from memfit.batch.windows import Window, Windows
-from memfit.child_process import die_with_parent
 from memfit.engine.collectives import gather
 from memfit.engine.factory import make_engine
 from memfit.engine.process_group import join
@@ -214,8 +212,3 @@ def _sums_by_net(recording: RecordingEngine) -> dict[str, list[float]]:
     for name, value in recording.seen.weights.items():
         sums.setdefault(name.split(".")[0], []).append(float(value.double().sum()))
     return sums
-
-
-if __name__ == "__main__":
-    die_with_parent()
-    sys.exit(main(sys.argv[1:]))

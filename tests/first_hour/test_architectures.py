@@ -21,6 +21,7 @@ from memfit.planner.cpu_margin import budget_for
 from memfit.planner.predict import checkpoint_all, plain_nets, predict
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
+from testing.truth import measured_peaks
 from tests.cli.asking import ROOT
 from tests.first_hour.architectures import KINDS, Architecture, architectures, configuration
 
@@ -64,7 +65,8 @@ def test_an_architecture_predicts_plans_runs_and_reports(kind: str, tmp_path: Pa
     modes = checkpoint_all(job, plain_nets(job))
     recomputed = predict(job, JOB, Shape(items=ITEMS), cpu, checkpointing=modes)
     peaks = [one.footprint.phases["train"].allocated_bytes for one in (kept, recomputed)]
-    assert peaks[1] <= peaks[0]
+    if peaks[1] > peaks[0]:  # a forward that needs much memory, as of linear attention, needs it beside gradients
+        assert measured(job, modes) > measured(job, {})
 
     saves = modes and peaks[1] < 0.95 * peaks[0]
     budget = budget_for(sum(peaks) // 2 if saves else int(1.05 * peaks[0]), cpu)
@@ -79,6 +81,11 @@ def test_an_architecture_predicts_plans_runs_and_reports(kind: str, tmp_path: Pa
     assert len([line for line in lines if "window" in json.loads(line)]) >= 2
     memfit("report", tmp_path / "run", "--out", tmp_path / "report.html")
     assert (tmp_path / "report.html").stat().st_size > 10_000
+
+
+def measured(job: Architecture, modes: dict[str, str]) -> int:
+    """Bytes of tensors at the peak of a real step."""
+    return measured_peaks(job, Shape(items=ITEMS), 1, set(), modes)["train"].allocated_bytes
 
 
 def memfit(*arguments: object) -> None:

@@ -82,7 +82,8 @@ def _judged(folder: RunFolder, code: int, guardian: Guardian) -> Launched:
     """The exit code of a launch, by its outcome and by what is on disk."""
     again = f"go on with: memfit run {folder.plan} --out {folder.path} --resume"
     outcome = read_outcome(folder.path)
-    if guardian.killed_early and outcome is None:
+    was_stopped = guardian.killed_early or (guardian.signalled is not None and code == Exit.STOPPED)
+    if was_stopped and outcome is None:
         return Launched(code=Exit.STOPPED, line=f"stopped before the first window; {again}")
     if guardian.killed:
         return Launched(

@@ -67,8 +67,6 @@ def torchrun(ranks: int, module: str, arguments: Sequence[str], folder: Path, ma
         code = _code_of(folder, [failure.exitcode for failure in error.failures.values()])
     except SignalException:
         code = Exit.STOPPED
-        if read_outcome(folder) is None:
-            print("memfit: stopped before the ranks had begun; go on with --resume", file=sys.stderr)
     except OSError as error:
         why = f"the system does not start so many: {describe(error)}"
         raise InputError(f"{ranks} ranks", why, "write fewer ranks, or raise the limits of this user") from error

@@ -1,0 +1,16 @@
+"""The module that every process of ``memfit verify`` starts with: SIGINT and SIGTERM end it at once, without a word.
+
+It has nothing to save, and who started it says that it was stopped.
+"""
+
+import sys
+
+from memfit.child_process import die_with_parent
+from memfit.train.launch.stop_signals import ends_at_once
+
+if __name__ == "__main__":
+    ends_at_once(lambda: None)
+    die_with_parent()
+    from memfit.verify import world_worker
+
+    sys.exit(world_worker.main(sys.argv[1:]))

@@ -1,0 +1,52 @@
+"""Ctrl-C while a verb begins or works: one line, exit code 5, no traceback of this process or of its children."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.cli.asking import RIGHT, ROOT
+
+VERBS = {
+    "predict": ["predict", RIGHT, "--device", "rtx4090"],
+    "trace": ["trace", "--device", "rtx4090", "--", "python", "tests/script/samples/plain_loop.py"],
+    "verify": ["verify", RIGHT, "--world-sizes", "1"],
+}
+DEFINES_A_CLASS = """
+import os, signal, memfit.cli, memfit.__main__
+def interrupted():
+    source = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+    exec(source)
+memfit.cli.root.main = lambda **options: interrupted()
+memfit.__main__.main()
+"""
+
+
+def interrupt(command: list[str], seconds: float) -> tuple[int, str]:
+    """What a command's exit code and standard error are where the terminal's group of processes gets SIGINT."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        start_new_session=True,
+    )  # fmt: skip
+    time.sleep(seconds)
+    os.killpg(process.pid, signal.SIGINT)
+    err = process.communicate(timeout=30)[1]
+    return process.returncode, err
+
+
+def test_an_interrupt_that_passes_through_exec_ends_with_the_exit_code() -> None:
+    code, err = interrupt([sys.executable, "-c", DEFINES_A_CLASS], 3)
+    assert (code, err) == (5, "memfit: stopped\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.3, 1.0, 2.5])
+@pytest.mark.parametrize("verb", VERBS)
+def test_one_line(verb: str, seconds: float) -> None:
+    code, err = interrupt([sys.executable, "-m", "memfit", *VERBS[verb]], seconds)
+    assert (code, err) in ((5, "memfit: stopped\n"), (0, err))
+    assert "Traceback" not in err
