@@ -66,7 +66,9 @@ def script_ranks(tracer: ScriptTracer) -> Iterator[None]:
             stack.enter_context(_all_replaced(name, function))
         stack.enter_context(replaced(mp, spawn=_spawned))
         stack.enter_context(replaced(mp.spawn if hasattr(mp.spawn, "spawn") else mp, spawn=_spawned))
-        stack.enter_context(replaced(ddp.DistributedDataParallel, __init__=_wrapping(ddp.DistributedDataParallel)))
+        stack.enter_context(
+            replaced(ddp.DistributedDataParallel, __init__=_wrapping(ddp.DistributedDataParallel, tracer))
+        )
         stack.enter_context(replaced(OffsetBasedRNGTracker, _distribute_region=_same_numbers))
         stack.enter_context(
             replaced(torch.cuda, device_count=lambda: int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
@@ -91,13 +93,16 @@ def _spawned(function: Callable[..., Any], args: Any = (), nprocs: int = 1, *res
     function(0, *args)
 
 
-def _wrapping(kind: Any) -> Callable[..., None]:
+def _wrapping(kind: Any, tracer: ScriptTracer) -> Callable[..., None]:
     """DDP on the fake group: its buckets, without the addresses and streams of a card."""
     initialize = kind.__init__
 
     def call(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *args: Any, **kw: Any) -> None:
+        before = len(tracer.nbytes)
         initialize(self, module, None, None, *args, **kw)
         with_buckets(self)
+        for bucket in range(before, len(tracer.nbytes)):
+            tracer.category[bucket] = "communication"
 
     return call
 

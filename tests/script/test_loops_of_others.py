@@ -182,3 +182,17 @@ def test_a_dataset_that_only_works_in_a_worker_works(tmp_path: Path) -> None:
     )
     assert outcome.error is None, outcome.error.text
     assert outcome.windows >= 3
+
+
+def test_buckets_of_ddp_are_communication(tmp_path: Path) -> None:
+    footprint = trace_here(
+        tmp_path,
+        NET + "import torch.distributed as dist\n"
+        "dist.init_process_group('nccl')\n"
+        "wrapped = torch.nn.parallel.DistributedDataParallel(net, device_ids=[0])\n"
+        "for step in range(3):\n"
+        f"    loss = wrapped(torch.ones(4, 256).cuda()).sum(); {STEP}",
+        world=2,
+    ).footprint
+    assert footprint is not None
+    assert footprint.phases["train"].categories["communication"] == 4 * 257 * 256
