@@ -196,3 +196,29 @@ def test_buckets_of_ddp_are_communication(tmp_path: Path) -> None:
     ).footprint
     assert footprint is not None
     assert footprint.phases["train"].categories["communication"] == 4 * 257 * 256
+
+
+def test_data_of_parameters_move_to_the_card_and_fully_shard_moves_a_net(tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path,
+        NET + "import torch.distributed as dist\n"
+        "from torch.distributed.fsdp import fully_shard\n"
+        "dist.init_process_group('nccl')\n"
+        "other = torch.nn.Linear(8, 8)\n"
+        "other.weight.note = 'mine'\n"
+        "for parameter in other.parameters():\n"
+        "    parameter.data = parameter.data.cuda()\n"
+        "assert other.weight.is_cuda and other.weight.note == 'mine'\n"
+        "assert isinstance(other.weight, torch.nn.Parameter) and other.weight.requires_grad\n"
+        "net = torch.nn.Linear(256, 256, bias=False)\n"
+        "net.register_buffer('scale', torch.ones(256))\n"
+        "fully_shard(net)\n"
+        "assert net.scale.is_cuda\n"
+        "optimizer = torch.optim.AdamW(net.parameters())\n"
+        "for step in range(4):\n"
+        f"    loss = net(torch.ones(4, 256).cuda()).sum(); {STEP}",
+        world=2,
+    )
+    assert outcome.error is None, outcome.error.text
+    assert outcome.footprint is not None
+    assert outcome.footprint.phases["train"].categories["optimizer"] >= 2 * 4 * 256 * 256 // 2

@@ -111,7 +111,21 @@ def _set_data(tensor: Tensor, value: Tensor) -> None:
     return None
 
 
+def _set_data(tensor: Tensor, value: Tensor) -> None:
+    """``tensor.data = value``, also from one device to the other, which torch does not allow a fake tensor."""
+    if not isinstance(value, FakeTensor) or getattr(tensor, "fake_device", None) == value.fake_device:
+        tensor.data = value
+        return
+    moved: Tensor = value.detach()
+    if isinstance(tensor, nn.Parameter):
+        moved = nn.Parameter(moved, requires_grad=tensor.requires_grad)
+    own = {name: held for name, held in vars(tensor).items() if name not in vars(moved)}
+    torch.utils.swap_tensors(tensor, moved)
+    vars(tensor).update(own)
+
+
 INSTEAD: dict[Any, Callable[..., Any]] = {
+    Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
     Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
     Tensor.cuda: _to_gpu,
     Tensor.is_cuda.__get__: lambda tensor, *owner: tensor.device.type == NAME,  # type: ignore[attr-defined]
