@@ -100,18 +100,6 @@ def _as_numpy(tensor: Tensor, *, force: bool = False) -> Any:
 
 
 def _set_data(tensor: Tensor, value: Tensor) -> None:
-    """``tensor.data = value``, also of another device: torch allows CUDA for a CPU tensor, but not its own devices."""
-    if not isinstance(tensor, FakeTensor) or not isinstance(value, FakeTensor) or tensor.device == value.device:
-        return Tensor.data.__set__(tensor, value)  # type: ignore[attr-defined]
-    kind, attributes = type(tensor), {name: held for name, held in vars(tensor).items() if name not in vars(value)}
-    moved = Tensor.detach(value).requires_grad_(tensor.requires_grad)
-    torch.utils.swap_tensors(tensor, moved)
-    tensor.__class__ = kind
-    vars(tensor).update(attributes)
-    return None
-
-
-def _set_data(tensor: Tensor, value: Tensor) -> None:
     """``tensor.data = value``, also from one device to the other, which torch does not allow a fake tensor."""
     if not isinstance(value, FakeTensor) or getattr(tensor, "fake_device", None) == value.fake_device:
         tensor.data = value
@@ -125,7 +113,6 @@ def _set_data(tensor: Tensor, value: Tensor) -> None:
 
 
 INSTEAD: dict[Any, Callable[..., Any]] = {
-    Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
     Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
     Tensor.cuda: _to_gpu,
     Tensor.is_cuda.__get__: lambda tensor, *owner: tensor.device.type == NAME,  # type: ignore[attr-defined]
