@@ -108,7 +108,9 @@ def _set_data(tensor: Tensor, value: Tensor) -> None:
     if isinstance(tensor, nn.Parameter):
         moved = nn.Parameter(moved, requires_grad=tensor.requires_grad)
     own = {name: held for name, held in vars(tensor).items() if name not in vars(moved)}
+    kind = type(tensor) if isinstance(tensor, FakeTensor) else type(moved)
     torch.utils.swap_tensors(tensor, moved)
+    tensor.__class__ = kind
     vars(tensor).update(own)
 
 
