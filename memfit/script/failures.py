@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _MEMFIT = str(Path(__file__).parents[1])
 _NO_RULE = re.compile(r"(?:Could not run|does not support|no fake impl|has no kernel|NYI:?)\D*?'?([a-z_]+(?:::|\.)\w+)")
 
+_BACKENDS = re.compile(r" This could be because the operator doesn't exist[^\n]*\n\n(?:\w+: [^\n]*\n)+")
+"""What torch says after ``Could not run 'aten::...'``: where each kernel of each backend was registered."""
+
 
 def script_error(error: BaseException, tracer: ScriptTracer) -> ScriptError:
     """The error without memfit's frames."""
@@ -92,7 +95,7 @@ def _own_traceback(error: BaseException) -> str:
         kept = [frame for frame in part.stack if not _is_machinery(frame.filename)]
         part.stack = traceback.StackSummary.from_list(kept)
         stack += [part.__cause__, part.__context__]
-    return "".join(cut.format())
+    return _BACKENDS.sub("\n", "".join(cut.format()))
 
 
 def _is_machinery(file: str) -> bool:

@@ -222,3 +222,11 @@ def test_data_of_parameters_move_to_the_card_and_fully_shard_moves_a_net(tmp_pat
     assert outcome.error is None, outcome.error.text
     assert outcome.footprint is not None
     assert outcome.footprint.phases["train"].categories["optimizer"] >= 2 * 4 * 256 * 256 // 2
+
+
+def test_an_operator_without_a_kernel_is_named_without_the_list_of_all_kernels(tmp_path: Path) -> None:
+    outcome = trace_here(tmp_path, "import torch\ntorch.ones(2, 2).to_sparse().sort()\n")
+    assert outcome.error is not None
+    assert "Could not run 'aten::sort" in outcome.error.text
+    assert 'train.py", line 2' in outcome.error.text
+    assert "registered at" not in outcome.error.text
