@@ -220,3 +220,20 @@ class TooLargeToCollate(Plain):
 
     def units(self, batch):
         return {"loss": batch["y"].numel()}
+
+
+class NotFiniteInSecondTurn(Gan):
+    """A gradient that is not finite after an optimizer of the window has stepped; first in window 2."""
+
+    fault: int = 48
+
+    def dataset(self):
+        samples = super().dataset()
+        samples[self.fault][0][0] = 123.0
+        return samples
+
+    def made(self, nets, batch, shared):
+        error, units = super().made(nets, batch, shared)
+        if bool((batch["x"][:, 0] == 123.0).any()):
+            error.register_hook(lambda gradient: gradient * float("nan"))
+        return error, units

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 ENGINES = ("ddp", "fsdp2", "zero2")
 
 
-def given_up(kind, job, folder):
+def given_up(kind, job, folder, code=5):
     """(the window of the only checkpoint, its last line of metrics, what was said) of a run that gives up."""
     make_plan(kind, folder / "plan.toml")
     plan = read_plan(folder / "plan.toml")
@@ -24,11 +24,11 @@ def given_up(kind, job, folder):
     plan = replace(plan, job=f"{JOBS}:{job}", settings=settings, budget_bytes=128 << 20)
     write_plan(plan, folder / "plan.toml")
     run = folder / "run"
-    code, said = run_plan(folder / "plan.toml", run, save_every=3600)
-    assert code == 5, said
+    ended, said = run_plan(folder / "plan.toml", run, save_every=3600)
+    assert ended == code, said
     assert "Traceback" not in said
     assert "Warning" not in said
-    assert "go on with --resume" in said.splitlines()[-1], said
+    assert code == 2 or "go on with --resume" in said.splitlines()[-1], said
     (newest,) = Checkpoints(run / "checkpoints").numbers()
     assert read_checkpoint(Checkpoints(run / "checkpoints").folder(newest)).next_window == newest
     return newest, len((run / "metrics.jsonl").read_text().splitlines()), said
@@ -61,3 +61,9 @@ def test_a_window_that_cannot_be_collated_on_one_rank(tmp_path):
     assert newest == windows > 0
     assert f"to write a checkpoint of window {newest} and stop" in said
     assert re.search(r"rank 1: out of memory: .*can't allocate memory", said.splitlines()[-1]), said
+
+
+def test_a_gradient_that_is_not_finite_after_an_optimizer_has_stepped(tmp_path):
+    newest, windows, said = given_up("gan", "NotFiniteInSecondTurn", tmp_path, code=2)
+    assert (newest, windows) == (2, 2)
+    assert re.search(r"window 2: the norm .* of 'made' is nan.*look at samples .*48", said.splitlines()[-1]), said
