@@ -11,6 +11,7 @@ import click
 
 from memfit.cli.options import json_option, print_json, set_option
 from memfit.errors import InputError, missing_extra
+from memfit.printable import printable
 
 COUNTS = "counts.json"
 """The counts of the built-in jobs, so that nothing has to be imported and built to list them. Written by
@@ -55,7 +56,7 @@ def command(names: tuple[str, ...], pairs: tuple[str, ...], as_json: bool) -> No
     reasons = {(entry["why"], entry["write"]): None for entry in not_listed}
     for why, write in reasons:
         same = [entry["name"] for entry in not_listed if (entry["why"], entry["write"]) == (why, write)]
-        click.echo(f"Not listed: {', '.join(same)}: {why}; {write}")
+        click.echo(printable(f"Not listed: {', '.join(same)}: {why}; {write}"))
 
 
 def _show(listed: list[dict[str, Any]]) -> None:

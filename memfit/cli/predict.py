@@ -21,6 +21,7 @@ from memfit.cli.options import (
 )
 from memfit.errors import Exit, InputError
 from memfit.plan import ENGINES
+from memfit.printable import one_line
 from memfit.sizes import format_size, parse_size
 
 if TYPE_CHECKING:
@@ -265,7 +266,7 @@ def budget_line(prediction: Prediction, limit: int) -> str:
     peak = _peak(prediction)
     kind, words = ("error", "exceeds") if peak > limit else ("notice", "is within")
     what = f"{prediction.job} with {prediction.micro_batch} {prediction.unit} on {prediction.device.key}"
-    return f"::{kind}::{what} needs {format_size(peak)}, which {words} the budget of {format_size(limit)}."
+    return one_line(f"::{kind}::{what} needs {format_size(peak)}, which {words} the budget of {format_size(limit)}.")
 
 
 def _peak(prediction: Prediction) -> int:

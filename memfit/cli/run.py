@@ -72,6 +72,7 @@ def _run(plan: str, wandb: bool, as_json: bool, values: dict[str, Any]) -> int:
     from memfit.engine.torchrun_env import is_restart, torchrun_env
     from memfit.plan import read_plan
     from memfit.train.launch.launch import become_rank, launch
+    from memfit.train.launch.outcome import say
     from memfit.train.launch.process_guard import alone_in
     from memfit.train.launch.stop_signals import end_with
     from memfit.train.run_folder import RunFolder
@@ -96,7 +97,7 @@ def _run(plan: str, wandb: bool, as_json: bool, values: dict[str, Any]) -> int:
             launched = launch(read, options)
         end_with(launched.code)
         if launched.line:
-            click.echo(f"memfit: {launched.line}", err=True)
+            say(launched.line)
         if launched.code == Exit.DONE:
             show_summary(folder, read.budget_bytes, read.unit, as_json=as_json)
             sys.stdout.flush()

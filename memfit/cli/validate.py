@@ -33,6 +33,7 @@ def command(target: str, memory: str | None, as_json: bool) -> int:
     from memfit.sizes import format_size, parse_size
     from memfit.train.launch.guardian import Guardian, run_child
     from memfit.train.launch.memory_limit import ENVIRONMENT
+    from memfit.train.launch.outcome import say
     from memfit.train.launch.stop_signals import ended_by_signals
 
     budget = 0 if memory is None else parse_size(memory)
@@ -47,7 +48,7 @@ def command(target: str, memory: str | None, as_json: bool) -> int:
             return Exit.STOPPED
         if code in CRASHES and budget:
             why = f"a library ended the process (signal {-code}) where it got no memory"
-            click.echo(f"memfit: {target}: out of memory: {why}; the budget is {format_size(budget)}", err=True)
+            say(f"{target}: out of memory: {why}; the budget is {format_size(budget)}")
             return Exit.NOTHING_FITS
         if code < 0:
             click.echo(f"memfit: the validating process was killed by signal {-code}", err=True)

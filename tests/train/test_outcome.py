@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from memfit.errors import Exit
-from memfit.train.launch.outcome import SPARE, Outcome, read_outcome, spare_folder, write_outcome
+from memfit.train.launch.outcome import SPARE, Outcome, read_outcome, say, spare_folder, write_outcome
 from memfit.train.launch.watchdog import remove_temporary_stacks
 from memfit.train.run_folder import RunFolder
 
@@ -43,3 +43,8 @@ def test_what_killed_processes_leave_beside_stacks_is_removed(tmp_path):
     (folder.stacks / "rank-0.txt").unlink()
     remove_temporary_stacks(folder)
     assert not folder.stacks.exists()
+
+
+def test_a_folder_whose_name_has_control_characters_is_said_in_one_plain_line(capsys):
+    say("go on with: memfit run a\x1b[2J\nb/plan.toml")
+    assert capsys.readouterr().err == "memfit: go on with: memfit run a\\x1b[2J\\nb/plan.toml\n"

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from memfit.errors import Exit
+from memfit.printable import printable
 from memfit.train.metrics_file import read_lines
 
 SPARE = "MEMFIT_SPARE_FOLDER"
@@ -101,6 +102,7 @@ def keep_stderr() -> None:
 
 def say(line: str) -> None:
     """One line on standard error. A terminal may be gone, and the job may have closed the stream or its descriptor."""
+    line = printable(line).replace("\n", "\\n")
     try:
         print(f"memfit: {line}", file=sys.stderr, flush=True)
     except (OSError, ValueError):

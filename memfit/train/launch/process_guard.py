@@ -16,6 +16,7 @@ from pathlib import Path
 
 from memfit.child_process import PARENT, die_with_parent, for_child
 from memfit.errors import InputError
+from memfit.printable import printable
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -61,5 +62,5 @@ def _locked(handle: int, folder: Path) -> bool:
         if error.errno not in _NO_LOCKS:
             raise
         why = f"{folder} is not locked, since its file system has no locks: start no second run in it"
-        print(f"memfit: {why}", file=sys.stderr)
+        print(printable(f"memfit: {why}"), file=sys.stderr)
     return True
