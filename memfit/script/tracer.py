@@ -24,6 +24,7 @@ MOST_KNOWN_INTEGERS = 1 << 22
 _aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
 _ITEM = _aten._local_scalar_dense.default
+_TO_COPY = _aten._to_copy.default
 _PACK = _aten._pack_padded_sequence.default
 _INDEXED = frozenset(
     {
@@ -162,7 +163,8 @@ class ScriptTracer(Tracer):
     def _on_device(self, real: Tensor) -> Tensor:
         if self.device_type == "cpu":
             return self.mode.fake_like(real)
-        return real.to(self.virtual.device)
+        copied: Tensor = _TO_COPY(real, device=self.virtual.device)
+        return copied
 
     def _note_operator(self, name: str, node: Any, *rest: Any) -> None:
         super()._note_operator(name, node, *rest)

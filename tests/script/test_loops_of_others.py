@@ -230,3 +230,17 @@ def test_an_operator_without_a_kernel_is_named_without_the_list_of_all_kernels(t
     assert "Could not run 'aten::sort" in outcome.error.text
     assert 'train.py", line 2' in outcome.error.text
     assert "registered at" not in outcome.error.text
+
+
+def test_a_mask_of_known_ids_selects_as_many_rows_as_it_has(tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path,
+        NET + "ids = torch.tensor([[1, 2, 3, 0, 0, 0]] * 4).cuda()\n"
+        "mask = ids != 0\n"
+        "for step in range(3):\n"
+        "    out = net(torch.ones(4, 6, 256).cuda())\n"
+        "    assert out[mask].shape == (12, 256) and ids[mask].shape == (12,)\n"
+        "    assert torch.where(mask)[0].shape == mask.nonzero()[:, 0].shape == (12,)\n"
+        f"    loss = out[mask].sum(); {STEP}",
+    )
+    assert outcome.error is None, outcome.error.text
