@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,13 +20,14 @@ from memfit.show.report import plan_report, prediction_report
 from memfit.show.run_log import read_lines, seen, shown_windows
 from memfit.show.timeline import MOST, alive_by_category, place_of, timeline
 from memfit.show.trace_file import read_trace, write_trace
+from tests.cli.asking import ROOT
 
 MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
 def prediction():
-    spec = f"{Path(__file__).parents[1]}/nets.py:Transformer"
+    spec = f"{ROOT}/testing/nets.py:Transformer"
     job = load_job(spec)
     return predict(job, spec, shape_of(job, 640), with_memory(find_device("rtx4090"), 2 << 30), micro_batches=2)
 
@@ -200,7 +200,7 @@ def test_the_extremes_of_many_windows_are_shown() -> None:
 
 
 def test_a_plan_that_is_out_of_date_says_so(tmp_path) -> None:
-    spec = f"{Path(__file__).parents[1]}/nets.py:Transformer"
+    spec = f"{ROOT}/testing/nets.py:Transformer"
     plan = find_plan(
         load_job(spec), PlanRequest(name=spec, global_batch=256, device=with_memory(find_device("cpu"), 1 << 30))
     ).plan
