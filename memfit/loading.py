@@ -93,8 +93,13 @@ def _check_constructor(kind: type[Job]) -> None:
     """A job is made again from its settings, on other ranks and in other phases: its constructor must take them.
 
     Raises:
-        InputError: the class has an ``__init__`` that does not take every setting by name.
+        InputError: the class has an ``__init__`` that does not take every setting by name, or hides a method that it
+            needs.
     """
+    for name in ("settings", "setting_types", "__init__"):
+        if not callable(value := getattr(kind, name)):
+            seen = f"{kind.__name__}.{name} = {value!r}"
+            raise InputError(seen, "it hides the method of that name", "take it out, or rename it")
     parameters = inspect.signature(kind.__init__).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return

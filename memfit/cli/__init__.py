@@ -101,6 +101,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (click.Abort, KeyboardInterrupt):
         complain("stopped")
         sys.exit(Exit.STOPPED)
+    except SystemExit as end:
+        seen, why = "the job's code", f"it ended the process: sys.exit({end.code!r})"
+        complain(str(InputError(seen, why, "return from it, or raise an exception that says what is wrong")))
+        sys.exit(Exit.BAD_INPUT)
     except Exception as error:
         mistaken = _mistake(error, arguments)
         if mistaken is None:
@@ -116,4 +120,12 @@ def _mistake(error: Exception, arguments: Sequence[str]) -> InputError | None:
         return error
     if isinstance(error, click.ClickException):
         return mistake(error)
+    if isinstance(error, OSError) and (place := _named(error, arguments)):
+        return InputError(f"the path {place!r}", f"{error.strerror}", "write a path that can be read")
     return mistake_in_job(error, changed=any(argument.startswith("--set") for argument in arguments))
+
+
+def _named(error: OSError, arguments: Sequence[str]) -> str:
+    """The argument that names the path which the system refused; empty where none does."""
+    path = str(error.filename or "")
+    return next((argument for argument in arguments if len(argument) > 1 and path.startswith(argument)), "")

@@ -42,7 +42,7 @@ def read_answer_file(path: str) -> SavedAnswer:
         values: Any = json.loads(Path(path).read_text())
     except OSError as error:
         raise InputError(f"--from-trace {path}", f"it cannot be read: {error.strerror}", _WRITE) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"--from-trace {path}", "it is not JSON", _WRITE) from error
     try:
         if not values["phases"] or values["windows"] < 2:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from memfit.cli import main
-from tests.cli.wrong_uses import Use, wrong_jobs, wrong_options, wrong_plans, wrong_specs
+from tests.cli.asking import Run, is_one_line
+from tests.cli.wrong_uses import Use, wrong_bodies, wrong_files, wrong_jobs, wrong_options, wrong_plans, wrong_specs
 
 CODES = (0, 2, 3, 4, 5)
 
@@ -50,8 +51,32 @@ def test_some_of_them(elsewhere: Path, plan: str) -> None:
     check(random.Random(0).sample(uses, 60))
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("def loss(self, nets, batch): exit(3)", "ended the process: sys.exit(3)"),
+        ("settings = 3", "hides the method"),
+        ("__init__ = None", "hides the method"),
+    ],
+)
+def test_a_job_that_ends_the_process_or_hides_a_method(run: Run, tmp_path: Path, body: str, words: str) -> None:
+    (tmp_path / "job.py").write_text(f"from tests.cli.wrong_jobs import Right\n\nclass Wrong(Right):\n    {body}\n")
+    is_one_line(run("predict", f"{tmp_path}/job.py:Wrong", "--device", "cpu", "--micro-batch", "4"), words)
+
+
+@pytest.mark.parametrize("verb", ["report", "lint", "compare"])
+def test_a_path_that_the_system_refuses(run: Run, verb: str) -> None:
+    is_one_line(run(verb, "n" * 300), "File name too long")
+
+
+def test_json_that_is_too_deep(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "deep.json").write_text("[" * 5000)
+    is_one_line(run("plan", "--from-trace", f"{tmp_path}/deep.json", "--device", "rtx4090"), "it is not JSON")
+
+
 @pytest.mark.slow
 def test_all_of_them(elsewhere: Path, plan: str) -> None:
     uses = [*wrong_options(), *wrong_specs(), *wrong_plans(elsewhere, plan), *wrong_jobs(elsewhere)]
-    assert len(uses) >= 600
+    uses += [*wrong_bodies(elsewhere), *wrong_files(elsewhere)]
+    assert len(uses) >= 1000
     check(uses)
