@@ -3,6 +3,7 @@
 It has nothing to save, and who started it says that it was stopped.
 """
 
+import os
 import sys
 
 from memfit.child_process import die_with_parent
@@ -13,4 +14,7 @@ if __name__ == "__main__":
     die_with_parent()
     from memfit.verify import world_worker
 
-    sys.exit(world_worker.main(sys.argv[1:]))
+    code = world_worker.main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # gloo's threads abort a process that Python finalises while they still run

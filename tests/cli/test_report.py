@@ -8,7 +8,7 @@ import pytest
 
 from memfit.cli import main
 
-JOB = f"{Path(__file__).parents[1]}/nets.py:Transformer"
+JOB = f"{Path(__file__).parents[2]}/testing/nets.py:Transformer"
 
 
 def left_with(*arguments: str) -> int:

@@ -36,7 +36,7 @@ def driver():
 
 @pytest.fixture(scope="module")
 def prediction():
-    job = load_job(f"{Path(__file__).parents[1]}/nets.py:Transformer")
+    job = load_job(f"{Path(__file__).parents[2]}/testing/nets.py:Transformer")
     device = with_memory(find_device("rtx4090"), 2 << 30)
     return predict(job, "dit", shape_of(job, 640), device, micro_batches=2, checkpointing={"dit.blocks.0": "full"})
 
