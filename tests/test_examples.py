@@ -56,12 +56,12 @@ def test_every_example_is_here_and_under_40_lines() -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_predicted_for_a_card(capfd: pytest.CaptureFixture[str], name: str) -> None:
-    found = ask(capfd, "predict", name, "--device", "rtx4090", "--micro-batch", str(4 * UNITS[name]))
-    train = found["phases"]["train"]
-    assert found["fits"]
-    assert found["micro_batch"] == 4 * UNITS[name]
+    answer = ask(capfd, "predict", name, "--device", "rtx4090", "--micro-batch", str(4 * UNITS[name]))
+    train = answer["phases"]["train"]
+    assert answer["fits"]
+    assert answer["micro_batch"] == 4 * UNITS[name]
     assert 0.9 < sum(train["categories"].values()) / train["allocated_bytes"] <= 1, "the rest is rounding to 512 B"
-    assert {net["name"] for net in found["nets"]} == FILES[name]
+    assert {net["name"] for net in answer["nets"]} == FILES[name]
 
 
 def test_lora_trains_its_own_matrices_alone(capfd: pytest.CaptureFixture[str]) -> None:

@@ -40,8 +40,8 @@ def test_a_compiled_net_recomputes_too(mode):
     other = torch.compile(copy.deepcopy(model), backend="aot_eager")
     x = torch.randn(4, 3)
     with recompute({"net": other}, {"net._orig_mod.0": mode}):
-        for one in (model, other):
-            one(x).square().sum().backward()
+        for item in (model, other):
+            item(x).square().sum().backward()
     for kept, again in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(kept.grad, again.grad)
 
@@ -115,9 +115,9 @@ def test_what_trained_in_the_forward_trains_in_its_recomputing():
 
 def test_a_graph_may_be_gone_back_through_twice():
     net, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), torch.randn(3, 4, requires_grad=True)
-    found = []
+    collected = []
     for modes in ({}, {"net": "full"}):
         with recompute({"net": net}, modes):
             (slope,) = torch.autograd.grad(net(x).square().sum(), x, create_graph=True)
-            found.append(torch.autograd.grad(slope.square().sum(), net[0].weight)[0])
-    assert torch.equal(*found)
+            collected.append(torch.autograd.grad(slope.square().sum(), net[0].weight)[0])
+    assert torch.equal(*collected)

@@ -65,12 +65,12 @@ def test_a_hugging_face_encoder_decoder_with_its_cache_recomputes():
     sizes = {"d_model": 16, "d_kv": 4, "d_ff": 32, "num_heads": 4, "num_layers": 2, "dropout_rate": 0.0}
     net = T5ForConditionalGeneration(T5Config(vocab_size=64, decoder_start_token_id=0, **sizes)).train()
     ids = torch.randint(64, (2, 8))
-    found = []
+    collected = []
     for mode in ("keep", "full"):
         modes = {f"net.{part}.block.{i}": mode for part in ("encoder", "decoder") for i in range(2)}
         with recompute({"net": net}, modes):
             net(input_ids=ids, labels=ids, use_cache=True).loss.backward()
-        found.append([p.grad.clone() for p in net.parameters()])
+        collected.append([p.grad.clone() for p in net.parameters()])
         net.zero_grad()
-    for kept, again in zip(*found, strict=True):
+    for kept, again in zip(*collected, strict=True):
         torch.testing.assert_close(kept, again)

@@ -23,26 +23,26 @@ class SharedLayer(nn.Module):
 
 def packed(module, x):
     """What the module's operators saved, as it was put away, and the gradients."""
-    found = []
+    collected = []
     hooks = on_the_host(module)
     pack = hooks.pack_hook
-    hooks.pack_hook = lambda tensor: found.append(pack(tensor)) or found[-1]
+    hooks.pack_hook = lambda tensor: collected.append(pack(tensor)) or collected[-1]
     with hooks:
         loss = module(x)
     loss.backward()
-    return found, [p.grad for p in module.parameters()] + [x.grad]
+    return collected, [p.grad for p in module.parameters()] + [x.grad]
 
 
 def test_a_storage_is_copied_once_and_the_weights_stay():
     torch.manual_seed(0)
     module, x = SharedLayer(), torch.randn(8, WIDE, requires_grad=True)
-    found, gradients = packed(module, x)
-    away = [one for one in found if isinstance(one, _Away)]
+    answer, gradients = packed(module, x)
+    away = [item for item in answer if isinstance(item, _Away)]
     assert len(away) >= 4
-    assert len({id(one._copy) for one in away}) == 1
+    assert len({id(item._copy) for item in away}) == 1
     assert away[0]._copy._there is None
     weights = {p.untyped_storage().data_ptr() for p in module.parameters()}
-    assert weights & {one.untyped_storage().data_ptr() for one in found if not isinstance(one, _Away)}
+    assert weights & {item.untyped_storage().data_ptr() for item in answer if not isinstance(item, _Away)}
     plain, y = SharedLayer(), x.detach().clone().requires_grad_()
     plain.load_state_dict(module.state_dict())
     plain(y).backward()

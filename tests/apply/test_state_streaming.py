@@ -43,7 +43,7 @@ class Two(Job):
         }
 
     def schedules(self, optimizers, windows):
-        return {name: torch.optim.lr_scheduler.StepLR(one, 1, 0.9) for name, one in optimizers.items()}
+        return {name: torch.optim.lr_scheduler.StepLR(item, 1, 0.9) for name, item in optimizers.items()}
 
     def loss(self, nets, batch):
         return Loss(((nets["a"](batch) - nets["b"](batch)) ** 2).sum(), len(batch))
@@ -65,7 +65,10 @@ def tensors(train_state):
         t for nets in (train_state.nets, train_state.ema) for net in nets.values() for t in net.state_dict().values()
     ]
     states = [
-        value for one in train_state.optimizers.values() for state in one.state.values() for value in state.values()
+        value
+        for optimizer in train_state.optimizers.values()
+        for state in optimizer.state.values()
+        for value in state.values()
     ]
     return [t for t in (*weights, *states) if isinstance(t, torch.Tensor)]
 

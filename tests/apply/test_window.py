@@ -68,18 +68,18 @@ RAGGED = [5] * 12 + [4]
 def test_thirteen_ragged_micro_batches_of_64_samples_give_the_full_batchs_gradients(job):
     assert len(RAGGED) == 13
     assert sum(RAGGED) == 64
-    whole, one = gradients(job(), [64])
+    undivided, alone = gradients(job(), [64])
     split, many = gradients(job(), RAGGED)
 
-    for a, b in zip(whole, split, strict=True):
+    for a, b in zip(undivided, split, strict=True):
         torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-7)
-    torch.testing.assert_close(one.losses["loss"], many.losses["loss"], rtol=1e-5, atol=0)
+    torch.testing.assert_close(alone.losses["loss"], many.losses["loss"], rtol=1e-5, atol=0)
     assert float(many.units["loss"]) == float(data()[1].sum())
 
 
 def test_a_mean_of_means_would_have_been_another_gradient():
     """The check above can fail: dividing each micro-batch by its own units is not the same."""
-    whole, _ = gradients(Sentences(), [64])
+    undivided, _ = gradients(Sentences(), [64])
     x, valid = data()
     net = build(Sentences(), "cpu").nets["net"]
     start = 0
@@ -88,7 +88,9 @@ def test_a_mean_of_means_would_have_been_another_gradient():
         error = net(x[part]).squeeze(-1).square() * valid[part]
         (error.sum() / valid[part].sum() / len(RAGGED)).backward()
         start += size
-    worst = max(float((a - p.grad).abs().max() / a.abs().max()) for a, p in zip(whole, net.parameters(), strict=True))
+    worst = max(
+        float((a - p.grad).abs().max() / a.abs().max()) for a, p in zip(undivided, net.parameters(), strict=True)
+    )
     assert worst > 1e-3
 
 
@@ -128,8 +130,8 @@ def test_several_losses_with_units_known_too_late_are_refused():
             return [Turn(name="both", loss=self.both, optimizers=tuple(optimizers))]
 
         def both(self, nets, batch, shared):
-            one = self.loss(nets, batch)
-            return {"one": one, "two": one}
+            loss = self.loss(nets, batch)
+            return {"one": loss, "two": loss}
 
     with pytest.raises(InputError, match="write units"):
         gradients(Two(), [32, 32])
@@ -143,8 +145,8 @@ class Record:
 
 
 def test_tensors_are_found_and_changed_in_mappings_and_records():
-    one = torch.ones(2)
-    batch = UserDict(ids=one, record=Record(one, ("a",), defaultdict(list, {"b": [one, None]})))
+    ones = torch.ones(2)
+    batch = UserDict(ids=ones, record=Record(ones, ("a",), defaultdict(list, {"b": [ones, None]})))
     made = map_tensors(batch, lambda tensor: tensor + 1)
     assert [t.tolist() for t in tensors_in(made)] == [[2.0, 2.0]] * 3
     assert (type(made), made["record"].names, made["record"].rest["new"]) == (UserDict, ("a",), [])

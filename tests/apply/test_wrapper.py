@@ -35,9 +35,9 @@ def test_one_bucket_until_the_second_forward_that_learns(wrapper, first):
     for _ in range(2):
         with torch.no_grad():
             net(torch.randn(1, 2000))
-        sizes.append([one.numel() for one in train_state.buckets["net"]])
+        sizes.append([item.numel() for item in train_state.buckets["net"]])
         net(torch.randn(1, 2000)).sum().backward()
-    sizes.append([one.numel() for one in train_state.buckets["net"]])
+    sizes.append([item.numel() for item in train_state.buckets["net"]])
     assert sizes == [first or rebuilt, first or rebuilt, rebuilt]
 
 

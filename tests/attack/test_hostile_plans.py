@@ -76,8 +76,8 @@ def test_no_text_of_a_plan_is_a_command_in_the_exported_script(plan, text, tmp_p
     folder.mkdir()
     (folder / "torchrun").write_text('#!/bin/sh\nprintf "%s\\n" "$@" > arguments\n')
     (folder / "torchrun").chmod(0o755)
-    found = export(hostile, Plain(), {}, "torchrun", text, f"{text}.toml")
-    (tmp_path / "run.sh").write_text(found.text)
+    exported = export(hostile, Plain(), {}, "torchrun", text, f"{text}.toml")
+    (tmp_path / "run.sh").write_text(exported.text)
     environment = {"PATH": f"{folder}:{os.environ['PATH']}"}
     subprocess.run(["sh", "run.sh"], cwd=tmp_path, env=environment, check=True, timeout=20)
     assert "--standalone" in (tmp_path / "arguments").read_text()

@@ -67,13 +67,13 @@ def put(files, folder):
     return folder
 
 
-def equal(found, expected):
+def equal(result, expected):
     for name, value in weights(expected).items():
-        torch.testing.assert_close(weights(found)[name], value, rtol=0, atol=0)
-    groups = [state.optimizers["net"].param_groups for state in (found, expected)]
+        torch.testing.assert_close(weights(result)[name], value, rtol=0, atol=0)
+    groups = [state.optimizers["net"].param_groups for state in (result, expected)]
     plain = [[{k: v for k, v in group.items() if k != "params"} for group in each] for each in groups]
     assert plain[0] == plain[1]
-    assert found.schedules["net"].state_dict() == expected.schedules["net"].state_dict()
+    assert result.schedules["net"].state_dict() == expected.schedules["net"].state_dict()
 
 
 def test_parts_hold_no_pickle_and_come_back_bit_for_bit(trained, written, tmp_path):

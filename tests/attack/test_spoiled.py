@@ -32,8 +32,8 @@ def answer(capsys):
     return run
 
 
-def is_one_line(found, *words):
-    code, said = found
+def is_one_line(result, *words):
+    code, said = result
     assert code == 2, said
     assert said.count("\n") == 1
     assert all(word in said for word in words), said

@@ -7,11 +7,11 @@ import pkgutil
 
 def targets(package):
     """Every public function that a module of the package defines."""
-    found = {}
-    for one in pkgutil.iter_modules(package.__path__):
-        module = importlib.import_module(f"{package.__name__}.{one.name}")
+    by_name = {}
+    for iter_module in pkgutil.iter_modules(package.__path__):
+        module = importlib.import_module(f"{package.__name__}.{iter_module.name}")
         for name, function in inspect.getmembers(module, inspect.isfunction):
             if function.__module__ == module.__name__ and not name.startswith("_"):
-                assert name not in found, name
-                found[name] = function
-    return found
+                assert name not in by_name, name
+                by_name[name] = function
+    return by_name

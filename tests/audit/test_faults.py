@@ -41,10 +41,10 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "code", "worlds", "meant", "found_in"), CASES, ids=[case[0] for case in CASES])
 def test_the_fault_is_found_and_the_cure_passes(name, code, worlds, meant, found_in) -> None:
-    found = audit(TARGETS[name], worlds, meant=meant)
-    assert {finding.code for finding in found.findings} == {code}, found.findings
-    assert tuple(finding.world for finding in found.findings) == found_in
-    assert all(CURES[code] in finding.text for finding in found.findings)
+    audited = audit(TARGETS[name], worlds, meant=meant)
+    assert {finding.code for finding in audited.findings} == {code}, audited.findings
+    assert tuple(finding.world for finding in audited.findings) == found_in
+    assert all(CURES[code] in finding.text for finding in audited.findings)
     cured = audit(TARGETS[f"{name}_cured"], worlds, meant=meant)
     assert cured.ok, cured.findings
 

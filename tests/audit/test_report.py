@@ -31,14 +31,14 @@ def test_the_numbers_of_gpt_sovits_s1() -> None:
 
 
 def test_the_json_holds_what_is_promised() -> None:
-    found = json.loads(json.dumps(audit(of_shards.unsharded, (1, 2)).to_json()))
-    assert found["dataset_size"] == 600
-    assert found["ok"] is False
-    assert all(set(world) >= KEYS for world in found["worlds"])
-    assert found["worlds"][1]["duplicates"] == 600
-    assert found["worlds"][0]["optimizer_steps"] is None
-    assert found["worlds"][0]["padding_fraction"] is None
-    (finding,) = found["findings"]
+    answer = json.loads(json.dumps(audit(of_shards.unsharded, (1, 2)).to_json()))
+    assert answer["dataset_size"] == 600
+    assert answer["ok"] is False
+    assert all(set(world) >= KEYS for world in answer["worlds"])
+    assert answer["worlds"][1]["duplicates"] == 600
+    assert answer["worlds"][0]["optimizer_steps"] is None
+    assert answer["worlds"][0]["padding_fraction"] is None
+    (finding,) = answer["findings"]
     assert (finding["code"], finding["world"]) == ("no-sharding", 2)
 
 
@@ -46,12 +46,12 @@ def test_dropped_samples_are_counted_with_the_reason() -> None:
     (world,) = audit(of_torch.torch_drop_last, [8]).to_json()["worlds"]
     assert (world["missing"], world["dropped"]) == (11, 11)
     assert world["dropped_why"] == "drop_last leaves out what does not fill the last step"
-    found = audit(of_systems.f5_too_long, [1])
+    audited = audit(of_systems.f5_too_long, [1])
     long = np.flatnonzero(FRAMES > 2700)
-    assert found.to_json()["worlds"][0]["missing_ids"] == long[:20].tolist()
-    assert f"{len(long)} of 600 samples" in found.findings[0].text
+    assert audited.to_json()["worlds"][0]["missing_ids"] == long[:20].tolist()
+    assert f"{len(long)} of 600 samples" in audited.findings[0].text
     kept = FRAMES[FRAMES <= 2700].max()
-    assert f"greater length than {kept}, the longest that is given" in found.findings[0].text
+    assert f"greater length than {kept}, the longest that is given" in audited.findings[0].text
 
 
 def test_what_is_mis_shared_is_missing_and_not_dropped() -> None:
@@ -77,9 +77,9 @@ def test_padding_and_imbalance_are_those_of_the_batches() -> None:
         batches.lengths = lengths
         return batches
 
-    one, two = audit(held, [1, 2]).to_json()["worlds"]
-    assert one["padding_fraction"] == pytest.approx(1 - 100 / 120)
-    assert one["imbalance"] == 0
+    first, two = audit(held, [1, 2]).to_json()["worlds"]
+    assert first["padding_fraction"] == pytest.approx(1 - 100 / 120)
+    assert first["imbalance"] == 0
     assert two["padding_fraction"] == pytest.approx(1 - 100 / 110)
     assert two["imbalance"] == pytest.approx((40 + 30) / (40 + 15) - 1)
 
@@ -104,9 +104,9 @@ def test_a_sampler_that_works_alike_in_any_world_is_counted_alike() -> None:
     def target(rank, world):
         return LengthBatchSampler(FRAMES, 9600, rank=rank, world=world)
 
-    found = audit(target, (1, 2, 5), meant=Meant(global_batch=9600, unit="frames"))
-    assert {world["distinct"] for world in found.to_json()["worlds"]} == {600}
-    assert [finding.code for finding in found.findings] == ["global-given-as-per-gpu"] * 2
+    audited = audit(target, (1, 2, 5), meant=Meant(global_batch=9600, unit="frames"))
+    assert {world["distinct"] for world in audited.to_json()["worlds"]} == {600}
+    assert [finding.code for finding in audited.findings] == ["global-given-as-per-gpu"] * 2
 
 
 @pytest.mark.parametrize(("target", "said"), [

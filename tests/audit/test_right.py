@@ -12,9 +12,9 @@ TARGETS = targets(right)
 @pytest.mark.parametrize("name", TARGETS)
 def test_nothing_is_found(name) -> None:
     worlds = (1,) if name.startswith("one_rank") else (1, 2, 3, 8)
-    found = audit(TARGETS[name], worlds)
-    assert found.ok, found.findings
-    for world, counts in found.counts.items():
+    audited = audit(TARGETS[name], worlds)
+    assert audited.ok, audited.findings
+    for world, counts in audited.counts.items():
         assert len(counts.batches_per_rank) == world
         assert counts.distinct > 0
 

@@ -35,15 +35,15 @@ def drawn(ranks):
 
 
 def test_order_is_a_function_of_seed_and_epoch_alone() -> None:
-    one, other = samplers(2, seed=5)[0], samplers(2, seed=5)[0]
+    first, other = samplers(2, seed=5)[0], samplers(2, seed=5)[0]
     list(other)
     for epoch in (3, 1):
-        one.set_epoch(epoch)
+        first.set_epoch(epoch)
     other.set_epoch(1)
-    assert list(one) == list(other) == list(one)
+    assert list(first) == list(other) == list(first)
     assert list(samplers(2, seed=6)[0]) != list(samplers(2, seed=5)[0])
-    one.set_epoch(2)
-    assert list(one) != list(other)
+    first.set_epoch(2)
+    assert list(first) != list(other)
 
 
 @given(
@@ -70,9 +70,9 @@ def test_any_chain_of_worlds_gives_every_id_exactly_once(size, budget, stretches
         steps = counts.pop() if number == len(stretches) - 1 else min(steps, len(ranks[0]) - 1)
         for sampler in ranks:
             batches = iter(sampler)
-            taken = [next(batches) for _ in range(steps)]
-            seen += [i for batch in taken for i in batch]
-            assert all(not batch or len(batch) * lengths[batch].max() <= budget for batch in taken)
+            collected = [next(batches) for _ in range(steps)]
+            seen += [i for batch in collected for i in batch]
+            assert all(not batch or len(batch) * lengths[batch].max() <= budget for batch in collected)
         state = ranks[0].state_dict()
         assert all(sampler.state_dict() == state for sampler in ranks)
         if len(seen) == size:
@@ -81,7 +81,7 @@ def test_any_chain_of_worlds_gives_every_id_exactly_once(size, budget, stretches
 
 
 def test_resuming_continues_where_it_stopped() -> None:
-    whole = list(samplers(3)[1])
+    items = list(samplers(3)[1])
     first = samplers(3)[1]
     batches = iter(first)
     head = [next(batches) for _ in range(7)]
@@ -89,9 +89,9 @@ def test_resuming_continues_where_it_stopped() -> None:
     second = samplers(3)[1]
     second.load_state_dict(first.state_dict())
     second.set_epoch(0)
-    assert len(second) == len(whole) - 7
-    assert head + list(second) == whole
-    assert list(second) == whole
+    assert len(second) == len(items) - 7
+    assert head + list(second) == items
+    assert list(second) == items
 
 
 def test_the_state_of_a_done_epoch_is_the_next_epochs_start() -> None:
@@ -130,15 +130,15 @@ def test_a_stateful_loader_resumes_behind_what_was_trained_not_behind_what_was_p
     def loader():
         return StatefulDataLoader(Ids(), batch_sampler=samplers(2)[0], num_workers=workers)
 
-    whole = [batch.tolist() for batch in loader()]
+    collected = [batch.tolist() for batch in loader()]
     first = loader()
     batches = iter(first)
     head = [next(batches).tolist() for _ in range(5)]
     state = first.state_dict()
     second = loader()
     second.load_state_dict(state)
-    assert head + [batch.tolist() for batch in second] == whole
-    assert [batch.tolist() for batch in second] == whole
+    assert head + [batch.tolist() for batch in second] == collected
+    assert [batch.tolist() for batch in second] == collected
 
 
 def test_accelerate_passes_the_epoch_on_and_gives_each_rank_its_own() -> None:

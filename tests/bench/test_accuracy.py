@@ -63,10 +63,10 @@ def test_labels_follow_from_the_table_alone(measured, naive, label):
 
 def test_the_halves_have_no_model_in_common_and_an_order_has_every_model_once():
     runs = [run(1, 1, model=f"net{i}", batch=batch) for i in range(400) for batch in (8, 16)]
-    fitted = {one.model for one in fitting.half(runs)}
+    fitted = {item.model for item in fitting.half(runs)}
     assert 160 < len(fitted) < 240
     assert all(is_fitting_half(name) == (name in fitted) for name in models_in_order(runs))
-    assert sorted(models_in_order(runs)) == sorted({one.model for one in runs})
+    assert sorted(models_in_order(runs)) == sorted({item.model for item in runs})
 
 
 def test_statistics_of_a_few_runs():
@@ -77,15 +77,15 @@ def test_statistics_of_a_few_runs():
         predicted(20_000, 30_000, naive=26_000, fits=False, verdict="no", need=60_000),
         predicted(39_500, 100),
     ]
-    found = summary(rows, 40_000 * MIB)
-    assert found["runs"] == 3
-    assert found["median"] == pytest.approx(0.1)
-    assert found["mean"] == pytest.approx((0.01 + 0.2 + 0.1) / 3)
-    assert found["worst_under"] == pytest.approx(0.2)
-    assert found["worst_over"] == pytest.approx(0.1)
-    assert found["within_5_percent"] == pytest.approx(1 / 3)
-    assert found["fits_right"] == 1.0
-    assert found["coverage"] == pytest.approx(2 / 3)
+    figures = summary(rows, 40_000 * MIB)
+    assert figures["runs"] == 3
+    assert figures["median"] == pytest.approx(0.1)
+    assert figures["mean"] == pytest.approx((0.01 + 0.2 + 0.1) / 3)
+    assert figures["worst_under"] == pytest.approx(0.2)
+    assert figures["worst_over"] == pytest.approx(0.1)
+    assert figures["within_5_percent"] == pytest.approx(1 / 3)
+    assert figures["fits_right"] == 1.0
+    assert figures["coverage"] == pytest.approx(2 / 3)
 
 
 def test_the_constant_is_the_one_of_least_relative_error():
@@ -111,14 +111,14 @@ def test_a_table_without_a_column_is_refused_with_a_line_to_write(tmp_path):
 
 def test_what_is_committed_was_reached_on_the_half_that_nothing_was_fitted_on():
     kept = read_result("accuracy")
-    found = kept["gpumemnet"]
-    assert found["models"] >= 60
-    assert found["median"] <= 0.015
-    assert found["within_5_percent"] >= 0.85
+    gpumemnet = kept["gpumemnet"]
+    assert gpumemnet["models"] >= 60
+    assert gpumemnet["median"] <= 0.015
+    assert gpumemnet["within_5_percent"] >= 0.85
     ran = [row for row in kept["rows"] if row[2] == "ran" and not is_fitting_half(row[0])]
-    assert len(ran) == found["runs"]
+    assert len(ran) == gpumemnet["runs"]
     errors = sorted(abs(row[4] / row[3] - 1) for row in ran)
-    assert errors[len(errors) // 2] == pytest.approx(found["median"], abs=5e-4)
+    assert errors[len(errors) // 2] == pytest.approx(gpumemnet["median"], abs=5e-4)
     assert [row["rule"] for row in kept["ladder"]["rungs"]] == list(RUNGS)
     assert kept["context_mib"] == fitting.context_bytes() // MIB
 
@@ -129,14 +129,14 @@ def test_a_net_of_timm_is_near_its_measured_runs(model, timm, table):
     from memfit.job import Shape
     from memfit.trace.step import Tracing, trace_job
 
-    runs = [one for one in table if one.model == model]
-    traced = trace_net(model, [one.batch for one in runs])
+    runs = [run for run in table if run.model == model]
+    traced = trace_net(model, [run.batch for run in runs])
     assert traced.derives
-    for one in runs:
-        found = predict(one, traced.at(one.batch), fitting.context_bytes())
-        assert one.label == "ran"
-        assert found.fits
-        assert found.error == pytest.approx(0, abs=0.03)
+    for run in runs:
+        prediction = predict(run, traced.at(run.batch), fitting.context_bytes())
+        assert run.label == "ran"
+        assert prediction.fits
+        assert prediction.error == pytest.approx(0, abs=0.03)
     rows = dict(zip(RUNGS, rungs(runs[0], traced.at(8)), strict=True))
     assert rows["+ prefetcher's stream"] > rows["+ cache emptied by plan searches"]
     from bench.accuracy_parts.timm_job import Timm
@@ -157,12 +157,12 @@ def test_any_table_with_these_columns_is_answered_and_a_net_that_fails_is_named(
     again = [*command, "--cache", tmp_path / "cache"]
     done = subprocess.run(again, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    told = json.loads(out.read_text())
+    answer = json.loads(out.read_text())
     wanted = {"runs", "median", "mean", "p95", "worst_under", "fits_right", "coverage"}
-    assert wanted <= told["gpumemnet"].keys()
-    assert told["gpumemnet"]["runs"] == 2
-    assert list(told["not_traced"]) == ["resnet_of_nobody"]
-    assert {row[1] for row in told["rows"]} == {1, 4}
+    assert wanted <= answer["gpumemnet"].keys()
+    assert answer["gpumemnet"]["runs"] == 2
+    assert list(answer["not_traced"]) == ["resnet_of_nobody"]
+    assert {row[1] for row in answer["rows"]} == {1, 4}
     assert (tmp_path / "cache" / "resnet10t.npz").exists()
     assert subprocess.run([*command, "--data", tmp_path / "no.csv"], capture_output=True, check=False).returncode == 2
 

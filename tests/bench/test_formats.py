@@ -57,10 +57,10 @@ def test_shares_of_what_ran_and_what_failed():
         fit((False, "no", 1.2), (True, "yes", 0.8)),
         fit((True, "yes", 0.1), None),
     ]
-    found = timm_fits.statistics(rows)
-    assert (found["rows"], found["failed_rows"], found["ran_fits"]) == (4, 3, 0.75)
-    assert (found["failed_does_not"], found["close"]) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
-    assert (found["clear_wrong"], found["clear_verdicts"]) == (pytest.approx(2 / 5), 5)
+    figures = timm_fits.statistics(rows)
+    assert (figures["rows"], figures["failed_rows"], figures["ran_fits"]) == (4, 3, 0.75)
+    assert (figures["failed_does_not"], figures["close"]) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
+    assert (figures["clear_wrong"], figures["clear_verdicts"]) == (pytest.approx(2 / 5), 5)
 
 
 def test_kernels_are_loaded_at_once_before_cuda_11_7_and_gradients_are_zeroed_before_torch_2(tmp_path):
@@ -97,11 +97,11 @@ def test_the_context_is_in_no_difference_of_readings_but_is_not_free(tmp_path):
 def test_every_estimator_is_judged_on_the_runs_that_it_has_an_estimate_for(tmp_path):
     (run,) = xmem.read(table(tmp_path / "t.csv", list(XMEM), XMEM))
     good = xmem.XmemAnswer(run=run, net_kind="k", predicted=990, low=900, high=1100, fits=True, verdict="yes")
-    found = xmem.statistics([good])
-    assert (found["rows"], found["xmem_rows"], found["llmem_rows"]) == (1, 1, 0)
-    assert found["memfit_median"] == pytest.approx(0.01)
-    assert found["xmem_median"] == pytest.approx(0.1)
-    assert found["llmem_median"] is None
+    figures = xmem.statistics([good])
+    assert (figures["rows"], figures["xmem_rows"], figures["llmem_rows"]) == (1, 1, 0)
+    assert figures["memfit_median"] == pytest.approx(0.01)
+    assert figures["xmem_median"] == pytest.approx(0.1)
+    assert figures["llmem_median"] is None
 
 
 def test_recipes_name_the_loops_of_their_rows_and_other_rows_are_counted(tmp_path):
@@ -180,8 +180,8 @@ def test_before_torch_2_gradients_are_never_freed(monkeypatch):
 
 
 def test_estimates_by_parameters_count_each_parameter_once(monkeypatch):
-    found = estimators.by_parameters(traced(monkeypatch))
-    assert found == {"parameters_x_16": 1 << 20, "accelerate": 1 << 20, "deepspeed_zero2": 20 << 16}
+    result = estimators.by_parameters(traced(monkeypatch))
+    assert result == {"parameters_x_16": 1 << 20, "accelerate": 1 << 20, "deepspeed_zero2": 20 << 16}
 
 
 def test_bf16_attention_on_a_t4_is_the_math_kernel_s_and_fp16_the_efficient_one_s():
@@ -205,8 +205,8 @@ def test_results_are_there_after_each_net_and_a_net_that_fails_is_named(tmp_path
 
     monkeypatch.setattr(timm_fits, "answers", answers)
     noted = []
-    found = [judged.as_json() for judged in formats.judge(path, None, 0, 0, noted.append)]
-    assert len(found) == 3
-    assert found[-1]["timm_amp"]["rows"] == 2
-    assert found[-1]["not_traced"] == {"b": "no such net"}
+    collected = [judged.as_json() for judged in formats.judge(path, None, 0, 0, noted.append)]
+    assert len(collected) == 3
+    assert collected[-1]["timm_amp"]["rows"] == 2
+    assert collected[-1]["not_traced"] == {"b": "no such net"}
     assert noted == ["not traced: b: no such net"]

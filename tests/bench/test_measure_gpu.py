@@ -20,20 +20,20 @@ STEP = Measured(
 
 
 def test_there_are_forty_configurations_of_every_kind_and_none_twice():
-    found = measure_gpu.configurations("h200", "1")
-    assert len(found) >= 40
-    assert len({measure_gpu._key(one) for one in found}) == len(found)
-    assert {one.precision for one in found} == {"fp32", "bf16", "fp16"}
-    assert {one.checkpoint for one in found} == {"none", "all"}
-    assert {"fused", "foreach"} <= {one.settings.get("implementation", "foreach") for one in found}
-    assert [one.micro_batch for one in measure_gpu.growing(found[0])] == list(measure_gpu.SIZES)
+    steps = measure_gpu.configurations("h200", "1")
+    assert len(steps) >= 40
+    assert len({measure_gpu._key(step) for step in steps}) == len(steps)
+    assert {step.precision for step in steps} == {"fp32", "bf16", "fp16"}
+    assert {step.checkpoint for step in steps} == {"none", "all"}
+    assert {"fused", "foreach"} <= {step.settings.get("implementation", "foreach") for step in steps}
+    assert [step.micro_batch for step in measure_gpu.growing(steps[0])] == list(measure_gpu.SIZES)
 
 
 def test_every_job_of_the_list_loads_with_its_settings():
     from memfit.loading import load_job
 
-    for one in measure_gpu.configurations("h200", "1"):
-        assert load_job(one.job, one.settings).settings()
+    for configuration in measure_gpu.configurations("h200", "1"):
+        assert load_job(configuration.job, configuration.settings).settings()
 
 
 def test_a_step_on_this_cpu_takes_what_is_predicted(tmp_path):
@@ -47,8 +47,8 @@ def test_a_step_on_this_cpu_takes_what_is_predicted(tmp_path):
 
     import rich.console
 
-    found = measured(path.parent, rich.console.Console(quiet=True))
-    assert [abs(one["allocated_error"]) < 0.02 for one in found] == [True, True]
+    result = measured(path.parent, rich.console.Console(quiet=True))
+    assert [abs(item["allocated_error"]) < 0.02 for item in result] == [True, True]
     assert beside(rows[0])["reserved_error"] is None
 
 
@@ -56,9 +56,9 @@ def test_what_is_in_the_file_is_not_run_again_and_sizes_grow_until_memory_is_sho
     """The process that would need a card is replaced: it runs out of memory at 64."""
     ran = []
 
-    def pretend(one):
-        ran.append(one.micro_batch)
-        return replace(one, ok=one.micro_batch < 64, allocated_bytes=one.micro_batch)
+    def pretend(item):
+        ran.append(item.micro_batch)
+        return replace(item, ok=item.micro_batch < 64, allocated_bytes=item.micro_batch)
 
     monkeypatch.setattr(measure_gpu, "in_a_process", pretend)
     wanted = [replace(STEP, job="gpt_sovits/s1", micro_batch=1)]
@@ -96,16 +96,16 @@ def test_overheads_are_what_each_stage_adds_and_a_stage_that_fails_says_why():
     def fail():
         raise RuntimeError("no bf16 here\nand more")
 
-    found = gpu_overheads.measure(
+    measured = gpu_overheads.measure(
         {"context": lambda: load(50), "bf16": fail, "nccl": lambda: load(7)}, lambda: used[0]
     )  # fmt: skip
-    assert found == {"context": 50, "bf16": "RuntimeError: no bf16 here", "nccl": 7}
+    assert measured == {"context": 50, "bf16": "RuntimeError: no bf16 here", "nccl": 7}
 
 
 def test_every_stage_but_the_communicator_runs_on_this_cpu_too():
-    found = gpu_overheads.measure(gpu_overheads.stages(torch.device("cpu")), lambda: 0)
-    assert set(found.values()) == {0}
-    assert {"products fp16", "convolutions bf16", "attention fp32", "optimizer"} <= found.keys()
+    measured = gpu_overheads.measure(gpu_overheads.stages(torch.device("cpu")), lambda: 0)
+    assert set(measured.values()) == {0}
+    assert {"products fp16", "convolutions bf16", "attention fp32", "optimizer"} <= measured.keys()
 
 
 def test_overheads_are_measured_once(tmp_path, monkeypatch):

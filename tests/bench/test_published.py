@@ -33,13 +33,13 @@ def test_musetalk_is_shown_on_one_rank_on_two_and_on_eight():
 
 def test_latentsync_on_24_gb():
     """Training fits; what fails, from some length on, is 1 GiB in the decoder's last up block; the policy ends that."""
-    found, card = RESULTS["validation"], find_device("rtx4090")
-    assert found["fails_from"] == found["longest_that_fits"] + 16
-    assert found["largest_request_bytes"] == found["asks_for_bytes"] == 2**30
-    assert found["largest_request_module"].startswith("vae.decoder.up_blocks.3")
-    assert found["module"].startswith("vae.decoder.up_blocks")
-    assert len(set(found["with_policy"].values())) == 1
-    assert max(found["with_policy"].values()) < card.usable_bytes
+    answer, card = RESULTS["validation"], find_device("rtx4090")
+    assert answer["fails_from"] == answer["longest_that_fits"] + 16
+    assert answer["largest_request_bytes"] == answer["asks_for_bytes"] == 2**30
+    assert answer["largest_request_module"].startswith("vae.decoder.up_blocks.3")
+    assert answer["module"].startswith("vae.decoder.up_blocks")
+    assert len(set(answer["with_policy"].values())) == 1
+    assert max(answer["with_policy"].values()) < card.usable_bytes
     (state,) = [row for row in RESULTS["rows"] if row["kind"] == "state"]
     assert state["predicted_bytes"] / 2**30 == pytest.approx(15.83, abs=0.005)
 
@@ -85,19 +85,19 @@ def test_zero2_on_four_ranks():
         parts=("setup", "forward", "backward", "optimizer"),
         phases=(("setup", 0, 1), ("train", 1, 6)),
     )
-    found = zero2(trace, 4, 100)
-    assert found.nbytes.tolist()[:5] == [400, 1000, 100, 200, 100]
-    assert set(found.nbytes.tolist()[5:]) == {4 * REDUCE_BUCKET_ELEMENTS}
-    live = np.cumsum(found.kind.astype(np.int64) * found.nbytes[found.storage])
+    events = zero2(trace, 4, 100)
+    assert events.nbytes.tolist()[:5] == [400, 1000, 100, 200, 100]
+    assert set(events.nbytes.tolist()[5:]) == {4 * REDUCE_BUCKET_ELEMENTS}
+    live = np.cumsum(events.kind.astype(np.int64) * events.nbytes[events.storage])
     assert live[-1] == 400 + 100 + 200
     assert live.max() == 400 + 100 + 1000 + 4 * REDUCE_BUCKET_ELEMENTS + 100
-    assert found.phases[1][2] == len(found.kind)
+    assert events.phases[1][2] == len(events.kind)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("job", ["f5_tts/base", "musetalk/stage1"])
 def test_results_are_what_is_predicted_now(job):
-    figure = next(one for one in FIGURES if one["job"] == job)
+    figure = next(item for item in FIGURES if item["job"] == job)
     again = [row.predicted_bytes for row in published.rows(figure)]
     kept = [r for r in RESULTS["rows"] if (r["job"], r["micro_batch"]) == (job, figure["micro_batch"])]
     assert again == [row["predicted_bytes"] for row in kept]

@@ -15,10 +15,10 @@ Run = Callable[..., tuple[int, str, str]]
 """Runs one command line: (exit code, standard output, standard error)."""
 
 
-def is_one_line(found: tuple[int, str, str], *words: str) -> None:
+def is_one_line(result: tuple[int, str, str], *words: str) -> None:
     """Asserts a user's mistake: ``memfit: SEEN: WHY; WRITE`` on standard error alone, exit code 2."""
-    code, out, err = found
-    assert (code, out) == (2, ""), found
+    code, out, err = result
+    assert (code, out) == (2, ""), result
     assert err.startswith("memfit: ")
     assert err.count("\n") == 1
     assert ": " in err.removeprefix("memfit: ")

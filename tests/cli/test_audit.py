@@ -19,8 +19,8 @@ def memfit(*arguments, **environment):
 def test_a_fault_is_exit_code_4_and_one_json_object() -> None:
     done = memfit(f"{TARGETS}/faults/of_systems.py:sovits_s1", "--world-sizes", "1,2,3", "--json")
     assert done.returncode == 4
-    found = json.loads(done.stdout)
-    assert {finding["code"] for finding in found["findings"]} == {"double-sharding"}
+    answer = json.loads(done.stdout)
+    assert {finding["code"] for finding in answer["findings"]} == {"double-sharding"}
 
 
 def test_what_is_right_is_exit_code_0_and_fits_80_columns_without_colour() -> None:

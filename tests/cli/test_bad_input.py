@@ -201,18 +201,18 @@ def test_specs(run: Run, spec: str, words: str) -> None:
 
 
 def test_a_module_that_cannot_be_recomputed(run: Run) -> None:
-    found = run("predict", f"{JOBS}:CheckpointsNothing", "--device", "cpu", "--checkpoint", "all")
-    is_one_line(found, "module 'net.blocks.0'", "no such module")
+    answer = run("predict", f"{JOBS}:CheckpointsNothing", "--device", "cpu", "--checkpoint", "all")
+    is_one_line(answer, "module 'net.blocks.0'", "no such module")
 
 
 def test_two_losses_whose_units_are_known_too_late(run: Run) -> None:
-    found = run("predict", f"{JOBS}:TwoLosses", "--device", "cpu", "--accumulate", "2")
-    is_one_line(found, "losses one, two", "write units(self, batch)")
+    answer = run("predict", f"{JOBS}:TwoLosses", "--device", "cpu", "--accumulate", "2")
+    is_one_line(answer, "losses one, two", "write units(self, batch)")
 
 
 def test_a_shape_without_the_length_that_the_job_has(run: Run) -> None:
-    found = run("predict", f"{JOBS}:SampleTooLong", "--device", "cpu", "--shape", "3")
-    is_one_line(found, "--shape 3", "write items x length")
+    answer = run("predict", f"{JOBS}:SampleTooLong", "--device", "cpu", "--shape", "3")
+    is_one_line(answer, "--shape 3", "write items x length")
 
 
 def test_a_job_that_prints_leaves_standard_output_to_the_json(run: Run) -> None:
@@ -234,8 +234,8 @@ def test_an_exception_of_memfits_own_is_a_fault_and_no_mistake() -> None:
 
 
 def test_an_exception_in_a_built_in_job_comes_of_its_settings(run: Run) -> None:
-    found = run("predict", "f5_tts/tiny", "--device", "cpu", "--set", "dim=100")
-    is_one_line(found, "memfit/jobs/", "divisible by groups", "take back what --set changed")
+    answer = run("predict", "f5_tts/tiny", "--device", "cpu", "--set", "dim=100")
+    is_one_line(answer, "memfit/jobs/", "divisible by groups", "take back what --set changed")
 
 
 def test_without_settings_it_is_a_fault_of_memfit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,5 +248,5 @@ def test_without_settings_it_is_a_fault_of_memfit(monkeypatch: pytest.MonkeyPatc
 
 def test_a_mistake_for_real() -> None:
     is_one_line(really("predict", f"{JOBS}:LossOfShapesThatDoNotMatch", "--device", "t4"), "in loss()", "broadcast")
-    found = really("predict", f"{JOBS}:LossRaises", "--device", "rtx4090", "--json")
-    is_one_line(found, f"{JOBS}:", "ValueError: no such")
+    answer = really("predict", f"{JOBS}:LossRaises", "--device", "rtx4090", "--json")
+    is_one_line(answer, f"{JOBS}:", "ValueError: no such")

@@ -102,11 +102,11 @@ def test_a_folder_that_is_a_file(run: Run, tmp_path: Path, plan_file: Path) -> N
 
 def test_resumed_with_another_plan(run: Run, tmp_path: Path, plan: str, plan_file: Path) -> None:
     (tmp_path / "plan.toml").write_text(plan.replace("seed = 0", "seed = 1"))
-    found = run("run", str(plan_file), "--out", str(tmp_path), "--resume")
-    is_one_line(found, "it is not empty, and no run has written into it", "write --out as the folder of the run")
+    answer = run("run", str(plan_file), "--out", str(tmp_path), "--resume")
+    is_one_line(answer, "it is not empty, and no run has written into it", "write --out as the folder of the run")
     (tmp_path / ".memfit-run").touch()
-    found = run("run", str(plan_file), "--out", str(tmp_path), "--resume")
-    is_one_line(found, "its seed is 0", f"{tmp_path}/plan.toml was run with 1", "write another --out")
+    answer = run("run", str(plan_file), "--out", str(tmp_path), "--resume")
+    is_one_line(answer, "its seed is 0", f"{tmp_path}/plan.toml was run with 1", "write another --out")
 
 
 def changed(plan: str, tmp_path: Path, *changes: tuple[str, str]) -> str:
@@ -201,12 +201,12 @@ def test_checkpoints(tmp_path: Path, trained: Path, spoil: Callable[[Path], obje
     spoil(path)
     with pytest.raises(InputError, match=f"checkpoint {path}: it is torn or no checkpoint: .*{words}.*; take another"):
         read_checkpoint(path)
-    found = Checkpoints(tmp_path).newest(said.append)
-    assert found is not None
-    assert found.path == tmp_path / "00000001"
+    checkpoint = Checkpoints(tmp_path).newest(said.append)
+    assert checkpoint is not None
+    assert checkpoint.path == tmp_path / "00000001"
     assert len(said) == 2
     assert words in said[0]
-    assert f"going on from window 2, with {found.path}" in said[1]
+    assert f"going on from window 2, with {checkpoint.path}" in said[1]
 
 
 def test_a_checkpoint_of_another_job(trained: Path) -> None:
@@ -229,8 +229,8 @@ def test_a_torn_checkpoint_for_real(tmp_path: Path, trained: Path, plan_file: Pa
         if other.name != "00000002":
             shutil.rmtree(other)
     CHECKPOINTS["torn"][0](folder / "checkpoints" / "00000002")
-    found = really("run", str(plan_file), "--out", str(folder), "--resume", "--windows", "3", "--json")
-    is_one_line(found, "checkpoints ", "00000002: it is torn", "start a new run in another --out")
+    answer = really("run", str(plan_file), "--out", str(folder), "--resume", "--windows", "3", "--json")
+    is_one_line(answer, "checkpoints ", "00000002: it is torn", "start a new run in another --out")
 
 
 REAL = {

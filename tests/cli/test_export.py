@@ -34,9 +34,9 @@ def plan(engine: str = "ddp", **changes) -> Plan:
 
 def free_port() -> int:
     """One of its own: both tools' default is the same for all who use this machine."""
-    with socket.socket() as one:
-        one.bind(("", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return int(listener.getsockname()[1])
 
 
 def exported(made: Plan, to: str):
@@ -58,39 +58,39 @@ def started(made: Plan, to: str, tmp_path: Path, *words: str) -> list[dict]:
         ["sh", "-c", command], capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = [json.loads(line.partition("GIVEN ")[2]) for line in done.stdout.splitlines() if "GIVEN " in line]
-    assert sorted(one["RANK"] for one in found) == list(range(len(made.micro_batches)))
-    return sorted(found, key=lambda one: one["RANK"])
+    collected = [json.loads(line.partition("GIVEN ")[2]) for line in done.stdout.splitlines() if "GIVEN " in line]
+    assert sorted(item["RANK"] for item in collected) == list(range(len(made.micro_batches)))
+    return sorted(collected, key=lambda item: item["RANK"])
 
 
 def test_torchrun_gives_each_rank_its_own_sizes(tmp_path):
-    zero, one = started(plan(micro_batches=[[5, 4], [5, 2]]), "torchrun", tmp_path)
-    assert (zero["mine"], one["mine"], zero["world"]) == ([5, 4], [5, 2], 2)
+    rank_0, rank_1 = started(plan(micro_batches=[[5, 4], [5, 2]]), "torchrun", tmp_path)
+    assert (rank_0["mine"], rank_1["mine"], rank_0["world"]) == ([5, 4], [5, 2], 2)
 
 
 def test_accelerate_starts_as_many_processes(tmp_path):
-    for one in started(plan(), "accelerate", tmp_path):
-        assert (one["processes"], one["kind"], one["precision"]) == (2, "MULTI_CPU", "no")
+    for rank in started(plan(), "accelerate", tmp_path):
+        assert (rank["processes"], rank["kind"], rank["precision"]) == (2, "MULTI_CPU", "no")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["fsdp2", "zero2"])
 def test_accelerate_takes_the_plans_sharding(engine, tmp_path):
-    for one in started(plan(engine, job="testing/nets.py:Transformer"), "accelerate", tmp_path):
-        assert one["processes"] == 2
+    for rank in started(plan(engine, job="testing/nets.py:Transformer"), "accelerate", tmp_path):
+        assert rank["processes"] == 2
         if engine == "fsdp2":
-            assert (one["fsdp"], one["gathered"]) == ("2", "DiTBlock")
+            assert (rank["fsdp"], rank["gathered"]) == ("2", "DiTBlock")
         else:
-            assert (one["stage"], one["accumulation"]) == ("2", "2")
+            assert (rank["stage"], rank["accumulation"]) == ("2", "2")
 
 
 @pytest.mark.slow
 def test_deepspeed_reads_batch_accumulation_and_stage(tmp_path):
     pytest.importorskip("deepspeed")
-    for one in started(plan("zero2"), "deepspeed", tmp_path):
-        assert one["WORLD_SIZE"] == 2
-        assert (one["train_batch_size"], one["micro_batch"], one["accumulation"]) == (16, 4, 2)
-        assert (one["stage"], one["clip"]) == (2, 1.0)
+    for rank in started(plan("zero2"), "deepspeed", tmp_path):
+        assert rank["WORLD_SIZE"] == 2
+        assert (rank["train_batch_size"], rank["micro_batch"], rank["accumulation"]) == (16, 4, 2)
+        assert (rank["stage"], rank["clip"]) == (2, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -104,17 +104,17 @@ def test_deepspeed_reads_batch_accumulation_and_stage(tmp_path):
 )
 def test_micro_batches_are_equal_and_none_is_larger_than_planned(sizes, micro, expected):
     made = plan(micro_batches=sizes, micro_batch=micro, global_batch=sum(map(sum, sizes)))
-    found = equal(made, load_job(JOB, {}))
-    assert (found.global_batch, found.micro_batch, found.accumulation) == expected
-    assert found.global_batch == len(sizes) * found.micro_batch * found.accumulation
+    result = equal(made, load_job(JOB, {}))
+    assert (result.global_batch, result.micro_batch, result.accumulation) == expected
+    assert result.global_batch == len(sizes) * result.micro_batch * result.accumulation
 
 
 def test_what_a_tool_cannot_say_is_named_with_the_formula():
-    found = exported(plan(checkpointing={"net.0": "full"}, implementation="fused"), "deepspeed").left_out
-    assert "sum_of_losses / N * 2 * 2" in found["normalisation by units"]
-    assert "[5, 3]" in found["short last micro-batch"]
-    assert '"net.0": "full"' in found["checkpointing by module"]
-    assert "fused" in found["optimizer's kernels"]
+    left_out = exported(plan(checkpointing={"net.0": "full"}, implementation="fused"), "deepspeed").left_out
+    assert "sum_of_losses / N * 2 * 2" in left_out["normalisation by units"]
+    assert "[5, 3]" in left_out["short last micro-batch"]
+    assert '"net.0": "full"' in left_out["checkpointing by module"]
+    assert "fused" in left_out["optimizer's kernels"]
     assert exported(plan(), "torchrun").left_out["normalisation by units"].count("*") == 1
     even = plan(micro_batches=[[4, 4], [4, 4]], micro_batch=4)
     assert set(exported(even, "deepspeed").left_out) == {"normalisation by units"}
@@ -126,10 +126,10 @@ def test_frames_are_counted_as_whole_micro_batches():
     made = plan(
         job="f5_tts/tiny", unit="frames", global_batch=1500, micro_batch=400, micro_batches=[[400, 350], [400, 350]]
     )
-    found = exported(made, "deepspeed")
-    assert json.loads(found.text)["train_batch_size"] == 4
-    assert "at most 400 frames" in found.left_out["variable length"]
-    assert "LengthBatchSampler" in found.left_out["variable length"]
+    result = exported(made, "deepspeed")
+    assert json.loads(result.text)["train_batch_size"] == 4
+    assert "at most 400 frames" in result.left_out["variable length"]
+    assert "LengthBatchSampler" in result.left_out["variable length"]
 
 
 def test_several_optimizers_are_named_for_deepspeed():

@@ -18,34 +18,34 @@ FULL = Path("/dev/full")
 
 def test_a_verb_whose_reader_has_left_ends_quietly():
     script = f'{" ".join(DEVICES)} | true; codes=("${{PIPESTATUS[@]}}"); exit ${{codes[0]}}'
-    found = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
-    assert (found.returncode, found.stderr) == (0, "")
+    answer = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (answer.returncode, answer.stderr) == (0, "")
 
 
 def test_what_is_read_is_complete():
     complete = subprocess.run(DEVICES, capture_output=True, text=True, check=True, cwd=ROOT)
     script = f"{' '.join(DEVICES)} | head -n 2"
-    found = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert found.stdout == "".join(complete.stdout.splitlines(keepends=True)[:2])
+    answer = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert answer.stdout == "".join(complete.stdout.splitlines(keepends=True)[:2])
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="no device that is always full")
 @pytest.mark.parametrize("more", [[], ["--json"]])
 def test_a_full_disk_is_one_line(more):
     with FULL.open("w") as full:
-        found = subprocess.run(DEVICES + more, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT)
-    assert found.returncode == 2
-    assert found.stderr.startswith("memfit: standard output: cannot be written: No space left on device; ")
-    assert found.stderr.count("\n") == 1
+        answer = subprocess.run(DEVICES + more, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+    assert answer.returncode == 2
+    assert answer.stderr.startswith("memfit: standard output: cannot be written: No space left on device; ")
+    assert answer.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_a_narrow_encoding_gets_plain_characters(encoding):
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0", "OMP_NUM_THREADS": "1"}
     ask = [sys.executable, "-m", "memfit", "predict", "tests/cli/wrong_jobs.py:Right", "--device", "cpu"]
-    found = subprocess.run(ask, capture_output=True, check=False, cwd=ROOT, env=environment)
-    assert (found.returncode, found.stderr) == (0, b"")
-    assert b"#" in found.stdout
+    answer = subprocess.run(ask, capture_output=True, check=False, cwd=ROOT, env=environment)
+    assert (answer.returncode, answer.stderr) == (0, b"")
+    assert b"#" in answer.stdout
 
 
 def test_a_complaint_that_nobody_can_read_is_no_fault(monkeypatch):

@@ -22,20 +22,20 @@ def alone():
 
 
 def test_a_thousand_ranks_in_a_minute(alone):
-    found = predicted("--engine", "fsdp2", "--world", "1024")
-    assert found["seconds"] < 60
-    assert (found["engine"], found["world"], found["rank"]) == ("fsdp2", 1024, 0)
-    saved, whole = found["phases"]["save"]["categories"], alone["phases"]["save"]["categories"]
-    assert saved["optimizer"] < whole["optimizer"] / 50
-    assert found["phases"]["train"]["categories"]["communication"] > 0
+    answer = predicted("--engine", "fsdp2", "--world", "1024")
+    assert answer["seconds"] < 60
+    assert (answer["engine"], answer["world"], answer["rank"]) == ("fsdp2", 1024, 0)
+    saved, undisturbed = answer["phases"]["save"]["categories"], alone["phases"]["save"]["categories"]
+    assert saved["optimizer"] < undisturbed["optimizer"] / 50
+    assert answer["phases"]["train"]["categories"]["communication"] > 0
 
 
 def test_replicas_hold_everything_and_a_buffer_for_their_gradients(alone):
-    found = predicted("--engine", "ddp", "--world", "2", "--rank", "1")
-    assert found["rank"] == 1
-    assert found["phases"]["save"]["categories"] == alone["phases"]["save"]["categories"]
+    answer = predicted("--engine", "ddp", "--world", "2", "--rank", "1")
+    assert answer["rank"] == 1
+    assert answer["phases"]["save"]["categories"] == alone["phases"]["save"]["categories"]
     process = [
-        one["phases"]["train"]["process_bytes"] - one["phases"]["train"]["reserved_bytes"] for one in (found, alone)
+        item["phases"]["train"]["process_bytes"] - item["phases"]["train"]["reserved_bytes"] for item in (answer, alone)
     ]
     assert process[0] > process[1], "NCCL's buffers lie outside of the allocator"
 

@@ -28,21 +28,21 @@ def test_predict_writes_traces_and_a_snapshot_under_the_cards_memory(tmp_path, c
     predict = ["predict", JOB, "--micro-batch", "640", "--device", "rtx4090", "--memory", "450MiB", "--json"]
     files = [tmp_path / name for name in ("t.json", "t.npz", "s.pickle")]
     assert left_with(*predict, "--trace", str(files[0]), "--snapshot", str(files[2])) == 3
-    found = json.loads(capsys.readouterr().out)
-    assert found["failed_request"]
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["failed_request"]
     assert json.loads(files[0].read_text())["traceEvents"]
     (entries,) = pickle.loads(files[2].read_bytes())["device_traces"]
-    assert (entries[-1]["action"], entries[-1]["size"]) == ("oom", found["failed_request"]["bytes"])
+    assert (entries[-1]["action"], entries[-1]["size"]) == ("oom", answer["failed_request"]["bytes"])
     assert left_with(*predict, "--trace", str(files[1])) == 3
     capsys.readouterr()
     assert left_with("report", str(files[1]), "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told == {
+    result = json.loads(capsys.readouterr().out)
+    assert result == {
         "report": str(tmp_path / "t.html"),
-        "verdict": told["verdict"],
+        "verdict": result["verdict"],
         "bytes": (tmp_path / "t.html").stat().st_size,
     }
-    assert found["failed_request"]["phase"] in told["verdict"]
+    assert answer["failed_request"]["phase"] in result["verdict"]
 
 
 def test_another_ending_of_a_trace_is_one_line(tmp_path, capsys) -> None:

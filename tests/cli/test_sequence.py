@@ -70,6 +70,8 @@ def test_windows_of_several_micro_batches(tmp_path):
 def test_what_cannot_be_replayed_is_refused(tmp_path, monkeypatch, options, seen):
     (tmp_path / "shapes.txt").write_text("2x64\n")
     (tmp_path / "items.txt").write_text("3\n")
-    done = ask("--micro-batch", "64", *[str(tmp_path / one) if one.endswith(".txt") else one for one in options])
+    done = ask(
+        "--micro-batch", "64", *[str(tmp_path / option) if option.endswith(".txt") else option for option in options]
+    )
     assert isinstance(done.exception, InputError)
     assert str(done.exception).startswith(seen)

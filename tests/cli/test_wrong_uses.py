@@ -35,8 +35,8 @@ def fault_of(arguments: list[str]) -> str:
 
 
 def check(uses: list[Use]) -> None:
-    found = {name: fault for name, arguments in uses if (fault := fault_of(arguments))}
-    assert not found, "\n".join(f"{name}: {fault}" for name, fault in found.items())
+    by_name = {name: fault for name, arguments in uses if (fault := fault_of(arguments))}
+    assert not by_name, "\n".join(f"{name}: {fault}" for name, fault in by_name.items())
 
 
 @pytest.fixture

@@ -85,8 +85,8 @@ def wrong_options() -> Iterator[Use]:
                         at = base.index(name)
                         base = base[:at] + base[at + 2 :]
                     asked = [name, text]
-                    whole = [*asked, *base] if base[:1] == ["--"] else [*base, *asked]
-                    yield f"{verb} {name} {text!r}", [verb, *whole]
+                    complete = [*asked, *base] if base[:1] == ["--"] else [*base, *asked]
+                    yield f"{verb} {name} {text!r}", [verb, *complete]
 
 
 def wrong_jobs(folder: Path) -> Iterator[Use]:

@@ -93,12 +93,12 @@ EXPECTED = {name: kind for kind, names in KINDS.items() for name in names.split(
 def test_output_types(gpu, low, given):
     x = torch.randn(2, 8, 16, 16, device=gpu.device, dtype=given)
     with torch.autocast(NAME, dtype=low):
-        found = {name: run(name, x).dtype for name in EXPECTED}
+        by_name = {name: run(name, x).dtype for name in EXPECTED}
     types = {LOW: low, FULL: torch.float32, SAME: given}
     expected = {name: types[kind] for name, kind in EXPECTED.items()}
     if not has_kernel("aten::rms_norm", DispatchKey.AutocastCUDA):  # CUDA's list has it from torch 2.12 on
         expected["rms_norm"] = given
-    assert found == expected
+    assert by_name == expected
 
 
 @pytest.mark.parametrize("low", HALF)

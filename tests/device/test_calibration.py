@@ -73,8 +73,8 @@ def test_a_file_that_is_not_ours_counts_as_none_and_is_replaced(text):
 def test_rates_of_another_version_are_not_read():
     keep_rates(MEASURED)
     kept = json.loads((cache_folder() / FILE).read_text())
-    for one in kept["rates"].values():
-        one["another_figure"] = 1
+    for rate in kept["rates"].values():
+        rate["another_figure"] = 1
     (cache_folder() / FILE).write_text(json.dumps(kept))
     assert rates() is None
 

@@ -59,9 +59,9 @@ def test_a_search_and_its_workspace_lie_between_the_gradients_of_input_and_weigh
     pointwise, spatial = rows[0], rows[2]
 
     def events(row):
-        found = np.flatnonzero(trace.operator == row)
+        result = np.flatnonzero(trace.operator == row)
         return [
-            (int(trace.kind[e]), int(trace.nbytes[trace.storage[e]]) if trace.storage[e] >= 0 else 0) for e in found
+            (int(trace.kind[e]), int(trace.nbytes[trace.storage[e]]) if trace.storage[e] >= 0 else 0) for e in result
         ]
 
     image = 4 * 16 * 32 * 32 * 4

@@ -44,7 +44,7 @@ def described(call, device):
         (
             tuple(out.shape), out.stride(), out.storage_offset(), out.dtype, out is a, out.is_conj(),
             out.untyped_storage().nbytes(),
-            [out.untyped_storage()._cdata == one.untyped_storage()._cdata for one in (a, b)],
+            [out.untyped_storage()._cdata == item.untyped_storage()._cdata for item in (a, b)],
         )
         for out in tree_leaves(call(a, b))
     ]  # fmt: skip

@@ -86,7 +86,7 @@ def test_grouped_products_have_the_shapes_and_strides_of_a_real_run(dtype):
         rows, weights, more = (torch.ones(*s, dtype=dtype) for s in ((16, 8), (2, 8, 24), (16, 40)))
         ends = torch.tensor([6, 16], dtype=torch.int32)
         made = torch._grouped_mm(rows, weights, offs=ends), torch._grouped_mm(rows.t(), more, offs=ends)
-        return [(tuple(one.shape), one.stride(), one.dtype) for one in made]
+        return [(tuple(item.shape), item.stride(), item.dtype) for item in made]
 
     real = products()
     with virtual_cpu():

@@ -171,8 +171,8 @@ def test_a_recomputed_forward_makes_its_tensors_on_the_card(gpu, way):
 
     weight = torch.ones(4, device="cuda", requires_grad=True)
     loss = checkpoint(masked, weight * 2, use_reentrant=False).sum()
-    found = torch.autograd.grad(loss, weight)[0] if way == "grad" else (loss.backward(), weight.grad)[1]
-    assert found.is_cuda
+    result = torch.autograd.grad(loss, weight)[0] if way == "grad" else (loss.backward(), weight.grad)[1]
+    assert result.is_cuda
 
 
 def test_code_outside_of_torch_sees_cuda(gpu):
@@ -252,7 +252,7 @@ def test_ctc_loss_takes_the_widest_target(gpu, where):
     lengths = [torch.full((4,), length, device=where) for length in (50, 10)]
     nn.functional.ctc_loss(log_probs.log_softmax(2), targets, *lengths).backward()
     assert log_probs.grad.shape == (50, 4, 20)
-    assert "targets of 10" in [one.answer for one in gpu.assumptions]
+    assert "targets of 10" in [assumption.answer for assumption in gpu.assumptions]
 
 
 def test_unique_gives_as_many_as_there_can_be(gpu):

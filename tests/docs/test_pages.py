@@ -54,13 +54,13 @@ def test_a_result_names_the_command_that_wrote_it_whole(path: Path) -> None:
     if path.is_dir():
         assert path == EARLIER
         return
-    found = json.loads(path.read_text())
-    assert path.stem in found["command"]
+    answer = json.loads(path.read_text())
+    assert path.stem in answer["command"]
     if path.stem not in OWN_HEADER:
-        assert list(found)[: len(HEADER)] == list(HEADER)
+        assert list(answer)[: len(HEADER)] == list(HEADER)
         script = SCRIPTS.get(path.stem, path.stem)
-        assert re.fullmatch(rf"python -m bench\.{script}\b.*", found["command"])
-        assert not found["commit"].endswith("-dirty")
+        assert re.fullmatch(rf"python -m bench\.{script}\b.*", answer["command"])
+        assert not answer["commit"].endswith("-dirty")
 
 
 SCRIPTS = {"timm_amp": "accuracy", "xmem": "accuracy", "recipes": "accuracy"}

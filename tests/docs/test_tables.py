@@ -71,9 +71,9 @@ def test_a_result_from_before_is_shown_as_it_was_printed() -> None:
 def test_a_result_is_written_with_its_command_and_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["/x/bench/kills.py", "--kills", "3", "--json", "k.json", "--seed", "a b"])
     result_file.write_result(tmp_path / "kills.json", {"writing": {}})
-    found = json.loads((tmp_path / "kills.json").read_text())
-    assert tuple(found) == (*result_file.HEADER, "writing")
-    assert found["command"] == "python -m bench.kills --kills 3 --seed 'a b'"
-    assert found["versions"]["torch"]
+    answer = json.loads((tmp_path / "kills.json").read_text())
+    assert tuple(answer) == (*result_file.HEADER, "writing")
+    assert answer["command"] == "python -m bench.kills --kills 3 --seed 'a b'"
+    assert answer["versions"]["torch"]
     assert result_file.target(None, complete=False) is None
     assert result_file.target(None) == result_file.RESULTS / "kills.json"

@@ -170,12 +170,12 @@ def main():
     folder = Path(sys.argv[1])
     operators = pickle.loads((folder / OPERATORS).read_bytes())
     with settled():
-        found = {
+        by_name = {
             str(case): measure(case, operators)
             for case in CASES + ZERO_CASES
             if len(sys.argv) < 3 or str(case) in sys.argv[2:]
         }
-    (folder / f"{dist.get_rank()}.pickle").write_bytes(pickle.dumps(found))
+    (folder / f"{dist.get_rank()}.pickle").write_bytes(pickle.dumps(by_name))
     dist.destroy_process_group()
 
 

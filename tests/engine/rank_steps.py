@@ -98,15 +98,15 @@ def train(case, engine, choices=None):
     micro = [
         micro_batch(train_state.job, parts[i]) if i is not None else idle(train_state.job, parts[0]) for i in numbers
     ]
-    found = []
+    collected = []
     for _ in range(2):
         with recompute(train_state.nets, MODES.get(case, {})):
             result = run_window(train_state, micro)
-        found.append({name: float(value) for name, value in result.losses.items()})
-        found.append({name: float(value) for name, value in result.norms.items() if value is not None})
+        collected.append({name: float(value) for name, value in result.losses.items()})
+        collected.append({name: float(value) for name, value in result.norms.items() if value is not None})
     nets = {**train_state.nets, **{f"average of {name}": net for name, net in train_state.ema.items()}}
     weights = {f"{name}.{key}": whole(value) for name, net in nets.items() for key, value in net.state_dict().items()}
-    return {"weights": weights, "numbers": found}
+    return {"weights": weights, "numbers": collected}
 
 
 def idle(job, part):
@@ -154,9 +154,9 @@ def refusals(engine):
 def main():
     join()
     rank, folder = dist.get_rank(), Path(sys.argv[1])
-    found = {case: train(case, make_engine("fsdp2", CPU, **choices)) for case, (_, _, choices) in CASES.items()}
-    found["refusals"] = refusals(make_engine("fsdp2", CPU))
-    torch.save(found, folder / f"{rank}.pt")
+    by_name = {case: train(case, make_engine("fsdp2", CPU, **choices)) for case, (_, _, choices) in CASES.items()}
+    by_name["refusals"] = refusals(make_engine("fsdp2", CPU))
+    torch.save(by_name, folder / f"{rank}.pt")
     dist.destroy_process_group()
 
 

@@ -190,15 +190,17 @@ def main():
     join()
     rank, folder = dist.get_rank(), Path(sys.argv[1])
     engine = make_engine("ddp", CPU)
-    found = {(case, share): train(case, share, engine, rank) for case in CASES for share in SHARES}
-    found["recovered"] = {
+    by_name = {(case, share): train(case, share, engine, rank) for case in CASES for share in SHARES}
+    by_name["recovered"] = {
         (at, part, times): repeated(engine, at, part, times)
         for at in (0, 1, 2)
         for part in ("forward", "backward")
         for times in (0, 1, 2)
     }
-    found["failures"] = {(at, part): failing(engine, at, part) for at in (1, 2, 3) for part in ("forward", "backward")}
-    torch.save(found, folder / f"{rank}.pt")
+    by_name["failures"] = {
+        (at, part): failing(engine, at, part) for at in (1, 2, 3) for part in ("forward", "backward")
+    }
+    torch.save(by_name, folder / f"{rank}.pt")
     dist.destroy_process_group()
 
 

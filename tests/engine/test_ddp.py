@@ -64,8 +64,8 @@ def test_memory_that_runs_out_on_one_rank_is_a_failure_on_all_before_any_step(ra
 @pytest.mark.parametrize("part", ["forward", "backward"])
 def test_a_window_that_memory_fails_in_is_repeated_on_all_ranks(ranks, at, part):
     undisturbed, once, twice = ([mine["recovered"][at, part, times] for mine in ranks] for times in (0, 1, 2))
-    assert [one["retries"] for one in (*undisturbed, *once, *twice)] == [0] * 3 + [1] * 3 + [2] * 3
-    assert all(one["seconds"] < 10 for one in (*once, *twice))
+    assert [item["retries"] for item in (*undisturbed, *once, *twice)] == [0] * 3 + [1] * 3 + [2] * 3
+    assert all(item["seconds"] < 10 for item in (*once, *twice))
     for mine, ids in zip(once, IDS, strict=True):
         assert mine["ids"] == ids
         assert all(torch.equal(mine["weights"][key], undisturbed[0]["weights"][key]) for key in mine["weights"])

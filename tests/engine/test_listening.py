@@ -41,10 +41,10 @@ def test_two_real_ranks_and_their_launcher_listen_on_loopback_only(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     seen = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    assert [one["world"] for one in seen] == [2, 2]
+    assert [item["world"] for item in seen] == [2, 2]
     assert seen[0]["launcher"], "the store of the launcher is a socket"
-    assert any(one["rank"] for one in seen), "gloo and the store of rank 0 are sockets"
-    addresses = {address for one in seen for address in (*one["rank"], *one["launcher"])}
+    assert any(item["rank"] for item in seen), "gloo and the store of rank 0 are sockets"
+    addresses = {address for item in seen for address in (*item["rank"], *item["launcher"])}
     assert addresses == {LOOPBACK}
 
 

@@ -48,19 +48,21 @@ def compare(cases, world, folder):
     }
 
 
-def check(found, within=0.01):
-    for where, (traced, measured) in found.items():
+def check(result, within=0.01):
+    for where, (traced, measured) in result.items():
         assert traced == pytest.approx(measured, rel=within, abs=64), where
 
 
 @pytest.mark.slow
 def test_every_rank_of_three(tmp_path):
-    found = compare([CASES[number] for number in FAST], 3, tmp_path)
-    assert len(found) == 3 * (2 * 4 + 2 * 3)
-    check(found)
-    for (case, rank, phase), (peak, _) in found.items():
-        assert peak <= found[case, BINDING_RANK, phase][0], (case, rank, phase)
-    uneven = {rank: peak for (case, rank, phase), (peak, _) in found.items() if "fsdp2 gan" in case and phase == "save"}
+    compared = compare([CASES[number] for number in FAST], 3, tmp_path)
+    assert len(compared) == 3 * (2 * 4 + 2 * 3)
+    check(compared)
+    for (case, rank, phase), (peak, _) in compared.items():
+        assert peak <= compared[case, BINDING_RANK, phase][0], (case, rank, phase)
+    uneven = {
+        rank: peak for (case, rank, phase), (peak, _) in compared.items() if "fsdp2 gan" in case and phase == "save"
+    }
     assert uneven[0] > uneven[2], "the last rank's shards are smaller"
 
 
@@ -74,9 +76,9 @@ ZERO = [(case, world) for world in (2, 3) for case in ZERO_CASES]
 
 
 @pytest.mark.parametrize(
-    ("case", "world"), [ZERO[0], *(pytest.param(*one, marks=pytest.mark.slow) for one in ZERO[1:])], ids=str
+    ("case", "world"), [ZERO[0], *(pytest.param(*item, marks=pytest.mark.slow) for item in ZERO[1:])], ids=str
 )
 def test_every_rank_under_zero(case, world, tmp_path):
-    found = compare([case], world, tmp_path)
-    assert len(found) == world * (3 + case.job().validates)
-    check(found, within=0.03)
+    compared = compare([case], world, tmp_path)
+    assert len(compared) == world * (3 + case.job().validates)
+    check(compared, within=0.03)

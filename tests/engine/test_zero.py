@@ -47,20 +47,20 @@ def held(weights, rank, engine):
     return {name: value for name, value in weights.items() if spread or not name.startswith("average of ")}
 
 
-def same(found, expected):
-    assert found.keys() == expected.keys()
+def same(result, expected):
+    assert result.keys() == expected.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(result[name], value, rtol=1e-5, atol=1e-7)
 
 
 def compare(ranks, case):
     name, engine, choices = case
     alone = train(name)
     for rank, mine in enumerate(ranks):
-        found = mine[(name, engine, *choices)]
-        for theirs, ours in zip(found["numbers"], alone["numbers"], strict=True):
+        result = mine[(name, engine, *choices)]
+        for theirs, ours in zip(result["numbers"], alone["numbers"], strict=True):
             assert theirs == pytest.approx(ours, rel=1e-5)
-        same(found["weights"], held(alone["weights"], rank, engine))
+        same(result["weights"], held(alone["weights"], rank, engine))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -90,8 +90,8 @@ def test_every_engine_goes_on_with_what_any_wrote(ranks, folder, writer):
 
 def test_the_same_engine_goes_on_bit_for_bit(ranks):
     for engine in ("zero1", "zero2", "zero3"):
-        found, expected = ranks[0]["loaded", engine, engine], ranks[0]["saved", engine]
-        assert all(torch.equal(found[name], value) for name, value in expected.items()), engine
+        answer, expected = ranks[0]["loaded", engine, engine], ranks[0]["saved", engine]
+        assert all(torch.equal(answer[name], value) for name, value in expected.items()), engine
 
 
 def test_what_cannot_be_carried_is_refused_by_name_and_with_the_engine_to_use(ranks):
@@ -111,10 +111,10 @@ def test_what_cannot_be_carried_is_refused_by_name_and_with_the_engine_to_use(ra
 
 @pytest.mark.parametrize("shape", [(), (7,), (3, 4), (2, 3, 4), (2, 1, 3, 2)])
 def test_a_run_of_elements_is_boxes_in_its_order(shape):
-    whole = torch.arange(math.prod(shape)).view(shape)
-    for start, stop in itertools.combinations(range(whole.numel() + 1), 2):
+    complete = torch.arange(math.prod(shape)).view(shape)
+    for start, stop in itertools.combinations(range(complete.numel() + 1), 2):
         parts = list(boxes(shape, start, stop))
-        cut = [whole[tuple(slice(o, o + s) for o, s in zip(*box, strict=True))].reshape(-1) for box in parts]
+        cut = [complete[tuple(slice(o, o + s) for o, s in zip(*box, strict=True))].reshape(-1) for box in parts]
         assert torch.cat(cut).tolist() == list(range(start, stop))
         assert len(parts) <= max(2 * len(shape) - 1, 1)
 

@@ -131,16 +131,16 @@ def numbers(engine):
 def weights(train_state):
     """Of nets and averages; an average that rank 0 keeps is there alone."""
     nets = {**train_state.nets, **{f"average of {name}": net for name, net in train_state.ema.items()}}
-    found = {f"{n}.{key}": value for n, net in nets.items() for key, value in train_state.engine.weights(net).items()}
-    return {name: value.detach().clone() for name, value in found.items()}
+    by_name = {f"{n}.{key}": value for n, net in nets.items() for key, value in train_state.engine.weights(net).items()}
+    return {name: value.detach().clone() for name, value in by_name.items()}
 
 
 def train(case, engine=None):
     """Losses, norms and weights of three windows."""
     kind, data = JOBS[case]
     train_state = build(kind(), CPU, engine)
-    found = [number for _ in range(3) for number in window(train_state, data)]
-    return {"weights": weights(train_state), "numbers": found}
+    collected = [number for _ in range(3) for number in window(train_state, data)]
+    return {"weights": weights(train_state), "numbers": collected}
 
 
 def saved(engine, folder):
@@ -199,15 +199,15 @@ def refusals(engine):
 def main():
     join()
     rank, folder = dist.get_rank(), Path(sys.argv[1])
-    found = {(case, name, *how): train(case, make_engine(name, CPU, **how)) for case, name, how in CASES}
-    found["refusals"] = {
+    by_name = {(case, name, *how): train(case, make_engine(name, CPU, **how)) for case, name, how in CASES}
+    by_name["refusals"] = {
         name: refusals(lambda name=name: make_engine(name, CPU)) for name in ("zero1", "zero2", "zero3")
     }
     for writer, readers in READERS.items():
-        found["saved", writer] = saved(make_engine(writer, CPU), folder / writer)
+        by_name["saved", writer] = saved(make_engine(writer, CPU), folder / writer)
         for name in readers:
-            found["loaded", writer, name] = loaded(make_engine(name, CPU), folder / writer)
-    torch.save(found, folder / f"{rank}.pt")
+            by_name["loaded", writer, name] = loaded(make_engine(name, CPU), folder / writer)
+    torch.save(by_name, folder / f"{rank}.pt")
     dist.destroy_process_group()
 
 

@@ -79,10 +79,10 @@ def test_a_deep_value_is_read_and_freed() -> None:
 
 
 def test_a_thousand_damaged_snapshots_give_an_answer_or_one_line() -> None:
-    whole, source = pickle.dumps(leaking_snapshot(6), protocol=4), random.Random(0)
+    undisturbed, source = pickle.dumps(leaking_snapshot(6), protocol=4), random.Random(0)
     refused = 0
     for _ in range(1000):
-        data = bytearray(whole)
+        data = bytearray(undisturbed)
         for _ in range(source.randint(1, 6)):
             at = source.randrange(len(data))
             kind = source.randrange(3)

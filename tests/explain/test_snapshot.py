@@ -50,15 +50,15 @@ def test_steps_without_a_leak(tmp_path: Path) -> None:
 
 
 def test_one_step_that_only_grows_is_no_leak(tmp_path: Path) -> None:
-    taken = leaking_snapshot()
-    taken["device_traces"] = [[entry for entry in taken["device_traces"][0] if entry["action"] != "free_completed"]]
-    assert read(tmp_path, taken).growth is None
+    result = leaking_snapshot()
+    result["device_traces"] = [[entry for entry in result["device_traces"][0] if entry["action"] != "free_completed"]]
+    assert read(tmp_path, result).growth is None
 
 
 def test_fragmentation(tmp_path: Path) -> None:
-    taken = leaking_snapshot(leaks=False)
-    taken["device_traces"][0][-1] |= {"size": 80 * MIB, "device_free": 10 * MIB}
-    explanation = explain(read(tmp_path, taken))
+    result = leaking_snapshot(leaks=False)
+    result["device_traces"][0][-1] |= {"size": 80 * MIB, "device_free": 10 * MIB}
+    explanation = explain(read(tmp_path, result))
     assert explanation.cause == "fragmentation"
     change = explanation.changes[0]
     assert (change.name, change.helps, change.saves_bytes) == ("expandable segments", "perhaps", 90 * MIB)
@@ -73,11 +73,11 @@ def test_memfits_own_snapshot_has_its_categories(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_without_frames_says_so(tmp_path: Path) -> None:
-    taken = leaking_snapshot()
-    for segment in taken["segments"]:
+    result = leaking_snapshot()
+    for segment in result["segments"]:
         for block in segment["blocks"]:
             block["frames"] = []
-    explanation = explain(read(tmp_path, taken))
+    explanation = explain(read(tmp_path, result))
     assert any("_record_memory_history" in text for text in explanation.unknown)
 
 

@@ -64,7 +64,7 @@ def test_an_architecture_predicts_plans_runs_and_reports(kind: str, tmp_path: Pa
     kept = predict(job, JOB, Shape(items=ITEMS), cpu, checkpointing={})
     modes = checkpoint_all(job, plain_nets(job))
     recomputed = predict(job, JOB, Shape(items=ITEMS), cpu, checkpointing=modes)
-    peaks = [one.footprint.phases["train"].allocated_bytes for one in (kept, recomputed)]
+    peaks = [item.footprint.phases["train"].allocated_bytes for item in (kept, recomputed)]
     if peaks[1] > peaks[0]:  # a forward that needs much memory, as of linear attention, needs it beside gradients
         assert measured(job, modes) > measured(job, {})
 

@@ -79,11 +79,11 @@ def trained(net: Any, tmp_path: Path, fail_at: set[int], accumulate: int = 2, **
 @pytest.mark.parametrize("fail_at", [{0}, {1}, {2, 7}])
 @pytest.mark.parametrize("kind", [model, Plain])
 def test_a_split_step_ends_with_the_undisturbed_weights(tmp_path: Path, kind: Any, fail_at: set[int]) -> None:
-    whole, cut = kind(), kind()
-    trained(whole, tmp_path, set())
+    undisturbed, cut = kind(), kind()
+    trained(undisturbed, tmp_path, set())
     trainer = trained(cut, tmp_path, fail_at)
     assert trainer.memory_failures == len(fail_at)
-    for first, second in zip(whole.parameters(), cut.parameters(), strict=True):
+    for first, second in zip(undisturbed.parameters(), cut.parameters(), strict=True):
         torch.testing.assert_close(first, second, atol=1e-12, rtol=0)
 
 

@@ -74,10 +74,10 @@ def test_a_split_window_learns_the_same():
         net.zero_grad()
         return flat
 
-    whole = gradients(samples)
+    complete = gradients(samples)
     ragged = gradients(samples[:3], samples[3:6], samples[6:])
     # Times and positions are fp32 inside the double net, the same ones in both.
-    assert (whole - ragged).norm() < 1e-9 * whole.norm()
+    assert (complete - ragged).norm() < 1e-9 * complete.norm()
 
 
 def test_padding_needs_the_attention_mask():

@@ -171,5 +171,5 @@ def test_upstream_wraps_the_nets_on_one_card_too(job, wrapper):
 def test_a_step_takes_what_upstreams_takes(job, micro_batch, accumulated, gib):
     """GiB allocated by upstream's own training scripts on a 24 GB card."""
     device = find_device("rtx4090")
-    found = predict(job, type(job).__name__, Shape(items=micro_batch), device, micro_batches=accumulated)
-    assert found.footprint.phases["train"].allocated_bytes / 2**30 == pytest.approx(gib, abs=0.01)
+    prediction = predict(job, type(job).__name__, Shape(items=micro_batch), device, micro_batches=accumulated)
+    assert prediction.footprint.phases["train"].allocated_bytes / 2**30 == pytest.approx(gib, abs=0.01)

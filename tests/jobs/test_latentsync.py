@@ -47,8 +47,8 @@ def test_a_step_takes_no_decision_on_values(kind):
 def test_granularity_of_checkpointing():
     """Stage 1: 8 + 12 resnets and 6 + 9 attentions; stage 2: 20 motion modules more, and blocks of the other nets."""
     with torch.device("meta"):
-        one, two = Stage1(), Stage2()
-        first, second = one.checkpointable(one.nets()), two.checkpointable(two.nets())
+        item, two = Stage1(), Stage2()
+        first, second = item.checkpointable(item.nets()), two.checkpointable(two.nets())
     assert len(first) == 35
     assert not [path for path in first if "mid_block" in path or "sampler" in path or "conv" in path]
     kinds = {prefix: sum(path.startswith(prefix) for path in second) for prefix in ("unet", "vae", "syncnet", "trepa")}
@@ -93,8 +93,8 @@ def test_a_split_window_learns_the_same():
             losses = job.loss(nets, job.collate(clips[start : start + 2 // split]))
             sum(value / 2 for value, _ in losses.values()).backward()
         gradients.append([p.grad for p in nets["unet"].parameters()])
-    for one, two in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-3)
+    for item, two in zip(*gradients, strict=True):
+        torch.testing.assert_close(item, two, atol=1e-5, rtol=1e-3)
 
 
 def test_validation_paints_only_the_mouth():
@@ -144,13 +144,13 @@ def test_validation_on_the_host_takes_the_same_of_the_device_at_any_length():
 def test_skipped_turns_leave_behind_what_run_ones_do():
     """A trace that runs the first two windows and the last still joins all the video's frames."""
     job = Tiny(clips=2, validation_frames=40)
-    whole, part = [], []
+    undisturbed, part = [], []
     with virtual_cpu(), torch.no_grad():
         nets = job.nets()
-        for seen in (whole, part):
+        for seen in (undisturbed, part):
             seen += latentsync.lip_sync(job, nets, job.validation_batch(Shape(items=1))).shape
             job.repeats = lambda count: sorted({0, min(1, count - 1), count - 1})
-    assert whole == part == [40, 3, 64, 64]
+    assert undisturbed == part == [40, 3, 64, 64]
 
 
 @pytest.mark.parametrize(

@@ -49,16 +49,16 @@ def test_a_line_that_says_so_is_passed_over(tmp_path: Path, code: str) -> None:
 
 def test_the_projects_examples_have_no_finding() -> None:
     """The one that shows mistakes has its own."""
-    found = lint(ROOT / "examples")
-    assert {Path(finding.file).name for finding in found} == {"mistakes.py"}
-    assert [finding.code for finding in found] == ["constant-accumulation", "summed-loss"]
+    findings = lint(ROOT / "examples")
+    assert {Path(finding.file).name for finding in findings} == {"mistakes.py"}
+    assert [finding.code for finding in findings] == ["constant-accumulation", "summed-loss"]
 
 
 @pytest.mark.skipif(not SCRIPTS.is_dir(), reason="the scripts of other projects are not on this machine")
 def test_in_scripts_of_other_projects_only_true_mistakes_are_found() -> None:
     """EMAModel is made on every rank, and VideoMAEv2 checkpoints with the old default."""
-    found = [(Path(finding.file).name, finding.line, finding.code) for finding in lint(SCRIPTS)]
-    assert found == [
+    collected = [(Path(finding.file).name, finding.line, finding.code) for finding in lint(SCRIPTS)]
+    assert collected == [
         ("train_unconditional.py", 410, "average-on-every-rank"),
         ("videomaev2_pretrain.py", 133, "default-reentrant"),
         ("videomaev2_pretrain.py", 225, "default-reentrant"),

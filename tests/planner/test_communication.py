@@ -50,9 +50,9 @@ def test_every_card_has_an_interconnect_of_its_own_rate():
 
 
 def test_every_figure_has_a_source():
-    for one in interconnects().values():
-        assert set(one.sources) == {"bytes", "step_seconds"}
-        assert all(one.sources.values())
+    for interconnect in interconnects().values():
+        assert set(interconnect.sources) == {"bytes", "step_seconds"}
+        assert all(interconnect.sources.values())
 
 
 def test_an_engine_that_is_not_priced_is_refused_by_name():

@@ -79,5 +79,5 @@ def test_engines_that_do_not_go_with_the_devices(engine, devices, said):
 def test_ranks_on_an_unknown_link_are_not_priced():
     nets = plain_nets(Sound())
     assert communicates("ddp", nets, replace(CARD, link="smoke"), 2) is silent
-    told = communicates("fsdp2", nets, CARD, 2)
-    assert told(2) > told(1) > 0
+    answer = communicates("fsdp2", nets, CARD, 2)
+    assert answer(2) > answer(1) > 0

@@ -69,20 +69,20 @@ def choices(observed, block):
     mine = [u for u, (b, _) in enumerate(layout.units) if b == block]
     plain = sum(keep.seconds[u] for u in mine)
     for mode in ("keep", *observed.blocks):
-        one = observed.blocks.get(mode, keep)
-        slower = max(sum(one.seconds[u] for u in mine) - plain, 0) if mode != "keep" else 0.0
-        yield sum(one.kept[0, u] for u in mine), [one.block_peak[0, p, block] for p in (0, 1)], slower
+        first = observed.blocks.get(mode, keep)
+        slower = max(sum(first.seconds[u] for u in mine) - plain, 0) if mode != "keep" else 0.0
+        yield sum(first.kept[0, u] for u in mine), [first.block_peak[0, p, block] for p in (0, 1)], slower
     for modes in itertools.product(("keep", *observed.parts), repeat=len(mine) - 1):
         if set(modes) <= {"keep"}:
             continue
         seen = [*(observed.parts.get(mode, keep) for mode in modes), keep]
-        kept = [one.kept[0, u] for one, u in zip(seen, mine, strict=True)]
+        kept = [first.kept[0, u] for first, u in zip(seen, mine, strict=True)]
         peaks = [
-            max(one.unit_peak[0, p, u] + sum(kept[:i]) for i, (one, u) in enumerate(zip(seen, mine, strict=True)))
+            max(first.unit_peak[0, p, u] + sum(kept[:i]) for i, (first, u) in enumerate(zip(seen, mine, strict=True)))
             for p in (0, 1)
         ]
-        changed = [(one, u) for one, u, mode in zip(seen, mine, modes, strict=False) if mode != "keep"]
-        yield sum(kept), peaks, max(sum(one.seconds[u] - keep.seconds[u] for one, u in changed), 0)
+        changed = [(first, u) for first, u, mode in zip(seen, mine, modes, strict=False) if mode != "keep"]
+        yield sum(kept), peaks, max(sum(first.seconds[u] - keep.seconds[u] for first, u in changed), 0)
 
 
 def highest(chosen):
@@ -97,15 +97,15 @@ def test_never_worse_than_every_combination_of_modes(case):
     observed, budget = case
     layout = observed.layout
     every = list(itertools.product(*(list(choices(observed, b)) for b in range(len(layout.blocks)))))
-    fitting = [sum(one[2] for one in chosen) for chosen in every if highest(chosen) <= budget]
+    fitting = [sum(item[2] for item in chosen) for chosen in every if highest(chosen) <= budget]
     problem = problem_of(layout, observed.keep, checkpoint_options_of(observed))
-    found = solve(problem, budget)
+    result = solve(problem, budget)
     if not fitting:
-        assert found is None
+        assert result is None
         return
-    assert found is not None
-    assert problem.peak(found) <= budget * (1 + 1e-9) + 1
-    assert problem.seconds(found) == pytest.approx(min(fitting), rel=1e-5, abs=1e-4)
+    assert result is not None
+    assert problem.peak(result) <= budget * (1 + 1e-9) + 1
+    assert problem.seconds(result) == pytest.approx(min(fitting), rel=1e-5, abs=1e-4)
 
 
 @settings(max_examples=40, deadline=None)

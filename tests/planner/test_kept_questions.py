@@ -50,9 +50,9 @@ def folder(tmp_path, monkeypatch):
 def ask(folder, *arguments, device="rtx4090"):
     """(the prediction, whether it was traced)."""
     command = [sys.executable, "-c", ASK, "predict", "job.py:Plain", "--device", device, "--json", *arguments]
-    found = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr
-    return {**json.loads(found.stdout), "seconds": 0}, found.stderr.split()[-1] == "True"
+    answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    return {**json.loads(answer.stdout), "seconds": 0}, answer.stderr.split()[-1] == "True"
 
 
 def test_the_second_question_is_answered_without_torch_and_to_the_byte(folder):

@@ -66,8 +66,8 @@ def test_the_largest_micro_batch_is_what_predict_says():
 def test_a_card_with_the_same_facts_is_answered_without_a_trace():
     questions, other = TracedQuestions(), find_device("l40s")
     for device in (CARD, other, find_device("t4")):
-        found = questions.predict(JOB, "dit", Shape(items=3), device)
-        assert found.footprint == predict(JOB, "dit", Shape(items=3), device).footprint
+        prediction = questions.predict(JOB, "dit", Shape(items=3), device)
+        assert prediction.footprint == predict(JOB, "dit", Shape(items=3), device).footprint
     assert questions.traced == 2
 
 

@@ -29,14 +29,14 @@ def peaks(reserved, failed=None):
     [(None, None, True, "default"), (40, None, True, "expandable_segments"), (40, 70, False, "default")],
 )
 def test_expandable_segments_are_taken_where_fragments_need_them(plain, expandable, fits, allocator):
-    found = LengthCheck(
+    result = LengthCheck(
         sequence=SequencePrediction(plain=peaks(17 * GIB, plain), expandable=peaks(11 * GIB, expandable))
     )
-    assert (found.fits, found.allocator) == (fits, allocator)
-    (option,) = found.options()
+    assert (result.fits, result.allocator) == (fits, allocator)
+    (option,) = result.options()
     assert option.applied == (allocator != "default")
     assert option.saves == {"train": 6 * GIB}
-    assert ("window 40" in found.reason()) == (plain is not None)
+    assert ("window 40" in result.reason()) == (plain is not None)
 
 
 class Varying(JOBS["dit"]):

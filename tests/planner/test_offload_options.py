@@ -41,21 +41,21 @@ def planned(job, mib):
 
 
 def option(plan, name):
-    return next(one for one in plan.options if one.name == name)
+    return next(option for option in plan.options if option.name == name)
 
 
 def test_it_is_taken_where_nothing_else_fits(tmp_path):
-    found = planned(Wide(), 700)
-    assert found.plan is not None
-    assert (found.plan.optimizer_state, found.plan.average) == ("host", "device")
-    applied = option(found.plan, "optimizer state on the host")
+    result = planned(Wide(), 700)
+    assert result.plan is not None
+    assert (result.plan.optimizer_state, result.plan.average) == ("host", "device")
+    applied = option(result.plan, "optimizer state on the host")
     assert applied.applied
     assert not applied.changes_learning
     assert 2 * WEIGHTS - PART <= applied.saves["train"] < 2 * WEIGHTS, "less what visits the card"
     assert applied.saves["save"] == 2 * WEIGHTS
     assert applied.seconds == 4 * WEIGHTS / CARD.link_bytes
-    assert found.plan.step_seconds > applied.seconds
-    write_plan(found.plan, tmp_path / "plan.toml")
+    assert result.plan.step_seconds > applied.seconds
+    write_plan(result.plan, tmp_path / "plan.toml")
     plan = read_plan(tmp_path / "plan.toml")
     again = predict(Wide(), "wide", Shape(items=4), with_memory(CARD, 700 << 20), plan=plan)
     peak = again.footprint.phases["train"]
@@ -86,7 +86,7 @@ def test_an_optimizer_that_cannot_is_named():
 
     torch.optim.Own = Own
     try:
-        found = planned(Wide(kind="Own"), 4096)
+        result = planned(Wide(kind="Own"), 4096)
     finally:
         del torch.optim.Own
-    assert "'net' (Own)" in option(found.plan, "optimizer state on the host").reason
+    assert "'net' (Own)" in option(result.plan, "optimizer state on the host").reason

@@ -97,8 +97,8 @@ def traced_peaks(job, plan, device, *, items=None, precision=None, **other: Any)
 
 
 def test_all_of_them_in_the_json():
-    found = plan_json(planned(Validated(ema=0.9), 4096))
-    options = {option["name"]: option for option in found["options"]}
+    result = plan_json(planned(Validated(ema=0.9), 4096))
+    options = {option["name"]: option for option in result["options"]}
     assert options.keys() == NAMES
     assert all(option["reason"] and option["costs"] for option in options.values())
     assert {name for name, option in options.items() if option["changes_learning"]} == {
@@ -116,7 +116,7 @@ def test_all_of_them_in_the_json():
 def test_what_an_option_of_validation_brought_is_what_was_replayed():
     """Training takes 1,024 MiB and next to nothing, validation 768 and 128 for each item that is decoded at once."""
     plan = planned(Validated(zero_grad="after_step"), 1150).plan
-    option = next(one for one in plan.options if one.name.startswith("sliced"))
+    option = next(item for item in plan.options if item.name.startswith("sliced"))
     assert option.applied
     assert option.saves == {"train": 0, "validate": 3 * ((128 << 20) + 2048 * 4), "save": 0}
     assert plan.validation.settings == {"at_once": 1}

@@ -44,10 +44,10 @@ def card(mib: int):
     [(64, (64, 32, 22, 16, 13, 11, 10, 8, 7)), (1, (1,)), (7, (7, 4, 3, 2, 1))],
 )
 def test_micro_batches_split_a_share_evenly(share, expected):
-    found = sizes(share, None, None)
-    assert tuple(found[: len(expected)]) == expected
-    assert found[-1] == 1
-    assert found == sorted(set(found), reverse=True)
+    result = sizes(share, None, None)
+    assert tuple(result[: len(expected)]) == expected
+    assert result[-1] == 1
+    assert result == sorted(set(result), reverse=True)
     assert sizes(share, None, 3) == [min(3, share)]
 
 
@@ -115,13 +115,13 @@ def test_a_net_without_blocks_is_planned_by_its_micro_batches():
 
 
 def test_what_stays_as_the_job_has_it_is_not_touched():
-    found = find_plan(
+    planned = find_plan(
         JOB,
         PlanRequest(name="dit", global_batch=4, device=card(4096), keep=("checkpointing", "optimizer", "validation")),
     )
-    assert found.plan is not None
-    assert found.plan.checkpointing == {}
-    assert found.plan.implementation == "job"
+    assert planned.plan is not None
+    assert planned.plan.checkpointing == {}
+    assert planned.plan.implementation == "job"
     with pytest.raises(InputError, match="no such choice"):
         find_plan(JOB, PlanRequest(name="dit", global_batch=4, device=card(4096), keep=("sharding",)))
     with pytest.raises(InputError, match="forbids"):
@@ -142,13 +142,13 @@ def test_a_plan_for_a_cpu_says_what_of_the_budget_is_left():
 
 
 def test_where_nothing_fits_the_smallest_need_is_given():
-    found = find_plan(
+    planned = find_plan(
         Dit(dim=64, depth=2, heads=4, frames=4096), PlanRequest(name="dit", global_batch=2, device=card(8))
     )
-    assert found.plan is None
-    assert found.floor.footprint.headroom_bytes < 0
-    assert found.floor.geometry.micro_batch == 1
-    assert sum(found.floor.footprint.phases["train"].categories.values()) > 0
+    assert planned.plan is None
+    assert planned.floor.footprint.headroom_bytes < 0
+    assert planned.floor.geometry.micro_batch == 1
+    assert sum(planned.floor.footprint.phases["train"].categories.values()) > 0
 
 
 class WithSmallerSetting(Dit):
@@ -156,15 +156,15 @@ class WithSmallerSetting(Dit):
 
 
 def test_a_setting_that_is_not_enough_is_not_recommended():
-    found = find_plan(
+    planned = find_plan(
         WithSmallerSetting(dim=64, depth=2, heads=4, frames=4096),
         PlanRequest(name="dit", global_batch=2, device=card(8)),
     )
-    assert [(smaller.setting, smaller.value, smaller.fits) for smaller in found.smaller_settings] == [
+    assert [(smaller.setting, smaller.value, smaller.fits) for smaller in planned.smaller_settings] == [
         ("depth", 1, False)
     ]
     console = Console(file=io.StringIO(), width=200)
-    show_answer(found, card(8), None, console)
+    show_answer(planned, card(8), None, console)
     assert "None of them is enough alone" in console.file.getvalue()
     assert "write --set" not in console.file.getvalue()
 
@@ -180,25 +180,25 @@ def test_a_smaller_setting_that_is_no_setting_is_refused_by_name():
 
 
 def test_what_else_would_get_under_the_floor_is_told(tight):
-    found, small = tight.floor.footprint, card(100)
-    parts = found.phases["train"].categories
+    answer, small = tight.floor.footprint, card(100)
+    parts = answer.phases["train"].categories
     shared = parts["parameters"] + parts["gradients"] + parts["optimizer"] + parts["ema"]
     for over, ranks in ((shared // 2, 2), (shared // 2 + 2, 4), (shared - shared // 16, 16)):
-        ways = larger_hardware(replace(found, limiting_phase="train", headroom_bytes=-over), "fp32", small)
+        ways = larger_hardware(replace(answer, limiting_phase="train", headroom_bytes=-over), "fp32", small)
         assert f"shard over {ranks} devices" in ways[0]
-    ways = larger_hardware(replace(found, limiting_phase="train", headroom_bytes=-shared), "bf16", small)
+    ways = larger_hardware(replace(answer, limiting_phase="train", headroom_bytes=-shared), "bf16", small)
     assert len(ways) == 1
     assert "--device rtx4060" in ways[0]
 
 
 def test_the_budget_suggested_for_a_cpu_leaves_what_the_tensors_need(tight):
-    found, host = tight.floor.footprint, with_memory(find_device("cpu"), 1 << 20)
-    needs = max(phase.process_bytes for phase in found.phases.values())
+    answer, host = tight.floor.footprint, with_memory(find_device("cpu"), 1 << 20)
+    needs = max(phase.process_bytes for phase in answer.phases.values())
     enough = budget_for(needs, host)
     left = [without_cpu_margin(with_memory(host, nbytes)).usable_bytes for nbytes in (enough, enough - 2)]
     assert (left[0] >= needs, left[1] < needs) == (True, True)
     suggested = parse_size(
-        larger_hardware(found, "bf16", host)[-1].removeprefix("use --memory ").partition(" or more")[0]
+        larger_hardware(answer, "bf16", host)[-1].removeprefix("use --memory ").partition(" or more")[0]
     )
     assert enough <= suggested < enough + (1 << 20)
 
@@ -238,10 +238,10 @@ def test_a_larger_micro_batch_takes_less_than_its_share_of_the_time():
 
 @pytest.mark.parametrize(("rule", "factor"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
 def test_learning_rates_follow_only_when_asked(rule, factor):
-    found = learning_rate(16, 64, rule)
-    assert found.factor == factor
-    assert found.rules == {"none": 1.0, "linear": 4.0, "sqrt": 2.0}
-    assert (found.warmup_windows > 0) == (rule != "none")
+    result = learning_rate(16, 64, rule)
+    assert result.factor == factor
+    assert result.rules == {"none": 1.0, "linear": 4.0, "sqrt": 2.0}
+    assert (result.warmup_windows > 0) == (rule != "none")
 
 
 def test_a_rule_without_a_batch_to_start_from_is_refused():
@@ -256,8 +256,8 @@ def test_a_later_micro_batch_finds_gradients_though_the_job_frees_them_after_the
     late = type("Late", (Dit,), {"zero_grad": "after_forward", "__annotations__": {}})
     job = late(dim=64, depth=2, heads=4, frames=64)
     peaks = {}
-    for one in (job, Dit(dim=64, depth=2, heads=4, frames=64)):
-        with open_traced_job(one, Tracing(device=card(4096)), tight_shape()) as fitting:
+    for item in (job, Dit(dim=64, depth=2, heads=4, frames=64)):
+        with open_traced_job(item, Tracing(device=card(4096)), tight_shape()) as fitting:
             drafts = CandidateSearch(fitting, card(4096), 8, 1)
-            peaks[type(one)] = drafts.peak_of(fitting.trace(tight_shape(), {}, accumulated=True))
+            peaks[type(item)] = drafts.peak_of(fitting.trace(tight_shape(), {}, accumulated=True))
     assert len(set(peaks.values())) == 1

@@ -58,14 +58,14 @@ def test_never_worse_than_an_exhaustive_search(case):
     problem, budget = case
     every = list(itertools.product(*(range(len(ways)) for ways in problem.ways)))
     fitting = [choice for choice in every if problem.peak(choice) <= budget]
-    found = solve(problem, budget)
+    result = solve(problem, budget)
     if not fitting:
-        assert found is None
+        assert result is None
         assert problem.peak(floor(problem)) == pytest.approx(min(map(problem.peak, every)), rel=1e-6)
         return
-    assert found is not None
-    assert problem.peak(found) <= budget * (1 + 1e-9) + 1
-    assert problem.seconds(found) == pytest.approx(min(map(problem.seconds, fitting)), rel=1e-5, abs=1e-4)
+    assert result is not None
+    assert problem.peak(result) <= budget * (1 + 1e-9) + 1
+    assert problem.seconds(result) == pytest.approx(min(map(problem.seconds, fitting)), rel=1e-5, abs=1e-4)
 
 
 CASES = {
@@ -114,5 +114,7 @@ def gradients(job, nets, shape, modes):
     with recompute(nets, modes):
         total, units = job.loss(nets, batch)
         (total / units).backward()
-    found = {name: p.grad.clone() for net in nets.values() for name, p in net.named_parameters() if p.grad is not None}
-    return found | {"loss": total.detach()}
+    by_name = {
+        name: p.grad.clone() for net in nets.values() for name, p in net.named_parameters() if p.grad is not None
+    }
+    return by_name | {"loss": total.detach()}

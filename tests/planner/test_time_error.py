@@ -27,8 +27,8 @@ def measured(monkeypatch):
 
 
 def test_an_interval_is_that_of_the_kind_on_the_device(measured):
-    found = time_error("attention, float32", CPU)
-    assert (found.low, found.high, found.runs) == (-0.1, 0.25, 4)
+    result = time_error("attention, float32", CPU)
+    assert (result.low, result.high, result.runs) == (-0.1, 0.25, 4)
     other = time_error("recurrent, float32", CPU)
     assert (other.low, other.high, other.runs) == (-0.1, 0.25, 0)
     card = time_error("attention, float32", find_device("rtx4090"))

@@ -34,21 +34,21 @@ class Converted(Job):
 
 def test_building_nets_that_needs_more_than_training_is_a_phase_with_its_own_advice():
     cpu = with_memory(find_device("cpu"), 1 << 30)
-    found = predict(Converted(), "job", Shape(items=1), cpu).footprint
-    assert list(found.phases)[:2] == ["setup", "train"]
-    assert found.limiting_phase == "setup"
-    assert found.phases["setup"].allocated_bytes >= 3 * 256 * 256 * 4
-    assert found.phases["train"].allocated_bytes < found.phases["setup"].allocated_bytes
-    assert remarks(found)[0].startswith("Building the nets needs more than training")
+    footprint = predict(Converted(), "job", Shape(items=1), cpu).footprint
+    assert list(footprint.phases)[:2] == ["setup", "train"]
+    assert footprint.limiting_phase == "setup"
+    assert footprint.phases["setup"].allocated_bytes >= 3 * 256 * 256 * 4
+    assert footprint.phases["train"].allocated_bytes < footprint.phases["setup"].allocated_bytes
+    assert remarks(footprint)[0].startswith("Building the nets needs more than training")
     assert "setup" not in predict(Converted(convert=False), "job", Shape(items=1), cpu).footprint.phases
 
 
 def test_nets_that_cannot_be_built_fail_in_setup():
     cpu = with_memory(find_device("cpu"), 600_000)
-    found = predict(Converted(), "job", Shape(items=1), cpu).footprint
-    assert not found.fits
-    assert found.failed_request is not None
-    assert found.failed_request.phase == "setup"
+    footprint = predict(Converted(), "job", Shape(items=1), cpu).footprint
+    assert not footprint.fits
+    assert footprint.failed_request is not None
+    assert footprint.failed_request.phase == "setup"
 
 
 def phase(allocated, process):

@@ -92,16 +92,16 @@ def spans(
     marks: Sequence[tuple[int, int, str]], end: int, allocations: Sequence[int]
 ) -> list[tuple[int, int, str]]:  # fmt: skip
     """(start, end, phase): a phase begins where the one before it ended last, without what was freed right then."""
-    found, phase, start, last = [], "setup", 0, 0
+    answer, phase, start, last = [], "setup", 0, 0
     for at, _, name in marks:
         if name == _LAST:
             last = at
         elif name.removeprefix(_BEGIN) != phase:
             ended = last if phase != "setup" else at
             edge = min(next((time for time in allocations if time >= ended), at), at)
-            found.append((start, edge, phase))
+            answer.append((start, edge, phase))
             phase, start = name.removeprefix(_BEGIN), edge
-    return [*found, (start, end, phase)]
+    return [*answer, (start, end, phase)]
 
 
 def main() -> None:

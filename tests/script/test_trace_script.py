@@ -56,8 +56,8 @@ FAILING = "import torch\ndef inner():\n    raise ValueError('mine')\ninner()\n"
 )
 def test_a_script_that_cannot_be_answered_says_why(tmp_path: Path, script: str, code: int, says: str) -> None:
     (tmp_path / "train.py").write_text(script)
-    found, _, said = traced(tmp_path, "train.py")
-    assert found == code, said
+    answer, _, said = traced(tmp_path, "train.py")
+    assert answer == code, said
     assert says in said
     assert "memfit/script" not in said
 
@@ -75,7 +75,7 @@ def test_retained_logits_are_named_with_the_bytes_that_freeing_them_saves(tmp_pa
     assert code == 0, said
     logits = 4 * 64 * 5000 * 4
     assert [kept["bytes"] for kept in answer["kept"] if kept["name"] == "logits"] == [logits]
-    assert [one["saves_bytes"] for one in answer["options"] if one["name"] == "free logits"] == [logits]
+    assert [option["saves_bytes"] for option in answer["options"] if option["name"] == "free logits"] == [logits]
 
 
 @pytest.mark.slow
@@ -157,7 +157,7 @@ def test_an_assumed_value_is_named_by_its_line_and_can_be_given(tmp_path: Path) 
         "        print('above seven')\n"
     )
     _, answer, said = traced(tmp_path, "train.py")
-    assert [(one["where"].rpartition("/")[2], one["answer"]) for one in answer["assumed"]] == [("train.py:8", "0.5")]
+    assert [(item["where"].rpartition("/")[2], item["answer"]) for item in answer["assumed"]] == [("train.py:8", "0.5")]
     assert "above seven" not in said
     _, answer, said = traced(tmp_path, "train.py", options=("--assume", "train.py:8=9"))
     assert answer["assumed"][0]["answer"] == "9.0"

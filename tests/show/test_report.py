@@ -30,8 +30,8 @@ pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
 @pytest.fixture(scope="module")
 def driver():
-    with browser() as one:
-        yield one
+    with browser() as item:
+        yield item
 
 
 @pytest.fixture(scope="module")
@@ -136,9 +136,9 @@ def test_a_drag_zooms_and_a_double_click_shows_all_again(driver, page) -> None:
     pressed = "return [...document.querySelectorAll('button[aria-pressed=true]')].map(button => button.textContent)"
     assert driver.execute_script(pressed) == ["all"]
     ActionChains(driver).move_to_element(area).click_and_hold().move_by_offset(150, 2).pause(0.2).release().perform()
-    WebDriverWait(driver, 5).until(lambda one: one.execute_script(pressed) == [])
+    WebDriverWait(driver, 5).until(lambda item: item.execute_script(pressed) == [])
     ActionChains(driver).pause(0.5).move_to_element(area).double_click().perform()
-    WebDriverWait(driver, 5).until(lambda one: one.execute_script(pressed) == ["all"])
+    WebDriverWait(driver, 5).until(lambda item: item.execute_script(pressed) == ["all"])
 
 
 def test_the_peak_that_is_read_out_is_the_traces(driver, page, prediction) -> None:
@@ -180,9 +180,9 @@ def test_every_control_is_reached_and_worked_by_keyboard(driver, page) -> None:
         if active[0] == "SUMMARY":
             ActionChains(driver).send_keys(Keys.ENTER).perform()
             assert driver.execute_script("return document.activeElement.parentElement.open")
-    tags = [one[0] for one in reached]
+    tags = [item[0] for item in reached]
     assert {"A", "BUTTON", "INPUT", "SUMMARY", "DIV"} <= set(tags)
-    names = [one[1] for one in reached if one[0] == "BUTTON"]
+    names = [item[1] for item in reached if item[0] == "BUTTON"]
     assert names == [
         "all",
         "setup",
@@ -222,8 +222,8 @@ def test_a_run_shows_what_was_measured_against_what_was_predicted(driver, plan, 
     )
     assert "23.4% more" in driver.find_element("css selector", "section p").text
     memory = driver.execute_script("return JSON.parse(document.querySelector('#data').textContent)[0].panels[0].lines")
-    told = [(line["name"], max(line["y"])) for line in memory]
-    assert told == [("measured", 1234), ("predicted", 1000), ("budget", 1 << 30)]
+    collected = [(line["name"], max(line["y"])) for line in memory]
+    assert collected == [("measured", 1234), ("predicted", 1000), ("budget", 1 << 30)]
     assert len(memory[0]["y"]) <= 1500, "few windows are drawn, and the highest is among them"
     drawn = driver.execute_script("return document.querySelector('#windows .plot').data.map(line => line.y.length)")
     assert len(drawn) == 5, "the budget lies far above, and is told in the title"
@@ -311,12 +311,12 @@ def test_a_flight_record_that_is_not_one_breaks_no_report(plan, tmp_path, record
 
 
 def test_an_audit_has_its_findings_counts_and_strips(driver, tmp_path) -> None:
-    found = audit(
+    audited = audit(
         lambda rank, world: [[i] for i in range(rank, 64, world * world)],
         [1, 2],
         meant=Meant(global_batch=1, unit="samples"),
     )
-    write_page(audit_report(found, HOSTILE), tmp_path / "a.html")
+    write_page(audit_report(audited, HOSTILE), tmp_path / "a.html")
     show_as(driver, 400, 900, dark=True)
     opened(driver, tmp_path / "a.html")
     assert HOSTILE in text(driver, ".over")

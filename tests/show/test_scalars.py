@@ -37,10 +37,10 @@ def test_tensorboard_reads_what_was_written(tmp_path):
     for window in range(3):
         board.line({**LINE, "window": window, "loss": 1.0 - window})
     board.close()
-    found = EventAccumulator(str(tmp_path))
-    found.Reload()
-    assert [(event.step, event.value) for event in found.Scalars("loss")] == [(0, 1.0), (1, 0.0), (2, -1.0)]
-    assert "losses/generator" in found.Tags()["scalars"]
+    result = EventAccumulator(str(tmp_path))
+    result.Reload()
+    assert [(event.step, event.value) for event in result.Scalars("loss")] == [(0, 1.0), (1, 0.0), (2, -1.0)]
+    assert "losses/generator" in result.Tags()["scalars"]
 
 
 def test_wandb_keeps_them_offline(tmp_path):

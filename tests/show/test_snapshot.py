@@ -41,8 +41,8 @@ def trace() -> Trace:
 
 
 def test_events_are_those_that_pytorch_would_record(trace: Trace) -> None:
-    taken = snapshot(trace)
-    (entries,) = taken["device_traces"]
+    result = snapshot(trace)
+    (entries,) = result["device_traces"]
     assert [(e["action"], e["size"], e["stream"], e["time_us"]) for e in entries] == [
         ("segment_alloc", 20 * MIB, 0, 0), ("alloc", 3 * MIB, 0, 0), ("segment_alloc", 2 * MIB, 0, 1),
         ("alloc", 1000, 0, 1), ("alloc", 5 * MIB, 0, 2), ("free_requested", 3 * MIB, 0, 3),
@@ -72,23 +72,23 @@ def test_segments_hold_their_blocks(trace: Trace) -> None:
 
 def read(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
-        taken: dict[str, Any] = pickle.load(file)
-    return taken
+        result: dict[str, Any] = pickle.load(file)
+    return result
 
 
 @pytest.mark.parametrize("settings", ["", "expandable_segments:True"])
 def test_the_reader_of_torch_draws_it(trace: Trace, tmp_path: Path, settings: str) -> None:
     path = tmp_path / "predicted.pickle"
     write_snapshot(path, trace, None, AllocatorConfig.parse(settings))
-    taken = read(path)
-    drawn = _memory_viz.trace(taken)
+    result = read(path)
+    drawn = _memory_viz.trace(result)
     assert drawn.startswith("Device 0 ----------------\n")
     assert "3.0MiB" in drawn
     assert "del " in drawn
-    assert "22.0MiB" in _memory_viz.segsum(taken), "the two segments that are left"
-    for page in (_memory_viz.trace_plot(taken), _memory_viz.segment_plot(taken)):
+    assert "22.0MiB" in _memory_viz.segsum(result), "the two segments that are left"
+    for page in (_memory_viz.trace_plot(result), _memory_viz.segment_plot(result)):
         (encoded,) = re.findall(r'"base64": "([^"]+)"', page)
-        assert pickle.loads(base64.b64decode(encoded))["device_traces"] == taken["device_traces"]
+        assert pickle.loads(base64.b64decode(encoded))["device_traces"] == result["device_traces"]
 
 
 def test_the_first_request_without_room_is_the_last_event(trace: Trace) -> None:

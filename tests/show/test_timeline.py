@@ -85,7 +85,7 @@ def test_few_moments_keep_every_maximum_exactly(device) -> None:
         assert line.total[inside].max() == alive[:, start:end].sum(0).max()
         assert np.array_equal(line.alive[:, inside].max(1), alive[:, start:end].max(1))
     assert line.spans[0].start == 0
-    assert all(one.end == two.start for one, two in zip(line.spans[:-1], line.spans[1:], strict=True))
+    assert all(item.end == two.start for item, two in zip(line.spans[:-1], line.spans[1:], strict=True))
     assert {span.peak_event for span in line.spans} <= set(line.events.tolist())
 
 
@@ -98,11 +98,14 @@ def test_what_the_allocator_holds_is_the_replays_peak(prediction) -> None:
 def test_the_failed_request_is_the_replays(prediction) -> None:
     worst = prediction.footprint.phases["train"]
     device = with_memory(find_device("rtx4090"), worst.process_bytes - 8 * MIB)
-    found = footprint_on(prediction.trace, device)
+    footprint = footprint_on(prediction.trace, device)
     line = timeline(prediction.trace, device)
-    assert found.failed_request is not None
+    assert footprint.failed_request is not None
     assert line.failed in line.events
-    assert place_of(prediction.trace, line.failed) == (found.failed_request.module, found.failed_request.operator)
+    assert place_of(prediction.trace, line.failed) == (
+        footprint.failed_request.module,
+        footprint.failed_request.operator,
+    )
 
 
 def test_rows_by_module_sum_to_all_that_is_alive() -> None:
@@ -139,8 +142,10 @@ def test_a_trace_file_gives_the_prediction_back(prediction, tmp_path) -> None:
     back = read_trace(tmp_path / "t.npz")
     assert replace(back, trace=prediction.trace) == prediction
     for name in Trace.__dataclass_fields__:
-        one, two = getattr(prediction.trace, name), getattr(back.trace, name)
-        assert np.array_equal(one, two) and one.dtype == two.dtype if isinstance(one, np.ndarray) else one == two
+        first, two = getattr(prediction.trace, name), getattr(back.trace, name)
+        assert (
+            np.array_equal(first, two) and first.dtype == two.dtype if isinstance(first, np.ndarray) else first == two
+        )
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04nonsense", b"text"])
@@ -162,9 +167,9 @@ def test_perfetto_counts_the_same_bytes(prediction, tmp_path) -> None:
     alive = alive_by_category(prediction.trace)
     counters = [entry for entry in entries if entry["ph"] == "C"]
     for name, values in (("allocated", alive.sum(0)), *zip(CATEGORIES, alive, strict=True)):
-        told = [(entry["ts"], entry["args"]["bytes"]) for entry in counters if entry["name"] == name]
-        assert all(values[event] == nbytes for event, nbytes in told)
-        assert max((nbytes for _, nbytes in told), default=0) == values.max()
+        collected = [(entry["ts"], entry["args"]["bytes"]) for entry in counters if entry["name"] == name]
+        assert all(values[event] == nbytes for event, nbytes in collected)
+        assert max((nbytes for _, nbytes in collected), default=0) == values.max()
     slices = [entry for entry in entries if entry["ph"] == "X"]
     assert [entry["name"] for entry in slices if entry["tid"] == 1] == ["setup", "window 1", "window 2", "validate"]
     operators = [entry for entry in slices if entry["tid"] == 3]
@@ -186,8 +191,8 @@ def test_lines_that_were_cut_off_and_ids_of_ranks(tmp_path) -> None:
     assert picture.together.tolist() == [1, 1, 1]
     assert [(rank.samples, rank.distinct, rank.most) for rank in ranks] == [(2, 2, 1), (2, 1, 2)]
     assert seen([]) is None
-    far, (one,) = seen([{"window": 0, "rank": 0, "ids": [5, (1 << 39) + 1]}])
-    assert (far.size, one.distinct) == ((1 << 39) + 2, 2), "ids that lie far apart take no memory for those between"
+    far, (item,) = seen([{"window": 0, "rank": 0, "ids": [5, (1 << 39) + 1]}])
+    assert (far.size, item.distinct) == ((1 << 39) + 2, 2), "ids that lie far apart take no memory for those between"
     assert read_lines(tmp_path / "none.jsonl") == []
 
 

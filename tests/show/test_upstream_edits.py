@@ -47,14 +47,14 @@ def test_a_plan_with_accumulation_and_settings():
     settings = plan.settings | {"wrapper": "none", "validation_decode": 4, "optimizer": "fused"}
     option = MemoryOption(name="expandable allocator", applied=True, saves_bytes=1, costs="", reason="")
     plan = replace(plan, settings=settings, options=[option])
-    found = written(job, "latentsync/stage1", plan)
-    assert found["micro_batch"] == "configs/unet/stage1.yaml: data.batch_size: 2"
-    assert "/ 4" in found["accumulation"]
-    assert "slices of 4 frames" in found["validation_decode"]
-    assert "fused=True" in found["optimizer"]
-    assert "expandable_segments" in found["expandable_allocator"]
+    result = written(job, "latentsync/stage1", plan)
+    assert result["micro_batch"] == "configs/unet/stage1.yaml: data.batch_size: 2"
+    assert "/ 4" in result["accumulation"]
+    assert "slices of 4 frames" in result["validation_decode"]
+    assert "fused=True" in result["optimizer"]
+    assert "expandable_segments" in result["expandable_allocator"]
     chosen = {"micro_batch", "accumulation", "wrapper", "validation_decode", "optimizer", "expandable_allocator"}
-    assert set(found) == chosen
+    assert set(result) == chosen
 
 
 def test_checkpointing_is_switched_only_where_the_project_has_it_otherwise():

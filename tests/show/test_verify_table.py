@@ -22,8 +22,8 @@ def world(number, ok):
 def test_verdict_first_and_nothing_wider_than_80_columns(capsys, monkeypatch, ok, first):
     monkeypatch.setenv("COLUMNS", "80")
     finding = {"kind": "note" if ok else "fault", "code": "unsynchronised", "text": "net judge has other weights " * 8}
-    found = {"ok": ok, "worlds": [world(1, True), world(2, ok)], "findings": [finding]}
-    show_verified(found, PLAN)
+    by_name = {"ok": ok, "worlds": [world(1, True), world(2, ok)], "findings": [finding]}
+    show_verified(by_name, PLAN)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == first
     assert max(map(len, lines)) <= 80

@@ -16,15 +16,15 @@ DOCUMENTED = ("_foreach_", "_check")
 
 def private_names(source: str) -> set[str]:
     """``torch._C`` and ``torch.a._b`` that a module imports or looks up."""
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Attribute):
-            found.add(ast.unparse(node))
-    return {name for name in found if name.startswith("torch.") and is_private(name.removeprefix("torch."))}
+            names.add(ast.unparse(node))
+    return {name for name in names if name.startswith("torch.") and is_private(name.removeprefix("torch."))}
 
 
 def is_private(path: str) -> bool:
@@ -74,12 +74,12 @@ EXPECTED = {
 
 
 def test_no_module_reaches_into_torch_on_its_own():
-    found = {
+    by_name = {
         str(path.relative_to(ROOT)): names
         for path in sorted(ROOT.rglob("*.py"))
         if path.parts[len(ROOT.parts)] != "torch_compat" and (names := private_names(path.read_text()))
     }
-    assert found == EXPECTED
+    assert by_name == EXPECTED
 
 
 def test_an_operator_is_absent_only_before_its_first_version():

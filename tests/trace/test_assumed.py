@@ -53,12 +53,12 @@ def line_of(text):
 def test_sizes_taken_as_large_as_they_can_be_are_told_with_their_line_and_kept_in_a_trace(tmp_path):
     prediction = predict(Mixture(), "mixture", Shape(items=6), find_device("rtx4090"))
     place = f"{__file__}:{line_of('rows = (chosen')}"
-    taken = f"{place}: nonzero was taken to find all 6; a run needs less where its data has fewer"
-    assert prediction.footprint.assumed == (taken,)
-    assert f"Assumed: {taken}." in remarks(prediction.footprint)
+    result = f"{place}: nonzero was taken to find all 6; a run needs less where its data has fewer"
+    assert prediction.footprint.assumed == (result,)
+    assert f"Assumed: {result}." in remarks(prediction.footprint)
     write_trace(tmp_path / "t.npz", prediction)
     back = read_trace(tmp_path / "t.npz")
-    assert back.footprint.assumed == back.trace.assumed == (taken,)
+    assert back.footprint.assumed == back.trace.assumed == (result,)
 
 
 def test_a_number_read_from_data_is_told_as_a_doubt_and_one_that_is_known_is_not():
@@ -76,5 +76,5 @@ def test_a_number_read_from_data_is_told_as_a_doubt_and_one_that_is_known_is_not
 
 def test_a_plan_tells_them_too():
     answer = find_plan(Mixture(), PlanRequest(name="mixture", global_batch=6, device=find_device("rtx4090")))
-    (told,) = plan_json(answer)["assumed"]
-    assert "nonzero was taken to find all 6" in told
+    (result,) = plan_json(answer)["assumed"]
+    assert "nonzero was taken to find all 6" in result

@@ -31,9 +31,9 @@ class HalfFrozen(Job):
 
 
 def test_a_frozen_parameter_of_a_trained_net_is_frozen():
-    found = predict(HalfFrozen(), "half", Shape(items=2), find_device("rtx4090")).footprint.phases["save"]
-    assert found.categories["frozen"] == 4 * (64 * 256 + 256)
-    assert found.categories["parameters"] == 4 * (256 * 64 + 64)
+    save = predict(HalfFrozen(), "half", Shape(items=2), find_device("rtx4090")).footprint.phases["save"]
+    assert save.categories["frozen"] == 4 * (64 * 256 + 256)
+    assert save.categories["parameters"] == 4 * (256 * 64 + 64)
 
 
 def test_of_equal_requests_the_last_is_the_largest():

@@ -61,9 +61,9 @@ class Table(JOBS["decoder"]):
         return torch.randint(500, (shape.items, 40))
 
     def loss(self, nets, rows):
-        found = nets["table"](rows)[rows >= 0]
-        assert torch.isfinite(found).all()
-        return found.square().sum(), len(rows)
+        result = nets["table"](rows)[rows >= 0]
+        assert torch.isfinite(result).all()
+        return result.square().sum(), len(rows)
 
 
 def test_what_a_mask_selects_and_a_check_of_its_numbers():

@@ -109,16 +109,19 @@ def test_the_interval_is_the_measured_one_and_a_kind_never_measured_says_so():
     assert never.measured_runs == 0
     assert any("recurrent, float32" in line and "No measured runs" in line for line in remarks(never))
     widest = margin_of("recurrent, float32")
-    assert all(widest.low <= one.low and widest.high >= one.high for one in margins().values())
+    assert all(widest.low <= item.low and widest.high >= item.high for item in margins().values())
 
 
 def test_on_a_cpu_the_replay_is_exact():
     cpu = find_device("cpu")
     trace = trace_job(Net(name="convolution"), Shape(items=2), Tracing(device=cpu))
-    found = footprint_on(trace, _with_memory(cpu))
-    assert found.measured_runs is None
-    assert all(one.process_bytes_low == one.process_bytes == one.process_bytes_high for one in found.phases.values())
-    assert remarks(found) == []
+    footprint = footprint_on(trace, _with_memory(cpu))
+    assert footprint.measured_runs is None
+    assert all(
+        phase.process_bytes_low == phase.process_bytes == phase.process_bytes_high
+        for phase in footprint.phases.values()
+    )
+    assert remarks(footprint) == []
 
 
 def test_plan_searches_have_a_line_of_their_own_and_are_not_in_the_need():

@@ -44,8 +44,8 @@ def test_every_length_follows():
         shape = Shape(items=items, length=length)
         derived = family.derived(shape)
         assert derived is not None
-        for one, other in zip(events(derived), events(trace_job(Masked(), shape, how)), strict=True):
-            assert np.array_equal(one, other), shape
+        for item, other in zip(events(derived), events(trace_job(Masked(), shape, how)), strict=True):
+            assert np.array_equal(item, other), shape
 
 
 SHAPES = [
@@ -67,19 +67,19 @@ SHAPES = [
 )
 def test_a_size_is_told_from_its_values(size):
     sizes = [np.array([size(shape.items, shape.length)]) for shape in SHAPES]
-    found = fit(SHAPES, sizes, np.array([0]))
-    assert found is not None
-    assert found.unit == 1
+    fitted = fit(SHAPES, sizes, np.array([0]))
+    assert fitted is not None
+    assert fitted.unit == 1
     for items, length in ((9, 1000), (2, 41), (64, 333)):
-        assert found.evaluate(Shape(items=items, length=length)).tolist() == [size(items, length)]
+        assert fitted.evaluate(Shape(items=items, length=length)).tolist() == [size(items, length)]
 
 
 def test_what_no_form_gives_holds_for_whole_lengths_alone():
     sizes = [np.array([4 * s.items * s.length + (s.length % 8)]) for s in SHAPES]
-    found = fit(SHAPES, sizes, np.array([0]))
-    assert found.unit == 8
-    assert found.evaluate(Shape(items=2, length=37)) is None
-    assert found.evaluate(Shape(items=2, length=40)).tolist() == [320]
+    fitted = fit(SHAPES, sizes, np.array([0]))
+    assert fitted.unit == 8
+    assert fitted.evaluate(Shape(items=2, length=37)) is None
+    assert fitted.evaluate(Shape(items=2, length=40)).tolist() == [320]
 
 
 def test_what_is_no_polynomial_is_not_derived():

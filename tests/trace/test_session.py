@@ -27,11 +27,11 @@ def test_parts_are_stepped_and_gradients_held_as_the_stage_has_it(engine):
         parts = sum(part.nbytes for part in train_state.engine.stepped(optimizer))
         first = session.micro_batch(SHAPE, {}, accumulated=False)
         later = session.micro_batch(SHAPE, {}, accumulated=True)
-        whole = sum(getattr(p, "ds_numel", p.numel()) * 4 for p in train_state.stepped["dit"])
-        assert resident(later) - resident(first) == {"zero1": whole, "zero2": parts, "zero3": 0}[engine]
+        complete = sum(getattr(p, "ds_numel", p.numel()) * 4 for p in train_state.stepped["dit"])
+        assert resident(later) - resident(first) == {"zero1": complete, "zero2": parts, "zero3": 0}[engine]
         steps = [session.optimizer_step(kind) for kind in ("job", "foreach", "loop")]
         again = session.micro_batch(SHAPE, {}, accumulated=False)
-    assert whole <= 2 * parts < 1.1 * whole
+    assert complete <= 2 * parts < 1.1 * complete
     assert resident(again) == resident(first)
     for step in steps:
         ran = {step.trace.names[name] for name in step.trace.operator_name}

@@ -47,8 +47,8 @@ def test_other_shapes_follow_exactly(name, precision, device):
 def test_units_in_a_tensor_are_looked_at_outside_of_what_varies():
     class Counted(JOBS["dit"]):
         def loss(self, nets, batch):
-            found = super().loss(nets, batch)
-            return Loss(found.sum, torch.as_tensor(found.units, device=found.sum.device))
+            result = super().loss(nets, batch)
+            return Loss(result.sum, torch.as_tensor(result.units, device=result.sum.device))
 
     how = Tracing(device=CARD, micro_batches=2, scratch=False)
     family = trace_family(Counted(), how, Shape(items=2, length=64))
@@ -62,8 +62,8 @@ def test_validation_of_its_own_size_is_traced_once(monkeypatch):
             return self.batch(Shape(items=3))
 
     entered = []
-    whole = Fixed.validate
-    monkeypatch.setattr(Fixed, "validate", lambda *given: entered.append(1) or whole(*given))
+    validate = Fixed.validate
+    monkeypatch.setattr(Fixed, "validate", lambda *given: entered.append(1) or validate(*given))
     how = Tracing(device=CARD, micro_batches=2, scratch=False)
     family = trace_family(Fixed(), how, Shape(items=2))
     assert family.derives

@@ -20,7 +20,7 @@ def test_each_policy_is_as_it_is_alone(zero_grad):
     how = Tracing(device=CARD, saving=PhasePolicy(), validation=PhasePolicy())
     asked = list(policies(job))
     assert len(asked) > 3
-    alone = [footprint_on(trace_job(job, shape, replace(how, validation=one)), CARD) for one in asked]
-    together = [footprint_on(one.trace, CARD) for one in trace_policies(job, shape, how, asked)]
+    alone = [footprint_on(trace_job(job, shape, replace(how, validation=item)), CARD) for item in asked]
+    together = [footprint_on(item.trace, CARD) for item in trace_policies(job, shape, how, asked)]
     assert together == alone
-    assert len({one.phases["validate"].allocated_bytes for one in together if "validate" in one.phases}) > 1
+    assert len({item.phases["validate"].allocated_bytes for item in together if "validate" in item.phases}) > 1

@@ -16,8 +16,8 @@ from tests.engine.zero_ranks import loaded, saved
 def main():
     join()
     kind, what, state, folder = sys.argv[1:]
-    found = {"save": saved, "load": loaded}[what](make_engine(kind, CPU), Path(state))
-    torch.save(found, Path(folder) / f"{kind}-{what}-{dist.get_rank()}.pt")
+    result = {"save": saved, "load": loaded}[what](make_engine(kind, CPU), Path(state))
+    torch.save(result, Path(folder) / f"{kind}-{what}-{dist.get_rank()}.pt")
     dist.destroy_process_group()
 
 

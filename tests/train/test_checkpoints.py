@@ -50,10 +50,10 @@ def goes_on_alike(job, tmp_path, asynchronous=False):
     torch.manual_seed(1)
     train_state = build(job, "cpu")
     train(train_state, 3)
-    one = saver(tmp_path, asynchronous=asynchronous)
-    one.save(train_state, 3)
+    writer = saver(tmp_path, asynchronous=asynchronous)
+    writer.save(train_state, 3)
     train(train_state, 5)
-    assert one.finish()
+    assert writer.finish()
 
     torch.manual_seed(2)
     other = build(job, "cpu")
@@ -178,8 +178,8 @@ def test_random_numbers_of_every_kind_the_scaler_and_frozen_buffers_go_on(tmp_pa
     train_state.nets["frozen"][1].running_mean.fill_(3)
     train_state.scaler.scale(torch.ones(()))
     train_state.scaler.update(3.0)
-    one = saver(tmp_path)
-    one.save(train_state, 1)
+    writer = saver(tmp_path)
+    writer.save(train_state, 1)
     drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
 
     other = build(Killed(precision="fp16"), "cpu")
@@ -201,26 +201,26 @@ def test_what_a_job_saves_beside_is_kept_and_what_it_cannot_is_refused(tmp_path)
 
     train_state = build(Extra(), "cpu")
     saver(tmp_path).save(train_state, 1)
-    found = read_checkpoint(tmp_path / "00000001")
-    saved = found.mapped(found.state["saved"])
+    checkpoint = read_checkpoint(tmp_path / "00000001")
+    saved = checkpoint.mapped(checkpoint.state["saved"])
     assert (saved["ema_decay"], saved["notes"]) == (0.5, (1, "two"))
     assert torch.equal(saved["again"]["0.weight"], train_state.nets["net"][0].weight)
-    assert not any(name.startswith("saved") for name in found.tensors.entries), "kept twice"
+    assert not any(name.startswith("saved") for name in checkpoint.tensors.entries), "kept twice"
     with pytest.raises(InputError, match=r"the state to save: saved\.model: a torch\.nn.*Sequential; keep numbers"):
         saver(tmp_path).warm(build(Wrong(), "cpu"))
 
 
 def test_the_newest_stay_and_what_a_killed_process_left_goes(tmp_path):
-    train_state, one = build(Net(), "cpu"), saver(tmp_path, keep=2)
+    train_state, writer = build(Net(), "cpu"), saver(tmp_path, keep=2)
     for number in (1, 2, 3):
-        one.save(train_state, number)
+        writer.save(train_state, number)
     (tmp_path / ".00000004.123").mkdir()
     (tmp_path / "00000009").mkdir()
     assert sorted(path.name for path in tmp_path.iterdir()) == [".00000004.123", "00000002", "00000003", "00000009"]
     said = []
-    found = Checkpoints(tmp_path).newest(said.append)
-    assert found is not None
-    assert found.next_window == 3
+    checkpoint = Checkpoints(tmp_path).newest(said.append)
+    assert checkpoint is not None
+    assert checkpoint.next_window == 3
     assert "00000009: it is torn or no checkpoint" in said[0]
     Checkpoints(tmp_path).clean(3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["00000002", "00000003", "00000009.torn"]
@@ -248,12 +248,12 @@ def test_a_pickle_in_the_folder_is_named_and_never_opened(tmp_path):
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_full_disk_costs_that_checkpoint_alone(small_disk, asynchronous):
     train_state, said = build(Killed(), "cpu"), []
-    one = saver(small_disk / "checkpoints", asynchronous=asynchronous, say=said.append)
-    one.save(train_state, 1)
-    assert one.finish()
+    writer = saver(small_disk / "checkpoints", asynchronous=asynchronous, say=said.append)
+    writer.save(train_state, 1)
+    assert writer.finish()
     (small_disk / "other").write_bytes(b"0" * (os.statvfs(small_disk).f_bavail * 4096 - 8192))
-    one.save(train_state, 2)
-    assert not one.finish()
+    writer.save(train_state, 2)
+    assert not writer.finish()
     (line,) = said
     assert "checkpoint of window 2 not written: No space left on device; the one before it" in line
     assert "00000001, is whole; give" in line
@@ -261,22 +261,22 @@ def test_a_full_disk_costs_that_checkpoint_alone(small_disk, asynchronous):
     assert [path.name for path in (small_disk / "checkpoints").iterdir()] == ["00000001"]
     assert read_checkpoint(small_disk / "checkpoints" / "00000001").next_window == 1
     (small_disk / "other").unlink()
-    one.save(train_state, 3)
-    assert one.finish()
+    writer.save(train_state, 3)
+    assert writer.finish()
 
 
 def test_a_file_size_limit_and_a_read_only_folder_too(small_disk):
     train_state, said = build(Killed(), "cpu"), []
-    one = saver(small_disk, say=said.append)
-    one.save(train_state, 1)
+    writer = saver(small_disk, say=said.append)
+    writer.save(train_state, 1)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
     try:
-        one.save(train_state, 2)
+        writer.save(train_state, 2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    one.save(train_state, 3)
+    writer.save(train_state, 3)
     assert "File too large; the one before it" in said[0]
     assert "Read-only file system; the one before it" in said[1]
     assert [path.name for path in small_disk.iterdir()] == ["00000001"]
@@ -289,32 +289,32 @@ def test_a_copy_that_memory_does_not_hold_is_not_made(tmp_path, monkeypatch):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     train_state, said = build(Net(), "cpu"), []
-    one = saver(tmp_path, asynchronous=True, say=said.append)
+    writer = saver(tmp_path, asynchronous=True, say=said.append)
     monkeypatch.setattr(torch, "empty", no_memory)
-    one.save(train_state, 1)
+    writer.save(train_state, 1)
     monkeypatch.undo()
-    assert one.finish()
+    assert writer.finish()
     assert "checkpoints are written while the training waits" in said[0]
     assert read_checkpoint(tmp_path / "00000001").next_window == 1
 
 
 def test_the_copy_is_of_the_moment_and_reuses_its_buffer(tmp_path):
     train_state = build(Net(), "cpu")
-    one = saver(tmp_path, asynchronous=True)
-    one.warm(train_state)
+    writer = saver(tmp_path, asynchronous=True)
+    writer.warm(train_state)
     weights = []
     for number in (1, 2):
         train(train_state, 1)
         weights.append(train_state.nets["net"][0].weight.detach().clone())
-        one.save(train_state, number)
-        buffer = one._buffer.data_ptr()
+        writer.save(train_state, number)
+        buffer = writer._buffer.data_ptr()
         with torch.no_grad():
             train_state.nets["net"][0].weight.zero_()
-    assert one.finish()
-    assert one._buffer.data_ptr() == buffer
+    assert writer.finish()
+    assert writer._buffer.data_ptr() == buffer
     for number, weight in zip((1, 2), weights, strict=True):
-        found = read_checkpoint(tmp_path / f"{number:08d}")
-        assert torch.equal(found.mapped(found.state["nets"]["net"]["0.weight"]), weight)
+        checkpoint = read_checkpoint(tmp_path / f"{number:08d}")
+        assert torch.equal(checkpoint.mapped(checkpoint.state["nets"]["net"]["0.weight"]), weight)
 
 
 def test_nothing_is_copied_on_the_way_into_the_state():

@@ -88,15 +88,15 @@ def test_code_of_a_job_that_ends_the_process_is_not_done(undisturbed, tmp_path, 
 
 
 def test_done_means_that_lines_checkpoint_and_weights_are_there(undisturbed, tmp_path):
-    whole = undisturbed[1] / "undisturbed"
-    assert read_outcome(whole).windows == 6
-    assert _judged(RunFolder(whole), 0, Guardian()).code == Exit.DONE
+    result = undisturbed[1] / "undisturbed"
+    assert read_outcome(result).windows == 6
+    assert _judged(RunFolder(result), 0, Guardian()).code == Exit.DONE
     for number, (change, words) in enumerate([
         (lambda run: (run / "final" / "net.safetensors").unlink(), "the final weights"),
         (lambda run: shutil.rmtree(run / "checkpoints" / "00000006"), "the final checkpoint"),
         (lambda run: cut(run / "metrics.jsonl"), "the last line of metrics.jsonl is of window 4"),
     ]):  # fmt: skip
-        run = shutil.copytree(whole, tmp_path / str(number))
+        run = shutil.copytree(result, tmp_path / str(number))
         change(run)
         launched = _judged(RunFolder(run), 0, Guardian())
         assert launched.code == Exit.STOPPED

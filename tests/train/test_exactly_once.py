@@ -90,20 +90,20 @@ def hooked(optimizer):
 @pytest.mark.parametrize("fail_in", [0, 1], ids=["first step", "later step"])
 def test_a_failure_at_every_operator_of_a_step(make, fail_in):
     wanted, _ = stepped(make, 3)
-    whole, given_up, at = 0, 0, 0
+    undisturbed, given_up, at = 0, 0, 0
     while True:
         at += 1
         try:
-            found, failed = stepped(make, 3, Once(lambda error: None), at, fail_in)
+            answer, failed = stepped(make, 3, Once(lambda error: None), at, fail_in)
         except TornStepError:
             given_up += 1
             continue
         if not failed:
             break
-        whole += 1
-        assert len(found) == len(wanted)
-        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True)), f"operator {at}"
-    assert whole >= 1
+        undisturbed += 1
+        assert len(answer) == len(wanted)
+        assert all(torch.equal(a, b) for a, b in zip(answer, wanted, strict=True)), f"operator {at}"
+    assert undisturbed >= 1
     if make not in READ_BEFORE_WRITE:
         assert given_up == 0
 

@@ -43,9 +43,9 @@ def check_every_point(name, path, stride=1):
     for point in ("forward", "backward"):
         for number in range(0, points.reached[point], stride):
             path = tmp_path / f"{point}{number}"
-            code, learnt, found, disturbed, seen = run(path, kind(), micro, {(point, number): 1})
+            code, learnt, answer, disturbed, seen = run(path, kind(), micro, {(point, number): 1})
             assert (code, seen.failed) == (Exit.DONE, 1)
-            assert found == ids
+            assert answer == ids
             assert sum(line["retries"] for line in disturbed) == 1
             assert same(learnt, wanted), f"{point} {number}"
 
@@ -54,9 +54,9 @@ def test_what_fails_again_is_split_and_learns_the_same_to_rounding(tmp_path):
     _, wanted, ids, _, _ = run(tmp_path / "whole", Plain(), 3)
     for number in (0, 2, 4):
         first = {("forward", number): 1, ("forward", number + number % 3 + 1): 1}
-        code, learnt, found, metrics, seen = run(tmp_path / f"{number}", Plain(), 3, first)
+        code, learnt, answer, metrics, seen = run(tmp_path / f"{number}", Plain(), 3, first)
         assert (code, seen.failed) == (Exit.DONE, 2)
-        assert consumed(found) == consumed(ids)
+        assert consumed(answer) == consumed(ids)
         assert max(line["micro_batches"] for line in metrics) > 3
         for key, value in wanted.items():
             torch.testing.assert_close(learnt[key], value, rtol=1e-5, atol=1e-6)
@@ -68,9 +68,9 @@ def test_a_failure_in_an_optimizer_step_applies_nothing_twice(name, tmp_path):
     _, wanted, ids, _, points = run(tmp_path / "whole", kind(), micro, steps=True)
     every = points.reached["step"]
     for number in range(0, every, max(every // 5, 1)):
-        code, learnt, found, _, seen = run(tmp_path / f"{number}", kind(), micro, {("step", number): 1}, steps=True)
+        code, learnt, answer, _, seen = run(tmp_path / f"{number}", kind(), micro, {("step", number): 1}, steps=True)
         assert (code, seen.failed) == (Exit.DONE, 1)
-        assert found == ids
+        assert answer == ids
         assert same(learnt, wanted), f"operator {number}"
 
 
@@ -80,11 +80,11 @@ def test_neither_does_one_while_state_visits_the_device(tmp_path, monkeypatch):
     _, _, _, _, points = run(tmp_path / "host", Noisy(), 3, steps=True, optimizer_state="host")
     every = points.reached["step"]
     for number in range(0, every, max(every // 6, 1)):
-        code, learnt, found, _, seen = run(
+        code, learnt, answer, _, seen = run(
             tmp_path / f"{number}", Noisy(), 3, {("step", number): 1}, steps=True, optimizer_state="host"
         )
         assert (code, seen.failed) == (Exit.DONE, 1)
-        assert found == ids
+        assert answer == ids
         assert same(learnt, wanted), f"operator {number}"
 
 
@@ -223,12 +223,12 @@ def test_a_window_without_valid_units_is_skipped_and_said(tmp_path):
 def test_a_run_that_proved_its_envelope_first_is_the_same_bit_for_bit(name, tmp_path):
     kind, micro = JOBS[name]
     _, wanted, ids, _, points = run(tmp_path / "without", kind(), micro, validate=False)
-    code, learnt, found, metrics, more = run(tmp_path / "with", kind(), micro, proves=True)
+    code, learnt, answer, metrics, more = run(tmp_path / "with", kind(), micro, proves=True)
     assert code == Exit.DONE
     assert more.reached["forward"] > points.reached["forward"]
     assert more.reached["validate"] == 4
     assert [set(line["validation"]) for line in metrics] == [{"error"} if name == "noisy" else {"size"}] * 3
-    assert found == ids
+    assert answer == ids
     assert same(learnt, wanted)
 
 
@@ -245,12 +245,12 @@ def test_a_validation_that_fails_is_tried_smaller_and_then_left_out(tmp_path):
     _, wanted, ids, _, _ = run(tmp_path / "whole", Noisy(), 3)
     said = []
     fails = {("validate", number): 1 for number in (0, 2, 3)}
-    code, learnt, found, metrics, _ = run(tmp_path / "run", Noisy(), 3, fails, say=said.append)
+    code, learnt, answer, metrics, _ = run(tmp_path / "run", Noisy(), 3, fails, say=said.append)
     assert code == Exit.DONE
     assert [line["validation_tries"] for line in metrics] == [2, 2, 1]
     assert [line["validation"] is None for line in metrics] == [False, True, False]
     assert "validation was left out" in said[-1]
-    assert found == ids
+    assert answer == ids
     assert same(learnt, wanted)
 
 
@@ -296,10 +296,10 @@ def test_a_net_that_a_phase_does_not_use_waits_in_a_file(tmp_path):
     _, wanted, _, metrics, _ = run(tmp_path / "keep", Job(), 3)
     assert Job.seen == {"train": {()}, "validate": {()}}
     Job.seen.clear()
-    code, learnt, _, found, _ = run(tmp_path / "aside", Job(), 3, idle_nets="aside")
+    code, learnt, _, answer, _ = run(tmp_path / "aside", Job(), 3, idle_nets="aside")
     assert code == Exit.DONE
     assert Job.seen == {"train": {("judge",)}, "validate": {("front",)}}
-    assert [line["validation"] for line in found] == [line["validation"] for line in metrics]
+    assert [line["validation"] for line in answer] == [line["validation"] for line in metrics]
     assert same(learnt, wanted)
     assert not list((tmp_path / "aside").glob(".aside*"))
 
@@ -317,9 +317,9 @@ def test_saving_that_fails_costs_no_step(failing, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Checkpoints, "write", write)
     said = []
-    code, learnt, found, _, _ = run(tmp_path / "run", Noisy(), 3, every=0, saves=said.append)
+    code, learnt, answer, _, _ = run(tmp_path / "run", Noisy(), 3, every=0, saves=said.append)
     assert code == Exit.DONE
     assert [line.split(":")[0] for line in said] == ["checkpoint of window 2 not written"] * (len(failing) - 1)
     assert all("no memory for it" in line for line in said)
-    assert found == ids
+    assert answer == ids
     assert same(learnt, wanted)

@@ -11,16 +11,16 @@ from testing.kill_and_resume import make_plan, new_run, server
 
 def test_a_run_with_state_on_the_host_ends_as_one_without(tmp_path):
     plan = make_plan(tmp_path, "synchronous")
-    with server() as one:
-        whole, run = new_run(tmp_path / "whole", plan), new_run(tmp_path / "run", plan)
-        assert one.run(whole, resume=False, windows=6)["code"] == 0
+    with server() as server_process:
+        undisturbed, run = new_run(tmp_path / "whole", plan), new_run(tmp_path / "run", plan)
+        assert server_process.run(undisturbed, resume=False, windows=6)["code"] == 0
         host = replace(read_plan(plan), optimizer_state="host", average="host")
         write_plan(host, run / "plan.toml")
-        assert one.run(run, resume=False, windows=2)["code"] == 0, (run / "log.txt").read_text()
-        assert one.run(run, resume=True, windows=4)["code"] == 0, (run / "log.txt").read_text()
+        assert server_process.run(run, resume=False, windows=2)["code"] == 0, (run / "log.txt").read_text()
+        assert server_process.run(run, resume=True, windows=4)["code"] == 0, (run / "log.txt").read_text()
         write_plan(read_plan(plan), run / "plan.toml")
-        assert one.run(run, resume=True, windows=6)["code"] == 0, (run / "log.txt").read_text()
-    files = sorted(path.name for path in (whole / "final").iterdir())
+        assert server_process.run(run, resume=True, windows=6)["code"] == 0, (run / "log.txt").read_text()
+    files = sorted(path.name for path in (undisturbed / "final").iterdir())
     assert files
-    assert all((run / "final" / name).read_bytes() == (whole / "final" / name).read_bytes() for name in files)
-    assert (run / "samples.jsonl").read_text() == (whole / "samples.jsonl").read_text()
+    assert all((run / "final" / name).read_bytes() == (undisturbed / "final" / name).read_bytes() for name in files)
+    assert (run / "samples.jsonl").read_text() == (undisturbed / "samples.jsonl").read_text()

@@ -172,7 +172,7 @@ def test_the_largest_is_found_and_proved_on_this_machine():
         command, ["testing/nets.py:Convolution", "--memory", "200MiB", "--prove", "--json"], standalone_mode=False
     )
     answer = json.loads(done.stdout)
-    found, trials = answer["found"], {trial["micro_batch"]: trial["ok"] for trial in answer["trials"]}
+    result, trials = answer["found"], {trial["micro_batch"]: trial["ok"] for trial in answer["trials"]}
     assert answer["proved"]
-    assert (trials[found], trials[found + 1]) == (True, False)
+    assert (trials[result], trials[result + 1]) == (True, False)
     assert len(trials) <= 4

@@ -113,8 +113,8 @@ def lines(run: Path, name: str) -> list[dict]:
 
 @pytest.mark.slow
 def test_a_killed_rank_is_started_again_and_the_run_ends_bit_for_bit_as_undisturbed(tmp_path):
-    whole, torn = tmp_path / "whole", tmp_path / "torn"
-    undisturbed = memfit("run", plan(tmp_path), "--out", whole, "--json")
+    result, torn = tmp_path / "whole", tmp_path / "torn"
+    undisturbed = memfit("run", plan(tmp_path), "--out", result, "--json")
     assert undisturbed.returncode == 0, undisturbed.stderr
     assert "16 = 2 devices x (1 x 5 + 3), ddp, mesh data 2" in undisturbed.stderr
     assert "50 samples, 4 optimizer steps an epoch" in undisturbed.stderr
@@ -127,9 +127,9 @@ def test_a_killed_rank_is_started_again_and_the_run_ends_bit_for_bit_as_undistur
     assert "frame #" not in disturbed.stderr
     assert (tmp_path / "killed").exists()
 
-    a, b = load_file(whole / "final" / "net.safetensors"), load_file(torn / "final" / "net.safetensors")
+    a, b = load_file(result / "final" / "net.safetensors"), load_file(torn / "final" / "net.safetensors")
     assert all(torch.equal(a[name], b[name]) for name in a)
-    assert lines(whole, "samples") == lines(torn, "samples")
+    assert lines(result, "samples") == lines(torn, "samples")
     applied = [(line["window"], line["rank"]) for line in lines(torn, "samples")]
     assert applied == [(window, rank) for window in range(6) for rank in (0, 1)]
     epoch = [i for line in lines(torn, "samples")[:8] for i in line["ids"]]
@@ -182,10 +182,10 @@ def test_a_plan_names_ddp_and_the_parts_of_its_ranks(tmp_path):
 def test_a_window_holds_the_same_samples_on_any_number_of_ranks(ranks):
     for lengths in (None, [7 + (i * 37) % 60 for i in range(101)]):
         size = {"size": 101, "lengths": lengths, "global_batch": 400 if lengths else 16, "micro_batch": 90}
-        one, many = Windows(**size), Windows(**size, ranks=ranks)
-        assert one.per_epoch(0) == many.per_epoch(0)
-        for number in range(one.per_epoch(0)):
-            assert sorted(one.window(number).ids) == sorted(many.window(number).ids)
+        first, many = Windows(**size), Windows(**size, ranks=ranks)
+        assert first.per_epoch(0) == many.per_epoch(0)
+        for number in range(first.per_epoch(0)):
+            assert sorted(first.window(number).ids) == sorted(many.window(number).ids)
             if lengths is not None:
                 micro_batches = many.window(number).micro_batches
                 assert max(len(ids) * max(lengths[i] for i in ids) for ids in micro_batches) <= 90

@@ -44,12 +44,12 @@ def undisturbed(tmp_path_factory):
 
 def samples(path: Path) -> dict[int, list[int]]:
     """The ids of each window, sorted; every window and rank once."""
-    found: dict[int, list[int]] = {}
+    by_name: dict[int, list[int]] = {}
     applied = lines(path, "samples")
     assert [(line["window"], line["rank"]) for line in applied] == [(w, r) for w in range(3) for r in range(3)]
     for line in applied:
-        found.setdefault(line["window"], []).extend(line["ids"])
-    return {window: sorted(ids) for window, ids in found.items()}
+        by_name.setdefault(line["window"], []).extend(line["ids"])
+    return {window: sorted(ids) for window, ids in by_name.items()}
 
 
 @pytest.mark.parametrize(
@@ -75,10 +75,10 @@ def test_a_checkpoint_in_parts_is_validated_by_hand_on_one_device(undisturbed):
     _, path, _ = undisturbed
     done = memfit("validate", path, "--json")
     assert done.returncode == 0, done.stderr
-    found, last = json.loads(done.stdout), lines(path, "metrics")[-1]
-    assert found["window"] == 3
-    assert found["values"]["items"] == last["validation"]["items"]
-    assert found["values"]["error"] == pytest.approx(last["validation"]["error"], rel=1e-5)
+    answer, last = json.loads(done.stdout), lines(path, "metrics")[-1]
+    assert answer["window"] == 3
+    assert answer["values"]["items"] == last["validation"]["items"]
+    assert answer["values"]["error"] == pytest.approx(last["validation"]["error"], rel=1e-5)
 
 
 @pytest.mark.slow

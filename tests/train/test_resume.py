@@ -21,18 +21,18 @@ from testing.kill_and_resume import JOB, make_plan, new_run, server
 
 def test_a_run_goes_on_with_smaller_micro_batches_and_the_same_samples(tmp_path):
     plan = make_plan(tmp_path, "synchronous")
-    with server() as one:
-        whole, run = new_run(tmp_path / "whole", plan), new_run(tmp_path / "run", plan)
-        assert one.run(whole, resume=False, windows=12)["code"] == 0
-        assert one.run(run, resume=False, windows=5)["code"] == 0
+    with server() as server_process:
+        undisturbed, run = new_run(tmp_path / "whole", plan), new_run(tmp_path / "run", plan)
+        assert server_process.run(undisturbed, resume=False, windows=12)["code"] == 0
+        assert server_process.run(run, resume=False, windows=5)["code"] == 0
         smaller = replace(read_plan(plan), micro_batch=4, micro_batches=[[4, 4, 4, 4]], arithmetic="16 = 4 x 4")
         write_plan(smaller, run / "plan.toml")
-        assert one.run(run, resume=True, windows=12)["code"] == 0, (run / "log.txt").read_text()
-        assert (run / "samples.jsonl").read_text() == (whole / "samples.jsonl").read_text()
+        assert server_process.run(run, resume=True, windows=12)["code"] == 0, (run / "log.txt").read_text()
+        assert (run / "samples.jsonl").read_text() == (undisturbed / "samples.jsonl").read_text()
 
         before = {path: path.read_bytes() for path in run.rglob("*.jsonl")}
         write_plan(replace(smaller, seed=1), run / "plan.toml")
-        assert one.run(run, resume=True, windows=13)["code"] == Exit.BAD_INPUT
+        assert server_process.run(run, resume=True, windows=13)["code"] == Exit.BAD_INPUT
         assert "its seed is 1: " in (run / "log.txt").read_text()
         assert before == {path: path.read_bytes() for path in run.rglob("*.jsonl")}
 

@@ -77,14 +77,14 @@ def test_a_run_writes_its_plan_metrics_samples_and_weights(plan, tmp_path):
 
 @pytest.mark.slow
 def test_a_stopped_run_goes_on_bit_for_bit(plan, tmp_path):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert memfit("run", plan, "--out", whole).returncode == 0
+    undisturbed, parts = tmp_path / "whole", tmp_path / "parts"
+    assert memfit("run", plan, "--out", undisturbed).returncode == 0
     assert memfit("run", plan, "--out", parts, "--windows", 2).returncode == 0
     assert memfit("run", plan, "--out", parts, "--windows", 6, "--resume").returncode == 0
 
-    a, b = load_file(whole / "final" / "net.safetensors"), load_file(parts / "final" / "net.safetensors")
+    a, b = load_file(undisturbed / "final" / "net.safetensors"), load_file(parts / "final" / "net.safetensors")
     assert all(torch.equal(a[name], b[name]) for name in a)
-    assert lines(whole, "samples") == lines(parts, "samples")
+    assert lines(undisturbed, "samples") == lines(parts, "samples")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
@@ -98,7 +98,7 @@ def test_an_interrupted_run_finishes_its_window_and_exits_with_5(plan, tmp_path,
         child.send_signal(number)
         child.communicate(timeout=300)
     assert child.returncode == 5
-    newest = max(int(one.name) for one in (run / "checkpoints").iterdir())
+    newest = max(int(item.name) for item in (run / "checkpoints").iterdir())
     assert newest == len(lines(run, "samples"))
     assert len(lines(run, "samples")) == len(lines(run, "metrics"))
 

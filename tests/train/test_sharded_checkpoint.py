@@ -36,10 +36,10 @@ def three(tmp_path_factory):
     return folder / "state", ranks("fsdp2", 3, "save", folder / "state", folder)
 
 
-def same(found, expected):
-    assert found.keys() == expected.keys()
+def same(result, expected):
+    assert result.keys() == expected.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(result[name], value, rtol=1e-4, atol=1e-6)
 
 
 def test_three_sharded_ranks_to_one_device(three):

@@ -35,10 +35,10 @@ def through(value, tmp_path):
 
     def tensor(spec):
         dtype = getattr(torch, spec["dtype"]) if "dtype" in spec else None
-        found = file.get(spec["$tensor"], dtype, spec.get("shape"))
+        result = file.get(spec["$tensor"], dtype, spec.get("shape"))
         if "stride" in spec:
-            return torch.empty_strided(found.shape, spec["stride"], dtype=found.dtype).copy_(found)
-        return found.clone()
+            return torch.empty_strided(result.shape, spec["stride"], dtype=result.dtype).copy_(result)
+        return result.clone()
 
     return decode(json.loads(json.dumps(coded, allow_nan=False)), tensor)
 
@@ -59,8 +59,8 @@ def same(a, b):
             same(a[key], b[key])
     elif isinstance(a, list | tuple | collections.deque):
         assert len(a) == len(b)
-        for one, other in zip(a, b, strict=True):
-            same(one, other)
+        for item, other in zip(a, b, strict=True):
+            same(item, other)
     elif isinstance(a, float):
         assert math.isnan(a) == math.isnan(b)
         assert math.isnan(a) or (a, math.copysign(1, a)) == (b, math.copysign(1, b))
@@ -114,12 +114,12 @@ def test_tensors_that_share_memory_are_kept_once_and_parameters_as_tensors(tmp_p
     a = torch.randn(8)
     _, tensors = encode({"x": a, "y": [a, nn.Parameter(a)], "part": a[2:], "expanded": a[:1].expand(5)}, "test")
     assert list(tensors) == ["x", "part", "expanded"]
-    found = through(
+    result = through(
         {"expanded": a[:1].expand(5), "every other": a[::2], "conjugate": torch.randn(3, dtype=torch.complex64).conj()},
         tmp_path,
     )
-    assert torch.equal(found["expanded"], a[:1].expand(5))
-    assert torch.equal(found["every other"], a[::2])
+    assert torch.equal(result["expanded"], a[:1].expand(5))
+    assert torch.equal(result["every other"], a[::2])
 
 
 REFUSED = {
@@ -141,9 +141,9 @@ def test_what_cannot_be_kept_is_refused_by_name(value):
 def test_others_read_the_file(tmp_path):
     tensors = {"small": torch.arange(3, dtype=torch.int8), "w": torch.randn(300, 1000), "b": torch.randn(7).bfloat16()}
     write_tensors(tmp_path / "t", tensors, {"format": "pt"})
-    found = load_file(tmp_path / "t")
-    assert set(found) == set(tensors)
-    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+    result = load_file(tmp_path / "t")
+    assert set(result) == set(tensors)
+    assert all(torch.equal(result[name], tensors[name]) for name in tensors)
 
 
 def test_large_tensors_are_written_from_where_they_lie_and_strided_ones_in_small_pieces():
@@ -156,8 +156,8 @@ def test_large_tensors_are_written_from_where_they_lie_and_strided_ones_in_small
     assert (
         max(len(p) for p, a in zip(pieces(tensors, header(tensors)), at, strict=True) if not begin <= a < end) < 3 << 20
     )
-    whole = b"".join(pieces(tensors, b""))
-    assert whole == b"".join(t.contiguous().numpy().tobytes() for _, t in in_file_order(tensors))
+    content = b"".join(pieces(tensors, b""))
+    assert content == b"".join(t.contiguous().numpy().tobytes() for _, t in in_file_order(tensors))
 
 
 @pytest.mark.parametrize("at", [3, 40, 1000, BLOCK + 5, -1])

@@ -83,9 +83,9 @@ def whole(tmp_path_factory):
         PlanRequest(name=name, global_batch=10, device=with_memory(local_cpu(), 128 << 20), micro_batch=5),
     ).plan
     write_plan(plan, folder / "plan.toml")
-    with server() as one:
-        assert one.run(new_run(folder / "whole", folder / "plan.toml"), resume=False)["code"] == 0
-        yield one, folder
+    with server() as server_process:
+        assert server_process.run(new_run(folder / "whole", folder / "plan.toml"), resume=False)["code"] == 0
+        yield server_process, folder
 
 
 @pytest.mark.parametrize(
@@ -101,12 +101,12 @@ def whole(tmp_path_factory):
 def test_a_run_that_is_told_to_stop_goes_on_bit_for_bit(whole, tmp_path, place, number, lasts, windows):
     """The trial of every phase takes 2 of a window's micro-batches, 4 waits of a validation and 2 of a save; a window
     that lasts longer than 5 seconds more is abandoned."""
-    one, folder = whole
+    first, folder = whole
     (folder / "wait").touch()
     (folder / "reached").unlink(missing_ok=True)
     run = new_run(tmp_path / "run", folder / "plan.toml")
     stop = {"folder": str(folder), "place": place, "number": int(number), "lasts": lasts}
-    assert one.run(run, resume=False, stop=stop)["code"] == 5, (run / "log.txt").read_text()
+    assert first.run(run, resume=False, stop=stop)["code"] == 5, (run / "log.txt").read_text()
     assert "Traceback" not in (run / "log.txt").read_text()
     file = run / "samples.jsonl"
     done = [json.loads(line)["window"] for line in file.read_text().splitlines()] if file.exists() else []
@@ -115,7 +115,7 @@ def test_a_run_that_is_told_to_stop_goes_on_bit_for_bit(whole, tmp_path, place, 
     assert Checkpoints(run / "checkpoints").numbers()[:1] == [len(done)][: len(done)]
     if place == "validation":
         assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["validation"] is None
-    assert one.run(run, resume=True)["code"] == 0, (run / "log.txt").read_text()
+    assert first.run(run, resume=True)["code"] == 0, (run / "log.txt").read_text()
     same_end(run, folder / "whole")
     validations = [
         [json.loads(line).get("validation") for line in (each / "metrics.jsonl").read_text().splitlines()]

@@ -59,11 +59,11 @@ def test_the_newest_checkpoint_of_a_run_gives_its_own_nets_values(saved):
     run, train_state = saved
     code, out, err = really("validate", str(run), "--json")
     assert code == 0, err
-    found = json.loads(out)
-    assert found["checkpoint"] == str(run / "checkpoints" / "00000002")
-    assert (found["window"], found["items"]) == (2, 4)
-    assert found["values"] == {"loss": float(expected(train_state)["loss"])}
-    assert 0 < found["measured_process_bytes"] < found["budget_bytes"]
+    answer = json.loads(out)
+    assert answer["checkpoint"] == str(run / "checkpoints" / "00000002")
+    assert (answer["window"], answer["items"]) == (2, 4)
+    assert answer["values"] == {"loss": float(expected(train_state)["loss"])}
+    assert 0 < answer["measured_process_bytes"] < answer["budget_bytes"]
 
 
 def test_a_torn_one_is_passed_over_and_a_small_budget_ends_with_3(saved, tmp_path):

@@ -53,8 +53,8 @@ class FreedLate(Plain):
 @pytest.mark.parametrize("kind", [Plain, Masked, FreedLate])
 @pytest.mark.parametrize("sizes", [(6, 6), (4, 4, 4), (2,) * 6])
 def test_a_window_in_parts_has_the_gradients_of_the_whole(kind, sizes):
-    for part, whole in zip(gradients(kind(), sizes), gradients(kind(), (12,)), strict=True):
-        torch.testing.assert_close(part, whole, rtol=1e-5, atol=1e-6)
+    for part, complete in zip(gradients(kind(), sizes), gradients(kind(), (12,)), strict=True):
+        torch.testing.assert_close(part, complete, rtol=1e-5, atol=1e-6)
 
 
 def test_gradients_that_a_window_leaves_behind_are_no_part_of_the_next(tmp_path):

@@ -18,33 +18,33 @@ pytestmark = pytest.mark.slow
 def undisturbed(tmp_path_factory):
     """The plan for one device, and its run of 6 windows."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    one = on_ranks(read_plan(plan(folder, name="Still")), "single", 1)
-    write_plan(one, folder / "one.toml")
+    first = on_ranks(read_plan(plan(folder, name="Still")), "single", 1)
+    write_plan(first, folder / "one.toml")
     done = memfit("run", folder / "one.toml", "--out", folder / "run")
     assert done.returncode == 0, done.stderr
-    return one, folder / "run"
+    return first, folder / "run"
 
 
 @pytest.mark.parametrize(("engine", "then"), [("ddp", "ddp"), ("fsdp2", "fsdp2"), ("fsdp2", "ddp")])
 def test_two_ranks_go_on_as_three(engine, then, undisturbed, tmp_path):
-    one, whole = undisturbed
-    write_plan(on_ranks(one, engine, 2), tmp_path / "two.toml")
-    write_plan(on_ranks(one, then, 3), tmp_path / "three.toml")
+    first, result = undisturbed
+    write_plan(on_ranks(first, engine, 2), tmp_path / "two.toml")
+    write_plan(on_ranks(first, then, 3), tmp_path / "three.toml")
     begun = memfit("run", tmp_path / "two.toml", "--out", tmp_path / "run", "--windows", 3)
     assert begun.returncode == 0, begun.stderr
     ended = memfit("run", tmp_path / "three.toml", "--out", tmp_path / "run", "--resume")
     assert ended.returncode == 0, ended.stderr
     applied = [(line["window"], line["rank"]) for line in lines(tmp_path / "run", "samples")]
     assert applied == [(w, rank) for w in range(6) for rank in range(2 if w < 3 else 3)]
-    assert _ids(tmp_path / "run") == _ids(whole)
-    mine, theirs = (load_file(run / "final" / "net.safetensors") for run in (tmp_path / "run", whole))
+    assert _ids(tmp_path / "run") == _ids(result)
+    mine, theirs = (load_file(run / "final" / "net.safetensors") for run in (tmp_path / "run", result))
     assert mine.keys() == theirs.keys()
     for name, weight in theirs.items():
         torch.testing.assert_close(mine[name], weight, rtol=1e-4, atol=1e-5)
 
 
 def _ids(run):
-    found = {}
+    by_name = {}
     for line in lines(run, "samples"):
-        found.setdefault(line["window"], []).extend(line["ids"])
-    return {window: sorted(ids) for window, ids in found.items()}
+        by_name.setdefault(line["window"], []).extend(line["ids"])
+    return {window: sorted(ids) for window, ids in by_name.items()}

@@ -45,12 +45,12 @@ def test_a_run_goes_on_bit_for_bit_and_on_more_ranks(engine, one, tmp_path):
     two = replace(on_ranks(alone, engine, 2), engine_choices=CHOICES[engine])
     for name in ("whole", "cut", "more"):
         (tmp_path / name).mkdir()
-    whole = ran(two, tmp_path / "whole")
+    complete = ran(two, tmp_path / "whole")
     for name, weight in expected.items():
-        torch.testing.assert_close(whole[name], weight, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(complete[name], weight, rtol=1e-4, atol=1e-5)
     ran(two, tmp_path / "cut", "--windows", 3)
     cut = ran(two, tmp_path / "cut", "--resume")
-    assert all(torch.equal(cut[name], weight) for name, weight in whole.items())
+    assert all(torch.equal(cut[name], weight) for name, weight in complete.items())
     assert lines(tmp_path / "cut" / "run", "samples") == lines(tmp_path / "whole" / "run", "samples")
     ran(two, tmp_path / "more", "--windows", 3)
     more = ran(on_ranks(two, engine, 3), tmp_path / "more", "--resume")

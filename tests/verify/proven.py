@@ -11,7 +11,7 @@ class Proven(jobs.Sound):
     def dataset(self):
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(60, 8, generator=generator)
-        return [{"x": one, "y": (one[0] > 0).long()} for one in x]
+        return [{"x": item, "y": (item[0] > 0).long()} for item in x]
 
 
 class OfTheRank(jobs.NoiseOfTheRank, Proven):

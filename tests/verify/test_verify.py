@@ -57,8 +57,8 @@ def run_verify(job: str, *arguments: str) -> subprocess.CompletedProcess:
 
 @pytest.mark.parametrize("name", FOUND_ALONE)
 def test_what_a_split_changes_is_found_and_named(name):
-    found = split_findings(getattr(jobs, name)())
-    assert [(one.code, one.kind) for one in found] == FOUND_ALONE[name]
+    findings = split_findings(getattr(jobs, name)())
+    assert [(finding.code, finding.kind) for finding in findings] == FOUND_ALONE[name]
 
 
 def test_the_module_with_local_statistics_is_named():
@@ -68,19 +68,19 @@ def test_the_module_with_local_statistics_is_named():
 
 @pytest.mark.slow
 def test_a_sound_job_is_the_same_on_three_ranks_to_rounding():
-    code, found = verify("Sound", "--world-sizes", "1,3")
-    assert (code, found["ok"], found["findings"]) == (0, True, [])
-    one, three = found["worlds"]
-    assert (one["world"], one["engine"], three["world"], three["engine"]) == (1, "single", 3, "ddp")
-    assert set(one["max_relative_difference"].values()) == {0.0}
+    code, answer = verify("Sound", "--world-sizes", "1,3")
+    assert (code, answer["ok"], answer["findings"]) == (0, True, [])
+    first, three = answer["worlds"]
+    assert (first["world"], first["engine"], three["world"], three["engine"]) == (1, "single", 3, "ddp")
+    assert set(first["max_relative_difference"].values()) == {0.0}
     assert 0 < three["max_relative_difference"]["gradients"] <= three["bound"]
     assert three["bound"] == sum_bound(6)
 
 
 def test_sharded_ranks_are_the_same_to_rounding():
-    code, found = verify("Sound", "--world-sizes", "3", "--engine", "fsdp2")
-    (three,) = found["worlds"]
-    assert (code, three["engine"], found["findings"]) == (0, "fsdp2", [])
+    code, answer = verify("Sound", "--world-sizes", "3", "--engine", "fsdp2")
+    (three,) = answer["worlds"]
+    assert (code, three["engine"], answer["findings"]) == (0, "fsdp2", [])
     assert 0 < three["max_relative_difference"]["gradients"] <= three["bound"] == sum_bound(6)
     assert 0 < three["of_bounds"]["parameters"] <= 1
 
@@ -88,9 +88,9 @@ def test_sharded_ranks_are_the_same_to_rounding():
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["zero1", "zero2", "zero3"])
 def test_ranks_under_zero_are_the_same_to_rounding(engine):
-    code, found = verify("Sound", "--world-sizes", "2,3", "--engine", engine)
-    assert (code, found["findings"]) == (0, [])
-    for world in found["worlds"]:
+    code, answer = verify("Sound", "--world-sizes", "2,3", "--engine", engine)
+    assert (code, answer["findings"]) == (0, [])
+    for world in answer["worlds"]:
         assert world["engine"] == engine
         assert 0 < world["max_relative_difference"]["gradients"] <= world["bound"]
         assert 0 < world["of_bounds"]["parameters"] <= 1
@@ -122,10 +122,10 @@ def test_an_engine_that_is_not_there_or_cannot_carry_the_job_is_refused_by_name(
     ],
 )
 def test_what_ranks_do_otherwise_is_found_and_named(name, code, exit_code):
-    returned, found = verify(name, "--world-sizes", "2", "--windows", "1")
+    returned, answer = verify(name, "--world-sizes", "2", "--windows", "1")
     assert returned == exit_code
-    assert code in [one["code"] for one in found["findings"]]
-    assert found["ok"] is (exit_code == 0)
+    assert code in [finding["code"] for finding in answer["findings"]]
+    assert answer["ok"] is (exit_code == 0)
 
 
 @pytest.mark.slow
@@ -139,9 +139,9 @@ def test_the_built_in_systems_are_the_same_on_one_two_and_three_ranks(name, engi
         assert why in refused.stderr.splitlines()[-1]
         assert "write --engine ddp" in refused.stderr.splitlines()[-1]
         return
-    code, found = verify(name, "--world-sizes", "1,2,3", "--windows", "1", "--engine", engine)
-    assert code == 0, found
-    assert [world["ok"] for world in found["worlds"]] == [True, True, True]
+    code, answer = verify(name, "--world-sizes", "1,2,3", "--windows", "1", "--engine", engine)
+    assert code == 0, answer
+    assert [world["ok"] for world in answer["worlds"]] == [True, True, True]
 
 
 def test_two_orders_of_a_sum_differ_within_the_bound_and_a_wrong_term_does_not():

@@ -113,11 +113,11 @@ class PaddedBuckets(DistributedSampler):
 
     def __iter__(self):
         generator, batches = np.random.default_rng(self.epoch), []
-        whole = self.num_replicas * self.batch_size
+        complete = self.num_replicas * self.batch_size
         for bucket in self.buckets:
             ids = generator.permutation(bucket)
             if self.pad:
-                ids = np.resize(ids, -(-len(ids) // whole) * whole)
+                ids = np.resize(ids, -(-len(ids) // complete) * complete)
             own = ids[self.rank :: self.num_replicas]
             batches += [own[at : at + self.batch_size].tolist() for at in range(0, len(own), self.batch_size)]
         generator.shuffle(batches)
