@@ -222,7 +222,10 @@ def summary_of(lines: list[dict[str, Any]], windows: int, budget: int) -> dict[s
 
 
 def memory_words(summary: dict[str, Any]) -> str:
-    """The peak, with what is no tensor named apart: a prediction for a CPU counts tensors alone."""
+    """The peak, with what is no tensor named apart: a prediction for a CPU counts tensors alone.
+
+    What is no tensor is read when a window has ended, and can have been more at the peak.
+    """
     from memfit.sizes import format_size
 
     def size(nbytes: int | None) -> str:
@@ -234,6 +237,6 @@ def memory_words(summary: dict[str, Any]) -> str:
         return f"Peak {size(measured)} measured, {predicted} predicted, {budget} allowed."
     outside = min(outside, measured)
     return (
-        f"Peak of tensors {size(measured - outside)} measured, {predicted} predicted; "
-        f"with {size(outside)} of libraries, Python and data, {size(measured)} of {budget} allowed."
+        f"Peak of tensors {size(measured - outside)} or less measured, {predicted} predicted; "
+        f"with {size(outside)} or more of libraries, Python and data, {size(measured)} of {budget} allowed."
     )

@@ -112,8 +112,8 @@ def test_what_is_no_tensor_is_named_apart_from_what_a_prediction_counts():
     line = {"window": 0, "measured_process_bytes": 215 << 20, "outside_tensors_bytes": 120 << 20}
     words = memory_words(summary_of([line | {"predicted_process_bytes": 95 << 20}], 1, 256 << 20))
     assert words == (
-        "Peak of tensors 95.0 MiB measured, 95.0 MiB predicted; "
-        "with 120 MiB of libraries, Python and data, 215 MiB of 256 MiB allowed."
+        "Peak of tensors 95.0 MiB or less measured, 95.0 MiB predicted; "
+        "with 120 MiB or more of libraries, Python and data, 215 MiB of 256 MiB allowed."
     )
     assert memory_words(summary_of([], 0, 1 << 20)) == "Peak unknown measured, unknown predicted, 1.0 MiB allowed."
 
