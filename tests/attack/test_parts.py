@@ -133,6 +133,10 @@ def test_a_poisoned_value_beside_good_metadata_runs_nothing(trained, reader, tmp
         (lambda index: first(index).update(dtype="load"), "'load' is not a dtype"),
         (lambda index: first(index)["chunks"][0].update(name="no such"), "KeyError"),
         (lambda index: index["tensors"].pop("nets.net.out.bias"), "Missing key"),
+        (
+            lambda index: index["values"].update({key: {"value": 7} for key in parameters_of(index)}),
+            "cannot be read .* TypeError",
+        ),
     ],
 )
 def test_an_index_that_says_what_no_checkpoint_says(reader, written, tmp_path, change, says):
@@ -145,6 +149,13 @@ def test_an_index_that_says_what_no_checkpoint_says(reader, written, tmp_path, c
 
 def first(index):
     return index["tensors"]["nets.net.blocks.0.0.weight"]
+
+
+def parameters_of(index):
+    """Keys of the values that list an optimizer's parameters."""
+    keys = [key for key in index["values"] if "param_groups" in key and key.endswith("params")]
+    assert keys, list(index["values"])
+    return keys
 
 
 def test_a_value_that_needs_code_is_refused_when_it_is_saved(trained, tmp_path):

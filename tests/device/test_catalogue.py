@@ -1,5 +1,7 @@
 """The catalogue of cards: every card there, every figure sourced, nothing unknown shown as a number."""
 
+from pathlib import Path
+
 import pytest
 
 from memfit.device.hardware.catalogue import Device, catalogue, figures, find_device, read_cards, with_memory
@@ -172,3 +174,8 @@ def test_a_file_that_is_no_card_s_is_refused(tmp_path, text, message) -> None:
     path.write_text(text)
     with pytest.raises(InputError, match=message):
         read_cards(path)
+
+
+def test_a_device_file_that_never_ends_is_refused() -> None:
+    with pytest.raises(InputError, match="not a file of text"):
+        read_cards(Path("/dev/zero"))

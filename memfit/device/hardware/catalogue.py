@@ -206,6 +206,8 @@ def read_cards(path: Path) -> dict[str, Device]:
         InputError: no such file, no TOML, or a table that is not a card's.
     """
     example = '[my-card]\nname = "…"\ncompute_capability = [8, 6]\nmemory_bytes = 12622168064'
+    if path.exists() and not path.is_file():
+        raise InputError(str(path), "not a file of text", f"write {example.splitlines()[0]} and its figures into one")
     try:
         tables = toml.loads(path.read_text())
     except (OSError, UnicodeDecodeError, toml.TOMLDecodeError) as error:

@@ -62,6 +62,14 @@ def load_sharded(train_state: TrainState, folder: str | Path) -> None:
     """
     state = _state(train_state)
     _read(train_state, state, folder)
+    try:
+        _put(train_state, state)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise _unreadable(folder, describe(error)) from error
+
+
+def _put(train_state: TrainState, state: dict[str, Any]) -> None:
+    """A state that was read, put into nets, optimizers, averages, schedules and the scaler."""
     train_state.engine.load_state_of_parts(train_state.nets, train_state.optimizers, state)
     for name, net in train_state.ema.items():
         train_state.engine.load_net_of_parts(net, state["ema"][name])
