@@ -49,7 +49,7 @@ def main() -> int:
     print(f"seed {seed}", flush=True)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"
+        os.environ |= {"XDG_CACHE_HOME": f"{folder}/cache", "XDG_CONFIG_HOME": f"{folder}/config"}
         inputs = Inputs(Path(folder))
         if asked.case:
             kind, _, number = asked.case.partition(":")

@@ -12,7 +12,7 @@ from enum import IntEnum
 from pathlib import Path
 from types import FrameType
 
-from memfit.printable import one_line, printable
+from memfit.printable import one_line, printable, shortened
 
 EXTRAS = {
     "jobs": ("diffusers", "transformers", "peft", "PIL", "soundfile", "espeakng_loader"),
@@ -163,8 +163,8 @@ def describe(error: BaseException) -> str:
     """
     text = _first_line(error)
     if isinstance(error, ImportError) and (cause := _cause_of_import(error)) and cause not in text:
-        text = f"{_cut(text, 236 - min(len(cause), 160))} ({_cut(cause, 160)})"
-    return _cut(printable(text), 240)
+        text = f"{shortened(text, 236 - min(len(cause), 160))} ({shortened(cause, 160)})"
+    return shortened(printable(text))
 
 
 def _first_line(error: BaseException) -> str:
@@ -181,10 +181,6 @@ def _cause_of_import(error: ImportError) -> str:
         return _first_line(first)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if len(lines) > 1 else ""
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _is_ours(frame: FrameType) -> bool:

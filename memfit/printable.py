@@ -21,5 +21,10 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
+def shortened(text: str, most: int = 240) -> str:
+    """Text of at most ``most`` characters, of which the last is … where it was longer."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
 def _written_out(match: re.Match[str]) -> str:
     return match[0].encode("unicode_escape", "surrogatepass").decode()

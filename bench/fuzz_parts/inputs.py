@@ -18,6 +18,7 @@ import click
 import tomli_w
 import torch
 
+from bench.fuzz_parts.failures import EXAMPLES, FailureInputs
 from bench.fuzz_parts.jobs import GOOD, LENGTHS, spoiled_job
 from bench.fuzz_parts.spoil import WORDS, spoil_bytes, spoil_lines, spoil_value, without_none
 from memfit import toml
@@ -35,7 +36,18 @@ CARD = ("--device", "rtx4090")
 SETTINGS = ("width", "rate", "shuffle", "kind", "windows", "clip", "ema", "precision", "validate_every", "no_such")
 
 
-class Inputs:
+CARDS = b"""\
+[my-card]
+name = "NVIDIA My Card"
+compute_capability = [8, 6]
+memory_bytes = 12622168064
+usable_bytes = { value = 12000000000, source = "nvidia-smi" }
+bf16_flops = 51.2e12
+bandwidth = 360.0e9
+"""
+
+
+class Inputs(FailureInputs):
     """Good inputs of every kind, made once, and a case of each."""
 
     def __init__(self, folder: Path) -> None:
@@ -44,8 +56,9 @@ class Inputs:
         self.job, self.long = f"{folder}/job.py:Good", f"{folder}/job.py:Long"
         self._quietly("plan", self.job, "--global-batch", "4", "--memory", "1GiB", "--out", f"{folder}/plan.toml")
         self.plan = (folder / "plan.toml").read_bytes()
-        self._quietly("predict", self.job, *CARD, "--micro-batch", "2", "--trace", f"{folder}/t.npz")
-        self.trace = (folder / "t.npz").read_bytes()
+        files = ("--trace", f"{folder}/t.npz", "--snapshot", f"{folder}/s.pickle")
+        self._quietly("predict", self.job, *CARD, "--micro-batch", "2", *files)
+        self.trace, self.snapshot = (folder / "t.npz").read_bytes(), (folder / "s.pickle").read_bytes()
         self._checkpoints()
         self._modules = set(sys.modules)
         self.clean()
@@ -85,7 +98,8 @@ class Inputs:
 
     def _case_option(self, chance: random.Random) -> Any:
         """Any option of any verb that writes nothing elsewhere, with any word."""
-        verb = chance.choice(("predict", "plan", "devices", "jobs", "export", "report"))
+        verbs = "predict", "plan", "devices", "jobs", "export", "report", "max", "cards", "compare", "explain", "lint"
+        verb = chance.choice(verbs)
         command = __import__(f"memfit.cli.{verb}", fromlist=["command"]).command
         words = {
             "predict": [self.job],
@@ -93,6 +107,8 @@ class Inputs:
             "export": [],
             "report": [],
             "devices": [],
+            "explain": [],
+            "lint": [],
         }
         arguments = [*words.get(verb, [self.job])]
         files = ("--out", "--trace", "--snapshot")
@@ -171,6 +187,28 @@ class Inputs:
         path = self.now / f"lengths.{ending}"
         path.write_bytes(chance.choice((spoil_bytes, spoil_lines))(LENGTHS[ending], chance))
         return main(["predict", self.long, *CARD, "--micro-batch", "32", "--epoch", "3", "--lengths", f"{path}:frames"])
+
+    def _case_cards(self, chance: random.Random) -> Any:
+        """A file of cards that is added, or was added before."""
+        path, own = self.now / "cards.toml", self.folder / "config" / "memfit" / "devices.toml"
+        content = chance.choice((spoil_bytes, spoil_lines))(CARDS, chance)
+        if chance.random() < 0.5:
+            changed = without_none(spoil_value(toml.loads(CARDS.decode()), chance))
+            content = tomli_w.dumps(changed if isinstance(changed, dict) else {}).encode("utf-8", "replace")
+        try:
+            if chance.random() < 0.5:
+                path.write_bytes(content)
+                return main(["devices", "--add", str(path)])
+            own.parent.mkdir(parents=True, exist_ok=True)
+            own.write_bytes(content)
+            return main(["predict", self.job, "--device", chance.choice(("my-card", "rtx4090")), "--micro-batch", "2"])
+        finally:
+            own.unlink(missing_ok=True)
+
+    def _case_prices(self, chance: random.Random) -> Any:
+        path = self.now / "prices.csv"
+        path.write_bytes(chance.choice((spoil_bytes, spoil_lines))((EXAMPLES / "prices.csv").read_bytes(), chance))
+        return main(["cards", self.job, "--prices", str(path)])
 
     def _case_checkpoint(self, chance: random.Random) -> Any:
         """One of its files damaged, or its manifest rewritten with a right checksum."""

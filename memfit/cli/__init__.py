@@ -12,6 +12,7 @@ import click
 from memfit.cli.output import complain, prepare_output
 from memfit.cli.usage_errors import check_given_once, mistake, unknown_verb
 from memfit.errors import Exit, InputError, mistake_in_job
+from memfit.printable import shortened
 
 VERBS = {
     "trace": "Your own training script, unmodified: its memory by phase and line, on every card.",
@@ -121,11 +122,16 @@ def _mistake(error: Exception, arguments: Sequence[str]) -> InputError | None:
     if isinstance(error, click.ClickException):
         return mistake(error)
     if isinstance(error, OSError) and (place := _named(error, arguments)):
-        return InputError(f"the path {place!r}", f"{error.strerror}", "write a path that can be read")
+        return InputError(f"the path {shortened(place)!r}", f"{error.strerror}", "write a path that can be read")
     return mistake_in_job(error, changed=any(argument.startswith("--set") for argument in arguments))
 
 
 def _named(error: OSError, arguments: Sequence[str]) -> str:
-    """The argument that names the path which the system refused; empty where none does."""
+    """The path that the system refused, where it is an argument, a part of one, or lies in one; else empty."""
     path = str(error.filename or "")
-    return next((argument for argument in arguments if len(argument) > 1 and path.startswith(argument)), "")
+    for argument in arguments:
+        if len(path) > 1 and path in argument:
+            return path
+        if len(argument) > 1 and path.startswith(argument):
+            return argument
+    return ""

@@ -23,7 +23,7 @@ def fuzz(tmp_path, cases, seed):
     return json.loads(out.read_text())
 
 
-@pytest.mark.parametrize("cases", [52, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [54, pytest.param(5000, marks=pytest.mark.slow)])
 def test_no_spoiled_input_ends_in_a_traceback(tmp_path, cases):
     result = fuzz(tmp_path, cases, seed=20)
     assert result["failed"] == 0

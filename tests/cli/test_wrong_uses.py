@@ -69,6 +69,19 @@ def test_a_path_that_the_system_refuses(run: Run, verb: str) -> None:
     is_one_line(run(verb, "n" * 300), "File name too long")
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("predict", "n" * 300 + ".py:Job", "--device", "rtx4090"),
+        ("predict", "f5_tts/tiny", "--device", "rtx4090", "--lengths", "n" * 300 + ".csv:frames", "--epoch", "1"),
+        ("audit", "n" * 300 + ".py:loader", "--world-sizes", "2"),
+        ("predict", "f5_tts/tiny", "--device", "rtx4090", "--micro-batch", "2", f"--trace={'n' * 300}.npz"),
+    ],
+)
+def test_a_path_that_the_system_refuses_within_an_argument(run: Run, arguments: tuple[str, ...]) -> None:
+    is_one_line(run(*arguments), "File name too long")
+
+
 def test_json_that_is_too_deep(run: Run, tmp_path: Path) -> None:
     (tmp_path / "deep.json").write_text("[" * 5000)
     is_one_line(run("plan", "--from-trace", f"{tmp_path}/deep.json", "--device", "rtx4090"), "it is not JSON")
