@@ -1,19 +1,20 @@
 """Mutations of memfit's code, each run against the tests nearest to it: which of them no test notices.
 
-python -m bench.mutation [--count 60] [--seed 0] [--only replay] [--out bench/results/mutation.json]
+python -m bench.mutation [--count 60] [--seed 0] [--only replay] [--json FILE]
 
-A mutation changes one comparison, operator, constant, condition or call. It is made in a copy of the checkout, and the
-fast tests of the module's folder (and of ``NEAREST``) run there until the first one fails. Killed: a test fails, or the
-tests do not end in ``--limit`` seconds. The same seed makes the same mutations of the same code.
+A mutation changes one comparison, operator, condition or call. It is made in a copy of the checkout, and the fast tests
+that ``NEAREST`` names for its folder run there until the first one fails; files that name the mutated module run first.
+Killed: a test fails, or the tests do not end in ``--limit`` seconds. The same seed makes the same mutations of the same
+code.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -23,9 +24,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.progress import track
+from bench.result_file import ROOT, add_json_option, target, write_result
 
-ROOT = Path(__file__).resolve().parents[1]
 NEAREST: dict[str, list[str]] = {
     "memfit/geometry.py": ["tests/test_geometry.py"],
     "memfit/sizes.py": ["tests/test_sizes.py"],
@@ -37,6 +37,8 @@ NEAREST: dict[str, list[str]] = {
     "memfit/verify": ["tests/verify"],
 }
 """Mutated files and folders, and the tests that are run for each."""
+MOST_OF_A_FILE = 3
+"""Mutations of an entry of ``NEAREST`` that is a file: it has fewer than a folder."""
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.And: ast.Or, ast.Or: ast.And,
@@ -116,19 +118,28 @@ def _offset(text: str, line: int, column: int) -> int:
 
 
 def chosen(count: int, seed: int, only: str) -> list[tuple[Mutation, list[str]]]:
-    """``count`` mutations, as many of each entry of ``NEAREST`` as can be."""
+    """``count`` mutations: three of each entry of ``NEAREST`` that is a file, and as many of each folder as of the others."""
     rng, groups = random.Random(seed), []
-    for target, tests in NEAREST.items():
-        if only in target:
-            path = ROOT / target
+    for name, tests in NEAREST.items():
+        if only in name:
+            path = ROOT / name
             files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
             every = [mutation for file in files for mutation in mutations(file)]
             rng.shuffle(every)
-            groups.append([(mutation, tests) for mutation in every])
+            groups.append([(mutation, tests) for mutation in every[: None if path.is_dir() else MOST_OF_A_FILE]])
     picked = []
     while len(picked) < count and any(groups):
         picked += [group.pop() for group in groups if group][: count - len(picked)]
     return picked
+
+
+def test_files(tests: list[str], file: Path) -> list[str]:
+    """The files of these tests; those that name the module of ``file`` come first."""
+    paths = [ROOT / test for test in tests]
+    every = [file for path in paths for file in (sorted(path.glob("test_*.py")) if path.is_dir() else [path])]
+    module = re.compile(rf"\b{file.stem}\b")
+    ordered = sorted(every, key=lambda test: module.search(test.read_text()) is None)
+    return [str(test.relative_to(ROOT)) for test in ordered]
 
 
 def outcome(mutation: Mutation, tests: list[str], copy: Path, limit: float) -> Outcome:
@@ -137,7 +148,8 @@ def outcome(mutation: Mutation, tests: list[str], copy: Path, limit: float) -> O
     original = file.read_text()
     file.write_text(mutation.source)
     begin = time.monotonic()
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", *tests]
+    files = test_files(tests, Path(mutation.file))
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", *files]
     try:
         ended = subprocess.run(
             command,
@@ -164,13 +176,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="text that a key of NEAREST contains")
     parser.add_argument("--limit", type=float, default=900.0, help="seconds for the tests of one mutation")
-    parser.add_argument("--out", type=Path)
+    add_json_option(parser)
     options = parser.parse_args()
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "out", "runs", "__pycache__"))
-        for mutation, tests in track(chosen(options.count, options.seed, options.only), "mutations"):
+        for mutation, tests in chosen(options.count, options.seed, options.only):
             outcomes.append(outcome(mutation, tests, copy, options.limit))
             last = outcomes[-1]
             print(
@@ -179,13 +191,11 @@ def main() -> int:
             )
     killed = sum(result.killed for result in outcomes)
     print(f"{killed} of {len(outcomes)} killed")
-    if options.out:
-        answer = {
-            "command": "python -m bench.mutation " + " ".join(sys.argv[1:]),
-            "seed": options.seed, "mutations": len(outcomes), "killed": killed,
-            "outcomes": [asdict(result) for result in outcomes],
-        }  # fmt: skip
-        options.out.write_text(json.dumps(answer, indent=1) + "\n")
+    figures = {
+        "seed": options.seed, "mutations": len(outcomes), "killed": killed,
+        "outcomes": [asdict(result) for result in outcomes],
+    }  # fmt: skip
+    write_result(target(options.json, complete=not options.only), figures)
     return 0
 
 
