@@ -1,4 +1,4 @@
-"""A job set up for training: a job, an engine and a plan's choices go in, nets that run windows come out.
+"""Sets a job up for training: takes a job, an engine and a plan's choices; gives nets that run windows.
 
-Checkpointing, offload, optimizer implementations and phase policies are applied here, in traces and real runs alike.
+Checkpointing, offload, optimizer implementations and phase policies are applied here, for traces and real runs alike.
 """

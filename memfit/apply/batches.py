@@ -1,4 +1,4 @@
-"""Batches on their way: tensors in any nesting, and objects that can only be moved whole, as PyG's Data."""
+"""Moves batches to a device: tensors in any nesting, and objects that move only as a whole, such as PyG's Data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memfit.apply.train_state import map_tensors
 
 
 def on_device(batch: Any, device: torch.device) -> Any:
-    """A batch with its tensors on the device; what is of no kind of a nesting is moved by its own ``to``."""
+    """Returns the batch with its tensors on the device. An object of an unknown class is moved by its own ``to``."""
     return map_tensors(
         batch,
         lambda tensor: tensor.to(device, non_blocking=True),
@@ -19,7 +19,7 @@ def on_device(batch: Any, device: torch.device) -> Any:
 
 
 def is_opaque(batch: Any) -> bool:
-    """Whether something in a batch has tensors that only its own ``to`` reaches."""
+    """Whether a batch holds an object whose tensors only its own ``to`` method reaches."""
     moves = []
 
     def seen(value: Any) -> Any:

@@ -1,9 +1,9 @@
-"""What a forward changes beside gradients, so that it can be put back: running statistics, averages, modes.
+"""Snapshots of the state that a forward changes besides gradients: running statistics, averages, modes.
 
-Buffers of modules in training mode are copied from the start; another tensor (a momentum encoder's parameter, say) from
-the first window on in which it was seen to change. A change that was not copied before is found by autograd's version
-counter and refused. Not seen: writes through ``.data`` into the same memory, values that are no tensors, and writes to
-parameters that DeepSpeed gathers and drops.
+Buffers of modules in training mode are copied from the start. Any other tensor, such as a momentum encoder's parameter,
+is copied from the first window in which it changed. A change to a tensor without a copy is detected by autograd's
+version counter and raises ``CannotRepeatError``. Not detected: writes through ``.data`` into the same memory, values
+that are not tensors, and writes to parameters that DeepSpeed gathers and drops.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from memfit.job import Nets
 
 
 class CannotRepeatError(RuntimeError):
-    """A forward changed a tensor of which there is no copy from before."""
+    """A forward changed a tensor that has no earlier copy, so the forward cannot be repeated."""
 
 
 class BufferSnapshot:
-    """The changing state of nets. ``keep`` remembers it, ``restore`` puts it back, as often as asked."""
+    """The state of nets that forwards change. ``keep`` copies it, and ``restore`` puts it back, any number of times."""
 
     def __init__(self, nets: Nets) -> None:
         self._modules = [module for net in nets.values() for module in net.modules()]
@@ -41,7 +41,7 @@ class BufferSnapshot:
         self._places: list[_Place] = []
 
     def keep(self) -> None:
-        """Remembers the state now. Tensors that stay as they were cost nothing; the others a copy, made once."""
+        """Remembers the present state. A tensor that never changes costs nothing; every other tensor is copied once."""
         before, self._kept, self._watched = self._kept, {}, {}
         if len(self._places) != sum(map(len, self._holders)):
             self._places = list(_places(self._modules))
@@ -62,23 +62,23 @@ class BufferSnapshot:
         self._learns = [parameter.requires_grad for parameter in self._parameters]
 
     def watch(self) -> None:
-        """What has no copy is taken to be right as it is now."""
+        """Takes the present value of every tensor without a copy as the one to keep."""
         for _, holder, name, key, _ in self._places:
             if key in self._watched and (now := holder.get(name)) is not None:
                 self._watched[key] = _mark(now)
 
     def learn(self) -> None:
-        """A window has passed: what it changed without a copy is copied from now on."""
+        """Ends a window: tensors that it changed and that had no copy are copied from now on."""
         self._seen_to_change |= {key for _, key in self._changes()}
 
     def restore(self, *, checked: bool = True) -> None:
-        """Puts back what ``keep`` remembered. Graphs that hold the tensors do not notice.
+        """Puts back what ``keep`` remembered. Graphs that hold these tensors stay valid.
 
         Args:
-            checked: False where what has no copy was looked at before, by ``changed``.
+            checked: False if the caller has already looked for changes without a copy, by ``changed``.
 
         Raises:
-            CannotRepeatError: something changed of which there is no copy, naming it.
+            CannotRepeatError: a tensor without a copy changed; the message names it.
         """
         for module, mode in zip(self._modules, self._modes, strict=True):
             module.training = mode
@@ -98,11 +98,11 @@ class BufferSnapshot:
             raise CannotRepeatError(f"the forward changed {changed[0]}, and there is no copy from before")
 
     def changed(self) -> list[str]:
-        """Tensors that were changed since ``keep`` and have no copy, as ``net.path.name``."""
+        """Names, as ``net.path.name``, of the tensors that changed since ``keep`` and have no copy."""
         return [f"{self._names[id(module)]}.{key[1]}" for module, key in self._changes()]
 
     def _changes(self) -> list[tuple[nn.Module, tuple[int, str]]]:
-        """Watched tensors that are not as they were."""
+        """The watched tensors that have changed."""
         return [
             (module, key)
             for module, holder, name, key, _ in self._places

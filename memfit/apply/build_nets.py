@@ -1,4 +1,4 @@
-"""A job's nets, made on the device; or on the CPU and moved, where their code asks what tensors hold."""
+"""Builds a job's nets on the device, or on the CPU and then moves them if their code reads the values of tensors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from memfit.torch_compat import FakeTensor, current_dispatch_mode, disable_curre
 
 
 def nets_of(job: Job, device: torch.device) -> Any:
-    """``job.nets()`` with the device as torch's default.
+    """Returns ``job.nets()``, built with the device as torch's default.
 
-    Where that fails, the nets are made with real values on the CPU and moved: ``torch.LongTensor(positions)``,
-    ``np.asarray(torch.linspace(...))`` or a size that is read from a tensor work there, and not on a card, nor in a
-    trace. What fails on the CPU too is raised as the device had it.
+    If that fails, the nets are built with real values on the CPU and then moved: ``torch.LongTensor(positions)``,
+    ``np.asarray(torch.linspace(...))`` and sizes that are read from a tensor work on the CPU, but not on a card or in a
+    trace. If the CPU fails too, the device's error is raised.
     """
     traced = current_dispatch_mode() is not None
     try:
@@ -54,7 +54,7 @@ def _made_on_the_cpu(job: Job) -> dict[str, Any] | None:
 
 
 def _refuse_lazy(job: Job, nets: Any) -> None:
-    """Raises InputError where a parameter has no shape yet: of what size it is, is known in a forward alone."""
+    """Raises InputError if a parameter has no shape yet: only a forward would give it one."""
     for name, net in nets.items() if isinstance(nets, dict) else ():
         for path, parameter in net.named_parameters() if isinstance(net, nn.Module) else ():
             if isinstance(parameter, nn.parameter.UninitializedParameter):
@@ -69,9 +69,9 @@ def _give_back_what_failed() -> None:
 
 
 def move_as_fakes(modules: Iterable[nn.Module], device: torch.device) -> None:
-    """Puts fake tensors on the device in the place of real parameters and buffers. Tied ones stay tied.
+    """Replaces real parameters and buffers by fake tensors on the device. Tied ones stay tied.
 
-    Integers and booleans are copied by an operator, from which a trace knows what they hold.
+    Integers and booleans are copied by an operator, so that a trace knows their values.
     """
     fakes: dict[int, Tensor] = {}
 

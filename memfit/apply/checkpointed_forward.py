@@ -1,10 +1,10 @@
-"""The state that a forward finds in its module, so that recomputing it finds the same state and leaves none behind.
+"""Restores the state of a module before its forward is recomputed, so that both forwards compute the same.
 
-Buffers that a forward writes (counters, the vectors of spectral norm, codebooks) have the values again with which the
-first forward began, in copies; those of the module stay as they are. Batch normalisation reads none of its statistics
-while it trains, so that a copy of their present values will do. Parameters ask for gradients, and modules train, as
-they did: a GAN's generator looks through a discriminator at rest. Python's attributes and the containers among the
-arguments, such as a cache of keys and values, have their old contents (``memfit.apply.mutable_state``).
+Buffers that a forward writes (counters, the vectors of spectral norm, codebooks) get copies of the values with which
+the first forward began; the module's own buffers stay as they are. Batch normalisation reads none of its statistics
+while it trains, so a copy of their present values is enough. Parameters have the ``requires_grad`` and modules the mode
+of the first forward: a GAN's generator looks through a discriminator that is frozen. Python attributes, and containers
+among the arguments such as a cache of keys and values, have their earlier contents (``memfit.apply.mutable_state``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from memfit.apply.mutable_state import MutableState
 
 
 class ForwardState:
-    """The state of a module and of its arguments at the beginning of one forward."""
+    """The state of a module and of its arguments at the beginning of a forward."""
 
     def __init__(self, module: nn.Module, arguments: Any = ()) -> None:
         self._module, modules = module, list(module.modules())
@@ -38,7 +38,7 @@ class ForwardState:
 
     @contextmanager
     def watched(self, forward: AbstractContextManager[Any]) -> Iterator[None]:
-        """Around the forward: what it writes is remembered."""
+        """Context of the forward: remembers what the forward writes."""
         with forward:
             yield
         self._python.forward_ended()
@@ -47,7 +47,7 @@ class ForwardState:
                 del self._first[part, name]
 
     def again(self, recomputing: AbstractContextManager[Any]) -> AbstractContextManager[None]:
-        """Around each recomputing of the forward; there are several where a graph is gone back through twice."""
+        """Context of each recomputation of the forward. There are several if a graph is traversed twice."""
         return _Again(self, recomputing)
 
     @contextmanager
@@ -71,7 +71,7 @@ class ForwardState:
 
 
 class _Again(AbstractContextManager[None]):
-    """May be entered more than once, which a generator may not."""
+    """A context manager that can be entered more than once; one made from a generator cannot."""
 
     def __init__(self, forward: ForwardState, recomputing: AbstractContextManager[Any]) -> None:
         self._forward, self._recomputing, self._open = forward, recomputing, ExitStack()
@@ -85,12 +85,14 @@ class _Again(AbstractContextManager[None]):
 
 
 def _normalises(module: nn.Module) -> bool:
-    """Whether it keeps running statistics, which kernels write without telling autograd."""
+    """Whether a module keeps running statistics, which kernels write without telling autograd."""
     return "running_mean" in module._buffers
 
 
 def _flags(module: nn.Module) -> tuple[list[bool], list[bool]]:
-    """What trains and what is learned, in order: an engine may put other parameters in the places of these."""
+    """The training mode of every module and ``requires_grad`` of every parameter, in order: an engine may replace
+    parameters.
+    """
     return [part.training for part in module.modules()], [p.requires_grad for p in module.parameters()]
 
 

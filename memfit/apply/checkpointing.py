@@ -1,12 +1,12 @@
-"""Recompute: what of a module's forward is kept for its backward. Put onto instances, and taken off again.
+"""Recomputation: which tensors of a module's forward are kept for its backward. Can be applied and removed.
 
 keep: everything that autograd saves. selective: the outputs of matmuls, convolutions and attention; the rest is
-computed again. full: the module's inputs alone. offload: nothing on the device; all of it waits on the host for the
-backward, copied on the stream that computes (``memfit.apply.offload``).
+recomputed. full: only the module's inputs. offload: nothing stays on the device; saved tensors wait on the host, copied
+on the stream that computes (``memfit.apply.offload``).
 
-Recomputing is torch.utils.checkpoint without reentry, which restores the random state: dropout comes out the same;
-what the module itself held in its first forward is put back too (``memfit.apply.checkpointed_forward``). In a net
-that torch.compile was given, such a module runs as it is written: a backward would run again what was not compiled.
+Recomputation is torch.utils.checkpoint without reentry, which restores the random state, so dropout draws the same
+mask; the state that the module had in its first forward is restored too (``memfit.apply.checkpointed_forward``). In a
+net given to torch.compile, such a module runs uncompiled: the backward would rerun the uncompiled code.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from memfit.plan import MODES
 
 @contextmanager
 def recompute(nets: Nets, modes: Mapping[str, str]) -> Iterator[None]:
-    """Inside, the modules at these paths keep, recompute or offload as their mode says.
+    """Context in which the modules at these paths keep, recompute or offload as their mode says.
 
     Raises:
         InputError: an unknown mode or module.

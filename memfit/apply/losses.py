@@ -1,4 +1,4 @@
-"""A turn's losses: what a job gave, checked, and each over its window's own valid units."""
+"""Checks the losses that a job gives for a turn, and divides each by the valid units of the whole window."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ from memfit.job import Turn
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """One micro-batch of a window: how to fetch it onto the device, and its padded units."""
+    """One micro-batch of a window: how to fetch it to the device, and its padded units."""
 
     fetch: Callable[[], Any]
-    """Gives the batch on the device. It may seed: what it seeds holds for the forward that follows."""
+    """Returns the batch on the device. It may seed the generators for the forward that follows."""
     padded_units: int
     ids: tuple[int, ...] = ()
-    """Its samples in the data set; none where it is made up."""
+    """The ids of its samples in the data set; empty for a synthetic batch."""
     units: Mapping[str, int] | int | None = None
-    """Valid units, by loss, where they are known before the forward."""
+    """Valid units by loss, if they are known before the forward."""
     counts: bool = True
-    """False: it is run only so that this rank joins the collectives of the others; its gradients are zero."""
+    """False if it runs only so that this rank joins the collectives of the others; its gradients are zero."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WindowUnits:
-    """What the micro-batches of a window, of one rank or of all, tell before their forward."""
+    """The units of a window's micro-batches, of one rank or of all ranks, as known before their forwards."""
 
     units: tuple[Mapping[str, int] | int | None, ...]
-    """Of each micro-batch."""
+    """The valid units of each micro-batch."""
     padded: int
 
     @staticmethod
     def by(micro_batches: Sequence[MicroBatch]) -> WindowUnits:
-        """What these tell."""
+        """Returns the units of these micro-batches."""
         counted = [micro for micro in micro_batches if micro.counts]
         return WindowUnits(units=tuple(m.units for m in counted), padded=sum(m.padded_units for m in counted))
 
     @staticmethod
     def by_all(ranks: Sequence[WindowUnits]) -> WindowUnits:
-        """What the ranks tell together."""
+        """Returns the units of all ranks together."""
         return WindowUnits(
             units=tuple(u for rank in ranks for u in rank.units), padded=sum(rank.padded for rank in ranks)
         )
 
     @property
     def count(self) -> int:
-        """Micro-batches."""
+        """The number of micro-batches."""
         return len(self.units)
 
 
@@ -64,7 +64,7 @@ _NUMBERS = (int, float)
 def losses_of(
     train_state: TrainState, turn: Turn, batch: Any, shared: dict[str, Any], *, may_be_empty: bool = False
 ) -> dict[str, tuple[Tensor, Units]]:
-    """The turn's losses by name, checked. Only real samples may be empty: all units of a made-up batch are valid."""
+    """Returns the turn's losses by name, checked. A synthetic batch must not be empty: all of its units are valid."""
     if train_state.job.autocasts_itself or train_state.job.precision == "fp32":
         given = turn.loss(train_state.nets, batch, shared)
     else:
@@ -109,7 +109,7 @@ def _kind(value: Any) -> str:
 
 
 def known_units(window_units: WindowUnits, names: Iterable[str]) -> dict[str, int] | None:
-    """The window's units by loss, where every micro-batch told its own before the forward."""
+    """Returns the window's valid units by loss, or None if a micro-batch did not give its units before the forward."""
     known: dict[str, int] = {}
     for units in window_units.units:
         if units is None:
@@ -130,7 +130,8 @@ def known_units(window_units: WindowUnits, names: Iterable[str]) -> dict[str, in
 def normalised(
     losses: dict[str, tuple[Tensor, Units]], known: Mapping[str, int] | None, window_units: WindowUnits
 ) -> Tensor:
-    """The sum of the losses, each over the window's units (or the padded units, where those come later).
+    """Returns the sum of the losses, each divided by the window's valid units (by the padded units if the valid ones
+    are not known yet).
 
     A loss without any valid unit adds nothing.
     """
@@ -151,5 +152,5 @@ def normalised(
 
 
 def nothing(losses: Mapping[str, tuple[Tensor, Units]]) -> Tensor:
-    """A loss of the same graph whose gradients are zero."""
+    """Returns a loss on the same graph whose gradients are zero."""
     return torch.stack([value for value, _ in losses.values()]).sum() * 0.0

@@ -1,9 +1,9 @@
-"""Python's own state around a module's forward: what arguments and modules hold in attributes, lists, dicts and sets.
+"""Restores Python state around a module's forward: attributes, lists, dicts and sets of its arguments and modules.
 
 A cache of keys and values is such an argument: a block appends to it, and a second forward of the same block would
-append again. ``MutableState`` remembers what a forward changed in there, puts it back while the forward is repeated,
-and afterwards leaves everything as it was before the repetition. Only the old values of what was changed are kept, so
-that no tensor lives longer for it. Not seen: attributes in ``__slots__``, globals, and objects that C code keeps.
+append again. ``MutableState`` remembers what a forward changed, restores it while the forward is repeated, and
+afterwards leaves everything as it was before the repetition. It keeps only the old values of what changed, so no tensor
+lives longer because of it. Not covered: attributes in ``__slots__``, globals, and objects that C code keeps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 MOST = 5000
-"""Containers that are looked through; what lies behind them is left out."""
+"""The largest number of containers that are searched; the rest is ignored."""
 _ABSENT = object()
 _CLOSED = (
     type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, enum.Enum, Tensor,
@@ -32,14 +32,14 @@ Container = dict[Any, Any] | list[Any] | set[Any]
 
 
 class MutableState:
-    """Contents of the containers in some arguments and modules, as they are when this is made."""
+    """The contents of the containers in some arguments and modules at the time of construction."""
 
     def __init__(self, arguments: Any, modules: list[nn.Module]) -> None:
         self._before = {id(box): (box, _copy(box)) for box in _containers(arguments, modules)}
         self._changes: list[tuple[Container, Any]] = []
 
     def forward_ended(self) -> None:
-        """Keeps the old contents of what was changed since, and lets go of the rest."""
+        """Keeps the old contents of the containers that changed, and releases the rest."""
         self._changes = [
             (box, change) for box, old in self._before.values() if (change := _change(box, old)) is not None
         ]
@@ -47,7 +47,7 @@ class MutableState:
 
     @contextmanager
     def as_before(self) -> Iterator[None]:
-        """Inside, the old contents are there again."""
+        """Context in which the containers have their old contents."""
         now = [(box, _copy(box)) for box, _ in self._changes]
         for box, change in self._changes:
             _undo(box, change)
@@ -59,10 +59,11 @@ class MutableState:
 
 
 def _containers(arguments: Any, modules: list[nn.Module]) -> Iterator[Container]:
-    """Every dict, list and set that the arguments lead to, through attributes of objects too, and those of the modules.
+    """Returns every dict, list and set that the arguments lead to, also through attributes of objects, and those of the
+    modules.
 
-    A module among the arguments is left out. Of a module's attributes, plain containers are looked into; objects of
-    other classes (a configuration, say) are not.
+    A module among the arguments is skipped. Of a module's attributes only plain containers are searched, not objects of
+    other classes such as a configuration.
     """
     seen: set[int] = set()
     stack: list[tuple[Any, bool]] = [(arguments, True)]
@@ -92,7 +93,7 @@ def _copy(box: Container) -> Any:
 
 
 def _change(box: Container, old: Any) -> Any:
-    """What must be put back to have the old contents again; None: nothing changed."""
+    """Returns what has to be restored to have the old contents again; None if nothing changed."""
     if isinstance(box, dict):
         slots = {key: value for key, value in old.items() if box.get(key, _ABSENT) is not value}
         slots |= dict.fromkeys(box.keys() - old.keys(), _ABSENT)

@@ -1,9 +1,9 @@
-"""Offload: what a forward saves for its backward waits on the host.
+"""Offload: the tensors that a forward saves for its backward wait on the host.
 
-torch's own ``save_on_cpu`` copies every saved tensor by itself, the weights among them. Here weights stay, and a
-storage that several operators save is copied once each way. From a card the copies go through pinned memory on the
-stream that computes: they take their time there, and nothing has to be waited for. Left out: copies on a stream of
-their own beside the computing, fetched ahead of time.
+torch's own ``save_on_cpu`` copies every saved tensor by itself, including the weights. Here weights stay on the device,
+and a storage that several operators save is copied once in each direction. From a card, the copies go through pinned
+memory on the stream that computes, so they take time on that stream and need no synchronisation. Not done: copies on a
+stream of their own, prefetched during computation.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 LEAST = 1 << 16
-"""Bytes of a storage: smaller ones stay, since their copies take longer than they are worth."""
+"""Storages of fewer bytes stay on the device: copying them takes longer than it is worth."""
 
 
 class _Copy:
-    """A storage's elements on the host, and on the device while some of the tensors on it were asked for again."""
+    """A storage's elements on the host, and on the device while tensors of it are in use again."""
 
     def __init__(self, tensor: Tensor) -> None:
         contiguous = _whole(tensor)
@@ -30,7 +30,7 @@ class _Copy:
         self.tensors = self._left = 0
 
     def back(self) -> Tensor:
-        """The elements on the device; let go of with the last tensor."""
+        """Returns the elements on the device; they are freed with the last tensor that uses them."""
         if self._there is None:
             self._there, self._left = self._host.to(self._device, non_blocking=True), self.tensors
         there = self._there
@@ -41,7 +41,7 @@ class _Copy:
 
 
 class _Away:
-    """A tensor without its bytes."""
+    """Stands for a tensor whose bytes are on the host."""
 
     def __init__(self, copy: _Copy, tensor: Tensor) -> None:
         copy.tensors += 1
@@ -53,7 +53,9 @@ class _Away:
 
 
 def on_the_host(module: nn.Module) -> AbstractContextManager[None]:
-    """Inside, what operators save for the backward is moved to the host; the module's weights and buffers stay."""
+    """Context in which the tensors that operators save for the backward move to the host; weights and buffers of the
+    module stay.
+    """
     stays = {t.untyped_storage()._cdata for t in (*module.parameters(), *module.buffers())}
     known: dict[tuple[int, int, torch.dtype], tuple[StorageWeakRef, _Copy]] = {}
 
@@ -77,5 +79,5 @@ def on_the_host(module: nn.Module) -> AbstractContextManager[None]:
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """All of the elements of a tensor's storage."""
+    """Returns all elements of a tensor's storage as one tensor."""
     return tensor.detach().as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)

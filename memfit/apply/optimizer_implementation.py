@@ -1,6 +1,6 @@
-"""How an optimizer's step is carried out: a loop over tensors, all of them at once, or one fused kernel.
+"""How an optimizer's step is carried out: a loop over tensors, multi-tensor kernels (foreach), or a fused kernel.
 
-The rule that is learned is the same. ``foreach`` makes temporaries as large as the parameters, ``fused`` none.
+The update rule is the same. ``foreach`` makes temporaries as large as the parameters, ``fused`` makes none.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from torch.optim import Adam, AdamW, Optimizer
 from memfit.plan import IMPLEMENTATIONS
 
 FUSED = (Adam, AdamW)
-"""Whose fused kernels can be traced; torch 2.13 has no shape functions for the others'."""
+"""Optimizers whose fused kernels can be traced; torch 2.13 has no shape functions for the others."""
 
 
 def supports(optimizer: Optimizer, implementation: str) -> bool:
-    """Whether this optimizer, one of PyTorch's own, can be carried out so."""
+    """Whether this optimizer is one of PyTorch's own that has this implementation."""
     if implementation == "fused" and not isinstance(optimizer, FUSED):
         return False
     accepted = inspect.signature(type(optimizer).__init__).parameters
@@ -26,7 +26,7 @@ def supports(optimizer: Optimizer, implementation: str) -> bool:
 
 
 def implementation_of(optimizer: Optimizer, cuda: bool) -> str | None:
-    """How a step is carried out now; None where the optimizer has but one way."""
+    """The implementation of an optimizer's step; None if the optimizer has only one."""
     if not supports(optimizer, "foreach"):
         return None
     group = optimizer.param_groups[0]
@@ -36,7 +36,7 @@ def implementation_of(optimizer: Optimizer, cuda: bool) -> str | None:
 
 
 def with_implementation(optimizers: Mapping[str, Optimizer], implementation: str) -> dict[str, Optimizer]:
-    """The same optimizers, made again to be carried out so, where they can be; call it before their first step."""
+    """Returns the optimizers rebuilt with this implementation, if they support it. Call it before their first step."""
     if implementation == "job":
         return dict(optimizers)
     assert implementation in IMPLEMENTATIONS

@@ -1,4 +1,4 @@
-"""Room for validation and saving: gradients freed first, optimizers' state moved aside, and everything put back."""
+"""Makes room for validation and saving: frees gradients, moves optimizer state and idle nets aside, restores all."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ Away = Callable[[Tensor], Tensor]
 
 @contextmanager
 def phase_memory(train_state: TrainState, policy: PhasePolicy, folder: Path | None = None) -> Iterator[None]:
-    """Inside, there is the room that a plan's policy makes for a phase.
+    """Context in which the memory that a plan's policy frees for a phase is free.
 
     Args:
-        folder: where files of a CPU run's state wait. Without one, a CPU run's state stays.
+        folder: where files with the state of a CPU run are kept. Without a folder, the state of a CPU run stays in
+            memory.
     """
     if policy.gradients == "free":
         for net in train_state.nets.values():
@@ -45,7 +46,9 @@ def phase_memory(train_state: TrainState, policy: PhasePolicy, folder: Path | No
 
 @contextmanager
 def idle_nets_aside(train_state: TrainState, phase: str, folder: Path | None = None) -> Iterator[None]:
-    """Inside, nets that this phase does not use (``Job.net_phases``) wait on the host; of a CPU run in files."""
+    """Context in which nets that this phase does not use (``Job.net_phases``) wait on the host, or in files on a CPU
+    run.
+    """
     tensors = [
         tensor
         for name in train_state.nets
@@ -68,7 +71,7 @@ def idle_nets_aside(train_state: TrainState, phase: str, folder: Path | None = N
 
 @contextmanager
 def idle_nets_back(train_state: TrainState, phase: str) -> Iterator[None]:
-    """Inside, nets that wait while training goes on, and that this phase uses, are on the device; then they wait on."""
+    """Context in which nets that wait during training and that this phase uses are on the device."""
     names = [
         name for name in train_state.nets if _uses(train_state, phase, name) and not _uses(train_state, "train", name)
     ]
@@ -92,13 +95,15 @@ def _tensors(train_state: TrainState, net: str) -> list[Tensor]:
 
 
 def with_settings(job: Job, settings: Mapping[str, Any]) -> Job:
-    """The same job with a few other settings."""
+    """Returns a copy of the job with a few other settings."""
     return type(job)(**{**job.settings(), **settings}) if settings else job
 
 
 @contextmanager
 def _waiting_place(device: torch.device, folder: Path | None) -> Iterator[Away]:
-    """What moves a tensor out of the phase's way: to the host, or on a CPU into a mapped file, which is no budget's."""
+    """Returns a function that moves a tensor to the host, or on a CPU into a mapped file, which does not count as
+    memory.
+    """
     if device.type != "cpu":
         yield lambda tensor: tensor.to("cpu")
         return
@@ -123,7 +128,7 @@ def _waiting_place(device: torch.device, folder: Path | None) -> Iterator[Away]:
 
 
 def _home(device: torch.device) -> Away:
-    """What moves a tensor back. Where a CPU has no memory for it yet, it stays in its file, which lives on unnamed."""
+    """Returns a function that moves a tensor back. If a CPU has no memory for it yet, it stays in its unlinked file."""
     if device.type != "cpu":
         return lambda tensor: tensor.to(device)
 

@@ -15,7 +15,7 @@ from memfit.torch_compat import disable_current_modes
 
 @dataclass(frozen=True, kw_only=True)
 class RandomState:
-    """What the generators held at one moment."""
+    """The states of the generators at one moment."""
 
     cpu: np.ndarray
     cuda: Tensor | None
@@ -24,7 +24,7 @@ class RandomState:
 
 
 def random_state(device: torch.device) -> RandomState:
-    """The state now."""
+    """Returns the present state."""
     with disable_current_modes():
         cuda = torch.cuda.get_rng_state(device) if _on_cuda(device) else None
         return RandomState(
@@ -36,7 +36,7 @@ def random_state(device: torch.device) -> RandomState:
 
 
 def set_random_state(state: RandomState, device: torch.device) -> None:
-    """Puts a state back."""
+    """Restores a state."""
     with disable_current_modes():
         torch.set_rng_state(torch.from_numpy(state.cpu))
         if state.cuda is not None:

@@ -1,8 +1,8 @@
-"""Selective recompute: the outputs of matmuls, convolutions and attention are kept, the rest is computed again.
+"""Selective recomputation: keeps the outputs of matmuls, convolutions and attention, and recomputes the rest.
 
-torch's selective checkpointing keeps every such output. Recomputing stops at the last tensor that the backward needs,
-so what a product gives after that (a block's last one, which is only added to something) is never looked up: it is let
-go of when the forward ends.
+torch's selective checkpointing keeps every such output. Recomputation stops at the last tensor that the backward needs,
+so an output that comes after that (a block's last matmul, which is only added to something) is never read. It is
+released when the forward ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COSTLY = frozenset(
 
 
 def selective_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """The contexts of a forward and of its recomputing, for torch.utils.checkpoint."""
+    """Returns the contexts of a forward and of its recomputation, for torch.utils.checkpoint."""
     kept: list[tuple[Any, int, int]] = []
     """Of each kept output: its place in the storage, and how many tensors were saved before it was there."""
     saved = [0]
@@ -57,7 +57,7 @@ def selective_contexts() -> tuple[AbstractContextManager[Any], AbstractContextMa
 
 
 def _place(first: Any, operator: Any, args: Any) -> tuple[Any, int]:
-    """Where torch's storage will hold the output of a call: before 2.13, a list for each operator."""
+    """The slot of torch's storage that will hold the output of a call: before torch 2.13, a list for each operator."""
     if not _IS_KEYED:
         return operator, len(first.storage[operator])
     key = torch_checkpoint._sac_storage_key(operator, args)
@@ -65,8 +65,9 @@ def _place(first: Any, operator: Any, args: Any) -> tuple[Any, int]:
 
 
 class _Again(torch_checkpoint._CachedTorchDispatchMode):
-    """A recomputing that looks up what is kept and nothing else. torch's own counts every operator (2.13), and an
-    engine that gathers parameters inside of the module does not run the same ones twice."""
+    """A recomputation that reads the kept outputs and nothing else. torch 2.13 counts every operator, but an engine
+    that gathers parameters within the module does not run the same operators twice.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in COSTLY:
@@ -79,14 +80,16 @@ class _Again(torch_checkpoint._CachedTorchDispatchMode):
 
 
 _IS_KEYED = hasattr(torch_checkpoint, "_RECOMPUTE")
-"""Whether torch's storage is a dictionary of numbered outputs (from 2.13 on), which knows outputs without a tensor."""
+"""Whether torch's storage is a dictionary of numbered outputs (from 2.13 on), which also has entries for outputs
+without a tensor.
+"""
 _RECOMPUTE: Any = torch_checkpoint._RECOMPUTE if _IS_KEYED else object()
-"""What stands in the storage for an output that is computed again."""
+"""The entry of the storage for an output that is recomputed."""
 
 
 @contextmanager
 def _counting(saved: list[int]) -> Iterator[None]:
-    """Counts what the checkpoint's own hooks are given to save."""
+    """Counts what the checkpoint's own hooks are asked to save."""
     hooks: Any = top_saved_tensors_hooks(True)
     if hooks is None:
         saved[0] = -1

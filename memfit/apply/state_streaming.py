@@ -1,9 +1,9 @@
-"""Streaming: optimizers' state, and the average of the weights, wait on the host and visit the device part by part.
+"""Streaming: optimizer state and the average of the weights wait on the host and visit the device part by part.
 
-A step brings the state of a few parameters to the device, steps those alone and takes their state back, so that the
-device holds one part's state at a time. What is computed stays the same, bit for bit, for optimizers whose step of one
-parameter does not depend on the others (``PER_PARAMETER``); the others keep their state on the device. The host's
-memory is pinned, and the copies run on the stream that computes. Left out: copies beside the computing, and shards.
+A step copies the state of a few parameters to the device, steps only those, and copies their state back, so the device
+holds one part's state at a time. The result is the same, bit for bit, for optimizers whose step of a parameter does not
+depend on the others (``PER_PARAMETER``); other optimizers keep their state on the device. The host's memory is pinned,
+and the copies run on the stream that computes. Not done: copies during computation, and shards.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 PART = 64 << 20
-"""Bytes of state that visit the device at once, at most; one parameter's at least."""
+"""The most bytes of state that visit the device at once; at least those of one parameter."""
 PER_PARAMETER = frozenset(
     {
         torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam,
@@ -26,7 +26,7 @@ PER_PARAMETER = frozenset(
         torch.optim.ASGD,
     }
 )  # fmt: skip
-"""Optimizers whose step of one parameter does not depend on the others."""
+"""Optimizers whose step of a parameter does not depend on the others."""
 
 
 def streams(optimizer: Optimizer) -> bool:
@@ -44,7 +44,7 @@ def left_on_the_device(optimizers: Mapping[str, Optimizer]) -> list[str]:
 
 @contextmanager
 def streamed(optimizer: Optimizer, device: torch.device) -> Iterator[None]:
-    """Inside, ``optimizer.step`` brings its state to the device part by part; afterwards it steps as it did before."""
+    """Context in which ``optimizer.step`` brings its state to the device part by part."""
     step, patched = optimizer.step, "step" in vars(optimizer)
 
     @wraps(step)
@@ -68,7 +68,9 @@ def streamed(optimizer: Optimizer, device: torch.device) -> Iterator[None]:
 
 
 def update_on_host(old: Sequence[Tensor], new: Sequence[Tensor], weight: float) -> None:
-    """old += weight x (new - old), where ``old`` waits on the host, part by part on the device of ``new``."""
+    """old += weight x (new - old). ``old`` waits on the host; the sum is computed part by part on the device of
+    ``new``.
+    """
     for part in cut(range(len(old)), [tensor.nbytes for tensor in old]):
         visitors = [_visitor(old[i], new[i].device) for i in part]
         torch._foreach_lerp_(visitors, [new[i] for i in part], weight)
@@ -79,13 +81,15 @@ def update_on_host(old: Sequence[Tensor], new: Sequence[Tensor], weight: float) 
 
 
 def on_the_host(tensor: Tensor) -> Tensor:
-    """A copy in the host's memory, pinned where the tensor is a card's."""
+    """Returns a copy in the host's memory, pinned if the tensor is on a card."""
     host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.device.type == "cuda")
     return host.copy_(tensor, non_blocking=True)
 
 
 def _parts(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], list[nn.Parameter]]]:
-    """Parameters that have a gradient, with their group. State that is not there yet counts as twice its parameter."""
+    """Yields parameters that have a gradient, with their group. State that does not exist yet counts as twice its
+    parameter.
+    """
     for group in optimizer.param_groups:
         learning = [p for p in group["params"] if p.grad is not None]
         sizes = [sum(t.nbytes for _, t in large(optimizer.state.get(p))) or 2 * p.nbytes for p in learning]
@@ -108,7 +112,7 @@ def cut(items: Any, sizes: Sequence[int]) -> Iterator[list[Any]]:
 
 @contextmanager
 def alone(optimizer: Optimizer, group: dict[str, Any], parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Inside, the optimizer sees these parameters of a group alone."""
+    """Context in which the optimizer sees only these parameters of a group."""
     groups, all_of_group = optimizer.param_groups, group["params"]
     group["params"], optimizer.param_groups = parameters, [group]
     try:
@@ -119,7 +123,7 @@ def alone(optimizer: Optimizer, group: dict[str, Any], parameters: list[nn.Param
 
 @contextmanager
 def _visiting(optimizer: Optimizer, parameters: Sequence[nn.Parameter], device: torch.device) -> Iterator[None]:
-    """The parameters' state is on the device. Where the step fails, the host keeps what it had."""
+    """Context in which the parameters' state is on the device. If the step fails, the host keeps the earlier state."""
     homes: dict[tuple[nn.Parameter, str], Tensor] = {}
     try:
         for parameter in parameters:
@@ -146,6 +150,6 @@ def _visitor(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def large(state: Any) -> list[tuple[str, Tensor]]:
-    """Tensors of a parameter's state; single numbers stay where they are."""
+    """Yields the tensors of a parameter's state; single numbers stay where they are."""
     values = state.items() if isinstance(state, dict) else ()
     return [(key, value) for key, value in values if isinstance(value, Tensor) and value.numel() > 1]

@@ -1,4 +1,4 @@
-"""Rig: a job's nets, optimizers and helpers, built and put on a device. Trace and train both build it here."""
+"""The train state: a job's nets, optimizers and helpers, built on a device. Traces and real runs build the same."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from memfit.job import Job, Nets, is_trained
 
 @dataclass(kw_only=True)
 class TrainState:
-    """What is trained, in place on one device."""
+    """Everything that is trained, on one device."""
 
     job: Job
     device: torch.device
@@ -37,25 +37,28 @@ class TrainState:
     schedules: dict[str, Any] = field(default_factory=dict)
     scaler: torch.amp.GradScaler | None = None
     ema: Nets = field(default_factory=dict)
-    """Averaged copies of the trained nets; empty where the job has no average, or this rank keeps none."""
+    """Averaged copies of the trained nets; empty if the job has no average or this rank keeps none."""
     buckets: dict[str, list[Tensor]] = field(default_factory=dict)
-    """By net, flat copies of the gradients that the job's own wrapper keeps."""
+    """By net, the flat copies of gradients that the job's own wrapper (DistributedDataParallel) keeps."""
     engine: Engine = field(default_factory=Single)
     optimizer_state: str = "device"
-    """Where optimizers' state is between steps: device, or host (of those that ``memfit.apply.state_streaming``
-    can)."""
+    """Where optimizer state is between steps: device, or host (for optimizers that ``memfit.apply.state_streaming``
+    supports).
+    """
     average: str = "device"
     """Where ``ema`` is between its updates: device or host."""
     stepped: dict[str, list[nn.Parameter]] = field(default_factory=dict)
-    """The nets' parameters that each optimizer steps."""
+    """The parameters that each optimizer steps."""
 
     def shares(self, optimizers: tuple[str, ...]) -> bool:
-        """Whether ranks share the gradients of these optimizers, or each trains by itself (``Job.unsynchronised``)."""
+        """Whether ranks share the gradients of these optimizers; False if each trains by itself
+        (``Job.unsynchronised``).
+        """
         own = {id(p) for name in self.job.unsynchronised if name in self.nets for p in self.nets[name].parameters()}
         return not own or not all(id(p) in own for p in self.parameters_of(optimizers))
 
     def parameters_of(self, optimizers: tuple[str, ...]) -> list[nn.Parameter]:
-        """The parameters that these optimizers step."""
+        """Returns the parameters that these optimizers step."""
         return [p for name in optimizers for p in self.stepped[name]]
 
 
@@ -70,17 +73,17 @@ def build(
     optimizer_state: str = "device",
     average: str = "device",
 ) -> TrainState:
-    """Builds a job on a device, and puts its nets onto the ranks of an engine (None: one rank).
+    """Builds a job on a device, and distributes its nets over the ranks of an engine (None: one rank).
 
     Args:
-        implementation: of the optimizers' steps, as a plan has it.
-        rate: what the job's learning rates are multiplied by.
-        warmup_windows: windows over which they rise from the job's own.
-        optimizer_state, average: device or host, as ``TrainState`` has them.
+        implementation: how the optimizers' steps are carried out, as in a plan.
+        rate: the factor on the job's learning rates.
+        warmup_windows: windows over which the learning rates rise from the job's own.
+        optimizer_state, average: device or host, as in ``TrainState``.
 
     Raises:
-        InputError: nets or optimizers are missing or not what they should be, naming which, or the engine cannot
-            carry them.
+        InputError: nets or optimizers are missing or of a wrong type (the message names them), or the engine does not
+            support them.
     """
     device, engine = torch.device(device), engine or Single()
     nets = nets_of(job, device)
@@ -122,11 +125,11 @@ def build(
 
 
 def _wrap(train_state: TrainState, name: str) -> None:
-    """Buckets as DistributedDataParallel keeps them for a net.
+    """Returns the buckets that DistributedDataParallel keeps for a net.
 
-    A first one holds all gradients of a dtype; the second forward puts those of 25 MiB in its place, which are made
-    before it is freed (torch/nn/parallel/distributed.py, ``_pre_forward``). With find_unused_parameters they are of 25
-    MiB from the beginning.
+    The first bucket holds all gradients of a dtype. The second forward replaces it by buckets of 25 MiB, which are
+    allocated before it is freed (torch/nn/parallel/distributed.py, ``_pre_forward``). With find_unused_parameters,
+    buckets have 25 MiB from the start.
     """
     net = train_state.nets[name]
     trained = [p for p in net.parameters() if p.requires_grad]
@@ -152,8 +155,9 @@ def _wrap(train_state: TrainState, name: str) -> None:
 def ddp_buckets(parameters: Sequence[nn.Parameter]) -> list[tuple[torch.dtype, int]]:
     """(dtype, elements) of the buckets that DistributedDataParallel makes once it knows the order of the gradients.
 
-    From the last parameter to the first, a bucket a dtype is closed when it has reached 25 MiB, the first one 1 MiB
-    (torch/csrc/distributed/c10d/reducer.cpp, ``compute_bucket_assignment_by_size``).
+    Buckets are filled from the last parameter to the first, separately for each dtype. A bucket is closed when it
+    reaches 25 MiB; the first one, when it reaches 1 MiB (torch/csrc/distributed/c10d/reducer.cpp,
+    ``compute_bucket_assignment_by_size``).
     """
     open_now: dict[torch.dtype, int] = {}
     closed: list[tuple[torch.dtype, int]] = []
@@ -182,7 +186,7 @@ def update_ema(train_state: TrainState) -> None:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Every tensor in a nesting of mappings, lists, tuples and dataclasses."""
+    """Yields every tensor in a nesting of mappings, lists, tuples and dataclasses."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -197,7 +201,9 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor], other: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
-    """The same nesting of mappings, lists, tuples and dataclasses, its tensors changed, and ``other`` of the rest."""
+    """Returns the same nesting of mappings, lists, tuples and dataclasses with every tensor mapped; ``other`` maps the
+    rest.
+    """
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):
@@ -253,10 +259,10 @@ def _check_nets(job: Job, nets: Any) -> None:
 
 
 def make_optimizers(job: Job, nets: Nets) -> dict[str, Optimizer]:
-    """The job's optimizers, new.
+    """Returns the job's optimizers, newly made.
 
     Raises:
-        InputError: they are not what they should be, naming which.
+        InputError: they are of a wrong type; the message names which.
     """
     optimizers = job.optimizers(nets)
     _check_optimizers(job, nets, optimizers)
@@ -307,7 +313,7 @@ def _checked_schedules(job: Job, schedules: Any) -> dict[str, Any]:
 
 
 def _must_be_given(step: Callable[..., Any]) -> str:
-    """Names of the arguments that a step cannot do without."""
+    """Names of the required arguments of an optimizer's ``step``."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(step).parameters.values()
     return ", ".join(

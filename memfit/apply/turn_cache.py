@@ -1,4 +1,6 @@
-"""What the turns of one window share: the batch and a dict while it has one micro-batch, else the random numbers."""
+"""What the turns of a window share: the batch and a dict if the window has one micro-batch, otherwise the random
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ from memfit.job import Turn
 
 
 class TurnCache:
-    """A window with one turn shares nothing, and costs nothing here.
+    """Caches what the turns of a window share. A window with one turn shares nothing, and costs nothing here.
 
-    A turn may begin again after a failure, whole or in other micro-batches. What earlier turns left for it is then made
-    once more, from the same random numbers: their forwards run again, without their backwards.
+    After a failure a turn may begin again, in the same or in other micro-batches. What earlier turns left for it is
+    then made again from the same random numbers: their forwards run again, without their backwards.
     """
 
     def __init__(self, train_state: TrainState, turns: Sequence[Turn]) -> None:
@@ -28,13 +30,13 @@ class TurnCache:
         self._at: Turn | None = None
 
     def begin(self, turn: Turn) -> None:
-        """A turn begins, or begins again after a failure, whose graphs are of no use."""
+        """Begins a turn, or begins it again after a failure; graphs of the failed attempt are dropped."""
         if turn is self._at:
             self.forget()
         self._at = turn
 
     def fetch(self, turn: Turn, micro: MicroBatch, *, alone: bool) -> Any:
-        """The micro-batch's batch, at the random state where its first turn began."""
+        """Returns the micro-batch's batch, and sets the random state with which its first turn began."""
         if len(self._turns) == 1:
             return micro.fetch()
         first = id(micro) not in self._begin
@@ -50,17 +52,17 @@ class TurnCache:
         return self._batch[0]
 
     def end(self, turn: Turn) -> None:
-        """A turn's backwards are done."""
+        """Ends a turn after its backwards."""
         if turn is self._turns[-1]:
             self.forget()
 
     def forget(self) -> None:
-        """Lets go of tensors; they are made again where a turn still needs them."""
+        """Releases tensors; they are made again if a turn still needs them."""
         self.values = {}
         self._batch.clear()
 
     def _again(self, at: Turn, micro: MicroBatch) -> Any:
-        """The batch, and what the turns before this one shared; random numbers and buffers stay as they are now."""
+        """Makes the batch and what earlier turns shared again; random state and buffers stay as they are now."""
         now, moving = random_state(self._rig.device), BufferSnapshot(self._rig.nets)
         moving.keep()
         set_random_state(self._begin[id(micro)], self._rig.device)

@@ -1,13 +1,13 @@
-"""A window: what one optimizer step learns from. Its losses are normalised by the window's own valid units.
+"""A window: the micro-batches of one optimizer step. Losses are divided by the valid units of the whole window.
 
     N = sum over micro-batches (and ranks) of valid units;  L = sum over units of the loss / N
 
 With one micro-batch, N is its own count. With several, N is either known before the first backward (``Job.units``) or
 comes from the losses: then the backwards run on ``sum / P`` with P the padded units, and the gradients are multiplied
-by P / N before they are clipped, which is the same to rounding.
+by P / N before they are clipped. This is the same up to rounding.
 
-A turn has two halves. Its gradients may be made again, in other micro-batches; its step happens once. ``Guard`` is what
-a runner puts around each half.
+A turn has two halves. Its gradients may be computed again, in other micro-batches; its step happens once. ``Guard``
+holds what a runner wraps around each half.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ from memfit.errors import InputError, describe
 from memfit.job import Turn
 
 Mark = Callable[[str], None]
-"""Told which part of the window begins: fetch, forward, backward, clip, optimizer, zero_grad, ema."""
+"""Called when a part of the window begins: fetch, forward, backward, clip, optimizer, zero_grad, ema."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TurnGradients:
-    """What a turn's forwards and backwards gave; the gradients themselves are in the parameters, ready to step."""
+    """The result of a turn's forwards and backwards; the gradients themselves are in the parameters, ready to step."""
 
     sums: Mapping[str, Tensor]
-    """Each loss over all valid units."""
+    """Each loss, summed over all valid units."""
     units: Mapping[str, Units]
     norm: Tensor | None
-    """Norm of the gradients before they were clipped; None: not clipped."""
+    """Norm of the gradients before they were clipped; None if they were not clipped."""
     micro_batches: Sequence[MicroBatch]
-    """What it was made of."""
+    """The micro-batches that were used."""
     empty: bool
-    """Whether no loss had any valid unit: then there is nothing to step."""
+    """Whether no loss had any valid unit, so that there is nothing to step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WindowResult:
-    """What a window gave: its losses, their units, and each turn's gradient norm (None: not clipped)."""
+    """The result of a window: its losses, their units, and each turn's gradient norm (None if it was not clipped)."""
 
     sums: dict[str, Tensor]
-    """Each loss over all valid units."""
+    """Each loss, summed over all valid units."""
     units: dict[str, Units]
     norms: dict[str, Tensor | None]
     skipped: tuple[str, ...]
-    """Turns that took no step because the window held no valid unit."""
+    """Turns that took no step because the window had no valid unit."""
     micro_batches: Sequence[MicroBatch]
-    """What the last turn was made of."""
+    """The micro-batches of the last turn."""
 
     @property
     def losses(self) -> dict[str, Tensor]:
@@ -74,16 +74,18 @@ Attempt = Callable[[Sequence[MicroBatch]], TurnGradients]
 
 @dataclass(frozen=True, kw_only=True)
 class Guard:
-    """What a runner puts around the two halves of a turn; by default nothing."""
+    """What a runner wraps around the two halves of a turn; by default nothing."""
 
     gradients: Callable[[Attempt, Sequence[MicroBatch]], TurnGradients] = lambda attempt, parts: attempt(parts)
-    """Called with the half that may be repeated, and the micro-batches to begin with."""
+    """Called with the half that may be repeated, and the micro-batches to start with."""
     once: Callable[[Callable[[], None], Optimizer | None, Sequence[Tensor]], None] = lambda act, optimizer, tensors: (
         act()
     )
-    """Called with what must happen once, the optimizer that it steps, and the tensors that it changes beside."""
+    """Called with an action that must happen exactly once, the optimizer that it steps, and other tensors that it
+    changes.
+    """
     norms: bool = False
-    """Whether the gradients' norm is taken where they are not clipped, too."""
+    """Whether the norm of the gradients is computed even if they are not clipped."""
 
 
 def _ignore(part: str) -> None:
@@ -98,15 +100,15 @@ def run_window(
     step: bool = True,
     guard: Guard = Guard(),
 ) -> WindowResult:
-    """Forward and backward of every micro-batch, clip and step, turn by turn, with all ranks of the rig's engine.
+    """Runs forward and backward of every micro-batch, clips and steps, turn by turn, on all ranks of the engine.
 
     Args:
         micro_batches: this rank's part of the window.
-        step: False leaves the weights as they are: gradients are made and freed.
+        step: False leaves the weights unchanged: gradients are computed and freed.
 
     Raises:
-        InputError: a loss that is not a scalar tensor, has no units, or several losses whose units come too late.
-        RanksOutOfMemoryError: memory ran out on a rank while gradients were made; every one of several ranks raises it.
+        InputError: a loss is not a scalar tensor or has no units, or several losses give their units too late.
+        RanksOutOfMemoryError: a rank ran out of memory while it computed gradients; every rank raises it.
     """
     turns = _turns(train_state)
     shared = TurnCache(train_state, turns)
@@ -152,7 +154,9 @@ def _gradients(
     finish: bool,
     norms: bool,
 ) -> TurnGradients:
-    """The gradients of one turn over all micro-batches, in the parameters; ``finish``: normalised and clipped."""
+    """Computes the gradients of a turn over all micro-batches, into the parameters; with ``finish``, normalised and
+    clipped.
+    """
     engine, shared_by_ranks = train_state.engine, train_state.shares(turn.optimizers)
     own = WindowUnits.by(micro_batches)
     window_units = WindowUnits.by_all(gather(engine, own)) if shared_by_ranks else own
@@ -183,7 +187,7 @@ def _backwards(
     mark: Mark,
     window_units: WindowUnits,
 ) -> tuple[dict[str, Tensor], dict[str, Units]]:
-    """This rank's losses, summed, and their units; the gradients are left in the parameters."""
+    """Returns this rank's summed losses and their units; gradients are left in the parameters."""
     sums: dict[str, Tensor] = {}
     units: dict[str, Units] = {}
     for index, micro in enumerate(micro_batches):
@@ -228,7 +232,7 @@ def _none_valid(units: Mapping[str, Units]) -> bool:
 
 
 def _turns(train_state: TrainState) -> list[Turn]:
-    """The job's turns, checked."""
+    """Returns the job's turns, checked."""
     turns = train_state.job.turns(list(train_state.optimizers))
     write = "write turns(self, optimizers) -> [memfit.Turn(...), ...]"
     seen = f"{type(train_state.job).__name__}.turns()"
@@ -252,7 +256,7 @@ _BACKWARD_MISTAKES = (
     "is not implemented",
     "backward through the graph a second time",
 )
-"""What autograd's engine says, in C++ and far from the line, of a forward that cannot be differentiated."""
+"""Messages of autograd's C++ engine about a forward that cannot be differentiated."""
 
 
 def _backward(total: Tensor, turn: Turn) -> None:
@@ -271,7 +275,9 @@ def _backward(total: Tensor, turn: Turn) -> None:
 def _finish_gradients(
     train_state: TrainState, turn: Turn, units: Mapping[str, Units], window_units: WindowUnits, norms: bool
 ) -> Tensor | None:
-    """Unscales, normalises by the units that were really there, and clips; gives the norm where it is asked for."""
+    """Unscales the gradients, normalises them by the units that were valid, and clips them; returns the norm if it is
+    wanted.
+    """
     parameters = train_state.parameters_of(turn.optimizers)
     if train_state.scaler:
         for name in turn.optimizers:
@@ -286,7 +292,7 @@ def _finish_gradients(
 
 
 def _step(train_state: TrainState, optimizer: Optimizer) -> None:
-    """One step; it may be asked for parameter by parameter, which a scaler would refuse."""
+    """Takes one step. A caller may step parameter by parameter, which a gradient scaler would refuse."""
     with stepping(train_state, optimizer):
         if train_state.scaler:
             train_state.scaler.step(optimizer)
@@ -296,14 +302,14 @@ def _step(train_state: TrainState, optimizer: Optimizer) -> None:
 
 
 def stepping(train_state: TrainState, optimizer: Optimizer) -> AbstractContextManager[None]:
-    """Around a step: the optimizer's state visits the device, where it waits on the host."""
+    """Context of a step: brings optimizer state that waits on the host to the device."""
     if train_state.optimizer_state == "host" and streams(optimizer):
         return streamed(optimizer, train_state.device)
     return nullcontext()
 
 
 def _after_the_steps(train_state: TrainState, mark: Mark, guard: Guard, *, stepped: bool) -> None:
-    """What follows a window's steps: the scale of the losses, the schedules, the average."""
+    """Updates what follows a window's steps: the loss scale, the schedules, the average."""
     if train_state.scaler and stepped:
         train_state.scaler.update()
     for schedule in train_state.schedules.values():

@@ -1,4 +1,6 @@
-"""The command line: ``memfit VERB``. One thin file for each verb, imported only when its verb is asked for."""
+"""The command line: takes arguments, calls the core and prints the answer. Each verb is one file, imported when it is
+used.
+"""
 
 import atexit
 import gc
@@ -15,25 +17,25 @@ from memfit.errors import Exit, InputError, mistake_in_job
 from memfit.printable import shortened
 
 VERBS = {
-    "trace": "Your own training script, unmodified: its memory by phase and line, on every card.",
-    "devices": "The catalogue of cards, and what is in this machine.",
-    "jobs": "Built-in jobs and their parameter counts, net by net.",
-    "predict": "Does it fit? The memory of training, validation and saving.",
-    "plan": "The best way to fit a global batch, and why.",
-    "max": "The largest micro-batch or the longest sequence that fits, per card.",
-    "cards": "Every card for a job: fit, largest batch, time, energy and cost.",
-    "compare": "Jobs, settings, plans or traces side by side: bytes, time, what differs.",
-    "explain": "Why did it run out of memory? From an error, log, summary or snapshot.",
-    "lint": "Mistakes of memory and batches in a script, found without running it.",
-    "calibrate": "This machine's rates, and its card's context, measured once and kept.",
-    "probe": "The step really run on this machine, beside its prediction.",
+    "trace": "Predict the memory of your own training script, unmodified, by phase and line.",
+    "devices": "List the cards of the catalogue and of this machine.",
+    "jobs": "List the built-in jobs and the parameter counts of their nets.",
+    "predict": "Predict the memory of training, validation and saving.",
+    "plan": "Find the best way to fit a global batch, and say why.",
+    "max": "Find the largest micro-batch or the longest sequence that fits a card.",
+    "cards": "Compare every card for a job: fit, largest batch, time, energy and cost.",
+    "compare": "Compare jobs, settings, plans or traces: bytes, time and differences.",
+    "explain": "Explain an out-of-memory error from its text, a log, a summary or a snapshot.",
+    "lint": "Find mistakes of memory and batches in a script without running it.",
+    "calibrate": "Measure this machine's rates and its card's context, and keep them.",
+    "probe": "Run the step on this machine, and compare it with its prediction.",
     "run": "Train a plan inside its memory budget.",
-    "export": "A plan as DeepSpeed, Accelerate or torchrun read it.",
-    "verify": "One device against many, step by step: losses, gradients, weights.",
-    "validate": "Validate a run's newest checkpoint, or another, by hand.",
-    "report": "A run, a plan or a trace as one HTML file.",
-    "doctor": "Versions, cards, optional parts, caches and a self-test of this installation.",
-    "audit": "Count what a sampler, loader or loop really gives to each rank.",
+    "export": "Write a plan for DeepSpeed, Accelerate or torchrun.",
+    "verify": "Compare one device with many: losses, gradients and weights of each step.",
+    "validate": "Validate a run's newest checkpoint, or another.",
+    "report": "Write a run, a plan or a trace as one HTML file.",
+    "doctor": "Show versions, cards, optional parts and caches, and run a self-test.",
+    "audit": "Count the samples that a sampler, loader or loop really gives to each rank.",
 }
 
 
@@ -61,7 +63,7 @@ class Verbs(click.Group):
         return resolved
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the verb. Ctrl-C is click's Abort, for which click writes no empty line."""
+        """Runs the verb. Ctrl-C becomes click's Abort without the empty line that click would print."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -82,16 +84,16 @@ def _show_version(ctx: click.Context, option: click.Parameter, asked: bool) -> N
 
 @click.group(cls=Verbs, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Versions, and exit."
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show versions and exit."
 )
 def root() -> None:
-    """memfit fits a PyTorch training run into the memory there is: it answers before the run, without the card."""
+    """memfit predicts and plans the memory of PyTorch training: before the run, and without the card."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs one verb and exits with one of ``memfit.errors.Exit``; a user's mistake is one line on standard error.
 
-    The garbage that is left at the end goes with the process: to collect it took an eighth of a prediction.
+    Garbage is not collected at exit: the process frees it anyway, and collecting took an eighth of a prediction.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -116,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _mistake(error: Exception, arguments: Sequence[str]) -> InputError | None:
-    """The user's mistake that an exception stands for; None for a fault of memfit."""
+    """Returns the user's mistake that an exception stands for; None if it is a fault of memfit."""
     if isinstance(error, InputError):
         return error
     if isinstance(error, click.ClickException):
@@ -127,7 +129,7 @@ def _mistake(error: Exception, arguments: Sequence[str]) -> InputError | None:
 
 
 def _named(error: OSError, arguments: Sequence[str]) -> str:
-    """The path that the system refused, where it is an argument, a part of one, or lies in one; else empty."""
+    """Returns the path that the system refused, if it is, is part of, or lies in an argument; otherwise empty."""
     path = str(error.filename or "")
     for argument in arguments:
         if len(path) > 1 and path in argument:

@@ -17,19 +17,22 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("target")
-@click.option("--world-sizes", default="1,2,3,8", show_default=True, help="Numbers of ranks to count, with commas.")
-@click.option("--global-batch", type=int, help="What one optimizer step is meant to take, over all ranks, in --unit.")
-@click.option("--unit", default="samples", show_default=True, help="What --global-batch counts: samples, frames …")
-@click.option("--real", is_flag=True, help="Run every world in processes of a gloo group, and count those.")
-@click.option("--report", metavar="F.html", type=click.Path(dir_okay=False), help="Also writes one HTML file.")
+@click.option(
+    "--world-sizes", default="1,2,3,8", show_default=True, help="Numbers of ranks to count, separated by commas."
+)
+@click.option("--global-batch", type=int, help="The intended size of one optimizer step over all ranks, in --unit.")
+@click.option("--unit", default="samples", show_default=True, help="The unit of --global-batch: samples, frames …")
+@click.option("--real", is_flag=True, help="Run every world in real processes of a gloo group.")
+@click.option("--report", metavar="F.html", type=click.Path(dir_okay=False), help="Also write one HTML file.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object to standard output.")
 def command(
     target: str, world_sizes: str, global_batch: int | None, unit: str, real: bool, report: str | None, as_json: bool
 ) -> int:
-    """Counts what TARGET gives to each rank in two epochs, and names the faults.
+    """Count the samples that TARGET gives to each rank in two epochs, and name the faults.
 
-    TARGET is path/file.py:function, called as function(rank, world), which returns a loader, sampler or batch sampler;
-    or a function loop(rank, world, observe), which calls observe.batch(ids) and observe.step(). Exit code 4: a fault.
+    TARGET is path/file.py:function. It is called as function(rank, world) and returns a loader, sampler or batch
+    sampler; or it is a loop(rank, world, observe) that calls observe.batch(ids) and observe.step(). Exit code 4: a
+    fault was found.
     """
     from memfit.audit import Meant, audit
 

@@ -1,4 +1,4 @@
-"""memfit calibrate: this machine's context, workspaces and rates, measured once and kept."""
+"""memfit calibrate: measures this machine's context, workspaces and rates once, and keeps them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from memfit.errors import Exit, InputError
 @click.option("--device", "kind", type=click.Choice(["cpu", "cuda"]), help="Default: the first card, else the CPU.")
 @json_option
 def command(kind: str | None, as_json: bool) -> int:
-    """Measures this machine's own device and keeps the figures: later predictions and plans on it use them.
+    """Measure this machine's device and keep the figures for later predictions and plans.
 
-    Operator rates by precision, copies, the cost of a call; on a GPU also its context and cuBLAS's workspace.
+    It measures operator rates by precision, copies and the cost of a call; on a GPU also its context and cuBLAS's
+    workspace.
     """
     from dataclasses import asdict
 

@@ -1,4 +1,4 @@
-"""memfit cards: every card of the catalogue for one job."""
+"""memfit cards: compares every card of the catalogue for one job."""
 
 from __future__ import annotations
 
@@ -36,13 +36,15 @@ if TYPE_CHECKING:
 )
 @device_names_option
 @headroom_option
-@click.option("--no-largest", is_flag=True, help="Leaves the largest micro-batch out, which takes most of the time.")
+@click.option(
+    "--no-largest", is_flag=True, help="Do not search for the largest micro-batch, which takes most of the time."
+)
 @json_option
 def command(
     job: str, pairs: tuple[str, ...], micro_batch: str | None, shape: str | None, global_batch: str | None,
     prices: str | None, device_names: tuple[str, ...], headroom: str | None, no_largest: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    """Every card of the catalogue for JOB: fit, memory, largest micro-batch, and time, energy and cost of an epoch."""
+    """Compare the cards for JOB: whether it fits, memory, largest micro-batch; time, energy and cost of an epoch."""
     from memfit.cli.predict import micro_batch_shape
     from memfit.cli.progress import progress, settle
     from memfit.loading import load_job, read_settings

@@ -1,4 +1,4 @@
-"""memfit compare: jobs, settings, plans, traces and runs side by side."""
+"""memfit compare: shows jobs, settings, plans, traces and runs side by side."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
     "settings",
     multiple=True,
     metavar="NAME=VALUE,...",
-    help="Adds each job with these settings; may be repeated.",
+    help="Add each job with these settings; may be repeated.",
 )
 @click.option(
     "--precision", "precisions", multiple=True, type=click.Choice(["fp32", "bf16", "fp16"]),
-    help="Adds each job in this precision; may be repeated.",
+    help="Add each job in this precision; may be repeated.",
 )  # fmt: skip
 @click.option(
     "--checkpoint", "checkpoints", multiple=True, type=click.Choice(["none", "all"]),
-    help="Adds each job recomputing nothing or all that can be; may be repeated.",
+    help="Add each job with nothing or everything recomputed; may be repeated.",
 )  # fmt: skip
 @click.option(
     "--engine", "engines", multiple=True, type=click.Choice([name for name in ENGINES if name != "single"]),
-    help="Adds each job under this engine on --world ranks; may be repeated.",
+    help="Add each job under this engine on --world ranks; may be repeated.",
 )  # fmt: skip
 @click.option("--world", metavar="N", default="2", show_default=True, help="Ranks for --engine.")
 @click.option("--micro-batch", metavar="N", help="Units in a job's micro-batch. Default 1, or one longest item.")
@@ -59,9 +59,10 @@ def command(
     engines: tuple[str, ...], world: str, micro_batch: str | None, shape: str | None, device_name: str | None,
     memory: str | None, headroom: str | None, as_json: bool,
 ) -> int:  # fmt: skip
-    """Memory and time of A, B, ... and of variants of them, each against the first.
+    """Compare memory and time of A, B, ... and of variants of them with the first.
 
-    A is a job, a plan file, a trace file (F.npz) or a run's folder. What LoRA saves: memfit compare JOB --set lora=16.
+    A is a job, a plan file, a trace file (F.npz) or a run's folder. Example, what LoRA saves: memfit compare JOB --set
+    lora=16.
     """
     from memfit.cli.progress import progress, settle
 
@@ -98,7 +99,7 @@ def command(
 
 
 def _of_file(target: str, variants: list[Variant], device: Device | None) -> Subject | None:
-    """The column of a plan, trace or run; None for a job."""
+    """Returns the column of a plan, trace or run; None if the argument is a job."""
     path = Path(target)
     file = path / "plan.toml" if path.is_dir() else path
     if file.suffix not in (".toml", ".npz"):

@@ -1,4 +1,4 @@
-"""``memfit devices``: the catalogue of cards, and what is in this machine."""
+"""``memfit devices``: lists the catalogue of cards and the devices of this machine."""
 
 from __future__ import annotations
 
@@ -28,17 +28,19 @@ WIDTHS = (16, 10, 8, 8, 7, 7, 7, 12)
 RATES = ("bf16_flops", "fp16_flops", "tf32_flops", "fp32_flops")
 
 
-@click.command("devices", help="The catalogue of cards, and what is in this machine; with NAME, one card's figures.")
+@click.command(
+    "devices", help="List the cards of the catalogue and of this machine; with NAME, show the figures of one card."
+)
 @click.argument("name", required=False)
 @click.option(
     "--add",
     "file",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Adds the cards of a TOML file to this user's catalogue: a table for each, with a name, compute_capability "
+    help="Add the cards of a TOML file to this user's catalogue: a table for each, with a name, compute_capability "
     "and memory_bytes at least.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object to standard output.")
 def command(name: str | None, file: Path | None, as_json: bool) -> int:
     if file is not None:
         if name:

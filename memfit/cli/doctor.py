@@ -1,4 +1,4 @@
-"""memfit doctor: what is installed, what works, and what to do about the rest."""
+"""memfit doctor: shows what is installed, what works, and how to mend the rest."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from memfit.errors import Exit
 @click.command("doctor")
 @json_option
 def command(as_json: bool) -> int:
-    """Shows versions, driver, cards, optional parts and folders, and runs a self-test of a few seconds.
+    """Show versions, driver, cards, optional parts and folders, and run a self-test of a few seconds.
 
-    Exit code 4: memfit cannot work here, or the self-test found a difference. A missing optional part is no fault.
+    Exit code 4: memfit cannot work here, or the self-test found a difference. A missing optional part is not a fault.
     """
     from memfit.cli.progress import progress
 
@@ -32,7 +32,7 @@ def command(as_json: bool) -> int:
 
 
 def version_lines() -> list[str]:
-    """What ``memfit --version`` prints: memfit, torch and its build, Python, and each card."""
+    """The output of ``memfit --version``: memfit, torch and its build, Python, and each card."""
     from memfit.installation import memfit_version, python_version, torch_build
 
     build = torch_build()
@@ -42,7 +42,7 @@ def version_lines() -> list[str]:
 
 
 def self_test() -> dict[str, Any]:
-    """Runs the self-test: {ok, text, differences, seconds}."""
+    """Runs the self-test; returns {ok, text, differences, seconds}."""
     from memfit.trace.self_test import run
 
     result = run()
@@ -53,7 +53,7 @@ def self_test() -> dict[str, Any]:
 
 
 def problems(report: dict[str, Any]) -> list[str]:
-    """What keeps memfit from working, each with what to do."""
+    """What keeps memfit from working, and how to mend each."""
     problem_lines = []
     if report["torch"] is None:
         problem_lines.append("torch is not installed: run pip install torch")
@@ -93,7 +93,7 @@ def _not_run(why: str) -> dict[str, Any]:
 
 
 def _driver() -> str | None:
-    """The version of the NVIDIA driver; None where there is none."""
+    """The version of the NVIDIA driver; None if there is no driver."""
     try:
         import pynvml
 

@@ -1,4 +1,4 @@
-"""memfit explain: why it ran out of memory, from what is left after the failure."""
+"""memfit explain: finds the cause of an out-of-memory error in what the failure left behind."""
 
 from __future__ import annotations
 
@@ -18,28 +18,31 @@ if TYPE_CHECKING:
     from memfit.explain.prediction import StepPrediction
 
 SHOWN = 8
-"""Holders of memory that are shown."""
+"""The number of memory holders that are shown."""
 
 
 @click.command("explain")
 @click.argument("file", metavar="FILE|-")
-@click.option("--job", metavar="JOB", help="Predicts the same step of this job, and compares.")
+@click.option("--job", metavar="JOB", help="Predict the same step of this job, and compare.")
 @set_option
-@click.option("--micro-batch", metavar="N", help="The step's units, for --job. Default: as memfit predict.")
-@click.option("--script", metavar="COMMAND", help="Traces this script or command on the virtual card, and compares.")
+@click.option("--micro-batch", metavar="N", help="The step's units, for --job. Default: that of memfit predict.")
+@click.option("--script", metavar="COMMAND", help="Trace this script or command on the virtual card, and compare.")
 @click.option(
-    "--device", "device_name", metavar="NAME", help="The card, for --job and --script. Default: by the failure's size."
+    "--device",
+    "device_name",
+    metavar="NAME",
+    help="The card, for --job and --script. Default: the card whose size the failure shows.",
 )
 @json_option
 def command(
     file: str, job: str | None, pairs: tuple[str, ...], micro_batch: str | None, script: str | None,
     device_name: str | None, as_json: bool,
 ) -> int:  # fmt: skip
-    """Why did it run out of memory?
+    """Explain why a run ran out of memory, and what to change.
 
     FILE is the text of an out-of-memory error or a log with one, the output of torch.cuda.memory_summary() or
-    nvidia-smi, a memory snapshot (torch.cuda.memory._dump_snapshot), or a metrics.jsonl; - is standard input. A
-    snapshot is read without running anything that is in it.
+    nvidia-smi, a memory snapshot (torch.cuda.memory._dump_snapshot), or a metrics.jsonl; - reads standard input. A
+    snapshot is read without running any code in it.
     """
     if job is not None and script is not None:
         raise InputError("--job and --script", "one step is compared", "write one of them")

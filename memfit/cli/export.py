@@ -1,4 +1,4 @@
-"""memfit export: a plan in the form that other tools read."""
+"""memfit export: writes a plan in the form that other tools read."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from memfit.errors import Exit, InputError
 )
 @json_option
 def command(plan: str, to: str, out: str | None, as_json: bool) -> int:
-    """Writes PLAN as a configuration of DeepSpeed or Accelerate, or as a script that starts torchrun.
+    """Write PLAN as a configuration of DeepSpeed or Accelerate, or as a script that starts torchrun.
 
-    What the tool's form cannot say is named, with what to write in one's own loop.
+    Choices that the tool's form cannot express are listed, with what to write in your own loop.
     """
     from memfit.cli.progress import progress
     from memfit.plan import read_plan

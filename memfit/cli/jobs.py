@@ -1,4 +1,4 @@
-"""memfit jobs: the built-in jobs, and their parameter counts net by net."""
+"""memfit jobs: lists the built-in jobs and the parameter counts of their nets."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from memfit.errors import InputError, missing_extra
 from memfit.printable import printable
 
 COUNTS = "counts.json"
-"""The counts of the built-in jobs, so that nothing has to be imported and built to list them. Written by
-scripts/count_jobs.py; tests/cli/test_jobs.py counts them anew."""
+"""The counts of the built-in jobs, kept in a file so that listing them builds nothing. Written by
+scripts/count_jobs.py; tests/cli/test_jobs.py counts them again.
+"""
 
 
 @click.command("jobs")
@@ -23,7 +24,7 @@ scripts/count_jobs.py; tests/cli/test_jobs.py counts them anew."""
 @set_option
 @json_option
 def command(names: tuple[str, ...], pairs: tuple[str, ...], as_json: bool) -> None:
-    """Built-in jobs, or those of NAMES (any JOB), with the parameters of their nets."""
+    """List the built-in jobs, or NAMES (any JOB), with the parameters of their nets."""
     from memfit.cli.progress import progress
     from memfit.loading import built_in_jobs, load_job, read_settings
 

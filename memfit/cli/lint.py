@@ -1,4 +1,4 @@
-"""memfit lint: mistakes of memory and batches that can be seen without running."""
+"""memfit lint: finds mistakes of memory and batches without running a script."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from memfit.errors import Exit
 @click.argument("scripts", metavar="SCRIPT...", nargs=-1, required=True)
 @json_option
 def command(scripts: tuple[str, ...], as_json: bool) -> int:
-    """Finds mistakes of memory and batches in a training script, without running it.
+    """Find mistakes of memory and batches in a training script, without running it.
 
-    SCRIPT is a Python file or a folder of them. Each finding has its line, why it is a mistake and what to write. A
-    line that ends in "# memfit: ignore" is passed over. Exit code 4: a mistake was found.
+    SCRIPT is a Python file or a folder of them. Each finding has its line, the reason and what to write. A line that
+    ends in "# memfit: ignore" is skipped. Exit code 4: a mistake was found.
     """
     from memfit.lint.lint import lint, python_files
     from memfit.printable import printable

@@ -1,4 +1,4 @@
-"""memfit max: the largest micro-batch, the longest sequence or the largest setting that fits, per card."""
+"""memfit max: finds the largest micro-batch, sequence or setting that fits, for each card."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def command(
     job: str, pairs: tuple[str, ...], device_names: tuple[str, ...], memory: str | None, headroom: str | None,
     by_length: bool, vary: str | None, items: str, as_json: bool,
 ) -> int:  # fmt: skip
-    """The largest micro-batch of JOB that fits each device: keeping everything, recomputing, with LoRA or 8-bit state.
+    """Find the largest micro-batch of JOB that fits each device: keeping everything, recomputing, with LoRA or 8-bit
+    state.
 
     Every answer is predicted as memfit predict does: it fits, and the next size does not.
     """
@@ -78,7 +79,7 @@ def command(
 
 
 def _sizes(job: Job, by_length: bool, vary: str | None, items: int) -> tuple[Any, str]:
-    """How a size becomes a micro-batch, and what the sizes are of."""
+    """Returns the function from a size to a micro-batch, and the name of what is sized."""
     from memfit.job import Shape
     from memfit.planner import largest
 

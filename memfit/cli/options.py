@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 json_option = click.option(
-    "--json", "as_json", is_flag=True, help="One JSON object on standard output, and nothing else there."
+    "--json", "as_json", is_flag=True, help="Write one JSON object to standard output, and nothing else."
 )
 set_option = click.option(
     "--set", "pairs", multiple=True, metavar="NAME=VALUE", help="A setting of the job; may be repeated."
@@ -33,7 +33,7 @@ device_option = click.option(
     metavar="NAME",
     help="A card of the catalogue (memfit devices), or cpu. Default: this machine's own.",
 )
-memory_option = click.option("--memory", metavar="SIZE", help="Replaces the device's memory, as 24GiB, 24GB or 512MiB.")
+memory_option = click.option("--memory", metavar="SIZE", help="Replace the device's memory, as 24GiB, 24GB or 512MiB.")
 
 headroom_option = click.option(
     "--headroom", metavar="SIZE", help="Memory to leave free on the device: 5% of what is usable, or 1GiB. Default: 0."
@@ -50,14 +50,16 @@ device_names_option = click.option(
 
 
 def print_json(value: Any) -> None:
-    """One JSON object on standard output."""
+    """Prints one JSON object on standard output."""
     click.echo(
         json.dumps(value, indent=None if os.environ.get("MEMFIT_JSON_COMPACT") else 2, default=str, allow_nan=False)
     )
 
 
 def choose_device(name: str | None, memory: str | None, headroom: str | None = None) -> Device:
-    """The device of --device, --memory and --headroom: a card of the catalogue or this machine's own, with a budget."""
+    """Returns the device of --device, --memory and --headroom: a card of the catalogue or this machine's own, with a
+    budget.
+    """
     from memfit.device.hardware.catalogue import find_device, with_memory
     from memfit.device.hardware.local_devices import local_cpu, local_devices
 
@@ -70,7 +72,7 @@ def choose_device(name: str | None, memory: str | None, headroom: str | None = N
 
 
 def choose_devices(names: tuple[str, ...], memory: str | None, headroom: str | None = None) -> list[Device]:
-    """The devices of several --device; ``all``: every card of the catalogue."""
+    """Returns the devices of several --device options; ``all`` gives every card of the catalogue."""
     from memfit.device.hardware.catalogue import catalogue
 
     if not names:
@@ -82,10 +84,11 @@ def choose_devices(names: tuple[str, ...], memory: str | None, headroom: str | N
 
 
 def _with_headroom(device: Device, headroom: str) -> Device:
-    """The device with so much less usable memory.
+    """Returns the device with less usable memory.
 
     Raises:
-        InputError: neither a percentage below 100 nor a size, more than there is, or the device's memory is unknown.
+        InputError: the text is neither a percentage below 100 nor a size, it is more than there is, or the device's
+            memory is unknown.
     """
     usable = device.usable_bytes
     if usable is None:
@@ -103,10 +106,11 @@ def whole_number(option: str, text: str, least: int = 1) -> int: ...
 @overload
 def whole_number(option: str, text: None, least: int = 1) -> None: ...
 def whole_number(option: str, text: str | None, least: int = 1) -> int | None:
-    """A count that was written as text.
+    """Parses a count.
 
     Raises:
-        InputError: not a whole number of ``least`` or more, or more than 2^31 - 1, which PyTorch's kernels count to.
+        InputError: not a whole number of at least ``least``, or more than 2^31 - 1, the largest count of PyTorch's
+            kernels.
     """
     if text is None:
         return None

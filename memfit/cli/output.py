@@ -1,7 +1,7 @@
-"""Standard output and standard error that a reader may leave, that may be full, and whose encoding may be narrow.
+"""Makes standard output and standard error robust: a closed pipe, a full disk, or an encoding that lacks a character.
 
-What ``| head`` does not read goes nowhere, and the verb ends as ever. A full disk is a user's mistake in one line. A
-character that the encoding lacks is written as its nearest ASCII one.
+Output that nobody reads (``| head``) is discarded, and the verb ends as usual. A full disk is a user's mistake,
+reported in one line. A character that the encoding lacks is replaced by the nearest ASCII one.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class _Pipe(io.FileIO):
             raise InputError(seen, f"cannot be written: {error.strerror}", write) from error
 
     def _to_nowhere(self) -> None:
-        """From now on what is written goes to the null device, so that the end of the process writes nothing."""
+        """Redirects further output to the null device, so that the flush at exit cannot fail."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.fileno())
         os.close(nowhere)
 
 
 def prepare_output() -> None:
-    """Puts such an output in the place of this process's own, where that is a plain file or pipe."""
+    """Wraps the standard streams of this process if they are plain files or pipes."""
     codecs.register_error(_HANDLER, _plain)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape", "backslashreplace"):
@@ -56,7 +56,7 @@ def prepare_output() -> None:
 
 
 def complain(text: str) -> None:
-    """Writes one line to standard error; where nobody can read it, the exit code says enough."""
+    """Writes one line to standard error; if nobody can read it, the exit code still tells."""
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(f"memfit: {text}\n")
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""memfit plan: the best way to fit a global batch into the device, and why."""
+"""memfit plan: finds the best way to fit a global batch into the device, and says why."""
 
 from __future__ import annotations
 
@@ -33,20 +33,22 @@ if TYPE_CHECKING:
 @click.option("--global-batch", metavar="N", help="Units that one optimizer step learns from, over all devices.")
 @click.option(
     "--from-trace", "trace_file", metavar="F.json",
-    help="In place of JOB: what memfit trace --json F.json wrote of a script. Gives its options as edits.",
+    help="Instead of JOB: a file that memfit trace --json wrote. Give its options as edits of the script.",
 )  # fmt: skip
-@click.option("--micro-batch", metavar="N", help="Fixes the micro-batch, in units. Default: the fastest that fits.")
+@click.option("--micro-batch", metavar="N", help="Fix the micro-batch, in units. Default: the fastest that fits.")
 @click.option("--devices", metavar="N", default="1", show_default=True, help="Data-parallel devices.")
-@click.option("--engine", metavar="E", help="How nets are put onto devices. Default: the fastest that fits.")
+@click.option(
+    "--engine", metavar="E", help="The engine that distributes nets over devices. Default: the fastest that fits."
+)
 @device_names_option
 @memory_option
 @headroom_option
 @click.option(
     "--keep",
     metavar="A,B",
-    help="Leaves choices as the job has them: checkpointing, optimizer, precision, validation.",
+    help="Keep the job's own choice of: checkpointing, optimizer, precision, validation.",
 )
-@click.option("--allow", metavar="A,B", help="Allows what changes learning: precision. Default: nothing.")
+@click.option("--allow", metavar="A,B", help="Allow options that change learning: precision. Default: none.")
 @click.option("--tuned-for", metavar="N", help="The global batch that the job's learning rate was tuned for.")
 @click.option(
     "--learning-rate",
@@ -54,13 +56,13 @@ if TYPE_CHECKING:
     metavar="RULE",
     default="none",
     show_default=True,
-    help="Multiplies the rate by a rule: linear, sqrt, or none.",
+    help="Multiply the rate by a rule: linear, sqrt, or none.",
 )
-@click.option("--curve", is_flag=True, help="Memory against micro-batch for each policy, before the plan.")
+@click.option("--curve", is_flag=True, help="Show memory against micro-batch for each policy, before the plan.")
 @click.option(
-    "--seed", metavar="N", default="0", show_default=True, help="Of the data's order and of every random number."
+    "--seed", metavar="N", default="0", show_default=True, help="Seed of the data's order and of every random number."
 )
-@click.option("--out", metavar="F", type=click.Path(dir_okay=False), help="Writes the plan file that memfit run takes.")
+@click.option("--out", metavar="F", type=click.Path(dir_okay=False), help="Write the plan file that memfit run takes.")
 @json_option
 def command(
     job: str | None, pairs: tuple[str, ...], global_batch: str | None, trace_file: str | None, micro_batch: str | None,
@@ -68,7 +70,7 @@ def command(
     keep: str | None, allow: str | None, tuned_for: str | None, rule: str, curve: bool, seed: str, out: str | None,
     as_json: bool,
 ) -> int:  # fmt: skip
-    """How JOB's global batch fits into the device: micro-batch, accumulation, recompute, with reasons."""
+    """Plan JOB's global batch for the device: micro-batch, accumulation and recomputation, with reasons."""
     if trace_file is not None:
         if job is not None or global_batch is not None:
             raise InputError(
@@ -143,7 +145,7 @@ def _edits_of_script(
 
 
 def _json(answers: dict[str, Answer], changes: list[Change], points: list[Point] | None) -> dict[str, Any]:
-    """One device's answer, or every device's by name."""
+    """Returns the JSON of one device's answer, or of every device's by name."""
     from memfit.planner.plan_json import plan_json
 
     values: dict[str, Any] = {"devices": {key: plan_json(answer) for key, answer in answers.items()}}

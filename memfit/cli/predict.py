@@ -1,4 +1,4 @@
-"""memfit predict: the memory of training, validation and saving, before the run and without the card."""
+"""memfit predict: predicts the memory of training, validation and saving, before the run and without the card."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 @device_names_option
 @memory_option
 @headroom_option
-@click.option("--budget", metavar="SIZE", help="Exits with 3 where the process needs more than this, such as 8GiB.")
-@click.option("--ci", is_flag=True, help="Prints only a line for --budget, as an annotation of a GitHub workflow.")
+@click.option("--budget", metavar="SIZE", help="Exit with code 3 if the process needs more than this, such as 8GiB.")
+@click.option("--ci", is_flag=True, help="Print only a line for --budget, as an annotation of a GitHub workflow.")
 @click.option("--precision", type=click.Choice(["fp32", "bf16", "fp16"]), help="Default: the job's own.")
 @click.option(
     "--checkpoint",
@@ -51,12 +51,16 @@ if TYPE_CHECKING:
     help="What is recomputed: nothing, all that can be, or as a plan file says. Default: the job's own.",
 )
 @click.option(
-    "--accumulate", metavar="N", default="1", show_default=True, help="Micro-batches in a window; 1: no accumulation."
+    "--accumulate",
+    metavar="N",
+    default="1",
+    show_default=True,
+    help="Micro-batches in a window; 1 means no accumulation.",
 )
 @click.option(
     "--epoch",
     metavar="N",
-    help="Also replays N windows of varied lengths one after the other, as memfit run draws them (0: one epoch).",
+    help="Also replay N windows of varied lengths one after the other, as memfit run draws them (0: one epoch).",
 )
 @click.option(
     "--lengths", metavar="F:COLUMN", help="Lengths for --epoch, from a .csv, .tsv or .jsonl. Default: the job's."
@@ -65,7 +69,7 @@ if TYPE_CHECKING:
     "--shapes",
     metavar="F",
     type=click.Path(dir_okay=False),
-    help="Also replays the windows of F: 8x400 6x512 in a line.",
+    help="Also replay the windows of F: 8x400 6x512 in a line.",
 )
 @click.option(
     "--engine",
@@ -73,23 +77,23 @@ if TYPE_CHECKING:
     type=click.Choice(list(ENGINES)),
     default="single",
     show_default=True,
-    help="How the nets are put onto ranks: " + ", ".join(ENGINES) + ".",
+    help="The engine that distributes nets over ranks: " + ", ".join(ENGINES) + ".",
 )
 @click.option("--world", metavar="N", default="1", show_default=True, help="Ranks, each on a device of its own.")
-@click.option("--rank", metavar="R", help="Which of them, from 0. Default: the one that needs most.")
+@click.option("--rank", metavar="R", help="The rank to predict, from 0. Default: the rank that needs most.")
 @click.option(
     "--snapshot",
     metavar="F",
     type=click.Path(dir_okay=False),
-    help="Writes the predicted timeline for PyTorch's memory_viz.",
+    help="Write the predicted timeline for PyTorch's memory_viz.",
 )
 @click.option(
     "--trace",
     metavar="F",
     type=click.Path(dir_okay=False),
-    help="Writes the events: F.json for ui.perfetto.dev, F.npz for memfit report.",
+    help="Write the events: F.json for ui.perfetto.dev, F.npz for memfit report.",
 )
-@click.option("--fresh", is_flag=True, help="Traces anew, where an earlier trace of the same question is kept.")
+@click.option("--fresh", is_flag=True, help="Trace again, even if an earlier trace of the same question is kept.")
 @json_option
 def command(
     job: str, pairs: tuple[str, ...], micro_batch: str | None, shape: str | None, device_names: tuple[str, ...],
@@ -98,7 +102,7 @@ def command(
     epoch: str | None, lengths: str | None, shapes: str | None, engine: str, world: str, rank: str | None,
     snapshot: str | None, trace: str | None, fresh: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    """Does JOB fit, in training, validation and saving?
+    """Predict whether JOB fits, in training, validation and saving.
 
     JOB is a built-in name (memfit jobs), package.module:Name or path/file.py:Name.
     """
@@ -193,7 +197,7 @@ def command(
 
 
 def load_with(job: str, pairs: tuple[str, ...], precision: str | None) -> Job:
-    """The job with its settings, in a precision."""
+    """Loads the job with its settings, in a precision."""
     from memfit.loading import load_job, read_settings
     from memfit.planner.predict import with_precision
 
@@ -201,7 +205,7 @@ def load_with(job: str, pairs: tuple[str, ...], precision: str | None) -> Job:
 
 
 def _kept(key: str, targets: list[Device]) -> list[TracedQuestion] | None:
-    """The kept question of every device; None where one is missing."""
+    """Returns every device's kept prediction; None if one of them is not kept."""
     from memfit.planner.kept_questions import kept_question
 
     questions = []
@@ -216,7 +220,7 @@ def _kept(key: str, targets: list[Device]) -> list[TracedQuestion] | None:
 def _traced(
     job: Job, name: str, asked: dict[str, Any], targets: list[Device]
 ) -> tuple[list[TracedQuestion], list[Prediction]]:
-    """What had to be traced, and every device's prediction."""
+    """Returns a new trace, and every device's prediction from it."""
     from memfit.planner.predict import checkpoint_all, plain_nets
     from memfit.planner.traced_questions import TracedQuestions
 
@@ -243,10 +247,10 @@ def _traced(
 
 
 def _plan_text(checkpoint: str | None) -> str | None:
-    """The text of a plan file that --checkpoint names.
+    """Returns the text of the plan file that --checkpoint names.
 
     Raises:
-        InputError: neither none, all nor a file.
+        InputError: the value is neither none, all nor a file.
     """
     if checkpoint in (None, "none", "all"):
         return None
@@ -262,7 +266,7 @@ def _plan_text(checkpoint: str | None) -> str | None:
 
 
 def budget_line(prediction: Prediction, limit: int) -> str:
-    """Whether a prediction is within a budget, as an annotation of a GitHub workflow."""
+    """Says whether a prediction is within a budget, as an annotation of a GitHub workflow."""
     peak = _peak(prediction)
     kind, words = ("error", "exceeds") if peak > limit else ("notice", "is within")
     what = f"{prediction.job} with {prediction.micro_batch} {prediction.unit} on {prediction.device.key}"
@@ -274,7 +278,7 @@ def _peak(prediction: Prediction) -> int:
 
 
 def _json(predictions: list[Prediction], sequence: Any, limit: int | None) -> dict[str, Any]:
-    """One prediction's JSON, or every device's by name."""
+    """Returns the JSON of one prediction, or of every device's by name."""
     answers = []
     for prediction in predictions:
         budget = {} if limit is None else {"budget_bytes": limit, "within_budget": _peak(prediction) <= limit}
@@ -289,10 +293,10 @@ def _json(predictions: list[Prediction], sequence: Any, limit: int | None) -> di
 
 
 def micro_batch_shape(job: Job, shape: str | None, count: int | None) -> Shape:
-    """The shape of --shape, or of --micro-batch; by default one item, the longest.
+    """Returns the shape of --shape or --micro-batch; by default one item of the longest length.
 
     Raises:
-        InputError: both are given, or the shape is none of the job's.
+        InputError: both are given, or the shape does not suit the job.
     """
     from memfit.geometry import parse_shape, shape_of
 

@@ -1,4 +1,4 @@
-"""memfit probe: the same step really run on this machine, each trial in a fresh process, beside the prediction."""
+"""memfit probe: really runs the step on this machine, each trial in a fresh process, and compares the prediction."""
 
 from __future__ import annotations
 
@@ -20,13 +20,17 @@ if TYPE_CHECKING:
 @click.option(
     "--micro-batch",
     metavar="N",
-    help="Runs this one, in units. Default: the largest that runs within --memory or on the card.",
+    help="The micro-batch to run, in units. Default: the largest that runs within --memory or on the card.",
 )
 @memory_option
-@click.option("--prove", is_flag=True, help="Also runs one more than the largest, which must fail.")
+@click.option("--prove", is_flag=True, help="Also run the next larger micro-batch, which must fail.")
 @click.option("--precision", type=click.Choice(["fp32", "bf16", "fp16"]), help="Default: the job's own.")
 @click.option(
-    "--accumulate", metavar="N", default="1", show_default=True, help="Micro-batches in a window; 1: no accumulation."
+    "--accumulate",
+    metavar="N",
+    default="1",
+    show_default=True,
+    help="Micro-batches in a window; 1 means no accumulation.",
 )
 @json_option
 def command(

@@ -1,4 +1,4 @@
-"""Progress on standard error, and only where a person looks at it; and what a job prints goes there too."""
+"""Shows progress on standard error, if a person looks at it, and sends what a job prints there too."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def _without_collector() -> Iterator[None]:
 
 
 def settle() -> None:
-    """What was imported up to here is no garbage: until ``progress`` ends, collections pass over it.
+    """Freezes the objects that exist now: until ``progress`` ends, garbage collections skip them.
 
-    A trace collects before it begins; to look through the modules of torch and of a job's libraries takes 0.3 s.
+    A trace collects garbage before it begins, and traversing the modules of torch and of a job's libraries takes 0.3 s.
     """
     gc.freeze()
 
 
 class _LinesOnce:
-    """Standard error on which a line that was written before is left out.
+    """Standard error that writes each line only once.
 
-    A verb builds a job's nets several times, and libraries say each time what they said before. What does not end in a
-    newline, as a bar that is drawn again, passes as it is.
+    A verb builds a job's nets several times, and libraries repeat their messages each time. Text that does not end in a
+    newline, such as a progress bar, passes unchanged.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -65,7 +65,7 @@ class _LinesOnce:
 
 @contextmanager
 def _lines_once() -> Iterator[None]:
-    """Inside, libraries repeat no line; warnings and logs that are set up inside keep to it afterwards."""
+    """Context in which libraries repeat no line; warnings and logs that are set up within keep to it afterwards."""
     before = sys.stderr
     once = _LinesOnce(before)
     sys.stderr = once
@@ -78,10 +78,10 @@ def _lines_once() -> Iterator[None]:
 
 @contextmanager
 def progress(text: str, *, quiet: bool = False) -> Iterator[None]:
-    """A spinner while something takes its time; nothing where standard error is no terminal or ``quiet`` is set.
+    """Context that shows a spinner; nothing if standard error is not a terminal or ``quiet`` is set.
 
-    What is printed inside goes to standard error: standard output is the answer's alone. The garbage collector rests:
-    importing torch and what a job needs takes a sixth longer with it, and every trace collects for itself.
+    Output that is printed within goes to standard error: standard output holds only the answer. The garbage collector
+    is off: importing torch and a job's libraries takes a sixth longer with it, and every trace collects by itself.
     """
     with _without_collector():
         if quiet or not sys.stderr.isatty():

@@ -1,4 +1,4 @@
-"""memfit report: a run, a plan or a trace as one HTML file that needs no network."""
+"""memfit report: writes a run, a plan or a trace as one HTML file that needs no network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memfit.printable import printable
 
 @click.command("report")
 @click.argument("what", metavar="RUN|PLAN|TRACE", nargs=-1, required=True)
-@click.option("--compare", is_flag=True, help="Two plans or two runs side by side: memfit report --compare A B.")
+@click.option("--compare", is_flag=True, help="Show two plans or two runs side by side: memfit report --compare A B.")
 @click.option(
     "--out",
     metavar="F.html",
@@ -23,14 +23,14 @@ from memfit.printable import printable
 @click.option(
     "--no-trace",
     is_flag=True,
-    help="Does not load the job: the report has what the file says, and no memory over the step.",
+    help="Do not load the job: the report then shows only what the file holds, without memory over the step.",
 )
 @json_option
 def command(what: tuple[str, ...], compare: bool, out: str | None, no_trace: bool, as_json: bool) -> None:
-    """Writes the report of a run's folder, of a plan.toml or of a trace (memfit predict --trace F.npz).
+    """Write the report of a run's folder, of a plan.toml or of a trace (memfit predict --trace F.npz).
 
-    The job that it names is loaded and traced again, which runs the job's code. For files of somebody whose code you do
-    not run, write --no-trace.
+    The job that it names is loaded and traced again, which runs the job's code. For files of an author whose code you
+    do not want to run, write --no-trace.
     """
     from memfit.cli.progress import progress
 

@@ -1,4 +1,4 @@
-"""memfit run: train a plan inside its memory budget."""
+"""memfit run: trains a plan inside its memory budget."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 @click.argument("plan")
 @click.option("--out", required=True, metavar="RUN", type=click.Path(file_okay=False), help="The run's folder.")
 @click.option("--windows", metavar="N", help="Optimizer steps. Default: the job's own number.")
-@click.option("--resume", is_flag=True, help="Goes on with a run; with no checkpoint in it, from window 0.")
-@click.option("--keep", metavar="N", default="2", show_default=True, help="Checkpoints that stay, the newest ones.")
+@click.option(
+    "--resume", is_flag=True, help="Continue a run from its newest checkpoint, or from window 0 if it has none."
+)
+@click.option("--keep", metavar="N", default="2", show_default=True, help="The number of newest checkpoints to keep.")
 @click.option(
     "--save-every",
     metavar="SECONDS",
@@ -35,14 +37,14 @@ if TYPE_CHECKING:
     type=click.Choice(["stop", "skip"]),
     default="stop",
     show_default=True,
-    help="What happens to a sample that does not fit alone: it stops the run, or is left out and counted.",
+    help="What to do with a sample that does not fit alone: stop the run, or skip and count it.",
 )
 @click.option(
     "--verify-every",
     metavar="N",
     default="0",
     show_default=True,
-    help="Every N windows, what the ranks did is done again on one device and compared; 0: never.",
+    help="Every N windows, repeat the window on one device and compare; 0: never.",
 )
 @click.option(
     "--patience",
@@ -50,13 +52,13 @@ if TYPE_CHECKING:
     help="Time without progress after which the run writes all stacks to RUN/stacks and ends with exit code 5. "
     "Default: 20 times the longest step that was measured, and at least 120.",
 )
-@click.option("--wandb", is_flag=True, help="Keeps the scalars for Weights & Biases too, offline, under RUN/wandb.")
+@click.option("--wandb", is_flag=True, help="Also keep the scalars for Weights & Biases, offline, under RUN/wandb.")
 @json_option
 def command(plan: str, *, wandb: bool, as_json: bool, **values: Any) -> int:
-    """Trains PLAN, a file that memfit plan wrote, in a process that cannot take more than the plan's budget.
+    """Train PLAN, a file that memfit plan wrote, in a process that cannot take more than the plan's budget.
 
     A plan for N devices is run by N processes: torchrun starts them on this machine, and starts them again from the
-    last checkpoint when one is lost. Over several machines, start memfit run with torchrun on each.
+    last checkpoint if one is lost. On several machines, start memfit run with torchrun on each.
     """
     from memfit.train.launch.stop_signals import ended_by_signals
 
@@ -65,7 +67,7 @@ def command(plan: str, *, wandb: bool, as_json: bool, **values: Any) -> int:
 
 
 def _run(plan: str, wandb: bool, as_json: bool, values: dict[str, Any]) -> int:
-    """Runs a plan; gives the exit code."""
+    """Runs a plan; returns the exit code."""
     from memfit.cli.progress import progress
     from memfit.cli.run_monitor import attended, keepers, write_report
     from memfit.device.hardware.process_limits import RANK_BYTES, check_cards, check_ranks
@@ -108,15 +110,15 @@ def _run(plan: str, wandb: bool, as_json: bool, values: dict[str, Any]) -> int:
 
 
 def _peak(plan: Plan) -> int:
-    """Predicted bytes of a rank's tensors in the phase that needs most; 0 where the plan does not tell."""
+    """The predicted bytes of a rank's tensors in the largest phase; 0 if the plan does not have them."""
     return max((int(phase.get("allocated_bytes", 0)) for phase in plan.phases.values()), default=0)
 
 
 def _options(values: dict[str, Any], *, restarted: bool) -> RunOptions:
-    """The options as they were written on the command line.
+    """Parses the options of the command line.
 
     Raises:
-        InputError: a number is none, or out of its range.
+        InputError: a number is not a number, or out of its range.
     """
     from memfit.train.run_options import RunOptions
 
@@ -160,7 +162,7 @@ def _prepare(folder: RunFolder, plan: Plan, options: RunOptions) -> None:
 
 
 def show_summary(folder: RunFolder, budget: int, unit: str, *, as_json: bool) -> None:
-    """Shows what a run that is done learned, took and did, by its lines."""
+    """Shows a summary of a finished run from its lines: losses, memory and time."""
     from memfit.show.console import make_console
     from memfit.show.run_log import noise_words
     from memfit.train.metrics_file import read_lines
@@ -191,17 +193,17 @@ def show_summary(folder: RunFolder, budget: int, unit: str, *, as_json: bool) ->
 
 
 def windows_of(folder: RunFolder, lines: list[dict[str, Any]]) -> int:
-    """Windows that a run has trained: by its newest checkpoint; without one, by its last line."""
+    """The number of windows that a run has trained: from its newest checkpoint, or without one from its last line."""
     names = [entry.name for entry in folder.checkpoints.glob("[0-9]*")] if folder.checkpoints.is_dir() else []
     numbers = [int(name) for name in names if name.isdecimal()]
     return max(numbers, default=lines[-1]["window"] + 1 if lines else 0)
 
 
 def summary_of(lines: list[dict[str, Any]], windows: int, budget: int) -> dict[str, Any]:
-    """The numbers of a run, from the lines of its windows. Those that no line holds are None.
+    """Returns the numbers of a run from the lines of its windows; None for a number that no line has.
 
     Args:
-        windows: that the run has trained, whether each has its line or not.
+        windows: the number of windows that the run has trained, including windows without a line.
     """
     last = lines[-1] if lines else {}
     peak = max(lines, key=lambda line: line.get("measured_process_bytes") or 0, default={})
@@ -222,9 +224,9 @@ def summary_of(lines: list[dict[str, Any]], windows: int, budget: int) -> dict[s
 
 
 def memory_words(summary: dict[str, Any]) -> str:
-    """The peak, with what is no tensor named apart: a prediction for a CPU counts tensors alone.
+    """Describes the peak, and the part of it that is not tensors: a prediction for a CPU counts only tensors.
 
-    What is no tensor is read when a window has ended, and can have been more at the peak.
+    Memory that is not tensors is read at the end of a window, and may have been larger at the peak.
     """
     from memfit.sizes import format_size
 

@@ -1,4 +1,4 @@
-"""Watches a run from the parent process: keeps and shows its lines, and passes on what its processes say."""
+"""Watches a run from the parent process: stores and shows its lines, and passes on what its processes print."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from memfit.train.metrics_file import read_lines
 from memfit.train.run_folder import RunFolder
 
 LOOKS_EVERY = 0.1
-"""Seconds."""
+"""Seconds between two looks."""
 
 
 def keepers(folder: RunFolder, plan: Plan, wandb: bool) -> list[Watcher]:
-    """Who keeps a run's scalars: TensorBoard where it is installed, Weights & Biases where it is asked for.
+    """Returns the trackers of a run's scalars: TensorBoard if it is installed, Weights & Biases if it is asked for.
 
-    One that cannot begin is said and left out: what only shows a run does not end it.
+    A tracker that cannot start is reported and left out: a display does not end a run.
 
     Raises:
         InputError: ``wandb`` is asked for and not installed.
@@ -57,7 +57,7 @@ def _left_out(name: str, error: Exception) -> str:
 
 @contextmanager
 def attended(folder: RunFolder, plan: Plan, kept_by: list[Watcher]) -> Iterator[None]:
-    """While this is open, new lines of the run go to ``kept_by`` and, on a terminal, to a live view."""
+    """Context in which new lines of the run go to the trackers ``kept_by`` and, on a terminal, to a live view."""
     folder.course.unlink(missing_ok=True)
     with _terminal() as terminal:
         attendant = _Attendant(folder, plan, kept_by, terminal)
@@ -68,7 +68,7 @@ def attended(folder: RunFolder, plan: Plan, kept_by: list[Watcher]) -> Iterator[
 
 
 def write_report(folder: RunFolder) -> None:
-    """The run's page without curves, where what draws it is installed; one that cannot be written ends no run."""
+    """Writes the run's page without curves, if the drawing library is installed; a failure does not end the run."""
     try:
         from memfit.show.page import write_page
         from memfit.show.report import run_report
@@ -80,10 +80,10 @@ def write_report(folder: RunFolder) -> None:
 
 
 class _Attendant:
-    """Looks at a run's lines in a thread of its own.
+    """Reads a run's lines in a thread of its own.
 
-    The thread also drains what the training processes say: nothing that fails here may end it, or they would wait for
-    room in the pipe.
+    The thread also drains what the training processes print. No failure here may end it, or they would block on a full
+    pipe.
     """
 
     def __init__(self, folder: RunFolder, plan: Plan, kept_by: list[Watcher], terminal: tuple[Console, int] | None):
@@ -97,7 +97,7 @@ class _Attendant:
         self._thread.start()
 
     def end(self) -> None:
-        """Gives what is left."""
+        """Writes what is left."""
         self._ended.set()
         self._thread.join()
         for watcher in self._watchers:
@@ -122,7 +122,7 @@ class _Attendant:
                     watcher.line(line)
 
     def _draw(self, console: Console, pipe: int) -> None:
-        """Takes what processes said out of the pipe, in every case, and shows it where the terminal is still there."""
+        """Always drains the pipe, and shows its text if the terminal still exists."""
         texts = _available(pipe)
         with self._only_shows("the live view"):
             if self._shows and self._view is None and self._folder.course.exists():
@@ -138,7 +138,7 @@ class _Attendant:
 
     @contextmanager
     def _only_shows(self, name: str, watcher: Watcher | None = None) -> Iterator[None]:
-        """Around what only shows the run: a failure is said once, and what failed is left out from then on."""
+        """Context of code that only displays the run: a failure is reported once, and the display is then off."""
         try:
             yield
         except Exception as error:
@@ -157,9 +157,9 @@ class _Attendant:
 
 @contextmanager
 def _terminal() -> Iterator[tuple[Console, int] | None]:
-    """Where a person looks at standard error: a console there, and a pipe that takes its place until this is closed.
+    """Context that gives a console on standard error and a pipe that replaces it.
 
-    What processes write into the pipe would be drawn over by a live view; the view prints it above itself.
+    A live view would overwrite what processes print; with the pipe, the view prints it above itself.
     """
     if not sys.stderr.isatty():
         yield None
@@ -181,7 +181,7 @@ def _terminal() -> Iterator[tuple[Console, int] | None]:
 
 
 def _available(pipe: int) -> list[str]:
-    """Lines that are in a pipe now."""
+    """Returns the lines that are in a pipe now."""
     output = b""
     try:
         while part := os.read(pipe, 1 << 16):
@@ -192,5 +192,5 @@ def _available(pipe: int) -> list[str]:
 
 
 def _last_window(folder: RunFolder) -> int:
-    """Of an earlier part of the run; -1 where there is none."""
+    """The last window of an earlier part of the run; -1 if there is none."""
     return max((line["window"] for line in read_lines(folder.lines("metrics")).lines), default=-1)

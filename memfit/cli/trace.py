@@ -1,4 +1,4 @@
-"""memfit trace: a person's own training script on the virtual card, unmodified."""
+"""memfit trace: runs a training script unmodified on the virtual card."""
 
 from __future__ import annotations
 
@@ -21,36 +21,46 @@ PLACEHOLDER = "{batch}"
 )  # fmt: skip
 @click.option(
     "--memory", metavar="SIZE",
-    help="Replaces the card's memory, and is enforced: a request past it raises torch.OutOfMemoryError in the script.",
+    help="Replace the card's memory and enforce it: a larger request raises torch.OutOfMemoryError in the script.",
 )  # fmt: skip
-@click.option("--steps", metavar="N", help="Stop after N steps of every optimizer. Default: when each phase was seen.")
+@click.option(
+    "--steps", metavar="N", help="Stop after N steps of every optimizer. Default: stop when every phase was seen."
+)
 @click.option("--batches", metavar="K", help="Cut each pass over a DataLoader to K batches. Default: 4.")
-@click.option("--limit", metavar="TIME", default="10m", show_default=True, help="Stop after so long: 90s, 10m, 1h.")
+@click.option("--limit", metavar="TIME", default="10m", show_default=True, help="Stop after this time: 90s, 10m, 1h.")
 @click.option("--world", metavar="W", help="Ranks of the process group. Default: the launcher's, else 1.")
 @click.option("--rank", metavar="R", default="0", show_default=True, help="The rank that is traced.")
 @click.option(
     "--batch", metavar="A,B,C",
-    help=f"Sizes that are traced for the largest batch where the command has {PLACEHOLDER}. Default: 2,3,5.",
+    help=f"Sizes to trace for the largest batch if the command has {PLACEHOLDER}. Default: 2,3,5.",
 )  # fmt: skip
-@click.option("--assume", multiple=True, metavar="FILE:LINE=VALUE", help="What is answered where that line asks data.")
-@click.option("--stub", "stubs", multiple=True, metavar="PKG", help="A stand-in for a package that is not installed.")
-@click.option("--allow-write", "writable", multiple=True, metavar="DIR", help="A folder whose writes are real.")
-@click.option("--unsafe-writes", is_flag=True, help="No sandbox: the script's writes are real, and it has a network.")
 @click.option(
-    "--host-memory", metavar="SIZE", help="What the script may take of the host. Default: most of what is free."
+    "--assume", multiple=True, metavar="FILE:LINE=VALUE", help="The answer to a line that reads a tensor's value."
 )
-@click.option("--json", "json_file", metavar="F", help="Writes the answer as JSON; - is standard output.")
-@click.option("--report", "report_file", metavar="F.html", help="Writes the report, one HTML file.")
-@click.option("--snapshot", "snapshot_file", metavar="F", help="Writes the timeline for PyTorch's memory_viz.")
 @click.option(
-    "--trace", "trace_file", metavar="F", help="Writes the events: F.json for ui.perfetto.dev, F.npz for memfit."
+    "--stub", "stubs", multiple=True, metavar="PKG", help="Import a stand-in for a package that is not installed."
+)
+@click.option(
+    "--allow-write", "writable", multiple=True, metavar="DIR", help="Let the script really write into this folder."
+)
+@click.option(
+    "--unsafe-writes", is_flag=True, help="Run without the sandbox: writes are real, and the network is open."
+)
+@click.option(
+    "--host-memory", metavar="SIZE", help="Host memory that the script may take. Default: most of what is free."
+)
+@click.option("--json", "json_file", metavar="F", help="Write the answer as JSON; - is standard output.")
+@click.option("--report", "report_file", metavar="F.html", help="Write the report, one HTML file.")
+@click.option("--snapshot", "snapshot_file", metavar="F", help="Write the timeline for PyTorch's memory_viz.")
+@click.option(
+    "--trace", "trace_file", metavar="F", help="Write the events: F.json for ui.perfetto.dev, F.npz for memfit."
 )
 def command(words: tuple[str, ...], **options: Any) -> int:
-    """How much memory does COMMAND need, phase by phase and line by line, and on which cards does it fit?
+    """Show how much memory COMMAND needs, phase by phase and line by line, and on which cards it fits.
 
     COMMAND is what you type to train: python train.py ARGS, python -m package, torchrun, accelerate launch or
-    deepspeed. The script runs unmodified for a few steps, with its tensors on the card replaced by ones without bytes.
-    What it writes is thrown away.
+    deepspeed. The script runs unmodified for a few steps, with tensors that have no bytes in place of those on the
+    card. What it writes is thrown away.
     """
     from memfit.script.batch_scan import scan_batches
     from memfit.script.launch import trace_with_need
@@ -100,7 +110,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def seconds_of(text: str) -> float:
-    """A time such as 90s, 10m or 1h, in seconds."""
+    """Parses a time such as 90s, 10m or 1h into seconds."""
     units = {"s": 1, "m": 60, "h": 3600}
     number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
     try:
@@ -229,7 +239,7 @@ def _json(requests: list[Any], outcomes: list[Any], scans: list[Any]) -> dict[st
 
 
 def _exit_code(requests: list[Any], outcomes: list[Any]) -> int:
-    """Exit code 2 where the script failed, 4 where too little was seen, 3 where an asked card is too small."""
+    """Returns 2 if the script failed, 4 if too little was seen, 3 if a named card is too small."""
     if any(outcome.error is not None and not outcome.error.out_of_memory for outcome in outcomes):
         return Exit.BAD_INPUT
     out_of_memory = any(outcome.error is not None and outcome.error.out_of_memory for outcome in outcomes)

@@ -1,4 +1,4 @@
-"""What click found wrong with a command line, in memfit's three parts: seen, why, what to write."""
+"""Turns click's errors about a command line into memfit's three parts: seen, why, what to write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memfit.errors import InputError
 
 
 def unknown_verb(name: str, verbs: Iterable[str]) -> InputError:
-    """No verb of this name; names the nearest."""
+    """The error for an unknown verb; it names the nearest verb."""
     verbs = list(verbs)
     near = difflib.get_close_matches(name, verbs, n=1, cutoff=0.5)
     return InputError(
@@ -21,7 +21,7 @@ def unknown_verb(name: str, verbs: Iterable[str]) -> InputError:
 
 
 def mistake(error: click.ClickException) -> InputError:
-    """A mistake that click found, as ours."""
+    """Converts an error of click."""
     context = getattr(error, "ctx", None)
     verb = context.command_path if context else "memfit"
     help_of = f"see {verb} --help"
@@ -47,10 +47,10 @@ def mistake(error: click.ClickException) -> InputError:
 
 
 def check_given_once(command: click.Command, arguments: Sequence[str]) -> None:
-    """Refuses an option that is given twice, of those that have one value: click would take the last silently.
+    """Refuses a single-valued option that is given twice; click would silently take the last value.
 
     Raises:
-        InputError: such an option.
+        InputError: an option is given twice.
     """
     single = {
         name: parameter

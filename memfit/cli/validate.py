@@ -1,4 +1,4 @@
-"""memfit validate: a job's validation on a checkpoint, by hand."""
+"""memfit validate: validates a checkpoint of a run."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ CRASHES = (-signal.SIGSEGV, -signal.SIGABRT)
 @click.option("--memory", metavar="SIZE", help="The budget, as 24GiB, 24GB or 512MiB. Default: the plan's.")
 @json_option
 def command(target: str, memory: str | None, as_json: bool) -> int:
-    """Validates the newest whole checkpoint of RUN, or the folder RUN/checkpoints/NUMBER.
+    """Validate the newest complete checkpoint of RUN, or the folder RUN/checkpoints/NUMBER.
 
-    It validates on the samples of the job's validation_dataset(), in batches as large as training's micro-batches, or
-    smaller where that does not fit, in a process that cannot take more than the budget. The same checkpoint gives the
-    same values.
+    It uses the samples of the job's validation_dataset(), in batches as large as training's micro-batches, or smaller
+    if that does not fit, in a process that cannot take more than the budget. The same checkpoint always gives the same
+    values.
     """
     from memfit.child_process import for_child
     from memfit.sizes import format_size, parse_size

@@ -1,4 +1,4 @@
-"""memfit verify: one device against many, step by step."""
+"""memfit verify: compares one device with many, step by step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memfit.errors import Exit, InputError
 @click.argument("target", metavar="JOB|PLAN")
 @set_option
 @click.option("--world-sizes", default="1,2", show_default=True, metavar="N,N", help="Ranks, each a real process.")
-@click.option("--engine", default="ddp", show_default=True, metavar="E", help="What several ranks run with.")
+@click.option("--engine", default="ddp", show_default=True, metavar="E", help="The engine of several ranks.")
 @click.option("--windows", metavar="N", default="2", show_default=True, help="Optimizer steps that are compared.")
 @click.option("--global-batch", metavar="N", help="Units of a window. Default: the plan's, or 2 micro-batches a rank.")
 @click.option("--micro-batch", metavar="N", help="Units of a micro-batch. Default: the plan's, or three samples.")
@@ -21,9 +21,11 @@ def command(
     target: str, pairs: tuple[str, ...], world_sizes: str, engine: str, windows: str, global_batch: str | None,
     micro_batch: str | None, as_json: bool,
 ) -> int:  # fmt: skip
-    """Runs the same windows of a job on one rank and on many: losses, gradients and weights after each step.
+    """Run the same windows of a job on one rank and on many, and compare losses, gradients and weights after each
+    step.
 
-    Every window begins from the same weights. In fp32, whatever the job's precision. What cannot be equal is named.
+    Every window begins from the same weights, in fp32 whatever the job's precision. Differences that cannot be avoided
+    are named.
     """
     from dataclasses import replace
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def answer_json(request: TraceRequest, outcome: ScriptOutcome, scan: BatchScan | None) -> dict[str, Any]:
-    """``phases``, ``fits`` and ``verdict`` as ``memfit predict`` has them, and what only a script has."""
+    """Returns ``phases``, ``fits`` and ``verdict`` as in the JSON of ``memfit predict``, and the fields of scripts."""
     footprint = asdict(outcome.footprint) if outcome.footprint is not None else _nothing()
     enough = outcome.windows >= 2
     return {

@@ -1,9 +1,9 @@
-"""The largest batch of a script: traced at three sizes, from which the bytes of every tensor follow.
+"""The largest batch of a script: the script is traced at three sizes, which give the bytes of every tensor at any size.
 
-Where the events are the same at each size, the bytes of each storage are a + b * size: two sizes give them, a third
-one checks them, and any other is replayed. Where some storages grow with the square of the size (similarities of each
-sample with each other one), three sizes give a + b * size + c * size ** 2, and a further size is traced to check them.
-The answer is then traced itself, and the next larger size with it.
+If the events are the same at each size, the bytes of each storage are a + b * size: two sizes determine a and b, a
+third one checks them, and every other size is replayed. If some storages grow with the square of the size (pairwise
+similarities of samples), three sizes determine a + b * size + c * size ** 2, and a further size is traced to check
+them. Finally the answer and the next larger size are traced.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from memfit.sizes import format_size
 
 PLACEHOLDER = "{batch}"
 MOST = 1 << 20
-"""Sizes past this are not asked for."""
+"""Larger sizes are not tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class BatchScan:
 
 
 def at_size(request: TraceRequest, size: int) -> TraceRequest:
-    """The request with ``{batch}`` replaced."""
+    """Returns the request with ``{batch}`` replaced by a size."""
     command = request.command
     args = tuple(word.replace(PLACEHOLDER, str(size)) for word in command.args)
     environment = {name: value.replace(PLACEHOLDER, str(size)) for name, value in command.environment.items()}
@@ -104,7 +104,7 @@ def scan_batches(request: TraceRequest, sizes: Sequence[int]) -> BatchScan:
 
 
 def _verified(request: TraceRequest, best: int, grown: _Family, answer: Callable[..., BatchScan]) -> BatchScan:
-    """Traces the script at the answer and at the next size, and moves by one where the fit was a little off."""
+    """Traces the script at the answer and at the next size, and corrects the answer by one if it was slightly off."""
     free = replace(request, enforced=False, every_card=False)
     for _ in range(3):
         fits, nbytes = _traced(at_size(free, best))
@@ -138,7 +138,7 @@ def _of(outcome: ScriptOutcome) -> Trace:
 
 
 def different_events(traces: Sequence[Trace], sizes: Sequence[int]) -> str:
-    """Why the events of one size say nothing of another one's; empty where they are the same."""
+    """Says why the events of one size do not predict those of another; empty if they do."""
     first = traces[0]
     for trace, size in zip(traces[1:], sizes[1:], strict=True):
         if not _has_events_of(first, trace):
@@ -179,12 +179,12 @@ class Growth:
         return self.start + (size - low) * (self.slope + (size - high) * self.square)
 
     def holds_for(self, trace: Trace, size: int) -> bool:
-        """Whether a trace at that size is as it follows from the others."""
+        """Whether a trace at that size agrees with the prediction from the others."""
         return _has_events_of(self.first, trace) and np.array_equal(self.nbytes(size), trace.nbytes)
 
 
 def fitted(traces: Sequence[Trace], sizes: Sequence[int]) -> Growth | None:
-    """The polynomial of least degree, at most two, through all sizes; None where there is none with whole bytes."""
+    """Returns the polynomial of least degree (at most 2) through all sizes; None if there is none with whole bytes."""
     x, y = [int(size) for size in sizes], [trace.nbytes.astype(np.int64) for trace in traces]
     slope, rest = np.divmod(y[1] - y[0], x[1] - x[0])
     next_slope, next_rest = np.divmod(y[2] - y[1], x[2] - x[1])
@@ -196,7 +196,7 @@ def fitted(traces: Sequence[Trace], sizes: Sequence[int]) -> Growth | None:
 
 
 class _Family:
-    """The trace at any size."""
+    """The predicted trace at any size."""
 
     def __init__(self, trace: Trace, growth: Growth, device: Device, world: int) -> None:
         self._trace, self._growth, self._device, self._world = trace, growth, device, world
@@ -218,7 +218,7 @@ class _Family:
         return self._replayed(size)[1]
 
     def largest(self, low: int) -> int:
-        """The largest size that fits, of those from ``low``, which does."""
+        """Returns the largest size that fits; ``low`` is known to fit."""
         high = low * 2
         while high < MOST and self.fits(high):
             low, high = high, high * 2

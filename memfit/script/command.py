@@ -1,4 +1,4 @@
-"""A training command, taken apart: ``python train.py``, ``python -m package``, and what launchers start."""
+"""Parses a training command: ``python train.py``, ``python -m package``, and the commands of launchers."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class _Parsed:
 
 
 def parse_command(words: Sequence[str]) -> ScriptCommand:
-    """The script that a command runs, with what its launcher gives it.
+    """Returns the script that a command runs, and what its launcher passes on.
 
     Raises:
-        InputError: there is no script in it, or it is not there.
+        InputError: the command names no script, or the file does not exist.
     """
     rest, environment = list(words), {}
     while rest:
@@ -97,7 +97,7 @@ def _of_python(words: list[str], said: Sequence[str]) -> ScriptCommand:
 
 
 def _options(words: list[str], flags: set[str]) -> _Parsed:
-    """A launcher's own options, up to the script."""
+    """Yields a launcher's own options, up to the script."""
     options: dict[str, str] = {}
     while words and words[0].startswith("-"):
         name, equals, value = words.pop(0).lstrip("-").partition("=")
@@ -131,7 +131,7 @@ def _deepspeed(words: list[str], said: Sequence[str]) -> ScriptCommand:
 
 
 def _count(text: str) -> int:
-    """A number of processes; ``gpu`` and ``auto`` are as many as there are cards, of which a trace has one."""
+    """Parses a number of processes; ``gpu`` and ``auto`` mean all cards, of which a trace has one."""
     return int(text) if text.isdigit() and int(text) else 1
 
 
@@ -147,7 +147,7 @@ def _launched(
 
 
 def rank_environment(world: int, per_node: int | None = None, rank: int = 0) -> dict[str, str]:
-    """The variables by which torchrun tells a process its rank."""
+    """The environment variables by which torchrun tells a process its rank."""
     local = per_node or world
     return {
         "RANK": str(rank), "LOCAL_RANK": str(rank % local), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(local),
@@ -157,7 +157,7 @@ def rank_environment(world: int, per_node: int | None = None, rank: int = 0) -> 
 
 
 def _check_interpreter(python: str) -> None:
-    """The script runs in memfit's own interpreter: another environment's packages are not there."""
+    """Refuses another interpreter than memfit's own: packages of another environment cannot be imported."""
     if "/" not in python or not Path(python).exists():
         return
     if Path(python).absolute().parent.resolve() != Path(sys.executable).absolute().parent.resolve():

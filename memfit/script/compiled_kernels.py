@@ -1,6 +1,6 @@
-"""Kernels that a library compiles for the card when it is used: FlexAttention's, and those of DeepSpeed's optimizers.
+"""Kernels that a library compiles for the card at run time: those of FlexAttention and of DeepSpeed's optimizers.
 
-A trace cannot compile them. It stands in for those whose memory is known from their documented interface.
+A trace cannot compile them. It replaces kernels whose memory is known from their documented interface.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ _FLEX = "torch.nn.attention.flex_attention"
 
 
 class _FusedFlexAttention(torch.autograd.Function):
-    """What the compiled kernel allocates: the output and a float32 log-sum-exp for each query; in the backward the
-    row sums of output times gradient, and the three gradients."""
+    """What the compiled kernel allocates: the output and a float32 log-sum-exp for each query; in the backward, the row
+    sums of output times gradient, and the three gradients.
+    """
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,10 +65,10 @@ class _Kernels:
 
 @contextmanager
 def compiled_kernels(note: Callable[[str], None]) -> Iterator[None]:
-    """Inside, FlexAttention and the extensions that DeepSpeed compiles run without their kernels.
+    """Context in which FlexAttention and the extensions that DeepSpeed compiles run without their kernels.
 
     Args:
-        note: told of each kernel that was stood in for.
+        note: called with each kernel that was replaced.
     """
 
     def load(builder: Any, verbose: bool = True) -> Any:

@@ -1,4 +1,4 @@
-"""A script's failure as its author would see it: the script's own traceback, and what to write where that is known."""
+"""A script's failure as its author would see it: the script's own traceback, and a hint if one is known."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BACKENDS = re.compile(r" This could be because the operator doesn't exist[^\n]*
 
 
 def script_error(error: BaseException, tracer: ScriptTracer) -> ScriptError:
-    """The error without memfit's frames."""
+    """Returns the error without memfit's frames."""
     text = _own_traceback(error)
     summary = describe(error)
     if isinstance(error, InputError):
@@ -62,7 +62,7 @@ def _missing_package(error: BaseException | None) -> str:
 
 
 def _part_not_there(name: str) -> str:
-    """The outermost part of a dotted name that cannot be imported: a package, or one module of it."""
+    """Returns the outermost missing part of a dotted name that cannot be imported: a package, or one module of it."""
     parts = name.split(".")
     return next((p for p in (".".join(parts[:n]) for n in range(1, len(parts))) if p not in sys.modules), name)
 

@@ -1,6 +1,6 @@
-"""Checkpoints that the script writes and reads: fake tensors have no bytes, so the file has a few that say which it is.
+"""Checkpoints that a script writes and reads. Fake tensors have no bytes, so the file holds a short key instead.
 
-The few bytes are copied, renamed and read like any others; what they stand for is kept by its shapes and types.
+The key is copied, renamed and read like any other content; the tensors' shapes and types are kept by key.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LENGTH = len(_MARK) + 8
 
 @dataclass(frozen=True, kw_only=True)
 class _Shape:
-    """What is kept of a fake tensor; those of one storage have the same number."""
+    """What is kept of a fake tensor; tensors of one storage have the same number."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -44,10 +44,10 @@ class _Shape:
 
 
 class SavedFiles:
-    """What the script saved in this run.
+    """The files that the script saved in this run.
 
     Args:
-        may_write: whether a file is made; without a sandbox none is, since it would replace a real checkpoint.
+        may_write: whether a file is made; without a sandbox none is, because it would replace a real checkpoint.
     """
 
     def __init__(self, mode: HybridMode, *, may_write: bool) -> None:
@@ -56,7 +56,7 @@ class SavedFiles:
         self._by_path: dict[str, int] = {}
 
     def write(self, target: Any, content: Any) -> None:
-        """Keeps the content's shapes, and writes the bytes that stand for it."""
+        """Keeps the content's shapes, and writes their key."""
         leaves, tree = tree_flatten(content)
         with disable_current_modes():
             self._saved.append((tree, [_kept(leaf) for leaf in leaves]))
@@ -70,7 +70,7 @@ class SavedFiles:
             self._by_path[os.path.realpath(target)] = len(self._saved) - 1
 
     def holds(self, source: Any) -> int | None:
-        """The number of what was saved there in this run; None for any other file."""
+        """The key of what was saved there in this run; None for any other file."""
         head = b""
         with contextlib.suppress(OSError, ValueError):
             if hasattr(source, "read"):
@@ -85,7 +85,7 @@ class SavedFiles:
         return int(head[len(_MARK) :]) if isinstance(head, bytes) and head.startswith(_MARK) else None
 
     def read(self, number: int, where: str | None) -> Any:
-        """What was saved, on the card or the CPU; ``where`` None: where it was."""
+        """Returns the saved content on the card or the CPU; ``where`` None keeps each tensor's device."""
         tree, kept = self._saved[number]
         made: dict[int, Tensor] = {}
         return tree_unflatten([self._made(leaf, where, made) for leaf in kept], tree)
@@ -120,7 +120,7 @@ def _kept(leaf: Any) -> Any:
 
 @contextmanager
 def checkpoints(watch: StepWatch, files: SavedFiles) -> Iterator[None]:
-    """Inside, saving is a phase and writes no tensors; loading reads real files, onto the device that is asked for."""
+    """Context in which saving is a phase and writes no tensors; loading reads real files onto the requested device."""
 
     def save(content: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         with watch.saving():
@@ -133,7 +133,7 @@ def checkpoints(watch: StepWatch, files: SavedFiles) -> Iterator[None]:
         save(model.state_dict(), filename)
 
     def save_shards(state_dict: Any, *args: Any, checkpoint_id: Any = None, **kwargs: Any) -> None:
-        """torch.distributed.checkpoint.save: this rank's part, in a folder."""
+        """Replaces torch.distributed.checkpoint.save: saves this rank's part, in a folder."""
         with watch.saving():
             if checkpoint_id is not None and files.may_write:
                 os.makedirs(checkpoint_id, exist_ok=True)
@@ -182,14 +182,14 @@ def _loaded(load: Callable[..., Any], files: SavedFiles) -> Callable[..., Any]:
 
 
 def _is_zip(file: Any) -> bool:
-    """Whether a checkpoint has the form that can be mapped instead of read."""
+    """Whether a checkpoint can be memory-mapped."""
     with contextlib.suppress(OSError), open(file, "rb") as opened:
         return opened.read(4) == b"PK\x03\x04"
     return False
 
 
 def _location(map_location: Any) -> str | None:
-    """``cuda`` or ``cpu``; None where nothing is said. A function is taken to map to the CPU, as most do."""
+    """``cuda`` or ``cpu``; None if no device is given. A function is assumed to map to the CPU, as most do."""
     if isinstance(map_location, dict):
         map_location = next(iter(map_location.values()), None)
     if map_location is None:
@@ -198,7 +198,7 @@ def _location(map_location: Any) -> str | None:
 
 
 def _moved(content: Any) -> Any:
-    """Every tensor on the card; tensors that share a storage share it there."""
+    """Moves every tensor to the card; tensors that share a storage share it there."""
     leaves, tree = tree_flatten(content)
     moved: dict[tuple[int, torch.dtype], Tensor] = {}
     out = []
@@ -228,7 +228,7 @@ def _read_safetensors(load_file: Callable[..., Any], files: SavedFiles) -> Calla
 
 
 def _pickled(self: FakeTensor, protocol: Any) -> Any:
-    """A fake tensor passes through pickle (to another process, or to be measured) as zeros of its shape and type."""
+    """Pickles a fake tensor (for another process, or to measure its size) as zeros of its shape and type."""
     return _zeros, (tuple(self.shape), self.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Attributes of a library's modules replaced as soon as a script imports them."""
+"""Replaces attributes of a library's modules as soon as a script imports them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from memfit.device.virtual.patching import replaced
 
 Hook = Callable[[Any], tuple[Any, dict[str, Any]]]
-"""Takes the module that was imported; returns the object to change and its new attributes."""
+"""Takes the imported module; returns the object to change and its new attributes."""
 
 
 @contextmanager
 def on_import(hooks: Mapping[str, Hook]) -> Iterator[None]:
-    """Inside, the hook of a module's dotted name is applied when that module was imported."""
+    """Context in which the hook of a module's dotted name is applied when that module is imported."""
     with ExitStack() as stack:
         execute = SourceFileLoader.exec_module
 

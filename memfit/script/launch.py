@@ -1,4 +1,4 @@
-"""Starts the traced process and takes back what it showed."""
+"""Starts the traced process and reads its answer."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from memfit.script.request_json import request_to_json
 from memfit.script.worker import NO_SANDBOX
 
 DEFAULT_CARD = "a100-80gb"
-"""Whose kernels a trace runs where the command names no card."""
+"""The card whose kernels a trace uses if the command names none."""
 _HOST_SHARE = 0.8
 _GRACE_SECONDS = 120.0
-"""After the limit, for what is counted at the end."""
+"""Time after the limit to compute the answer."""
 
 
 def trace_with_need(request: TraceRequest) -> ScriptOutcome:
-    """Traces a script; where it runs out of an enforced memory and gives up, once more without a limit: the answer
-    then says how much it needs."""
+    """Traces a script. If it exceeds an enforced memory and gives up, traces it again without a limit, so that the
+    answer says how much it needs.
+    """
     outcome = trace_script(request)
     if outcome.error is None or not outcome.error.out_of_memory or not request.enforced:
         return outcome
@@ -38,7 +39,7 @@ def trace_script(request: TraceRequest, *, output: IO[str] | None = None) -> Scr
     """Traces a script in a process of its own.
 
     Args:
-        output: where what the script prints goes; None: standard error.
+        output: where the script's output goes; None: standard error.
 
     Raises:
         InputError: this machine offers no sandbox, or the traced process was killed.
@@ -96,7 +97,7 @@ def _is_noise(path: str) -> bool:
 
 
 def _environment() -> dict[str, str]:
-    """This process's, with memfit on the path: the script's own folder comes before it in the end."""
+    """This process's environment, with memfit on the path; the script's own folder still comes first."""
     root = str(Path(memfit.__file__).parents[1])
     before = os.environ.get("PYTHONPATH", "")
     return {
@@ -106,7 +107,7 @@ def _environment() -> dict[str, str]:
 
 
 def free_host_bytes() -> int | None:
-    """Most of the host's free memory; None where the system does not say."""
+    """Most of the host's free memory; None if the system does not say."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Launchers whose own code knows what they set: asked for the command that they would start."""
+"""Launchers that decide by themselves what they set: runs their own code to get the command that they would start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _StartedError(BaseException):
 
 
 def resolved(command: ScriptCommand) -> ScriptCommand:
-    """The script that a launcher's arguments name, with the variables that the launcher sets."""
+    """Returns the script that a launcher's arguments name, and the variables that the launcher sets."""
     if command.launcher != "accelerate":
         return command
     try:
@@ -54,5 +54,5 @@ _before = dict(os.environ)
 
 
 def _added(environment: dict[str, str]) -> dict[str, str]:
-    """What a launcher sets, of what was not there before."""
+    """Returns the variables that a launcher added."""
     return {name: value for name, value in environment.items() if _before.get(name) != value}

@@ -1,4 +1,4 @@
-"""Parameters and buffers of nn.LazyLinear and its like: they have no shape until the first forward."""
+"""Parameters and buffers of nn.LazyLinear and similar modules, which have no shape until the first forward."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from memfit.device.virtual.patching import replaced
 from memfit.torch_compat import DisableTorchFunction
 
 _MODEL = "_memfit_model"
-"""Attribute of an uninitialised tensor that was moved: an empty tensor of the device and type that it has now."""
+"""Attribute of an uninitialised tensor that was moved: an empty tensor with its present device and type."""
 _MOVES = frozenset({Tensor.to, Tensor.cuda, Tensor.cpu, Tensor.half, Tensor.float, Tensor.double})
 
 
 @contextmanager
 def lazy_parameters() -> Iterator[None]:
-    """Inside, an uninitialised tensor that is moved remembers where to, and ``materialize`` makes it there: a real
-    tensor cannot take the content of one on the card in place."""
+    """Context in which an uninitialised tensor that is moved remembers its device, and ``materialize`` makes it there.
+    A real tensor cannot take the content of one on the card in place.
+    """
     ask = vars(UninitializedTensorMixin)["__torch_function__"].__func__
 
     def torch_function(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,4 +1,6 @@
-"""The card's allocator while the script runs: what ``torch.cuda`` answers about memory, and where it runs out."""
+"""The card's allocator while the script runs: answers the memory queries of ``torch.cuda``, and raises out-of-memory
+errors.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ class LiveAllocator:
     """Feeds a caching allocator with each event, and counts as PyTorch does.
 
     Args:
-        capacity: what it may reserve, in bytes; None: without a limit.
+        capacity: the most bytes that it may reserve; None: no limit.
         total: bytes of the card, for ``mem_get_info``.
-        context: bytes of the card that are never free: those of the CUDA context.
+        context: bytes of the card that the CUDA context takes.
         failed: called with the bytes of a request that does not fit, before the error is raised.
     """
 
@@ -57,11 +59,11 @@ class LiveAllocator:
 
     @property
     def unreserved(self) -> int:
-        """Bytes of the card that nothing has taken."""
+        """Bytes of the card that are not taken."""
         return max(self.total - self._context - self._allocator.reserved, 0)
 
     def answers(self) -> dict[str, Callable[..., Any]]:
-        """What replaces the functions of ``torch.cuda`` and ``torch.cuda.memory``."""
+        """Replacements for the functions of ``torch.cuda`` and ``torch.cuda.memory``."""
         allocator = self._allocator
 
         def asked(value: Callable[[], Any]) -> Callable[..., Any]:
@@ -101,7 +103,7 @@ class LiveAllocator:
         return stats
 
     def _counts(self) -> dict[str, int]:
-        """Segments and blocks in each pool now."""
+        """The present segments and blocks of each pool."""
         counts: dict[str, int] = defaultdict(int)
         for run in self._allocator.segments():
             live = sum(block.state == LIVE for block in run)
@@ -114,7 +116,7 @@ class LiveAllocator:
         return counts
 
     def _nested_stats(self) -> dict[str, Any]:
-        """The same numbers, a dictionary for each part of their names."""
+        """The same numbers as nested dictionaries, one level for each part of a name."""
         nested: dict[str, Any] = {}
         for name, value in self._stats().items():
             *path, last = name.split(".")

@@ -1,4 +1,4 @@
-"""DataLoaders of the script: in this process, without pinned memory, and each pass cut short."""
+"""The script's DataLoaders: they run in this process, without pinned memory, and each pass is cut short."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from memfit.script.step_watch import StepWatch
 from memfit.torch_compat.data_workers import WorkerInfo, worker_module
 
 LEAST_WINDOWS = 2
-"""Windows that a pass over a training loader shows at least, however many batches one takes."""
+"""The least number of windows of a pass over a training loader, however many batches a window takes."""
 MOST_BY_HAND = 64
-"""Times the batches of a short pass that ``next(iterator)`` gets, where the script has no case for a pass that ends."""
+"""A factor on the batches of a short pass, for ``next(iterator)`` in a script that does not handle the end of a pass.
+
+"""
 _IN_PROCESS = {
     "num_workers": 0, "pin_memory": False, "persistent_workers": False, "prefetch_factor": None,
     "multiprocessing_context": None, "timeout": 0, "worker_init_fn": None,
@@ -28,7 +30,7 @@ _IN_PROCESS = {
 
 
 class ShortIterator:
-    """The first batches of a pass. A pass that trains goes on until its windows were seen."""
+    """The first batches of a pass. A training pass goes on until its windows were seen."""
 
     def __init__(
         self, iterator: Any, most: int, watch: StepWatch, backwards: Callable[[], int], worker: WorkerInfo | None
@@ -55,7 +57,7 @@ class ShortIterator:
         return batch
 
     def _goes_on(self) -> bool:
-        """Whether the script would fail at an early end of the pass."""
+        """Whether the script would fail if the pass ended early."""
         return self._served < MOST_BY_HAND * self._most and _asked_by_hand(self._watch)
 
     def _end(self, trains: bool) -> None:
@@ -69,13 +71,13 @@ class ShortIterator:
 
 @contextmanager
 def as_worker(worker: WorkerInfo | None) -> Iterator[None]:
-    """Inside, ``torch.utils.data.get_worker_info`` answers as in a worker of the loader."""
+    """Context in which ``torch.utils.data.get_worker_info`` answers as in a worker of the loader."""
     with replaced(worker_module, _worker_info=worker) if worker is not None else nullcontext():
         yield
 
 
 def _asked_by_hand(watch: StepWatch) -> bool:
-    """Whether the person's own code asks with ``next(iterator)`` and does not expect an end there."""
+    """Whether the user's own code calls ``next(iterator)`` and does not handle the end of a pass."""
     for frame in own_frames(watch.tracer.lines)[:1]:
         code = frame.f_code
         in_for_loop = dis.opname[code.co_code[frame.f_lasti]] == "FOR_ITER"
@@ -86,10 +88,10 @@ def _asked_by_hand(watch: StepWatch) -> bool:
 
 @contextmanager
 def short_loaders(most: int, watch: StepWatch, backwards: Callable[[], int]) -> Iterator[None]:
-    """Inside, a pass over a DataLoader has ``most`` batches, and says so.
+    """Context in which a pass over a DataLoader has ``most`` batches, and ``len`` says so.
 
     Args:
-        backwards: counts the backwards that ran so far.
+        backwards: returns the number of backwards so far.
     """
     with ExitStack() as stack:
         for owner in _loader_classes():
@@ -98,7 +100,7 @@ def short_loaders(most: int, watch: StepWatch, backwards: Callable[[], int]) -> 
 
 
 def _loader_classes() -> list[type]:
-    """PyTorch's loader; another library's that does not build on its iterators is left as it is."""
+    """PyTorch's loader. Loaders of other libraries that do not use its iterators are left unchanged."""
     return [DataLoader]
 
 

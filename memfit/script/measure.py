@@ -1,4 +1,4 @@
-"""What a traced script showed, counted: the Footprint, the lines that hold the peak, and every card's verdict."""
+"""Evaluates a traced script: its Footprint, the lines that hold the peak, and the verdict for every card."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_LINES = 40
 
 
 def outcome_of(running: Running, ended: str, error: ScriptError | None) -> ScriptOutcome:
-    """Everything that is told of the run; without a footprint where no window was complete."""
+    """Returns the outcome of the run; without a footprint if no window was complete."""
     watch, tracer = running.watch, running.tracer
     trace, bare, footprint = None, None, None
     peaks: dict[str, int] = {}
@@ -75,14 +75,14 @@ def outcome_of(running: Running, ended: str, error: ScriptError | None) -> Scrip
 
 
 def _footprint(trace: Trace, device: Device, world: int) -> Footprint:
-    """Training first, then validation and saving."""
+    """Returns the footprint: training first, then validation and saving."""
     footprint = footprint_on(trace, device, world)
     order = [name for name in ("train", "validate", "save") if name in footprint.phases]
     return replace(footprint, phases={name: footprint.phases[name] for name in order})
 
 
 def card_verdicts(trace: Trace, world: int = 1) -> tuple[CardVerdict, ...]:
-    """Every card of the catalogue, by the same kernels as those of the traced card."""
+    """Returns the verdict for every card of the catalogue, from the same kernels as those of the traced card."""
     verdicts = []
     for card in catalogue().values():
         if not card.is_cuda or card.usable_bytes is None:
@@ -99,13 +99,13 @@ def card_verdicts(trace: Trace, world: int = 1) -> tuple[CardVerdict, ...]:
 
 
 def _counted(trace: Trace) -> np.ndarray:
-    """Bytes asked for and alive after each event."""
+    """Requested bytes that are alive after each event."""
     sizes = np.where(trace.storage >= 0, trace.nbytes[trace.storage], 0)
     return np.cumsum(np.where(trace.kind == ALLOCATE, sizes, np.where(trace.kind == FREE, -sizes, 0)))
 
 
 def _peak(trace: Trace) -> tuple[int, dict[str, int]]:
-    """(the event with most bytes alive, the most of each phase)."""
+    """Returns (the event with most live bytes, the most live bytes of each phase)."""
     alive = _counted(trace)
     peaks: dict[str, int] = {}
     best = 0
@@ -121,7 +121,7 @@ def _peak(trace: Trace) -> tuple[int, dict[str, int]]:
 
 
 def line_uses(trace: Trace, row_lines: list[Line], event: int) -> tuple[LineUse, ...]:
-    """The lines of the person's code by the bytes that they made and that are alive just after an event."""
+    """The user's lines by the bytes that they allocated and that are alive just after an event."""
     kind, storage = trace.kind[: event + 1], trace.storage[: event + 1]
     alive = np.zeros(len(trace.nbytes), bool)
     alive[storage[kind == ALLOCATE]] = True
@@ -156,7 +156,7 @@ def _options(running: Running, trace: Trace) -> tuple[ScriptOption, ...]:
 
 
 def _assumed(running: Running) -> tuple[AssumedAnswer, ...]:
-    """What was answered in place of data, the person's own lines first."""
+    """The values that were assumed in place of data, those of the user's own lines first."""
     lines = running.tracer.lines
     answers = [
         AssumedAnswer(
@@ -170,7 +170,7 @@ def _assumed(running: Running) -> tuple[AssumedAnswer, ...]:
 
 
 def _not_seen(running: Running, error: ScriptError | None) -> tuple[str, ...]:
-    """What the trace did not come to, or cannot look into."""
+    """What the trace did not reach, or cannot look into."""
     watch = running.watch
     lines = list(running.observations.lines)
     names = {name for name, _, _ in watch.phases()}

@@ -22,7 +22,7 @@ _CAPSET = {"x86_64": 126, "aarch64": 91}
 _CAPABILITY_VERSION_3 = 0x20080522
 _MOST_CAPABILITIES = 64
 _IGNORE_MODES = 1
-"""CAP_DAC_OVERRIDE: a file's mode does not bind its owner, as it does not bind root."""
+"""CAP_DAC_OVERRIDE: file modes do not restrict access, as for root."""
 _SET_INTERFACE_FLAGS, _IS_UP = 0x8914, 0x1
 
 
@@ -38,7 +38,7 @@ def _check(result: int, what: str) -> None:
 
 
 def is_supported() -> bool:
-    """Whether the system calls here are known on this machine."""
+    """Whether the numbers of the system calls are known for this machine."""
     return platform.system() == "Linux" and platform.machine() in _PIVOT_ROOT
 
 
@@ -65,7 +65,7 @@ def mount(source: str, target: str, kind: str, flags: int = 0, options: str = ""
 
 
 def make_read_only(target: str) -> None:
-    """A mount point is read, and neither written to nor changed in its owner or mode. Devices are still written to.
+    """Makes a mount point readable only, including owners and modes of its files. Devices can still be written to.
 
     Raises:
         OSError: the kernel refuses.
@@ -77,7 +77,7 @@ def make_read_only(target: str) -> None:
 
 
 def pivot_root(root: str) -> None:
-    """``root``, a mount point, becomes the root folder; what was there before is no longer reachable."""
+    """Makes ``root``, a mount point, the root folder; the previous root is no longer reachable."""
     os.chdir(root)
     _check(_libc().syscall(_PIVOT_ROOT[platform.machine()], b".", b"."), "pivot_root")
     _check(_libc().umount2(b".", _DETACH), "umount the old root")
@@ -86,7 +86,8 @@ def pivot_root(root: str) -> None:
 
 def drop_capabilities() -> None:
     """Gives up every capability for good: this process and its children cannot mount anything again. Root alone keeps
-    that a file's mode does not bind it: its scripts write to folders without the bit for that."""
+    CAP_DAC_OVERRIDE, so its scripts can write to folders of any mode.
+    """
     libc = _libc()
     kept = 1 << _IGNORE_MODES if os.getuid() == 0 else 0
     for capability in range(_MOST_CAPABILITIES):
@@ -99,11 +100,11 @@ def drop_capabilities() -> None:
 
 
 def die_with_parent() -> None:
-    """The kernel kills this process where its parent ends."""
+    """Asks the kernel to kill this process when its parent ends."""
     _libc().prctl(_SET_PARENT_DEATH_SIGNAL, 9, 0, 0, 0)
 
 
 def bring_up_loopback() -> None:
-    """127.0.0.1 answers inside a new network namespace; nothing else does."""
+    """Enables 127.0.0.1 inside a new network namespace; nothing else is reachable."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as opened:
         fcntl.ioctl(opened, _SET_INTERFACE_FLAGS, struct.pack("16sH14s", b"lo", _IS_UP, b""))

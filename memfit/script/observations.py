@@ -1,4 +1,4 @@
-"""What a trace noticed of a script and cannot see into: compiled code, CUDA graphs, custom kernels."""
+"""Notes parts of a script that a trace cannot look into: compiled code, CUDA graphs, custom kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memfit.script.tracer import ScriptTracer
 
 @dataclass(kw_only=True)
 class Observations:
-    """Lines for ``not_seen``, each once."""
+    """Lines for ``not_seen``, each kept once."""
 
     lines: dict[str, None] = field(default_factory=dict)
 
@@ -26,7 +26,7 @@ class Observations:
 
 @contextmanager
 def observed(tracer: ScriptTracer) -> Iterator[Observations]:
-    """Inside, what is compiled is noted, and CUDA graphs are refused."""
+    """Context in which compiled code is noted, and CUDA graphs are refused."""
     observations = Observations()
     compile_ = torch.compile
 

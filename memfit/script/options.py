@@ -1,4 +1,4 @@
-"""What would save memory in a script: each option as an edit, with the bytes that it saves at the training peak."""
+"""Memory-saving options for a script: each is an edit, with the bytes that it saves at the training peak."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from memfit.script.source_lines import Line
 from memfit.script.variables import HeldVariable
 
 _LEAST_SHARE = 0.005
-"""Of the peak, below which an option is not named."""
+"""Options that save a smaller share of the peak are not listed."""
 _EIGHT_BIT = 0.75
-"""Of float32 state, what one byte instead of four for each number saves; scales take under 2 % of it."""
+"""Share of float32 state that 8-bit state saves; its scales take less than 2 %."""
 _EIGHT_BIT_OPTIMIZERS = {
     "Adam": "Adam8bit", "AdamW": "AdamW8bit", "SGD": "SGD8bit", "RMSprop": "RMSprop8bit", "Adagrad": "Adagrad8bit",
 }  # fmt: skip
-"""torch's optimizers, and those of bitsandbytes with their arithmetic and 8-bit state."""
+"""torch's optimizers, and the optimizers of bitsandbytes with the same arithmetic and 8-bit state."""
 _FUSED_OPTIMIZERS = frozenset({"Adam", "AdamW", "SGD", "Adagrad"})
 """torch's optimizers that take ``fused=True``."""
 _NUMBERED = re.compile(r"^(.*?)\.(\d+)(?:\.|$)")
@@ -34,12 +34,12 @@ def script_options(
     forward_line: Line,
     alive: np.ndarray,
 ) -> tuple[ScriptOption, ...]:
-    """The options that apply, the largest saving first.
+    """Returns the options that apply, the largest saving first.
 
     Args:
-        optimizer: the name of the class of the optimizer that was made at ``optimizer_line``.
-        held: variables that alone keep a storage alive when a backward begins.
-        alive: bytes asked for and alive after each event.
+        optimizer: the class name of the optimizer that was made at ``optimizer_line``.
+        held: variables that are the only references to a storage when a backward begins.
+        alive: requested bytes that are alive after each event.
     """
     spans = [(start, end) for name, start, end in trace.phases if name == "train" and end > start]
     if not spans:
@@ -71,7 +71,7 @@ def _alive_at(trace: Trace, event: int) -> np.ndarray:
 
 
 def _variables(trace: Trace, held: Sequence[HeldVariable], event: int) -> list[ScriptOption]:
-    """Variables that are there at the peak, or were at the same place of another window."""
+    """Variables that exist at the peak, or existed at the same place of another window."""
     there = _alive_at(trace, event)
     saved: dict[tuple[str, str, int], int] = {}
     for variable in held:
@@ -117,8 +117,9 @@ def _optimizer(
 
 
 def _checkpointing(trace: Trace, there: np.ndarray, line: Line) -> list[ScriptOption]:
-    """Modules that are repeated (``blocks.0``, ``blocks.1`` …) and whose activations are alive at the peak: all but
-    the largest one's can be made again in the backward, but for the tensor that goes into each."""
+    """Repeated modules (``blocks.0``, ``blocks.1`` …) whose activations are alive at the peak. Recomputation frees the
+    activations of all but the largest, except the tensor that enters each.
+    """
     groups: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     activations = there & (trace.category == CATEGORIES.index("activations"))
     for storage in np.flatnonzero(activations).tolist():
@@ -144,7 +145,7 @@ def _checkpointing(trace: Trace, there: np.ndarray, line: Line) -> list[ScriptOp
 
 
 def _held(trace: Trace, there: np.ndarray, *categories: str) -> int:
-    """Bytes alive of these categories."""
+    """Live bytes of these categories."""
     numbers = [CATEGORIES.index(category) for category in categories]
     return int(trace.nbytes[there & np.isin(trace.category, numbers)].sum())
 
@@ -173,7 +174,7 @@ def _smaller_activations(trace: Trace, there: np.ndarray, line: Line) -> list[Sc
 
 
 def _gradients_freed(trace: Trace, spans: Sequence[tuple[int, int]], line: Line) -> list[ScriptOption]:
-    """Gradients that stay allocated from one window into the next."""
+    """Gradients that stay allocated from one window to the next."""
     if len(spans) < 2:
         return []
     kept = _held(trace, _alive_at(trace, spans[-1][0] - 1), "gradients")

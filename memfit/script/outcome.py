@@ -1,4 +1,4 @@
-"""What a traced script gives: plain data that passes from the traced process to the one that answers."""
+"""The outcome of a traced script: plain data that the traced process hands to the process that started it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptCommand:
-    """A training command, taken apart.
+    """A parsed training command.
 
     Attributes:
         target: the script's path, or the module's name.
-        is_module: whether it was ``-m``.
+        is_module: whether the command has ``-m``.
         args: the script's own arguments.
         environment: variables that a launcher sets.
         world: ranks that the launcher starts.
-        launcher: ``accelerate``, whose own arguments ``args`` are; else empty.
+        launcher: ``accelerate`` if ``args`` are the arguments of that launcher; otherwise empty.
     """
 
     target: str
@@ -65,12 +65,12 @@ class TraceRequest:
     host_bytes: int | None = None
     every_card: bool = True
     asked: bool = False
-    """Whether the command names the card or its memory: then not to fit is an answer of its own."""
+    """Whether the command names the card or its memory; then exit code 3 says that it does not fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LineUse:
-    """What one line of the person's code holds: bytes asked for and alive."""
+    """Requested live bytes of one line of the user's code."""
 
     file: str
     line: int
@@ -78,26 +78,26 @@ class LineUse:
     tensors: int
     library_line: str = ""
     in_backward: bool = False
-    """Whether most of it was made by the backward of that line."""
+    """Whether most of them were allocated by the backward of that line."""
     categories: dict[str, int] = field(default_factory=dict)
     text: str = ""
-    """The line itself."""
+    """The source of the line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeptVariable:
-    """Bytes that a variable of the script keeps alive from one window into the next."""
+    """Bytes that a variable of the script keeps alive from one window to the next."""
 
     name: str
     file: str
     line: int
-    """Of the code that made it."""
+    """The line that allocated the tensor."""
     bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class AssumedAnswer:
-    """A question to data that the trace answered."""
+    """A value that the trace assumed because it depends on data."""
 
     where: str
     operator: str
@@ -119,10 +119,10 @@ class CardVerdict:
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptOption:
-    """Something that saves memory, as an edit of the script.
+    """An edit of the script that saves memory.
 
     Attributes:
-        saves_bytes: of the training peak; None where that was not computed.
+        saves_bytes: of the training peak; None if it was not computed.
         where: the line to edit, ``file:line``.
         write: what to write there.
     """
@@ -186,6 +186,6 @@ class ScriptOutcome:
     seconds: float = 0.0
     processor_seconds: float = 0.0
     bare: Trace | None = None
-    """Without what operators take inside of themselves, which does not follow a batch's size."""
+    """The trace without memory that operators take within a call, which does not follow from the batch size."""
     row_lines: Any = None
-    """For each operator of the trace, its line (``Line``)."""
+    """The line (``Line``) of each operator of the trace."""

@@ -1,4 +1,4 @@
-"""Pretrained weights of a script: their shapes matter, not their values, so nothing is read or downloaded."""
+"""Pretrained weights of a script: a trace needs their shapes only, so nothing is read or downloaded."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def _quantization(name: Any, given: dict[str, Any], config: Any, note: Callable[
 
 @contextmanager
 def absent_weights(note: Callable[[str], None]) -> Iterator[None]:
-    """Inside, nets of libraries that are imported are built from their configurations.
+    """Context in which nets of libraries are built from their configurations, without weights.
 
     Args:
-        note: told of what is not modelled.
+        note: called with what is not modelled.
     """
 
     def transformers_model(cls: Any, name: Any, *args: Any, config: Any = None, **given: Any) -> Any:

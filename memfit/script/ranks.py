@@ -1,4 +1,4 @@
-"""Process groups of the script: a fake group of the asked number of ranks, of which this process is one."""
+"""Process groups of the script: a fake group with the requested number of ranks, of which this process is one."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ from memfit.script.tracer import ScriptTracer
 from memfit.torch_compat.distributed import OffsetBasedRNGTracker
 
 _NCCL = (2, 27, 3)
-"""The version that ``torch.cuda.nccl`` answers, of the wheels that torch 2.9 and later are released with."""
+"""The answer of ``torch.cuda.nccl.version``: that of the wheels of torch 2.9 and later."""
 
 
 @contextmanager
 def script_ranks(tracer: ScriptTracer) -> Iterator[None]:
-    """Inside, ``init_process_group`` of any backend makes a fake group of WORLD_SIZE ranks; ``spawn`` runs rank 0."""
+    """Context in which ``init_process_group`` of any backend makes a fake group of WORLD_SIZE ranks; ``spawn`` runs
+    rank 0.
+    """
     with ExitStack() as stack:
         backend = ["nccl"]
         initialize, destroy = dist.init_process_group, dist.destroy_process_group
@@ -79,7 +81,7 @@ def script_ranks(tracer: ScriptTracer) -> Iterator[None]:
 
 
 def _all_replaced(name: str, function: Callable[..., Any]) -> ExitStack:
-    """One function of torch.distributed, under both of its names."""
+    """Replaces one function of torch.distributed under both of its names."""
     stack = ExitStack()
     for module in (dist, distributed_c10d):
         if hasattr(module, name):
@@ -88,13 +90,13 @@ def _all_replaced(name: str, function: Callable[..., Any]) -> ExitStack:
 
 
 def _spawned(function: Callable[..., Any], args: Any = (), nprocs: int = 1, *rest: Any, **kwargs: Any) -> None:
-    """``torch.multiprocessing.spawn``: every rank does the same, and rank 0 does it here."""
+    """Replaces ``torch.multiprocessing.spawn``: every rank does the same, and rank 0 runs in this process."""
     os.environ.setdefault("WORLD_SIZE", str(nprocs))
     function(0, *args)
 
 
 def _wrapping(kind: Any, tracer: ScriptTracer) -> Callable[..., None]:
-    """DDP on the fake group: its buckets, without the addresses and streams of a card."""
+    """DDP on the fake group: allocates its buckets, without the addresses and streams of a card."""
     initialize = kind.__init__
 
     def call(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *args: Any, **kw: Any) -> None:
@@ -108,7 +110,7 @@ def _wrapping(kind: Any, tracer: ScriptTracer) -> Callable[..., None]:
 
 
 def _same_numbers(self: Any, spec: Any, *args: Any, **kwargs: Any) -> nullcontext[None]:
-    """Random numbers of a DTensor: which ones a rank draws does not matter without values."""
+    """Random numbers of a DTensor: without values, it does not matter which of them a rank draws."""
     return nullcontext()
 
 

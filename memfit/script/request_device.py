@@ -1,4 +1,4 @@
-"""The device that a trace of a script is asked about."""
+"""The device of a trace request."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from memfit.script.outcome import TraceRequest
 
 
 def device_of(request: TraceRequest) -> Device:
-    """The card of the catalogue, or this machine's processor; with the memory of ``--memory`` where it is written."""
+    """Returns the card of the catalogue or this machine's processor, with the memory of ``--memory`` if it is given."""
     device = local_cpu() if request.device == "cpu" else find_device(request.device)
     return device if request.memory_bytes is None else with_memory(device, request.memory_bytes)

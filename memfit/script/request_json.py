@@ -1,4 +1,4 @@
-"""What is asked of the traced process, as JSON, and back. Nothing is imported for it that starts a thread."""
+"""The request for the traced process as JSON, and back. Its imports start no thread."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from memfit.script.outcome import ScriptCommand, TraceRequest
 
 
 def request_to_json(request: TraceRequest) -> str:
-    """A request, with its command, as one JSON object."""
+    """Returns a request, with its command, as one JSON object."""
     return json.dumps(asdict(request))
 
 
 def request_from_json(text: str | bytes) -> TraceRequest:
-    """What ``request_to_json`` wrote."""
+    """Reads what ``request_to_json`` wrote."""
     values: dict[str, Any] = json.loads(text)
     command = ScriptCommand(**_tuples(ScriptCommand, values.pop("command")))
     return TraceRequest(command=command, **_tuples(TraceRequest, values))
 
 
 def _tuples(kind: type[ScriptCommand] | type[TraceRequest], values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a dataclass's fields; lists become the tuples that its fields hold."""
+    """Returns the values of a dataclass's fields; lists become tuples."""
     return {field.name: _tuple(values[field.name]) for field in fields(kind) if field.name in values}
 
 

@@ -47,12 +47,12 @@ from memfit.torch_compat.backend import current_engine, engine_replaced
 from memfit.trace import constant_values
 
 BATCHES = 4
-"""Batches of a pass over a loader, where the command names no other number."""
+"""Batches of a pass over a loader, if the command gives no other number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """The parts of a run, for what is told at its end."""
+    """The parts of a run, from which its outcome is computed at the end."""
 
     request: TraceRequest
     device: Device
@@ -64,7 +64,7 @@ class Running:
 
 
 def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -> None:
-    """Traces the script; ``report`` is called once, with what it showed."""
+    """Traces the script; ``report`` is called once, with the outcome."""
     _limit_host_memory(request.host_bytes)
     device = device_of(request)
     begin = time.perf_counter()
@@ -114,7 +114,7 @@ def _virtual(device: Device) -> Iterator[Virtual]:
 
 
 def _enter(stack: ExitStack, running: Running) -> None:
-    """Everything that is replaced while the script runs."""
+    """Enters all contexts that replace parts of torch while the script runs."""
     tracer, watch, request, device = running.tracer, running.watch, running.request, running.device
     stack.enter_context(replaced(constant_values, MOST_ELEMENTS=MOST_KNOWN_INTEGERS))
     stack.enter_context(as_in_a_real_run())
@@ -173,7 +173,7 @@ def _formatted(tensor: FakeTensor, spec: str) -> str:
 
 @contextmanager
 def _addresses() -> Iterator[None]:
-    """A fake storage has an address of its own: code that looks for shared weights compares them."""
+    """Gives fake storages addresses: code that looks for shared weights compares them."""
     plain = torch.UntypedStorage.data_ptr
     pointer = torch.Tensor.data_ptr
 
@@ -194,7 +194,7 @@ def _addresses() -> Iterator[None]:
 
 
 def _run(command: ScriptCommand) -> None:
-    """The script as ``python`` runs it."""
+    """Runs the script as ``python`` does."""
     os.environ.update(command.environment)
     if command.is_module:
         sys.argv = [command.target, *command.args]

@@ -1,8 +1,8 @@
-"""A sandbox for a script: what it writes vanishes, there is no network, and nothing outside is touched (Linux).
+"""A sandbox for a script (Linux): its writes vanish, it has no network, and nothing outside is changed.
 
-Every file system that can be written to is covered by an overlay, so the script reads what is there and writes
-anywhere; the overlay is thrown away. ``/dev`` has no devices but null, zero, random and terminals, ``/run`` is empty
-(sockets of services lie there), and the processes outside cannot be seen. Enter it before any thread exists.
+Every writable file system is covered by an overlay, so the script reads the real files and writes anywhere; the overlay
+is thrown away. ``/dev`` has only null, zero, random and terminals, ``/run`` is empty (it holds sockets of services),
+and processes outside are invisible. Enter the sandbox before any thread exists.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class _Mount:
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """The top of one overlay: where the script's writes below ``folder`` really go."""
+    """The upper layer of an overlay: where the script's writes below ``folder`` really go."""
 
     folder: str
     descriptor: int
-    """Of the directory that takes them."""
+    """File descriptor of the directory that receives them."""
 
 
 class SandboxError(Exception):
@@ -46,7 +46,7 @@ class SandboxError(Exception):
 
 
 def enter_sandbox(scratch: Path, *, writable: Sequence[Path] = ()) -> list[Layer]:
-    """Moves this process into the sandbox. Processes that it forks from now on are in it too.
+    """Moves this process into the sandbox. Processes that it forks later are inside too.
 
     Args:
         scratch: an empty folder of this run, which is deleted afterwards.
@@ -80,7 +80,7 @@ def enter_sandbox(scratch: Path, *, writable: Sequence[Path] = ()) -> list[Layer
 
 
 def _fork_and_wait() -> None:
-    """Goes on in a child, which is the first process of the new namespace; the parent waits and ends as it does."""
+    """Continues in a child, the first process of the new namespace; the parent waits and ends with the same status."""
     child = os.fork()
     if child:
         _, status = os.waitpid(child, 0)
@@ -89,7 +89,7 @@ def _fork_and_wait() -> None:
 
 
 def _may_mount_proc() -> bool:
-    """Whether a new namespace of processes can have its own /proc, which some containers forbid."""
+    """Whether a new process namespace may have its own /proc, which some containers forbid."""
     probe = os.fork()
     if probe:
         _, status = os.waitpid(probe, 0)
@@ -109,7 +109,7 @@ def _may_mount_proc() -> bool:
 
 
 def _mounts() -> list[_Mount]:
-    """What is mounted, each point once."""
+    """Returns the mounts, each mount point once."""
     rows: dict[str, _Mount] = {}
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         left, _, right = line.partition(" - ")
@@ -119,8 +119,9 @@ def _mounts() -> list[_Mount]:
 
 
 def _build_root(scratch: Path, writable: Sequence[Path], *, own_processes: bool) -> list[Layer]:
-    """A tree like the one that is there. A folder with no other mount below it can be covered by one overlay; of the
-    others (the root folder among them) the entries are, one by one, which is what user namespaces allow."""
+    """Builds a tree like the present one. A folder without other mounts below it is covered by one overlay; otherwise
+    (as for the root folder) its entries are mounted one by one, which user namespaces allow.
+    """
     root = f"{scratch}/tree"
     os.makedirs(root)
     points = {mounted.point: mounted for mounted in _mounts()}
@@ -157,7 +158,7 @@ def _build_root(scratch: Path, writable: Sequence[Path], *, own_processes: bool)
 
 
 def _show_read_only(path: str, target: str) -> None:
-    """What takes no overlay is read and not written; what cannot even be shown is not there."""
+    """Makes what takes no overlay readable only; what cannot be mounted at all is missing."""
     with contextlib.suppress(OSError):
         ns.mount(path, target, "none", ns.BIND)
         ns.make_read_only(target)
@@ -168,10 +169,10 @@ def _is_below(point: str, folders: Sequence[str]) -> bool:
 
 
 def _overlay(scratch: Path, number: int, folder: str, target: str) -> Layer:
-    """An overlay over one folder. Where the scratch folder's own file system cannot hold the writes, memory does.
+    """Mounts an overlay over one folder. If the scratch folder's file system cannot hold the writes, memory holds them.
 
     Raises:
-        OSError: neither can, or the folder's name cannot be written in mount's options.
+        OSError: neither can hold them, or the folder's name cannot be written in mount's options.
     """
     if set(folder) & set(":,\\"):
         raise OSError(0, f"{folder} has a name that takes no overlay")
@@ -190,7 +191,7 @@ def _overlay(scratch: Path, number: int, folder: str, target: str) -> Layer:
 
 
 def _mount_system(root: str, *, own_processes: bool) -> None:
-    """/proc and /sys, which are read alone (settings of the whole system lie there), a small /dev, an empty /run."""
+    """Mounts /proc and /sys read-only (they hold settings of the whole system), a small /dev and an empty /run."""
     for folder in ("/sys",) if own_processes else ("/proc", "/sys"):
         if os.path.isdir(folder):
             _show_all_read_only(folder, root)
@@ -207,7 +208,7 @@ def _mount_system(root: str, *, own_processes: bool) -> None:
 
 
 def _show_all_read_only(folder: str, root: str) -> None:
-    """A folder and every mount below it; one that cannot be made read-only is covered by an empty one."""
+    """Mounts a folder and every mount below it read-only; a mount that cannot be is covered by an empty one."""
     ns.mount(folder, root + folder, "none", ns.BIND | ns.RECURSIVE)
     for point in sorted(mounted.point for mounted in _mounts() if _is_below(mounted.point, (root + folder,))):
         try:
@@ -218,7 +219,7 @@ def _show_all_read_only(folder: str, root: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One file that the script wrote, made anew or deleted, in the sandbox alone."""
+    """One file that the script wrote, created or deleted, in the sandbox only."""
 
     path: str
     bytes: int
@@ -226,7 +227,7 @@ class Change:
 
 
 def changes(layers: Sequence[Layer]) -> list[Change]:
-    """What was written, by path."""
+    """The changes of the script, by path."""
     return sorted((change for layer in layers for change in _changes_in(layer)), key=lambda change: change.path)
 
 

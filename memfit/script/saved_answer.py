@@ -1,4 +1,4 @@
-"""The answer of ``memfit trace --json FILE`` read again, for ``memfit plan --from-trace FILE``."""
+"""Reads the answer of ``memfit trace --json FILE`` for ``memfit plan --from-trace FILE``."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _WRITE = "write the file of memfit trace --json FILE -- python train.py"
 
 @dataclass(frozen=True, kw_only=True)
 class SavedAnswer:
-    """What a plan of a script needs of its trace.
+    """The part of a script's trace that its plan needs.
 
     Attributes:
         script: the script's path or module.
         device: the key of the traced card.
         process_bytes: the largest need of any phase.
         training_bytes: the need of training, the phase in which the options save.
-        options: what saves memory, the largest saving first.
-        largest_batch: of the command's ``{batch}``; None where it was not asked for or not found.
+        options: memory-saving options, the largest saving first.
+        largest_batch: of the command's ``{batch}``; None if it was not searched for or not found.
     """
 
     script: str

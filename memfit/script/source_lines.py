@@ -1,4 +1,4 @@
-"""Which line of the person's own code asked for an operator, and which line of a library, in forward and backward."""
+"""Finds the line of the user's code that called an operator, and the line of a library, in forward and backward."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ _INTERNAL, _LIBRARY, _OWN = range(3)
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A place in the person's code (``file`` empty where none was on the way) and the innermost line of a library
-    between it and torch (``library`` empty where there is none)."""
+    """A place in the user's code (``file`` is empty if none was on the stack), and the innermost line of a library
+    between it and torch (``library`` is empty if there is none).
+    """
 
     file: str = ""
     line: int = 0
@@ -33,7 +34,7 @@ NOWHERE = Line()
 
 
 class SourceLines:
-    """Finds the line of each operator. A backward has no Python frames: its line is that of the forward's node."""
+    """Finds the line of each operator. A backward has no Python frames, so its line is that of the forward's node."""
 
     def __init__(self) -> None:
         self._kinds: dict[str, int] = {}
@@ -46,7 +47,7 @@ class SourceLines:
         self._threads = [threading.get_ident()]
 
     def kind_of(self, file: str) -> int:
-        """Whether a file is torch's or memfit's, a library's or the person's own."""
+        """Whether a file belongs to torch or memfit, to a library, or to the user."""
         kind = self._kinds.get(file)
         if kind is None:
             if file.startswith(("<", *self._internal)):
@@ -110,7 +111,7 @@ class SourceLines:
         return lines[at] if at >= 0 else line
 
     def enter_backward(self) -> None:
-        """The nodes of a backward that starts now were made in this thread."""
+        """Notes that the nodes of the backward that starts now were made in this thread."""
         self._threads.append(threading.get_ident())
 
     def leave_backward(self) -> None:
@@ -118,7 +119,7 @@ class SourceLines:
 
 
 def own_frames(lines: SourceLines) -> list[FrameType]:
-    """The frames of the person's own code that are on the way to here, innermost first."""
+    """Yields the frames of the user's own code on the stack, innermost first."""
     frames, frame = [], sys._getframe(1)
     while frame is not None:
         if lines.is_own(frame.f_code.co_filename):

@@ -1,7 +1,7 @@
-"""Follows a loop that memfit did not write: its windows, its phases, and when enough was seen.
+"""Follows a training loop that memfit did not write: its windows, its phases, and when enough was seen.
 
-A window ends where every optimizer has stepped. Validation is a forward without gradients of a net that an optimizer
-trains, unless it is a part of the window; saving is what writes tensors to files.
+A window ends when every optimizer has stepped. Validation is a forward without gradients of a net that an optimizer
+trains, unless it is a part of the window; saving is code that writes tensors to files.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ class EnoughError(BaseException):
 
 @dataclass(kw_only=True)
 class Cut:
-    """From event ``start`` on, it is this phase."""
+    """A phase begins at event ``start``."""
 
     phase: str
     start: int
     in_evaluation: bool = False
     """Whether the net was in evaluation mode."""
     of_copy: bool = False
-    """Whether it was a net built like the trained one (an average of its weights, a teacher), not that one itself."""
+    """Whether the net is a copy of the trained one (an average of its weights, a teacher)."""
     within_window: bool = False
-    """Whether the window had trained already, and had not stepped yet."""
+    """Whether the window had trained and not yet stepped."""
     after_epoch: bool = False
-    """Whether a loader came to its end since the last step."""
+    """Whether a loader has ended since the last step."""
     line: Line = NOWHERE
-    """Of the forward."""
+    """The line of the forward."""
     window: int = 0
-    """Steps before it."""
+    """The number of steps before it."""
 
 
 @dataclass(kw_only=True)
@@ -71,7 +71,7 @@ class _Known:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A request that did not fit: the window that it came in, and the event before which it was made."""
+    """A request that did not fit: the start of its window, and the event before which it was made."""
 
     window_start: int
     end: int
@@ -122,7 +122,7 @@ class StepWatch:
         return self.cuts[-1].phase
 
     def cut(self, phase: str, start: int, **how: Any) -> None:
-        """``phase`` begins at event ``start``, or where what was freed right then is gone."""
+        """Begins ``phase`` at event ``start``, or after the frees that directly follow."""
         start, kinds = max(start, self.cuts[-1].start), self.tracer.kind
         while start < len(kinds) and kinds[start] == FREE:
             start += 1
@@ -130,25 +130,25 @@ class StepWatch:
 
     @property
     def windows(self) -> int:
-        """Complete windows: steps of the optimizer with the fewest, of those that step since memory ran out last."""
+        """Complete windows: the fewest steps of an optimizer, among those that stepped since memory last ran out."""
         since = self.failures[-1].end if self.failures else -1
         stepped = [known for known in self.optimizers.values() if known.steps]
         active = [known for known in stepped if known.last_step > since] or stepped
         return min((known.steps for known in active), default=0)
 
     def current(self) -> list[_Known]:
-        """The optimizers that there are since memory ran out last."""
+        """The optimizers that exist since memory last ran out."""
         since = self.failures[-1].end if self.failures else -1
         known = list(self.optimizers.values())
         return [optimizer for optimizer in known if max(optimizer.made_at, optimizer.last_step) >= since] or known
 
     def on_operator(self) -> None:
-        """Before each operator: validation goes on as long as gradients are off."""
+        """Called before each operator: validation goes on as long as gradients are off."""
         if self.phase == "validate" and not torch.is_grad_enabled():
             self.last = len(self.tracer.kind)
 
     def training(self, part: str) -> None:
-        """A part of a window runs now."""
+        """Notes that a part of a window runs now."""
         self.on_training()
         if self.phase != "train":
             self.cut("train", self.last)
@@ -157,14 +157,14 @@ class StepWatch:
             self.tracer.mark(part)
 
     def epoch_ended(self) -> None:
-        """A pass over a loader that trained came to its end."""
+        """Notes the end of a training pass over a loader."""
         self._epoch_ended = True
         self.epochs += 1
 
     # ---- modules
 
     def enter_module(self, module: nn.Module) -> None:
-        """A module's forward begins."""
+        """Notes the begin of a module's forward."""
         if self._depth == 0 and current_autograd_node() is None:
             self._name(module)
             if torch.is_grad_enabled():
@@ -177,7 +177,9 @@ class StepWatch:
         self._depth += 1
 
     def _forward_without_gradients(self, module: nn.Module) -> None:
-        """A net that is trained, or a copy of it, is validated. Others (frozen encoders) belong to the window."""
+        """Begins validation if the net, or a net it is a copy of, is trained. Others (frozen encoders) belong to the
+        window.
+        """
         is_trained_itself = any(id(p) in self._trained for p in module.parameters())
         if not is_trained_itself and self._shapes_of(module) not in self._trained_shapes:
             return
@@ -202,7 +204,7 @@ class StepWatch:
             self.last = len(self.tracer.kind)
 
     def _name(self, module: nn.Module) -> None:
-        """Paths of modules and kinds of parameters, at the first forward of each net."""
+        """Records the paths of modules and the kinds of parameters, at the first forward of each net."""
         if id(module) in self._named or any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
             return
         self._named.update(id(inner) for inner in module.modules())
@@ -215,7 +217,7 @@ class StepWatch:
     # ---- backward and steps
 
     def backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """autograd's engine, told apart as a part of the window."""
+        """Context of autograd's engine, a part of the window."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             nested = current_autograd_node() is not None
@@ -234,7 +236,7 @@ class StepWatch:
         return call
 
     def optimizer_made(self, optimizer: Optimizer) -> None:
-        """A new optimizer, and the parameters that it trains."""
+        """Notes a new optimizer and the parameters that it trains."""
         if self._number(optimizer) not in self.optimizers:
             made = _Known(kind=type(optimizer).__name__, line=self.tracer.lines.here(), made_at=len(self.tracer.kind))
             self.optimizers[self._number(optimizer)] = made
@@ -243,13 +245,13 @@ class StepWatch:
         self._trained |= {id(p) for group in optimizer.param_groups for p in group["params"]}
 
     def _number(self, optimizer: Optimizer) -> int:
-        """A number of its own, also where the memory of an earlier optimizer is used again."""
+        """A unique number of the optimizer, also if it reuses the memory of an earlier one."""
         number = optimizer.__dict__.setdefault("_memfit_number", self._next_number)
         self._next_number = max(self._next_number, number + 1)
         return int(number)
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        """The step begins. What it calls to compute the loss anew (Lightning does) is no part of the step itself."""
+        """Begins a step. A closure that computes the loss again (as in Lightning) is not a part of the step."""
         self.optimizer_made(optimizer)
         self.training("optimizer")
         kwargs = dict(kwargs)
@@ -271,7 +273,7 @@ class StepWatch:
         return call
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """The step ended: its state and gradients are known now."""
+        """Ends a step: the optimizer's state and gradients are known now."""
         tracer = self.tracer
         for state in optimizer.state.values():
             for value in state.values() if isinstance(state, dict) else ():
@@ -296,7 +298,7 @@ class StepWatch:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Inside, tensors are written to a file."""
+        """Context in which tensors are written to a file."""
         self.cut("save", self.last)
         self.tracer.part = "save"
         self.saves += 1
@@ -308,7 +310,7 @@ class StepWatch:
             self.tracer.part = "between"
 
     def failed(self, nbytes: int) -> None:
-        """A request did not fit."""
+        """Notes a request that did not fit."""
         self.failures.append(Failure(window_start=self._window_start, end=len(self.tracer.kind), bytes=nbytes))
         self._window_start = len(self.tracer.kind)
 
@@ -318,7 +320,7 @@ class StepWatch:
     # ---- what was seen
 
     def phases(self) -> tuple[tuple[str, int, int], ...]:
-        """(name, first event, past the last) of everything, in order. A window of training is a phase of its own."""
+        """Returns (name, first event, past the last) of all phases, in order. Each training window is a phase."""
         end = len(self.tracer.kind)
         spans: list[tuple[str, int, int]] = []
         edges = self._window_ends()
@@ -336,10 +338,10 @@ class StepWatch:
         return tuple(spans)
 
     def _failed_attempts(self) -> list[tuple[int, int]]:
-        """(first event, past the last) of what ran out of memory and was then done again with less.
+        """Returns (first event, past the last) of each attempt that ran out of memory and was repeated with less.
 
-        Where the script makes new optimizers and goes on with them, the attempt is all that the old ones did; else it
-        is the window.
+        If the script makes new optimizers and continues with them, the attempt is everything that the old ones did;
+        otherwise it is the window.
         """
         attempts, before = [], 0
         for failure in self.failures:
@@ -354,7 +356,7 @@ class StepWatch:
         return attempts
 
     def _window_ends(self) -> list[int]:
-        """Events after the steps of the optimizer that is the last one in a window."""
+        """Events after the steps of the optimizer that steps last in a window."""
         order: list[int] = []
         for _, optimizer in self.steps:
             if optimizer in order:
@@ -363,7 +365,7 @@ class StepWatch:
         return [event for event, optimizer in self.steps if order and optimizer == order[-1]]
 
     def _settled(self) -> list[str]:
-        """The phase of each cut, now that all is known: a forward without gradients in every window is training."""
+        """The final phase of each cut: a forward without gradients in every window is training."""
         windows = max(self.windows, 1)
         validations = [cut for cut in self.cuts if cut.phase == "validate" and (not cut.in_evaluation or cut.of_copy)]
         windows_of: dict[Line, set[int]] = {}
@@ -381,7 +383,7 @@ class StepWatch:
 
 
 def _without(phase: tuple[str, int, int], low: int, high: int) -> list[tuple[str, int, int]]:
-    """A phase whose events from ``low`` to ``high`` are of a failed attempt."""
+    """Removes a failed attempt, events ``low`` to ``high``, from a phase."""
     name, start, end = phase
     if end <= low or start >= high:
         return [phase]

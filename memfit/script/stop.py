@@ -1,4 +1,4 @@
-"""When a trace has seen enough: the asked windows, every phase, or the time limit."""
+"""Decides when a trace has seen enough: the requested windows, every phase, or the time limit."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from memfit.script.outcome import TraceRequest
 from memfit.script.step_watch import EnoughError, StepWatch
 
 WINDOWS = 3
-"""Windows that are seen where the command asks for no number: the first makes the optimizers' state."""
+"""Windows to see if the command gives no number: the first one makes the optimizers' state."""
 MOST_WINDOWS = 12
-"""Windows after which a trace stops waiting for a phase that has not come."""
+"""After so many windows a trace stops waiting for a phase that has not come."""
 SHORT_TRACE = 20_000
-"""Operators up to which a loop without a DataLoader is followed past ``WINDOWS``, for what comes at its end."""
+"""A loop without a DataLoader of at most so many operators is followed past ``WINDOWS``, to its end."""
 MOST_OF_ONE = 4
-"""Times that an optimizer steps more often than asked for, while another one never does."""
+"""How many more times than requested an optimizer may step while another one never does."""
 _OPERATORS_BETWEEN_LOOKS = 256
 _PATIENCE = 3
-"""Times that a script may catch the stop and go on."""
+"""How often a script may catch the stop and go on."""
 
 
 @dataclass(kw_only=True)
 class Stop:
-    """Raises EnoughError in the script; where the script catches that again and again, ``finish_now``."""
+    """Raises EnoughError in the script; if the script catches it again and again, calls ``finish_now``."""
 
     request: TraceRequest
     watch: StepWatch
@@ -41,7 +41,7 @@ class Stop:
 
     @contextmanager
     def armed(self) -> Iterator[None]:
-        """Inside, the time limit holds, whatever the script does."""
+        """Context in which the time limit holds, whatever the script does."""
         with suppress(ValueError):
             signal.signal(signal.SIGALRM, self._alarm)
             signal.setitimer(signal.ITIMER_REAL, self.request.limit_seconds, 5.0)
@@ -55,7 +55,7 @@ class Stop:
         self.stop(f"the limit of {self.request.limit_seconds:.0f} s")
 
     def check(self) -> None:
-        """Before each operator."""
+        """Called before each operator."""
         self.watch.on_operator()
         self._operators += 1
         looks = self._operators % _OPERATORS_BETWEEN_LOOKS == 0
@@ -74,12 +74,12 @@ class Stop:
         raise EnoughError(self.reason)
 
     def training_goes_on(self) -> None:
-        """Before each part of a window: what a script does after the last step that is seen, such as saving, is run."""
+        """Called before each part of a window. Code after the last step, such as saving, still runs."""
         if self._enough:
             self.stop(self._enough)
 
     def window_ended(self) -> None:
-        """After each optimizer step."""
+        """Called after each optimizer step."""
         if self.reason:
             self.stop(self.reason)
         known = [optimizer.steps for optimizer in self.watch.current()]

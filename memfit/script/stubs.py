@@ -1,4 +1,4 @@
-"""Stand-ins for packages that are not installed and that a step's memory does not depend on."""
+"""Stand-ins for packages that are not installed and do not affect the memory of a step."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 @contextmanager
 def stubbed(packages: Sequence[str]) -> Iterator[None]:
-    """Inside, these packages are imported as stand-ins."""
+    """Context in which these packages are imported as stand-ins."""
     finder = _Finder(packages)
     sys.meta_path.insert(0, finder)
     try:

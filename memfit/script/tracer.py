@@ -1,4 +1,4 @@
-"""ScriptTracer: a Tracer for code that memfit did not write: host tensors are real, and each operator has its line."""
+"""ScriptTracer: a Tracer for user scripts. Tensors on the host are real, and each operator has its source line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from memfit.trace.operators import operator
 from memfit.trace.tracer import Tracer
 
 MOST_KNOWN_INTEGERS = 1 << 22
-"""Elements of the largest integer or boolean tensor whose content goes to the card: token ids, lengths and masks."""
+"""Elements of the largest integer or boolean tensor whose content is known on the card: token ids, lengths, masks."""
 
 _aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
@@ -36,7 +36,7 @@ _INDEXED = frozenset(
 
 
 class ScriptTracer(Tracer):
-    """Records as Tracer does. ``on_operator`` is called before each operator that has to do with the card."""
+    """Records as Tracer does. ``on_operator`` is called before each operator that involves the card."""
 
     def __init__(self, virtual: Virtual) -> None:
         super().__init__(virtual)
@@ -48,12 +48,12 @@ class ScriptTracer(Tracer):
         """The line of each operator."""
         self.on_operator: Callable[[], None] = lambda: None
         self.watch: Any = None
-        """The StepWatch that is told of modules."""
+        """The StepWatch that is notified of modules."""
         self._line = NOWHERE
         self._is_paused = False
 
     def pause(self) -> None:
-        """From now on nothing is recorded: the trace is over, whatever the script still does."""
+        """Stops recording for good: the trace is over, whatever the script still does."""
         self._is_paused = self._is_quiet = True
 
     def quiet(self) -> Any:
@@ -74,7 +74,7 @@ class ScriptTracer(Tracer):
             super()._event(kind, storage, row)
 
     def parameter_made(self, tensor: FakeTensor) -> None:
-        """A parameter was made of a real tensor, which is fake from now on; on the CPU, its bytes count."""
+        """Notes a parameter made of a real tensor, which is fake from now on; on the CPU its bytes count."""
         if self.device_type == "cpu" and not self._is_quiet:
             self._see(tensor, max(len(self.op_rows) - 1, 0))
 
@@ -98,7 +98,7 @@ class ScriptTracer(Tracer):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _see_real(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """An operator on real tensors where the CPU is the device: what it allocates counts, too."""
+        """Runs an operator on real tensors if the CPU is the device, and records what it allocates."""
         self.on_operator()
         given = {arg.untyped_storage()._cdata for arg in args if type(arg) is Tensor and arg.layout is torch.strided}
         out = self.mode.run_real(func, args, kwargs)
@@ -112,7 +112,7 @@ class ScriptTracer(Tracer):
         return out
 
     def _from_content(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """The result of an operator whose size depends on data that is known, on the card; None where it is not."""
+        """The result of an operator whose size depends on known data, on the card; None if the data is not known."""
         if func is _PACK:
             return self._packed(*args)
         if func in _INDEXED:
@@ -136,7 +136,9 @@ class ScriptTracer(Tracer):
         return result
 
     def _packed(self, padded: Any, lengths: Tensor, batch_first: bool) -> Any:
-        """What ``pack_padded_sequence`` makes: rows of every step that a sequence still has, one step after another."""
+        """The result of ``pack_padded_sequence``: for each step, the rows of the sequences that reach it,
+        concatenated.
+        """
         known = lengths if not isinstance(lengths, FakeTensor) else constant_values.value_of(lengths)
         if known is None:
             return None
@@ -149,7 +151,7 @@ class ScriptTracer(Tracer):
             return torch.cat(parts), sizes
 
     def _selected(self, index: Any) -> list[Tensor] | None:
-        """The positions that a mask of known content selects, as a real run first makes them."""
+        """The positions that a mask of known content selects, which a real run computes first."""
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             return None
         mask = constant_values.value_of(index)
@@ -173,12 +175,12 @@ class ScriptTracer(Tracer):
             self.row_lines.append(line)
 
     def line_of(self, storage: int) -> Line:
-        """The line that made a storage."""
+        """The line that allocated a storage."""
         row = self.made_by[storage]
         return self.row_lines[row] if row < len(self.row_lines) else NOWHERE
 
     def number_of(self, tensor: Any) -> int | None:
-        """The storage that a tensor lies in, where it was recorded."""
+        """The number of the storage of a tensor; None if it was not recorded."""
         local = getattr(tensor, "_local_tensor", tensor)
         if not isinstance(local, FakeTensor) and self.device_type != "cpu":
             return None

@@ -1,4 +1,4 @@
-"""Variables of the script that keep card memory: across a backward that does not need it, and from step to step."""
+"""Variables of the script that keep card memory alive: during a backward that does not need it, and between steps."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _MOST_ITEMS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class HeldVariable:
-    """A variable that alone keeps a storage alive when a backward begins."""
+    """A variable that is the only reference to a storage when a backward begins."""
 
     name: str
     file: str
     line: int
-    """Of the code that calls the backward."""
+    """The line that calls the backward."""
     storage: int
 
 
@@ -44,7 +44,7 @@ def _tensors(value: Any, name: str, depth: int = 2) -> Iterator[tuple[str, Tenso
 
 
 def _storages(tracer: ScriptTracer) -> Iterator[tuple[str, FrameType, Tensor, int]]:
-    """(variable, its frame, tensor, storage) of the person's frames, each storage once."""
+    """Yields (variable, its frame, tensor, storage) of the user's frames, each storage once."""
     seen: set[int] = set()
     for frame in own_frames(tracer.lines):
         for name, value in list(frame.f_locals.items()):
@@ -59,7 +59,7 @@ def _storages(tracer: ScriptTracer) -> Iterator[tuple[str, FrameType, Tensor, in
 
 
 def held_at_backward(tracer: ScriptTracer) -> list[HeldVariable]:
-    """Variables whose storage the graph does not need, and the code after it neither: only they refer to it."""
+    """Variables whose storage neither the graph nor later code needs: nothing else refers to it."""
     held = []
     for name, frame, tensor, storage in _storages(tracer):
         if tracer.category[storage] in _STATE or tensor.grad_fn is None:
@@ -71,9 +71,9 @@ def held_at_backward(tracer: ScriptTracer) -> list[HeldVariable]:
 
 
 def is_read_later(frame: FrameType, name: str) -> bool:
-    """Whether the frame's code reads a variable after the instruction that runs, before it assigns to it.
+    """Whether the frame's code reads a variable after the present instruction, before it assigns to it.
 
-    The code is read from top to bottom. A variable that inner functions read counts as read.
+    The code is scanned from top to bottom. A variable that inner functions read counts as read.
     """
     if name in frame.f_code.co_cellvars:
         return True
@@ -87,14 +87,15 @@ def is_read_later(frame: FrameType, name: str) -> bool:
 
 
 def _is_only_a_variable(tensor: Tensor) -> bool:
-    """Whether no node of the graph saved the tensor (it would hold it once more) or its content (it would hold its
-    storage, beside the tensor and the reference that is made to ask)."""
+    """Whether no node of the graph saved the tensor (which would be one more reference to it) or its content (one more
+    reference to its storage, besides those of the tensor and of this function).
+    """
     storage = tensor.untyped_storage()
     return bool(tensor._use_count() == 1 and storage_use_count(storage._cdata) == 2)  # type: ignore[attr-defined]
 
 
 def kept_between_steps(tracer: ScriptTracer) -> tuple[KeptVariable, ...]:
-    """What variables keep when a step is over, the largest first: neither weights nor state."""
+    """What variables keep when a step is over, the largest first, without weights and state."""
     kept = []
     for name, _, _, storage in _storages(tracer):
         if tracer.category[storage] not in _STATE:

@@ -1,4 +1,4 @@
-"""The traced process: enters the sandbox, then runs the script on the virtual device and hands back what it showed.
+"""The traced process: enters the sandbox, runs the script on the virtual device, and hands back the outcome.
 
 ``python -P -m memfit.script.worker REQUEST RESULT``: both are numbers of open files. Nothing that starts a thread may
 be imported before the sandbox is entered.
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _run_inside(request: TraceRequest, result_file: int, layers: list[Layer]) -> int:
-    """Forks once more: the script must not hold the folders outside of its overlays, from which they are read."""
+    """Forks again: the script must not hold the real folders below its overlays."""
     child = os.fork()
     if child == 0:
         namespaces.die_with_parent()
@@ -64,7 +64,7 @@ def _run_inside(request: TraceRequest, result_file: int, layers: list[Layer]) ->
 
 
 def _make_removable(function: object, path: str, error: object) -> None:
-    """The kernel's working folder of an overlay may not be listed by its owner."""
+    """Lets the owner list the kernel's working folder of an overlay, so that it can be deleted."""
     try:
         os.chmod(os.path.dirname(path), 0o700)
         os.chmod(path, 0o700)
