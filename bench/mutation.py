@@ -118,7 +118,7 @@ def _offset(text: str, line: int, column: int) -> int:
 
 
 def chosen(count: int, seed: int, only: str) -> list[tuple[Mutation, list[str]]]:
-    """``count`` mutations: three of each entry of ``NEAREST`` that is a file, and as many of each folder as of the others."""
+    """``count`` mutations: ``MOST_OF_A_FILE`` of each file in ``NEAREST``, and equally many of each folder."""
     rng, groups = random.Random(seed), []
     for name, tests in NEAREST.items():
         if only in name:
