@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib.machinery import SourceFileLoader
@@ -16,16 +17,21 @@ Hook = Callable[[Any], tuple[Any, dict[str, Any]]]
 
 @contextmanager
 def on_import(hooks: Mapping[str, Hook]) -> Iterator[None]:
-    """Context in which the hook of a module's dotted name is applied when that module is imported."""
+    """Context in which the hook of a module's dotted name is applied when that module is imported, or at once if it was."""
     with ExitStack() as stack:
         execute = SourceFileLoader.exec_module
 
-        def exec_module(loader: SourceFileLoader, module: ModuleType) -> None:
-            execute(loader, module)
+        def apply(module: ModuleType) -> None:
             hook = hooks.get(module.__name__)
             if hook is not None:
                 owner, attributes = hook(module)
                 stack.enter_context(replaced(owner, **attributes))
 
+        def exec_module(loader: SourceFileLoader, module: ModuleType) -> None:
+            execute(loader, module)
+            apply(module)
+
+        for name in hooks.keys() & sys.modules.keys():
+            apply(sys.modules[name])
         stack.enter_context(replaced(SourceFileLoader, exec_module=exec_module))
         yield

@@ -103,6 +103,7 @@ def _environment() -> dict[str, str]:
     return {
         **os.environ, "PYTHONPATH": f"{root}{os.pathsep}{before}" if before else root,
         "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline", "PYTHONUNBUFFERED": "1",
+        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
     }  # fmt: skip
 
 

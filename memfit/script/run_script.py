@@ -42,6 +42,7 @@ from memfit.script.step_watch import EnoughError, StepWatch
 from memfit.script.stop import Stop
 from memfit.script.stubs import stubbed
 from memfit.script.tracer import MOST_KNOWN_INTEGERS, ScriptTracer
+from memfit.script.zero_redundancy import consolidated_states
 from memfit.torch_compat import FakeTensor
 from memfit.torch_compat.backend import current_engine, engine_replaced
 from memfit.trace import constant_values
@@ -121,6 +122,7 @@ def _enter(stack: ExitStack, running: Running) -> None:
     stack.enter_context(absent_weights(running.observations.note))
     stack.enter_context(compiled_kernels(running.observations.note))
     stack.enter_context(lazy_parameters())
+    stack.enter_context(consolidated_states())
     stack.enter_context(fake_parameters(tracer.mode, tracer.parameter_made))
     stack.enter_context(_addresses())
     if device.is_cuda:

@@ -4,6 +4,7 @@ import io
 from pathlib import Path
 from zipfile import ZipFile
 
+import pytest
 import torch
 
 from tests.script.in_process import trace_here
@@ -196,6 +197,36 @@ def test_buckets_of_ddp_are_communication(tmp_path: Path) -> None:
     ).footprint
     assert footprint is not None
     assert footprint.phases["train"].categories["communication"] == 4 * 257 * 256
+
+
+CONSOLIDATED = """
+import torch, torch.distributed as dist
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("nccl")
+torch.cuda.set_device(0)
+net = torch.nn.Sequential(*[torch.nn.Linear(512, 512, bias=False) for _ in range(4)]).cuda()
+ddp = DistributedDataParallel(net, device_ids=[0])
+optimizer = ZeroRedundancyOptimizer(net.parameters(), optimizer_class=torch.optim.AdamW, lr=0.1)
+for step in range(4):
+    ddp(torch.randn(2, 512).cuda()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+optimizer.consolidate_state_dict(to=TO)
+if TO == 0:
+    state = optimizer.state_dict()["state"]
+    assert {(key, values["exp_avg"].shape) for key, values in state.items()} == {(i, (512, 512)) for i in range(4)}
+    torch.save(state, "state.pt")
+"""
+
+
+@pytest.mark.parametrize("to", [0, 1])
+def test_a_sharded_optimizer_collects_the_state_of_other_ranks(tmp_path: Path, to: int) -> None:
+    outcome = trace_here(tmp_path, CONSOLIDATED.replace("TO", str(to)), world=2)
+    assert outcome.error is None, outcome.error.text
+    shard = 2 * (2 * 512 * 512 * 4 + 4)  # two moments and a count of steps, of two of the four layers
+    held = [line for line in outcome.lines if line.text.startswith("optimizer.consolidate")]
+    assert [line.bytes for line in held] == ([2 * shard] if to == 0 else [])  # as bytes, and as tensors
 
 
 def test_data_of_parameters_move_to_the_card_and_fully_shard_moves_a_net(tmp_path: Path) -> None:
