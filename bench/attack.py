@@ -1,11 +1,11 @@
 """Runs of every kind, killed, stopped, starved and damaged by chance, and resumed; what has to hold after each launch.
 
-python -m bench.attack --cases 88 [--seed 0] [--lanes 2] [--kinds plain,ddp] [--out bench/results/attack.json]
+python -m bench.attack --cases 110 [--seed 0] [--lanes 2] [--kinds plain,ddp] [--out bench/results/attack.json]
 
 Prints its seed; ``--case NUMBER`` with the same seed runs one case again. What has to hold: an exit code of the
 contract, its line last, no traceback, no "Done" without every window, sockets on loopback alone, no process or
 temporary file left; and at the end the weights bit for bit, and every sample once, as in a run that was never
-disturbed. 88 cases reach every disturbance of every kind. Full disks, disks without inodes and read-only ones are a
+disturbed. 110 cases reach every disturbance of every kind. Full disks, disks without inodes and read-only ones are a
 tmpfs of 24 MiB, which takes the right to mount; without it these launches are not disturbed. Slow disks and clock
 steps are injected into Python's ``os.fsync`` and ``time.time`` of the training process.
 """

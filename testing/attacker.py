@@ -31,7 +31,9 @@ KINDS = {
     "workers": ("Workers", 1, "single"),
     "ddp": ("Average", 2, "ddp"),
     "fsdp2": ("Plain", 2, "fsdp2"),
+    "zero1": ("Average", 2, "zero1"),
     "zero2": ("Plain", 2, "zero2"),
+    "zero3": ("Dropout", 2, "zero3"),
 }
 DISTURBANCES = (
     "kill", "kill worker", "terminate", "interrupt", "interrupt all", "pause", "full disk", "no inodes",

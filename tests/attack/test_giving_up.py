@@ -13,7 +13,7 @@ from memfit.train.checkpoint.checkpoints import Checkpoints, read_checkpoint
 from testing.attacker import JOBS, make_plan, run_plan
 
 pytestmark = pytest.mark.slow
-ENGINES = ("ddp", "fsdp2", "zero2")
+ENGINES = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
 
 
 def given_up(kind, job, folder, code=5):
