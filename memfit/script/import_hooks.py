@@ -17,7 +17,7 @@ Hook = Callable[[Any], tuple[Any, dict[str, Any]]]
 
 @contextmanager
 def on_import(hooks: Mapping[str, Hook]) -> Iterator[None]:
-    """Context in which the hook of a module's dotted name is applied when that module is imported, or at once if it was."""
+    """Context in which a module's hook, by dotted name, is applied when it is imported, or at once if it was."""
     with ExitStack() as stack:
         execute = SourceFileLoader.exec_module
 
