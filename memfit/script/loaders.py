@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dis
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import wraps
+from types import FrameType
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ MOST_BY_HAND = 64
 """A factor on the batches of a short pass, for ``next(iterator)`` in a script that does not handle the end of a pass.
 
 """
+_LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric")
 _IN_PROCESS = {
     "num_workers": 0, "pin_memory": False, "persistent_workers": False, "prefetch_factor": None,
     "multiprocessing_context": None, "timeout": 0, "worker_init_fn": None,
@@ -86,9 +89,17 @@ def _asked_by_hand(watch: StepWatch) -> bool:
     return False
 
 
+def _asked_by_lightning() -> bool:
+    """Whether Lightning asks for a length: it refuses intervals that are longer, and takes an early end for the end."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and (frame.f_globals.get("__name__") or "").partition(".")[0] == "torch":
+        frame = frame.f_back
+    return frame is not None and (frame.f_globals.get("__name__") or "").partition(".")[0] in _LIGHTNING
+
+
 @contextmanager
 def short_loaders(most: int, watch: StepWatch, backwards: Callable[[], int]) -> Iterator[None]:
-    """Context in which a pass over a DataLoader has ``most`` batches, and ``len`` says so.
+    """Context in which a pass over a DataLoader has ``most`` batches, and ``len`` says so to all but Lightning.
 
     Args:
         backwards: returns the number of backwards so far.
@@ -127,6 +138,6 @@ def _shortened(owner: Any, most: int, watch: StepWatch, backwards: Callable[[], 
         return ShortIterator(iterator, most, watch, backwards, worker)
 
     def short_length(self: Any) -> int:
-        return min(most, length(self))
+        return int(length(self)) if _asked_by_lightning() else min(most, length(self))
 
     return {"__init__": in_process, "__iter__": short, "__len__": short_length}

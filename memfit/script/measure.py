@@ -165,8 +165,12 @@ def _assumed(running: Running) -> tuple[AssumedAnswer, ...]:
         )
         for assumption in running.tracer.virtual.assumptions
     ]  # fmt: skip
+    early = [
+        AssumedAnswer(where=held.where, operator=held.text, answer=str(held.answer), times=1, decides_size=False)
+        for held in running.intervals.early
+    ]
     own = [answer for answer in answers if lines.is_own(answer.where.rpartition(":")[0])]
-    return tuple(own + [answer for answer in answers if answer.decides_size and answer not in own])
+    return tuple(early + own + [answer for answer in answers if answer.decides_size and answer not in own])
 
 
 def _not_seen(running: Running, error: ScriptError | None) -> tuple[str, ...]:

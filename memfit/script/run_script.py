@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import resource
 import runpy
@@ -11,7 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -28,6 +31,7 @@ from memfit.device.virtual.virtual_device import Virtual, virtual_cpu, virtual_g
 from memfit.script.compiled_kernels import compiled_kernels
 from memfit.script.failures import script_error
 from memfit.script.files import SavedFiles, checkpoints
+from memfit.script.intervals import Intervals
 from memfit.script.launchers import resolved
 from memfit.script.lazy_parameters import lazy_parameters
 from memfit.script.live_allocator import LiveAllocator
@@ -37,7 +41,9 @@ from memfit.script.observations import Observations, observed
 from memfit.script.outcome import ScriptCommand, ScriptOutcome, TraceRequest
 from memfit.script.pretrained import absent_weights
 from memfit.script.ranks import script_ranks
+from memfit.script.repeated_turns import RepeatedTurns
 from memfit.script.request_device import device_of
+from memfit.script.rewritten_code import code_rewritten, compiled
 from memfit.script.step_watch import EnoughError, StepWatch
 from memfit.script.stop import Stop
 from memfit.script.stubs import stubbed
@@ -61,6 +67,7 @@ class Running:
     watch: StepWatch
     stop: Stop
     observations: Observations
+    intervals: Intervals
     begin: float
 
 
@@ -77,9 +84,10 @@ def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -
         watch = StepWatch(tracer=tracer)
         observations = stack.enter_context(observed(tracer))
         stop = Stop(request=request, watch=watch, begin=begin)
+        intervals = Intervals(windows=lambda: watch.windows, allows=partial(_may_hold_early, tracer))
         running = Running(
             request=request, device=device, tracer=tracer, watch=watch, stop=stop, observations=observations,
-            begin=begin,
+            intervals=intervals, begin=begin,
         )  # fmt: skip
 
         def finish_now(why: str) -> None:
@@ -146,6 +154,8 @@ def _enter(stack: ExitStack, running: Running) -> None:
     stack.enter_context(short_loaders(request.batches or BATCHES, watch, lambda: backwards[0]))
     stack.enter_context(checkpoints(watch, SavedFiles(tracer.mode, may_write=not request.unsafe_writes)))
     stack.enter_context(script_ranks(tracer))
+    turns = RepeatedTurns(watch=watch, note=running.observations.note)
+    stack.enter_context(code_rewritten(tracer.lines.is_own, running.intervals.remainder, turns.turns))
     stack.enter_context(_optimizers_known(watch))
     stack.enter_context(stubbed(request.stubs))
     tracer.watch = watch
@@ -195,6 +205,11 @@ def _addresses() -> Iterator[None]:
             redirect.INSTEAD.pop(pointer)
 
 
+def _may_hold_early(tracer: ScriptTracer, where: str) -> bool:
+    """Whether a condition may hold early: while something is traced, and unless the user gave another answer."""
+    return not tracer.is_paused and bool(tracer.virtual.assumptions.answer(True, where))
+
+
 def _run(command: ScriptCommand) -> None:
     """Runs the script as ``python`` does."""
     os.environ.update(command.environment)
@@ -203,9 +218,16 @@ def _run(command: ScriptCommand) -> None:
         sys.path.insert(0, os.getcwd())
         runpy.run_module(command.target, run_name="__main__", alter_sys=True)
         return
+    path = Path(command.target).resolve()
     sys.argv = [command.target, *command.args]
-    sys.path.insert(0, str(Path(command.target).resolve().parent))
-    runpy.run_path(str(Path(command.target).resolve()), run_name="__main__")
+    sys.path.insert(0, str(path.parent))
+    before, main = sys.modules["__main__"], ModuleType("__main__")
+    main.__dict__.update(__file__=str(path), __builtins__=builtins)
+    sys.modules["__main__"] = main
+    try:
+        exec(compiled(path.read_bytes(), str(path)), main.__dict__)
+    finally:
+        sys.modules["__main__"] = before
 
 
 def _limit_host_memory(nbytes: int | None) -> None:

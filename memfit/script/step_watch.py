@@ -102,6 +102,10 @@ class StepWatch:
     kept: tuple[KeptVariable, ...] = ()
     held: list[HeldVariable] = field(default_factory=list)
     """Variables that keep what a backward does not need."""
+    depth: int = 0
+    """Modules that are in their forward, one within the other."""
+    calls: int = 0
+    """Forwards of nets, not of modules within them."""
     forward_line: Line = NOWHERE
     """Where the net that is trained was called last."""
     _trained: set[int] = field(default_factory=set)
@@ -109,7 +113,6 @@ class StepWatch:
     """Of the parameters of each net that was trained."""
     _shapes: WeakKeyDictionary[nn.Module, tuple[torch.Size, ...]] = field(default_factory=WeakKeyDictionary)
     _named: set[int] = field(default_factory=set)
-    _depth: int = 0
     _in_window: bool = False
     _epoch_ended: bool = False
     _window_start: int = 0
@@ -165,7 +168,8 @@ class StepWatch:
 
     def enter_module(self, module: nn.Module) -> None:
         """Notes the begin of a module's forward."""
-        if self._depth == 0 and current_autograd_node() is None:
+        if self.depth == 0 and current_autograd_node() is None:
+            self.calls += 1
             self._name(module)
             if torch.is_grad_enabled():
                 if is_trained(module):
@@ -174,7 +178,7 @@ class StepWatch:
                     self.forward_line = self.tracer.lines.here()
             elif self.phase != "validate":
                 self._forward_without_gradients(module)
-        self._depth += 1
+        self.depth += 1
 
     def _forward_without_gradients(self, module: nn.Module) -> None:
         """Begins validation if the net, or a net it is a copy of, is trained. Others (frozen encoders) belong to the
@@ -199,8 +203,8 @@ class StepWatch:
         return self._shapes[module]
 
     def leave_module(self, module: nn.Module) -> None:
-        self._depth -= 1
-        if self._depth == 0 and self.phase == "validate":
+        self.depth -= 1
+        if self.depth == 0 and self.phase == "validate":
             self.last = len(self.tracer.kind)
 
     def _name(self, module: nn.Module) -> None:

@@ -50,27 +50,27 @@ class ScriptTracer(Tracer):
         self.watch: Any = None
         """The StepWatch that is notified of modules."""
         self._line = NOWHERE
-        self._is_paused = False
+        self.is_paused = False
 
     def pause(self) -> None:
         """Stops recording for good: the trace is over, whatever the script still does."""
-        self._is_paused = self._is_quiet = True
+        self.is_paused = self._is_quiet = True
 
     def quiet(self) -> Any:
-        return nullcontext() if self._is_paused else super().quiet()
+        return nullcontext() if self.is_paused else super().quiet()
 
     def _enter_module(self, module: Any, args: Any) -> None:
-        if not self._is_paused:
+        if not self.is_paused:
             self.watch.enter_module(module)
         super()._enter_module(module, args)
 
     def _leave_module(self, module: Any, args: Any, output: Any) -> None:
         super()._leave_module(module, args, output)
-        if not self._is_paused:
+        if not self.is_paused:
             self.watch.leave_module(module)
 
     def _event(self, kind: int, storage: int, row: int | None = None) -> None:
-        if not self._is_paused:
+        if not self.is_paused:
             super()._event(kind, storage, row)
 
     def parameter_made(self, tensor: FakeTensor) -> None:

@@ -45,7 +45,7 @@ def _hook(module: ModuleType) -> tuple[Any, dict[str, Any]]:
 
 def _received(own: dict[str, Any], groups: list[dict[str, Any]], device: torch.device) -> dict[str, Any]:
     """The state of another rank: this rank's kinds of state for the parameters that the other one has."""
-    pattern = next(iter(own["state"].values()), {})
+    pattern: dict[str, Any] = next(iter(own["state"].values()), {})
     state: dict[int, dict[str, Any]] = {}
     options = []
     for mine, group in zip(own["param_groups"], groups, strict=True):

@@ -203,7 +203,7 @@ def remarks(outcome: ScriptOutcome) -> list[str]:
         lines.append(f"Kept between steps: {format_size(kept.bytes)} by {kept.name} (made at {where}).")
     for answer in outcome.assumed[:_TOP_OTHERS]:
         file, _, number = answer.where.rpartition(":")
-        lines.append(f"Assumed at {_near(file)}:{number}: {answer.operator} gives {answer.answer}.")
+        lines.append(f"Assumed at {_short(_near(file))}:{number}: {answer.operator} gives {answer.answer}.")
     if len(outcome.assumed) > _TOP_OTHERS:
         lines.append(f"Assumed at {len(outcome.assumed) - _TOP_OTHERS} more lines: --json lists them.")
     lines += [f"Not seen: {text}." for text in outcome.not_seen]

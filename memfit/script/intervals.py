@@ -1,0 +1,81 @@
+"""Conditions on a counter, ``step % 1000 == 0``, that hold too late for a trace: each of them holds once in it.
+
+Scripts validate, save and log every so many steps, and a trace sees a few. After two windows, when the optimizers have
+their state, a condition on a counter that does not hold by itself holds once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+FROM_WINDOW = 2
+"""Complete windows after which a condition may hold early."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyCondition:
+    """A condition that held early: where it is, as ``file:line``, its text, and the value that it was given."""
+
+    where: str
+    text: str
+    answer: bool
+
+
+@dataclass(kw_only=True)
+class _Counter:
+    """What one condition has counted."""
+
+    first: int
+    value: int
+    window: int
+    growth: int = 0
+    """Of the last two values."""
+    is_steady: bool = True
+    """Whether it never went back but to its first value: lengths and other data do."""
+    counts: bool = False
+    """Whether it went on from one window to a later one, by 1 or by as much as before."""
+    is_met: bool = False
+    """Whether the condition held after ``FROM_WINDOW``, by itself or early: at 0 it is often left out."""
+
+    def see(self, value: int, window: int) -> None:
+        """Notes the next value."""
+        growth = value - self.value
+        self.is_steady &= growth >= 0 or value == self.first
+        self.counts |= window > self.window and growth > 0 and growth in (1, self.growth)
+        self.value, self.window, self.growth = value, window, growth
+
+
+@dataclass(kw_only=True)
+class Intervals:
+    """Meets each condition once. ``windows`` counts complete windows; ``allows`` asks for a place whether it may."""
+
+    windows: Callable[[], int]
+    allows: Callable[[str], bool] = lambda where: True
+    early: list[EarlyCondition] = field(default_factory=list)
+    _counters: dict[tuple[str, str], _Counter] = field(default_factory=dict)
+
+    def remainder(self, value: Any, divisor: Any, wanted: Any, where: str, text: str, holds: bool) -> Any:
+        """``value % divisor``, or ``wanted`` where the condition holds early.
+
+        Args:
+            text: the condition.
+            holds: its value where the remainder is ``wanted``.
+        """
+        rest = value % divisor
+        if not all(type(number) is int for number in (value, divisor, wanted)):
+            return rest
+        window = self.windows()
+        counter = self._counters.setdefault((where, text), _Counter(first=value, value=value, window=window))
+        counter.see(value, window)
+        if rest == wanted:
+            counter.is_met |= window >= FROM_WINDOW
+        elif counter.is_steady and counter.counts and not counter.is_met and self._may_hold(where, window):
+            counter.is_met = True
+            self.early.append(EarlyCondition(where=where, text=text, answer=holds))
+            return wanted
+        return rest
+
+    def _may_hold(self, where: str, window: int) -> bool:
+        return window >= FROM_WINDOW and self.allows(where)

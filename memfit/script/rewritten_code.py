@@ -1,0 +1,115 @@
+"""Compiles the script, and the training loops of libraries, so that conditions on counters and loops ask a trace."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
+from types import CodeType
+from typing import Any
+
+from memfit.device.virtual.patching import replaced
+
+_REMAINDER, _TURNS = "__memfit_remainder__", "__memfit_turns__"
+_LOOPS = re.compile(r"train|loop|callback|checkpoint")
+"""Names of the modules of libraries in which a training loop decides."""
+_SIMPLE = (ast.Constant, ast.Name, ast.Attribute, ast.BinOp, ast.operator, ast.expr_context)
+
+
+@contextmanager
+def code_rewritten(
+    is_own: Callable[[str], bool], remainder: Callable[..., Any], turns: Callable[..., Any]
+) -> Iterator[None]:
+    """Context in which modules are compiled by ``compiled``: those of the user, and training loops of libraries.
+
+    Args:
+        is_own: tells the files of the user.
+        remainder: called as ``remainder(value, divisor, wanted, where, text, holds)`` in place of ``value % divisor``.
+        turns: called as ``turns(iterable, where)``; its result is iterated in place of the iterable.
+    """
+    plain = SourceFileLoader.get_code
+
+    def get_code(loader: SourceFileLoader, name: str) -> Any:
+        path = loader.get_filename(name)
+        if is_own(path) or _LOOPS.search(name.rpartition(".")[2]):
+            return compiled(loader.get_data(path), path)
+        return plain(loader, name)
+
+    functions = {_REMAINDER: remainder, _TURNS: turns}
+    with replaced(builtins, **functions), replaced(SourceFileLoader, get_code=get_code):
+        yield
+
+
+def compiled(source: bytes, path: str) -> CodeType:
+    """The code of a file, rewritten. Lines stay where they are.
+
+    Raises:
+        SyntaxError: as Python itself does.
+    """
+    tree = _Rewriter(path).visit(ast.parse(source, path))
+    return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
+
+
+class _Rewriter(ast.NodeTransformer):
+    """Asks for remainders in ``a % b == c``, ``a % b != c`` and conditions ``a % b``, and for the turns of ``for``."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        text = ast.unparse(node)
+        self.generic_visit(node)
+        wanted = node.comparators[0]
+        if len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq | ast.NotEq) and _is_simple(wanted):
+            node.left = self._asked(node.left, wanted, text, holds=isinstance(node.ops[0], ast.Eq))
+        return node
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        node.test = self._truth(node.test)
+        return self.generic_visit(node)
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        node.test = self._truth(node.test)
+        return self.generic_visit(node)
+
+    def visit_While(self, node: ast.While) -> ast.AST:
+        """Its condition stays: ``while n % 8 != 0`` looks for a number."""
+        node.body = [self.visit(statement) for statement in node.body]
+        node.orelse = [self.visit(statement) for statement in node.orelse]
+        return node
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        self.generic_visit(node)
+        where = ast.Constant(f"{self._path}:{node.lineno}")
+        node.iter = ast.copy_location(ast.Call(ast.Name(_TURNS, ast.Load()), [node.iter, where], []), node.iter)
+        return node
+
+    def _truth(self, node: ast.expr) -> ast.expr:
+        """An expression of which only the truth value counts."""
+        zero = ast.Constant(0)
+        match node:
+            case ast.BoolOp():
+                node.values = [self._truth(value) for value in node.values]
+            case ast.UnaryOp(op=ast.Not(), operand=ast.BinOp()):
+                node.operand = self._asked(node.operand, zero, ast.unparse(node), holds=True)
+            case ast.UnaryOp(op=ast.Not()):
+                node.operand = self._truth(node.operand)
+            case ast.BinOp():
+                return self._asked(node, zero, ast.unparse(node), holds=False)
+        return node
+
+    def _asked(self, node: ast.expr, wanted: ast.expr, text: str, *, holds: bool) -> ast.expr:
+        """A remainder as a call; another expression as it is."""
+        if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)):
+            return node
+        constants = [ast.Constant(value) for value in (f"{self._path}:{node.lineno}", text, holds)]
+        arguments = [node.left, node.right, wanted, *constants]
+        return ast.copy_location(ast.Call(ast.Name(_REMAINDER, ast.Load()), arguments, []), node)
+
+
+def _is_simple(node: ast.expr) -> bool:
+    """Whether an expression can be evaluated twice: names, attributes, numbers and their sums."""
+    return all(isinstance(part, _SIMPLE) for part in ast.walk(node))
