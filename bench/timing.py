@@ -30,7 +30,8 @@ from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 from memfit.trace.durations import now
 from memfit.trace.session import open_session
-from memfit.trace.step import Tracing, synthetic_micro_batch
+from memfit.trace.step import Tracing
+from memfit.trace.step_phases import synthetic_micro_batch
 from testing.large_nets import Decoder, Dit, Plain, UNet
 
 ROOMY = with_memory(find_device("cpu"), 1 << 40)

@@ -13,7 +13,8 @@ from memfit.device.hardware.catalogue import find_device
 from memfit.events import Trace
 from memfit.job import Job, Shape
 from memfit.planner.predict import default_checkpointing, plain_nets
-from memfit.trace.step import Tracing, fetch_synthetic, synthetic_micro_batch, trace_job, validate_once
+from memfit.trace.step import Tracing, trace_job
+from memfit.trace.step_phases import fetch_synthetic, synthetic_micro_batch, validate_once
 
 
 def traced_peaks(trace: Trace) -> dict[str, int]:

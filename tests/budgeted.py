@@ -11,7 +11,7 @@ from memfit.apply.train_state import build
 from memfit.apply.window import run_window
 from memfit.engine.collectives import is_memory_failure
 from memfit.job import Shape
-from memfit.trace.step import synthetic_micro_batch
+from memfit.trace.step_phases import synthetic_micro_batch
 from memfit.train.launch import memory_limit
 from memfit.train.launch.warm_up import warm_torch
 from testing.nets import JOBS

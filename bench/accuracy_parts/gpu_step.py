@@ -25,7 +25,7 @@ from memfit.geometry import shape_of
 from memfit.job import Job, Shape
 from memfit.loading import load_job
 from memfit.planner.predict import checkpoint_all, plain_nets, with_precision
-from memfit.trace.step import fetch_synthetic, synthetic_micro_batch, validate_once
+from memfit.trace.step_phases import fetch_synthetic, synthetic_micro_batch, validate_once
 
 WINDOWS = 5
 

@@ -62,8 +62,9 @@ class Loop:
 def trace_loop(loop: Loop, card: Device) -> Trace:
     """The loop's memory events on a card: setup, then an iteration after another, each a ``train`` phase."""
     from memfit.device.virtual.library_patches import as_in_a_real_run
+    from memfit.trace.columns import as_trace
     from memfit.trace.operator_scratch import with_scratch
-    from memfit.trace.step import as_trace, on_virtual_device
+    from memfit.trace.step import on_virtual_device
     from memfit.trace.tracer import Tracer
 
     with (

@@ -17,8 +17,8 @@ from memfit.planner.predict import footprint_on
 from memfit.script.options import script_options
 from memfit.script.outcome import AssumedAnswer, CardVerdict, LineUse, ScriptError, ScriptOption, ScriptOutcome
 from memfit.script.source_lines import NOWHERE, Line
+from memfit.trace.columns import as_trace
 from memfit.trace.operator_scratch import with_scratch
-from memfit.trace.step import as_trace
 
 if TYPE_CHECKING:
     from memfit.script.run_script import Running
@@ -39,7 +39,7 @@ def outcome_of(running: Running, ended: str, error: ScriptError | None) -> Scrip
     if ran and (watch.windows or (error is not None and error.out_of_memory)):
         bare = replace(as_trace(tracer), phases=phases)
         try:
-            trace = with_scratch(bare, tracer.calls)
+            trace = with_scratch(bare, tracer.call_memory.calls)
         except RuntimeError as problem:  # a call that cannot be made again from its description
             trace = bare
             running.observations.note(f"what operators take inside of themselves was not measured ({problem})")

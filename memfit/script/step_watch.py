@@ -281,7 +281,7 @@ class StepWatch:
         tracer = self.tracer
         for state in optimizer.state.values():
             for value in state.values() if isinstance(state, dict) else ():
-                if isinstance(value, Tensor) and tracer.number_of(value) is not None:
+                if isinstance(value, Tensor) and tracer.recorded_number(value) is not None:
                     tracer.categorise(value, "optimizer")
         for group in optimizer.param_groups:
             for parameter in group["params"]:

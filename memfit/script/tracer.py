@@ -69,14 +69,14 @@ class ScriptTracer(Tracer):
         if not self.is_paused:
             self.watch.leave_module(module)
 
-    def _event(self, kind: int, storage: int, row: int | None = None) -> None:
+    def event(self, kind: int, storage: int, row: int | None = None) -> None:
         if not self.is_paused:
-            super()._event(kind, storage, row)
+            super().event(kind, storage, row)
 
     def parameter_made(self, tensor: FakeTensor) -> None:
         """Notes a parameter made of a real tensor, which is fake from now on; on the CPU its bytes count."""
         if self.device_type == "cpu" and not self._is_quiet:
-            self._see(tensor, max(len(self.op_rows) - 1, 0))
+            self.see(tensor, self.last_row)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -108,7 +108,7 @@ class ScriptTracer(Tracer):
             self._line = self.lines.here()
             kind = operator(func)
             self._see_call(kind, func, args, kwargs, out, node)
-            self._note_scratch(kind, func, args, kwargs, node)
+            self.call_memory.note(kind, func, args, kwargs, node)
         return out
 
     def _from_content(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -179,12 +179,12 @@ class ScriptTracer(Tracer):
         row = self.made_by[storage]
         return self.row_lines[row] if row < len(self.row_lines) else NOWHERE
 
-    def number_of(self, tensor: Any) -> int | None:
+    def recorded_number(self, tensor: Any) -> int | None:
         """The number of the storage of a tensor; None if it was not recorded."""
         local = getattr(tensor, "_local_tensor", tensor)
         if not isinstance(local, FakeTensor) and self.device_type != "cpu":
             return None
         try:
-            return self._ids.get(local.untyped_storage()._cdata)
+            return self.number_of(local)
         except NotImplementedError:
             return None

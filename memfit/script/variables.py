@@ -51,7 +51,7 @@ def _storages(tracer: ScriptTracer) -> Iterator[tuple[str, FrameType, Tensor, in
             if name.startswith("__"):
                 continue
             for path, tensor in _tensors(value, name):
-                storage = tracer.number_of(tensor)
+                storage = tracer.recorded_number(tensor)
                 if storage is None or storage in seen or tracer.nbytes[storage] < LEAST_BYTES:
                     continue
                 seen.add(storage)

@@ -29,7 +29,8 @@ from memfit.errors import Exit
 from memfit.events import Trace
 from memfit.job import Job, Loss, Nets, Shape
 from memfit.torch_compat.versions import remember, under_test
-from memfit.trace.step import Tracing, synthetic_micro_batch, trace_job
+from memfit.trace.step import Tracing, trace_job
+from memfit.trace.step_phases import synthetic_micro_batch
 
 CARD = "rtx4090"
 ENGINES = (("single", 1), ("ddp", 2), ("fsdp2", 2))

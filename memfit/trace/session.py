@@ -16,23 +16,15 @@ from memfit.apply.checkpointing import recompute
 from memfit.apply.optimizer_implementation import supports, with_implementation
 from memfit.apply.phase_memory import with_settings
 from memfit.apply.state_streaming import large, on_the_host, streams
-from memfit.apply.train_state import TrainState, build
+from memfit.apply.train_state import TrainState
 from memfit.apply.window import run_window, stepping
-from memfit.device.virtual.library_patches import as_in_a_real_run
-from memfit.engine.factory import make_engine
 from memfit.events import ALLOCATE, FREE, Trace
 from memfit.job import Job, Shape
+from memfit.trace.categories import categorise_state, mark
+from memfit.trace.columns import of_operators, of_storages
 from memfit.trace.operator_scratch import Key, with_scratch
-from memfit.trace.step import (
-    Tracing,
-    categorise_state,
-    mark,
-    of_operators,
-    of_storages,
-    on_virtual_device,
-    ranks_of,
-    synthetic_micro_batch,
-)
+from memfit.trace.step import Tracing, virtual_job
+from memfit.trace.step_phases import synthetic_micro_batch
 from memfit.trace.tracer import Tracer
 
 
@@ -84,7 +76,7 @@ class Session:
         tracer.mark("setup")
         held = self._accumulated_in() if accumulated or train_state.job.zero_grad == "after_forward" else []
         _make_gradients(held)
-        first, row, calls = len(tracer.kind), len(tracer.op_rows), len(tracer.calls)
+        first, row, calls = len(tracer.kind), len(tracer.op_rows), len(tracer.call_memory.calls)
         if tracer.device_type == "cpu":
             tracer.descriptions = []
         try:
@@ -124,7 +116,7 @@ class Session:
                 for stepped in train_state.engine.stepped(optimizer)
             ]
         )
-        first, row, calls = len(tracer.kind), len(tracer.op_rows), len(tracer.calls)
+        first, row, calls = len(tracer.kind), len(tracer.op_rows), len(tracer.call_memory.calls)
         if tracer.device_type == "cpu":
             tracer.descriptions = []
         for name, optimizer in optimizers.items():
@@ -181,7 +173,8 @@ class Session:
             phases=(("train", 0, before + len(storages)),),
         )
         shifted = [
-            (position - first + before, max(owner - row, 0), key) for position, owner, key in tracer.calls[calls:]
+            (position - first + before, max(owner - row, 0), key)
+            for position, owner, key in tracer.call_memory.calls[calls:]
         ]
         return with_scratch(trace, shifted)
 
@@ -221,20 +214,7 @@ def _step(train_state: TrainState, name: str, optimizer: Optimizer) -> None:
 @contextmanager
 def open_session(job: Job, how: Tracing, shape: Shape) -> Iterator[Session]:
     """The job on the virtual device, after one window of this shape, which makes the optimizers' state."""
-    with (
-        on_virtual_device(how.device) as virtual,
-        as_in_a_real_run(),
-        ranks_of(how, tracer := Tracer(virtual)),
-        tracer.recording(),
-    ):
-        engine = make_engine(how.engine, virtual.device, **how.engine_choices)
-        with tracer.phase("setup"):
-            train_state = build(
-                job, virtual.device, engine, how.implementation, optimizer_state=how.optimizer_state,
-                average=how.average,
-            )  # fmt: skip
-            tracer.name_modules(train_state.nets)
-            categorise_state(tracer, train_state)
+    with virtual_job(job, how) as (virtual, tracer, train_state):
         with recompute(train_state.nets, how.checkpointing):
             micro = synthetic_micro_batch(job, shape, virtual.device, tracer)
             run_window(train_state, [micro], lambda part: mark(tracer, train_state, part))

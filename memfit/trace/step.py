@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +13,7 @@ import torch
 from memfit.apply.checkpointing import recompute
 from memfit.apply.phase_memory import phase_memory, with_settings
 from memfit.apply.train_state import TrainState, build, tensors_in
-from memfit.apply.window import MicroBatch, run_window
+from memfit.apply.window import run_window
 from memfit.device.hardware.catalogue import Device
 from memfit.device.virtual.card_rules import card_rules
 from memfit.device.virtual.library_patches import as_in_a_real_run
@@ -25,12 +22,15 @@ from memfit.device.virtual.virtual_device import Virtual, virtual_cpu, virtual_g
 from memfit.engine.capabilities import CAPABILITIES
 from memfit.engine.factory import load_engine, make_engine, traced_engine
 from memfit.errors import InputError
-from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
-from memfit.job import Job, Shape, is_trained
+from memfit.events import ALLOCATE, FREE, Trace
+from memfit.job import Job, Shape
 from memfit.plan import PhasePolicy
+from memfit.trace.categories import categorise_state, mark
+from memfit.trace.columns import as_trace
 from memfit.trace.operator_scratch import Call, with_scratch
 from memfit.trace.polynomial import fit
 from memfit.trace.repeated_loops import shortened
+from memfit.trace.step_phases import fetch_synthetic, save_once, synthetic_micro_batch, validate_once
 from memfit.trace.trace_family import Kind, Member, TraceFamily, cut, sample_shapes, storages_in, varying
 from memfit.trace.tracer import Tracer
 
@@ -96,8 +96,8 @@ def trace_family(job: Job, how: Tracing, like: Shape) -> TraceFamily:
 
 
 @contextmanager
-def traced_windows(job: Job, shape: Shape, how: Tracing) -> Iterator[tuple[Virtual, Tracer, TrainState]]:
-    """The job set up on the virtual device, after its two windows."""
+def virtual_job(job: Job, how: Tracing) -> Iterator[tuple[Virtual, Tracer, TrainState]]:
+    """Context in which the job is set up on the virtual device, and everything is recorded."""
     load_engine(how.engine)
     with (
         on_virtual_device(how.device) as virtual,
@@ -113,6 +113,13 @@ def traced_windows(job: Job, shape: Shape, how: Tracing) -> Iterator[tuple[Virtu
             )  # fmt: skip
             tracer.name_modules(train_state.nets)
             categorise_state(tracer, train_state)
+        yield virtual, tracer, train_state
+
+
+@contextmanager
+def traced_windows(job: Job, shape: Shape, how: Tracing) -> Iterator[tuple[Virtual, Tracer, TrainState]]:
+    """The job set up on the virtual device, after its two windows."""
+    with virtual_job(job, how) as (virtual, tracer, train_state):
         with recompute(train_state.nets, how.checkpointing):
             for is_first in (True, False):
                 with tracer.phase("train"):
@@ -150,7 +157,7 @@ def _record(
                 if validates_anew:
                     with tracer.phase("validate"), phase_memory(train_state, how.validation):
                         validate_under(train_state, shape, tracer, how.validation)
-        return *_split(tracer, phases, len(shapes)), tracer.calls
+        return *_split(tracer, phases, len(shapes)), tracer.call_memory.calls
 
 
 def _changes_validation(job: Job, shapes: Sequence[Shape], device: torch.device) -> bool:
@@ -236,131 +243,3 @@ def ranks_of(how: Tracing, tracer: Tracer) -> AbstractContextManager[Any]:
     ranks.enter_context(fake_world(how.world, rank=how.rank, quiet=tracer.quiet))
     ranks.enter_context(traced_engine(how.engine, tracer.virtual.device))
     return ranks
-
-
-def synthetic_micro_batch(job: Job, shape: Shape, device: torch.device, tracer: Tracer | None = None) -> MicroBatch:
-    """A made-up micro-batch all of whose padded units are valid."""
-    counts_before = type(job).units is not Job.units
-    return MicroBatch(
-        fetch=lambda: fetch_synthetic(job, shape, device, tracer),
-        padded_units=shape.units,
-        units=defaultdict(partial(int, shape.units)) if counts_before else None,
-    )
-
-
-def fetch_synthetic(
-    job: Job, shape: Shape, device: torch.device, tracer: Tracer | None = None, validation: bool = False
-) -> Any:
-    """A made-up batch on the device."""
-    with device:
-        batch = job.validation_batch(shape) if validation else job.batch(shape)
-    if tracer is not None:
-        for tensor in tensors_in(batch):
-            tracer.categorise(tensor, "inputs")
-    return batch
-
-
-@contextmanager
-def evaluation_mode(train_state: TrainState) -> Iterator[None]:
-    """Every module in evaluation mode, and afterwards each as it was."""
-    modes = [(module, module.training) for net in train_state.nets.values() for module in net.modules()]
-    for net in train_state.nets.values():
-        net.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
-def validate_once(train_state: TrainState, fetch: Any, mark: Any) -> Any:
-    """One validation batch, in evaluation mode and without gradients."""
-    with evaluation_mode(train_state):
-        mark("fetch")
-        batch = fetch()
-        mark("validate")
-        values = train_state.job.validate(train_state.nets, batch)
-    if not isinstance(values, Mapping):
-        seen, write = f"{type(train_state.job).__name__}.validate()", "write validate(...) -> {'name': number}"
-        raise InputError(seen, f"gave {type(values).__name__}, not a dict of numbers by name", write)
-    return values
-
-
-def save_once(train_state: TrainState) -> None:
-    """What saving makes: the job's own dict; under ZeRO nothing, where every rank writes its parts as they lie."""
-    if not CAPABILITIES[train_state.engine.name].is_deepspeed:
-        saved = train_state.job.saved(train_state.nets, train_state.optimizers)
-        if not isinstance(saved, Mapping):
-            seen, write = f"{type(train_state.job).__name__}.saved()", "write saved(...) -> {'name': state_dict}"
-            raise InputError(seen, f"gave {type(saved).__name__}, not a dict", write)
-
-
-def mark(tracer: Tracer, train_state: TrainState, part: str) -> None:
-    for net in train_state.nets.values():
-        for parameter in net.parameters():
-            if parameter.grad is not None:
-                tracer.categorise(parameter.grad, "gradients")
-    for tensor, category in train_state.engine.categorised(train_state.nets):
-        tracer.categorise(tensor, category)
-    tracer.mark(part)
-
-
-def categorise_state(tracer: Tracer, train_state: TrainState) -> None:
-    for net in train_state.nets.values():
-        for parameter in net.parameters():
-            tracer.categorise(parameter, "parameters" if parameter.requires_grad else "frozen")
-        for buffer in net.buffers():
-            tracer.categorise(buffer, "buffers" if is_trained(net) else "frozen")
-    for bucket in itertools.chain(*train_state.buckets.values()):
-        tracer.categorise(bucket, "communication")
-    for average in train_state.ema.values():
-        for tensor in (*average.parameters(), *average.buffers()):
-            tracer.categorise(tensor, "ema")
-    for optimizer in train_state.optimizers.values():
-        for state in optimizer.state.values():
-            for tensor in tensors_in(state):
-                tracer.categorise(tensor, "optimizer")
-
-
-def as_trace(tracer: Tracer) -> Trace:
-    """The tracer's lists as a Trace."""
-    return Trace(
-        **of_storages(tracer, range(len(tracer.nbytes))),
-        **of_operators(tracer, 0),
-        kind=np.array(tracer.kind, np.int8),
-        storage=np.array(tracer.storage, np.int32),
-        operator=np.array(tracer.operator, np.int32),
-        modules=tuple(tracer.modules),
-        phases=tuple(tracer.phases),
-        net_kind=str(tracer.net_kind),
-        assumed=tracer.virtual.assumptions.of_sizes(),
-    )
-
-
-def of_storages(tracer: Tracer, storages: Iterable[int]) -> dict[str, Any]:
-    """A Trace's columns of these storages; one that was never named is a temporary."""
-    code = {name: index for index, name in enumerate(CATEGORIES)}
-    some = list(storages)
-    return {
-        "nbytes": np.array([tracer.nbytes[i] for i in some], np.int64),
-        "category": np.array([code[tracer.category[i] or "temporaries"] for i in some], np.uint8),
-        "stream": np.array([tracer.stream[i] for i in some], np.uint8),
-        "made_by": np.array([tracer.made_by[i] for i in some], np.int32),
-    }
-
-
-def of_operators(tracer: Tracer, first: int) -> dict[str, Any]:
-    """A Trace's columns of the operators from ``first`` on, and their names."""
-    names: dict[str, int] = {}
-    parts: dict[str, int] = {}
-    rows = tracer.op_rows[first:] or [("", 0, "setup", 0, 0)]
-    return {
-        "operator_name": np.array([names.setdefault(row[0], len(names)) for row in rows], np.int32),
-        "operator_module": np.array([row[1] for row in rows], np.int32),
-        "operator_part": np.array([parts.setdefault(row[2], len(parts)) for row in rows], np.int32),
-        "operator_flops": np.array([row[3] for row in rows], np.int64),
-        "operator_bytes": np.array([row[4] for row in rows], np.int64),
-        "names": tuple(names),
-        "parts": tuple(parts),
-    }

@@ -1,27 +1,23 @@
 """Tracer: a dispatch mode that writes down every allocation, free and operator of the fake tensors of one device.
 
-A storage is seen when an operator first returns it and is gone when its last reference goes: fake tensors live in the
-same autograd graph, Python frames and optimizers as real ones would. What an operator allocates and frees within one
-call is not visible here.
+``memfit.trace.event_record`` holds the events and the life of storages, ``memfit.trace.call_memory`` the memory that an
+operator allocates and frees within one call.
 """
 
 from __future__ import annotations
 
 import gc
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from memfit.device.virtual import backend, cudnn_benchmark, workspace
-from memfit.device.virtual.data_dependent import NOT_HANDLED, source_line
+from memfit.device.virtual.data_dependent import NOT_HANDLED
 from memfit.device.virtual.patching import replaced
 from memfit.device.virtual.virtual_device import Virtual
-from memfit.errors import InputError
 from memfit.events import ALLOCATE, EMPTY_CACHE, FREE, TO_DEVICE, TO_HOST
 from memfit.torch_compat import (
     DisableTorchFunction,
@@ -31,6 +27,8 @@ from memfit.torch_compat import (
     is_traceable_wrapper_subclass_type,
 )
 from memfit.trace import collectives, constant_values, cpu_rules, operator_scratch
+from memfit.trace.call_memory import CallMemory
+from memfit.trace.event_record import EventRecord
 from memfit.trace.gradient_accumulation import made_in, sums_in_place
 from memfit.trace.net_kind import NetKind
 from memfit.trace.operators import Operator, operator, work
@@ -43,77 +41,33 @@ _ITEM = torch.ops.aten._local_scalar_dense.default
 _PLAIN = {Tensor, nn.Parameter, FakeTensor}
 
 
-class Allocator(Protocol):
-    """An allocator that sees each event as it happens. ``malloc`` may raise; the storage is then not recorded."""
-
-    def malloc(self, storage: int, nbytes: int, stream: int = 0) -> None: ...
-    def free(self, storage: int) -> None: ...
-    def empty_cache(self) -> None: ...
-
-
-class Tracer(TorchDispatchMode):
+class Tracer(EventRecord, TorchDispatchMode):
     """Records events while entered. ``mark`` and ``phase`` say where in the window the code is."""
 
     def __init__(self, virtual: Virtual) -> None:
-        super().__init__()
+        EventRecord.__init__(self, virtual.device.type)
+        TorchDispatchMode.__init__(self)
         self.virtual = virtual
-        self.device_type = virtual.device.type
-        self.kind: list[int] = []
-        self.storage: list[int] = []
-        self.operator: list[int] = []
-        self.nbytes: list[int] = []
-        self.category: list[str | None] = []
-        self.stream: list[int] = []
-        self.made_by: list[int] = []
-        self.op_rows: list[tuple[str, int, str, int, int]] = []
-        self.phases: list[tuple[str, int, int]] = []
-        self.calls: list[operator_scratch.Call] = []
-        """Calls that take memory inside of themselves."""
+        self.call_memory = CallMemory(self, virtual.rules)
         self.repeated: list[tuple[int, int, int]] = []
         """(first operator, past the last, times) of a validation's turns that stand for others: ``repeats``."""
         self.net_kind = NetKind()
-        self.marks: list[tuple[int, str]] = []
         self.descriptions: list[operator_scratch.Key | None] | None = None
         """For each operator, the call from which it can be repeated; None where no list was asked for."""
         self.overwritten: set[int] = set()
         """Modules in whose forward the output of a product, convolution or attention was written to afterwards."""
-        self.part = "setup"
-        self.live: Allocator | None = None
-        """Fed with every event as it happens, for code that asks how much memory is allocated."""
         self._is_quiet = False
-        self._ids: dict[int, int] = {}
-        self._keys: dict[int, int] = {}
-        self._refs: dict[weakref.ref[Any], int] = {}
         self._saved_numbers = (
-            SavedNumbers(self._allocate_number, lambda i: self._event(FREE, i)) if self.device_type == "cpu" else None
+            SavedNumbers(self._allocate_number, lambda i: self.event(FREE, i)) if self.device_type == "cpu" else None
         )
-        self._cublas_threads: set[bool] = set()
-        self.plans: set[tuple[Any, ...]] = set()
-        """Passes of convolutions for which cuDNN searched its plans already."""
         self._running = RunningModules()
         self.modules = self._running.modules
 
     # ---- where the code is
 
-    def mark(self, part: str) -> None:
-        """A part of the window begins. At ``backward``, what the forward left alive becomes activations."""
-        if part == "backward":
-            for i in self._refs.values():
-                if self.category[i] is None and self.op_rows[self.made_by[i]][2] == "forward":
-                    self.category[i] = "activations"
-        self.marks.append((len(self.kind), part))
-        self.part = part
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Events in here belong to this phase."""
-        start = len(self.kind)
-        yield
-        self.phases.append((name, start, len(self.kind)))
-
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Inside, nothing is recorded: what a real run does not do."""
+        """Context in which nothing is recorded, for what a real run does not do."""
         before, self._is_quiet = self._is_quiet, True
         try:
             yield
@@ -121,21 +75,16 @@ class Tracer(TorchDispatchMode):
             self._is_quiet = before
 
     def name_modules(self, nets: dict[str, nn.Module]) -> None:
-        """Tells the modules' paths, ``net.block.0``."""
+        """Gives the modules their paths, ``net.block.0``."""
         self._running.name(nets)
-
-    def categorise(self, tensor: Tensor, category: str) -> None:
-        """Says what the storage of a tensor holds; of a DTensor, that of this rank's shard."""
-        i = self._ids.get(getattr(tensor, "_local_tensor", tensor).untyped_storage()._cdata)
-        if i is not None:
-            self.category[i] = category
 
     # ---- entering and leaving
 
     @contextmanager
     def recording(self) -> Iterator[Tracer]:
-        """Inside, everything is recorded. A storage is freed when its last reference goes, or in ``collect_cycles``: at
-        any other time the garbage collector rests."""
+        """Context in which everything is recorded. A storage is freed when its last reference goes, or in
+        ``collect_cycles``: the garbage collector is off at all other times.
+        """
         gc.collect()
         collects, freezes = gc.isenabled(), not gc.get_freeze_count()
         gc.disable()
@@ -145,8 +94,8 @@ class Tracer(TorchDispatchMode):
             register_module_forward_pre_hook(self._enter_module),
             register_module_forward_hook(self._leave_module, always_call=True),
         ]
-        self.virtual.on_empty_cache.append(lambda: self._event(EMPTY_CACHE, -1))
-        self.virtual.on_resize.append(self._resized)
+        self.virtual.on_empty_cache.append(lambda: self.event(EMPTY_CACHE, -1))
+        self.virtual.on_resize.append(self.resized)
         try:
             with (
                 replaced(torch, get_rng_state=self._random_state(torch.get_rng_state)),
@@ -165,8 +114,8 @@ class Tracer(TorchDispatchMode):
     def collect_cycles(self) -> None:
         """Frees what only reference cycles hold.
 
-        A first window makes many: an exception that an import raises and keeps has its traceback, whose frames reach
-        down to the window's own. A real run's collector finds them in the windows after it.
+        A first window makes many: an import that fails and keeps its exception also keeps the traceback, whose frames
+        reach down to the window's own. In a real run, the collector finds them in later windows.
         """
         gc.collect()
 
@@ -175,7 +124,7 @@ class Tracer(TorchDispatchMode):
 
         def seen() -> Tensor:
             state = get()
-            self._see(state, max(len(self.op_rows) - 1, 0))
+            self.see(state, self.last_row)
             return state
 
         return seen
@@ -233,7 +182,7 @@ class Tracer(TorchDispatchMode):
         if kind.holds:
             for tensor, category in collectives.held(func, args, kwargs):
                 self.categorise(tensor, category)
-        self._note_scratch(kind, func, args, kwargs, node)
+        self.call_memory.note(kind, func, args, kwargs, node)
         if self.part == "forward":
             self.net_kind.note(func, args)
         return out
@@ -242,20 +191,20 @@ class Tracer(TorchDispatchMode):
         moved = 0
         row = len(self.op_rows)
         outs = out if isinstance(out, tuple | list) else (out,)
-        passes = self._passes(func, args) if kind.searches else []
+        passes = self.call_memory.passes(func, args) if kind.searches else []
         seen = False
         for index, value in enumerate(outs):
             if isinstance(value, Tensor):
-                seen |= self._see(value, row)
+                seen |= self.see(value, row)
                 if index < len(passes):
-                    self._run_pass(*passes[index], row)
+                    self.call_memory.run_pass(*passes[index], row)
                 if node is not None:
                     made_in(node, value)
                 moved += value.numel() * value.itemsize
             elif isinstance(value, tuple | list):
                 for each in value:
                     if isinstance(each, Tensor):
-                        seen |= self._see(each, row)
+                        seen |= self.see(each, row)
                         moved += each.numel() * each.itemsize
         link = self._crosses(func, args, outs[0]) if kind.copies else None
         if link:
@@ -290,122 +239,11 @@ class Tracer(TorchDispatchMode):
 
     def _see_overwritten(self, target: Any) -> None:
         if isinstance(target, Tensor):
-            i = self._ids.get(target.untyped_storage()._cdata)
+            i = self.number_of(target)
             if i is not None and self.op_rows[self.made_by[i]][3]:
                 self.overwritten.add(self.op_rows[self.made_by[i]][1])
 
-    def _passes(self, func: Any, args: Any) -> list[tuple[Any, int]]:
-        """(plan that cuDNN searches, or None; bytes of its workspace) by output of a convolution."""
-        rules = self.virtual.rules
-        if rules is None:
-            return []
-        searched = cudnn_benchmark.plans(func, args) if torch.backends.cudnn.benchmark else (None, None)
-        workspaces = iter(workspace.scratch(rules, func, args))
-        asked = args[10][:2] if func is cudnn_benchmark.BACKWARD else (True,)
-        return [(plan, next(workspaces, 0) if wanted else 0) for plan, wanted in zip(searched, asked, strict=False)]
-
-    def _run_pass(self, plan: Any, nbytes: int, row: int) -> None:
-        """One pass of a convolution, whose output is there: a search at first sight, then its workspace."""
-        if plan is not None and plan not in self.plans:
-            self.plans.add(plan)
-            self._event(EMPTY_CACHE, -1, row)
-        if nbytes:
-            self._take(row, nbytes)
-
-    def _take(self, row: int, nbytes: int) -> None:
-        """Memory that an operator allocates and frees within one call."""
-        self.calls.append((len(self.kind), row, nbytes))
-        if self.live is not None:
-            self.live.malloc(-1, nbytes)
-            self.live.free(-1)
-
-    def _note_scratch(self, kind: Operator, func: Any, args: Any, kwargs: Any, node: Any) -> None:
-        """What the operator took inside of itself: on a CPU to be measured, on CUDA as its libraries' code has it."""
-        row = max(len(self.op_rows) - 1, 0)
-        rules = self.virtual.rules
-        if rules is None:
-            if operator_scratch.may_have(func, args):
-                key = operator_scratch.describe(func, args, kwargs)
-                if key is not None:
-                    self.calls.append((len(self.kind), row, key))
-            return
-        if not kind.takes:
-            return
-        if func in workspace.CUBLAS_OPERATORS and (thread := node is not None) not in self._cublas_threads:
-            self._cublas_threads.add(thread)
-            self._event(ALLOCATE, self._storage(workspace.cublas_workspace(rules), "workspace", row))
-        if not kind.searches:
-            for nbytes in workspace.scratch(rules, func, args):
-                self._take(row, nbytes)
-
     def _allocate_number(self) -> int:
-        i = self._storage(NBYTES, "activations", max(len(self.op_rows) - 1, 0))
-        self._event(ALLOCATE, i)
+        i = self.new_storage(NBYTES, "activations", self.last_row)
+        self.event(ALLOCATE, i)
         return i
-
-    def _see(self, tensor: Tensor, row: int) -> bool:
-        try:
-            storage = tensor.untyped_storage()
-        except NotImplementedError as error:
-            raise _without_storage(tensor) from error
-        key = storage._cdata
-        if key in self._ids or tensor.device.type != self.device_type:
-            return False
-        i = self._storage(storage.nbytes(), None, row)
-        if self.live is not None:
-            self.live.malloc(i, self.nbytes[i], self.stream[i])
-        self._ids[key], self._keys[i] = i, key
-        self._refs[weakref.ref(storage, self._gone)] = i
-        self.kind.append(ALLOCATE)
-        self.storage.append(i)
-        self.operator.append(row)
-        return True
-
-    def _gone(self, ref: weakref.ref[Any]) -> None:
-        i = self._refs.pop(ref)
-        del self._ids[self._keys.pop(i)]
-        self._event(FREE, i)
-
-    def _resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
-        """A storage with other bytes is another storage: the old one is freed, and what it held is allocated anew."""
-        old = self._ids.get(storage._cdata)
-        if old is None or self.nbytes[old] == nbytes:
-            return
-        new = self._storage(nbytes, self.category[old], max(len(self.op_rows) - 1, 0))
-        self._event(FREE, old)
-        self._event(ALLOCATE, new)
-        self._ids[storage._cdata] = new
-        self._keys[new] = self._keys.pop(old)
-        for ref, i in self._refs.items():
-            if i == old:
-                self._refs[ref] = new
-
-    def _storage(self, nbytes: int, category: str | None, row: int) -> int:
-        """A new storage on the stream that the code is on."""
-        self.nbytes.append(nbytes)
-        self.category.append(category)
-        self.stream.append(backend.current_stream().stream_id)
-        self.made_by.append(row)
-        return len(self.nbytes) - 1
-
-    def _event(self, kind: int, storage: int, row: int | None = None) -> None:
-        if self.live is not None:
-            if kind == ALLOCATE:
-                self.live.malloc(storage, self.nbytes[storage], self.stream[storage])
-            elif kind == FREE:
-                self.live.free(storage)
-            else:
-                self.live.empty_cache()
-        self.kind.append(kind)
-        self.storage.append(storage)
-        self.operator.append(max(len(self.op_rows) - 1, 0) if row is None else row)
-
-
-def _without_storage(tensor: Tensor) -> InputError:
-    where, users = source_line()
-    seen = f"a tensor of layout {str(tensor.layout).removeprefix('torch.')}"
-    return InputError(
-        f"{seen} at {where}" if users else f"a gradient or another {seen[2:]}",
-        "how much it holds depends on data, which a trace does not have",
-        "write it dense: sparse=False in nn.Embedding and nn.EmbeddingBag, index_add for a sparse product",
-    )

@@ -12,8 +12,10 @@ from memfit.apply.phase_memory import phase_memory
 from memfit.events import Trace
 from memfit.job import Job, Shape
 from memfit.plan import PhasePolicy
+from memfit.trace.columns import as_trace
 from memfit.trace.operator_scratch import with_scratch
-from memfit.trace.step import Tracing, as_trace, save_once, trace_job, traced_windows, validate_under
+from memfit.trace.step import Tracing, trace_job, traced_windows, validate_under
+from memfit.trace.step_phases import save_once
 from memfit.trace.trace_splice import without_events
 
 
@@ -41,11 +43,16 @@ def trace_policies(
     waiting = ((asked if isinstance(asked, tuple) else (asked, shape)) for asked in policies)
     asked, equal = next(waiting, None), set[Any]()
     with traced_windows(job, shape, how) as (_, tracer, train_state):
-        windows, end, calls, plans = list(tracer.phases), len(tracer.kind), len(tracer.calls), set(tracer.plans)
+        windows, end, calls, plans = (
+            list(tracer.phases),
+            len(tracer.kind),
+            len(tracer.call_memory.calls),
+            set(tracer.call_memory.plans),
+        )
         while asked is not None:
             policy, seen = asked
-            begin, call, count = len(tracer.kind), len(tracer.calls), len(tracer.phases)
-            tracer.plans, tracer.repeated = set(plans), []
+            begin, call, count = len(tracer.kind), len(tracer.call_memory.calls), len(tracer.phases)
+            tracer.call_memory.plans, tracer.repeated = set(plans), []
             if job.validates and policy.where == "here":
                 with tracer.phase("validate"), phase_memory(train_state, policy):
                     validate_under(train_state, seen, tracer, policy, equal)
@@ -56,11 +63,13 @@ def trace_policies(
             if policy_trace is None:
                 break
             shift = len(policy_trace.kind) - len(tracer.kind)
-            later = [(position + shift, row, key) for position, row, key in tracer.calls[call:]]
+            later = [(position + shift, row, key) for position, row, key in tracer.call_memory.calls[call:]]
             turns = np.ones(len(policy_trace.operator_name), np.int64)
             for first, last, times in tracer.repeated:
                 turns[first:last] *= times
-            policy_trace = with_scratch(policy_trace, [*tracer.calls[:calls], *later]) if how.scratch else policy_trace
+            policy_trace = (
+                with_scratch(policy_trace, [*tracer.call_memory.calls[:calls], *later]) if how.scratch else policy_trace
+            )
             yield ValidationTrace(policy=policy, trace=policy_trace, turns=turns)
             asked = next(waiting, None)
     while asked is not None:

@@ -206,3 +206,21 @@ def test_gradients_that_are_freed_after_the_forward_are_those_of_the_window_alon
 
     for a, b in zip(two_windows(AfterForward()), two_windows(Sentences()), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("turns", "why"),
+    [
+        (lambda turn: [turn, "generator"], "gave list, not a list of turns"),
+        (lambda turn: turn, "gave Turn, not a list of turns"),
+        (lambda turn: [], "gave no turn"),
+        (lambda turn: [Turn(name="d", loss=turn.loss, optimizers=("adam",))], "the job has no optimizer 'adam'"),
+    ],
+)
+def test_turns_that_are_none_are_refused(turns, why):
+    class Wrong(Sentences):
+        def turns(self, optimizers):
+            return turns(Turn(name="all", loss=lambda nets, batch, shared: self.loss(nets, batch), optimizers=("net",)))
+
+    with pytest.raises(InputError, match=why):
+        gradients(Wrong(), [64])

@@ -24,7 +24,7 @@ from memfit.engine.factory import make_engine
 from memfit.engine.process_group import join
 from memfit.job import Shape
 from memfit.planner.predict import default_checkpointing, plain_nets
-from memfit.trace.step import fetch_synthetic, save_once, synthetic_micro_batch, validate_once
+from memfit.trace.step_phases import fetch_synthetic, save_once, synthetic_micro_batch, validate_once
 from testing.nets import JOBS, SHAPES
 
 CPU = torch.device("cpu")

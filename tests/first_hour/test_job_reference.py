@@ -18,7 +18,7 @@ from memfit.geometry import shape_of
 from memfit.job import _METHODS, Job, _attribute_kinds
 from memfit.loading import load_job
 from memfit.planner.predict import predict
-from memfit.trace.step import synthetic_micro_batch, validate_once
+from memfit.trace.step_phases import synthetic_micro_batch, validate_once
 from tests.cli.asking import ROOT
 
 TEXT = (ROOT / "docs" / "job.md").read_text()

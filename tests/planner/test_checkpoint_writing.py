@@ -15,7 +15,7 @@ from memfit.planner.cpu_margin import HOST_MARGIN, HOST_MARGIN_BYTES
 from memfit.planner.plan_json import plan_json
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
-from memfit.trace.step import synthetic_micro_batch
+from memfit.trace.step_phases import synthetic_micro_batch
 from memfit.train.checkpoint.state import state_of
 from memfit.train.checkpoint.state_codec import encode
 from testing.nets import JOBS

@@ -66,3 +66,12 @@ def test_many_small_free_blocks_do_not_serve_a_large_request():
     pools = {True: pool([4] * 10), False: pool([1])}
     assert peak_if_served(kind, storage, alone, pools, {}) is None
     assert peak_if_served(kind, storage, units, pools, {}) is not None
+
+
+def test_one_live_block_cuts_a_free_block_into_two_gaps():
+    """Of 14 units, 4 are alive with 5 free on either side: a request of 7 finds no block."""
+    kind = np.array([ALLOCATE, ALLOCATE, FREE, ALLOCATE, FREE, FREE], np.int8)
+    storage = np.array([0, 1, 0, 2, 2, 1], np.int64)
+    pools = {True: pool([14]), False: pool([1])}
+    assert peak_if_served(kind, storage, np.array([5, 4, 7], np.int64), pools, {}) is None
+    assert peak_if_served(kind, storage, np.array([5, 4, 5], np.int64), pools, {}) is not None

@@ -111,6 +111,22 @@ OPTIMIZERS = {
 }
 
 
+def test_a_checkpoint_of_other_nets_is_refused_by_the_names_of_both(tmp_path):
+    class Renamed(Net):
+        def nets(self):
+            return {"encoder": super().nets()["net"]}
+
+        def optimizers(self, nets):
+            return super().optimizers({"net": nets["encoder"]})
+
+    train_state = build(Net(kind="plain SGD"), "cpu")
+    writer = saver(tmp_path, asynchronous=False)
+    writer.save(train_state, 1)
+    assert writer.finish()
+    with pytest.raises(InputError, match="it has nets net; the job has encoder"):
+        restore(build(Renamed(kind="plain SGD"), "cpu"), read_checkpoint(tmp_path / "00000001"))
+
+
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_training_goes_on_bit_for_bit_under_every_optimizer(tmp_path, kind):
     goes_on_alike(Net(kind=kind), tmp_path, asynchronous=kind in ("Adam", "Adam8bit"))

@@ -18,7 +18,7 @@ from memfit.geometry import shape_of
 from memfit.loading import load_job
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
-from memfit.trace.step import fetch_synthetic, validate_once
+from memfit.trace.step_phases import fetch_synthetic, validate_once
 from memfit.train.checkpoint.checkpoints import Checkpoints
 from memfit.train.checkpoint.saver import Saver
 from memfit.train.launch.validation_worker import main

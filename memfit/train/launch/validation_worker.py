@@ -21,7 +21,7 @@ from memfit.geometry import shape_of
 from memfit.job import Job, Shape
 from memfit.loading import load_job
 from memfit.sizes import format_size
-from memfit.trace.step import validate_once
+from memfit.trace.step_phases import validate_once
 from memfit.train.checkpoint.checkpoints import Checkpoint, Checkpoints, is_checkpoint, read_checkpoint
 from memfit.train.checkpoint.resume import of_this_job
 from memfit.train.checkpoint.sharded_checkpoint import load_sharded_nets

@@ -11,7 +11,7 @@ from torch import nn
 from memfit.geometry import shape_of
 from memfit.job import Job
 from memfit.planner.predict import plain_nets
-from memfit.trace.step import fetch_synthetic
+from memfit.trace.step_phases import fetch_synthetic
 
 
 def warm_up(job: Job, units: int) -> None:

@@ -21,7 +21,7 @@ from memfit.errors import describe
 from memfit.geometry import shape_of
 from memfit.job import Shape
 from memfit.plan import PhasePolicy, Plan
-from memfit.trace.step import validate_once
+from memfit.trace.step_phases import validate_once
 from memfit.train.launch import memory_limit
 from memfit.train.launch.forked_copy import ends_forked_copies
 from memfit.train.launch.stop_signals import AbandonedError

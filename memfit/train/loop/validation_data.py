@@ -12,7 +12,7 @@ from memfit.apply.batches import on_device
 from memfit.apply.train_state import TrainState
 from memfit.errors import InputError
 from memfit.job import Job, Shape
-from memfit.trace.step import fetch_synthetic
+from memfit.trace.step_phases import fetch_synthetic
 
 
 @dataclass(frozen=True, kw_only=True)

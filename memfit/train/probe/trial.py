@@ -201,7 +201,7 @@ def _prepared(question: Question) -> tuple[Shape, Callable[[Callable[[str], Any]
     from memfit.apply.train_state import build
     from memfit.apply.window import run_window
     from memfit.device.virtual import backend
-    from memfit.trace.step import fetch_synthetic, synthetic_micro_batch, validate_once
+    from memfit.trace.step_phases import fetch_synthetic, synthetic_micro_batch, validate_once
     from memfit.train.launch.warm_up import warm_up
 
     backend.register()

@@ -1,0 +1,54 @@
+"""Turns a tracer's lists into the columns of a ``Trace``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from memfit.events import CATEGORIES, Trace
+from memfit.trace.tracer import Tracer
+
+
+def as_trace(tracer: Tracer) -> Trace:
+    """The tracer's lists as a Trace."""
+    return Trace(
+        **of_storages(tracer, range(len(tracer.nbytes))),
+        **of_operators(tracer, 0),
+        kind=np.array(tracer.kind, np.int8),
+        storage=np.array(tracer.storage, np.int32),
+        operator=np.array(tracer.operator, np.int32),
+        modules=tuple(tracer.modules),
+        phases=tuple(tracer.phases),
+        net_kind=str(tracer.net_kind),
+        assumed=tracer.virtual.assumptions.of_sizes(),
+    )
+
+
+def of_storages(tracer: Tracer, storages: Iterable[int]) -> dict[str, Any]:
+    """A Trace's columns of these storages; one that was never named is a temporary."""
+    code = {name: index for index, name in enumerate(CATEGORIES)}
+    some = list(storages)
+    return {
+        "nbytes": np.array([tracer.nbytes[i] for i in some], np.int64),
+        "category": np.array([code[tracer.category[i] or "temporaries"] for i in some], np.uint8),
+        "stream": np.array([tracer.stream[i] for i in some], np.uint8),
+        "made_by": np.array([tracer.made_by[i] for i in some], np.int32),
+    }
+
+
+def of_operators(tracer: Tracer, first: int) -> dict[str, Any]:
+    """A Trace's columns of the operators from ``first`` on, and their names."""
+    names: dict[str, int] = {}
+    parts: dict[str, int] = {}
+    rows = tracer.op_rows[first:] or [("", 0, "setup", 0, 0)]
+    return {
+        "operator_name": np.array([names.setdefault(row[0], len(names)) for row in rows], np.int32),
+        "operator_module": np.array([row[1] for row in rows], np.int32),
+        "operator_part": np.array([parts.setdefault(row[2], len(parts)) for row in rows], np.int32),
+        "operator_flops": np.array([row[3] for row in rows], np.int64),
+        "operator_bytes": np.array([row[4] for row in rows], np.int64),
+        "names": tuple(names),
+        "parts": tuple(parts),
+    }

@@ -1,0 +1,155 @@
+"""The events of one device as they happen, and the life of each storage from its first tensor to its last reference."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from memfit.device.virtual import backend
+from memfit.device.virtual.data_dependent import source_line
+from memfit.errors import InputError
+from memfit.events import ALLOCATE, FREE
+
+
+class Allocator(Protocol):
+    """An allocator that sees each event as it happens. ``malloc`` may raise; the storage is then not recorded."""
+
+    def malloc(self, storage: int, nbytes: int, stream: int = 0) -> None: ...
+    def free(self, storage: int) -> None: ...
+    def empty_cache(self) -> None: ...
+
+
+class EventRecord:
+    """Lists of events, storages and operators, as a ``Trace`` has them.
+
+    A storage is allocated when ``see`` gets its first tensor, and freed when its last reference goes: fake tensors live
+    in the same autograd graph, Python frames and optimizers as real ones would.
+    """
+
+    def __init__(self, device_type: str) -> None:
+        self.device_type = device_type
+        self.kind: list[int] = []
+        self.storage: list[int] = []
+        self.operator: list[int] = []
+        self.nbytes: list[int] = []
+        self.category: list[str | None] = []
+        self.stream: list[int] = []
+        self.made_by: list[int] = []
+        self.op_rows: list[tuple[str, int, str, int, int]] = []
+        self.phases: list[tuple[str, int, int]] = []
+        self.marks: list[tuple[int, str]] = []
+        self.part = "setup"
+        self.live: Allocator | None = None
+        """Called with every event as it happens, for code that asks how much memory is allocated."""
+        self._ids: dict[int, int] = {}
+        self._keys: dict[int, int] = {}
+        self._refs: dict[weakref.ref[Any], int] = {}
+
+    @property
+    def last_row(self) -> int:
+        """The number of the last operator; 0 before the first one."""
+        return max(len(self.op_rows) - 1, 0)
+
+    def mark(self, part: str) -> None:
+        """Begins a part of the window. At ``backward``, what the forward left alive becomes activations."""
+        if part == "backward":
+            for i in self._refs.values():
+                if self.category[i] is None and self.op_rows[self.made_by[i]][2] == "forward":
+                    self.category[i] = "activations"
+        self.marks.append((len(self.kind), part))
+        self.part = part
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Context whose events belong to this phase."""
+        start = len(self.kind)
+        yield
+        self.phases.append((name, start, len(self.kind)))
+
+    def categorise(self, tensor: Tensor, category: str) -> None:
+        """Says what the storage of a tensor holds; of a DTensor, that of this rank's shard."""
+        i = self.number_of(getattr(tensor, "_local_tensor", tensor))
+        if i is not None:
+            self.category[i] = category
+
+    def number_of(self, tensor: Tensor) -> int | None:
+        """The number of a tensor's storage; None if it was not recorded."""
+        return self._ids.get(tensor.untyped_storage()._cdata)
+
+    def see(self, tensor: Tensor, row: int) -> bool:
+        """Records the storage of a tensor that operator ``row`` returned; returns whether it is new.
+
+        Raises:
+            InputError: the tensor has no storage.
+        """
+        try:
+            storage = tensor.untyped_storage()
+        except NotImplementedError as error:
+            raise _without_storage(tensor) from error
+        key = storage._cdata
+        if key in self._ids or tensor.device.type != self.device_type:
+            return False
+        i = self.new_storage(storage.nbytes(), None, row)
+        if self.live is not None:
+            self.live.malloc(i, self.nbytes[i], self.stream[i])
+        self._ids[key], self._keys[i] = i, key
+        self._refs[weakref.ref(storage, self._gone)] = i
+        self.kind.append(ALLOCATE)
+        self.storage.append(i)
+        self.operator.append(row)
+        return True
+
+    def _gone(self, ref: weakref.ref[Any]) -> None:
+        i = self._refs.pop(ref)
+        del self._ids[self._keys.pop(i)]
+        self.event(FREE, i)
+
+    def resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        """Records a storage whose size changes as two: the old one is freed, and one of the new size is allocated."""
+        old = self._ids.get(storage._cdata)
+        if old is None or self.nbytes[old] == nbytes:
+            return
+        new = self.new_storage(nbytes, self.category[old], self.last_row)
+        self.event(FREE, old)
+        self.event(ALLOCATE, new)
+        self._ids[storage._cdata] = new
+        self._keys[new] = self._keys.pop(old)
+        for ref, i in self._refs.items():
+            if i == old:
+                self._refs[ref] = new
+
+    def new_storage(self, nbytes: int, category: str | None, row: int) -> int:
+        """Returns the number of a new storage on the current stream. Its allocation is an ``event`` of its own."""
+        self.nbytes.append(nbytes)
+        self.category.append(category)
+        self.stream.append(backend.current_stream().stream_id)
+        self.made_by.append(row)
+        return len(self.nbytes) - 1
+
+    def event(self, kind: int, storage: int, row: int | None = None) -> None:
+        """Records an event, by default of the last operator."""
+        if self.live is not None:
+            if kind == ALLOCATE:
+                self.live.malloc(storage, self.nbytes[storage], self.stream[storage])
+            elif kind == FREE:
+                self.live.free(storage)
+            else:
+                self.live.empty_cache()
+        self.kind.append(kind)
+        self.storage.append(storage)
+        self.operator.append(self.last_row if row is None else row)
+
+
+def _without_storage(tensor: Tensor) -> InputError:
+    where, users = source_line()
+    seen = f"a tensor of layout {str(tensor.layout).removeprefix('torch.')}"
+    return InputError(
+        f"{seen} at {where}" if users else f"a gradient or another {seen[2:]}",
+        "how much it holds depends on data, which a trace does not have",
+        "write it dense: sparse=False in nn.Embedding and nn.EmbeddingBag, index_add for a sparse product",
+    )

@@ -1,0 +1,76 @@
+"""The phases of a step that traces and real runs share: a synthetic micro-batch, validation, and saving."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from memfit.apply.train_state import TrainState, tensors_in
+from memfit.apply.window import MicroBatch
+from memfit.engine.capabilities import CAPABILITIES
+from memfit.errors import InputError
+from memfit.job import Job, Shape
+from memfit.trace.tracer import Tracer
+
+
+def synthetic_micro_batch(job: Job, shape: Shape, device: torch.device, tracer: Tracer | None = None) -> MicroBatch:
+    """A made-up micro-batch all of whose padded units are valid."""
+    counts_before = type(job).units is not Job.units
+    return MicroBatch(
+        fetch=lambda: fetch_synthetic(job, shape, device, tracer),
+        padded_units=shape.units,
+        units=defaultdict(partial(int, shape.units)) if counts_before else None,
+    )
+
+
+def fetch_synthetic(
+    job: Job, shape: Shape, device: torch.device, tracer: Tracer | None = None, validation: bool = False
+) -> Any:
+    """A made-up batch on the device."""
+    with device:
+        batch = job.validation_batch(shape) if validation else job.batch(shape)
+    if tracer is not None:
+        for tensor in tensors_in(batch):
+            tracer.categorise(tensor, "inputs")
+    return batch
+
+
+@contextmanager
+def evaluation_mode(train_state: TrainState) -> Iterator[None]:
+    """Every module in evaluation mode, and afterwards each as it was."""
+    modes = [(module, module.training) for net in train_state.nets.values() for module in net.modules()]
+    for net in train_state.nets.values():
+        net.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def validate_once(train_state: TrainState, fetch: Any, mark: Any) -> Any:
+    """One validation batch, in evaluation mode and without gradients."""
+    with evaluation_mode(train_state):
+        mark("fetch")
+        batch = fetch()
+        mark("validate")
+        values = train_state.job.validate(train_state.nets, batch)
+    if not isinstance(values, Mapping):
+        seen, write = f"{type(train_state.job).__name__}.validate()", "write validate(...) -> {'name': number}"
+        raise InputError(seen, f"gave {type(values).__name__}, not a dict of numbers by name", write)
+    return values
+
+
+def save_once(train_state: TrainState) -> None:
+    """What saving makes: the job's own dict; under ZeRO nothing, where every rank writes its parts as they lie."""
+    if not CAPABILITIES[train_state.engine.name].is_deepspeed:
+        saved = train_state.job.saved(train_state.nets, train_state.optimizers)
+        if not isinstance(saved, Mapping):
+            seen, write = f"{type(train_state.job).__name__}.saved()", "write saved(...) -> {'name': state_dict}"
+            raise InputError(seen, f"gave {type(saved).__name__}, not a dict", write)
