@@ -84,7 +84,7 @@ def trace_loop(loop: Loop, card: Device) -> Trace:
                 if number == 0:
                     tracer.collect_cycles()
         trace = as_trace(tracer)
-        calls = tracer.calls
+        calls = tracer.call_memory.calls
     return with_scratch(trace, calls)
 
 

@@ -1,1 +1,4 @@
-"""Exact gradient accumulation in a loop that a person owns, and repeating a window that ran out of memory."""
+"""Gradient accumulation: the batches of a user's own loop go in, exact windows come out.
+
+A window that runs out of memory is repeated in smaller parts.
+"""

@@ -30,7 +30,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from memfit.accumulation.batch_split import halves, sample_count
-from memfit.accumulation.ranks import Ranks
+from memfit.accumulation.ranks import RankGroup
 from memfit.accumulation.refusals import check
 from memfit.apply.buffer_snapshot import BufferSnapshot
 from memfit.apply.random_state import random_state, set_random_state
@@ -60,7 +60,7 @@ class WindowGuard:
         scaler: GradScaler | None = None,
         repeat: bool = True,
     ) -> None:
-        self._ranks = Ranks([module for module in modules if isinstance(module, nn.Module)])
+        self._ranks = RankGroup([module for module in modules if isinstance(module, nn.Module)])
         check(optimizers, modules, self._ranks, repeat=repeat)
         self._optimizers, self._split, self._scaler, self._repeats = list(optimizers), split, scaler, repeat
         stepped = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
@@ -69,7 +69,7 @@ class WindowGuard:
         self._device = next((p.device for p in self._parameters), torch.device("cpu"))
         self._buffers = BufferSnapshot({f"model{number}": module for number, module in enumerate(modules)})
         self._parts, self._provisional, self._own_units = 0, 0.0, 0.0
-        self._current: Part | None = None
+        self._current: GuardedMicroBatch | None = None
         self._tried_alone = False
         self.failures, self.units = 0, 0.0
         self.most_samples: int | None = None
@@ -77,7 +77,7 @@ class WindowGuard:
             for optimizer in optimizers:
                 protect_step(optimizer)
 
-    def window(self, batches: Iterable[Any]) -> Iterator[Part]:
+    def window(self, batches: Iterable[Any]) -> Iterator[GuardedMicroBatch]:
         """The micro-batches of a window, each as a context that gives its batch.
 
         After the last one the gradients are normalised and ready to be clipped and stepped.
@@ -93,9 +93,9 @@ class WindowGuard:
         self._tried_alone = False
         while True:
             self._parts, self._provisional, self._own_units = len(todo), 0.0, 0.0
-            failed: Part | None = None
+            failed: GuardedMicroBatch | None = None
             for index, batch in enumerate(todo):
-                part = self._current = Part(self, batch, index)
+                part = self._current = GuardedMicroBatch(self, batch, index)
                 yield part
                 self._current = None
                 if part.failure is not None:
@@ -156,7 +156,7 @@ class WindowGuard:
             write = "call optimizer.zero_grad() before the window"
             raise InputError("guard.window", "gradients are left from before", write)
 
-    def _smaller(self, batches: list[Any], failed: Part) -> list[Any]:
+    def _smaller(self, batches: list[Any], failed: GuardedMicroBatch) -> list[Any]:
         """The window with the failed micro-batch, and those after it of its size, in halves.
 
         A micro-batch that cannot be cut is tried once more with all free memory given back, as memfit run does.
@@ -204,7 +204,7 @@ class WindowGuard:
         return self._ranks.alone() if self._ranks.wrapped else nullcontext()
 
 
-class Part:
+class GuardedMicroBatch:
     """One micro-batch of a window: ``with part as batch``. A memory failure inside ends the block and is remembered."""
 
     def __init__(self, guard: WindowGuard, batch: Any, index: int) -> None:

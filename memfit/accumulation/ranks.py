@@ -29,7 +29,7 @@ class OtherRankOutOfMemoryError(RuntimeError):
     """Another rank could not finish its window; every rank stops at the same place."""
 
 
-class Ranks:
+class RankGroup:
     """The ranks that learn from a window together; one alone where no model is wrapped."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:

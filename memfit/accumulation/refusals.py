@@ -11,11 +11,11 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 
-from memfit.accumulation.ranks import Ranks
+from memfit.accumulation.ranks import RankGroup
 from memfit.errors import InputError
 
 
-def check(optimizers: Sequence[Optimizer], modules: Sequence[nn.Module], ranks: Ranks, *, repeat: bool) -> None:
+def check(optimizers: Sequence[Optimizer], modules: Sequence[nn.Module], ranks: RankGroup, *, repeat: bool) -> None:
     """Raises InputError where a window could not be accumulated exactly, or not be repeated."""
     seen = f"{_line()}: memfit.guard"
     for optimizer in optimizers:

@@ -48,7 +48,7 @@ class ForwardState:
 
     def again(self, recomputing: AbstractContextManager[Any]) -> AbstractContextManager[None]:
         """Context of each recomputation of the forward. There are several if a graph is traversed twice."""
-        return _Again(self, recomputing)
+        return _ReentrantContext(self, recomputing)
 
     @contextmanager
     def _as_then(self) -> Iterator[None]:
@@ -70,7 +70,7 @@ class ForwardState:
             _set_flags(self._module, flags)
 
 
-class _Again(AbstractContextManager[None]):
+class _ReentrantContext(AbstractContextManager[None]):
     """A context manager that can be entered more than once; one made from a generator cannot."""
 
     def __init__(self, forward: ForwardState, recomputing: AbstractContextManager[Any]) -> None:

@@ -85,7 +85,7 @@ def _containers(arguments: Any, modules: list[nn.Module]) -> Iterator[Container]
         if isinstance(attributes, dict) and attributes and not isinstance(value, nn.Module):
             yield attributes
             inner += attributes.values()
-        stack += [(one, through_objects) for one in inner]
+        stack += [(container, through_objects) for container in inner]
 
 
 def _copy(box: Container) -> Any:

@@ -43,7 +43,7 @@ def selective_contexts() -> tuple[AbstractContextManager[Any], AbstractContextMa
 
     contexts: tuple[Any, Any] = create_selective_checkpoint_contexts(policy)
     first = contexts[0]
-    again = _Again(policy, first.storage, False)
+    again = _Recomputation(policy, first.storage, False)
 
     @contextmanager
     def forward() -> Iterator[None]:
@@ -64,7 +64,7 @@ def _place(first: Any, operator: Any, args: Any) -> tuple[Any, int]:
     return key, first.func_counter[key] - 1
 
 
-class _Again(torch_checkpoint._CachedTorchDispatchMode):
+class _Recomputation(torch_checkpoint._CachedTorchDispatchMode):
     """A recomputation that reads the kept outputs and nothing else. torch 2.13 counts every operator, but an engine
     that gathers parameters within the module does not run the same operators twice.
     """

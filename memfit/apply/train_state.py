@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LinearLR
 from memfit.apply.build_nets import nets_of
 from memfit.apply.optimizer_implementation import with_implementation
 from memfit.apply.state_streaming import on_the_host, update_on_host
-from memfit.engine.capabilities import WHOLE_STATE
+from memfit.engine.capabilities import CAPABILITIES, WHOLE_STATE
 from memfit.engine.ddp import BUCKET_BYTES
 from memfit.engine.protocol import Engine
 from memfit.engine.single import Single
@@ -110,7 +110,7 @@ def build(
     for optimizer in optimizers.values():
         for group in optimizer.param_groups:
             group["lr"] *= rate
-    if job.wrapper != "none" and engine.name == "single":
+    if job.wrapper != "none" and not CAPABILITIES[engine.name].several_ranks:
         for name in filter(lambda name: is_trained(nets[name]), nets):
             _wrap(train_state, name)
     train_state.schedules = _checked_schedules(job, job.schedules(optimizers, job.windows))

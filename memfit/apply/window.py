@@ -20,7 +20,6 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from memfit.apply.losses import MicroBatch, WindowUnits, known_units, losses_of, normalised, nothing
@@ -30,6 +29,7 @@ from memfit.apply.turn_cache import TurnCache
 from memfit.engine.collectives import Units, gather, together, total
 from memfit.errors import InputError, describe
 from memfit.job import Turn
+from memfit.torch_compat.grad_scaler import allow_another_step
 
 Mark = Callable[[str], None]
 """Called when a part of the window begins: fetch, forward, backward, clip, optimizer, zero_grad, ema."""
@@ -296,7 +296,7 @@ def _step(train_state: TrainState, optimizer: Optimizer) -> None:
     with stepping(train_state, optimizer):
         if train_state.scaler:
             train_state.scaler.step(optimizer)
-            train_state.scaler._per_optimizer_states[id(optimizer)]["stage"] = OptState.UNSCALED
+            allow_another_step(train_state.scaler, optimizer)
         else:
             train_state.engine.step(optimizer)
 

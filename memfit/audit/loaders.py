@@ -17,11 +17,9 @@ from unittest import mock
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
-from torch.utils.data._utils import worker as torch_worker
-from torch.utils.data._utils.worker import WorkerInfo
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from memfit.audit.ids import _scalar, sample_of
+from memfit.torch_compat.data_workers import DataLoaderIterator, WorkerInfo, worker_module
 
 
 @contextlib.contextmanager
@@ -48,7 +46,7 @@ class Watch:
 def watched() -> Iterator[Watch]:
     """Keeps watch over every DataLoader that is iterated."""
     watch, loader_of = Watch(), {}
-    begin, go_on = DataLoader.__iter__, _BaseDataLoaderIter.__next__
+    begin, go_on = DataLoader.__iter__, DataLoaderIterator.__next__
 
     def begin_watched(loader: Any) -> Any:
         watch.begun.append((loader, watch.now()))
@@ -62,7 +60,7 @@ def watched() -> Iterator[Watch]:
 
     with (
         mock.patch.object(DataLoader, "__iter__", begin_watched),
-        mock.patch.object(_BaseDataLoaderIter, "__next__", go_on_watched),
+        mock.patch.object(DataLoaderIterator, "__next__", go_on_watched),
     ):
         yield watch
 
@@ -124,11 +122,11 @@ def _worker(loader: Any, number: int) -> Iterator[Any]:
 
     @contextlib.contextmanager
     def inside() -> Iterator[None]:
-        before, torch_worker._worker_info = torch_worker._worker_info, info
+        before, worker_module._worker_info = worker_module._worker_info, info
         try:
             yield
         finally:
-            torch_worker._worker_info = before
+            worker_module._worker_info = before
 
     with inside():
         if loader.worker_init_fn is not None:

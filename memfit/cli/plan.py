@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from memfit.device.hardware.catalogue import Device
     from memfit.planner.memory_vs_batch import Point
     from memfit.planner.search.engine_search import Answer
-    from memfit.show.upstream_edits import Change
+    from memfit.show.upstream_edits import UpstreamEdit
 
 
 @click.command("plan")
@@ -144,7 +144,7 @@ def _edits_of_script(
     return Exit.DONE if fits else Exit.NOTHING_FITS
 
 
-def _json(answers: dict[str, Answer], changes: list[Change], points: list[Point] | None) -> dict[str, Any]:
+def _json(answers: dict[str, Answer], changes: list[UpstreamEdit], points: list[Point] | None) -> dict[str, Any]:
     """Returns the JSON of one device's answer, or of every device's by name."""
     from memfit.planner.plan_json import plan_json
 
@@ -155,7 +155,7 @@ def _json(answers: dict[str, Answer], changes: list[Change], points: list[Point]
 
 
 def _show(
-    answers: dict[str, Answer], targets: list[Device], changes: list[Change], points: list[Point] | None,
+    answers: dict[str, Answer], targets: list[Device], changes: list[UpstreamEdit], points: list[Point] | None,
     out: str | None,
 ) -> None:  # fmt: skip
     from memfit.show.plan_table import show_answer, show_answers, show_curve

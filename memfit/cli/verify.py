@@ -31,14 +31,15 @@ def command(
 
     from memfit.cli.progress import progress
     from memfit.device.hardware.process_limits import check_ranks
+    from memfit.engine.capabilities import CAPABILITIES
     from memfit.loading import load_job, read_settings
     from memfit.plan import ENGINES, read_plan
 
     worlds = _worlds(world_sizes)
     steps = whole_number("--windows", windows)
     asked, micro = whole_number("--global-batch", global_batch), whole_number("--micro-batch", micro_batch)
-    if engine not in ENGINES or (engine == "single" and max(worlds) > 1):
-        several = ", ".join(engine_name for engine_name in ENGINES if engine_name != "single")
+    if engine not in ENGINES or (max(worlds) > 1 and not CAPABILITIES[engine].several_ranks):
+        several = ", ".join(engine_name for engine_name in ENGINES if CAPABILITIES[engine_name].several_ranks)
         raise InputError(f"--engine {engine}", "no engine of several ranks", f"write one of {several}")
     check_ranks(f"--world-sizes {max(worlds)}", max(worlds))
     with progress(f"verifying {target}", quiet=as_json):

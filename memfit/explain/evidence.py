@@ -139,7 +139,7 @@ class Holder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Growth:
+class StepGrowth:
     """Bytes that grew over most of the readings."""
 
     first: int
@@ -186,7 +186,7 @@ class Evidence:
     alive: tuple[Holder, ...] = ()
     """The largest first."""
     categories: tuple[tuple[str, int], ...] = ()
-    growth: Growth | None = None
+    growth: StepGrowth | None = None
     readings: int = 0
     """Steps whose memory is known."""
     spike: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from memfit.explain.evidence import Growth
+from memfit.explain.evidence import StepGrowth
 from memfit.sizes import format_size
 from memfit.train.recovery.memory_growth import MemoryGrowth
 
@@ -17,7 +17,7 @@ LEAST_GROWTH = 0.02
 """Growth that is named, as a part of what was held at the beginning."""
 
 
-def growth_of(readings: Sequence[tuple[int, int]], unit: str = "step", holder: str | None = None) -> Growth | None:
+def growth_of(readings: Sequence[tuple[int, int]], unit: str = "step", holder: str | None = None) -> StepGrowth | None:
     """Steady growth over (step, bytes) readings, the rule of ``memfit run``; None where there is none."""
     series = MemoryGrowth()
     for step, nbytes in readings[SETTLED:] if len(readings) > 8 + SETTLED else readings:
@@ -25,7 +25,7 @@ def growth_of(readings: Sequence[tuple[int, int]], unit: str = "step", holder: s
     growth = series.steady()
     if growth is None or growth.bytes < growth.begin * LEAST_GROWTH:
         return None
-    return Growth(
+    return StepGrowth(
         first=growth.first, last=growth.last, begin=growth.begin, end=growth.end, unit=unit, holder=holder
     )  # fmt: skip
 

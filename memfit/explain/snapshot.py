@@ -14,7 +14,7 @@ from typing import Any
 
 from memfit.errors import InputError
 from memfit.events import CATEGORIES
-from memfit.explain.evidence import AllocatorState, Evidence, Frame, Growth, Holder, MemoryFailure
+from memfit.explain.evidence import AllocatorState, Evidence, Frame, Holder, MemoryFailure, StepGrowth
 from memfit.explain.growth import growth_of
 from memfit.explain.plain_pickle import read_plain_pickle
 
@@ -164,7 +164,7 @@ def _failure(entry: dict[str, Any], state: AllocatorState) -> MemoryFailure:
     )  # fmt: skip
 
 
-def _growth(entries: Sequence[dict[str, Any]], allocated: int) -> Growth | None:
+def _growth(entries: Sequence[dict[str, Any]], allocated: int) -> StepGrowth | None:
     """Growth of the least live bytes of each part of the history, where that shows several steps."""
     changes = [
         (int(entry["size"]) if entry["action"] == "alloc" else -int(entry["size"]), entry)

@@ -26,7 +26,7 @@ class Parts:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Layout:
+class WindowLayout:
     """A window's allocations and frees in order, by local storage numbers, whatever their bytes."""
 
     kind: np.ndarray
@@ -64,7 +64,7 @@ def parts_of(trace: Trace) -> Parts:
     return Parts(start=start, second=start + second, end_of_micro=start + over, end=end)
 
 
-def window_layout(traces: list[Trace]) -> Layout:
+def window_layout(traces: list[Trace]) -> WindowLayout:
     """A window of micro-batches, one trace for each."""
     parts = parts_of(traces[0])
     if len(traces) == 1 and parts.second == parts.end_of_micro:
@@ -79,7 +79,7 @@ def window_layout(traces: list[Trace]) -> Layout:
     return _joined(pieces)
 
 
-def _joined(pieces: list[tuple[int, Trace, int, int]]) -> Layout:
+def _joined(pieces: list[tuple[int, Trace, int, int]]) -> WindowLayout:
     """Pieces put one behind the other; those of the first trace share its storages, the others stand alone."""
     kinds, storages = [], []
     for index, trace, start, end in pieces:
@@ -92,7 +92,7 @@ def _joined(pieces: list[tuple[int, Trace, int, int]]) -> Layout:
     kind, storage = np.concatenate(kinds), np.concatenate(storages)
     kind, storage, carried_in, carried_out = _balanced(kind, storage, pieces[0][1])
     used, local = np.unique(storage, return_inverse=True)
-    return Layout(
+    return WindowLayout(
         kind=kind,
         storage=local.reshape(-1),
         trace=used >> 32,

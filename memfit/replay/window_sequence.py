@@ -19,7 +19,7 @@ from memfit.replay.allocator_config import AllocatorConfig
 from memfit.replay.caching_allocator import CachingAllocator
 from memfit.replay.errors import OutOfMemory
 from memfit.replay.fast_replay import Codes, can_run, free_blocks, peak_if_served, rounded
-from memfit.replay.window_events import Layout, window_layout
+from memfit.replay.window_events import WindowLayout, window_layout
 from memfit.trace.trace_family import TraceFamily
 
 Window = tuple[Shape, ...]
@@ -80,7 +80,7 @@ class _Replay:
         self.free = free_blocks(self.allocator)
         self.known: dict[Window, int] = {}
         """Windows that cached blocks serve, as the allocator stands, and what they allocate at their peak."""
-        self.layouts: dict[tuple[int, ...], tuple[Layout, Codes, list[Trace]]] = {}
+        self.layouts: dict[tuple[int, ...], tuple[WindowLayout, Codes, list[Trace]]] = {}
         """The layouts, by the traces that a window's events come from."""
         self.carried: list[int] = []
         self.number = 0
@@ -147,7 +147,7 @@ class _Replay:
             self.changed()
         return self.allocator.peak_allocated
 
-    def layout(self, traces: list[Trace]) -> tuple[Layout, Codes]:
+    def layout(self, traces: list[Trace]) -> tuple[WindowLayout, Codes]:
         key = tuple(id(trace.storage) for trace in traces)
         if key not in self.layouts:
             self.layouts[key] = window_layout(traces), {}, traces
@@ -168,7 +168,7 @@ class _Replay:
             else:
                 self.allocator.free(storage)
 
-    def every_event(self, layout: Layout, nbytes: list[int]) -> None:
+    def every_event(self, layout: WindowLayout, nbytes: list[int]) -> None:
         """A window's events, with storages that it takes over from the one before and leaves to the next."""
         own = _OWN * (1 + self.number % 2)
         names = dict(zip(layout.carried_in.tolist(), self.carried, strict=False))

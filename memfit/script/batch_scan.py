@@ -153,7 +153,7 @@ def _has_events_of(first: Trace, trace: Trace) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Growth:
+class SizePolynomial:
     """The bytes of each storage at any batch size, as Newton's polynomial through the first sizes.
 
     Attributes:
@@ -183,7 +183,7 @@ class Growth:
         return _has_events_of(self.first, trace) and np.array_equal(self.nbytes(size), trace.nbytes)
 
 
-def fitted(traces: Sequence[Trace], sizes: Sequence[int]) -> Growth | None:
+def fitted(traces: Sequence[Trace], sizes: Sequence[int]) -> SizePolynomial | None:
     """Returns the polynomial of least degree (at most 2) through all sizes; None if there is none with whole bytes."""
     x, y = [int(size) for size in sizes], [trace.nbytes.astype(np.int64) for trace in traces]
     slope, rest = np.divmod(y[1] - y[0], x[1] - x[0])
@@ -191,14 +191,14 @@ def fitted(traces: Sequence[Trace], sizes: Sequence[int]) -> Growth | None:
     square, last_rest = np.divmod(next_slope - slope, x[2] - x[0])
     if rest.any() or next_rest.any() or last_rest.any() or (square < 0).any():
         return None
-    growth = Growth(first=traces[0], sizes=(x[0], x[1]), start=y[0], slope=slope, square=square)
+    growth = SizePolynomial(first=traces[0], sizes=(x[0], x[1]), start=y[0], slope=slope, square=square)
     return growth if all(growth.holds_for(*pair) for pair in zip(traces, x, strict=True)) else None
 
 
 class _Family:
     """The predicted trace at any size."""
 
-    def __init__(self, trace: Trace, growth: Growth, device: Device, world: int) -> None:
+    def __init__(self, trace: Trace, growth: SizePolynomial, device: Device, world: int) -> None:
         self._trace, self._growth, self._device, self._world = trace, growth, device, world
         self._known: dict[int, tuple[bool, int]] = {}
 

@@ -45,7 +45,7 @@ from memfit.script.repeated_turns import RepeatedTurns
 from memfit.script.request_device import device_of
 from memfit.script.rewritten_code import code_rewritten, compiled
 from memfit.script.step_watch import EnoughError, StepWatch
-from memfit.script.stop import Stop
+from memfit.script.stop import TraceStop
 from memfit.script.stubs import stubbed
 from memfit.script.tracer import MOST_KNOWN_INTEGERS, ScriptTracer
 from memfit.script.zero_redundancy import consolidated_states
@@ -65,7 +65,7 @@ class Running:
     device: Device
     tracer: ScriptTracer
     watch: StepWatch
-    stop: Stop
+    stop: TraceStop
     observations: Observations
     intervals: Intervals
     begin: float
@@ -83,7 +83,7 @@ def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -
         tracer = ScriptTracer(virtual)
         watch = StepWatch(tracer=tracer)
         observations = stack.enter_context(observed(tracer))
-        stop = Stop(request=request, watch=watch, begin=begin)
+        stop = TraceStop(request=request, watch=watch, begin=begin)
         intervals = Intervals(windows=lambda: watch.windows, allows=partial(_may_hold_early, tracer))
         running = Running(
             request=request, device=device, tracer=tracer, watch=watch, stop=stop, observations=observations,

@@ -218,7 +218,7 @@ def _show_all_read_only(folder: str, root: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class OverlayChange:
     """One file that the script wrote, created or deleted, in the sandbox only."""
 
     path: str
@@ -226,15 +226,15 @@ class Change:
     deleted: bool = False
 
 
-def changes(layers: Sequence[Layer]) -> list[Change]:
+def changes(layers: Sequence[Layer]) -> list[OverlayChange]:
     """The changes of the script, by path."""
     return sorted((change for layer in layers for change in _changes_in(layer)), key=lambda change: change.path)
 
 
-def _changes_in(layer: Layer) -> Iterator[Change]:
+def _changes_in(layer: Layer) -> Iterator[OverlayChange]:
     for folder, _, files, descriptor in os.fwalk(".", dir_fd=layer.descriptor):
         for name in files:
             status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
             path = os.path.normpath(os.path.join(layer.folder, folder, name))
             is_whiteout = stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
-            yield Change(path=path, bytes=0 if is_whiteout else status.st_size, deleted=is_whiteout)
+            yield OverlayChange(path=path, bytes=0 if is_whiteout else status.st_size, deleted=is_whiteout)

@@ -70,7 +70,7 @@ class _Known:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
+class RefusedRequest:
     """A request that did not fit: the start of its window, and the event before which it was made."""
 
     window_start: int
@@ -90,7 +90,7 @@ class StepWatch:
     optimizers: dict[int, _Known] = field(default_factory=dict)
     steps: list[tuple[int, int]] = field(default_factory=list)
     """(event, optimizer) of each optimizer step."""
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[RefusedRequest] = field(default_factory=list)
     last: int = 0
     """The event at which the last part of training, or of validation, ended."""
     saves: int = 0
@@ -315,7 +315,7 @@ class StepWatch:
 
     def failed(self, nbytes: int) -> None:
         """Notes a request that did not fit."""
-        self.failures.append(Failure(window_start=self._window_start, end=len(self.tracer.kind), bytes=nbytes))
+        self.failures.append(RefusedRequest(window_start=self._window_start, end=len(self.tracer.kind), bytes=nbytes))
         self._window_start = len(self.tracer.kind)
 
     def hooks(self) -> list[Any]:

@@ -26,7 +26,7 @@ _PATIENCE = 3
 
 
 @dataclass(kw_only=True)
-class Stop:
+class TraceStop:
     """Raises EnoughError in the script; if the script catches it again and again, calls ``finish_now``."""
 
     request: TraceRequest

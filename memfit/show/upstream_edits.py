@@ -30,7 +30,7 @@ _PROJECT_KEYS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class UpstreamEdit:
     """One choice of a plan, and what to write where."""
 
     option: str
@@ -42,7 +42,7 @@ class Change:
     """Paths of the modules that it is about, where they are not all that a switch covers."""
 
 
-def upstream_changes(job: Job, name: str, plan: Plan) -> list[Change]:
+def upstream_changes(job: Job, name: str, plan: Plan) -> list[UpstreamEdit]:
     """What the plan sets, and what it has otherwise than the project's own defaults; empty for a job without a project.
 
     Args:
@@ -55,7 +55,7 @@ def upstream_changes(job: Job, name: str, plan: Plan) -> list[Change]:
     wanted |= {key: value for key, value in _applied(plan) if key in says and key not in wanted}
     variant = name.rpartition("/")[2]
     plain = [
-        Change(option=key, value=_text(value), write=written)
+        UpstreamEdit(option=key, value=_text(value), write=written)
         for key, value in wanted.items()
         if (written := _written(says[key], value, variant)) is not None
     ]
@@ -95,7 +95,7 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _recompute(job: Job, plan: Plan, variant: str) -> Iterator[Change]:
+def _recompute(job: Job, plan: Plan, variant: str) -> Iterator[UpstreamEdit]:
     """The project's switch where it does what the plan says, and a line for each other group of modules."""
     from memfit.planner.predict import checkpoint_all, plain_nets
 
@@ -106,25 +106,27 @@ def _recompute(job: Job, plan: Plan, variant: str) -> Iterator[Change]:
     full = {path for path, mode in modes.items() if mode == "full"}
     on, was_on = bool(switched) and set(switched) <= full, type(job).checkpoint == "all"
     if key is not None and (on != was_on if "{value}" in key else on):
-        yield Change(option="checkpointing", value=_text(on), write=_written(key, on, variant) or "")
+        yield UpstreamEdit(option="checkpointing", value=_text(on), write=_written(key, on, variant) or "")
     left = {path: mode for path, mode in modes.items() if not (on and path in switched)}
     lines = {name.partition(" ")[2]: text for name, text in job.upstream.items() if name.startswith("recompute ")}
     for prefix, text in lines.items():
         covered = tuple(path for path, mode in left.items() if mode == "full" and _under(path, prefix))
         if covered:
-            yield Change(option="recompute", value="full", write=_written(text, "full", variant) or "", modules=covered)
+            yield UpstreamEdit(
+                option="recompute", value="full", write=_written(text, "full", variant) or "", modules=covered
+            )
             left = {path: mode for path, mode in left.items() if path not in covered}
     for mode, line in _BY_MODE.items():
         paths = tuple(path for path, chosen in left.items() if chosen == mode)
         if paths:
-            yield Change(option="recompute", value=mode, write=line, modules=paths)
+            yield UpstreamEdit(option="recompute", value=mode, write=line, modules=paths)
 
 
 def _under(path: str, prefix: str) -> bool:
     return path == prefix or path.startswith(f"{prefix}.")
 
 
-def show_upstream(changes: Iterable[Change], console: Console | None = None) -> None:
+def show_upstream(changes: Iterable[UpstreamEdit], console: Console | None = None) -> None:
     """Prints each change with its value; nothing where there is none."""
     from memfit.show.console import make_console
 

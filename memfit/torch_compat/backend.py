@@ -46,7 +46,7 @@ def _register_in_python(module: Any, is_available: Callable[[], bool]) -> None:
     try:
         from torch.utils.backend_registration import _DummyPrivateUse1Hook, _setup_privateuseone_for_python_backend
 
-        class Guard(torch._C._acc.DeviceGuard):
+        class VirtualDeviceGuard(torch._C._acc.DeviceGuard):
             def type_(self) -> Any:
                 return _device_type()
 
@@ -56,7 +56,7 @@ def _register_in_python(module: Any, is_available: Callable[[], bool]) -> None:
 
     except (ImportError, AttributeError) as error:
         raise lacks(error) from error
-    _setup_privateuseone_for_python_backend(NAME, backend_module=module, hook=Hook(), device_guard=Guard())
+    _setup_privateuseone_for_python_backend(NAME, backend_module=module, hook=Hook(), device_guard=VirtualDeviceGuard())
 
 
 _raise_pending = ctypes.PyDLL(None).PyErr_Occurred

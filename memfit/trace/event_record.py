@@ -16,7 +16,7 @@ from memfit.errors import InputError
 from memfit.events import ALLOCATE, FREE
 
 
-class Allocator(Protocol):
+class EventListener(Protocol):
     """An allocator that sees each event as it happens. ``malloc`` may raise; the storage is then not recorded."""
 
     def malloc(self, storage: int, nbytes: int, stream: int = 0) -> None: ...
@@ -44,7 +44,7 @@ class EventRecord:
         self.phases: list[tuple[str, int, int]] = []
         self.marks: list[tuple[int, str]] = []
         self.part = "setup"
-        self.live: Allocator | None = None
+        self.live: EventListener | None = None
         """Called with every event as it happens, for code that asks how much memory is allocated."""
         self._ids: dict[int, int] = {}
         self._keys: dict[int, int] = {}

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from memfit.apply.train_state import TrainState
 from memfit.engine.protocol import Engine
 from memfit.job import Job, Nets, Turn
+from memfit.torch_compat.batch_norm import BatchNormBase
 
 
 @dataclass(kw_only=True)
@@ -70,7 +70,7 @@ class RecordingEngine:
             for name, net in train_state.nets.items()
             for path, module in net.named_modules()
             for key, buffer in module.named_buffers(recurse=False)
-            if not isinstance(module, _BatchNorm)
+            if not isinstance(module, BatchNormBase)
         }
         self._nets = train_state.nets
         _listen(train_state.job, self)

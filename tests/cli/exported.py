@@ -7,7 +7,7 @@ import sys
 import torch.distributed as dist
 
 how = next(word for word in sys.argv if word in ("deepspeed", "accelerate", "torchrun"))
-found = {key: int(os.environ[key]) for key in ("RANK", "WORLD_SIZE")}
+given = {key: int(os.environ[key]) for key in ("RANK", "WORLD_SIZE")}
 if how == "deepspeed":
     import deepspeed
     import deepspeed.ops
@@ -16,7 +16,7 @@ if how == "deepspeed":
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # or it would be compiled here
     deepspeed.init_distributed("gloo")
     config = DeepSpeedConfig(sys.argv[sys.argv.index("--deepspeed_config") + 1])
-    found |= {
+    given |= {
         "train_batch_size": config.train_batch_size,
         "micro_batch": config.train_micro_batch_size_per_gpu,
         "accumulation": config.gradient_accumulation_steps,
@@ -27,7 +27,7 @@ elif how == "accelerate":
     from accelerate import Accelerator
 
     accelerator = Accelerator()
-    found |= {
+    given |= {
         "processes": accelerator.num_processes,
         "kind": accelerator.distributed_type.value,
         "precision": accelerator.mixed_precision,
@@ -38,8 +38,8 @@ elif how == "accelerate":
     }
 else:
     dist.init_process_group("gloo")
-    found |= {"mine": json.loads(os.environ["MEMFIT_MICRO_BATCHES"])[found["RANK"]], "world": dist.get_world_size()}
-os.write(1, (f"GIVEN {json.dumps(found)}\n").encode())
+    given |= {"mine": json.loads(os.environ["MEMFIT_MICRO_BATCHES"])[given["RANK"]], "world": dist.get_world_size()}
+os.write(1, (f"GIVEN {json.dumps(given)}\n").encode())
 if dist.is_initialized():
     dist.barrier()
     dist.destroy_process_group()

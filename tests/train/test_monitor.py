@@ -35,14 +35,14 @@ class Quadratic(Job):
         return Loss((nets["w"].weight - batch).square().sum() / 2, len(batch))
 
 
-@pytest.mark.parametrize(("sizes", "told"), [((4,) * 8, False), ((4,) * 8, True), ((6, 6, 6, 2), True)])
-def test_the_noise_scale_of_a_quadratic_is_its_variance_over_its_squared_gradient(sizes, told):
+@pytest.mark.parametrize(("sizes", "counted"), [((4,) * 8, False), ((4,) * 8, True), ((6, 6, 6, 2), True)])
+def test_the_noise_scale_of_a_quadratic_is_its_variance_over_its_squared_gradient(sizes, counted):
     """Over the 19 windows that the decay keeps, the estimate's standard deviation is 5 to 7 %; 25 % is allowed."""
     train_state = build(Quadratic(), "cpu")
     monitor, generator = Monitor(train_state, 0), torch.Generator().manual_seed(0)
     for number in range(60):
         data = [torch.randn(size, WIDTH, generator=generator) for size in sizes]
-        parts = [MicroBatch(fetch=lambda x=x: x, padded_units=len(x), units=len(x) if told else None) for x in data]
+        parts = [MicroBatch(fetch=lambda x=x: x, padded_units=len(x), units=len(x) if counted else None) for x in data]
         monitor.begin(parts)
         result = run_window(
             train_state, parts, lambda part: monitor.fetches() if part == "fetch" else None, guard=Guard(norms=True)

@@ -24,7 +24,7 @@ CHOICES = {
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory):
+def one_device(tmp_path_factory):
     """The plan for one device, and the final weights of its run."""
     folder = tmp_path_factory.mktemp("one")
     made = replace(on_ranks(read_plan(plan(folder, name="Still")), "single", 1), budget_bytes=256 << 20)
@@ -40,8 +40,8 @@ def ran(plan, folder, *arguments):
 
 
 @pytest.mark.parametrize("engine", CHOICES)
-def test_a_run_goes_on_bit_for_bit_and_on_more_ranks(engine, one, tmp_path):
-    alone, expected = one
+def test_a_run_goes_on_bit_for_bit_and_on_more_ranks(engine, one_device, tmp_path):
+    alone, expected = one_device
     two = replace(on_ranks(alone, engine, 2), engine_choices=CHOICES[engine])
     for name in ("whole", "cut", "more"):
         (tmp_path / name).mkdir()
@@ -59,8 +59,8 @@ def test_a_run_goes_on_bit_for_bit_and_on_more_ranks(engine, one, tmp_path):
 
 
 @pytest.mark.parametrize("engine", CHOICES)
-def test_what_is_planned_for_zero_is_run_by_torchrun(engine, one, tmp_path):
-    _, expected = one
+def test_what_is_planned_for_zero_is_run_by_torchrun(engine, one_device, tmp_path):
+    _, expected = one_device
     file = plan(tmp_path, "--engine", engine, name="Still")
     made = read_plan(file)
     assert (made.engine, made.micro_batches) == (engine, [[5, 3], [5, 3]])

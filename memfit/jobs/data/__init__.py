@@ -1,1 +1,4 @@
-"""Real input for the built-in jobs, made on the spot: speech, mel frames, spectrograms, talking faces."""
+"""Input of the built-in jobs: a seed and a count go in; speech, mel frames, spectrograms and talking faces come out.
+
+It is synthesised on the spot, so nothing is downloaded.
+"""

@@ -341,12 +341,11 @@ def _bytes_of(path: Path) -> bytes:
 
 
 def _write_plan(plan: Plan, path: Path) -> int:
-    """Writes and syncs a plan; gives its checksum."""
+    """Writes a plan, which ``write_plan`` syncs; returns its checksum."""
     try:
         write_plan(plan, path)
     except InputError as error:
         raise error.__cause__ or error from None
-    sync(path)
     return zlib.crc32(path.read_bytes())
 
 

@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader
-from torch.distributed.checkpoint._traverse import set_element
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -26,6 +24,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import ReadItem
 
+from memfit.torch_compat.checkpoint_storage import StorageInfo, set_element
 from memfit.train.checkpoint.state_codec import dtype_named
 from memfit.train.checkpoint.tensor_file import TornError
 
@@ -153,12 +152,12 @@ def _index(read: Any) -> MetadataIndex:
     return MetadataIndex(str(state["fqn"]), None if offset is None else _size(offset))
 
 
-def _info(read: Any) -> _StorageInfo:
+def _info(read: Any) -> StorageInfo:
     state = _state(read, "_StorageInfo")
     name, offset, length = str(state["relative_path"]), int(state["offset"]), int(state["length"])
     if Path(name).name != name or offset < 0 or length < 0:
         raise ValueError(f"{name!r} is not a file of parts")
-    return _StorageInfo(name, offset, length)
+    return StorageInfo(name, offset, length)
 
 
 def _state(read: Any, kind: str) -> dict[str, Any]:

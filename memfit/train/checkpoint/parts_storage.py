@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, StorageReader, StorageWriter
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import (
@@ -34,6 +33,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from memfit.atomic_file import write_atomic
+from memfit.torch_compat.checkpoint_storage import narrow_tensor_by_index, set_element
 from memfit.train.checkpoint.parts_index import INDEX, StoredChunk, StoredValue, index_json
 from memfit.train.checkpoint.state_codec import decode_alone, encode_alone
 from memfit.train.checkpoint.tensor_file import TensorFile, map_tensors, write_tensors
@@ -164,8 +164,6 @@ class JsonLoadPlanner(DefaultLoadPlanner):
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Puts a value into the state."""
-        from torch.distributed.checkpoint._traverse import set_element
-
         path = self.mappings[read_item.dest_index.fqn]
         set_element(self.original_state_dict, path, decode_alone(json.loads(value.getvalue())))
 

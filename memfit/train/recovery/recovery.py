@@ -22,7 +22,6 @@ from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from memfit.apply.buffer_snapshot import BufferSnapshot, CannotRepeatError
@@ -33,6 +32,8 @@ from memfit.apply.window import Attempt, Guard, TurnGradients
 from memfit.engine.collectives import RanksOutOfMemoryError, gather, reported
 from memfit.errors import describe
 from memfit.torch_compat import FakeTensorMode
+from memfit.torch_compat.batch_norm import BatchNormBase
+from memfit.torch_compat.grad_scaler import forget_optimizers, has_infinity
 from memfit.train.launch import memory_limit
 from memfit.train.recovery.early_units import Make, make_with_retries
 from memfit.train.recovery.exactly_once import Once, TornStepError
@@ -111,7 +112,7 @@ class Recovery:
         self._buffers = BufferSnapshot(train_state.nets)
         self._several = len(train_state.job.turns(list(train_state.optimizers))) > 1
         self._least = (
-            2 if any(isinstance(m, _BatchNorm) for net in train_state.nets.values() for m in net.modules()) else 1
+            2 if any(isinstance(m, BatchNormBase) for net in train_state.nets.values() for m in net.modules()) else 1
         )
         self._quiet, self._wait, self._growing = 0, GROW_AFTER, False
         self._part, self._index = "", -1
@@ -399,7 +400,7 @@ class Recovery:
         if changed is not None:
             raise CannotRepeatError(changed)
         if self._state.scaler is not None:
-            self._state.scaler._per_optimizer_states.clear()
+            forget_optimizers(self._state.scaler)
         give_back(self._state.device)
 
 
@@ -407,6 +408,4 @@ def overflowed(train_state: TrainState, optimizer: Optimizer) -> bool:
     """Whether a scaler found an infinity among the gradients, which it has unscaled."""
     if train_state.scaler is None:
         return False
-    return any(
-        flag.item() for flag in train_state.scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()
-    )
+    return has_infinity(train_state.scaler, optimizer)
