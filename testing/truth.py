@@ -13,20 +13,9 @@ from memfit.device.hardware.catalogue import find_device
 from memfit.events import Trace
 from memfit.job import Job, Shape
 from memfit.planner.predict import default_checkpointing, plain_nets
+from memfit.trace.self_test import live_peaks
 from memfit.trace.step import Tracing, trace_job
 from memfit.trace.step_phases import fetch_synthetic, synthetic_micro_batch, validate_once
-
-
-def traced_peaks(trace: Trace) -> dict[str, int]:
-    """Peak live bytes of each phase."""
-    import numpy as np
-
-    live = np.cumsum(trace.kind.astype(np.int64) * trace.nbytes[trace.storage])
-    peaks: dict[str, int] = {}
-    for name, start, end in trace.phases:
-        before = int(live[start - 1]) if start else 0
-        peaks[name] = max(peaks.get(name, 0), before, int(live[start:end].max(initial=0)))
-    return peaks
 
 
 def operator_names(trace: Trace) -> set[str]:
@@ -73,4 +62,4 @@ def compare(make, settings, shape, micro_batches):
     trace = trace_job(job, shape, how)
     with_scratch = trace_job(make(**settings), shape, replace(how, scratch=True))
     measured = measured_peaks(make(**settings), shape, min(micro_batches, 2), operator_names(trace), modes)
-    return traced_peaks(trace), traced_peaks(with_scratch), measured
+    return live_peaks(trace), live_peaks(with_scratch), measured

@@ -38,7 +38,7 @@ def show_prediction(prediction: Prediction, console: Console | None = None) -> N
     if prediction.world > 1:
         console.print(f"rank {prediction.rank} of {prediction.world} on {prediction.engine}", style="dim")
     console.print()
-    console.print(_phases(footprint, cuda=device.is_cuda))
+    console.print(phase_table(footprint, cuda=device.is_cuda))
     console.print(_categories(footprint))
     worst = footprint.phases[footprint.limiting_phase]
     console.print(
@@ -148,7 +148,8 @@ def of_sizes(nbytes: int, limit: int) -> str:
     return f"{part} of {total} {unit}" if part_unit == unit else f"{part} {part_unit} of {total} {unit}"
 
 
-def _phases(footprint: Footprint, *, cuda: bool) -> Table:
+def phase_table(footprint: Footprint, *, cuda: bool) -> Table:
+    """The peak of each phase; on a card also what is reserved, the process and its interval."""
     table = Table(box=None, pad_edge=False)
     table.add_column("phase")
     for name in ("allocated", "reserved", "process", "interval") if cuda else ("allocated",):

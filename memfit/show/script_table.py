@@ -15,7 +15,7 @@ from memfit.script.batch_scan import BatchScan
 from memfit.script.outcome import LineUse, ScriptOutcome, TraceRequest
 from memfit.script.request_device import device_of
 from memfit.show.console import make_console
-from memfit.show.footprint_table import coloured_verdict, phase_name
+from memfit.show.footprint_table import coloured_verdict, phase_name, phase_table
 from memfit.sizes import format_size
 from memfit.wording import counted
 
@@ -43,7 +43,7 @@ def show_outcome(
         style="dim", soft_wrap=True,
     )  # fmt: skip
     console.print()
-    console.print(_phases(outcome, cuda=request.device != "cpu"))
+    console.print(phase_table(footprint, cuda=request.device != "cpu"))
     console.print(_lines(outcome))
     if scan is not None:
         console.print(f"\n{largest_batch(scan)}", soft_wrap=True)
@@ -117,21 +117,6 @@ def _near(path: str) -> str:
         return str(Path(path).relative_to(Path.cwd()))
     except ValueError:
         return path
-
-
-def _phases(outcome: ScriptOutcome, *, cuda: bool) -> Table:
-    assert outcome.footprint is not None
-    table = Table(box=None, pad_edge=False)
-    table.add_column("phase")
-    for name in ("allocated", "reserved", "process", "interval") if cuda else ("allocated",):
-        table.add_column(name, justify="right")
-    for name, phase in outcome.footprint.phases.items():
-        cells = [format_size(phase.allocated_bytes)]
-        if cuda:
-            low, high = format_size(phase.process_bytes_low), format_size(phase.process_bytes_high)
-            cells += [format_size(phase.reserved_bytes), format_size(phase.process_bytes), f"{low} to {high}"]
-        table.add_row(name, *cells)
-    return table
 
 
 def _lines(outcome: ScriptOutcome) -> Table:

@@ -13,8 +13,9 @@ import pytest
 
 from memfit.device.hardware.catalogue import find_device
 from memfit.planner.predict import BINDING_RANK, default_checkpointing, plain_nets
+from memfit.trace.self_test import live_peaks
 from memfit.trace.step import Tracing, trace_job
-from testing.truth import operator_names, traced_peaks
+from testing.truth import operator_names
 from tests.engine.rank_peaks import CASES, OPERATORS, ZERO_CASES
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +45,7 @@ def compare(cases, world, folder):
     return {
         (case, rank, phase): (peak, ranks[rank][case][phase].without_scratch_bytes)
         for (case, rank), trace in traces.items()
-        for phase, peak in traced_peaks(trace).items()
+        for phase, peak in live_peaks(trace).items()
     }
 
 

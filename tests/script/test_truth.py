@@ -11,7 +11,8 @@ import pytest
 from memfit.script.command import parse_command
 from memfit.script.launch import trace_script
 from memfit.script.outcome import TraceRequest
-from testing.truth import operator_names, traced_peaks
+from memfit.trace.self_test import live_peaks
+from testing.truth import operator_names
 
 HERE = Path(__file__).parent
 BOUND = 100e-6
@@ -33,7 +34,7 @@ def test_the_trace_of_a_script_has_the_bytes_of_its_real_run(script: str, tmp_pa
     outcome = trace_script(TraceRequest(command=command, device="cpu", memory_bytes=8 << 30, batches=1000))
     assert outcome.error is None, outcome.error.text
     assert outcome.bare is not None
-    traced = traced_peaks(outcome.bare)
+    traced = live_peaks(outcome.bare)
     operators = ",".join(sorted(operator_names(outcome.bare)))
     subprocess.run(
         [sys.executable, str(HERE / "run_for_real.py"), "real.json", operators, path, *arguments],

@@ -14,10 +14,10 @@ import pytest
 from memfit.device.hardware.catalogue import find_device
 from memfit.job import Shape
 from memfit.planner.cpu_margin import HOST_MARGIN_BYTES
+from memfit.trace.self_test import live_peaks
 from memfit.trace.step import Tracing, trace_job
 from memfit.train.launch.memory_limit import ENVIRONMENT
 from testing.nets import JOBS
-from testing.truth import traced_peaks
 
 ROOT = Path(__file__).parents[2]
 CASES = {
@@ -48,7 +48,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("convolution", "
 def test_two_percent_under_the_peak_fails_and_two_percent_over_it_passes(case):
     name, shape, settings = CASES[case]
     trace = trace_job(JOBS[name](**settings), shape, Tracing(device=find_device("cpu")))
-    peak = max(traced_peaks(trace).values())
+    peak = max(live_peaks(trace).values())
 
     assert not trains_within(int(peak * 0.98), name, shape, settings)
     assert trains_within(int(peak * 1.02), name, shape, settings)
