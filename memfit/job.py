@@ -231,7 +231,8 @@ class Job(Settings):
         return None
 
     def dataset(self) -> Sequence[Any]:
-        """The samples, by index; what ``memfit run`` trains on."""
+        """The samples, by index; what ``memfit run`` trains on. Or an iterable that can begin anew, as torch's
+        IterableDataset: its samples are numbered by position."""
         raise InputError(
             type(self).__name__, "the job has no dataset()", "write dataset(self) -> a sequence of samples, to run it"
         )

@@ -111,6 +111,8 @@ class Plan:
     warmup_windows: int = 0
     """Windows over which the learning rates rise from the job's own to the scaled ones."""
     checkpoint_writing: str = "synchronous"
+    read_ahead_bytes: int | None = None
+    """Host memory of each rank for batches that workers have read before their window; absent: 1 GiB."""
     allocator: str = "default"
     """expandable_segments: ``memfit run`` sets PYTORCH_CUDA_ALLOC_CONF to it, unless the variable is set."""
     engine_choices: dict[str, Any] = field(default_factory=dict)
@@ -224,6 +226,8 @@ def _checked(values: dict[str, Any], path: str) -> Plan:
     for name in ("step_seconds", "step_seconds_low", "step_seconds_high"):
         if not 0 <= values.get(name, 0) < float("inf"):
             raise InputError(f"plan file {path}: {name} = {values[name]}", "not a number of 0 or more", _AGAIN)
+    if values.get("read_ahead_bytes", 1) < 1:
+        raise InputError(f"plan file {path}: read_ahead_bytes = {values['read_ahead_bytes']}", "less than 1", _AGAIN)
     if values.get("warmup_windows", 0) < 0:
         seen = f"plan file {path}: warmup_windows = {values['warmup_windows']}"
         raise InputError(seen, "less than 0", "write 0 for no warm-up")

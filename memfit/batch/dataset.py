@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from memfit.batch.lengths import as_lengths
@@ -14,13 +14,38 @@ def dataset_of(job: Job) -> Sequence[Any]:
     """The samples by index.
 
     Raises:
-        InputError: ``dataset()`` gave something that has no length, or cannot be indexed.
+        InputError: ``dataset()`` gave something that cannot be indexed.
     """
     samples = job.dataset()
-    if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
-        write = "write dataset(self) -> a sequence of samples, with a length"
+    if is_stream(samples):
+        why = f"gave {type(samples).__name__}, which can only be iterated: memfit run trains on it"
+        raise InputError(f"{type(job).__name__}.dataset()", why, "give a sequence of samples here")
+    return by_index(job, samples)
+
+
+def by_index(job: Job, samples: Any) -> Sequence[Any]:
+    """What ``dataset()`` gave, checked to be samples by index.
+
+    Raises:
+        InputError: it has no length, or cannot be indexed.
+    """
+    if not _is_by_index(samples):
+        write = "write dataset(self) -> a sequence of samples with a length, or an IterableDataset"
         raise InputError(f"{type(job).__name__}.dataset()", f"gave {type(samples).__name__}, not a sequence", write)
     return samples
+
+
+def is_stream(samples: Any) -> bool:
+    """Whether a data set can only be iterated, as an IterableDataset of torch or of Hugging Face."""
+    return hasattr(samples, "__iter__") and not isinstance(samples, Set) and not _is_by_index(samples)
+
+
+def _is_by_index(samples: Any) -> bool:
+    """Whether a data set has a length and samples by index; torch's own ``Dataset.__getitem__`` only raises."""
+    from torch.utils.data import Dataset
+
+    only_raises = getattr(type(samples), "__getitem__", None) is Dataset.__getitem__
+    return hasattr(samples, "__len__") and hasattr(samples, "__getitem__") and not only_raises
 
 
 def lengths_of(job: Job) -> list[int] | None:

@@ -47,6 +47,12 @@ if TYPE_CHECKING:
     help="Every N windows, repeat the window on one device and compare; 0: never.",
 )
 @click.option(
+    "--workers",
+    metavar="N",
+    help="Processes of each rank that read the data ahead; 0: the process that trains reads it. "
+    "Default: by the cores and what reading a sample costs.",
+)
+@click.option(
     "--patience",
     metavar="SECONDS",
     help="Time without progress after which the run writes all stacks to RUN/stacks and ends with exit code 5. "
@@ -70,7 +76,7 @@ def _run(plan: str, wandb: bool, as_json: bool, values: dict[str, Any]) -> int:
     """Runs a plan; returns the exit code."""
     from memfit.cli.progress import progress
     from memfit.cli.run_monitor import attended, keepers, write_report
-    from memfit.device.hardware.process_limits import RANK_BYTES, check_cards, check_ranks
+    from memfit.device.hardware.process_limits import RANK_BYTES, check_cards, check_ranks, check_workers
     from memfit.engine.torchrun_env import is_restart, torchrun_env
     from memfit.plan import read_plan
     from memfit.train.launch.launch import become_rank, launch
@@ -88,6 +94,7 @@ def _run(plan: str, wandb: bool, as_json: bool, values: dict[str, Any]) -> int:
     if place is None and ranks > 1:
         check_cards(f"plan for {ranks} devices", ranks, read.device)
         check_ranks(f"plan for {ranks} devices", ranks, RANK_BYTES + (_peak(read) if read.device == "cpu" else 0))
+    check_workers(options.workers, place.local_world if place is not None else ranks)
     if place is not None and place.rank > 0:
         become_rank(options)
     folder.make(resume=options.resume)
@@ -131,6 +138,7 @@ def _options(values: dict[str, Any], *, restarted: bool) -> RunOptions:
         skip_oversized=values["oversized"] == "skip",
         verify_every=whole_number("--verify-every", values["verify_every"], least=0),
         patience=_seconds("--patience", values["patience"]),
+        workers=whole_number("--workers", values["workers"], least=0),
     )
 
 

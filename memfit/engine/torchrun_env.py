@@ -16,6 +16,8 @@ class TorchrunEnv:
     rank: int
     local_rank: int
     world: int
+    local_world: int
+    """Processes on this machine."""
 
 
 def torchrun_env() -> TorchrunEnv | None:
@@ -25,6 +27,7 @@ def torchrun_env() -> TorchrunEnv | None:
             rank=int(os.environ["RANK"]),
             local_rank=int(os.environ.get("LOCAL_RANK", os.environ["RANK"])),
             world=int(os.environ["WORLD_SIZE"]),
+            local_world=int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"])),
         )
     except (KeyError, ValueError):
         return None

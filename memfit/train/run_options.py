@@ -28,6 +28,9 @@ class RunOptions:
     patience: float | None = None
     """Seconds without progress after which the run ends; None: derived from the steps that were measured."""
 
+    workers: int | None = None
+    """Processes of each rank that read the data; 0: the process that trains; None: by what reading costs."""
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", str(Path(self.folder)))
 

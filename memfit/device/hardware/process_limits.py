@@ -24,6 +24,10 @@ RANKS_PER_CORE = 8
 """Ranks that share a core only wait for each other; with more than these a collective outlasts its timeout."""
 LEAST_RANKS = 16
 """Ranks that are allowed on any number of cores, where memory allows them."""
+WORKER_BYTES = 96 << 20
+"""Private memory of a worker that reads data: what a forked process touches of its parent's, and what it reads."""
+WORKERS_PER_CORE, LEAST_WORKERS = 16, 32
+"""Workers of all ranks that may share a core, since workers wait; so many are allowed on any number of cores."""
 RESERVED = 0.1
 """The part of the available memory that is left to the rest of the machine."""
 FAKE_RANKS = 16384
@@ -84,6 +88,21 @@ def check_ranks(option: str, ranks: int, bytes_each: int = RANK_BYTES, *, bytes_
         write = f"write {limit.ranks} or fewer" if limit.ranks > 1 else "run one rank, or use a larger machine"
         why = f"{ranks} ranks do not fit on this machine, at most {max(limit.ranks, 1)} do: {limit.reason}"
         raise InputError(option, why, write)
+
+
+def check_workers(workers: int | None, ranks: int) -> None:
+    """Raises InputError where this machine does not hold so many workers of each rank; it names the most."""
+    available, cores = available_bytes(), available_cores()
+    by_memory = int(available * (1 - RESERVED) // WORKER_BYTES)
+    by_cores = max(WORKERS_PER_CORE * cores, LEAST_WORKERS)
+    most = min(by_memory, by_cores) // ranks
+    if workers and workers > most:
+        reason = f"each takes about {format_size(WORKER_BYTES)}, and {format_size(available)} is free"
+        if by_memory >= by_cores:
+            reason = f"this machine has {cores} core{'s' if cores > 1 else ''}"
+        each = f" for each of {ranks} ranks" if ranks > 1 else ""
+        why = f"at most {most} workers{each} fit on this machine: {reason}"
+        raise InputError(f"--workers {workers}", why, f"write {most} or fewer")
 
 
 def check_fake_ranks(option: str, ranks: int) -> None:

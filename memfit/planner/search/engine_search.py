@@ -16,6 +16,7 @@ from memfit.planner.options import options
 from memfit.planner.options.option_context import OptionContext
 from memfit.planner.options.option_traces import OptionTraces, trace_options
 from memfit.planner.predict import BINDING_RANK, default_checkpointing, nets_and_readings
+from memfit.planner.read_ahead import read_ahead
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.candidate_search import Candidate, CandidateSearch
 from memfit.planner.search.engine_choice import Communicates, communicates
@@ -119,7 +120,7 @@ class _EngineSearch:
                 larger_hardware=tuple(larger_hardware(candidate.footprint, self.job.precision, self.device)),
                 lengths=outcome.lengths,
             )  # fmt: skip
-        writing = choose_writing(candidate.footprint, self.device)
+        writing, ahead = choose_writing(candidate.footprint, self.device), read_ahead(candidate.footprint)
         candidate = replace(candidate, footprint=writing.footprint)
         plan = with_time_error(self._plan(outcome), result.net_kind, self.device, result.probed)
         if outcome.lengths is not None:
@@ -127,7 +128,12 @@ class _EngineSearch:
         plan = replace(
             plan,
             checkpoint_writing=writing.how,
-            reasons={**plan.reasons, "checkpoint_writing": writing.reason},
+            read_ahead_bytes=ahead.nbytes,
+            reasons={
+                **plan.reasons,
+                "checkpoint_writing": writing.reason,
+                **({"read_ahead_bytes": ahead.reason} if ahead.nbytes else {}),
+            },
             phases={phase: asdict(footprint) for phase, footprint in candidate.footprint.phases.items()},
         )
         return Answer(

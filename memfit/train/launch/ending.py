@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import traceback
 from dataclasses import dataclass
 
-from memfit.errors import Exit, InputError, line_of_job
+from memfit.errors import Exit, InputError
+from memfit.train.data.reader import ended_in_worker
 from memfit.train.launch.outcome import Outcome
 from memfit.train.loop.run_context import RunContext
 from memfit.train.recovery.exactly_once import TornStepError
@@ -45,10 +45,8 @@ def resume_command(folder: RunFolder) -> str:
 
 def ended_by_job(error: SystemExit | KeyboardInterrupt) -> str:
     """What is said where the job's code ends the process."""
-    call = "raised KeyboardInterrupt" if isinstance(error, KeyboardInterrupt) else f"called sys.exit({error.code!r})"
-    where = line_of_job(traceback.walk_tb(error.__traceback__)) or "the job"
-    why = f"it {call}, which ends the training before its last window"
-    return str(InputError(where, why, "raise another exception there, or return, and go on with --resume"))
+    failure = ended_in_worker(error)
+    return str(InputError(failure.seen, failure.why, failure.write))
 
 
 def reduced_words(less: ReducedLimits, unit: str) -> str:

@@ -10,6 +10,7 @@ from memfit.engine.collectives import gather
 from memfit.engine.protocol import Engine
 from memfit.errors import InputError
 from memfit.plan import Plan
+from memfit.train.data.stream import StreamWindows
 
 SHOWN = 3
 """Windows whose samples are compared."""
@@ -24,6 +25,7 @@ class RankAgreement:
     plan: str
     """Checksum of the plan."""
     samples: int
+    """Of the data set; 0 where it can only be iterated."""
     windows_per_epoch: int
     first_window: int
     first_ids: tuple[tuple[tuple[int, ...], ...], ...]
@@ -37,16 +39,22 @@ class RankAgreement:
         )
         return [
             f"{plan.arithmetic}, {plan.engine}, {self.mesh}",
-            f"{self.samples} samples, {self.windows_per_epoch} optimizer steps an epoch; "
-            f"window {self.first_window}: {ids}",
+            (
+                f"{self.samples} samples, {self.windows_per_epoch} optimizer steps an epoch; "
+                if self.samples
+                else "samples of a stream, by position; "
+            )
+            + f"window {self.first_window}: {ids}",
         ]
 
 
-def rank_agreement_of(engine: Engine, plan: Plan, windows: Windows, size: int, first: int, last: int) -> RankAgreement:
+def rank_agreement_of(
+    engine: Engine, plan: Plan, windows: Windows | StreamWindows, size: int, first: int, last: int
+) -> RankAgreement:
     """This rank's view.
 
     Args:
-        size: samples of the data set.
+        size: samples of the data set; 0 where it can only be iterated.
         first, last: the run's windows are [first, last).
     """
     shown = [windows.window(number) for number in range(first, max(min(first + SHOWN, last), first + 1))]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ import torch
 
 from memfit.apply.buffer_snapshot import CannotRepeatError
 from memfit.apply.train_state import TrainState, build
-from memfit.batch.dataset import dataset_of, lengths_of
+from memfit.batch.dataset import by_index, is_stream, lengths_of
 from memfit.batch.windows import Windows
 from memfit.device.virtual import backend
 from memfit.engine.factory import make_engine
@@ -31,6 +32,10 @@ from memfit.train.checkpoint.checkpoints import Checkpoints
 from memfit.train.checkpoint.resume import resume
 from memfit.train.checkpoint.saver import Saver
 from memfit.train.checkpoint.sharded_saver import ShardedSaver
+from memfit.train.data.loader import BatchLoader, WorkerDiedError
+from memfit.train.data.reader import BatchReader
+from memfit.train.data.stream import StreamSamples, StreamWindows
+from memfit.train.data.worker_count import DEFAULT_BYTES, choose_loading, reading_cost
 from memfit.train.launch import memory_limit
 from memfit.train.launch.ending import (
     Ending,
@@ -55,6 +60,7 @@ from memfit.train.loop.validation_data import ValidationData, no_real_samples, v
 from memfit.train.recovery.exactly_once import TornStepError
 from memfit.train.recovery.recovery import GIVES_UP
 from memfit.train.recovery.reduced_limits import (
+    NO_REDUCTION,
     StartAgainError,
     read_reduced_limits,
     write_reduced_limits,
@@ -147,7 +153,7 @@ def run(folder: RunFolder, options: RunOptions, watchdog: Watchdog) -> Ending:
     _check_ranks(plan)
     device = device_of(plan)
     engine = make_engine(plan.engine, device, **plan.engine_choices)
-    data = _load(plan, engine)
+    data = _load(plan, engine, options)
     before = memory_limit.limit(plan.budget_bytes) if device.type == "cpu" else 0
     try:
         return _train(folder, options, watchdog, plan=plan, device=device, engine=engine, data=data)
@@ -162,7 +168,10 @@ def run(folder: RunFolder, options: RunOptions, watchdog: Watchdog) -> Ending:
     except GivenUpError:
         less = read_reduced_limits(folder, plan)
         return Ending(code=Exit(less.code), line=less.reason)
-    except (*GIVES_UP, TornStepError, CannotRepeatError) as error:
+    except (*GIVES_UP, TornStepError, CannotRepeatError, WorkerDiedError) as error:
+        if isinstance(error, WorkerDiedError) and engine.world > 1:
+            line = f"rank {engine.rank}: {error}; all ranks start again from the newest checkpoint"
+            raise StartAgainError(line, NO_REDUCTION) from error
         memory_limit.lift()
         return Ending(code=Exit.STOPPED, line=what_to_do(error))
     except Exception as error:
@@ -170,6 +179,9 @@ def run(folder: RunFolder, options: RunOptions, watchdog: Watchdog) -> Ending:
             raise
         memory_limit.lift()
         return Ending(code=Exit.STOPPED, line=_out_of_memory(error, plan, before))
+    finally:
+        if data.loader is not None:
+            data.loader.close()
 
 
 def _start_again(
@@ -215,32 +227,82 @@ class _Data:
     job: Job
     samples: Any
     lengths: Sequence[int] | None
-    windows: Windows
+    windows: Windows | StreamWindows
     validation: ValidationData | None
+    loader: BatchLoader | None
+    """Workers that read the samples; None: this process reads them."""
 
 
-def _load(plan: Plan, engine: Engine) -> _Data:
-    """Loads the job and its samples, and takes what libraries keep before the memory is limited.
+def _load(plan: Plan, engine: Engine, options: RunOptions) -> _Data:
+    """Loads the job and its samples, and takes what libraries keep before the memory is limited. Workers are forked
+    last, while this process is small.
 
     Raises:
-        InputError: the data set is no sequence, or its lengths do not fit it.
+        InputError: the data set is no sequence and no stream, or its lengths do not fit it.
     """
+    threads = {thread.ident for thread in threading.enumerate()}
     job = load_job(plan.job, dict(plan.settings), unit=plan.unit)
     seed_all(plan.seed)
-    samples, lengths = dataset_of(job), lengths_of(job)
-    windows = Windows(
-        size=len(samples),
-        lengths=lengths,
-        global_batch=plan.global_batch,
-        micro_batch=plan.micro_batch,
-        seed=plan.seed,
-        ranks=engine.world,
-    )
-    job.collate([samples[0]])
+    samples, lengths, windows = _samples(job, plan, engine.world)
+    reader = BatchReader(samples=samples, collate=job.collate, seed=plan.seed)
+    cost = reading_cost(reader, (0,), threads)
+    if isinstance(samples, StreamSamples):
+        samples.forget()
     validation = validation_data(job)
     warm_up(job, plan.micro_batch)
+    choice = choose_loading(
+        options.workers,
+        cost,
+        reader,
+        batch_units=plan.micro_batch / (lengths[0] if lengths is not None else 1),
+        window_parts=len(plan.micro_batches[engine.rank]),
+        turns=max(len(job.turns([])), 1) if type(job).turns is not Job.turns else 1,
+        ranks_here=_ranks_here(),
+        budget=plan.read_ahead_bytes or DEFAULT_BYTES,
+    )
+    if choice.line and engine.rank == 0:
+        say(choice.line)
+    loader = (
+        BatchLoader(
+            reader,
+            choice.workers,
+            ahead=choice.ahead,
+            kept=choice.kept,
+            slot_bytes=choice.slot_bytes,
+            pins=plan.device != "cpu",
+        )
+        if choice.workers
+        else None
+    )
     seed_all(plan.seed)
-    return _Data(job=job, samples=samples, lengths=lengths, windows=windows, validation=validation)
+    return _Data(job=job, samples=samples, lengths=lengths, windows=windows, validation=validation, loader=loader)
+
+
+def _samples(job: Job, plan: Plan, ranks: int) -> tuple[Any, list[int] | None, Windows | StreamWindows]:
+    """A job's samples by index or as a stream, their lengths, and the windows of them."""
+    raw = job.dataset()
+    if not is_stream(raw):
+        samples, lengths = by_index(job, raw), lengths_of(job)
+        windows = Windows(
+            size=len(samples),
+            lengths=lengths,
+            global_batch=plan.global_batch,
+            micro_batch=plan.micro_batch,
+            seed=plan.seed,
+            ranks=ranks,
+        )
+        return samples, lengths, windows
+    if job.lengths() is not None or job.longest is not None:
+        seen = f"{type(job).__name__}.dataset() of type {type(raw).__name__}"
+        write = "give a sequence of samples, or a job in which a sample is one unit"
+        raise InputError(seen, f"it can only be iterated, and {plan.unit} are counted before samples are read", write)
+    stream = StreamSamples(raw, seed=plan.seed, window=plan.global_batch, keep=2 * plan.global_batch)
+    return stream, None, StreamWindows(global_batch=plan.global_batch, micro_batch=plan.micro_batch, ranks=ranks)
+
+
+def _ranks_here() -> int:
+    place = torchrun_env()
+    return 1 if place is None else place.local_world
 
 
 def _train(
@@ -292,6 +354,7 @@ def _train(
         validation=data.validation,
         proof=_proof(folder, data.job, engine.world, options.verify_every) if options.verify_every else None,
         progress=watchdog.progress,
+        loader=data.loader,
     )
     code = train(train_state, context)
     if context.proof is not None and not context.proof.finish() and code == Exit.DONE:
@@ -303,7 +366,9 @@ def _train(
 def _agree(engine: Engine, plan: Plan, data: _Data, first: int, last: int) -> None:
     """Raises InputError where the ranks are not in one run; rank 0 says what they agree on."""
     if engine.world > 1:
-        agreement = rank_agreement_of(engine, plan, data.windows, len(data.samples), first, last)
+        agreement = rank_agreement_of(
+            engine, plan, data.windows, 0 if isinstance(data.samples, StreamSamples) else len(data.samples), first, last
+        )
         check_rank_agreement(engine, agreement)
         for line in agreement.lines(plan) if engine.rank == 0 else ():
             say(line)

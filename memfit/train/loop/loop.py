@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -23,6 +24,9 @@ from memfit.engine.collectives import gather
 from memfit.errors import Exit, describe
 from memfit.sizes import format_size
 from memfit.train.checkpoint.final_weights import write_final
+from memfit.train.data.loader import WorkerDiedError
+from memfit.train.data.stream import StreamSamples
+from memfit.train.data.stream_file import read_stream_state, write_stream_state
 from memfit.train.launch import memory_limit
 from memfit.train.launch.forked_copy import ends_forked_copies
 from memfit.train.launch.stop_signals import AbandonedError, Stop
@@ -32,7 +36,14 @@ from memfit.train.loop.monitor import Monitor
 from memfit.train.loop.phases import STOPPED_NOTE, Phases
 from memfit.train.loop.preflight import largest, preflight_training, try_saving
 from memfit.train.loop.rank_report import RankReport, sum_of_ranks
-from memfit.train.loop.run_context import RunContext, make_micro_batch, micro_batches, padded_units, validate_every
+from memfit.train.loop.run_context import (
+    RunContext,
+    make_micro_batch,
+    micro_batches,
+    padded_units,
+    parts_to_read,
+    validate_every,
+)
 from memfit.train.recovery.failure import Failure, Ids, describe_request, held_bytes, release, requested_bytes
 from memfit.train.recovery.memory_growth import PART_OF_BUDGET, GrownMemoryError, largest_holder
 from memfit.train.recovery.oom_record import write_oom_record
@@ -104,6 +115,7 @@ class TrainingLoop:
         """Trains, and gives ``Exit.DONE``, ``Exit.STOPPED``, or ``Exit.CHECK_FAILED`` where a validation failed."""
         context = self._context
         with self._around_windows():
+            self._read_ahead()
             if context.proves and context.first < context.last:
                 with contextlib.suppress(AbandonedError):
                     self._preflight()
@@ -127,6 +139,18 @@ class TrainingLoop:
                     return Exit.STOPPED
         return self._finish()
 
+    def _read_ahead(self) -> None:
+        """Lets workers read the samples of the windows to come, from where the newest checkpoint is."""
+        context = self._context
+        state = None
+        if isinstance(context.samples, StreamSamples):
+            state = read_stream_state(context.folder, context.first * context.plan.global_batch)
+        if context.loader is not None:
+            parts_of = partial(parts_to_read, self._state, context, self._recovery)
+            context.loader.follow(context.first, context.last, parts_of, state)
+        elif state is not None:
+            context.samples.load(state)
+
     @contextlib.contextmanager
     def _around_windows(self) -> Iterator[None]:
         """Recomputing as the plan has it, the phase of training, and the run's files, which are closed in the end."""
@@ -147,6 +171,11 @@ class TrainingLoop:
             with ends_forked_copies():
                 result = self._learn(window)
         except NotFiniteError as error:
+            self._save_before(number, error, together=True)
+            raise
+        except WorkerDiedError as error:
+            if self._engine.world > 1:
+                raise
             self._save_before(number, error, together=True)
             raise
         except GIVES_UP as error:
@@ -278,7 +307,7 @@ class TrainingLoop:
         beside. Every rank tries the largest micro-batch of any rank."""
         context = self._context
         some = range(context.first, min(context.first + PROVEN_FROM, context.last))
-        windows = [self._recovery.parts(share) for number in some for share in context.windows.window(number).ranks]
+        windows = [self._recovery.parts_of(share) for number in some for share in context.windows.window(number).ranks]
         ids = largest(windows, lambda ids: padded_units(context, ids))
         count = min(max(map(len, windows)), 2)
         parts = [make_micro_batch(self._state, context, context.first, ids) for _ in range(count)]
@@ -301,10 +330,18 @@ class TrainingLoop:
             return
         self._context.progress("save", next_window)
         self._context.folder.flush()
+        if self._engine.rank == 0 and isinstance(self._context.samples, StreamSamples):
+            self._write_stream_state(next_window * self._context.plan.global_batch)
         check_state(self._state, next_window - 1, self._allowed_buffers)
         with self._phases.phase("save"):
             self._saver.save(self._state, next_window)
         self._context.progress("metrics", next_window)
+
+    def _write_stream_state(self, position: int) -> None:
+        """The state of the stream before this position."""
+        context = self._context
+        state = context.loader.state_before(position) if context.loader is not None else context.samples.newest_state()
+        write_stream_state(context.folder, state)
 
     def _stopped_before(self, number: int) -> Exit:
         """Saves and stops before a window, or after it was put back to its start."""

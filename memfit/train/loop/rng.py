@@ -1,8 +1,8 @@
 """Random streams that belong to a micro-batch, not to a rank: the same draws wherever and whenever it is run.
 
 A stream is a function of (seed, window, first sample of the micro-batch, purpose). So the same split of a window draws
-the same noise and dropout on one rank and on many, and a run that is taken up again needs no state of them. The loss
-goes on with the stream of the collating, or has its own where a batch is collated long before.
+the same noise and dropout on one rank and on many, and a run that is taken up again needs no state of them. Reading and
+collating have a stream, and the loss its own: a batch may be read long before, and in another process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hashlib import blake2b
 import numpy as np
 import torch
 
-COLLATE, LOSS = 0, 1
+COLLATE, LOSS, STREAM = 0, 1, 3
 
 
 def seed_stream(seed: int, window: int, first_id: int, purpose: int) -> None:

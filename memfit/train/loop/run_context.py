@@ -15,9 +15,11 @@ from memfit.job import Job
 from memfit.plan import Plan
 from memfit.train.checkpoint.saver import Saver
 from memfit.train.checkpoint.sharded_saver import ShardedSaver
-from memfit.train.launch.forked_copy import ends_forked_copies
+from memfit.train.data.loader import BatchLoader
+from memfit.train.data.reader import BatchReader
+from memfit.train.data.stream import StreamWindows
 from memfit.train.loop.online_verify import OnlineVerify
-from memfit.train.loop.rng import COLLATE, LOSS, seed_stream
+from memfit.train.loop.rng import LOSS, seed_stream
 from memfit.train.loop.validation_data import ValidationData
 from memfit.train.recovery.failure import Ids
 from memfit.train.recovery.recovery import Recovery
@@ -35,9 +37,9 @@ class RunContext:
     plan: Plan
     folder: RunFolder
     samples: Any
-    """The job's data set, by index."""
+    """The job's data set, by index; ``StreamSamples`` of one that can only be iterated."""
     lengths: Sequence[int] | None
-    windows: Windows
+    windows: Windows | StreamWindows
     first: int
     last: int
     """Windows [first, last) are trained."""
@@ -57,6 +59,8 @@ class RunContext:
     skips: bool = False
     """Whether a sample that does not fit alone is left out, instead of ending the run."""
     progress: Progress = lambda part, window: None
+    loader: BatchLoader | None = None
+    """Reads the batches in workers; None: this process reads them."""
 
 
 def micro_batches(
@@ -71,10 +75,24 @@ def micro_batches(
     parts = [make(ids) for ids in planned] if recovery is None else recovery.micro_batches(planned, make)
     if train_state.engine.syncs_in_backward:
         most = max(gather(train_state.engine, len(parts)))
-        shortest = min(window.ids, key=lambda i: (context.lengths[i] if context.lengths is not None else 1, i))
         for _ in range(most - len(parts)):
-            parts.append(replace(make_micro_batch(train_state, context, window.number, (shortest,)), counts=False))
+            parts.append(replace(make(_shortest(context, window)), counts=False))
     return parts
+
+
+def parts_to_read(train_state: TrainState, context: RunContext, recovery: Recovery, number: int) -> list[Ids]:
+    """The samples of each micro-batch that this rank will read in a window, as far as is known before it."""
+    window, rank = context.windows.window(number), train_state.engine.rank
+    parts = recovery.parts_of(window.ranks[rank])
+    if train_state.engine.syncs_in_backward:
+        most = max(len(recovery.parts_of(share)) for share in window.ranks)
+        parts += [_shortest(context, window)] * (most - len(parts))
+    return parts
+
+
+def _shortest(context: RunContext, window: Window) -> Ids:
+    """The window's shortest sample: of micro-batches that a rank runs only to join the others."""
+    return (min(window.ids, key=lambda i: (context.lengths[i] if context.lengths is not None else 1, i)),)
 
 
 def make_micro_batch(
@@ -86,17 +104,18 @@ def make_micro_batch(
         keeps: whether a batch that is collated now is kept for the forward, and not collated again.
     """
     host: list[Any] = []
-    seed, early = context.plan.seed, type(train_state.job).units is not Job.units
+    seed, early, loader = context.plan.seed, type(train_state.job).units is not Job.units, context.loader
+    if loader is not None:
+        loader.wants(window, ids)
 
     def collated() -> Any:
-        seed_stream(seed, window, ids[0], COLLATE)
-        with ends_forked_copies():
-            return train_state.job.collate([context.samples[i] for i in ids])
+        if loader is not None:
+            return loader.read(window, ids)
+        return BatchReader(samples=context.samples, collate=train_state.job.collate, seed=seed).read(window, ids)
 
     def fetch() -> Any:
         batch = host.pop() if host else collated()
-        if early:
-            seed_stream(seed, window, ids[0], LOSS)
+        seed_stream(seed, window, ids[0], LOSS)
         return on_device(batch, train_state.device)
 
     units = None

@@ -125,8 +125,12 @@ class Recovery:
 
     def parts(self, planned: Sequence[Ids]) -> list[Ids]:
         """A window's micro-batches, cut to the size that fits now, without samples that never fit."""
+        self.skipped += [i for ids in planned for i in ids if i in self._left_out]
+        return self.parts_of(planned)
+
+    def parts_of(self, planned: Sequence[Ids]) -> list[Ids]:
+        """As ``parts``, of a window that has not begun."""
         if self._left_out:
-            self.skipped += [i for ids in planned for i in ids if i in self._left_out]
             planned = [kept for ids in planned if (kept := tuple(i for i in ids if i not in self._left_out))]
         if self.cap is None:
             return list(planned)
