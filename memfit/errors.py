@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import linecache
+import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -139,6 +141,28 @@ def line_of_job(frames: Iterable[tuple[FrameType, int]]) -> str | None:
     """
     frame_of_job = _innermost_of_job(frames)
     return None if frame_of_job is None else _place(*frame_of_job)
+
+
+_FAULTHANDLER_CALL = re.compile(r'File "(.+)", line (\d+) in (\S+)')
+
+
+def with_source(stack: str) -> str:
+    """The text that ``faulthandler`` writes of a stack, each call with its line of source."""
+
+    def call_with_source(call: re.Match[str]) -> str:
+        source = linecache.getline(call[1], int(call[2])).strip()
+        return f"{call[0]}\n    {source}" if source else call[0]
+
+    return _FAULTHANDLER_CALL.sub(call_with_source, stack)
+
+
+def line_of_job_in(stack: str) -> str | None:
+    """As ``line_of_job``, in the text that ``faulthandler`` writes of a stack, the innermost call first."""
+    ours = str(Path(__file__).parent) + os.sep
+    for file, line, name in _FAULTHANDLER_CALL.findall(stack):
+        if not (file.startswith((ours, "<")) or is_library(file)):
+            return f"{_near(file)}:{line} in {name}()"
+    return None
 
 
 def _innermost_of_job(frames: Iterable[tuple[FrameType, int]]) -> tuple[FrameType, int] | None:

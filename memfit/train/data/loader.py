@@ -8,6 +8,7 @@ again. Where the loop asks for another batch than the next one (a micro-batch wa
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
 import warnings
@@ -23,9 +24,11 @@ from memfit.train.data.kept_batches import KeptBatches
 from memfit.train.data.reader import BatchReader, BatchRequest, Ids, ReadFailure, WorkerDataset
 from memfit.train.data.stream import MOST_STATES, StreamState
 from memfit.train.data.transport import SharedSlots
-from memfit.train.data.worker_process import WorkerStart
+from memfit.train.data.worker_process import STACK_SIGNAL, WorkerStart
 from memfit.train.launch.memory_limit import small_stacks
 
+_STACK_WITHIN = 0.5
+"""Seconds in which a worker writes its stack."""
 _DIES_WITHIN = 1.0
 """Seconds in which a worker that broke its connection is gone."""
 
@@ -56,6 +59,7 @@ class BatchLoader:
         self._states: list[StreamState] = []
         self._slots = SharedSlots(workers * ahead + kept, slot_bytes)
         self._order = RequestOrder(self._slots)
+        self._stacks = tuple(os.memfd_create(f"memfit-worker-{number}") for number in range(workers))
         self._kept = KeptBatches(kept)
         self._wanted: list[Ids] = []
         self._wanted_of = -1
@@ -74,7 +78,7 @@ class BatchLoader:
             num_workers=self.workers,
             prefetch_factor=self.ahead,
             persistent_workers=True,
-            worker_init_fn=WorkerStart(),
+            worker_init_fn=WorkerStart(stacks=self._stacks),
             generator=torch.Generator(),
             multiprocessing_context="fork",
         )
@@ -137,12 +141,24 @@ class BatchLoader:
         after = len(self._wanted) - self._wanted[::-1].index(ids)
         return list(dict.fromkeys(self._wanted[after:]))
 
+    def stacks(self) -> list[str]:
+        """Where each worker is now, as ``faulthandler`` writes it, the innermost call first."""
+        for worker, descriptor in zip(workers_of(self._batches), self._stacks, strict=False):
+            os.ftruncate(descriptor, 0)
+            with contextlib.suppress(OSError):
+                os.kill(worker.pid, STACK_SIGNAL)
+        time.sleep(_STACK_WITHIN)
+        return [os.pread(descriptor, 1 << 16, 0).lstrip(b"\0").decode(errors="replace") for descriptor in self._stacks]
+
     def close(self) -> None:
         """Ends the workers, whatever they are at: they hold nothing that could be lost."""
         for worker in workers_of(self._batches):
             worker.kill()
         with contextlib.suppress(Exception):
             shut_down(self._batches)
+        for descriptor in self._stacks:
+            os.close(descriptor)
+        self._stacks = ()
 
     @contextlib.contextmanager
     def _workers_may_die(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import fcntl
 import os
 import signal
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 
 from memfit.torch_compat.data_workers import hide_worker_info
 
+STACK_SIGNAL = signal.SIGUSR1
 _DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
 
@@ -29,6 +31,8 @@ class WorkerStart:
     parent: int = field(default_factory=os.getpid)
     files: dict[int, int] = field(default_factory=lambda: open_files())
     """Position by descriptor."""
+    stacks: tuple[int, ...] = ()
+    """A descriptor for each worker, to which it writes its stack at ``STACK_SIGNAL``."""
 
     def __call__(self, number: int) -> None:
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
@@ -37,6 +41,8 @@ class WorkerStart:
         for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(name, signal.SIG_IGN)
         hide_worker_info()
+        if self.stacks:
+            faulthandler.register(STACK_SIGNAL, file=self.stacks[number], all_threads=False)
         for descriptor, position in self.files.items():
             _open_again(descriptor, position)
 

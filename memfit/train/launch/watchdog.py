@@ -24,13 +24,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from memfit.engine.torchrun_env import RESTARTS
-from memfit.errors import Exit, line_of_job
+from memfit.errors import Exit, line_of_job, line_of_job_in, with_source
 from memfit.train.launch.memory_limit import small_stacks
 from memfit.train.launch.outcome import Outcome, write_outcome
 from memfit.train.launch.stop_signals import SIGNALS
@@ -76,6 +76,9 @@ class Watchdog:
     def __init__(self, folder: RunFolder, *, rank: int, world: int, patience: float | None = None) -> None:
         self._folder, self._rank, self._world, self._patience = folder, rank, world, patience
         self.part = Part(name="start", window=None, since=time.monotonic())
+        self.worker_stacks: Callable[[], list[str]] = list
+        """Gives the stacks of the processes that read the data, as text."""
+        self._of_workers: list[str] = []
         self._longest: dict[str, float] = {}
         self._windows = 0
         self._main = threading.main_thread().ident or 0
@@ -194,10 +197,12 @@ class Watchdog:
         stack = list(traceback.walk_stack(frame))
         code = stack[0][0].f_code
         call = f"{Path(code.co_filename).name}:{stack[0][1]} in {code.co_name}()"
-        return f"{self.part.name}{window}, at {line_of_job(reversed(stack)) or call}"
+        in_workers = next(filter(None, map(line_of_job_in, self._of_workers)), None)
+        return f"{self.part.name}{window}, at {line_of_job(reversed(stack)) or in_workers or call}"
 
     def _write_stacks(self) -> None:
         with contextlib.suppress(OSError):
+            self._of_workers = self.worker_stacks()
             self._folder.stacks.mkdir(exist_ok=True)
             names = {thread.ident: thread.name for thread in threading.enumerate()}
             with open(self._folder.stacks / f"rank-{self._rank}{_launch()}", "w") as file:
@@ -206,6 +211,8 @@ class Watchdog:
                     if ident != threading.get_ident():
                         file.write(f"\nThread {names.get(ident, ident)}, outermost call first:\n")
                         file.write("".join(traceback.format_stack(frame)))
+                for number, stack in enumerate(self._of_workers):
+                    file.write(f"\nWorker {number}, innermost call first:\n{with_source(stack)}")
 
     def _arm(self, now: float) -> None:
         """Sets the timer that needs no interpreter lock, later than this thread would act."""

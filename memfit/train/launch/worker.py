@@ -154,6 +154,8 @@ def run(folder: RunFolder, options: RunOptions, watchdog: Watchdog) -> Ending:
     device = device_of(plan)
     engine = make_engine(plan.engine, device, **plan.engine_choices)
     data = _load(plan, engine, options)
+    if data.loader is not None:
+        watchdog.worker_stacks = data.loader.stacks
     before = memory_limit.limit(plan.budget_bytes) if device.type == "cpu" else 0
     try:
         return _train(folder, options, watchdog, plan=plan, device=device, engine=engine, data=data)
