@@ -1,4 +1,4 @@
-"""Small jobs whose data sets draw random numbers, iterate, keep states, hold files open, and fail when they are told to:
+"""Small jobs whose data sets draw random numbers, iterate, keep states, hold files open, and fail when told to:
 
 LOADED_FAULT=KIND:SAMPLE, with KIND one of raise, exit, os_exit, kill, hang, lambda, memory, in a worker or not.
 """
