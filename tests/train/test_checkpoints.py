@@ -111,6 +111,16 @@ OPTIMIZERS = {
 }
 
 
+def test_a_plan_that_was_changed_in_a_checkpoint_is_found(tmp_path):
+    writer = saver(tmp_path, asynchronous=False)
+    writer.save(build(Net(kind="plain SGD"), "cpu"), 1)
+    assert writer.finish()
+    plan = tmp_path / "00000001" / "plan.toml"
+    plan.write_text(plan.read_text().replace("seed = 0", "seed = 1"))
+    with pytest.raises(InputError, match=r"plan\.toml was changed: its checksum is another"):
+        read_checkpoint(tmp_path / "00000001")
+
+
 def test_a_checkpoint_of_other_nets_is_refused_by_the_names_of_both(tmp_path):
     class Renamed(Net):
         def nets(self):

@@ -32,3 +32,23 @@ class OfGraphs(Sound):
 
 def test_a_batch_that_moves_itself_is_split_by_its_samples():
     assert split_findings(OfGraphs()) == []
+
+
+class Flat(Sound):
+    """Samples of varied length, joined end to end: the first dimension counts their rows, not the samples."""
+
+    def loss(self, nets, batch):
+        error = nets["net"](batch["rows"]).square().sum(1)
+        weights = torch.repeat_interleave(batch["weights"], batch["counts"])
+        return (error * weights).sum(), len(batch["rows"])
+
+    def dataset(self):
+        return [torch.arange(8.0 * (1 + i % 3)).view(-1, 8) / 80 for i in range(10)]
+
+    def collate(self, samples):
+        counts = torch.tensor([len(sample) for sample in samples])
+        return {"rows": torch.cat(samples), "counts": counts, "weights": 1.0 + counts}
+
+
+def test_a_batch_whose_tensors_do_not_all_count_samples_is_collated_again():
+    assert split_findings(Flat()) == []
