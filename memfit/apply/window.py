@@ -188,12 +188,13 @@ def _backwards(
     window_units: WindowUnits,
 ) -> tuple[dict[str, Tensor], dict[str, Units]]:
     """Returns this rank's summed losses and their units; gradients are left in the parameters."""
+    engine, shared_by_ranks = train_state.engine, train_state.shares(turn.optimizers)
     sums: dict[str, Tensor] = {}
     units: dict[str, Units] = {}
     for index, micro in enumerate(micro_batches):
         mark("fetch")
         batch = shared.fetch(turn, micro, alone=len(micro_batches) == 1)
-        with train_state.engine.accumulating(train_state.nets, index == len(micro_batches) - 1):
+        with engine.accumulating(train_state.nets, index == len(micro_batches) - 1, shared_by_ranks):
             mark("forward")
             losses = losses_of(train_state, turn, batch, shared.values, may_be_empty=bool(micro.ids))
             known = known_units(window_units, losses)

@@ -29,6 +29,7 @@ from torch.optim import Optimizer
 
 from memfit.engine.collectives import gather
 from memfit.engine.process_group import DATA
+from memfit.engine.refusals import check_turns
 from memfit.engine.single import copied
 from memfit.engine.torch_optim_mixin import TorchOptimMixin
 from memfit.engine.torch_state_mixin import TorchStateMixin
@@ -91,22 +92,12 @@ class Ddp(TorchOptimMixin, TorchStateMixin):
 
     def check(self, job: Job, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
         """Raises InputError where one turn steps both a net that ranks share and one that each trains by itself."""
-        own = {id(p) for name in job.unsynchronised if name in nets for p in nets[name].parameters()}
-        for turn in job.turns(list(optimizers)):
-            stepped = [
-                id(p) in own for name in turn.optimizers for g in optimizers[name].param_groups for p in g["params"]
-            ]
-            if any(stepped) and not all(stepped):
-                raise InputError(
-                    f"turn {turn.name!r} on --engine ddp",
-                    f"it steps both unsynchronised nets ({', '.join(job.unsynchronised)}) and shared ones",
-                    "give them turns of their own, or write --engine single",
-                )
+        check_turns(job, nets, optimizers, self.name)
 
     def divide(self, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
         """Every rank has the whole."""
 
-    def accumulating(self, nets: Nets, last: bool) -> AbstractContextManager[Any]:
+    def accumulating(self, nets: Nets, last: bool, shared: bool = True) -> AbstractContextManager[Any]:
         """Does nothing: no backward communicates."""
         return nullcontext()
 

@@ -17,7 +17,7 @@ from memfit.engine.fsdp2 import Fsdp2
 from memfit.engine.process_group import data_mesh
 from memfit.engine.protocol import Engine
 from memfit.engine.single import Single
-from memfit.engine.zero import Zero
+from memfit.engine.zero_local_nets import ZeroWithLocalNets
 from memfit.errors import InputError
 
 _LAID_OUT = {"reduce_bucket_size": 1, "allgather_bucket_size": 2, "overlap_comm": bool, "offload_optimizer": bool}
@@ -56,7 +56,7 @@ def make_engine(name: str, device: torch.device, **how: Any) -> Engine:
     if name == "fsdp2":
         return Fsdp2(**place, **how)
     deepspeed.ready(device)
-    return Zero(**place, stage=int(name.removeprefix("zero")), choices=deepspeed.Choices(**how))
+    return ZeroWithLocalNets(**place, stage=int(name.removeprefix("zero")), choices=deepspeed.Choices(**how))
 
 
 def load_engine(name: str) -> None:

@@ -96,7 +96,7 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
         """The optimizers were made of this rank's shards."""
 
     @contextmanager
-    def accumulating(self, nets: Nets, last: bool) -> Iterator[None]:
+    def accumulating(self, nets: Nets, last: bool, shared: bool = True) -> Iterator[None]:
         """Scatters gradients after this backward, or keeps them whole until the window's last one.
 
         Raises:

@@ -68,9 +68,14 @@ class Engine(Protocol):
     def divide(self, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
         """The optimizers, which were checked, as this engine steps them; before anything has kept their groups."""
 
-    def accumulating(self, nets: Nets, last: bool) -> AbstractContextManager[Any]:
-        """A context for the forward and backward of one micro-batch; ``last`` marks the rank's last one of the
-        window."""
+    def accumulating(self, nets: Nets, last: bool, shared: bool = True) -> AbstractContextManager[Any]:
+        """A context for the forward and backward of one micro-batch.
+
+        Args:
+            last: whether it is the rank's last micro-batch of the window.
+            shared: whether ranks share the gradients of this turn; False where each rank trains its nets by itself
+                (``Job.unsynchronised``).
+        """
 
     def prepare(self, parameters: Sequence[nn.Parameter]) -> Any:
         """Makes all the memory that ``reduce`` needs, which then cannot fail on one rank alone."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch.optim import Optimizer
 
 from memfit.errors import InputError
-from memfit.job import Job
+from memfit.job import Job, Nets
 
 ELEMENTWISE = ("Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "NAdam", "RAdam", "Adadelta", "Adamax", "ASGD", "Rprop")
 """Optimizers of torch whose step of an element depends on that element alone: a shard's step is the whole one's."""
@@ -19,6 +21,19 @@ def check_shared(job: Job, engine: str) -> None:
             "it has one gradient for all ranks",
             "write --engine ddp",
         )
+
+
+def check_turns(job: Job, nets: Nets, optimizers: Mapping[str, Optimizer], engine: str) -> None:
+    """Raises InputError where one turn steps both a net that ranks share and one that each trains by itself."""
+    own = {id(p) for name in job.unsynchronised if name in nets for p in nets[name].parameters()}
+    for turn in job.turns(list(optimizers)):
+        stepped = [id(p) in own for name in turn.optimizers for g in optimizers[name].param_groups for p in g["params"]]
+        if any(stepped) and not all(stepped):
+            raise InputError(
+                f"turn {turn.name!r} on --engine {engine}",
+                f"it steps both unsynchronised nets ({', '.join(job.unsynchronised)}) and shared ones",
+                "give them turns of their own, or write --engine single",
+            )
 
 
 def check_elementwise(name: str, optimizer: Optimizer, engine: str, part: str, but: tuple[str, ...] = ()) -> None:

@@ -43,7 +43,7 @@ class Single(TorchOptimMixin, TorchStateMixin):
     def divide(self, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
         """There is one rank."""
 
-    def accumulating(self, nets: Nets, last: bool) -> AbstractContextManager[Any]:
+    def accumulating(self, nets: Nets, last: bool, shared: bool = True) -> AbstractContextManager[Any]:
         """Does nothing: there is one rank."""
         return nullcontext()
 

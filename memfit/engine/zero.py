@@ -29,13 +29,13 @@ from memfit.engine import deepspeed
 from memfit.engine.collectives import gather
 from memfit.engine.container_sync import ContainerSync
 from memfit.engine.ddp import Ddp
-from memfit.engine.refusals import check_elementwise, check_shared
+from memfit.engine.refusals import check_elementwise
 from memfit.engine.single import copied
 from memfit.engine.zero_full_state import Divided
 from memfit.engine.zero_partition import cut
 from memfit.engine.zero_parts_state import ZeroPartsState
 from memfit.errors import InputError
-from memfit.job import Job, Nets, is_trained
+from memfit.job import Job, Nets, Turn, is_trained
 
 REBUILT = ("Adagrad",)
 """Optimizers that DeepSpeed makes anew, with one learning rate for all groups (``initialize_optimizer_states``)."""
@@ -76,7 +76,6 @@ class Zero(ZeroPartsState):
         Raises:
             InputError: the ranks built different nets, or they cannot be trained so.
         """
-        check_shared(job, self.name)
         if job.precision == "fp16":
             raise InputError(
                 f"precision=fp16 on --engine {self.name}",
@@ -97,7 +96,10 @@ class Zero(ZeroPartsState):
 
     def check(self, job: Job, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
         """Raises InputError where DeepSpeed cannot carry these optimizers or turns."""
-        turns = job.turns(list(optimizers))
+        self.check_stepped(nets, optimizers, job.turns(list(optimizers)))
+
+    def check_stepped(self, nets: Nets, optimizers: Mapping[str, Optimizer], turns: Sequence[Turn]) -> None:
+        """Raises InputError where DeepSpeed cannot carry these optimizers of these nets, which these turns step."""
         if len(optimizers) > 1 or len(turns) > 1:
             what = f"optimizers {', '.join(optimizers)}" if len(optimizers) > 1 else f"{len(turns)} turns in a window"
             raise InputError(
@@ -142,24 +144,41 @@ class Zero(ZeroPartsState):
         self._made.append(made)
 
     @contextmanager
-    def accumulating(self, nets: Nets, last: bool) -> Iterator[None]:
-        """Tells DeepSpeed where a backward begins and ends, and whether it is the window's last."""
+    def accumulating(self, nets: Nets, last: bool, shared: bool = True) -> Iterator[None]:
+        """Tells DeepSpeed where a backward begins and ends, and whether it is the window's last.
+
+        Raises:
+            InputError: the backward of a turn that ranks do not share reached the nets that DeepSpeed steps.
+        """
         zero = self._zero
         zero.clear_backward_seen_flag()
-        if self.stage == 3:
-            zero.parameter_offload.get_param_coordinator().reset_step()
-            _gather_on_access(zero.module, True)
-        zero.set_gradient_accumulation_boundary(last)
-        zero.enter_backward()
+        with self._gathering():
+            if not shared:
+                yield
+                return
+            zero.set_gradient_accumulation_boundary(last)
+            zero.enter_backward()
+            try:
+                yield
+                if self.syncs_in_backward:
+                    self._reduce(last)
+                zero.backward_epilogue()
+            finally:
+                zero.exit_backward()
+
+    @contextmanager
+    def _gathering(self) -> Iterator[None]:
+        """Stage 3: weights are gathered around their use inside."""
+        if self.stage < 3:
+            yield
+            return
+        zero = self._zero
+        zero.parameter_offload.get_param_coordinator().reset_step()
+        _gather_on_access(zero.module, True)
         try:
             yield
-            if self.syncs_in_backward:
-                self._reduce(last)
-            zero.backward_epilogue()
         finally:
-            zero.exit_backward()
-            if self.stage == 3:
-                _gather_on_access(zero.module, False)
+            _gather_on_access(zero.module, False)
 
     def prepare(self, parameters: Sequence[nn.Parameter]) -> None:
         """Stage 1: the buffer of a reduction, and zeros where another rank has a gradient and this one has none."""

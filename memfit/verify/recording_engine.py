@@ -81,12 +81,12 @@ class RecordingEngine:
         self._at_begin = {name: buffer.detach().clone() for name, buffer in self._buffers.items()}
 
     @contextmanager
-    def accumulating(self, nets: Any, last: bool) -> Iterator[None]:
+    def accumulating(self, nets: Any, last: bool, shared: bool = True) -> Iterator[None]:
         """One micro-batch, from the window's first buffers; where asked, notes the size of its own gradient."""
         for name, buffer in self._buffers.items():
             buffer.data.copy_(self._at_begin[name])
         before = {id(p): p.grad.clone() for p in self._parameters if self._magnitudes and p.grad is not None}
-        with self._engine.accumulating(nets, last):
+        with self._engine.accumulating(nets, last, shared):
             yield
         moved = [name for name, buffer in self._buffers.items() if not torch.equal(buffer, self._at_begin[name])]
         self.seen.moved.update(dict.fromkeys(moved))

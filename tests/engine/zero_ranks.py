@@ -81,7 +81,15 @@ class Momentum(Nets):
         return {"net": torch.optim.SGD(super().optimizers(nets)["net"].param_groups, lr=0.1, momentum=0.9)}
 
 
+class Reaching(Alone):
+    """The judge's turn reaches the generator, which ranks share."""
+
+    def judge(self, nets, batch, shared):
+        return Loss(nets["judge"](nets["generator"](batch)).square().sum(), len(batch))
+
+
 JOBS = {
+    "own judge": (Alone, vectors),
     "late units": (LateUnits, sentences),
     "late": (Late, sentences),
     "used": (Used, sentences),
@@ -187,13 +195,24 @@ class Decayed(Sentences):
 def refusals(engine):
     """What the engine says of jobs that it cannot carry."""
     said = {}
-    for kind in (Late, Gan, Alone, OwnStep, Halves, Scaled, Decayed):
+    for kind in (Late, Gan, Reaching, OwnStep, Halves, Scaled, Decayed):
         try:
             train_state = build(kind(), CPU, engine())
             window(train_state, sentences if issubclass(kind, Sentences) else vectors)
         except InputError as error:
             said[kind.__name__] = str(error)
     return said
+
+
+def restored(engine, folder):
+    """Trains a job whose ranks have judges of their own, saves it; the weights then, and as a new train state reads
+    them."""
+    train_state = build(Alone(), CPU, engine())
+    window(train_state)
+    save_sharded(train_state, folder)
+    other = build(Alone(), CPU, engine())
+    load_sharded(other, folder)
+    return weights(train_state), weights(other)
 
 
 def main():
@@ -203,6 +222,9 @@ def main():
     by_name["refusals"] = {
         name: refusals(lambda name=name: make_engine(name, CPU)) for name in ("zero1", "zero2", "zero3")
     }
+    for name in ("ddp", "zero1", "zero2", "zero3"):
+        by_name["own judge", name] = train("own judge", make_engine(name, CPU))
+    by_name["restored"] = restored(lambda: make_engine("zero2", CPU), folder / "own judge")
     for writer, readers in READERS.items():
         by_name["saved", writer] = saved(make_engine(writer, CPU), folder / writer)
         for name in readers:

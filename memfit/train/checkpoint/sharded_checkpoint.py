@@ -47,7 +47,7 @@ def save_sharded(train_state: TrainState, folder: str | Path) -> None:
     try:
         with _one_process_is_meant():
             storage: dict[str, Any] = {"storage_writer": PartsWriter(folder), "planner": JsonSavePlanner()}
-            dcp.save(_state(train_state), **storage, **_group(train_state))
+            dcp.save(_written_here(train_state), **storage, **_group(train_state))
     except dcp.api.CheckpointException as error:
         raise _first_failure(error) from error
 
@@ -150,6 +150,17 @@ def _state(train_state: TrainState) -> dict[str, Any]:
         "schedules": {name: schedule.state_dict() for name, schedule in train_state.schedules.items()},
         "scaler": train_state.scaler.state_dict() if train_state.scaler else {},
     }
+
+
+def _written_here(train_state: TrainState) -> dict[str, Any]:
+    """What this rank writes: nets that each rank trains by itself are rank 0's, as under data parallelism."""
+    state = _state(train_state)
+    if train_state.engine.rank == 0:
+        return state
+    own = train_state.job.unsynchronised
+    nets = {name: value for name, value in state["nets"].items() if name.split(".")[0] not in own}
+    optimizers = {name: value for name, value in state["optimizers"].items() if train_state.shares((name,))}
+    return {**state, "nets": nets, "optimizers": optimizers}
 
 
 def _beside(train_state: TrainState) -> dict[str, Any]:
