@@ -1,10 +1,12 @@
 """python bench/versions.py --measure PART.json    in the environment of one version: tests, self-test and bytes
-        --no-tests                                   the self-test and bytes alone, in a minute
+        --tests none|subset|folders                  which tests run beside the self-test, bytes and checks
 python bench/versions.py --collect FOLDER          bench/results/versions.json, and the table in docs/versions.md
 
 ``scripts/versions.sh`` makes the environments and calls both. The tests are those of SUBSET: what memfit asks of
 torch's internals, the allocator's settings against the installed torch, and the parametric CPU truth of the jobs that
-need torch alone. Bytes are peaks on the virtual RTX 4090, compared with those of the pinned version.
+need torch alone; ``--tests folders`` runs the folders of FOLDERS whole. CHECKS are commands whose jobs need
+transformers, diffusers, accelerate, lightning or DeepSpeed. Bytes are peaks on the virtual RTX 4090, compared with
+those of the pinned version.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +32,21 @@ PINNED = "2.13.0+cpu"
 
 SUBSET = (
     "tests/torch_compat", "tests/device", "tests/trace/test_self_test.py", "tests/trace/test_gradient_accumulation.py",
-    "tests/trace/test_constant_values.py", "tests/replay/test_allocator_config.py", "tests/apply/test_checkpointing.py",
-    "tests/apply/test_selective_checkpoint.py", "tests/apply/test_offload.py",
-    "tests/planner/test_options.py",
+    "tests/trace/test_constant_values.py", "tests/replay/test_allocator_config.py", "tests/apply",
+    "tests/planner/test_options.py", "tests/planner/test_kept_questions.py",
 )  # fmt: skip
+FOLDERS = tuple(f"tests/{folder}" for folder in ("torch_compat", "device", "trace", "replay", "apply", "planner"))
+"""What ``--folders`` runs in place of the subset: these folders whole, 10 to 25 minutes on two cores."""
+LIBRARIES = ("transformers", "diffusers", "accelerate", "lightning", "deepspeed", "peft")
+CHECKS = {
+    "Llama with LoRA (transformers, peft)": "predict examples/llama_lora.py:Llama8B --set layers=2 --device rtx4090",
+    "U-Net (diffusers)": "predict examples/unet.py:Discs --device rtx4090",
+    "U-Net, ZeRO stage 2 (diffusers, deepspeed)":
+        "plan examples/unet.py:Discs --device rtx4090 --global-batch 4 --devices 2 --engine zero2",
+    "script (accelerate)": "trace --device rtx4090 --steps 2 -- python bench/library_scripts/accelerate_loop.py",
+    "script (lightning)": "trace --device rtx4090 --steps 2 -- python bench/library_scripts/lightning_module.py",
+}  # fmt: skip
+"""Commands whose libraries are the newest that the version allows, by what they need."""
 TRUTH = "tests/trace/test_cpu_truth.py"
 TRUTH_JOBS = "convolution or dit or recurrent or gan or checkpointed"
 """Jobs of the parametric CPU truth that need no other library."""
@@ -40,14 +54,20 @@ BYTES = ("convolution", "dit", "recurrent", "gan", "checkpointed")
 SECONDS = 1500
 
 
-def measure(*, tests: bool) -> dict[str, Any]:
-    """What passes, and what is predicted, with the installed torch; without ``tests``, those are not run."""
+def measure(*, tests: str) -> dict[str, Any]:
+    """What passes, and what is predicted, with the installed torch.
+
+    Args:
+        tests: none, subset or folders.
+    """
     import torch
 
     begin = time.perf_counter()
     counts: dict[str, Any] = {"passed": None, "skipped": None, "failed": None}
-    if tests:
+    if tests == "subset":
         counts = _add(_run_tests(list(SUBSET)), _run_tests([TRUTH, "-k", TRUTH_JOBS]))
+    elif tests == "folders":
+        counts = _run_tests(list(FOLDERS))
     test = subprocess.run([sys.executable, "-m", "memfit.trace.self_test"], capture_output=True, text=True, cwd=ROOT)
     return {
         "torch": torch.__version__,
@@ -59,8 +79,26 @@ def measure(*, tests: bool) -> dict[str, Any]:
         "self_test": (test.stdout or test.stderr).strip().splitlines()[-1],
         "self_test_passed": test.returncode == 0,
         "bytes": predicted_bytes(),
+        "tests": tests,
+        "libraries": {name: version for name in LIBRARIES if (version := _version(name))},
+        "checks": {name: _check(command) for name, command in CHECKS.items()},
         "seconds": round(time.perf_counter() - begin),
     }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _check(command: str) -> str:
+    """The answer's first line, or the error's last."""
+    words = [sys.executable, "-m", "memfit", *command.split()]
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
+    said = ended.stdout.strip().splitlines() if ended.returncode in (0, 3) else ended.stderr.strip().splitlines()[::-1]
+    return f"{'' if ended.returncode in (0, 3) else 'failed: '}{said[0] if said else 'nothing said'}"
 
 
 def _run_tests(arguments: list[str]) -> dict[str, Any]:
@@ -123,30 +161,46 @@ def table(parts: list[dict[str, Any]]) -> str:
     """The results as Markdown."""
     pinned = next((part["bytes"] for part in parts if part["torch"] == PINNED), {})
     rows = [
-        "| torch | CUDA driver | Python | tests passed | failed | skipped | self-test | bytes against 2.13.0 |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| torch | CUDA driver | Python | tests | passed | failed | skipped | self-test | libraries "
+        "| bytes against 2.13.0 |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for part in parts:
         different = [name for name, nbytes in part["bytes"].items() if pinned.get(name) != nbytes]
         rows.append(
             f"| {part['torch']} | {'yes' if part['driver'] else 'no'} | {part['python']} | {_counts(part)} | "
-            f"{'passed' if part['self_test_passed'] else 'failed'} | "
+            f"{'passed' if part['self_test_passed'] else 'failed'} | {_checked(part)} | "
             f"{'differ: ' + '; '.join(different) if different else 'equal'} |"
         )
     return "\n".join(rows)
 
 
+def _checked(part: dict[str, Any]) -> str:
+    checks = part.get("checks")
+    if not checks:
+        return "not run"
+    failed = [name for name, said in checks.items() if said.startswith("failed: ")]
+    return f"{len(checks) - len(failed)} of {len(checks)}" + (f"; failed: {', '.join(failed)}" if failed else "")
+
+
 def _counts(part: dict[str, Any]) -> str:
     if part["passed"] is None:
-        return "not run | not run | not run"
-    return f"{part['passed']} | {len(part['failed'])} | {part['skipped']}"
+        return "none | | |"
+    return f"{part.get('tests', 'subset')} | {part['passed']} | {len(part['failed'])} | {part['skipped']}"
 
 
 def write(parts: list[dict[str, Any]]) -> None:
     """The JSON file, and the table of the page."""
     command = "bash scripts/versions.sh"
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    results = {"command": command, "subset": [*SUBSET, TRUTH], "versions": parts, "wheel": kept.get("wheel")}
+    results = {
+        "command": command,
+        "subset": [*SUBSET, TRUTH],
+        "folders": list(FOLDERS),
+        "checks": CHECKS,
+        "versions": parts,
+        "wheel": kept.get("wheel"),
+    }
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     text = PAGE.read_text()
     before, rest = text.split(BEGIN)
@@ -156,12 +210,12 @@ def write(parts: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--measure", type=Path, help="the part to write")
-    parser.add_argument("--no-tests", action="store_true", help="the self-test and bytes alone")
+    parser.add_argument("--tests", choices=("none", "subset", "folders"), default="subset", help="which tests run")
     parser.add_argument("--collect", type=Path, help="the folder of parts")
     options = parser.parse_args()
     if options.measure:
         os.environ["PYTHONPATH"] = str(ROOT)
-        options.measure.write_text(json.dumps(measure(tests=not options.no_tests), indent=1) + "\n")
+        options.measure.write_text(json.dumps(measure(tests=options.tests), indent=1) + "\n")
     if options.collect:
         write(collect(options.collect))
 

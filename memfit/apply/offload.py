@@ -24,7 +24,8 @@ class _Copy:
     def __init__(self, tensor: Tensor) -> None:
         contiguous = _whole(tensor)
         self._device = tensor.device
-        self._host = torch.empty(contiguous.shape, dtype=contiguous.dtype, pin_memory=tensor.device.type == "cuda")
+        pinned = tensor.device.type == "cuda"
+        self._host = torch.empty(contiguous.shape, dtype=contiguous.dtype, device="cpu", pin_memory=pinned)
         self._host.copy_(contiguous, non_blocking=True)
         self._there: Tensor | None = None
         self.tensors = self._left = 0

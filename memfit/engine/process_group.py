@@ -38,6 +38,11 @@ def join(turn: str = "") -> None:
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
 
 
+def join_alone() -> None:
+    """A default process group of this process alone, for code of a job that asks for its rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
 def _fresh_store(board: dist.Store, key: str, rank: int, timeout: timedelta) -> dist.Store:
     """A store that rank 0 makes for this start alone; its address stands on torchrun's.
 

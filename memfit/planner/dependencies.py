@@ -37,6 +37,7 @@ def recorded_reads() -> Iterator[set[str]]:
 def dependencies(reads: set[str]) -> dict[str, str]:
     """Fingerprints by path of what was imported and read up to now."""
     files: dict[str, str] = {}
+    generated = _generated_by_torch()
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if file and not _is_library(file):
@@ -44,7 +45,14 @@ def dependencies(reads: set[str]) -> dict[str, str]:
         elif file and "." not in name:
             files[file] = "stat"
     files |= {path: "" for path in reads if not _is_library(path) and not path.endswith(".pyc")}
-    return {path: mark for path, how in files.items() if (mark := _mark(path, by_time=how == "stat"))}
+    kept = {path: how for path, how in files.items() if not generated or not path.startswith(generated)}
+    return {path: mark for path, how in kept.items() if (mark := _mark(path, by_time=how == "stat"))}
+
+
+def _generated_by_torch() -> str:
+    """The folder of modules that torch writes anew in each process (torch.distributed.nn); empty where it has none."""
+    writer = sys.modules.get("torch.distributed.nn.jit.instantiator")
+    return str(getattr(writer, "INSTANTIATED_TEMPLATE_DIR_PATH", ""))
 
 
 def still_hold(known: Mapping[str, str]) -> bool:

@@ -82,7 +82,7 @@ def trace_question(
 ) -> TracedQuestion:
     """The traces that ``predict`` replays; arguments as there."""
     _check_ranks(engine, world, rank)
-    nets = plain_nets(job)
+    nets = plain_nets(job, world)
     modes = default_checkpointing(job, nets) if checkpointing is None else dict(checkpointing)
     how = Tracing(
         device=device, micro_batches=micro_batches, checkpointing=modes, engine=engine, world=world,
@@ -128,13 +128,21 @@ def _check_ranks(engine: str, world: int, rank: int | None) -> None:
         raise InputError(f"--rank {rank}", f"there are ranks 0 to {world - 1}", f"write --rank {world - 1} or less")
 
 
-def plain_nets(job: Job) -> Nets:
-    """The job's nets without their bytes, for counting and for finding modules; no trace that is open sees them."""
+def plain_nets(job: Job, world: int = 1) -> Nets:
+    """The job's nets without their bytes, for counting and for finding modules; no trace that is open sees them.
+
+    Args:
+        world: ranks of the run; code of the job that asks is rank 0.
+    """
+    from memfit.device.virtual.fake_group import predicted_ranks
     from memfit.device.virtual.library_patches import as_in_a_real_run
     from memfit.device.virtual.virtual_device import virtual_cpu
     from memfit.torch_compat import disable_current_modes
 
-    with disable_current_modes(), virtual_cpu() as virtual, as_in_a_real_run(), Tracer(virtual).recording():
+    with (
+        disable_current_modes(), virtual_cpu() as virtual, as_in_a_real_run(), predicted_ranks(world),
+        Tracer(virtual).recording(),
+    ):  # fmt: skip
         nets: Nets = nets_of(job, virtual.device)
     return nets
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 ABSENT = {"_fused_rms_norm_backward.default": (2, 9)}
 """Operators that older versions lack, and the first version that has them. Every other one must be there."""
@@ -32,3 +35,23 @@ def has_operator(name: str) -> bool:
 def optional(name: str) -> Any:
     """The overload; where this version lacks it, a key that no call has."""
     return operator(name) if has_operator(name) else name
+
+
+def _weight_norm_backward(
+    grad: Tensor, direction: Tensor, length: Tensor, norms: Tensor, dim: int
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(direction), torch.empty_like(length)
+
+
+_SHAPES = {"_weight_norm_interface_backward": _weight_norm_backward}
+"""Shapes of what operators give, where a version of torch may lack them."""
+
+
+@contextmanager
+def missing_shapes() -> Iterator[None]:
+    """Inside, operators whose shapes the installed torch lacks have them."""
+    with torch.library._scoped_library("aten", "IMPL", "Meta") as library:
+        for name, shapes in _SHAPES.items():
+            if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
+                library.impl(name, shapes)
+        yield

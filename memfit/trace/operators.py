@@ -63,8 +63,20 @@ def work(flops: Callable[..., int], args: Any, kwargs: Any, out: Any) -> int:
     if on_shapes is None:
         return flops(*args, **kwargs, out_val=out)
     named = {name: _shapes(value) for name, value in kwargs.items()}
-    count: int = on_shapes(*_shapes(args), out_shape=_shapes(out), **named)
+    try:
+        count: int = on_shapes(*_shapes(args), out_shape=_shapes(out), **named)
+    except AssertionError:  # before GQA was in the formula
+        count = on_shapes(*_with_all_heads(_shapes(args)), out_shape=_shapes(out), **named)
     return count
+
+
+def _with_all_heads(shapes: Any) -> Any:
+    """Shapes of an attention's arguments, (batch, heads, length, width): keys and values have the queries' heads."""
+    heads = max((shape[1] for shape in shapes if isinstance(shape, torch.Size) and len(shape) == 4), default=0)
+    return tuple(
+        (shape[0], heads, *shape[2:]) if isinstance(shape, torch.Size) and len(shape) == 4 else shape
+        for shape in shapes
+    )
 
 
 def _shapes(value: Any) -> Any:

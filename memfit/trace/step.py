@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -235,11 +235,10 @@ def on_virtual_device(device: Device) -> Iterator[Virtual]:
 
 def ranks_of(how: Tracing, tracer: Tracer) -> AbstractContextManager[Any]:
     """The process group of which one rank is traced."""
-    if not CAPABILITIES[how.engine].several_ranks:
-        return nullcontext()
-    from memfit.device.virtual.fake_group import fake_world
+    from memfit.device.virtual.fake_group import predicted_ranks
 
     ranks = ExitStack()
-    ranks.enter_context(fake_world(how.world, rank=how.rank, quiet=tracer.quiet))
-    ranks.enter_context(traced_engine(how.engine, tracer.virtual.device))
+    ranks.enter_context(predicted_ranks(how.world, rank=how.rank, quiet=tracer.quiet))
+    if CAPABILITIES[how.engine].several_ranks:
+        ranks.enter_context(traced_engine(how.engine, tracer.virtual.device))
     return ranks

@@ -23,7 +23,7 @@ from memfit.atomic_file import write_atomic
 from memfit.batch.windows import Window, Windows
 from memfit.engine.collectives import gather
 from memfit.engine.factory import make_engine
-from memfit.engine.process_group import join
+from memfit.engine.process_group import join, join_alone
 from memfit.engine.protocol import Engine
 from memfit.engine.single import Single
 from memfit.engine.torchrun_env import torchrun_env
@@ -58,6 +58,8 @@ def main(arguments: list[str]) -> int:
         if torchrun_env() is not None:
             os.environ.setdefault("MEMFIT_COLLECTIVE_SECONDS", str(ALONE_SECONDS))
             join()
+        else:
+            join_alone()
         plan = read_plan(folder / "plan.toml")
         engine = make_engine(plan.engine, torch.device("cpu"), **plan.engine_choices)
         result = verify_world(plan, engine, folder, windows)

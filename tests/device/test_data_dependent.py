@@ -112,7 +112,8 @@ def test_torchs_own_lines_have_no_limit(traced, monkeypatch):
 OPTIMIZERS = "Adam AdamW NAdam RAdam Adamax Adagrad Adafactor RMSprop SGD Adadelta Rprop ASGD LBFGS Muon"
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS.split(" "))
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")  # torch 2.8's LBFGS
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS.split(" ") if hasattr(torch.optim, name)])
 def test_optimizers_step(traced, name):
     net = nn.Linear(4, 4, bias=False).to(traced.device)
     optimizer = getattr(torch.optim, name)(net.parameters(), lr=0.1)

@@ -5,21 +5,27 @@ three gathered blocks at the peak of a forward; gradients and a reduced block on
 """
 
 import contextlib
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from memfit.device.hardware.catalogue import find_device
 from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.fake_group import fake_world, wrapped_by_ddp
 from memfit.device.virtual.virtual_device import virtual_gpu
+from memfit.job import Shape
+from memfit.planner.predict import predict
 from memfit.torch_compat.versions import release
+from testing.nets import JOBS
 from tests.device import minimal_tracer
 from tests.device.minimal_tracer import MinimalTracer
 
@@ -137,3 +143,29 @@ def test_the_group_is_gone_afterwards():
         assert torch.distributed.get_world_size() == 4
         assert torch.distributed.get_rank() == 3
     assert not torch.distributed.is_initialized()
+
+
+def test_code_that_asks_for_its_rank_finds_the_predicted_world(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for world, engine, rank in ((1, "single", 0), (4, "ddp", 2)):
+        seen = []
+
+        class Asks(JOBS["convolution"]):
+            def nets(self, seen=seen):
+                names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+                seen.append((dist.get_rank(), dist.get_world_size(), *map(os.environ.get, names)))
+                return super().nets()
+
+            def loss(self, nets, batch):
+                dist.barrier()
+                return super().loss(nets, batch)
+
+        predict(
+            Asks(), "asks", Shape(items=2, length=None), find_device("rtx4090"), engine=engine, world=world, rank=rank
+        )
+        local = str(rank) if world > 1 else None
+        assert seen[-1] == (rank, world, str(rank), str(world), local)
+        assert all(numbers[1] == world for numbers in seen)
+    assert not dist.is_initialized()
+    assert "RANK" not in os.environ

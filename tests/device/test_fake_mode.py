@@ -154,3 +154,10 @@ def test_a_reduced_loss_holds_the_storage_of_its_real_one(name, reduction):
     with virtual_cpu():
         fake = bytes_of_a_loss()
     assert fake == bytes_of_a_loss()
+
+
+def test_a_library_operator_that_is_composed_of_others_decomposes_once(gpu):
+    with torch.library._scoped_library("memfit_composite", "DEF") as library:
+        library.define("made(str name, str? other=None) -> Tensor")
+        library.impl("made", lambda name, other=None: torch.ones(3), "CompositeImplicitAutograd")
+        assert torch.ops.memfit_composite.made("name").shape == (3,)

@@ -90,3 +90,10 @@ def test_another_setting_and_a_torn_file_are_traced(folder):
     for path in (folder / "cache").rglob("*.npz"):
         path.write_bytes(path.read_bytes()[:1000])
     assert ask(folder) == (before, True)
+
+
+def test_a_module_that_torch_writes_anew_in_each_process_is_no_dependency(folder):
+    job = (folder / "job.py").read_text()
+    (folder / "job.py").write_text(f"import torch.distributed.nn\n{job}")
+    first, _ = ask(folder)
+    assert ask(folder) == (first, False)

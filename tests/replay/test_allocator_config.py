@@ -14,6 +14,11 @@ from memfit.replay.allocator_config import CLASSES, MIB, AllocatorConfig
 ORACLE = """
 import ctypes, json, os, sys, torch
 library = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libc10.so"))
+try:
+    torch._C._accelerator_setAllocatorSettings("large_segment_size_mb:20")
+    library._ZN3c1016CachingAllocator26AcceleratorAllocatorConfig24roundup_power2_divisionsEm
+except (AttributeError, RuntimeError, ValueError):
+    sys.exit(print("null"))
 divisions = library._ZN3c1016CachingAllocator26AcceleratorAllocatorConfig24roundup_power2_divisionsEm
 divisions.restype, divisions.argtypes = ctypes.c_size_t, [ctypes.c_size_t]
 answers = {}
@@ -66,7 +71,9 @@ def torch_reads() -> dict[str, list[int] | None]:
         [sys.executable, "-c", ORACLE, json.dumps(ACCEPTED + REFUSED)],
         capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    answers: dict[str, list[int] | None] = json.loads(run.stdout)
+    answers: dict[str, list[int] | None] | None = json.loads(run.stdout)
+    if answers is None:
+        pytest.skip("torch before 2.10 reads these settings in its CUDA library, and knows fewer")
     return answers
 
 

@@ -7,8 +7,9 @@ a real run may free gathered parameters later. NCCL's own buffers lie outside of
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -90,6 +91,40 @@ def fake_world(world: int, *, rank: int = 0, quiet: Quiet = contextlib.nullconte
             dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
         stack.callback(dist.destroy_process_group)
         yield
+
+
+@contextlib.contextmanager
+def predicted_ranks(world: int, *, rank: int = 0, quiet: Quiet = contextlib.nullcontext) -> Iterator[None]:
+    """``fake_world``, and the variables that torchrun sets: code of a job that asks for its rank is answered.
+
+    In a process that has a group already, that group answers for a single rank. Of one rank the variables that make
+    libraries start a group of their own (LOCAL_RANK) are not set.
+    """
+    if world == 1 and dist.is_initialized():
+        yield
+        return
+    variables = {"RANK": rank, "WORLD_SIZE": world}
+    if world > 1:
+        variables |= {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world}
+    with (
+        _environment({name: str(value) for name, value in variables.items()}),
+        fake_world(world, rank=rank, quiet=quiet),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 class _Reducer:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from memfit.device.virtual import grouped_products, meta_kernels
 from memfit.device.virtual.backend import NAME
@@ -21,11 +22,13 @@ from memfit.device.virtual.redirect import SaysCuda
 from memfit.errors import InputError
 from memfit.torch_compat import (
     DisableTorchDispatch,
+    DispatchKey,
     DynamicOutputShapeException,
     EnableTorchFunction,
     FakeTensor,
     FakeTensorMode,
     OpOverload,
+    has_kernel,
     tree_map,
     warn_on_data_pointer,
 )
@@ -36,9 +39,11 @@ _ITEM = _aten._local_scalar_dense.default
 _PLAIN = frozenset(
     {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 )  # fmt: skip
+_COMPOSITE = DispatchKey.CompositeImplicitAutograd
 _META = torch.device("meta")
 _make_subclass = Tensor._make_subclass
 _LIFT_FRESH = _aten.lift_fresh.default
+_TO_COPY = _aten._to_copy.default
 _NOT_LEARNT = frozenset({_ITEM, _LIFT_FRESH, _aten.lift.default, _aten.set_.source_Tensor})
 _UNLEARNABLE_TAGS = frozenset(
     {torch.Tag.inplace_view, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -93,6 +98,12 @@ def _key(func: Any, args: Any, kwargs: Any, tensors: list[FakeTensor]) -> tuple[
 def _views_ordinary_tensor(func: Any, args: Any) -> bool:
     """Whether a call makes a view of a tensor from outside of inference mode: such a view is ordinary, too."""
     return bool(getattr(func, "is_view", False) and isinstance(args[0], FakeTensor) and not args[0].is_inference())
+
+
+def _goes_to_the_card(args: Any, kwargs: Any) -> bool:
+    """Whether a copy takes a real tensor to the virtual card, which torch before 2.10 would do with the real tensor."""
+    device = (kwargs or {}).get("device")
+    return device is not None and device.type == NAME and type(args[0]) in (Tensor, Parameter)
 
 
 @cache
@@ -156,6 +167,8 @@ class VirtualMode(FakeTensorMode):
             return args[0].constant.item()
         if func is _LIFT_FRESH and type(args[0]) is Tensor and self.may_turn_const(args[0]):
             return self._constant(args[0])
+        if func is _TO_COPY and _goes_to_the_card(args, kwargs):
+            args = (self.fake_tensor_converter.from_real_tensor(self, args[0]), *args[1:])
         if torch.is_inference_mode_enabled() and _views_ordinary_tensor(func, args):
             with torch.inference_mode(False), torch.no_grad():
                 return self.__torch_dispatch__(func, types, args, kwargs)
@@ -200,11 +213,14 @@ class VirtualMode(FakeTensorMode):
     def _run_of_a_library(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """The outputs of an operator whose shapes come from a library's code.
 
+        One that is composed of others decomposes with torch functions off: with them on, torch would dispatch it anew
+        as itself, without end.
+
         Raises:
             InputError: that code asks what its inputs hold.
         """
         try:
-            if not self.on_gpu:
+            if not self.on_gpu or has_kernel(func.name(), _COMPOSITE):
                 return self._dispatch_impl(func, types, args, kwargs)
             with EnableTorchFunction(), SaysCuda():
                 return self._dispatch_impl(func, types, args, kwargs)

@@ -35,9 +35,10 @@ def suits(func: Any) -> bool:
 def _fills(func: Any) -> bool:
     """Whether it overwrites its only tensor: ``uniform_``, ``zero_``."""
     schema = func._schema
-    tensors = [argument for argument in schema.arguments if "Tensor" in str(argument.type)]
+    arguments = schema.arguments
+    tensors = [argument for argument in arguments if "Tensor" in str(argument.type)]
     written = [argument for argument in tensors if argument.alias_info is not None and argument.alias_info.is_write]
-    return len(tensors) == len(written) == len(schema.returns) == 1 and tensors[0] is schema.arguments[0]
+    return len(tensors) == len(written) == len(schema.returns) == 1 and tensors[0] is arguments[0]
 
 
 def run(func: Any, args: Any, kwargs: Any, tensors: list[FakeTensor]) -> Any:

@@ -34,6 +34,7 @@ from memfit.device.virtual.patching import appended, replaced
 from memfit.device.virtual.pretrained import without_weights
 from memfit.device.virtual.redirect import default_device_kept, says_cuda
 from memfit.torch_compat import DispatchKey, FakeTensor, TorchDispatchMode, disable_current_modes, has_kernel
+from memfit.torch_compat.operators import missing_shapes
 from memfit.torch_compat.tracing import foreach_types, shape_functions, trace_rules
 from memfit.torch_compat.versions import check
 
@@ -151,6 +152,7 @@ def _fakes_pass_for_tensors() -> Iterator[None]:
         default_device_kept(),
         _cudnn_flags_kept(),
         without_weights(),
+        missing_shapes(),
         parameter_classes_kept(),
         replaced(logging.getLogger(FakeTensor.__module__), disabled=True),
         warnings.catch_warnings(),

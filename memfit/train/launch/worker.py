@@ -20,7 +20,7 @@ from memfit.batch.dataset import by_index, is_stream, lengths_of
 from memfit.batch.windows import Windows
 from memfit.device.virtual import backend
 from memfit.engine.factory import make_engine
-from memfit.engine.process_group import is_lost_rank, join
+from memfit.engine.process_group import is_lost_rank, join, join_alone
 from memfit.engine.protocol import Engine
 from memfit.engine.torchrun_env import is_restart, torchrun_env
 from memfit.errors import Exit, InputError, describe, mistake_in_job
@@ -149,6 +149,8 @@ def run(folder: RunFolder, options: RunOptions, watchdog: Watchdog) -> Ending:
     backend.register()
     if torchrun_env() is not None:
         join("unproven" if UNPROVEN in os.environ else "")
+    else:
+        join_alone()
     plan = read_plan(folder.plan)
     _check_ranks(plan)
     device = device_of(plan)
