@@ -183,8 +183,6 @@ def saving_text() -> str:
 
 
 def kills() -> str:
-    if before := printed_before("kills"):
-        return before
     rows = (
         [name, row["kills"], row["while_saving"], row["finished"], row["passed_over"], row["repeated"]]
         for name, row in result("kills")["writing"].items()
@@ -197,8 +195,6 @@ def kills() -> str:
 
 
 def faults() -> str:
-    if before := printed_before("faults"):
-        return before
     kinds: dict[str, Counter[str]] = {}
     for row in result("faults")["rows"]:
         names = ("points", "done", "same_ids", "same_weights", "torn")
