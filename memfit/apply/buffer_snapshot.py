@@ -95,7 +95,7 @@ class BufferSnapshot:
                         old.data.copy_(copy)
         changed = self.changed() if checked else []
         if changed:
-            raise CannotRepeatError(f"the forward changed {changed[0]}, and there is no copy from before")
+            raise CannotRepeatError(f"the forward changed {changed[0]}, which has no earlier copy")
 
     def changed(self) -> list[str]:
         """Names, as ``net.path.name``, of the tensors that changed since ``keep`` and have no copy."""

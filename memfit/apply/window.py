@@ -202,7 +202,7 @@ def _backwards(
                 names = ", ".join(losses)
                 raise InputError(
                     f"losses {names}",
-                    "several losses in several micro-batches, with units that are known too late",
+                    "several losses in several micro-batches need their units before the forward",
                     "write units(self, batch) -> {'name': valid units}",
                 )
             loss = normalised(losses, known, window_units) if micro.counts else nothing(losses)

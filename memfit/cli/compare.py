@@ -67,7 +67,7 @@ def command(
     from memfit.cli.progress import progress, settle
 
     if shape is not None and micro_batch is not None:
-        raise InputError("--shape and --micro-batch", "they say the same thing twice", "write one of them")
+        raise InputError("--shape and --micro-batch", "both say the same", "write one of them")
     named = device_name is not None or memory is not None
     device = choose_device(device_name, memory, headroom)
     count, ranks = whole_number("--micro-batch", micro_batch), whole_number("--world", world, least=2)

@@ -57,7 +57,7 @@ def command(name: str | None, file: Path | None, as_json: bool) -> int:
         print("\n".join(_row(_cells(card)) for card in cards if card.is_cuda))
         print("\nRates: dense TFLOP/s of matrix products. Sources: memfit devices NAME")
         print(
-            "Not validated (no rule of theirs was compared with a run): "
+            "Not validated (not compared with a measured run): "
             + ", ".join(card.key for card in cards if not card.validated)
         )
         sliced = [card.key for card in cards if mig_slices(card)]

@@ -65,7 +65,7 @@ def command(plan: str, to: str, out: str | None, as_json: bool) -> int:
 
     console = make_console(emoji=False)
     console.print(f"Written to {file}. Start it with\n\n  {escape(exported.command)}\n", soft_wrap=True)
-    console.print("What it cannot say, and your loop must:")
+    console.print("Your own loop must do what this file cannot express:")
     for name, text in exported.left_out.items():
         console.print(f"  [bold]{name}[/]: {escape(text)}", soft_wrap=True)
     return Exit.DONE

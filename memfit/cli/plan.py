@@ -75,7 +75,7 @@ def command(
         if job is not None or global_batch is not None:
             raise InputError(
                 "--from-trace with a job or --global-batch",
-                "a script's batch stands in the script",
+                "a script sets its batch itself",
                 "write one of them",
             )
         return _edits_of_script(trace_file, device_names, memory, headroom, as_json=as_json)

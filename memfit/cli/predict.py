@@ -301,7 +301,7 @@ def micro_batch_shape(job: Job, shape: str | None, count: int | None) -> Shape:
     from memfit.geometry import parse_shape, shape_of
 
     if shape is not None and count is not None:
-        raise InputError("--shape and --micro-batch", "they say the same thing twice", "write one of them")
+        raise InputError("--shape and --micro-batch", "both say the same", "write one of them")
     return parse_shape(shape, job) if shape is not None else shape_of(job, count or job.longest or 1)
 
 
@@ -312,7 +312,7 @@ def _sequence(
 
     if shapes is not None:
         if epoch is not None or lengths is not None:
-            raise InputError("--shapes with --epoch or --lengths", "they say the same thing twice", "write one of them")
+            raise InputError("--shapes with --epoch or --lengths", "both say the same", "write one of them")
         windows = read_shapes(shapes)
     else:
         windows = drawn_windows(

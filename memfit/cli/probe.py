@@ -48,12 +48,12 @@ def command(
     fixed, count = whole_number("--micro-batch", micro_batch), whole_number("--accumulate", accumulate)
     if prove and (fixed is not None or target.endswith(".toml")):
         write = "leave --micro-batch out, and name a job"
-        raise InputError("--prove", "it is about the largest micro-batch, and this one is fixed", write)
+        raise InputError("--prove", "it searches for the largest micro-batch, and this micro-batch is fixed", write)
     with progress(f"probing {target}", quiet=as_json):
         if target.endswith(".toml"):
             if pairs or memory or fixed or precision or count != 1:
                 write = "leave the options out, or probe the job"
-                raise InputError(f"options beside {target}", "the plan says these things", write)
+                raise InputError(f"options beside {target}", "the plan has these choices", write)
             result, device = _plan(target)
         else:
             result, device = _job(target, pairs, fixed, memory, prove, precision, count)

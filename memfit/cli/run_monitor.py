@@ -52,7 +52,7 @@ def keepers(folder: RunFolder, plan: Plan, wandb: bool) -> list[Watcher]:
 
 
 def _left_out(name: str, error: Exception) -> str:
-    return f"memfit: {name} is left out from here on: {describe(error)}; the training goes on"
+    return f"memfit: {name} is switched off: {describe(error)}; the training goes on"
 
 
 @contextmanager

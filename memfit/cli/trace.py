@@ -69,7 +69,7 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     has_placeholder = any(PLACEHOLDER in word for word in words)
     if options["batch"] and not has_placeholder:
         raise InputError(
-            f"--batch {options['batch']}", "the command does not say where the batch stands",
+            f"--batch {options['batch']}", "the command has no place for the batch",
             f"write {PLACEHOLDER} there, as in --batch-size {PLACEHOLDER}",
         )  # fmt: skip
     sizes = _sizes(options["batch"] or "2,3,5")

@@ -92,9 +92,7 @@ def scan_batches(request: TraceRequest, sizes: Sequence[int]) -> BatchScan:
         traced = trace_script(replace(at_size(free, check), every_card=False)).bare
         growth = growth if traced is not None and growth.holds_for(traced, check) else None
     if growth is None:
-        reason = (
-            f"the bytes at batches of {', '.join(map(str, sizes))} follow neither from the size nor from its square"
-        )
+        reason = f"the bytes at batches of {', '.join(map(str, sizes))} are no polynomial of degree 1 or 2 in the size"
         return answer(None, reason=reason)
     grown = _Family(traces[0], growth, device, request.command.world)
     if not grown.fits(sizes[0]):
@@ -142,7 +140,7 @@ def different_events(traces: Sequence[Trace], sizes: Sequence[int]) -> str:
     first = traces[0]
     for trace, size in zip(traces[1:], sizes[1:], strict=True):
         if not _has_events_of(first, trace):
-            return f"the script does other things with a batch of {size} than with {sizes[0]}, so no size follows"
+            return f"other operators run with a batch of {size} than with {sizes[0]}, so none can be computed"
     return ""
 
 

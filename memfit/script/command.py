@@ -72,7 +72,7 @@ def _of_program(words: list[str], said: Sequence[str]) -> ScriptCommand:
     )
     if program and Path(program).read_bytes()[:2] == b"#!" and b"python" in Path(program).read_bytes()[:200]:
         return ScriptCommand(target=program, args=tuple(rest))
-    raise InputError(f"memfit trace -- {' '.join(said)}", f"{words[0]!r} is no Python script", _WRITE)
+    raise InputError(f"memfit trace -- {' '.join(said)}", f"{words[0]!r} is not a Python script", _WRITE)
 
 
 def _of_python(words: list[str], said: Sequence[str]) -> ScriptCommand:
@@ -88,7 +88,9 @@ def _of_python(words: list[str], said: Sequence[str]) -> ScriptCommand:
                 return _deepspeed(rest, said)
             return ScriptCommand(target=module, is_module=True, args=tuple(rest))
         if option == "-c":
-            raise InputError(" ".join(said), "code on the command line has no file whose lines can be named", _WRITE)
+            raise InputError(
+                " ".join(said), "code on the command line has no file, so its lines cannot be named", _WRITE
+            )
         if option in _PYTHON_OPTIONS_WITH_VALUE and words:
             words.pop(0)
     if not words:
@@ -162,7 +164,7 @@ def _check_interpreter(python: str) -> None:
         return
     if Path(python).absolute().parent.resolve() != Path(sys.executable).absolute().parent.resolve():
         raise InputError(
-            python, f"a trace runs in the Python of memfit, {sys.executable}", "install memfit in that environment too"
+            python, f"a trace runs in memfit's own Python, {sys.executable}", "install memfit in that environment too"
         )
 
 

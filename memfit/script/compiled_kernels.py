@@ -72,7 +72,7 @@ def compiled_kernels(note: Callable[[str], None]) -> Iterator[None]:
     """
 
     def load(builder: Any, verbose: bool = True) -> Any:
-        note(f"DeepSpeed's kernels {builder.name!r} were not run: they are taken to work in place")
+        note(f"DeepSpeed's kernels {builder.name!r} were not run: they are assumed to work in place")
         return _Kernels()
 
     with ExitStack() as stack:

@@ -62,7 +62,7 @@ def trace_script(request: TraceRequest, *, output: IO[str] | None = None) -> Scr
             process.kill()
             raise InputError(
                 f"the script did not stop at its limit of {request.limit_seconds:.0f} s",
-                "it was killed, and nothing of it was counted",
+                "it was killed without a result",
                 "write a smaller job, or --limit with more time",
             ) from None
         except BaseException:
@@ -86,8 +86,8 @@ def _read(answered: IO[bytes], code: int) -> ScriptOutcome:
     except (AnswerError, TypeError, ValueError) as error:
         raise InputError(
             f"the traced process ended with code {code} and no answer",
-            "it was killed, perhaps for the host's memory, or a library ended it",
-            "look at what the script printed, or give it less to do",
+            "it was killed, perhaps because the host ran out of memory, or a library ended it",
+            "read the script's output, or trace a smaller job",
         ) from error
     return replace(outcome, files=tuple(change for change in files if not _is_noise(change.path)))
 

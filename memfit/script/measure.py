@@ -42,7 +42,7 @@ def outcome_of(running: Running, ended: str, error: ScriptError | None) -> Scrip
             trace = with_scratch(bare, tracer.call_memory.calls)
         except RuntimeError as problem:  # a call that cannot be made again from its description
             trace = bare
-            running.observations.note(f"what operators take inside of themselves was not measured ({problem})")
+            running.observations.note(f"memory that operators take within a call was not measured ({problem})")
         footprint = _footprint(trace, running.device, running.request.command.world)
         event, peaks = _peak(trace)
         lines = line_uses(trace, tracer.row_lines, event)
@@ -186,5 +186,5 @@ def _not_seen(running: Running, error: ScriptError | None) -> tuple[str, ...]:
         if not known.steps and watch.windows:
             lines.append(f"the optimizer of {known.line.file}:{known.line.line} never stepped")
     if error is not None and watch.windows:
-        lines.append(f"what comes after the error: {error.summary}")
+        lines.append(f"the rest of the script, after the error: {error.summary}")
     return tuple(lines)

@@ -46,7 +46,7 @@ def read_answer_file(path: str) -> SavedAnswer:
         raise InputError(f"--from-trace {path}", "it is not JSON", _WRITE) from error
     try:
         if not values["phases"] or values["windows"] < 2:
-            raise InputError(f"--from-trace {path}", "that trace has no verdict", "trace the script to two steps")
+            raise InputError(f"--from-trace {path}", "the trace reached no verdict", "trace the script to two steps")
         needs = {name: int(phase["process_bytes"]) for name, phase in values["phases"].items()}
         return SavedAnswer(
             script=str(values["script"]),
@@ -57,4 +57,4 @@ def read_answer_file(path: str) -> SavedAnswer:
             largest_batch=(values["largest_batch"] or {}).get("batch"),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"--from-trace {path}", "it is no answer of memfit trace", _WRITE) from error
+        raise InputError(f"--from-trace {path}", "it is not an answer of memfit trace", _WRITE) from error

@@ -57,7 +57,7 @@ def test_a_watcher_that_fails_is_left_out_and_the_others_get_every_line(tmp_path
     said = capsys.readouterr().err
     assert kept.windows == [0, 1, 2, 3, 4]
     assert broken.lines == 2
-    assert said.count("Breaks is left out from here on: OSError: [Errno 28] No space left on device") == 1
+    assert said.count("Breaks is switched off: OSError: [Errno 28] No space left on device") == 1
     assert "Traceback" not in said
 
 
@@ -92,7 +92,7 @@ def test_a_folder_that_cannot_be_written_leaves_tensorboard_out(tmp_path, monkey
     monkeypatch.setattr(run_monitor, "TensorBoard", fails)
     monkeypatch.setattr(run_monitor, "has_tensorboard", lambda: True)
     assert keepers(RunFolder(tmp_path), PLAN, wandb=False) == []
-    assert "TensorBoard is left out from here on: PermissionError" in capsys.readouterr().err
+    assert "TensorBoard is switched off: PermissionError" in capsys.readouterr().err
 
 
 def test_tensorboard_reads_what_is_written(tmp_path):

@@ -74,7 +74,7 @@ def preflight_training(
         run_window(trial, parts, mark, guard=guard)
         report = reported(train_state.engine, changed[0] if changed else None)
         if report is not None:
-            raise CannotRepeatError(f"the forward changed {report}, and there is no copy from before")
+            raise CannotRepeatError(f"the forward changed {report}, which has no earlier copy")
         yield
     finally:
         for optimizer, key in made:
