@@ -45,7 +45,7 @@ def command(
     prices: str | None, device_names: tuple[str, ...], headroom: str | None, no_largest: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Compare the cards for JOB: whether it fits, memory, largest micro-batch; time, energy and cost of an epoch."""
-    from memfit.cli.predict import micro_batch_shape
+    from memfit.cli.job_options import micro_batch_shape
     from memfit.cli.progress import progress, settle
     from memfit.loading import load_job, read_settings
 

@@ -86,7 +86,7 @@ def _prediction(
             raise InputError(f"--script {script}", "it ended before its first optimizer step", write)
         return predicted
     assert job is not None
-    from memfit.cli.predict import load_with, micro_batch_shape
+    from memfit.cli.job_options import load_with, micro_batch_shape
     from memfit.cli.progress import progress
 
     with progress(f"predicting {job}", quiet=True):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from memfit.cli.job_options import load_with, micro_batch_shape
 from memfit.cli.options import (
     choose_devices,
     device_names_option,
@@ -19,15 +20,47 @@ from memfit.cli.options import (
     set_option,
     whole_number,
 )
+from memfit.cli.prediction_output import (
+    budget_line,
+    highest_peak,
+    predictions_json,
+    write_snapshot_file,
+    write_trace_file,
+)
+from memfit.cli.progress import progress, settle
 from memfit.errors import Exit, InputError
 from memfit.plan import ENGINES
-from memfit.printable import one_line
-from memfit.sizes import format_size, parse_size
+from memfit.sizes import parse_size
 
 if TYPE_CHECKING:
     from memfit.device.hardware.catalogue import Device
-    from memfit.job import Job, Shape
-    from memfit.planner.prediction import Prediction, TracedQuestion
+    from memfit.job import Job
+    from memfit.plan import Plan
+    from memfit.planner.prediction import Prediction
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictRequest:
+    """What ``memfit predict`` is asked, as far as the trace depends on it."""
+
+    job: str
+    pairs: tuple[str, ...]
+    micro_batch: int | None
+    shape: str | None
+    precision: str | None
+    checkpoint: str | None
+    plan: str | None
+    """The text of the plan that ``checkpoint`` names."""
+    micro_batches: int
+    engine: str
+    world: int
+    rank: int | None
+
+    def key(self) -> str:
+        """The name under which the trace is kept."""
+        from memfit.planner.kept_questions import question_key
+
+        return question_key(self.job, asdict(self))
 
 
 @click.command("predict")
@@ -106,10 +139,7 @@ def command(
 
     JOB is a built-in name (memfit jobs), package.module:Name or path/file.py:Name.
     """
-    from memfit.cli.progress import progress, settle
-
     targets = choose_devices(device_names, memory, headroom)
-    device = targets[0]
     limit = parse_size(budget) if budget is not None else None
     if ci and limit is None:
         raise InputError("--ci without --budget", "there is nothing to check against", "write --budget 8GiB too")
@@ -123,127 +153,106 @@ def command(
         raise InputError(
             f"--lengths {lengths}", "nothing uses them without --epoch", "write --epoch N too (0: one epoch)"
         )
-    accumulated = whole_number("--accumulate", accumulate)
-    count = whole_number("--micro-batch", micro_batch)
-    ranks, which = whole_number("--world", world), whole_number("--rank", rank, least=0)
-    asked = {
-        "pairs": sorted(pairs), "micro_batch": count, "shape": shape, "precision": precision,
-        "checkpoint": checkpoint, "plan": _plan_text(checkpoint), "micro_batches": accumulated, "engine": engine,
-        "world": ranks, "rank": which,
-    }  # fmt: skip
+    request = PredictRequest(
+        job=job, pairs=tuple(sorted(pairs)), shape=shape, precision=precision, checkpoint=checkpoint, engine=engine,
+        micro_batches=whole_number("--accumulate", accumulate), micro_batch=whole_number("--micro-batch", micro_batch),
+        world=whole_number("--world", world), rank=whole_number("--rank", rank, least=0), plan=_plan_text(checkpoint),
+    )  # fmt: skip
     with progress(f"tracing {job}", quiet=as_json):
-        from memfit.planner.kept_questions import question_key
-        from memfit.planner.prediction import answer
-
-        begin, key, sequence = time.perf_counter(), question_key(job, asked), None
-        replays = epoch is not None or shapes is not None
-        known = None if fresh or replays else _kept(key, targets)
-        if known is not None:
-            predictions = [answer(question, job, target) for question, target in zip(known, targets, strict=True)]
-            seconds = time.perf_counter() - begin
-            predictions = [replace(prediction, seconds=seconds) for prediction in predictions]
+        kept = None if fresh or epoch is not None or shapes is not None else _answered(request, targets)
+        if kept is None:
+            loaded, predictions = _traced(request, targets)
         else:
-            from memfit.planner.dependencies import dependencies, recorded_reads
-            from memfit.planner.kept_questions import keep_question
-
-            with recorded_reads() as reads:
-                loaded = load_with(job, pairs, precision)
-                settle()
-                questions, predictions = _traced(loaded, job, asked, targets)
-            depends = dependencies(reads)
-            for question in questions:
-                keep_question(key, question, depends)
-            if replays:
-                sequence = _sequence(loaded, predictions[0], accumulated, epoch, lengths, shapes)
-    prediction = predictions[0]
+            predictions = kept
+        sequence = None
+        if epoch is not None or shapes is not None:
+            sequence = _sequence(loaded, predictions[0], request.micro_batches, epoch, lengths, shapes)
     if snapshot is not None:
-        from memfit.show.snapshot import write_snapshot
-        from memfit.show.timeline import allocator_limit
-
-        try:
-            write_snapshot(Path(snapshot), prediction.trace, allocator_limit(device))
-        except OSError as error:
-            raise InputError(
-                f"--snapshot {snapshot}",
-                f"cannot be written: {error.strerror}",
-                "write a file in a folder that can be written",
-            ) from error
+        write_snapshot_file(snapshot, predictions[0], targets[0])
     if trace is not None:
-        _write_trace(Path(trace), prediction)
-    within = [limit is None or _peak(prediction) <= limit for prediction in predictions]
+        write_trace_file(Path(trace), predictions[0])
     if as_json:
-        print_json(_json(predictions, sequence, limit))
-    elif ci:
-        for prediction in predictions:
-            click.echo(budget_line(prediction, limit or 0))
-    elif len(predictions) > 1:
+        print_json(predictions_json(predictions, sequence, limit))
+    else:
+        _print(predictions, sequence, limit, ci=ci)
+    fits = any(prediction.footprint.fits for prediction in predictions)
+    fits = fits and (sequence is None or sequence.plain.failed_window is None)
+    within = all(limit is None or highest_peak(prediction) <= limit for prediction in predictions)
+    return Exit.DONE if fits and within else Exit.NOTHING_FITS
+
+
+def _print(predictions: list[Prediction], sequence: Any, limit: int | None, *, ci: bool) -> None:
+    """Shows the predictions, and whether they are within a budget; with ``ci``, only the latter."""
+    if not ci and len(predictions) > 1:
         from memfit.show.footprint_table import show_predictions
 
         show_predictions(predictions)
-    else:
+    elif not ci:
         from memfit.show.footprint_table import show_prediction
 
-        show_prediction(prediction)
-        if sequence is not None:
-            from memfit.show.sequence_table import show_sequence
+        show_prediction(predictions[0])
+    if not ci and sequence is not None:
+        from memfit.show.sequence_table import show_sequence
 
-            show_sequence(sequence)
-    if limit is not None and not as_json and not ci:
-        for prediction in predictions:
-            click.echo(budget_line(prediction, limit).removeprefix("::error::").removeprefix("::notice::"))
-    fits = any(prediction.footprint.fits for prediction in predictions)
-    fits = fits and (sequence is None or sequence.plain.failed_window is None)
-    return Exit.DONE if fits and all(within) else Exit.NOTHING_FITS
+        show_sequence(sequence)
+    for prediction in predictions if limit is not None else ():
+        line = budget_line(prediction, limit or 0)
+        click.echo(line if ci else line.removeprefix("::error::").removeprefix("::notice::"))
 
 
-def load_with(job: str, pairs: tuple[str, ...], precision: str | None) -> Job:
-    """Loads the job with its settings, in a precision."""
-    from memfit.loading import load_job, read_settings
-    from memfit.planner.predict import with_precision
-
-    return with_precision(load_job(job, read_settings(pairs)), precision)
-
-
-def _kept(key: str, targets: list[Device]) -> list[TracedQuestion] | None:
-    """Returns every device's kept prediction; None if one of them is not kept."""
+def _answered(request: PredictRequest, targets: list[Device]) -> list[Prediction] | None:
+    """Returns every device's prediction from kept traces; None if one of them is not kept."""
     from memfit.planner.kept_questions import kept_question
+    from memfit.planner.prediction import answer
 
-    questions = []
+    begin, key, predictions = time.perf_counter(), request.key(), []
     for device in targets:
         question = kept_question(key, device)
         if question is None:
             return None
-        questions.append(question)
-    return questions
+        predictions.append(answer(question, request.job, device))
+    seconds = time.perf_counter() - begin
+    return [replace(prediction, seconds=seconds) for prediction in predictions]
 
 
-def _traced(
-    job: Job, name: str, asked: dict[str, Any], targets: list[Device]
-) -> tuple[list[TracedQuestion], list[Prediction]]:
-    """Returns a new trace, and every device's prediction from it."""
-    from memfit.planner.predict import checkpoint_all, plain_nets
+def _traced(request: PredictRequest, targets: list[Device]) -> tuple[Job, list[Prediction]]:
+    """Traces the step and keeps the traces; returns the job and every device's prediction."""
+    from memfit.planner.dependencies import dependencies, recorded_reads
+    from memfit.planner.kept_questions import keep_question
     from memfit.planner.traced_questions import TracedQuestions
 
-    wanted = micro_batch_shape(job, asked["shape"], asked["micro_batch"])
-    modes, plan = None, None
-    if asked["checkpoint"] == "none":
-        modes = {}
-    elif asked["checkpoint"] == "all":
-        modes = checkpoint_all(job, plain_nets(job))
-    elif asked["checkpoint"] is not None:
-        from memfit.plan import read_plan
-
-        plan = read_plan(asked["checkpoint"])
-        modes = dict(plan.checkpointing)
     questions = TracedQuestions()
-    predictions = [
-        questions.predict(
-            job, name, wanted, target, micro_batches=asked["micro_batches"], checkpointing=modes, plan=plan,
-            engine=asked["engine"], world=asked["world"], rank=asked["rank"],
-        )
-        for target in targets
-    ]  # fmt: skip
-    return questions.all(), predictions
+    with recorded_reads() as reads:
+        job = load_with(request.job, request.pairs, request.precision)
+        settle()
+        shape = micro_batch_shape(job, request.shape, request.micro_batch)
+        modes, plan = _checkpointing(job, request.checkpoint)
+        predictions = [
+            questions.predict(
+                job, request.job, shape, target, micro_batches=request.micro_batches, checkpointing=modes, plan=plan,
+                engine=request.engine, world=request.world, rank=request.rank,
+            )
+            for target in targets
+        ]  # fmt: skip
+    depends, key = dependencies(reads), request.key()
+    for question in questions.all():
+        keep_question(key, question, depends)
+    return job, predictions
+
+
+def _checkpointing(job: Job, checkpoint: str | None) -> tuple[dict[str, str] | None, Plan | None]:
+    """Returns the modes that --checkpoint names (None: the job's own), and the plan where it names a plan's file."""
+    from memfit.plan import read_plan
+    from memfit.planner.predict import checkpoint_all, plain_nets
+
+    if checkpoint is None:
+        return None, None
+    if checkpoint == "none":
+        return {}, None
+    if checkpoint == "all":
+        return dict(checkpoint_all(job, plain_nets(job))), None
+    plan = read_plan(checkpoint)
+    return dict(plan.checkpointing), plan
 
 
 def _plan_text(checkpoint: str | None) -> str | None:
@@ -265,46 +274,6 @@ def _plan_text(checkpoint: str | None) -> str | None:
     return repr(read_plan(checkpoint))
 
 
-def budget_line(prediction: Prediction, limit: int) -> str:
-    """Says whether a prediction is within a budget, as an annotation of a GitHub workflow."""
-    peak = _peak(prediction)
-    kind, words = ("error", "exceeds") if peak > limit else ("notice", "is within")
-    what = f"{prediction.job} with {prediction.micro_batch} {prediction.unit} on {prediction.device.key}"
-    return one_line(f"::{kind}::{what} needs {format_size(peak)}, which {words} the budget of {format_size(limit)}.")
-
-
-def _peak(prediction: Prediction) -> int:
-    return max(phase.process_bytes for phase in prediction.footprint.phases.values())
-
-
-def _json(predictions: list[Prediction], sequence: Any, limit: int | None) -> dict[str, Any]:
-    """Returns the JSON of one prediction, or of every device's by name."""
-    answers = []
-    for prediction in predictions:
-        budget = {} if limit is None else {"budget_bytes": limit, "within_budget": _peak(prediction) <= limit}
-        answers.append(prediction_json(prediction) | budget)
-    if len(answers) > 1:
-        return {"devices": {answer["device"]["name"]: answer for answer in answers}}
-    if sequence is None:
-        return answers[0]
-    from memfit.planner.plan_json import sequence_json
-
-    return answers[0] | {"sequence": sequence_json(sequence)}
-
-
-def micro_batch_shape(job: Job, shape: str | None, count: int | None) -> Shape:
-    """Returns the shape of --shape or --micro-batch; by default one item of the longest length.
-
-    Raises:
-        InputError: both are given, or the shape does not suit the job.
-    """
-    from memfit.geometry import parse_shape, shape_of
-
-    if shape is not None and count is not None:
-        raise InputError("--shape and --micro-batch", "both say the same", "write one of them")
-    return parse_shape(shape, job) if shape is not None else shape_of(job, count or job.longest or 1)
-
-
 def _sequence(
     job: Any, prediction: Any, accumulated: int, epoch: str | None, lengths: str | None, shapes: str | None
 ) -> Any:
@@ -323,36 +292,3 @@ def _sequence(
             count=whole_number("--epoch", epoch, least=0) or 0,
         )
     return predict_sequence(job, prediction.device, windows, prediction.checkpointing)
-
-
-def _write_trace(path: Path, prediction: Any) -> None:
-    from memfit.show.perfetto import write_perfetto
-    from memfit.show.trace_file import write_trace
-
-    if path.suffix == ".npz":
-        write_trace(path, prediction)
-    else:
-        write_perfetto(path, prediction.trace, f"{prediction.job} on {prediction.device.name}")
-
-
-def prediction_json(prediction: Any) -> dict[str, Any]:
-    """The JSON of DESIGN.md."""
-    from dataclasses import asdict
-
-    footprint = asdict(prediction.footprint)
-    device = prediction.device
-    return {
-        "job": prediction.job,
-        "settings": prediction.settings,
-        "micro_batch": prediction.micro_batch,
-        "unit": prediction.unit,
-        "shape": asdict(prediction.shape),
-        "device": {"name": device.key, "memory_bytes": device.memory_bytes, "usable_bytes": device.usable_bytes},
-        "nets": [asdict(net) for net in prediction.nets],
-        **footprint,
-        "checkpointing": dict(prediction.checkpointing),
-        "engine": prediction.engine,
-        "world": prediction.world,
-        "rank": prediction.rank,
-        "seconds": prediction.seconds,
-    }

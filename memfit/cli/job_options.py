@@ -1,0 +1,31 @@
+"""The job and the micro-batch that options name, for the verbs that predict one step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memfit.errors import InputError
+
+if TYPE_CHECKING:
+    from memfit.job import Job, Shape
+
+
+def load_with(job: str, pairs: tuple[str, ...], precision: str | None) -> Job:
+    """Loads the job with its settings, in a precision."""
+    from memfit.loading import load_job, read_settings
+    from memfit.planner.predict import with_precision
+
+    return with_precision(load_job(job, read_settings(pairs)), precision)
+
+
+def micro_batch_shape(job: Job, shape: str | None, count: int | None) -> Shape:
+    """Returns the shape of --shape or --micro-batch; by default one item of the longest length.
+
+    Raises:
+        InputError: both are given, or the shape does not suit the job.
+    """
+    from memfit.geometry import parse_shape, shape_of
+
+    if shape is not None and count is not None:
+        raise InputError("--shape and --micro-batch", "both say the same", "write one of them")
+    return parse_shape(shape, job) if shape is not None else shape_of(job, count or job.longest or 1)
