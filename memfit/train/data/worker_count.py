@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import zlib
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -38,6 +39,8 @@ class ReadingCost:
     """Of the batch; 0 where it cannot be sent from a worker."""
     reason: str = ""
     """Why no worker can read, where that is seen."""
+    checksum: int = 0
+    """Of the bytes of the batch's tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +80,11 @@ def reading_cost(reader: BatchReader, ids: Ids, threads: Collection[int | None])
         return ReadingCost(seconds=seconds, cpu_seconds=cpu, nbytes=0, reason="its batches are on a device")
     try:
         nbytes = pack(batch, None, None).nbytes
+        tensors = pack([tensor.detach() for tensor in tensors_in(batch)], None, None)
     except Exception:
         return ReadingCost(seconds=seconds, cpu_seconds=cpu, nbytes=0, reason="its batches cannot be pickled")
-    return ReadingCost(seconds=seconds, cpu_seconds=cpu, nbytes=nbytes)
+    checksum = zlib.crc32(b"".join(tensors.loose))
+    return ReadingCost(seconds=seconds, cpu_seconds=cpu, nbytes=nbytes, checksum=checksum)
 
 
 def choose_loading(

@@ -27,6 +27,8 @@ class RankAgreement:
     samples: int
     """Of the data set; 0 where it can only be iterated."""
     windows_per_epoch: int
+    first_sample: int
+    """Checksum of a stream's first sample, which every rank must see; 0 where samples have an index."""
     first_window: int
     first_ids: tuple[tuple[tuple[int, ...], ...], ...]
     """Of the first windows, the samples of each rank."""
@@ -49,13 +51,21 @@ class RankAgreement:
 
 
 def rank_agreement_of(
-    engine: Engine, plan: Plan, windows: Windows | StreamWindows, size: int, first: int, last: int
+    engine: Engine,
+    plan: Plan,
+    windows: Windows | StreamWindows,
+    *,
+    size: int,
+    first: int,
+    last: int,
+    first_sample: int = 0,
 ) -> RankAgreement:
     """This rank's view.
 
     Args:
         size: samples of the data set; 0 where it can only be iterated.
         first, last: the run's windows are [first, last).
+        first_sample: checksum of a stream's first sample.
     """
     shown = [windows.window(number) for number in range(first, max(min(first + SHOWN, last), first + 1))]
     mesh = (
@@ -70,6 +80,7 @@ def rank_agreement_of(
         plan=f"{zlib.crc32(repr(plan).encode()):08x}",
         samples=size,
         windows_per_epoch=windows.per_epoch(shown[0].epoch),
+        first_sample=first_sample,
         first_window=first,
         first_ids=tuple(tuple(window.ids_of([rank]) for rank in range(engine.world)) for window in shown),
     )

@@ -235,6 +235,8 @@ class _Data:
     validation: ValidationData | None
     loader: BatchLoader | None
     """Workers that read the samples; None: this process reads them."""
+    first_sample: int
+    """Checksum of a stream's first sample; 0 where samples have an index."""
 
 
 def _load(plan: Plan, engine: Engine, options: RunOptions) -> _Data:
@@ -279,7 +281,15 @@ def _load(plan: Plan, engine: Engine, options: RunOptions) -> _Data:
         else None
     )
     seed_all(plan.seed)
-    return _Data(job=job, samples=samples, lengths=lengths, windows=windows, validation=validation, loader=loader)
+    return _Data(
+        job=job,
+        samples=samples,
+        lengths=lengths,
+        windows=windows,
+        validation=validation,
+        loader=loader,
+        first_sample=cost.checksum if isinstance(samples, StreamSamples) else 0,
+    )
 
 
 def _samples(job: Job, plan: Plan, ranks: int) -> tuple[Any, list[int] | None, Windows | StreamWindows]:
@@ -371,7 +381,13 @@ def _agree(engine: Engine, plan: Plan, data: _Data, first: int, last: int) -> No
     """Raises InputError where the ranks are not in one run; rank 0 says what they agree on."""
     if engine.world > 1:
         agreement = rank_agreement_of(
-            engine, plan, data.windows, 0 if isinstance(data.samples, StreamSamples) else len(data.samples), first, last
+            engine,
+            plan,
+            data.windows,
+            size=0 if isinstance(data.samples, StreamSamples) else len(data.samples),
+            first=first,
+            last=last,
+            first_sample=data.first_sample,
         )
         check_rank_agreement(engine, agreement)
         for line in agreement.lines(plan) if engine.rank == 0 else ():
