@@ -173,3 +173,20 @@ class StatefulStream(Stream):
                     file.write(f"{index}\n")
             yield self.samples[index]
         self.at = 0
+
+
+class Buffered(ByIndex):
+    def dataset(self):
+        return ShuffledStream(self.seconds)
+
+
+class ShuffledStream(StatefulStream):
+    """Its state leaves out a shuffle's buffer, as that of Hugging Face's data sets does."""
+
+    def __iter__(self):
+        order, buffer = random.Random(self.at), []
+        for sample in super().__iter__():
+            buffer.append(sample)
+            if len(buffer) > 5:
+                yield buffer.pop(order.randrange(len(buffer)))
+        yield from buffer

@@ -5,16 +5,23 @@ positions, so that no two ranks share a sample and the samples of a window do no
 the stream draws at a sample belongs to the position.
 
 The newest samples are kept, so that a window can be collated again in other micro-batches. A position before those is
-read by iterating anew, from the newest state that is known before it.
+read by iterating anew, from the newest state that is known before it. A state that does not bring back the sample after
+it is not used: the stream is then read from its start.
 """
 
 from __future__ import annotations
 
 import copy
+import sys
+import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from memfit.batch.rank_split import even
 from memfit.batch.windows import Window
@@ -35,6 +42,8 @@ class StreamState:
     position_in_epoch: int
     state: Any
     """What the data set's ``state_dict`` gave."""
+    checksum: int = 0
+    """Of the sample at the position, by which a resumed run sees whether the state brings its order back."""
 
 
 class StreamSamples:
@@ -62,6 +71,8 @@ class StreamSamples:
         self._kept: OrderedDict[int, Any] = OrderedDict()
         self._states: OrderedDict[int, StreamState] = OrderedDict()
         self._known: StreamState | None = None
+        self._noted: StreamState | None = None
+        """A state whose first sample was not read yet."""
         self._first_state = self._state_dict() if self._has_state else None
         self._iterator: Iterator[Any] | None = None
         self._begins_with: StreamState | None = None
@@ -97,6 +108,7 @@ class StreamSamples:
     def _go_back(self, position: int) -> None:
         """Iterates anew, from the newest known state at or before this position."""
         self._kept.clear()
+        self._noted = None
         state = max(
             (known for known in self._states.values() if known.position <= position),
             key=lambda known: known.position,
@@ -134,6 +146,8 @@ class StreamSamples:
             self._iterator = self._iterate(self._epoch)
             self._read()
             return
+        if not self._agrees(sample):
+            return
         self._kept[self._at] = sample
         self._at, self._in_epoch = self._at + 1, self._in_epoch + 1
         while len(self._kept) > self._keep:
@@ -141,8 +155,25 @@ class StreamSamples:
         if self._has_state and self._at % self._window == 0 and self._at not in self._states:
             self._note_state()
 
+    def _agrees(self, sample: Any) -> bool:
+        """Completes the state that was noted before this sample. False where the state that reading began with has
+        brought back another order, as of a shuffle's buffer: then the stream is read from its start."""
+        begun, self._begins_with = self._begins_with, None
+        if begun is not None and begun.position == self._at and begun.checksum != checksum(sample):
+            why = "the data set's state_dict does not bring its order back, as of a shuffle's buffer"
+            print(f"memfit: {why}: the stream is read from its start to sample {self._at}", file=sys.stderr, flush=True)
+            self._has_state = False
+            self._states.clear()
+            self._stream.load_state_dict(_copied(self._first_state))  # type: ignore[attr-defined]
+            self._go_back(0)
+            return False
+        if self._noted is not None and self._noted.position == self._at:
+            self._states[self._at] = replace(self._noted, checksum=checksum(sample))
+            self._noted = None
+        return True
+
     def _note_state(self) -> None:
-        self._states[self._at] = StreamState(
+        self._noted = StreamState(
             position=self._at, epoch=self._epoch, position_in_epoch=self._in_epoch, state=self._state_dict()
         )
         while len(self._states) > MOST_STATES:
@@ -150,6 +181,20 @@ class StreamSamples:
 
     def _state_dict(self) -> Any:
         return _copied(self._stream.state_dict())  # type: ignore[attr-defined]
+
+
+def checksum(value: Any) -> int:
+    """Of a sample's tensors, arrays, numbers and texts, in any nesting."""
+    if isinstance(value, Tensor):
+        return checksum(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    if isinstance(value, np.ndarray):
+        return zlib.crc32(value.tobytes())
+    if isinstance(value, Mapping):
+        value = [part for key in value for part in (key, value[key])]
+    if isinstance(value, list | tuple):
+        return zlib.crc32(repr([checksum(part) for part in value]).encode())
+    plain = value is None or isinstance(value, str | bytes | int | float)
+    return zlib.crc32(repr(value if plain else type(value).__name__).encode())
 
 
 def _copied(state: Any) -> Any:
