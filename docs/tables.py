@@ -154,6 +154,18 @@ def loop() -> str:
     return table(["loop", "ms a step", "more than by hand, ms"], rows)
 
 
+def loading() -> str:
+    figures = result("loading")
+    rows = (
+        [row["data"], str(row["workers"]), f"{row['by_hand']:.0f}", f"{row['memfit']:.0f}",
+         f"{row['memfit_over_by_hand']:.2f}"]
+        for row in figures["rows"]
+    )  # fmt: skip
+    made = table(["data", "workers", "by hand, samples a second", "memfit", "ratio (median of rounds)"], rows)
+    machine = figures["machine"]
+    return f"{made}\n\n{figures['rounds']} rounds on {machine['processor']}, at a load of {machine['load']:.0f}."
+
+
 def _spread(values: Sequence[float]) -> str:
     return f"{min(values):.2f} to {max(values):.2f}" if min(values) != max(values) else f"{values[0]:.2f}"
 
@@ -305,7 +317,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "accuracy on xMem's runs": accuracy_tables.accuracy_xmem_families,
     "accuracy of limits under AMP": accuracy_tables.accuracy_timm_amp,
     "convolution workspace": accuracy_tables.accuracy_workspace, "plans for cards": cards, "time estimates": timing,
-    "plan speed": plan_speed, "prediction speed": variants, "samplers": samplers, "loop": loop, "saving": saving,
+    "plan speed": plan_speed, "prediction speed": variants, "samplers": samplers, "loop": loop, "loading": loading,
+    "saving": saving,
     "kills": kills, "faults": faults, "epochs": sequence, "probe": probe, "creep": creep,
     "checkpoint selection": checkpoint_selection, "accumulation": accumulation,
 }  # fmt: skip
