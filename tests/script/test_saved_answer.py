@@ -39,7 +39,7 @@ def test_each_option_says_whether_training_fits_with_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("no json", "not JSON"), ("{}", "not an answer of memfit trace"), ("[1]", "no answer of memfit trace"),
+        ("no json", "not JSON"), ("{}", "not an answer of memfit trace"), ("[1]", "not an answer of memfit trace"),
         (json.dumps(ANSWER | {"windows": 1}), "no verdict"),
     ],
 )  # fmt: skip

@@ -24,7 +24,7 @@ from memfit.jobs.optimizers.scaled_adam import ScaledAdam
 from memfit.plan import Plan
 from memfit.train.checkpoint.checkpoints import Checkpoints, read_checkpoint
 from memfit.train.checkpoint.resume import restore
-from memfit.train.checkpoint.saver import Saver
+from memfit.train.checkpoint.saver import Saver, copy_into
 from memfit.train.checkpoint.state_codec import encode
 from testing.killed_job import Killed
 from tests.train.test_state_codec import same, through
@@ -350,3 +350,11 @@ def test_nothing_is_copied_on_the_way_into_the_state():
     assert tensors["nets.net.0.weight"].data_ptr() == train_state.nets["net"][0].weight.data_ptr()
     momentum = next(iter(train_state.optimizers["one"].state.values()))["momentum_buffer"]
     assert tensors["optimizers.one.state.0.momentum_buffer"].data_ptr() == momentum.data_ptr()
+
+
+def test_a_copy_has_the_values_and_the_memory_layout_of_its_tensor():
+    tensors = {"last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last), "plain": torch.randn(7)[2:]}
+    copies = copy_into(torch.empty(sum(tensor.nbytes for tensor in tensors.values()), dtype=torch.uint8), tensors)
+    for name, tensor in tensors.items():
+        assert copies[name].stride() == tensor.stride()
+        assert torch.equal(copies[name], tensor)
