@@ -44,6 +44,17 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.And: ast.Or, ast.Or: ast.And,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
 }  # fmt: skip
+EQUIVALENT = {
+    (
+        "memfit/batch/windows.py",
+        "self._starts[-1] < number",
+    ): "an epoch's windows are also made when they are asked for",
+    (
+        "memfit/apply/losses.py",
+        "len(losses) >= 1",
+    ): "a single loss without valid units takes no step, whatever its value",
+}
+"""(file, changed source) of mutations that change nothing that can be seen, and why."""
 CALLS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 
@@ -69,6 +80,8 @@ class Outcome:
     after: str
     killed: bool
     seconds: float
+    why: str
+    """Why a mutation that survived changes nothing; empty: it is killed, or no test sees it."""
 
 
 def mutations(path: Path) -> Iterator[Mutation]:
@@ -167,6 +180,7 @@ def outcome(mutation: Mutation, tests: list[str], copy: Path, limit: float) -> O
     return Outcome(
         file=mutation.file, line=mutation.line, before=mutation.before, after=mutation.after,
         killed=killed, seconds=round(time.monotonic() - begin, 1),
+        why="" if killed else EQUIVALENT.get((mutation.file, mutation.after), ""),
     )  # fmt: skip
 
 
