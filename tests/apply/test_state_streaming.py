@@ -1,6 +1,7 @@
 """State that waits on the host learns what state on the device does, bit for bit, and visits part by part."""
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 from memfit.apply import state_streaming
 from memfit.apply.state_streaming import left_on_the_device, streamed, streams
 from memfit.apply.train_state import build
-from memfit.apply.window import MicroBatch, run_window
+from memfit.apply.window import MicroBatch, run_window, stepping
 from memfit.job import Job, Loss
 
 OPTIMIZERS = {
@@ -139,3 +140,16 @@ def test_optimizers_that_see_all_parameters_are_left_by_name():
     optimizers = {"a": torch.optim.LBFGS([parameter]), "b": torch.optim.AdamW([parameter])}
     assert left_on_the_device(optimizers) == ["'a' (LBFGS)"]
     assert streams(optimizers["b"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "visits"),
+    [
+        (torch.optim.AdamW, "host", True), (torch.optim.AdamW, "device", False),
+        (torch.optim.LBFGS, "host", False), (torch.optim.LBFGS, "device", False),
+    ],
+)  # fmt: skip
+def test_state_visits_the_device_only_where_it_waits_on_the_host_and_can_be_streamed(kind, place, visits):
+    train_state = SimpleNamespace(optimizer_state=place, device=torch.device("cpu"))
+    around = stepping(train_state, kind(nn.Linear(2, 2).parameters()))
+    assert isinstance(around, nullcontext) is not visits

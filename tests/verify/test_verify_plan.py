@@ -52,3 +52,23 @@ class Flat(Sound):
 
 def test_a_batch_whose_tensors_do_not_all_count_samples_is_collated_again():
     assert split_findings(Flat()) == []
+
+
+class Padded(Sound):
+    """Samples of varied length without ``lengths()``; padding counts in the mean."""
+
+    unit = "frames"
+    longest: int | None = 4
+
+    def loss(self, nets, batch):
+        return nets["net"](batch).square().mean((1, 2)).sum(), len(batch)
+
+    def dataset(self):
+        return [torch.arange(8.0 * (4 - i % 4)).view(-1, 8) / 80 for i in range(10)]
+
+    def collate(self, samples):
+        return torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)
+
+
+def test_a_loss_that_sees_padding_is_named_where_a_job_has_a_longest_item():
+    assert [finding.code for finding in split_findings(Padded())] == ["padding"]
