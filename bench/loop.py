@@ -105,7 +105,7 @@ def ours(job: Net, windows: int, folder: Path) -> None:
     run.open(resume=False)
     train_state, samples = build(job, "cpu", Single()), job.dataset()
     course = RunContext(
-        plan=plan, folder=run, samples=samples, lengths=None, first=0, last=windows, resident_before=0,
+        plan=plan, folder=run, samples=samples, lengths=None, first=0, last=windows,
         windows=Windows(size=len(samples), lengths=None, global_batch=BATCH, micro_batch=BATCH), saver=_NoSaver(),
     )  # fmt: skip
     with patch("signal.signal"):  # only a main thread may set handlers of signals

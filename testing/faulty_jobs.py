@@ -219,7 +219,7 @@ def run(
     saver = Saver(checkpoints=Checkpoints(folder.checkpoints, 2), plan=plan, every=every, say=saves)
     given = {
         "plan": plan, "folder": folder, "samples": samples, "lengths": None, "windows": windows, "first": 0,
-        "last": WINDOWS, "resident_before": 0, "saver": saver,
+        "last": WINDOWS, "saver": saver,
     }  # fmt: skip
     given["validation"] = validation_data(job)
     code = train(train_state, RunContext(**{**given, **course}))

@@ -108,7 +108,7 @@ def _run(plan: str, wandb: bool, as_json: bool, values: dict[str, Any]) -> int:
         if launched.line:
             say(launched.line)
         if launched.code == Exit.DONE:
-            show_summary(folder, read.budget_bytes, read.unit, as_json=as_json)
+            show_summary(folder, read, as_json=as_json)
             sys.stdout.flush()
         if launched.code not in (Exit.BAD_INPUT, Exit.FAULT) and not launched.signalled:
             with progress("writing the report", quiet=as_json):
@@ -169,7 +169,7 @@ def _prepare(folder: RunFolder, plan: Plan, options: RunOptions) -> None:
     write_plan(plan, folder.plan)
 
 
-def show_summary(folder: RunFolder, budget: int, unit: str, *, as_json: bool) -> None:
+def show_summary(folder: RunFolder, plan: Plan, *, as_json: bool) -> None:
     """Shows a summary of a finished run from its lines: losses, memory and time."""
     from memfit.show.console import make_console
     from memfit.show.run_log import noise_words
@@ -177,7 +177,7 @@ def show_summary(folder: RunFolder, budget: int, unit: str, *, as_json: bool) ->
     from memfit.wording import counted
 
     lines = read_lines(folder.lines("metrics")).lines
-    summary = summary_of(lines, windows_of(folder, lines), budget)
+    summary = summary_of(lines, windows_of(folder, lines), plan)
     if as_json:
         print_json(summary)
         return
@@ -196,7 +196,7 @@ def show_summary(folder: RunFolder, budget: int, unit: str, *, as_json: bool) ->
     console.print(
         f"Global batch {asked} asked, at most {done} done in a window. Written to {folder.path}", markup=False
     )
-    if words := noise_words(lines, unit):
+    if words := noise_words(lines, plan.unit):
         console.print(words)
 
 
@@ -207,15 +207,15 @@ def windows_of(folder: RunFolder, lines: list[dict[str, Any]]) -> int:
     return max(numbers, default=lines[-1]["window"] + 1 if lines else 0)
 
 
-def summary_of(lines: list[dict[str, Any]], windows: int, budget: int) -> dict[str, Any]:
+def summary_of(lines: list[dict[str, Any]], windows: int, plan: Plan) -> dict[str, Any]:
     """Returns the numbers of a run from the lines of its windows; None for a number that no line has.
 
     Args:
         windows: the number of windows that the run has trained, including windows without a line.
     """
+    from memfit.planner.cpu_margin import planned_process_bytes
+
     last = lines[-1] if lines else {}
-    peak = max(lines, key=lambda line: line.get("measured_process_bytes") or 0, default={})
-    measured, outside = peak.get("measured_process_bytes"), peak.get("outside_tensors_bytes")
     return {
         "windows": windows,
         "loss_first": lines[0].get("loss") if lines else None,
@@ -223,30 +223,26 @@ def summary_of(lines: list[dict[str, Any]], windows: int, budget: int) -> dict[s
         "global_batch_asked": last.get("global_batch_asked"),
         "global_batch_done": max((line.get("global_batch_done") or 0 for line in lines), default=0),
         "noise_scale": next((line["noise_scale"] for line in reversed(lines) if line.get("noise_scale")), None),
-        "predicted_process_bytes": last.get("predicted_process_bytes"),
-        "measured_process_bytes": measured,
-        "outside_tensors_bytes": outside,
-        "budget_bytes": budget,
+        "predicted_process_bytes": max((int(p.get("process_bytes", 0)) for p in plan.phases.values()), default=None),
+        "planned_process_bytes": planned_process_bytes(plan),
+        "measured_process_bytes": max((line.get("measured_process_bytes") or 0 for line in lines), default=None),
+        "budget_bytes": plan.budget_bytes,
         "seconds": sum(line.get("seconds") or 0.0 for line in lines),
     }
 
 
 def memory_words(summary: dict[str, Any]) -> str:
-    """Describes the peak, and the part of it that is not tensors: a prediction for a CPU counts only tensors.
-
-    Memory that is not tensors is read at the end of a window, and may have been larger at the peak.
-    """
+    """Describes the measured peak beside what the plan expects of the whole process, tensors or not, and beside its budget."""
     from memfit.sizes import format_size
 
     def size(nbytes: int | None) -> str:
         return "unknown" if nbytes is None else format_size(nbytes)
 
-    measured, outside = summary["measured_process_bytes"], summary["outside_tensors_bytes"]
-    predicted, budget = size(summary["predicted_process_bytes"]), size(summary["budget_bytes"])
-    if measured is None or outside is None:
-        return f"Peak {size(measured)} measured, {predicted} predicted, {budget} allowed."
-    outside = min(outside, measured)
-    return (
-        f"Peak of tensors {size(measured - outside)} or less measured, {predicted} predicted; "
-        f"with {size(outside)} or more of libraries, Python and data, {size(measured)} of {budget} allowed."
-    )
+    measured, budget = summary["measured_process_bytes"], summary["budget_bytes"]
+    tensors, planned = summary["predicted_process_bytes"], summary["planned_process_bytes"]
+    expected = f"{size(planned)} predicted"
+    if planned is not None and planned > tensors:
+        others = f"{size(planned - tensors)} reserved for libraries, Python and data"
+        expected = f"{size(planned)} planned ({size(tensors)} of tensors predicted, {others})"
+    over = f" The run took {size(measured - budget)} more than its budget." if (measured or 0) > budget else ""
+    return f"Peak {size(measured)} measured, {expected}, {size(budget)} allowed.{over}"

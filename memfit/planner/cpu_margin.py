@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from memfit.device.hardware.catalogue import Device
+from memfit.plan import Plan
 
 HOST_MARGIN_BYTES, HOST_MARGIN = 24 << 20, 0.02
 """Of the budget: f5_tts/tiny needs 12 to 24 MiB beyond (bench/host_margin.py)."""
@@ -15,8 +16,11 @@ def without_cpu_margin(device: Device) -> Device:
     """A CPU with what is left of its budget for tensors; a card as it is."""
     if device.is_cuda or device.usable_bytes is None:
         return device
-    left = device.usable_bytes - HOST_MARGIN_BYTES - int(device.usable_bytes * HOST_MARGIN)
-    return replace(device, usable_bytes=max(left, 1))
+    return replace(device, usable_bytes=max(device.usable_bytes - _margin_of(device.usable_bytes), 1))
+
+
+def _margin_of(budget: int) -> int:
+    return HOST_MARGIN_BYTES + int(budget * HOST_MARGIN)
 
 
 def cpu_margin_bytes(device: Device) -> int:
@@ -27,3 +31,12 @@ def cpu_margin_bytes(device: Device) -> int:
 def budget_for(nbytes: int, device: Device) -> int:
     """The least budget of which so many bytes are left for tensors."""
     return nbytes if device.is_cuda else math.ceil((nbytes + HOST_MARGIN_BYTES) / (1 - HOST_MARGIN))
+
+
+def planned_process_bytes(plan: Plan) -> int | None:
+    """Bytes that a plan expects of a rank's process in the phase that needs most, which its measured peak is compared
+    with: on a CPU the predicted tensors and what is reserved for all else. None where the plan predicts nothing."""
+    phases = [int(phase["process_bytes"]) for phase in plan.phases.values() if "process_bytes" in phase]
+    if not phases:
+        return None
+    return max(phases) + (_margin_of(plan.budget_bytes) if plan.device == "cpu" else 0)

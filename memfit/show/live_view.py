@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from memfit.sizes import format_size
-from memfit.train.metrics_file import comparable_bytes
+from memfit.train.metrics_file import expected_bytes
 
 _BAR = 24
 
@@ -25,7 +25,7 @@ class LiveView:
         self._progress = Progress(*columns, console=self._console, auto_refresh=False)
         self._task = self._progress.add_task("training", total=last)
         self._budget = budget
-        self._peak, self._tensors, self._retries, self._skipped = 0, 0.0, 0, 0
+        self._peak, self._retries, self._skipped = 0, 0, 0
         self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
         self._live.start()
 
@@ -33,7 +33,6 @@ class LiveView:
         """One window is done."""
         self._progress.update(self._task, completed=line["window"] + 1)
         self._peak = max(self._peak, line.get("measured_process_bytes") or 0)
-        self._tensors = max(self._tensors, comparable_bytes(line) or 0)
         self._retries += line.get("retries") or 0
         self._skipped += len(line.get("skipped_samples") or ())
         self._live.update(Group(self._progress, self._numbers(line), self._memory(line)), refresh=True)
@@ -61,9 +60,6 @@ class LiveView:
         colour = "green" if part < 0.9 else "yellow" if part < 1 else "red"
         text = Text("memory   ").append("█" * filled, style=colour).append("░" * (_BAR - filled), style="dim")
         text.append(f" {format_size(self._peak)} of {format_size(self._budget)}")
-        predicted = line.get("predicted_process_bytes")
-        if predicted and self._tensors != self._peak:
-            text.append(f"\n         tensors {format_size(round(self._tensors))}, {format_size(predicted)} predicted")
-        elif predicted:
-            text.append(f", {format_size(predicted)} predicted")
+        if planned := expected_bytes(line):
+            text.append(f", {format_size(planned)} planned")
         return text

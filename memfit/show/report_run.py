@@ -14,7 +14,7 @@ from memfit.show.page import Section, Table
 from memfit.show.report_oom import flight_line
 from memfit.show.run_log import Rank, noise_words, number, seen, shown_windows
 from memfit.sizes import format_size
-from memfit.train.metrics_file import comparable_bytes
+from memfit.train.metrics_file import expected_bytes
 
 TABLE_ROWS = 24
 MOST_RANKS = 16
@@ -80,15 +80,13 @@ def _windows(plan: Plan, lines: list[dict[str, Any]]) -> Section:
     def column(name: str) -> list[float | None]:
         return [number(line.get(name)) for line in shown]
 
-    measured, predicted = column("measured_process_bytes"), column("predicted_process_bytes")
-    known = max((value for value in (*measured, *predicted) if value is not None), default=plan.budget_bytes)
+    measured, planned = column("measured_process_bytes"), [number(expected_bytes(line)) for line in shown]
+    known = max((value for value in (*measured, *planned) if value is not None), default=plan.budget_bytes)
     near = plan.budget_bytes < FAR * known
     budget: list[float | None] = [plan.budget_bytes] * len(shown)
-    tensors = [comparable_bytes(line) for line in shown]
     memory = [
         curve("measured", measured, "accent"),
-        *([curve("measured, tensors alone", tensors, "activations")] if tensors != measured else []),
-        curve("predicted", predicted, "quiet", dash="dot", symbol="square"),
+        curve("planned", planned, "quiet", dash="dot", symbol="square"),
         curve("budget", budget, "limit", dash="dash", symbol="line-ew") | {"far": not near},
     ]
     speed = f"{plan.unit} a second"
@@ -153,30 +151,24 @@ def curve(
 
 
 def _compared(lines: list[dict[str, Any]]) -> str:
-    peak = max((value for line in lines if (value := comparable_bytes(line)) is not None), default=None)
-    predicted = max(
-        (value for line in lines if (value := number(line.get("predicted_process_bytes"))) is not None), default=None
-    )
-    if peak is None or not predicted:
-        return "Predicted or measured memory is unknown."
-    off = f"{abs(peak / predicted - 1):.1%} {'more' if peak > predicted else 'less'}"
-    process = _peak(lines) or peak
-    took = f"The tensors of the highest window took {format_size(peak)}" if process != peak else ""
-    rest = f" The process took {format_size(process)}, with libraries, Python and data." if process != peak else ""
-    took = took or f"The highest window took {format_size(peak)}"
-    return f"{took}, where {format_size(predicted)} was predicted: {off}.{rest}"
+    peak = _peak(lines)
+    planned = max((value for line in lines if (value := number(expected_bytes(line))) is not None), default=None)
+    if peak is None or not planned:
+        return "Planned or measured memory is unknown."
+    off = f"{abs(peak / planned - 1):.1%} {'more' if peak > planned else 'less'}"
+    return f"The highest window took {format_size(peak)}, where {format_size(planned)} was planned: {off}."
 
 
 def _window_table(plan: Plan, lines: list[dict[str, Any]]) -> Table:
     chosen = np.unique(np.linspace(0, len(lines) - 1, min(TABLE_ROWS, len(lines))).astype(int)).tolist()
 
     def text(line: dict[str, Any], name: str, form: str) -> str:
-        value = number(line.get(name))
+        value = number(expected_bytes(line) if name == "planned" else line.get(name))
         return "unknown" if value is None else format_size(value) if form == "size" else format(value, form)
 
     forms = {
         "measured_process_bytes": "size",
-        "predicted_process_bytes": "size",
+        "planned": "size",
         "loss": ".4g",
         "units_per_second": ",.4g",
         "micro_batches": "g",
@@ -187,7 +179,7 @@ def _window_table(plan: Plan, lines: list[dict[str, Any]]) -> Table:
     columns = (
         "window",
         "measured",
-        "predicted",
+        "planned",
         "loss",
         f"{plan.unit} a second",
         "micro-batches",

@@ -23,12 +23,10 @@ class LinesRead:
     """Lines that are no JSON object with a window, or that repeat one."""
 
 
-def comparable_bytes(line: Mapping[str, Any]) -> float | None:
-    """A window's measured peak as a prediction counts it: on a CPU the tensors alone, on a card the process."""
-    measured, outside = line.get("measured_process_bytes"), line.get("outside_tensors_bytes") or 0
-    if not isinstance(measured, int | float) or not isinstance(outside, int | float):
-        return None
-    return max(measured - outside, 0) if math.isfinite(measured - outside) else None
+def expected_bytes(line: Mapping[str, Any]) -> Any:
+    """What a window's measured peak is compared with: the planned bytes of the process; in lines of earlier versions
+    the predicted ones."""
+    return line.get("planned_process_bytes") or line.get("predicted_process_bytes")
 
 
 def read_lines(path: Path) -> LinesRead:

@@ -119,7 +119,7 @@ def _course(plan: Plan, train_state: TrainState, folder: Path) -> RunContext:
     )  # fmt: skip
     return RunContext(
         plan=plan, folder=RunFolder(folder), samples=samples, lengths=lengths, windows=windows, first=0, last=0,
-        resident_before=0, saver=None,
+        saver=None,
     )  # fmt: skip
 
 

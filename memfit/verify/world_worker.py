@@ -189,7 +189,6 @@ def _built(plan: Plan, recording: RecordingEngine, ranks: int, folder: Path) -> 
         windows=windows,
         first=0,
         last=0,
-        resident_before=0,
         saver=None,
     )
     return train_state, course

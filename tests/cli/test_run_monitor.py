@@ -5,6 +5,7 @@ python -m pytest tests/cli/test_run_monitor.py
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -108,14 +109,24 @@ def test_tensorboard_reads_what_is_written(tmp_path):
     assert steps == [0, 1, 2]
 
 
-def test_what_is_no_tensor_is_named_apart_from_what_a_prediction_counts():
-    line = {"window": 0, "measured_process_bytes": 215 << 20, "outside_tensors_bytes": 120 << 20}
-    words = memory_words(summary_of([line | {"predicted_process_bytes": 95 << 20}], 1, 256 << 20))
-    assert words == (
-        "Peak of tensors 95.0 MiB or less measured, 95.0 MiB predicted; "
-        "with 120 MiB or more of libraries, Python and data, 215 MiB of 256 MiB allowed."
+def test_what_is_no_tensor_is_in_the_planned_and_in_the_measured_bytes():
+    plan = replace(PLAN, device="cpu", budget_bytes=256 << 20, phases={"train": {"process_bytes": 95 << 20}})
+    line = {"window": 0, "measured_process_bytes": 115 << 20}
+    assert memory_words(summary_of([line], 1, plan)) == (
+        "Peak 115 MiB measured, 124 MiB planned (95.0 MiB of tensors predicted, "
+        "29.1 MiB reserved for libraries, Python and data), 256 MiB allowed."
     )
-    assert memory_words(summary_of([], 0, 1 << 20)) == "Peak unknown measured, unknown predicted, 1.0 MiB allowed."
+    words = memory_words(summary_of([line], 1, replace(plan, device="rtx4090")))
+    assert words == "Peak 115 MiB measured, 95.0 MiB predicted, 256 MiB allowed."
+    assert memory_words(summary_of([], 0, replace(plan, phases={}))) == (
+        "Peak unknown measured, unknown predicted, 256 MiB allowed."
+    )
+
+
+def test_a_run_over_its_budget_says_so():
+    plan = replace(PLAN, device="rtx4090", budget_bytes=1 << 30, phases={})
+    words = memory_words(summary_of([{"window": 0, "measured_process_bytes": 3 << 29}], 1, plan))
+    assert words.endswith("1.00 GiB allowed. The run took 512 MiB more than its budget.")
 
 
 def test_numbers_that_are_not_finite_are_null_in_the_lines(tmp_path):

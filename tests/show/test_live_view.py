@@ -31,15 +31,14 @@ def test_windows_memory_and_retries():
     text = drawn(LINE, {**LINE, "window": 2, "retries": 2, "skipped_samples": [7]})
     assert "3/10" in text
     assert "200 MiB of 256 MiB" in text
-    assert "190 MiB predicted" in text
+    assert "190 MiB planned" in text
     assert "2 retries" in text
     assert "1 skipped" in text
 
 
-def test_a_prediction_for_a_cpu_stands_beside_the_tensors_alone():
-    text = drawn({**LINE, "outside_tensors_bytes": 20 << 20})
-    assert "200 MiB of 256 MiB" in text
-    assert "tensors 180 MiB, 190 MiB predicted" in text
+def test_a_process_is_compared_with_what_is_planned_for_the_process():
+    text = drawn({**LINE, "planned_process_bytes": 220 << 20})
+    assert "200 MiB of 256 MiB, 220 MiB planned" in text
 
 
 @pytest.mark.parametrize("width", [80, 60])

@@ -223,14 +223,14 @@ def test_a_run_shows_what_was_measured_against_what_was_predicted(driver, plan, 
     assert "23.4% more" in driver.find_element("css selector", "section p").text
     memory = driver.execute_script("return JSON.parse(document.querySelector('#data').textContent)[0].panels[0].lines")
     collected = [(line["name"], max(line["y"])) for line in memory]
-    assert collected == [("measured", 1234), ("predicted", 1000), ("budget", 1 << 30)]
+    assert collected == [("measured", 1234), ("planned", 1000), ("budget", 1 << 30)]
     assert len(memory[0]["y"]) <= 1500, "few windows are drawn, and the highest is among them"
     drawn = driver.execute_script("return document.querySelector('#windows .plot').data.map(line => line.y.length)")
     assert len(drawn) == 5, "the budget lies far above, and is told in the title"
     assert "budget 1.00 GiB" in text(driver, "#windows .infolayer")
     driver.find_element("css selector", "#windows input").send_keys(Keys.ARROW_LEFT)
     label = driver.execute_script("return document.querySelector('#windows .hoverlayer').textContent")
-    assert all(f"{name}:" in label for name in ("measured", "predicted", "loss", "micro-batches"))
+    assert all(f"{name}:" in label for name in ("measured", "planned", "loss", "micro-batches"))
     cells = [row.text.split() for row in driver.find_elements("css selector", "section:nth-of-type(2) tbody tr")]
     assert cells == [
         ["rank", "0", "9,000", "9,000", "16", "563", "×"],

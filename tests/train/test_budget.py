@@ -77,3 +77,37 @@ def test_varied_lengths_in_bf16_leave_less_than_the_margin_of_a_budget():
     environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     child = subprocess.run([sys.executable, "-c", VARIED], env=environment, capture_output=True, text=True, check=True)
     assert int(child.stdout) < HOST_MARGIN_BYTES / 2
+
+
+MEASURED = """
+import mmap, torch
+from memfit.train.launch import memory_limit
+from memfit.train.launch.warm_up import warm_torch
+warm_torch()
+torch.ones(300 << 18)
+memory = memory_limit.ProcessMemory()
+small = memory.peak()
+torch.ones(50 << 18)
+freed = memory.peak()
+memory.reset_peak()
+again = memory.peak()
+untouched = torch.empty(70 << 18)
+reserved = memory.peak()
+memory_limit.limit(100 << 20)
+mmap.mmap(-1, 400 << 20, prot=mmap.PROT_READ).close()
+print(*(nbytes >> 20 for nbytes in (small, freed, again, reserved, memory.held(), memory.peak())))
+"""
+"""300 MiB before, 50 MiB freed, 70 MiB untouched, 400 MiB of addresses that RLIMIT_DATA does not count."""
+
+
+def test_the_measured_peak_counts_what_the_limit_counts_since_it_was_set():
+    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    child = subprocess.run(
+        [sys.executable, "-c", MEASURED], env=environment, capture_output=True, text=True, check=True
+    )
+    small, freed, again, reserved, held, peak = map(int, child.stdout.split())
+    assert (small, again) == (0, 0)
+    assert 50 <= freed <= 51
+    assert 70 <= reserved <= 71
+    assert 69 <= held <= 71
+    assert held <= peak <= 170

@@ -26,6 +26,7 @@ from memfit.train.launch.launch import _judged
 from memfit.train.launch.outcome import read_outcome
 from memfit.train.run_folder import RunFolder
 from testing.kill_and_resume import new_run, same_end, server
+from tests.train.test_reduced_limits import PLAN
 
 JOB = f"{Path(__file__).parent}/ending_job.py:Ending"
 
@@ -220,7 +221,7 @@ def test_damaged_lines_cost_no_window_and_their_loss_is_said(undisturbed, tmp_pa
         assert f"samples.jsonl has lost the lines of {6 - kept} window" in said
     weights = [(path / "final" / "net.safetensors").read_bytes() for path in (run, folder / "undisturbed")]
     assert weights[0] == weights[1]
-    show_summary(RunFolder(run), 1 << 20, "samples", as_json=False)
+    show_summary(RunFolder(run), PLAN, as_json=False)
     assert "Done: 6 windows" in capsys.readouterr().out
 
 

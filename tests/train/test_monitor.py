@@ -14,8 +14,10 @@ from memfit.apply.train_state import build
 from memfit.apply.window import Guard, run_window
 from memfit.cli.run import show_summary
 from memfit.job import Job, Loss
+from memfit.train.launch.memory_limit import ProcessMemory
 from memfit.train.loop.monitor import Monitor
 from memfit.train.run_folder import RunFolder
+from tests.train.test_reduced_limits import PLAN
 
 WIDTH, SIGNAL = 256, 16.0
 """Gradient of one sample: a vector of squared norm SIGNAL, and noise of variance 1 in each of WIDTH places."""
@@ -39,7 +41,7 @@ class Quadratic(Job):
 def test_the_noise_scale_of_a_quadratic_is_its_variance_over_its_squared_gradient(sizes, counted):
     """Over the 19 windows that the decay keeps, the estimate's standard deviation is 5 to 7 %; 25 % is allowed."""
     train_state = build(Quadratic(), "cpu")
-    monitor, generator = Monitor(train_state, 0), torch.Generator().manual_seed(0)
+    monitor, generator = Monitor(train_state, ProcessMemory()), torch.Generator().manual_seed(0)
     for number in range(60):
         data = [torch.randn(size, WIDTH, generator=generator) for size in sizes]
         parts = [MicroBatch(fetch=lambda x=x: x, padded_units=len(x), units=len(x) if counted else None) for x in data]
@@ -61,9 +63,9 @@ def test_a_run_says_what_its_noise_scale_means(known, tmp_path, capsys):
             "predicted_process_bytes": 1 << 20, "measured_process_bytes": 1 << 20, "noise_scale": noise,
         })  # fmt: skip
     folder.close()
-    show_summary(folder, 1 << 20, "samples", as_json=True)
+    show_summary(folder, PLAN, as_json=True)
     assert json.loads(capsys.readouterr().out)["noise_scale"] == known
-    show_summary(folder, 1 << 20, "samples", as_json=False)
+    show_summary(folder, PLAN, as_json=False)
     said = " ".join(capsys.readouterr().out.split())
     words = "Noise scale about 17 samples: a global batch far above it wastes samples (McCandlish et al. 2018)."
     assert (words in said) == (known is not None)

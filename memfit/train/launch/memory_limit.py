@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import mmap
 import resource
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ENVIRONMENT = {
@@ -47,20 +48,52 @@ def peak_resident_bytes() -> int:
     return peak - of_files
 
 
-def mapped_bytes() -> int:
-    """This process's addresses (VmSize): its private memory, touched or not, and what it maps of files."""
-    return _status("VmSize")[0]
-
-
-def peak_mapped_bytes() -> int:
-    """The most of ``mapped_bytes`` since the start. Its growth is that of ``data_bytes`` while no library is loaded and
-    no thread starts: unlike the resident bytes it counts what RLIMIT_DATA counts, memory that was never touched too."""
-    return _status("VmPeak")[0]
-
-
 def reset_peak() -> None:
     """Starts ``peak_resident_bytes`` anew."""
     Path("/proc/self/clear_refs").write_text("5")
+
+
+class ProcessMemory:
+    """What this process takes beyond what it held when this was made, as RLIMIT_DATA counts it.
+
+    Resident bytes are another quantity: a library's reserved but untouched buffers are in the limit and not in memory,
+    so that resident memory can grow by more than the limit allows.
+    """
+
+    def __init__(self) -> None:
+        self.resident_before = resident_bytes()
+        self._before = data_bytes()
+        self._unused: mmap.mmap | None = None
+        self.reset_peak()
+
+    def held(self) -> int:
+        """Bytes that are held now."""
+        return data_bytes() - self._before
+
+    def peak(self) -> int:
+        """The most bytes that were held since the last ``reset_peak``; where files or memory of other processes were
+        mapped and unmapped meanwhile, an upper bound. Never more than the limit."""
+        most, size, data = _status("VmPeak", "VmSize", "VmData")
+        others = max(size - data - self._others, 0)
+        grown = max(self._data + most - self._size - others, data) - self._before
+        allowed = resource.getrlimit(resource.RLIMIT_DATA)[0]
+        return grown if allowed == resource.RLIM_INFINITY else min(grown, allowed - self._before)
+
+    def reset_peak(self) -> None:
+        """Starts ``peak`` anew.
+
+        The kernel keeps no peak of VmData, and never lowers that of all addresses (VmPeak). Addresses that cannot be
+        accessed raise VmSize to VmPeak without adding to VmData: what is taken from then on raises VmPeak by as much.
+        """
+        if self._unused is not None:
+            self._unused.close()
+            self._unused = None
+        most, size = _status("VmPeak", "VmSize")
+        if most > size:
+            with suppress(OSError, ValueError):  # under a limit on addresses; the peak is then an upper bound
+                self._unused = mmap.mmap(-1, most - size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0)
+        self._size, self._data = _status("VmSize", "VmData")
+        self._others = self._size - self._data
 
 
 @contextmanager

@@ -103,7 +103,7 @@ def validate(checkpoint: Checkpoint, budget: int = 0) -> dict[str, Any] | None:
     warm_up(job, plan.micro_batch)
     seed_all(plan.seed)
     before = memory_limit.limit(plan.budget_bytes) if device.type == "cpu" else 0
-    resident = memory_limit.resident_bytes()
+    memory = memory_limit.ProcessMemory()
     begin = time.perf_counter()
     planned, settings = shape_of(job, plan.micro_batch), dict(plan.validation.settings)
     shape = replace(planned, items=min(plan.validation.items or planned.items, planned.items))
@@ -114,7 +114,7 @@ def validate(checkpoint: Checkpoint, budget: int = 0) -> dict[str, Any] | None:
         else:
             with of_this_job(checkpoint):
                 put_nets_back(train_state, checkpoint.state, checkpoint.on(device), checkpoint.mapped)
-        memory_limit.reset_peak()
+        memory.reset_peak()
         while True:
             shape = data.largest(shape)
             values = _tried(replace(train_state, job=with_settings(job, settings)), data, shape, plan.seed)
@@ -126,7 +126,7 @@ def validate(checkpoint: Checkpoint, budget: int = 0) -> dict[str, Any] | None:
                     "data": str(data),
                     "settings": settings,
                     "values": values,
-                    "measured_process_bytes": memory_limit.peak_resident_bytes() - resident,
+                    "measured_process_bytes": memory.peak(),
                     "budget_bytes": plan.budget_bytes,
                     "seconds": time.perf_counter() - begin,
                 }

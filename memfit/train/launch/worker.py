@@ -330,7 +330,7 @@ def _train(
     data: _Data,
 ) -> Ending:
     """Builds the nets, puts the newest checkpoint back, and trains."""
-    resident = memory_limit.resident_bytes()
+    memory = memory_limit.ProcessMemory()
     train_state = build(
         data.job, device, engine, plan.implementation, rate=plan.learning_rate, warmup_windows=plan.warmup_windows,
         optimizer_state=plan.optimizer_state, average=plan.average,
@@ -359,7 +359,7 @@ def _train(
         windows=data.windows,
         first=first,
         last=last,
-        resident_before=resident,
+        memory=memory,
         saver=_saver(train_state, plan, folder, checkpoints, options, first),
         say=speaks,
         proves=UNPROVEN not in os.environ and less.stops_before is None,

@@ -22,6 +22,7 @@ from memfit.apply.window import TurnGradients, WindowResult, run_window
 from memfit.batch.windows import Window
 from memfit.engine.collectives import gather
 from memfit.errors import Exit, describe
+from memfit.planner.cpu_margin import planned_process_bytes
 from memfit.sizes import format_size
 from memfit.train.checkpoint.final_weights import write_final
 from memfit.train.data.loader import WorkerDiedError
@@ -91,7 +92,7 @@ class TrainingLoop:
         self._state, self._context, self._engine = train_state, context, train_state.engine
         self._stop, self._saver = Stop(), context.saver
         self._at = Position(context.first)
-        self._monitor = Monitor(train_state, context.resident_before)
+        self._monitor = Monitor(train_state, context.memory)
         self._phases = Phases(
             train_state, context.plan, context.folder.path, context.say, context.less, context.validation
         )
@@ -258,9 +259,10 @@ class TrainingLoop:
         """Rank 0's lines of samples and metrics."""
         if self._engine.rank != 0:
             return
-        folder, train_phase = self._context.folder, self._context.plan.phases.get("train", {})
+        folder, plan = self._context.folder, self._context.plan
         line |= sum_of_ranks(reports, line["seconds"])
-        line["predicted_process_bytes"] = train_phase.get("process_bytes")
+        line["predicted_process_bytes"] = plan.phases.get("train", {}).get("process_bytes")
+        line["planned_process_bytes"] = planned_process_bytes(plan)
         for rank, report in enumerate(reports):
             folder.append("samples", {"window": window.number, "rank": rank, "ids": list(report.ids)})
         folder.append("metrics", line)
@@ -426,14 +428,12 @@ class TrainingLoop:
         request = describe_request(failure, self._held_before)
         self._context.say(f"window {window}: {rank}out of memory in {failure.part} ({request}); {again} again")
         with contextlib.suppress(OSError, MemoryError):
-            write_oom_record(
-                self._context.folder, self._context.plan, self._state, window, failure, self._context.resident_before
-            )
+            write_oom_record(self._context.folder, self._context.plan, self._state, window, failure, self._held_before)
 
     @property
     def _held_before(self) -> int:
         """Bytes that no budget counts: of a CPU's process, what it held before the job was built."""
-        return self._context.resident_before if self._state.device.type == "cpu" else 0
+        return self._context.memory.resident_before if self._state.device.type == "cpu" else 0
 
     def _grown_memory(self, failure: Failure) -> Exception | None:
         """An error where the request that failed would have been served but for what has grown between windows."""

@@ -23,9 +23,8 @@ import torch
 
 from memfit.apply.losses import MicroBatch
 from memfit.apply.train_state import TrainState
-from memfit.train.launch import memory_limit
+from memfit.train.launch.memory_limit import ProcessMemory, resident_bytes
 from memfit.train.recovery.memory_growth import MemoryGrowth
-from memfit.train.recovery.oom_record import resident
 
 PROCESS_EVERY, DEVICE_EVERY = 0.1, 1.0
 """Seconds between two readings at most."""
@@ -37,8 +36,8 @@ SPIKE_AFTER, SPIKE = 10, 6.0
 class Monitor:
     """One for a run; ``begin`` and ``end`` around each window."""
 
-    def __init__(self, train_state: TrainState, resident_before: int) -> None:
-        self._state, self._before = train_state, resident_before
+    def __init__(self, train_state: TrainState, memory: ProcessMemory) -> None:
+        self._state, self._memory = train_state, memory
         self._alone = len(train_state.job.turns(list(train_state.optimizers))) == 1 and train_state.engine.world == 1
         self._losses: deque[float] = deque(maxlen=50)
         self._noise, self._signal, self._windows = 0.0, 0.0, 0
@@ -130,29 +129,25 @@ class Monitor:
         """Bytes of the tensors on a card; of a CPU's process, over what it held before the job."""
         if self._state.device.type == "cuda":
             return torch.cuda.memory_allocated(self._state.device)
-        return memory_limit.resident_bytes() - self._before
+        return resident_bytes() - self._memory.resident_before
 
     def _read_memory(self) -> dict[str, Any]:
-        """The peak since the last reading: of the card's process, or of this one; and what of it is no tensor."""
+        """The peak since the last reading: of the card's process, or of this one."""
         device = self._state.device
         if device.type != "cuda":
-            measured = memory_limit.peak_resident_bytes() - self._before
-            tensors = sum(resident(self._state)[0].values())
-            outside = max(self._held() - tensors, 0)
-            memory_limit.reset_peak()
-            return {
-                "measured_process_bytes": measured, "outside_tensors_bytes": outside,
-                "allocated_bytes": None, "reserved_bytes": None,
-            }  # fmt: skip
+            measured = self._memory.peak()
+            self._memory.reset_peak()
+            return {"measured_process_bytes": measured, "allocated_bytes": None, "reserved_bytes": None}
         free, total = torch.cuda.mem_get_info(device)
         reserved = torch.cuda.max_memory_reserved(device)
         context = total - free - torch.cuda.memory_reserved(device)
         allocated = torch.cuda.max_memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         return {
-            "measured_process_bytes": reserved + context, "outside_tensors_bytes": None,
-            "allocated_bytes": allocated, "reserved_bytes": reserved,
-        }  # fmt: skip
+            "measured_process_bytes": reserved + context,
+            "allocated_bytes": allocated,
+            "reserved_bytes": reserved,
+        }
 
 
 def _nvml_handle(device: torch.device) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memfit.apply.batches import on_device
@@ -18,6 +18,7 @@ from memfit.train.checkpoint.sharded_saver import ShardedSaver
 from memfit.train.data.loader import BatchLoader
 from memfit.train.data.reader import BatchReader
 from memfit.train.data.stream import StreamWindows
+from memfit.train.launch.memory_limit import ProcessMemory
 from memfit.train.loop.online_verify import OnlineVerify
 from memfit.train.loop.rng import LOSS, seed_stream
 from memfit.train.loop.validation_data import ValidationData
@@ -43,10 +44,10 @@ class RunContext:
     first: int
     last: int
     """Windows [first, last) are trained."""
-    resident_before: int
-    """Bytes of the process before the job was built."""
     saver: Saver | ShardedSaver | None
     """On rank 0; for a sharded state, on all ranks."""
+    memory: ProcessMemory = field(default_factory=ProcessMemory)
+    """Made before the job was built."""
     say: Callable[[str], None] = lambda line: None
     proves: bool = False
     """Whether every phase is tried before the first window."""

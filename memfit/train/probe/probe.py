@@ -176,9 +176,12 @@ def finish(prober: Prober, largest: int | None, begin: float, *, proved: bool) -
     """The answer, with the found size's prediction held to its trial."""
     shown = largest if largest is not None else list(prober.trials)[-1]
     predicted, trial = prober.footprint(shown), prober.trials[shown]
+    measured_phases = dict(trial.phases)
+    if "setup" not in predicted.phases and (setup := measured_phases.pop("setup", 0)):  # it counts to training then
+        measured_phases["train"] = max(measured_phases.get("train", 0), setup)
     errors = {
         name: predicted.phases[name].allocated_bytes / measured - 1
-        for name, measured in trial.phases.items()
+        for name, measured in measured_phases.items()
         if name in predicted.phases and measured
     }
     if trial.ok and trial.seconds is not None:

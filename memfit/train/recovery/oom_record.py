@@ -24,19 +24,21 @@ MODULES = 12
 
 
 def write_oom_record(
-    folder: RunFolder, plan: Plan, train_state: TrainState, window: int, failure: Failure, resident_before: int
+    folder: RunFolder, plan: Plan, train_state: TrainState, window: int, failure: Failure, held_before: int
 ) -> None:
-    """Writes the record of a memory failure over the one before."""
-    record = oom_record(plan, train_state, window, failure, resident_before)
+    """Writes the record of a memory failure over the one before.
+
+    Args:
+        held_before: bytes that no budget counts: of a CPU's process, what it held before the job was built.
+    """
+    record = oom_record(plan, train_state, window, failure, held_before)
     write_atomic(folder.path / "flight.json", json.dumps(record, indent=1) + "\n")
 
 
-def oom_record(
-    plan: Plan, train_state: TrainState, window: int, failure: Failure, resident_before: int
-) -> dict[str, Any]:
+def oom_record(plan: Plan, train_state: TrainState, window: int, failure: Failure, held_before: int) -> dict[str, Any]:
     """The record, as plain values."""
     categories, modules = resident(train_state)
-    held = failure.held_bytes - (resident_before if train_state.device.type == "cpu" else 0)
+    held = failure.held_bytes - held_before
     predicted = plan.phases.get("train", {})
     return {
         "window": window,
