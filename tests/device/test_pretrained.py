@@ -1,5 +1,6 @@
 """Weights that were really saved, and nets that are traced without reading them."""
 
+import gc
 import importlib.util
 import json
 import os
@@ -10,8 +11,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from memfit.device.hardware.benchmarks import AllocatorEvents
 from memfit.device.virtual.card_rules import CardRules
-from memfit.device.virtual.virtual_device import virtual_gpu
+from memfit.device.virtual.virtual_device import virtual_cpu, virtual_gpu
 from memfit.errors import InputError
 from tests.device.minimal_tracer import MinimalTracer
 
@@ -119,18 +121,74 @@ def test_unknown_quantization_is_refused(language_model):
         transformers.GPT2LMHeadModel.from_pretrained(language_model, quantization_config=quantization)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is not None, reason="bitsandbytes is there")
-def test_quantization_without_its_library_is_refused(language_model):
+def test_quantization_without_its_library_is_refused(language_model, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "bitsandbytes" else find(name, *more)
+    )
     with virtual_gpu(CardRules()), pytest.raises(InputError, match="pip install bitsandbytes"):
         transformers.GPT2LMHeadModel.from_pretrained(language_model, quantization_config={"load_in_4bit": True})
 
 
+def traced_bytes(net):
+    """Bytes of the storages of a net's parameters, and of what they are quantized with."""
+    tensors = [t for p in net.parameters() for t in (p, *vars(getattr(p, "quant_state", None) or p).values())]
+    storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors if isinstance(t, torch.Tensor)}
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def really_held(load):
+    """Bytes that torch holds for what ``load`` gives, by the profiler: views of a mapped file tell their own part."""
+    with AllocatorEvents() as events:
+        net = load()
+        gc.collect()
+        with events.phase("held"):
+            next(net.parameters()) + 0
+    return events.peaks()["held"].allocated_bytes
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_part_of_a_loaded_net_keeps_the_whole_file_on_a_cpu(tmp_path, dtype, monkeypatch):
+    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # the profiler sees one thread
+    config = transformers.T5Config(d_model=128, d_kv=16, d_ff=512, num_layers=2, num_heads=4, vocab_size=100)
+    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path)
+
+    def load():
+        return transformers.T5ForConditionalGeneration.from_pretrained(tmp_path, dtype=dtype).encoder
+
+    load()
+    measured = really_held(load)
+    with virtual_cpu():
+        net = load()
+        assert traced_bytes(net) == pytest.approx(measured, rel=0.05)
+        encoder = sum(p.nbytes for p in net.parameters())
+    assert (measured > 2 * encoder) == (dtype is None)  # converted weights are copies
+
+
+def save_llama(folder):
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 100}
+    config = transformers.LlamaConfig(num_attention_heads=4, num_key_value_heads=4, **sizes)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return {"load_in_4bit": True, "bnb_4bit_use_double_quant": True}
+
+
+def test_four_bits_on_a_cpu_keep_the_whole_file(tmp_path):
+    pytest.importorskip("bitsandbytes")
+    options = {**save_llama(tmp_path), "bnb_4bit_use_double_quant": False}
+
+    def load():
+        return transformers.LlamaForCausalLM.from_pretrained(tmp_path, quantization_config=options)
+
+    load()
+    measured = really_held(load)
+    with virtual_cpu():
+        assert traced_bytes(load()) == pytest.approx(measured, rel=0.05)
+    assert measured > (tmp_path / "model.safetensors").stat().st_size
+
+
 def test_four_bits(tmp_path):
     pytest.importorskip("bitsandbytes")
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 100}
-    config = transformers.LlamaConfig(num_attention_heads=4, num_key_value_heads=4, **sizes)
-    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
-    options = {"load_in_4bit": True, "bnb_4bit_use_double_quant": True}
+    options = save_llama(tmp_path)
     really = transformers.LlamaForCausalLM.from_pretrained(tmp_path, quantization_config=options)
     with virtual_gpu(CardRules()):
         traced = transformers.LlamaForCausalLM.from_pretrained(tmp_path, quantization_config=options)

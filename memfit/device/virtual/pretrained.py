@@ -37,7 +37,7 @@ def asked_dtype(given: dict[str, Any], config: Any = None) -> torch.dtype | None
     asked = given.get("dtype", given.get("torch_dtype"))
     if asked == "auto" or (asked is None and config is not None and _auto_is_the_default()):
         asked = getattr(config, "dtype", None)
-    return getattr(torch, asked) if isinstance(asked, str) else asked
+    return _dtype(asked)
 
 
 def _auto_is_the_default() -> bool:
@@ -88,11 +88,35 @@ def _transformers_model(cls: Any, name: Any, *args: Any, config: Any = None, **g
         config = _read(cls.config_class.from_pretrained, config or name, given)
     dtype = asked_dtype(given, config) or torch.get_default_dtype()
     quantization = quantization_of(name, given, config)
-    if quantization is None:
-        return cls._from_config(config, dtype=dtype).eval()
-    with torch.device("cpu"):
+    saved = _dtype(getattr(config, "dtype", None)) or torch.float32
+    with torch.device("cpu") if quantization is not None else contextlib.nullcontext():
         net = cls._from_config(config, dtype=dtype).eval()
-    return quantize(net, quantization)
+    if dtype == saved and not torch.cuda.is_available():
+        _map_as_file(net)
+    return net if quantization is None else quantize(net, quantization)
+
+
+def _map_as_file(net: torch.nn.Module) -> None:
+    """Puts the weights of a net on the CPU into one storage, as safetensors does, which maps the checkpoint's file.
+
+    The whole file stays as long as a view of it does: where some weights are quantized, converted or left out, the
+    others keep it. Buffers are few and stay where they are. A checkpoint in several files is taken as one.
+    """
+    weights = [weight for weight in net.parameters() if weight.device.type == "cpu"]
+    weights.sort(key=lambda weight: -weight.itemsize)  # each begins at a multiple of its type
+    shapes = [(weight, weight.shape, weight.dtype, weight.nbytes) for weight in weights]
+    for weight in weights:
+        weight.data = torch.empty(0, dtype=weight.dtype)
+    file = torch.empty(sum(nbytes for *_, nbytes in shapes), dtype=torch.uint8)
+    begin = 0
+    for weight, shape, dtype, nbytes in shapes:
+        weight.data = file[begin : begin + nbytes].view(dtype).view(shape)
+        begin += nbytes
+
+
+def _dtype(name: Any) -> torch.dtype | None:
+    """A type by its name; None and a type as they are."""
+    return getattr(torch, name) if isinstance(name, str) else name
 
 
 def diffusers_model(cls: Any, name: Any, **given: Any) -> Any:
