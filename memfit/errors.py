@@ -96,19 +96,20 @@ def mistake_in_job(error: BaseException, *, changed: bool = False) -> InputError
     Args:
         changed: whether settings were given: an exception in a built-in job comes of them, else it is memfit's fault.
     """
-    missing = missing_extra(error, "this job") if isinstance(error, ImportError | RuntimeError) else None
-    if missing is not None:
-        return missing
     frames = [
         (frame, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
         if not frame.f_code.co_filename.startswith("<")
     ]
+    frame_of_job = _innermost_of_job(frames)
+    if isinstance(error, ImportError | RuntimeError):
+        seen = "this command" if frame_of_job is None else _place(*frame_of_job)
+        if (missing := missing_extra(error, seen)) is not None:
+            return missing
     while frames and _passes_on(*frames[-1]):
         frames.pop()
     if not frames or _is_ours(frames[-1][0]):
         return None
-    frame_of_job = _innermost_of_job(frames)
     if frame_of_job is None:
         return None
     frame, line = frame_of_job

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from memfit import errors, installation, toml
 from memfit.cli import doctor, main
@@ -132,14 +133,26 @@ def test_zero_without_deepspeed_names_the_command(without):
     from memfit.engine import deepspeed
 
     without("deepspeed")
-    with pytest.raises(InputError, match=r"run pip install 'memfit\[deepspeed\]', or write --engine fsdp2"):
-        deepspeed.load()
+    for needs in (deepspeed.load, lambda: deepspeed.traced(torch.device("cpu")).__enter__()):
+        with pytest.raises(
+            InputError, match=r"--engine zero.*run pip install 'memfit\[deepspeed\]', or write --engine"
+        ):
+            needs()
 
 
 def test_a_module_that_is_missing_inside_of_a_job_names_the_command(without):
     without("peft")
     error = ModuleNotFoundError("No module named 'peft'", name="peft")
-    assert "pip install 'memfit[jobs]'" in str(mistake_in_job(error))
+    assert str(mistake_in_job(error)).startswith("this command: it needs peft")
+
+    def nets():
+        raise error
+
+    with pytest.raises(ModuleNotFoundError) as raised:
+        nets()
+    assert re.match(
+        r".*test_installation.py:\d+ in nets\(\): it needs peft, .* run pip", str(mistake_in_job(raised.value))
+    )
     wrapped = RuntimeError("Failed to import a model")
     wrapped.__cause__ = error
     assert "pip install 'memfit[jobs]'" in str(missing_extra(wrapped, "this job"))

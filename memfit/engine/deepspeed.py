@@ -112,6 +112,7 @@ def traced(device: torch.device) -> Iterator[None]:
     Args:
         device: the CPU, or what stands for a card.
     """
+    load()
     from deepspeed.accelerator import real_accelerator
     from deepspeed.runtime.zero import partitioned_param_coordinator as coordinator
 
