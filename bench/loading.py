@@ -111,7 +111,7 @@ def ours(job: Net, case: Case, workers: int) -> None:
         run = RunFolder(Path(folder) / "run")
         run.open(resume=False)
         context = RunContext(
-            plan=plan, folder=run, samples=samples, lengths=None, first=0, last=case.windows, resident_before=0,
+            plan=plan, folder=run, samples=samples, lengths=None, first=0, last=case.windows,
             windows=Windows(size=len(samples), lengths=None, global_batch=BATCH, micro_batch=BATCH), saver=None,
             loader=loader,
         )  # fmt: skip

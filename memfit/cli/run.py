@@ -232,7 +232,7 @@ def summary_of(lines: list[dict[str, Any]], windows: int, plan: Plan) -> dict[st
 
 
 def memory_words(summary: dict[str, Any]) -> str:
-    """Describes the measured peak beside what the plan expects of the whole process, tensors or not, and beside its budget."""
+    """Describes the measured peak beside the planned bytes of the whole process and its budget."""
     from memfit.sizes import format_size
 
     def size(nbytes: int | None) -> str:
