@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memfit.device.virtual.data_dependent import ASSUMED
+from memfit.device.virtual.data_dependent import ASSUMED, assumed_integer
 from memfit.torch_compat import FakeTensor, disable_current_modes
 
 MOST_ELEMENTS = 1 << 16
@@ -133,7 +133,7 @@ def _assume(func: Any, args: Any, kwargs: Any, out: Any) -> None:
                 if argument.numel() != 1 or argument.dtype not in _INTEGERS:
                     return
                 known = value_of(argument)
-                assumed = argument.__dict__.get(ASSUMED, 0)
+                assumed = assumed_integer(argument)
                 argument = torch.full(argument.shape, assumed, dtype=argument.dtype) if known is None else known
             real.append(argument)
         named = {name: value for name, value in kwargs.items() if name != "device"}

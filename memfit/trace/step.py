@@ -27,6 +27,7 @@ from memfit.job import Job, Shape
 from memfit.plan import PhasePolicy
 from memfit.trace.categories import categorise_state, mark
 from memfit.trace.columns import as_trace
+from memfit.trace.doubtful_sizes import without_other_numbers
 from memfit.trace.operator_scratch import Call, with_scratch
 from memfit.trace.polynomial import fit
 from memfit.trace.repeated_loops import shortened
@@ -77,6 +78,7 @@ def trace_job(job: Job, shape: Shape, how: Tracing) -> Trace:
     With what operators allocate inside of themselves, unless ``how.scratch`` is off; a family is without it.
     """
     trace, _, _, calls = _record(job, [shape], how)
+    trace = without_other_numbers(trace, type(job), lambda: _record(job, [shape], how)[0])
     return with_scratch(trace, calls) if how.scratch else trace
 
 
@@ -90,6 +92,7 @@ def trace_family(job: Job, how: Tracing, like: Shape) -> TraceFamily:
     def traced(kind: Kind) -> Member:
         shapes = sample_shapes(like, kind)
         trace, sizes, made, _ = _record(job, shapes, how)
+        trace = without_other_numbers(trace, type(job), lambda: _record(job, shapes, how)[0])
         return Member(shape=shapes[0], trace=trace, polynomials=fit(shapes, sizes, made))
 
     return TraceFamily(lambda shape: trace_job(job, shape, how), traced)

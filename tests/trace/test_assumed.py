@@ -61,17 +61,37 @@ def test_sizes_taken_as_large_as_they_can_be_are_told_with_their_line_and_kept_i
     assert back.footprint.assumed == back.trace.assumed == (result,)
 
 
-def test_a_number_read_from_data_is_told_as_a_doubt_and_one_that_is_known_is_not():
+def test_a_size_read_from_data_is_told_as_a_doubt_and_one_that_is_known_is_not():
     class Counting(Mixture):
         def loss(self, nets, batch):
             longest = int((batch > 0).sum())  # asks data
             width = int(torch.arange(5).max())
             out = nets["net"].gate(batch)
-            return out.square().sum() + longest + width, out.numel()
+            return out.square().sum() + torch.ones(longest + width, device=out.device).sum(), out.numel()
 
     (doubt,) = predict(Counting(), "counting", Shape(items=6), find_device("rtx4090")).footprint.assumed
     assert doubt.startswith(f"{__file__}:{line_of('# asks data')}: item() was answered 0")
     assert "a run needs more" in doubt
+
+
+def test_a_number_read_from_data_that_is_no_size_is_not_told():
+    class Accuracy(Mixture):
+        def loss(self, nets, batch):
+            out = nets["net"].gate(batch)
+            self.correct = (out.argmax(-1) == 0).sum().item() / len(batch)
+            start = int(torch.randint(0, 4, (1,)))
+            return out[:, start : start + 1].square().sum() + self.correct, out.numel()
+
+    class Repeated(Mixture):
+        def loss(self, nets, batch):
+            out = nets["net"].gate(batch)
+            for _ in range((batch > 0).sum().item()):
+                out = torch.cat([out, out])
+            return out.square().sum(), out.numel()
+
+    assert predict(Accuracy(), "accuracy", Shape(items=6), find_device("rtx4090")).footprint.assumed == ()
+    (doubt,) = predict(Repeated(), "repeated", Shape(items=6), find_device("rtx4090")).footprint.assumed
+    assert "item() was answered 0" in doubt
 
 
 def test_a_plan_tells_them_too():

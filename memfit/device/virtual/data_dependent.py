@@ -8,7 +8,8 @@ Works for fake tensors on any device.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -27,8 +28,30 @@ NOT_HANDLED: Any = object()
 ASSUMED = "_memfit_assumed"
 """Attribute of a fake tensor of one integer: its value, where that follows from an integer that is taken for 0."""
 
+DOUBT = "where that is a size, a run needs more than predicted"
+"""The end of what is said of an integer that was assumed."""
+
 MOST_PER_LINE = 10_000
 """Answers that one line of a user's code may ask for: past it, it is a loop that waits for data."""
+
+_integer = [0]
+
+
+@contextmanager
+def unknown_integers(answer: int) -> Iterator[None]:
+    """Inside, an integer that is not known is taken for this one, not for 0."""
+    _integer.append(answer)
+    try:
+        yield
+    finally:
+        _integer.pop()
+
+
+def assumed_integer(tensor: Tensor) -> int:
+    """What one integer that is not known is taken for."""
+    assumed: int = tensor.__dict__.get(ASSUMED, _integer[-1])
+    return assumed
+
 
 _aten = torch.ops.aten
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
@@ -96,8 +119,7 @@ class Assumptions:
                 )
             elif assumption.doubtful:
                 doubtful.append(
-                    f"{assumption.where}: {assumption.operator}() was answered {assumption.answer}; "
-                    "where that is a size, a run needs more than predicted"
+                    f"{assumption.where}: {assumption.operator}() was answered {assumption.answer}; {DOUBT}"
                 )
         bounds = [
             f"{where}: {operator} was taken to find all {count:,}; a run needs less where its data has fewer"
@@ -149,7 +171,7 @@ def _item(assumptions: Assumptions, tensor: Tensor) -> Any:
     elif tensor.is_floating_point():
         value = 0.5
     else:
-        value = complex(0.5) if tensor.is_complex() else tensor.__dict__.get(ASSUMED, 0)
+        value = complex(0.5) if tensor.is_complex() else assumed_integer(tensor)
     value = assumptions.answer(value, source_line()[0])
     assumptions.note("item", repr(value), doubtful=type(value) is int)
     return value
