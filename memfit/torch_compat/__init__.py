@@ -78,19 +78,53 @@ def default_device_context() -> Any:
     return getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
 
 
+def forget_default_device() -> None:
+    """After ``torch.set_default_device(None)`` torch before 2.10 fails to say its default device; after this it does
+    not."""
+    if default_device_context() is None:
+        vars(torch._GLOBAL_DEVICE_CONTEXT).pop("device_context", None)
+
+
 def in_dynamo(function: Any) -> Any:
     """``function``, left alone by torch.compile where that was imported."""
     return torch.compiler.disable(function) if "torch._dynamo" in sys.modules else function
 
 
 __all__ = [
-    "DisableTorchDispatch", "DisableTorchFunction", "DispatchKey", "DispatchKeySet",
-    "DynamicOutputShapeException", "EnableTorchFunction", "ExcludeDispatchKeys", "FakeTensor",
-    "FakeTensorMode", "Generator", "OpOverload", "TorchDispatchMode", "arg_tree_leaves", "c_bindings",
-    "current_autograd_node", "current_dispatch_mode", "default_device_context", "disable_current_modes",
+    "DisableTorchDispatch",
+    "DisableTorchFunction",
+    "DispatchKey",
+    "DispatchKeySet",
+    "DynamicOutputShapeException",
+    "EnableTorchFunction",
+    "ExcludeDispatchKeys",
+    "FakeTensor",
+    "FakeTensorMode",
+    "Generator",
+    "OpOverload",
+    "TorchDispatchMode",
+    "arg_tree_leaves",
+    "c_bindings",
+    "current_autograd_node",
+    "current_dispatch_mode",
+    "default_device_context",
+    "disable_current_modes",
     "engine_run_backward",
-    "has_computed_kernel", "has_kernel", "in_dynamo", "is_dense", "is_traceable_wrapper_subclass",
-    "is_traceable_wrapper_subclass_type", "scoped_library", "sequence_number", "storage_use_count",
-    "suggest_memory_format", "top_saved_tensors_hooks", "tree_flatten", "tree_map", "tree_map_only", "tree_unflatten",
+    "forget_default_device",
+    "has_computed_kernel",
+    "has_kernel",
+    "in_dynamo",
+    "is_dense",
+    "is_traceable_wrapper_subclass",
+    "is_traceable_wrapper_subclass_type",
+    "scoped_library",
+    "sequence_number",
+    "storage_use_count",
+    "suggest_memory_format",
+    "top_saved_tensors_hooks",
+    "tree_flatten",
+    "tree_map",
+    "tree_map_only",
+    "tree_unflatten",
     "warn_on_data_pointer",
 ]  # fmt: skip

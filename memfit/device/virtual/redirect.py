@@ -26,7 +26,7 @@ from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.cuda_module import LEGACY_DTYPES, stubs
 from memfit.device.virtual.patching import replaced
-from memfit.torch_compat import FakeTensor, Generator, default_device_context, tree_map_only
+from memfit.torch_compat import FakeTensor, Generator, default_device_context, forget_default_device, tree_map_only
 from memfit.torch_compat.backend import current_engine, engine_replaced
 
 _CUDA = re.compile(r"cuda(:\d+)?")
@@ -258,6 +258,7 @@ def default_device_kept() -> Iterator[None]:
     finally:
         if default_device_context() is not before:
             set_default(None if before is None else before.device)
+            forget_default_device()
 
 
 @contextlib.contextmanager
