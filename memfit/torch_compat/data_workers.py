@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from memfit.torch_compat.versions import lacks
@@ -16,7 +13,7 @@ try:
     from torch.utils.data.dataloader import _BaseDataLoaderIter as DataLoaderIterator
 
     worker_module._worker_info  # noqa: B018
-    signal_handling._SIGCHLD_handler_set  # noqa: B018
+    signal_handling._remove_worker_pids  # noqa: B018
 except (AttributeError, ImportError) as error:
     raise lacks(error) from error
 
@@ -30,15 +27,15 @@ def hide_worker_info() -> None:
     worker_module._worker_info = None
 
 
-@contextmanager
-def no_error_on_child_exit() -> Iterator[None]:
-    """Workers that are started inside do not raise in the main thread, wherever it is, when one of them ends."""
-    before, was_set = signal.getsignal(signal.SIGCHLD), signal_handling._SIGCHLD_handler_set
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGCHLD, before if before is not None else signal.SIG_DFL)
-        signal_handling._SIGCHLD_handler_set = was_set
+def leave_unwatched(iterator: Any) -> None:
+    """Workers of this DataLoader's iterator do not raise in the main thread, wherever it is, when one of them ends.
+
+    torch's handler of SIGCHLD, which any DataLoader sets, looks at the processes that it was told of. That a worker has
+    ended is seen when its batch is asked for.
+    """
+    if iterator._worker_pids_set:
+        signal_handling._remove_worker_pids(id(iterator))
+        iterator._worker_pids_set = False
 
 
 def workers_of(iterator: Any) -> list[Any]:
@@ -52,6 +49,6 @@ def shut_down(iterator: Any) -> None:
 
 
 __all__ = [
-    "DataLoaderIterator", "WorkerInfo", "hide_worker_info", "no_error_on_child_exit", "shut_down", "worker_module",
+    "DataLoaderIterator", "WorkerInfo", "hide_worker_info", "leave_unwatched", "shut_down", "worker_module",
     "workers_of",
 ]  # fmt: skip

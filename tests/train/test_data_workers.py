@@ -12,9 +12,13 @@ import time
 
 import psutil
 import pytest
+import torch
+from torch.utils.data import DataLoader
 
 from memfit.errors import Exit
 from memfit.plan import Plan, write_plan
+from memfit.train.data.loader import BatchLoader
+from memfit.train.data.reader import BatchReader
 from memfit.train.data.stream import StreamSamples, checksum
 from testing.kill_and_resume import ROOT, new_run, same_end, server
 from testing.loaded_job import ShuffledStream, StatefulStream
@@ -179,6 +183,25 @@ def _command_line(pid):
         return psutil.Process(pid).cmdline()
     except psutil.Error:
         return []
+
+
+def test_workers_end_in_silence_beside_loaders_of_the_job():
+    """A DataLoader of the job sets a handler of SIGCHLD that raises wherever the main thread is."""
+    theirs = iter(DataLoader(list(range(8)), num_workers=1))
+    assert int(next(theirs)) == 0
+    reader = BatchReader(samples=list(range(8)), collate=torch.tensor, seed=0)
+    loader = BatchLoader(reader, 2, ahead=2, kept=2, slot_bytes=4096)
+    loader.follow(0, 4, lambda window: [(window, window + 1)])
+    assert [loader.read(window, (window, window + 1)).tolist() for window in range(4)] == [
+        [0, 1],
+        [1, 2],
+        [2, 3],
+        [3, 4],
+    ]
+    assert loader.read(1, (4, 5)).tolist() == [4, 5]
+    loader.close()
+    time.sleep(0.2)
+    assert int(next(theirs)) == 1
 
 
 def test_a_state_that_leaves_out_a_buffer_is_not_used():

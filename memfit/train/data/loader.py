@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from memfit.torch_compat.data_workers import no_error_on_child_exit, shut_down, workers_of
+from memfit.torch_compat.data_workers import leave_unwatched, shut_down, workers_of
 from memfit.train.data.kept_batches import KeptBatches
 from memfit.train.data.reader import BatchReader, BatchRequest, Ids, ReadFailure, WorkerDataset
 from memfit.train.data.stream import MOST_STATES, StreamState
@@ -63,9 +63,10 @@ class BatchLoader:
         self._kept = KeptBatches(kept)
         self._wanted: list[Ids] = []
         self._wanted_of = -1
-        with no_error_on_child_exit(), small_stacks(), _no_warning_of_cores():
+        with small_stacks(), _no_warning_of_cores():
             self._loader = self._make_loader(reader)
             self._batches: Iterator[Any] = iter(self._loader)
+        leave_unwatched(self._batches)
         if pins:
             self._slots.pin()
 
