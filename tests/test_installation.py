@@ -195,6 +195,8 @@ def test_the_shell_can_complete_verbs(shell):
     }
     script = [sys.executable, "-c", "from memfit.cli import main; main()"]
     source = {**environment, "_MEMFIT_COMPLETE": f"{shell}_source"}
-    assert "_MEMFIT_COMPLETE" in subprocess.run(script, env=source, capture_output=True, text=True).stdout
+    ended = subprocess.run(script, env=source, capture_output=True, text=True)
+    assert "_MEMFIT_COMPLETE" in ended.stdout
+    assert (ended.returncode, ended.stderr) == (0, "")
     complete = {**environment, "_MEMFIT_COMPLETE": f"{shell}_complete"}
     assert "predict" in subprocess.run(script, env=complete, capture_output=True, text=True).stdout

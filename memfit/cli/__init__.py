@@ -5,6 +5,7 @@ used.
 import atexit
 import gc
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -105,6 +106,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         complain("stopped")
         sys.exit(Exit.STOPPED)
     except SystemExit as end:
+        if "_MEMFIT_COMPLETE" in os.environ:  # click ends a shell's completion so
+            raise
         seen, why = "the job's code", f"it ended the process: sys.exit({end.code!r})"
         complain(str(InputError(seen, why, "return from it, or raise an exception that says what is wrong")))
         sys.exit(Exit.BAD_INPUT)
