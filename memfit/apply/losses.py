@@ -83,6 +83,10 @@ def losses_of(
             raise InputError(f"loss {name!r}", f"its sum is a {_kind(value)}, not a tensor", write)
         if value.dim() != 0:
             raise InputError(f"loss {name!r}", f"a tensor of shape {tuple(value.shape)}, not a scalar", write)
+        if value.is_complex():
+            raise InputError(
+                f"loss {name!r}", f"a complex number ({value.dtype}), not a real one", "take .abs() or .real"
+            )
         if not value.requires_grad:
             raise InputError(
                 f"loss {name!r}",

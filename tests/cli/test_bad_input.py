@@ -128,6 +128,7 @@ WRONG_JOBS = {
     "LossAlone": ["gave tensor, not (sum, units)"],
     "LossNone": ["gave NoneType, not (sum, units)"],
     "LossANumber": ["its sum is a float, not a tensor"],
+    "LossComplex": ["a complex number (torch.complex64), not a real one"],
     "LossDetached": ["does not depend on any trained parameter"],
     "LossInWholeNumbers": ["does not depend on any trained parameter"],
     "LossesNone": ["turn 'loss'", "gave no loss"],

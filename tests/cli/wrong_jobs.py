@@ -145,6 +145,12 @@ class LossANumber(Right):
         return 0.5, len(batch)
 
 
+class LossComplex(Right):
+    def loss(self, nets, batch):
+        value, units = super().loss(nets, batch)
+        return value.to(torch.complex64), units
+
+
 class LossDetached(Right):
     def loss(self, nets, batch):
         return nets["net"](batch).detach().square().sum(), len(batch)
