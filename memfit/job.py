@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -165,6 +166,7 @@ class Job(Settings):
             if not callable(value := getattr(self, name)):
                 seen = f"{type(self).__name__}.{name} = {value!r}"
                 raise InputError(seen, "it hides the method of that name", f"write def {name}(self, ...), or rename it")
+            _check_parameters(type(self), name, value)
         for name, fine, wants in (
             ("longest", self.longest is None or self.longest >= 1, "1 or more"),
             ("clip", self.clip is None or self.clip > 0, "more than 0, or none"),
@@ -325,6 +327,17 @@ class Job(Settings):
                 else contextlib.nullcontext()
             )
         return torch.autocast(kind, dtype=torch.bfloat16 if self.precision == "bf16" else torch.float16)
+
+
+def _check_parameters(job: type[Job], name: str, method: Callable[..., Any]) -> None:
+    """Raises InputError if a job's method does not take what ``Job``'s method of that name takes."""
+    given = list(inspect.signature(getattr(Job, name)).parameters)
+    try:
+        inspect.signature(method).bind(*given[1:])
+    except TypeError as error:
+        raise InputError(f"{job.__name__}.{name}()", str(error), f"write def {name}({', '.join(given)})") from None
+    except ValueError:  # a method in C does not tell its parameters
+        return
 
 
 _METHODS = tuple(name for name, value in vars(Job).items() if callable(value) and not name.startswith("_"))

@@ -145,6 +145,11 @@ class LossANumber(Right):
         return 0.5, len(batch)
 
 
+class BatchWithoutShape(Right):
+    def batch(self):
+        return torch.randn(4, 8)
+
+
 class LossComplex(Right):
     def loss(self, nets, batch):
         value, units = super().loss(nets, batch)
