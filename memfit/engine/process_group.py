@@ -39,7 +39,8 @@ def join(turn: str = "") -> None:
 
 
 def join_alone() -> None:
-    """A default process group of this process alone, for code of a job that asks for its rank."""
+    """Joins a default process group of this process alone, for code of a job that asks for its rank."""
+    os.environ.update(loopback_environment())
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 

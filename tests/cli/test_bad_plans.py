@@ -153,7 +153,10 @@ def test_trained(
     from memfit.train.run_options import RunOptions
 
     shutil.copy(changed(plan, tmp_path, *changes), tmp_path / "plan.toml")
-    code = child(RunOptions(folder=str(tmp_path)))
+    try:
+        code = child(RunOptions(folder=str(tmp_path)))
+    finally:
+        torch.distributed.destroy_process_group()
     is_one_line((code, *capfd.readouterr()), *words)
 
 

@@ -76,7 +76,7 @@ def goes_on(undisturbed, run):
     ("how", "code", "words"),
     [
         ("exit", Exit.BAD_INPUT, "in at(): it called sys.exit(None), which ends the training before its last window"),
-        ("_exit", Exit.STOPPED, "the training ended by itself with exit code 0"),
+        ("_exit", Exit.STOPPED, "ended by itself with exit code 0"),  # the training, or a worker that reads its data
         ("interrupt", Exit.BAD_INPUT, "in at(): it raised KeyboardInterrupt"),
     ],
 )
