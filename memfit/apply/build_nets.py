@@ -32,8 +32,10 @@ def nets_of(job: Job, device: torch.device) -> Any:
     except Exception as error:
         if not traced and device.type == "cpu":
             raise
+        raised_at = error.__traceback__
         remade = _made_on_the_cpu(job)
-        if remade is None:
+        if remade is None:  # huggingface_hub clears the tracebacks of all exceptions that led to its own
+            error.__traceback__ = raised_at
             raise
         nets = remade
         error.__traceback__ = None

@@ -8,6 +8,7 @@ from torch import nn
 import memfit
 from memfit.apply.build_nets import nets_of
 from memfit.device.hardware.catalogue import find_device
+from memfit.device.virtual.virtual_device import virtual_cpu
 from memfit.job import Shape
 from memfit.planner.predict import net_sizes, plain_nets
 from memfit.trace.session import open_session
@@ -85,3 +86,22 @@ def test_for_a_real_device_they_wait_on_the_cpu_to_be_moved():
     net = nets_of(Reading(), torch.device("meta"))["net"]
     assert net.order.tolist() == [5, 4, 3, 2, 1, 0]
     assert {p.device.type for p in net.parameters()} == {"cpu"}
+
+
+class ClearsTracebacks(memfit.Job):
+    """Fails as huggingface_hub does, which clears the tracebacks of the exceptions before its own."""
+
+    def nets(self):
+        error = OSError("offline")
+        try:
+            raise error
+        finally:
+            before = error.__context__
+            while before is not None:
+                before.__traceback__, before = None, before.__context__
+
+
+def test_an_exception_keeps_its_lines_if_a_second_attempt_clears_them():
+    with virtual_cpu() as virtual, pytest.raises(OSError, match="offline") as raised:
+        nets_of(ClearsTracebacks(), virtual.device)
+    assert raised.traceback[-1].name == "nets"
