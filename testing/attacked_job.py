@@ -19,7 +19,7 @@ from torch.nn import functional as F
 import memfit
 
 PAUSE = 0.02
-"""Seconds of a micro-batch: so that a run lasts long enough to be hit in its middle."""
+"""Seconds of a loss: so that a run lasts long enough to be hit in its middle, however its data are read."""
 
 if "ATTACK_CLOCK" in os.environ:
     _time, _jumps = time.time, random.Random(0)
@@ -39,6 +39,7 @@ if "ATTACK_DISK" in os.environ or "ATTACK_STUCK" in os.environ:
 class Plain(memfit.Job):
     windows: int = 20
     width: int = 32
+    pause = PAUSE
 
     def nets(self):
         return {"net": nn.Sequential(nn.Linear(16, self.width), nn.Tanh(), nn.Linear(self.width, 4))}
@@ -54,10 +55,10 @@ class Plain(memfit.Job):
         return [(torch.randn(16, generator=generator), torch.randn(4, generator=generator)) for _ in range(52)]
 
     def collate(self, samples):
-        time.sleep(PAUSE)
         return {"x": torch.stack([x for x, _ in samples]), "y": torch.stack([y for _, y in samples])}
 
     def loss(self, nets, batch):
+        time.sleep(self.pause)
         return F.mse_loss(nets["net"](batch["x"]), batch["y"], reduction="sum"), batch["y"].numel()
 
 
@@ -151,6 +152,7 @@ class Gan(Plain):
         return [judge, memfit.Turn(name="made", loss=self.made, optimizers=("adam",))]
 
     def judged(self, nets, batch, shared):
+        time.sleep(self.pause)
         fake = nets["net"](batch["x"]).detach()
         return (1 - nets["judge"](batch["y"])).square().sum() + nets["judge"](fake).square().sum(), len(fake)
 
@@ -166,9 +168,7 @@ class Grows(Plain):
     """Each loss leaves two MiB behind."""
 
     windows: int = 400
-
-    def collate(self, samples):
-        return {"x": torch.stack([x for x, _ in samples]), "y": torch.stack([y for _, y in samples])}
+    pause = 0.0
 
     def loss(self, nets, batch):
         self.__dict__.setdefault("kept", []).append(torch.ones(1 << 19))
@@ -179,9 +179,7 @@ class GrowsInSecondTurn(Gan):
     """The same, in losses that are computed after an optimizer of the window has stepped."""
 
     windows: int = 400
-
-    def collate(self, samples):
-        return Grows.collate(self, samples)
+    pause = 0.0
 
     def made(self, nets, batch, shared):
         self.__dict__.setdefault("kept", []).append(torch.ones(1 << 20))
