@@ -95,7 +95,7 @@ def test_a_full_disk_under_tensorboard_and_a_live_terminal_costs_no_window(tmp_p
         os.close(terminal)
         assert process.wait(60) == 0, shown.decode()
     words = " ".join(shown.decode(errors="replace").split())
-    assert words.count("TensorBoard is left out from here on") == 1
+    assert words.count("TensorBoard is switched off") == 1
     assert "No space left on device" in words
     assert "Traceback" not in words
     assert "Done" in words
