@@ -104,12 +104,12 @@ def ours(job: Net, windows: int, folder: Path) -> None:
     run = RunFolder(folder / "run")
     run.open(resume=False)
     train_state, samples = build(job, "cpu", Single()), job.dataset()
-    course = RunContext(
+    context = RunContext(
         plan=plan, folder=run, samples=samples, lengths=None, first=0, last=windows,
         windows=Windows(size=len(samples), lengths=None, global_batch=BATCH, micro_batch=BATCH), saver=_NoSaver(),
     )  # fmt: skip
     with patch("signal.signal"):  # only a main thread may set handlers of signals
-        train(train_state, course)
+        train(train_state, context)
 
 
 class _NoSaver:

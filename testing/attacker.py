@@ -333,7 +333,7 @@ def _damage(run: Path, how: str, chance: random.Random) -> None:
         (run / "checkpoints" / ".00000099.1").mkdir(exist_ok=True)
         (run / "checkpoints" / ".00000099.1" / "state.safetensors").write_bytes(b"half")
     elif how == "small files":
-        for name in ("course.json", "less.json"):
+        for name in ("window_range.json", "reduced_limits.json"):
             (run / name).write_bytes(chance.choice((b"", b"[", b"{}", b"[1]", b"\xff")))
     elif how == "outcome":
         (run / ".ended-once").write_text(json.dumps({"code": 0, "windows": 20, "trained": 20}))

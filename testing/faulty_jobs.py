@@ -201,7 +201,7 @@ def run(
     saves=print,
     idle_nets="keep",
     optimizer_state="device",
-    **course,
+    **changed,
 ):
     """(exit code, everything that was learnt, ids of every window, lines of metrics, points)."""
     points = Spoiled.points = Points(fails)
@@ -222,7 +222,7 @@ def run(
         "last": WINDOWS, "saver": saver,
     }  # fmt: skip
     given["validation"] = validation_data(job)
-    code = train(train_state, RunContext(**{**given, **course}))
+    code = train(train_state, RunContext(**{**given, **changed}))
     learnt = {f"{n}.{k}": v for n, net in (*train_state.nets.items(), *((f"ema {n}", e) for n, e in
     train_state.ema.items())) for k, v in net.state_dict().items()}  # fmt: skip
     for name, optimizer in train_state.optimizers.items():

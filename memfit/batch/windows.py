@@ -15,6 +15,7 @@ from memfit.batch.cost import PaddedCost
 from memfit.batch.lengths import as_lengths
 from memfit.batch.rank_split import balanced, even
 from memfit.errors import InputError
+from memfit.plan import Plan
 
 Share = tuple[tuple[int, ...], ...]
 """Sample ids of each micro-batch of one rank."""
@@ -96,6 +97,22 @@ class Windows:
         self._ranks, self._cost = ranks, cost or PaddedCost()
         self._epochs: dict[int, list[tuple[Share, ...]]] = {}
         self._starts = [0]
+
+    @classmethod
+    def of_plan(cls, plan: Plan, *, size: int, lengths: Sequence[int] | None, ranks: int = 1) -> Windows:
+        """The windows of a plan's run over ``size`` samples.
+
+        Raises:
+            InputError: see the class.
+        """
+        return cls(
+            size=size,
+            lengths=lengths,
+            global_batch=plan.global_batch,
+            micro_batch=plan.micro_batch,
+            seed=plan.seed,
+            ranks=ranks,
+        )
 
     def window(self, number: int) -> Window:
         """The window of this number, counted over all epochs from 0."""

@@ -58,7 +58,7 @@ def _left_out(name: str, error: Exception) -> str:
 @contextmanager
 def attended(folder: RunFolder, plan: Plan, kept_by: list[Watcher]) -> Iterator[None]:
     """Context in which new lines of the run go to the trackers ``kept_by`` and, on a terminal, to a live view."""
-    folder.course.unlink(missing_ok=True)
+    folder.window_range.unlink(missing_ok=True)
     with _terminal() as terminal:
         attendant = _Attendant(folder, plan, kept_by, terminal)
         try:
@@ -125,8 +125,8 @@ class _Attendant:
         """Always drains the pipe, and shows its text if the terminal still exists."""
         texts = _available(pipe)
         with self._only_shows("the live view"):
-            if self._shows and self._view is None and self._folder.course.exists():
-                last = json.loads(self._folder.course.read_text())["last"]
+            if self._shows and self._view is None and self._folder.window_range.exists():
+                last = json.loads(self._folder.window_range.read_text())["last"]
                 self._view = LiveView(last, self._plan.budget_bytes, console)
                 self._watchers.append(self._view)
         for text in texts:

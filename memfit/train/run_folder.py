@@ -70,8 +70,8 @@ class RunFolder:
         return self.path / "plan.toml"
 
     @property
-    def course(self) -> Path:
-        return self.path / "course.json"
+    def window_range(self) -> Path:
+        return self.path / "window_range.json"
 
     @property
     def checkpoints(self) -> Path:
@@ -125,17 +125,17 @@ class RunFolder:
         )
 
     def _is_run(self) -> bool:
-        files = (MARK, "samples.jsonl", "metrics.jsonl", "course.json")
+        files = (MARK, "samples.jsonl", "metrics.jsonl")
         return any((self.path / name).is_file() for name in files) or any(self.checkpoints.glob("[0-9]*/manifest.json"))
 
-    def write_course(self, first: int, last: int) -> None:
+    def write_window_range(self, first: int, last: int) -> None:
         """Writes which windows this launch trains, [first, last), for the live view.
 
         Raises:
             CannotWriteError: it cannot be written.
         """
-        with writing(self.course):
-            write_atomic(self.course, json.dumps({"first": first, "last": last}))
+        with writing(self.window_range):
+            write_atomic(self.window_range, json.dumps({"first": first, "last": last}))
 
     def append(self, name: str, line: dict[str, Any]) -> None:
         """Adds one line to ``name``.jsonl; it is in the file after ``flush``, or with a line of ``FLUSH_EVERY`` later.

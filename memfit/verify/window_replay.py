@@ -24,7 +24,7 @@ from memfit.loading import load_job
 from memfit.plan import Plan, read_plan
 from memfit.train.checkpoint.sharded_checkpoint import load_sharded, load_sharded_nets
 from memfit.train.launch import memory_limit
-from memfit.train.launch.worker import device_of
+from memfit.train.launch.plan_device import device_of
 from memfit.train.loop.rng import seed_all
 from memfit.train.loop.run_context import RunContext, micro_batches
 from memfit.train.run_folder import RunFolder
@@ -65,13 +65,13 @@ def replay(plan: Plan, folder: Path) -> dict[str, Any]:
     recording.watch(train_state)
     shares = tuple(tuple(ids) for rank in recorded["ranks"] for ids in rank)
     window = Window(number=recorded["window"], epoch=0, ranks=(shares,))
-    course = _course(plan, train_state, folder)
+    context = _context(plan, train_state, folder)
     bound = sum_bound(len(shares))
 
     def run(this: TrainState) -> dict[str, float]:
         recording.begin()
         with recompute(train_state.nets, plan.checkpointing):
-            result = run_window(this, micro_batches(this, course, window))
+            result = run_window(this, micro_batches(this, context, window))
         return {name: float(value) for name, value in result.losses.items()}
 
     load_sharded(train_state, folder / "before")
@@ -110,13 +110,10 @@ def replay(plan: Plan, folder: Path) -> dict[str, Any]:
     }
 
 
-def _course(plan: Plan, train_state: TrainState, folder: Path) -> RunContext:
+def _context(plan: Plan, train_state: TrainState, folder: Path) -> RunContext:
     seed_all(plan.seed)
     samples, lengths = dataset_of(train_state.job), lengths_of(train_state.job)
-    windows = Windows(
-        size=len(samples), lengths=lengths, global_batch=plan.global_batch, micro_batch=plan.micro_batch,
-        seed=plan.seed, ranks=1,
-    )  # fmt: skip
+    windows = Windows.of_plan(plan, size=len(samples), lengths=lengths)
     return RunContext(
         plan=plan, folder=RunFolder(folder), samples=samples, lengths=lengths, windows=windows, first=0, last=0,
         saver=None,

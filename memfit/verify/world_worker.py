@@ -89,7 +89,7 @@ def _failed(folder: Path, line: str) -> int:
 def verify_world(plan: Plan, engine: Engine, folder: Path, windows: int) -> dict[str, Any]:
     """Differences of every window and what they point at; on ranks above 0 an empty dict."""
     recording = RecordingEngine(engine)
-    train_state, course = _built(plan, recording, engine.world, folder)
+    train_state, context = _built(plan, recording, engine.world, folder)
     alone = _alone(plan, engine, windows) if engine.rank == 0 else []
     if engine.rank == 0:
         _write_starts([{"begin": each.pop("begin"), "weights": each["seen"].weights} for each in alone], folder)
@@ -100,12 +100,12 @@ def verify_world(plan: Plan, engine: Engine, folder: Path, windows: int) -> dict
             _put_back(train_state, engine, start["begin"])
             recording.begin()
             recording.forced = start["weights"]
-            result = run_window(train_state, micro_batches(train_state, course, course.windows.window(number)))
+            result = run_window(train_state, micro_batches(train_state, context, context.windows.window(number)))
             losses = {name: float(value) for name, value in result.losses.items()}
             everyone = gather(engine, (recording.seen.micro_losses, _sums_by_net(recording)))
             seen = (recording.seen, losses)
             if engine.rank == 0:
-                shares = [len(share) for share in course.windows.window(number).ranks]
+                shares = [len(share) for share in context.windows.window(number).ranks]
                 compared.append(compare(train_state.job, alone[number], seen, everyone, shares))
     return {"windows": compared} if engine.rank == 0 else {}
 
@@ -130,12 +130,12 @@ def _read_starts(folder: Path) -> list[dict[str, Any]]:
 def _alone(plan: Plan, engine: Engine, windows: int) -> list[dict[str, Any]]:
     """Every window of an engine's ranks on one rank, with what it began and ended with."""
     recording = RecordingEngine(Single(), magnitudes=True)
-    train_state, course = _built(plan, recording, engine.world, Path())
+    train_state, context = _built(plan, recording, engine.world, Path())
     results = []
     with recompute(train_state.nets, plan.checkpointing):
         for number in range(windows):
             begin = copy.deepcopy(_state(train_state))
-            window = course.windows.window(number)
+            window = context.windows.window(number)
             single_rank = Window(number=number, epoch=window.epoch, ranks=(window.micro_batches,))
             optimizers = {name: copy.deepcopy(optimizer) for name, optimizer in train_state.optimizers.items()}
             names = {
@@ -143,14 +143,14 @@ def _alone(plan: Plan, engine: Engine, windows: int) -> list[dict[str, Any]]:
                 for name, optimizer in train_state.optimizers.items()
             }
             recording.begin()
-            result, seen = run_window(train_state, micro_batches(train_state, course, single_rank)), recording.seen
+            result, seen = run_window(train_state, micro_batches(train_state, context, single_rank)), recording.seen
             if engine.syncs_in_backward:
                 after = copy.deepcopy(_state(train_state))
                 _put_back(train_state, recording.engine, begin)
                 move_last_bits(train_state)
                 recording.begin()
                 recording.forced = moved(seen.weights)
-                run_window(replace(train_state, schedules={}, ema={}), micro_batches(train_state, course, single_rank))
+                run_window(replace(train_state, schedules={}, ema={}), micro_batches(train_state, context, single_rank))
                 allow_for(seen, recording.seen, sum_bound(len(window.micro_batches)))
                 recording.forced = {}
                 _put_back(train_state, recording.engine, after)
@@ -173,25 +173,17 @@ def _built(plan: Plan, recording: RecordingEngine, ranks: int, folder: Path) -> 
     seed_all(plan.seed)
     train_state = build(job, "cpu", recording)
     recording.watch(train_state)
-    windows = Windows(
-        size=len(samples),
-        lengths=lengths,
-        global_batch=plan.global_batch,
-        micro_batch=plan.micro_batch,
-        seed=plan.seed,
-        ranks=ranks,
-    )
-    course = RunContext(
+    context = RunContext(
         plan=plan,
         folder=RunFolder(folder),
         samples=samples,
         lengths=lengths,
-        windows=windows,
+        windows=Windows.of_plan(plan, size=len(samples), lengths=lengths, ranks=ranks),
         first=0,
         last=0,
         saver=None,
     )
-    return train_state, course
+    return train_state, context
 
 
 def _state(train_state: TrainState) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def run(tmp_path):
     """A run's folder with a file that a second run would remove, and one that it would replace."""
     folder = tmp_path / "run"
     (folder / "checkpoints").mkdir(parents=True)
-    for name in ("plan.toml", "course.json", "metrics.jsonl", ".ended-x", ".memfit-run"):
+    for name in ("plan.toml", "window_range.json", "metrics.jsonl", ".ended-x", ".memfit-run"):
         (folder / name).write_text(name)
     return folder
 

@@ -8,6 +8,7 @@ import numpy as np
 from memfit.batch.cost import PaddedCost
 from memfit.batch.rank_split import balanced, even
 from memfit.batch.windows import Windows
+from memfit.plan import Plan
 
 
 def test_a_window_may_be_filled_exactly():
@@ -33,3 +34,14 @@ def test_the_costliest_micro_batches_are_dealt_first():
 def test_the_first_ranks_get_one_sample_more_and_every_sample_once():
     assert even(range(11), 5, 2) == (((0, 1, 2, 3, 4), (5,)), ((6, 7, 8, 9, 10),))
     assert even(range(2), 5, 3) == (((0,),), ((1,),), ())
+
+
+def test_the_windows_of_a_plan_have_its_batches_and_seed():
+    plan = Plan(
+        job="", settings={}, device="cpu", budget_bytes=1, unit="samples", global_batch=6, micro_batch=2,
+        micro_batches=[[2, 1], [2, 1]], arithmetic="", engine="single", precision="fp32", seed=7,
+    )  # fmt: skip
+    windows = Windows.of_plan(plan, size=20, lengths=None, ranks=2)
+    same = Windows(size=20, lengths=None, global_batch=6, micro_batch=2, seed=7, ranks=2)
+    assert [windows.window(number) for number in range(8)] == [same.window(number) for number in range(8)]
+    assert tuple(tuple(map(len, share)) for share in windows.window(0).ranks) == ((2, 1), (2, 1))

@@ -73,7 +73,7 @@ def test_what_processes_say_is_taken_though_the_terminal_is_gone(tmp_path):
             pass
 
     folder = RunFolder(tmp_path)
-    folder.write_course(0, 3)
+    folder.write_window_range(0, 3)
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     attendant = _Attendant(folder, PLAN, [], (Console(file=Gone(), force_terminal=True), reader))

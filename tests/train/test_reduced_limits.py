@@ -17,12 +17,12 @@ PLAN = Plan(
 def test_what_several_ranks_write_adds_up(tmp_path):
     folder = RunFolder(tmp_path)
     assert read_reduced_limits(folder, PLAN) == NO_REDUCTION
-    for less in (
+    for limits in (
         ReducedLimits(most=2, alone=(7,)),
         ReducedLimits(most=4, left_out=(3,)),
         ReducedLimits(alone=(1,), validations=2),
     ):
-        write_reduced_limits(folder, PLAN, less)
+        write_reduced_limits(folder, PLAN, limits)
     assert read_reduced_limits(folder, PLAN) == ReducedLimits(most=2, alone=(1, 7), left_out=(3,), validations=2)
 
 
@@ -34,7 +34,7 @@ def test_of_another_plan_it_says_nothing(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "[]", '{"planned": ["fsdp2", 2, 1048576], "most": 1}'])
 def test_a_broken_file_says_nothing(tmp_path, text):
-    (tmp_path / "less.json").write_text(text)
+    (tmp_path / "reduced_limits.json").write_text(text)
     assert read_reduced_limits(RunFolder(tmp_path), PLAN) == NO_REDUCTION
 
 
@@ -44,12 +44,12 @@ def test_a_stop_counts_in_its_own_launch_alone(tmp_path, monkeypatch):
     assert read_reduced_limits(folder, PLAN) == NO_REDUCTION
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     write_reduced_limits(folder, PLAN, ReducedLimits(most=1))
-    less = read_reduced_limits(folder, PLAN)
-    assert (less.most, less.stops_before, less.reason, less.code) == (1, 9, "no room", 2)
+    limits = read_reduced_limits(folder, PLAN)
+    assert (limits.most, limits.stops_before, limits.reason, limits.code) == (1, 9, "no room", 2)
     write_reduced_limits(folder, PLAN, ReducedLimits(stops_before=7, reason="less room"))
     assert read_reduced_limits(folder, PLAN).stops_before == 7
 
 
 def test_a_disk_that_is_full_is_one_line(tmp_path):
-    with pytest.raises(CannotWriteError, match=r"less\.json cannot be written"):
+    with pytest.raises(CannotWriteError, match=r"reduced_limits\.json cannot be written"):
         write_reduced_limits(RunFolder(tmp_path / "gone"), PLAN, ReducedLimits(most=1))

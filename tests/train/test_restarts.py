@@ -63,7 +63,7 @@ def test_a_rank_without_memory_stops_all_and_all_start_again_with_less(point, un
     assert "all ranks start again from the newest checkpoint, with micro-batches of at most 1 samples" in said
     failed, began = (float((tmp_path / name).read_text()) for name in ("failed", "failed.again"))
     assert 0 < began - failed < SECONDS
-    assert json.loads((again / "less.json").read_text())["most"] == 1
+    assert json.loads((again / "reduced_limits.json").read_text())["most"] == 1
     assert samples(again) == samples(path)
     assert max(line["micro_batches"] for line in lines(again, "metrics")) > 6
     assert learnt.keys() == weights.keys()

@@ -49,15 +49,15 @@ def ended_by_job(error: SystemExit | KeyboardInterrupt) -> str:
     return str(InputError(failure.seen, failure.why, failure.write))
 
 
-def reduced_words(less: ReducedLimits, unit: str) -> str:
+def reduced_words(limits: ReducedLimits, unit: str) -> str:
     """With what the ranks start again."""
-    if less.stops_before is not None:
-        return f"to write a checkpoint of window {less.stops_before} and stop"
-    if less.most is not None:
-        return f"with micro-batches of at most {less.most} {unit}"
-    if less.left_out:
-        return f"without samples {', '.join(map(str, less.left_out))}"
-    return "with less in validation" if less.validates else "without validation"
+    if limits.stops_before is not None:
+        return f"to write a checkpoint of window {limits.stops_before} and stop"
+    if limits.most is not None:
+        return f"with micro-batches of at most {limits.most} {unit}"
+    if limits.left_out:
+        return f"without samples {', '.join(map(str, limits.left_out))}"
+    return "with less in validation" if limits.validates else "without validation"
 
 
 def what_to_do(error: Exception) -> str:

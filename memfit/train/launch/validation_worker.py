@@ -29,10 +29,10 @@ from memfit.train.checkpoint.state import put_nets_back
 from memfit.train.launch import memory_limit
 from memfit.train.launch.ending import ended_by_job
 from memfit.train.launch.outcome import say
+from memfit.train.launch.plan_device import device_of
 from memfit.train.launch.process_guard import die_with_parent
 from memfit.train.launch.stop_signals import ends_at_once
 from memfit.train.launch.warm_up import warm_up
-from memfit.train.launch.worker import device_of
 from memfit.train.loop.phases import VALIDATION
 from memfit.train.loop.rng import seed_all, seed_stream
 from memfit.train.loop.validation_data import ValidationData, mean_of, no_real_samples, validation_data

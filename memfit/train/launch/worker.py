@@ -6,18 +6,14 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
 
 from memfit.apply.buffer_snapshot import CannotRepeatError
 from memfit.apply.train_state import TrainState, build
-from memfit.batch.dataset import by_index, is_stream, lengths_of
-from memfit.batch.windows import Windows
 from memfit.device.virtual import backend
 from memfit.engine.factory import make_engine
 from memfit.engine.process_group import is_lost_rank, join, join_alone
@@ -25,17 +21,15 @@ from memfit.engine.protocol import Engine
 from memfit.engine.torchrun_env import is_restart, torchrun_env
 from memfit.errors import Exit, InputError, describe, mistake_in_job
 from memfit.job import Job
-from memfit.loading import load_job
 from memfit.plan import Plan, read_plan
 from memfit.sizes import format_size
 from memfit.train.checkpoint.checkpoints import Checkpoints
 from memfit.train.checkpoint.resume import resume
 from memfit.train.checkpoint.saver import Saver
 from memfit.train.checkpoint.sharded_saver import ShardedSaver
-from memfit.train.data.loader import BatchLoader, WorkerDiedError
-from memfit.train.data.reader import BatchReader
-from memfit.train.data.stream import StreamSamples, StreamWindows
-from memfit.train.data.worker_count import DEFAULT_BYTES, choose_loading, reading_cost
+from memfit.train.data.loader import WorkerDiedError
+from memfit.train.data.run_data import RunData, load_run_data
+from memfit.train.data.stream import StreamSamples
 from memfit.train.launch import memory_limit
 from memfit.train.launch.ending import (
     Ending,
@@ -46,17 +40,16 @@ from memfit.train.launch.ending import (
     what_to_do,
 )
 from memfit.train.launch.outcome import Outcome, clear_outcome, keep_stderr, say, write_outcome
+from memfit.train.launch.plan_device import device_of
 from memfit.train.launch.process_guard import alone_in
 from memfit.train.launch.rank_agreement import check_rank_agreement, rank_agreement_of
 from memfit.train.launch.start_again import UNPROVEN, start_again_alone, start_again_unproven
 from memfit.train.launch.stop_signals import ends_at_once
-from memfit.train.launch.warm_up import warm_up
 from memfit.train.launch.watchdog import Watchdog, clear_stacks
 from memfit.train.loop.loop import GivenUpError, SpoiledByTrialError, train
 from memfit.train.loop.online_verify import OnlineVerify
-from memfit.train.loop.rng import seed_all
 from memfit.train.loop.run_context import RunContext
-from memfit.train.loop.validation_data import ValidationData, no_real_samples, validation_data
+from memfit.train.loop.validation_data import no_real_samples
 from memfit.train.recovery.exactly_once import TornStepError
 from memfit.train.recovery.recovery import GIVES_UP
 from memfit.train.recovery.reduced_limits import (
@@ -155,7 +148,7 @@ def run(folder: RunFolder, options: RunOptions, watchdog: Watchdog) -> Ending:
     _check_ranks(plan)
     device = device_of(plan)
     engine = make_engine(plan.engine, device, **plan.engine_choices)
-    data = _load(plan, engine, options)
+    data = load_run_data(plan, engine, options.workers)
     if data.loader is not None:
         watchdog.worker_stacks = data.loader.stacks
     before = memory_limit.limit(plan.budget_bytes) if device.type == "cpu" else 0
@@ -170,8 +163,8 @@ def run(folder: RunFolder, options: RunOptions, watchdog: Watchdog) -> Ending:
         memory_limit.lift()
         start_again_unproven()
     except GivenUpError:
-        less = read_reduced_limits(folder, plan)
-        return Ending(code=Exit(less.code), line=less.reason)
+        limits = read_reduced_limits(folder, plan)
+        return Ending(code=Exit(limits.code), line=limits.reason)
     except (*GIVES_UP, TornStepError, CannotRepeatError, WorkerDiedError) as error:
         if isinstance(error, WorkerDiedError) and engine.world > 1:
             line = f"rank {engine.rank}: {error}; all ranks start again from the newest checkpoint"
@@ -199,17 +192,17 @@ def _start_again(
     Raises:
         StartAgainError: on several ranks, with a line for a person.
     """
-    less, why, rank = error.less, error.__cause__, f"rank {engine.rank}: " if engine.world > 1 else ""
-    if less.stops_before is not None and isinstance(why, Exception):
+    limits, why, rank = error.limits, error.__cause__, f"rank {engine.rank}: " if engine.world > 1 else ""
+    if limits.stops_before is not None and isinstance(why, Exception):
         gave_up = isinstance(why, (*GIVES_UP, InputError))
         reason = what_to_do(why) if gave_up else _out_of_memory(why, plan, before)
         code = Exit.BAD_INPUT if isinstance(why, InputError) else Exit.STOPPED
-        less = replace(less, reason=f"{'' if reason.startswith('rank ') else rank}{reason}", code=code)
-    write_reduced_limits(folder, plan, less)
+        limits = replace(limits, reason=f"{'' if reason.startswith('rank ') else rank}{reason}", code=code)
+    write_reduced_limits(folder, plan, limits)
     who = "all ranks start" if engine.world > 1 else "the run starts"
-    again = f"{rank}{error}; {who} again from the newest checkpoint, {reduced_words(less, plan.unit)}"
+    again = f"{rank}{error}; {who} again from the newest checkpoint, {reduced_words(limits, plan.unit)}"
     if engine.world > 1:
-        raise StartAgainError(again, less) from None
+        raise StartAgainError(again, limits) from None
     say(again)
     start_again_alone(options)
 
@@ -224,101 +217,6 @@ def _out_of_memory(error: Exception, plan: Plan, before: int) -> str:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Data:
-    """A job, its samples, and the windows of them."""
-
-    job: Job
-    samples: Any
-    lengths: Sequence[int] | None
-    windows: Windows | StreamWindows
-    validation: ValidationData | None
-    loader: BatchLoader | None
-    """Workers that read the samples; None: this process reads them."""
-    first_sample: int
-    """Checksum of a stream's first sample; 0 where samples have an index."""
-
-
-def _load(plan: Plan, engine: Engine, options: RunOptions) -> _Data:
-    """Loads the job and its samples, and takes what libraries keep before the memory is limited. Workers are forked
-    last, while this process is small.
-
-    Raises:
-        InputError: the data set is no sequence and no stream, or its lengths do not fit it.
-    """
-    threads = {thread.ident for thread in threading.enumerate()}
-    job = load_job(plan.job, dict(plan.settings), unit=plan.unit)
-    seed_all(plan.seed)
-    samples, lengths, windows = _samples(job, plan, engine.world)
-    reader = BatchReader(samples=samples, collate=job.collate, seed=plan.seed)
-    cost = reading_cost(reader, (0,), threads)
-    if isinstance(samples, StreamSamples):
-        samples.forget()
-    validation = validation_data(job)
-    warm_up(job, plan.micro_batch)
-    choice = choose_loading(
-        options.workers,
-        cost,
-        reader,
-        batch_units=plan.micro_batch / (lengths[0] if lengths is not None else 1),
-        window_parts=len(plan.micro_batches[engine.rank]),
-        turns=max(len(job.turns([])), 1) if type(job).turns is not Job.turns else 1,
-        ranks_here=_ranks_here(),
-        budget=plan.read_ahead_bytes or DEFAULT_BYTES,
-    )
-    if choice.line and engine.rank == 0:
-        say(choice.line)
-    loader = (
-        BatchLoader(
-            reader,
-            choice.workers,
-            ahead=choice.ahead,
-            kept=choice.kept,
-            slot_bytes=choice.slot_bytes,
-            pins=plan.device != "cpu",
-        )
-        if choice.workers
-        else None
-    )
-    seed_all(plan.seed)
-    return _Data(
-        job=job,
-        samples=samples,
-        lengths=lengths,
-        windows=windows,
-        validation=validation,
-        loader=loader,
-        first_sample=cost.checksum if isinstance(samples, StreamSamples) else 0,
-    )
-
-
-def _samples(job: Job, plan: Plan, ranks: int) -> tuple[Any, list[int] | None, Windows | StreamWindows]:
-    """A job's samples by index or as a stream, their lengths, and the windows of them."""
-    raw = job.dataset()
-    if not is_stream(raw):
-        samples, lengths = by_index(job, raw), lengths_of(job)
-        windows = Windows(
-            size=len(samples),
-            lengths=lengths,
-            global_batch=plan.global_batch,
-            micro_batch=plan.micro_batch,
-            seed=plan.seed,
-            ranks=ranks,
-        )
-        return samples, lengths, windows
-    if job.lengths() is not None or job.longest is not None:
-        seen = f"{type(job).__name__}.dataset() of type {type(raw).__name__}"
-        write = "give a sequence of samples, or a job in which a sample is one unit"
-        raise InputError(seen, f"it can only be iterated, and {plan.unit} are counted before samples are read", write)
-    stream = StreamSamples(raw, seed=plan.seed, window=plan.global_batch, keep=2 * plan.global_batch)
-    return stream, None, StreamWindows(global_batch=plan.global_batch, micro_batch=plan.micro_batch, ranks=ranks)
-
-
-def _ranks_here() -> int:
-    place = torchrun_env()
-    return 1 if place is None else place.local_world
-
-
 def _train(
     folder: RunFolder,
     options: RunOptions,
@@ -327,7 +225,7 @@ def _train(
     plan: Plan,
     device: torch.device,
     engine: Engine,
-    data: _Data,
+    data: RunData,
 ) -> Ending:
     """Builds the nets, puts the newest checkpoint back, and trains."""
     memory = memory_limit.ProcessMemory()
@@ -347,10 +245,10 @@ def _train(
     if engine.rank == 0:
         for lost in folder.keep_lines_before(first):
             say(lost)
-        folder.write_course(first, last)
+        folder.write_window_range(first, last)
     if data.job.validates and data.validation is None:
         speaks(f"the run does not validate: {no_real_samples(data.job)}")
-    less = read_reduced_limits(folder, plan)
+    limits = read_reduced_limits(folder, plan)
     context = RunContext(
         plan=plan,
         folder=folder,
@@ -362,9 +260,9 @@ def _train(
         memory=memory,
         saver=_saver(train_state, plan, folder, checkpoints, options, first),
         say=speaks,
-        proves=UNPROVEN not in os.environ and less.stops_before is None,
+        proves=UNPROVEN not in os.environ and limits.stops_before is None,
         skips=options.skip_oversized,
-        less=less,
+        limits=limits,
         validation=data.validation,
         proof=_proof(folder, data.job, engine.world, options.verify_every) if options.verify_every else None,
         progress=watchdog.progress,
@@ -377,7 +275,7 @@ def _train(
     return Ending(code=code, context=context)
 
 
-def _agree(engine: Engine, plan: Plan, data: _Data, first: int, last: int) -> None:
+def _agree(engine: Engine, plan: Plan, data: RunData, first: int, last: int) -> None:
     """Raises InputError where the ranks are not in one run; rank 0 says what they agree on."""
     if engine.world > 1:
         agreement = rank_agreement_of(
@@ -440,26 +338,3 @@ def _check_ranks(plan: Plan) -> None:
             f"torchrun started {place.world} processes" if place is not None else "it was started in one process",
             f"start it with torchrun --nproc-per-node {ranks}, or memfit run, or plan again with --devices",
         )
-
-
-def device_of(plan: Plan) -> torch.device:
-    """The device of this machine that a plan runs on, its memory limited to the plan's budget.
-
-    Raises:
-        InputError: the plan is for a device that is not here.
-    """
-    place = torchrun_env()
-    if plan.device == "cpu":
-        return torch.device("cpu")
-    local = place.local_rank if place is not None else 0
-    if torch.cuda.device_count() <= local:
-        raise InputError(
-            f"plan for {plan.device}",
-            f"this machine has {torch.cuda.device_count() or 'no'} CUDA devices, and rank {local} of it needs its own",
-            "plan again with --device cpu or --memory SIZE",
-        )
-    torch.cuda.set_device(local)
-    torch.cuda.set_per_process_memory_fraction(
-        min(plan.budget_bytes / torch.cuda.get_device_properties(local).total_memory, 1.0)
-    )
-    return torch.device("cuda", local)

@@ -94,7 +94,7 @@ class TrainingLoop:
         self._at = Position(context.first)
         self._monitor = Monitor(train_state, context.memory)
         self._phases = Phases(
-            train_state, context.plan, context.folder.path, context.say, context.less, context.validation
+            train_state, context.plan, context.folder.path, context.say, context.limits, context.validation
         )
         self._validate_every = validate_every(train_state, context)
         self._allowed_buffers = not_finite_buffers(train_state)
@@ -105,7 +105,7 @@ class TrainingLoop:
             cost=lambda ids: padded_units(context, ids),
             largest=context.plan.micro_batch,
             skips=context.skips,
-            less=context.less,
+            limits=context.limits,
             on_failure=self._record_failure,
             check=self._check,
             has_grown=self._grown_memory,
@@ -124,7 +124,7 @@ class TrainingLoop:
             for number in range(context.first, context.last):
                 if self._stop.asked and self._engine.world == 1:
                     return self._stopped_before(number)
-                if number == context.less.stops_before:
+                if number == context.limits.stops_before:
                     self._give_up_before(number)
                 try:
                     stopped = self._train_window(context.windows.window(number))
@@ -392,7 +392,7 @@ class TrainingLoop:
         memory_limit.lift()
         self._stopped_before(number)
         gather(self._engine, None)
-        raise GivenUpError(self._context.less.reason)
+        raise GivenUpError(self._context.limits.reason)
 
     def _out_of_memory(self, number: int, error: Exception) -> Exception:
         """Memory ran out where nothing is done again, as in what recovery itself allocates. Saves where it can."""

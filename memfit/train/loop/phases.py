@@ -61,7 +61,7 @@ class Phases:
     Args:
         files: a folder for what waits in files.
         say: told of what was left out, and why.
-        less: what is smaller from the start.
+        limits: what is smaller from the start.
         data: what is validated on.
     """
 
@@ -71,7 +71,7 @@ class Phases:
         plan: Plan,
         files: Path,
         say: Callable[[str], None],
-        less: ReducedLimits = NO_REDUCTION,
+        limits: ReducedLimits = NO_REDUCTION,
         data: ValidationData | None = None,
     ) -> None:
         self._data = data or ValidationData(samples=None)
@@ -81,8 +81,8 @@ class Phases:
         self._trains = False
         self.failed: list[int] = []
         """Windows whose validation raised an error that is not of memory."""
-        self._less = less
-        fits = less.validates and all(self._smaller(self._shape()) for _ in range(less.validations))
+        self._limits = limits
+        fits = limits.validates and all(self._smaller(self._shape()) for _ in range(limits.validations))
         if not fits:
             self._policies["validate"] = replace(plan.validation, where="skip")
 
@@ -178,8 +178,8 @@ class Phases:
             failed = _Tried(reason=describe(error), memory=memory)
             release(error)
             if together:
-                less = ReducedLimits(validations=self._less.validations + failed.memory, validates=failed.memory)
-                raise StartAgainError(f"validation: {failed.reason}", less) from None
+                limits = ReducedLimits(validations=self._limits.validations + failed.memory, validates=failed.memory)
+                raise StartAgainError(f"validation: {failed.reason}", limits) from None
             return failed
 
     def _shape(self) -> Shape:

@@ -55,7 +55,7 @@ class RunContext:
     """What the job is validated on; None: it is not."""
     proof: OnlineVerify | None = None
     """Verifies windows during the run."""
-    less: ReducedLimits = NO_REDUCTION
+    limits: ReducedLimits = NO_REDUCTION
     """Smaller limits of ranks that started again."""
     skips: bool = False
     """Whether a sample that does not fit alone is left out, instead of ending the run."""

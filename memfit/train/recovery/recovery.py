@@ -6,7 +6,7 @@ same bit for bit. Then the micro-batches from the failed one on are halved by th
 fitted. The size found is kept for the windows that follow, and grows back after a while. A sample that does not fit
 alone ends the run, or is left out where the person said so.
 
-Ranks in lockstep cannot repeat a window: they start again from their last checkpoint with what is smaller (``less``),
+Ranks in lockstep cannot repeat a window: they start again from their last checkpoint with ``ReducedLimits``,
 at once, since a try as it was costs another start; their micro-batches do not grow back.
 
 What is put back: random numbers (each micro-batch has its own streams), buffers and modes (``buffer_snapshot``),
@@ -75,7 +75,7 @@ class Recovery:
         cost: padded units of these samples together.
         largest: padded units of the plan's largest micro-batch.
         skips: whether a sample that does not fit alone is left out.
-        less: what is smaller from the start.
+        limits: what is smaller from the start.
         on_failure: called with each failure, while gradients are still held.
         check: called with the gradients of a turn before its step; it may raise.
         has_grown: gives an error where memory failed because of what is held between windows.
@@ -90,13 +90,13 @@ class Recovery:
         cost: Callable[[Ids], int],
         largest: int,
         skips: bool = False,
-        less: ReducedLimits = NO_REDUCTION,
+        limits: ReducedLimits = NO_REDUCTION,
         on_failure: Callable[[Failure], None] = lambda failure: None,
         check: Callable[[TurnGradients], None] = lambda made: None,
         has_grown: Callable[[Failure], Exception | None] = lambda failure: None,
         held_before: int = 0,
     ) -> None:
-        self.cap = less.most
+        self.cap = limits.most
         """Most padded units of a micro-batch; None: as planned."""
         self.retries = 0
         """Failures of this window."""
@@ -105,9 +105,9 @@ class Recovery:
         self.thrashes = 0
         """Times that the allocator had to give its cache back in this window."""
         self._state, self._remake, self._cost, self._largest = train_state, remake, cost, largest
-        self._skips, self._on_failure, self._left_out = skips, on_failure, frozenset(less.left_out)
+        self._skips, self._on_failure, self._left_out = skips, on_failure, frozenset(limits.left_out)
         self._check, self._has_grown, self._held_before = check, has_grown, held_before
-        self._once_alone = frozenset(less.alone)
+        self._once_alone = frozenset(limits.alone)
         self._in_step = train_state.engine.syncs_in_backward and train_state.engine.world > 1
         self._buffers = BufferSnapshot(train_state.nets)
         self._several = len(train_state.job.turns(list(train_state.optimizers))) > 1
@@ -236,7 +236,7 @@ class Recovery:
                 self._on_failure(failure)
             if self._in_step:
                 raise StartAgainError(
-                    f"out of memory in {failure.part} ({describe_request(failure)})", self._less(parts, failure)
+                    f"out of memory in {failure.part} ({describe_request(failure)})", self._limits(parts, failure)
                 )
             self.retries, self._quiet = self.retries + 1, 0
             self._restore()
@@ -313,7 +313,7 @@ class Recovery:
         failed = parts[at].ids if parts else ()
         return at, failed, None if len(failed) < 2 * self._least else max(self._cost(failed) // 2, 1)
 
-    def _less(self, parts: Sequence[MicroBatch], failure: Failure) -> ReducedLimits:
+    def _limits(self, parts: Sequence[MicroBatch], failure: Failure) -> ReducedLimits:
         """What is to be smaller when ranks start again.
 
         Raises:

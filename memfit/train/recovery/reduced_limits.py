@@ -1,4 +1,4 @@
-"""RUN/less.json: what sharded ranks do with less, after memory ran out on one of them and all started again.
+"""RUN/reduced_limits.json: what sharded ranks do with less, after memory ran out on one of them and all started again.
 
 A rank of an engine in lockstep that fails inside of forward or backward leaves the others in a collective that it never
 joins; it cannot ask them to repeat the window. It writes down what is to be smaller and ends; the others end when their
@@ -59,15 +59,15 @@ NO_REDUCTION = ReducedLimits()
 class StartAgainError(RuntimeError):
     """This rank cannot go on, and all have to start again with less. The message says what failed, and where."""
 
-    def __init__(self, message: str, less: ReducedLimits) -> None:
-        self.less = less
+    def __init__(self, message: str, limits: ReducedLimits) -> None:
+        self.limits = limits
         super().__init__(message)
 
 
 def read_reduced_limits(folder: RunFolder, plan: Plan) -> ReducedLimits:
     """What was written; nothing is smaller where there is no such file, or the plan is another."""
     try:
-        saved = json.loads((folder.path / "less.json").read_text())
+        saved = json.loads((folder.path / "reduced_limits.json").read_text())
         if saved.pop("planned") == _planned(plan):
             if not is_restart():
                 saved |= {"stops_before": None, "reason": "", "code": Exit.STOPPED}  # an earlier launch stopped so
@@ -77,15 +77,15 @@ def read_reduced_limits(folder: RunFolder, plan: Plan) -> ReducedLimits:
     return NO_REDUCTION
 
 
-def write_reduced_limits(folder: RunFolder, plan: Plan, less: ReducedLimits) -> None:
+def write_reduced_limits(folder: RunFolder, plan: Plan, limits: ReducedLimits) -> None:
     """Adds to what was written.
 
     Raises:
         CannotWriteError: it cannot be written.
     """
-    content = {"planned": _planned(plan), **asdict(read_reduced_limits(folder, plan).and_also(less))}
-    with writing(folder.path / "less.json"):
-        write_atomic(folder.path / "less.json", json.dumps(content) + "\n")
+    content = {"planned": _planned(plan), **asdict(read_reduced_limits(folder, plan).and_also(limits))}
+    with writing(folder.path / "reduced_limits.json"):
+        write_atomic(folder.path / "reduced_limits.json", json.dumps(content) + "\n")
 
 
 def _planned(plan: Plan) -> list[int | str]:
