@@ -6,6 +6,8 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+from memfit.garbage import keep_frozen
+
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -25,7 +27,7 @@ def virtual_gpu_is_known():
 def nothing_old_is_collected_again():
     """Every trace collects garbage, as ``memfit`` does it: what stays from before this module is no garbage of it."""
     gc.collect()
-    gc.freeze()
+    keep_frozen()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -46,7 +46,8 @@ def command(
 ) -> int:  # fmt: skip
     """Compare the cards for JOB: whether it fits, memory, largest micro-batch; time, energy and cost of an epoch."""
     from memfit.cli.job_options import micro_batch_shape
-    from memfit.cli.progress import progress, settle
+    from memfit.cli.progress import progress
+    from memfit.garbage import keep_frozen
     from memfit.loading import load_job, read_settings
 
     targets = choose_devices(device_names or ("all",), None, headroom)
@@ -57,7 +58,7 @@ def command(
 
         known = read_prices(prices) if prices is not None else None
         loaded = load_job(job, read_settings(pairs))
-        settle()
+        keep_frozen()
         asked = micro_batch_shape(loaded, shape, count)
         units, unknown = units_of_an_epoch(loaded)
         cards = compare_cards(

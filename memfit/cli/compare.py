@@ -64,7 +64,8 @@ def command(
     A is a job, a plan file, a trace file (F.npz) or a run's folder. Example, what LoRA saves: memfit compare JOB --set
     lora=16.
     """
-    from memfit.cli.progress import progress, settle
+    from memfit.cli.progress import progress
+    from memfit.garbage import keep_frozen
 
     if shape is not None and micro_batch is not None:
         raise InputError("--shape and --micro-batch", "both say the same", "write one of them")
@@ -76,7 +77,7 @@ def command(
         from memfit.planner.comparison import differences, job_subjects, variants_of
 
         variants = variants_of(settings, precisions, checkpoints, engines, ranks)
-        settle()
+        keep_frozen()
         subjects: list[Subject] = []
         for target in targets:
             subject = _of_file(target, variants, device if named else None)

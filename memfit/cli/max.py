@@ -46,7 +46,8 @@ def command(
 
     Every answer is predicted as memfit predict does: it fits, and the next size does not.
     """
-    from memfit.cli.progress import progress, settle
+    from memfit.cli.progress import progress
+    from memfit.garbage import keep_frozen
     from memfit.loading import load_job, read_settings
 
     if by_length and vary is not None:
@@ -59,7 +60,7 @@ def command(
         from memfit.planner.traced_questions import TracedQuestions
 
         loaded = load_job(job, read_settings(pairs))
-        settle()
+        keep_frozen()
         sizes, what = _sizes(loaded, by_length, vary, count)
         questions = TracedQuestions()
         answers = [

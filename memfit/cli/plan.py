@@ -83,7 +83,8 @@ def command(
         raise _missing("job")
     if global_batch is None:
         raise _missing("global_batch")
-    from memfit.cli.progress import progress, settle
+    from memfit.cli.progress import progress
+    from memfit.garbage import keep_frozen
     from memfit.loading import load_job, read_settings
 
     targets = choose_devices(device_names, memory, headroom)
@@ -107,7 +108,7 @@ def command(
             seed=first_seed, keep=_words(keep), allow=_words(allow), tuned_for=tuned, learning_rate_rule=rule,
         )  # fmt: skip
         loaded = load_job(job, read_settings(pairs))
-        settle()
+        keep_frozen()
         points = _curve(loaded, targets[0], batch) if curve else None
         answers = {device.key: find_plan(loaded, replace(request, device=device)) for device in targets}
         first = answers[targets[0].key]

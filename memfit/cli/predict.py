@@ -27,8 +27,9 @@ from memfit.cli.prediction_output import (
     write_snapshot_file,
     write_trace_file,
 )
-from memfit.cli.progress import progress, settle
+from memfit.cli.progress import progress
 from memfit.errors import Exit, InputError
+from memfit.garbage import keep_frozen
 from memfit.plan import ENGINES
 from memfit.sizes import parse_size
 
@@ -224,7 +225,7 @@ def _traced(request: PredictRequest, targets: list[Device]) -> tuple[Job, list[P
     questions = TracedQuestions()
     with recorded_reads() as reads:
         job = load_with(request.job, request.pairs, request.precision)
-        settle()
+        keep_frozen()
         shape = micro_batch_shape(job, request.shape, request.micro_batch)
         modes, plan = _checkpointing(job, request.checkpoint)
         predictions = [

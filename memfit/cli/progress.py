@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import Any, TextIO
 
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        if collects:
-            gc.enable()
-
-
-def settle() -> None:
-    """Freezes the objects that exist now: until ``progress`` ends, garbage collections skip them.
-
-    A trace collects garbage before it begins, and traversing the modules of torch and of a job's libraries takes 0.3 s.
-    """
-    gc.freeze()
+from memfit.garbage import thawed_after
 
 
 class _LinesOnce:
@@ -83,7 +64,7 @@ def progress(text: str, *, quiet: bool = False) -> Iterator[None]:
     Output that is printed within goes to standard error: standard output holds only the answer. The garbage collector
     is off: importing torch and a job's libraries takes a sixth longer with it, and every trace collects by itself.
     """
-    with _without_collector():
+    with thawed_after():
         if quiet or not sys.stderr.isatty():
             with _lines_once(), redirect_stdout(sys.stderr):
                 yield

@@ -19,6 +19,7 @@ from memfit.device.virtual.data_dependent import NOT_HANDLED
 from memfit.device.virtual.patching import replaced
 from memfit.device.virtual.virtual_device import Virtual
 from memfit.events import ALLOCATE, EMPTY_CACHE, FREE, TO_DEVICE, TO_HOST
+from memfit.garbage import collected_before
 from memfit.torch_compat import (
     DisableTorchFunction,
     FakeTensor,
@@ -85,11 +86,6 @@ class Tracer(EventRecord, TorchDispatchMode):
         """Context in which everything is recorded. A storage is freed when its last reference goes, or in
         ``collect_cycles``: the garbage collector is off at all other times.
         """
-        gc.collect()
-        collects, freezes = gc.isenabled(), not gc.get_freeze_count()
-        gc.disable()
-        if freezes:
-            gc.freeze()  # what was there before is no garbage of the trace, and need not be looked at again
         hooks = [
             register_module_forward_pre_hook(self._enter_module),
             register_module_forward_hook(self._leave_module, always_call=True),
@@ -98,6 +94,7 @@ class Tracer(EventRecord, TorchDispatchMode):
         self.virtual.on_resize.append(self.resized)
         try:
             with (
+                collected_before(),
                 replaced(torch, get_rng_state=self._random_state(torch.get_rng_state)),
                 replaced(torch.random, get_rng_state=self._random_state(torch.random.get_rng_state)),
                 self,
@@ -106,10 +103,6 @@ class Tracer(EventRecord, TorchDispatchMode):
         finally:
             for hook in hooks:
                 hook.remove()
-            if freezes:
-                gc.unfreeze()
-            if collects:
-                gc.enable()
 
     def collect_cycles(self) -> None:
         """Frees what only reference cycles hold.

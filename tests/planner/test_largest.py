@@ -4,10 +4,14 @@ python -m pytest tests/planner/test_largest.py
 """
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
+import memfit
 from memfit.cli import main
 from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.errors import InputError
@@ -15,6 +19,8 @@ from memfit.job import Shape
 from memfit.planner.largest import by_items, by_setting, largest_of, largest_size, policies
 from memfit.planner.predict import predict
 from memfit.planner.traced_questions import TracedQuestions
+from memfit.trace.interpolation import interpolated
+from memfit.trace.step import Tracing, trace_job
 from testing.large_nets import Dit
 
 JOB = Dit(dim=64, depth=2, heads=4, frames=64)
@@ -61,6 +67,41 @@ def test_the_largest_micro_batch_is_what_predict_says():
         assert again.footprint == answer.prediction.footprint
         assert again.footprint.fits
         assert not predict(JOB, "dit", Shape(items=answer.size + 1), CARD, checkpointing=modes).footprint.fits
+
+
+class Wide(memfit.Job):
+    """One layer over many small samples: segments grow in steps of 2 MiB, most sizes need what the one before needs."""
+
+    def nets(self):
+        return {"net": nn.Linear(8, 8)}
+
+    def batch(self, shape):
+        return {"x": torch.zeros(shape.items, 8)}
+
+    def loss(self, nets, batch):
+        return nets["net"](batch["x"]).square().sum(), len(batch["x"])
+
+    def optimizers(self, nets):
+        return {"net": torch.optim.SGD(nets["net"].parameters())}
+
+
+def test_interpolated_traces_lead_to_the_answer_in_a_few_questions():
+    questions, job = TracedQuestions(), Wide()
+    policy = next(iter(policies(job)))
+    for name in ("rtx3060", "rtx3090"):
+        answer = largest_of(policy, "wide", find_device(name), questions, by_items(None))
+        assert answer.exact
+        assert answer.size > 1_000_000
+        assert answer.prediction.footprint.fits
+    assert questions.traced <= 6
+
+
+def test_traces_of_other_events_are_not_interpolated():
+    low, high = (trace_job(JOB, Shape(items=items), Tracing(device=CARD)) for items in (1, 2))
+    assert interpolated(low, replace(high, kind=high.kind[:-1], storage=high.storage[:-1]), 2.0) is None
+    third = trace_job(JOB, Shape(items=3), Tracing(device=CARD))
+    fifth = trace_job(JOB, Shape(items=5), Tracing(device=CARD))
+    assert np.array_equal(interpolated(high, third, 3.0).nbytes, fifth.nbytes)
 
 
 def test_a_card_with_the_same_facts_is_answered_without_a_trace():

@@ -1,0 +1,74 @@
+"""Python's garbage collector around traces: what is collected and when decides when a traced storage is freed.
+
+A trace collects garbage before it begins. Traversing the modules of torch and of a job's libraries would take most of
+that time, so that objects which stay anyway are frozen (``gc.freeze``): collections skip them.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_is_kept = False
+"""Whether frozen objects stay frozen between traces."""
+_depth = 0
+"""Traces that are open, one within another."""
+_modules = 0
+"""Modules that were imported when objects were last frozen."""
+
+
+def keep_frozen() -> None:
+    """Freezes the objects that exist now, and before a later trace those that imports brought.
+
+    Until ``thawed_after`` ends."""
+    global _is_kept
+    _is_kept = True
+    _freeze()
+
+
+@contextmanager
+def thawed_after() -> Iterator[None]:
+    """Context with the collector off, after which nothing is frozen that was not before it."""
+    global _is_kept
+    was_kept, was_enabled = _is_kept, gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if not was_kept:
+            _is_kept = False
+            gc.unfreeze()
+        if was_enabled:
+            gc.enable()
+
+
+@contextmanager
+def collected_before() -> Iterator[None]:
+    """Context that collects garbage first and has the collector off; within another one it freezes nothing.
+
+    What an open trace has made is never frozen: a cycle of it may become garbage that the trace collects.
+    """
+    global _depth
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    freezes = _depth == 0 and (len(sys.modules) > _modules if _is_kept else not gc.get_freeze_count())
+    if freezes:
+        _freeze()
+    _depth += 1
+    try:
+        yield
+    finally:
+        _depth -= 1
+        if freezes and not _is_kept:
+            gc.unfreeze()
+        if was_enabled:
+            gc.enable()
+
+
+def _freeze() -> None:
+    global _modules
+    gc.freeze()
+    _modules = len(sys.modules)
