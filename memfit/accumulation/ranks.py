@@ -21,6 +21,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from memfit.torch_compat.attributes import use_count
+
 RELEASE_SECONDS = 1.0
 """Longest wait for gloo's threads to drop the tensors of a collective."""
 
@@ -75,7 +77,7 @@ class RankGroup:
             torch._foreach_mul_(group, factor)
         if self.wrapped and self.world > 1:
             shared = self._shared_buffers()
-            uses = [(tensor, _use_count(tensor)) for tensor in (*gradients, *shared)]
+            uses = [(tensor, use_count(tensor)) for tensor in (*gradients, *shared)]
             waits = [dist.all_reduce(gradient, group=self.group, async_op=True) for gradient in gradients]
             for wait in waits:
                 if wait is not None:
@@ -111,13 +113,8 @@ def _wait_for_release(uses: Sequence[tuple[Tensor, int]]) -> None:
     here and destroys its process group would hold that lock while it joins the thread, and never end.
     """
     limit = time.monotonic() + RELEASE_SECONDS
-    while any(_use_count(tensor) > count for tensor, count in uses) and time.monotonic() < limit:
+    while any(use_count(tensor) > count for tensor, count in uses) and time.monotonic() < limit:
         time.sleep(0.0001)
-
-
-def _use_count(tensor: Tensor) -> int:
-    """References that torch's C++ holds to a tensor."""
-    return int(tensor._use_count())  # type: ignore[attr-defined]
 
 
 def local(gradient: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch.optim import LBFGS, Optimizer
 
 from memfit.accumulation.ranks import RankGroup
 from memfit.errors import InputError
+from memfit.torch_compat.attributes import has_communication_hook
 
 
 def check(optimizers: Sequence[Optimizer], modules: Sequence[nn.Module], ranks: RankGroup, *, repeat: bool) -> None:
@@ -37,7 +38,7 @@ def check(optimizers: Sequence[Optimizer], modules: Sequence[nn.Module], ranks: 
     if any(isinstance(part, DataParallel) for part in parts):
         write = "write DistributedDataParallel and torchrun"
         raise InputError(seen, "DataParallel splits each batch by itself", write)
-    if any(isinstance(part, DistributedDataParallel) and part._comm_hooks for part in parts):
+    if any(isinstance(part, DistributedDataParallel) and has_communication_hook(part) for part in parts):
         raise InputError(seen, "a DDP communication hook changes what is reduced", "leave register_comm_hook out")
     if ranks.world > 1 and repeat:
         if ranks.sharded:

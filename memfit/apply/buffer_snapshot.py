@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from memfit.job import Nets
+from memfit.torch_compat.attributes import buffers_of, parameters_of, version_of
 
 
 class CannotRepeatError(RuntimeError):
@@ -37,7 +38,7 @@ class BufferSnapshot:
         self._modes: list[bool] = []
         self._learns: list[bool] = []
         self._parameters = list({id(p): p for net in nets.values() for p in net.parameters()}.values())
-        self._holders = [holder for module in self._modules for holder in (module._buffers, module._parameters)]
+        self._holders = [holder for module in self._modules for holder in (buffers_of(module), parameters_of(module))]
         self._places: list[_Place] = []
 
     def keep(self) -> None:
@@ -116,7 +117,7 @@ _Place = tuple[nn.Module, dict[str, Any], str, tuple[int, str], bool]
 
 def _places(modules: list[nn.Module]) -> Iterator[_Place]:
     for module in modules:
-        for is_buffer, holder in ((True, module._buffers), (False, module._parameters)):
+        for is_buffer, holder in ((True, buffers_of(module)), (False, parameters_of(module))):
             for name in list(holder):
                 yield module, holder, name, (id(module), name), is_buffer
 
@@ -127,4 +128,4 @@ _PLAIN = frozenset((Tensor, nn.Parameter))
 def _mark(tensor: Any) -> tuple[int, int]:
     if hasattr(tensor, "ds_tensor"):
         return 0, 0
-    return tensor._version, tensor.data_ptr() if type(tensor) in _PLAIN else 0
+    return version_of(tensor), tensor.data_ptr() if type(tensor) in _PLAIN else 0

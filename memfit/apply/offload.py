@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from memfit.torch_compat.attributes import storage_id, storage_id_of, version_of
+
 LEAST = 1 << 16
 """Storages of fewer bytes stay on the device: copying them takes longer than it is worth."""
 
@@ -57,16 +59,16 @@ def on_the_host(module: nn.Module) -> AbstractContextManager[None]:
     """Context in which the tensors that operators save for the backward move to the host; weights and buffers of the
     module stay.
     """
-    stays = {t.untyped_storage()._cdata for t in (*module.parameters(), *module.buffers())}
+    stays = {storage_id_of(t) for t in (*module.parameters(), *module.buffers())}
     known: dict[tuple[int, int, torch.dtype], tuple[StorageWeakRef, _Copy]] = {}
 
     def pack(tensor: Tensor) -> Tensor | _Away:
         if tensor.layout is not torch.strided or tensor.untyped_storage().nbytes() < LEAST:
             return tensor
         storage = tensor.untyped_storage()
-        if storage._cdata in stays:
+        if storage_id(storage) in stays:
             return tensor
-        key = (storage._cdata, tensor._version, tensor.dtype)
+        key = (storage_id(storage), version_of(tensor), tensor.dtype)
         ref, copy = known.get(key, (None, None))
         if copy is None or ref is None or ref.expired():
             copy = _Copy(tensor)

@@ -12,10 +12,10 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch.utils import checkpoint as torch_checkpoint
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from memfit.torch_compat import top_saved_tensors_hooks
+from memfit.torch_compat.selective_checkpoint import IS_KEYED, RECOMPUTE, CachedOutputs, storage_key
 
 _aten = torch.ops.aten
 COSTLY = frozenset(
@@ -51,20 +51,20 @@ def selective_contexts() -> tuple[AbstractContextManager[Any], AbstractContextMa
             yield
         for key, index, before in kept:
             if before == saved[0]:
-                first.storage[key][index] = _RECOMPUTE
+                first.storage[key][index] = RECOMPUTE
 
     return forward(), again
 
 
 def _place(first: Any, operator: Any, args: Any) -> tuple[Any, int]:
     """The slot of torch's storage that will hold the output of a call: before torch 2.13, a list for each operator."""
-    if not _IS_KEYED:
+    if not IS_KEYED:
         return operator, len(first.storage[operator])
-    key = torch_checkpoint._sac_storage_key(operator, args)
+    key = storage_key(operator, args)
     return key, first.func_counter[key] - 1
 
 
-class _Recomputation(torch_checkpoint._CachedTorchDispatchMode):
+class _Recomputation(CachedOutputs):
     """A recomputation that reads the kept outputs and nothing else. torch 2.13 counts every operator, but an engine
     that gathers parameters within the module does not run the same operators twice.
     """
@@ -72,19 +72,11 @@ class _Recomputation(torch_checkpoint._CachedTorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in COSTLY:
             return func(*args, **(kwargs or {}))
-        outputs = None if _IS_KEYED else self.storage.get(func)
-        if outputs and outputs[0] is _RECOMPUTE:
+        outputs = None if IS_KEYED else self.storage.get(func)
+        if outputs and outputs[0] is RECOMPUTE:
             outputs.pop(0)
             return func(*args, **(kwargs or {}))
         return super().__torch_dispatch__(func, types, args, kwargs)
-
-
-_IS_KEYED = hasattr(torch_checkpoint, "_RECOMPUTE")
-"""Whether torch's storage is a dictionary of numbered outputs (from 2.13 on), which also has entries for outputs
-without a tensor.
-"""
-_RECOMPUTE: Any = torch_checkpoint._RECOMPUTE if _IS_KEYED else object()
-"""The entry of the storage for an output that is recomputed."""
 
 
 @contextmanager

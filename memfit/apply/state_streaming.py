@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from memfit.torch_compat.attributes import has_step_hooks
+
 PART = 64 << 20
 """The most bytes of state that visit the device at once; at least those of one parameter."""
 PER_PARAMETER = frozenset(
@@ -31,7 +33,7 @@ PER_PARAMETER = frozenset(
 
 def streams(optimizer: Optimizer) -> bool:
     """Whether this optimizer's state can visit the device part by part."""
-    hooked = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    hooked = has_step_hooks(optimizer)
     return type(optimizer) in PER_PARAMETER and not hooked
 
 

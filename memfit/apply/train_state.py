@@ -24,6 +24,7 @@ from memfit.engine.protocol import Engine
 from memfit.engine.single import Single
 from memfit.errors import InputError
 from memfit.job import Job, Nets, is_trained
+from memfit.torch_compat.attributes import apply_to_tensors
 
 
 @dataclass(kw_only=True)
@@ -94,7 +95,7 @@ def build(
     ema = engine.averages(job, nets) if job.ema is not None else {}
     if average == "host":
         for net in ema.values():
-            net._apply(on_the_host)
+            apply_to_tensors(net, on_the_host)
     nets = engine.place(job, nets)
     optimizers = make_optimizers(job, nets)
     engine.check(job, nets, optimizers)

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SubsetRandomSampler
 
+from memfit.torch_compat.data_workers import chosen_sample_count
+
 _INNER = (
     "sampler", "batch_sampler", "base_dataloader", "dataloader", "_dataloader", "loader", "_loader", "_sampler",
     "base_sampler", "data_sampler",
@@ -49,7 +51,7 @@ def declared_by(given: Any) -> Declared:
     samplers = [part for part in parts if not isinstance(part, DataLoader)]
     shuffles = [_attribute(part, "shuffle") for part in samplers if not _wraps_sampler(part)]
     subset = [part for part in samplers if isinstance(part, SubsetRandomSampler)]
-    counted = [part for part in samplers if getattr(part, "_num_samples", None) is not None]
+    counted = [part for part in samplers if chosen_sample_count(part) is not None]
     size = max((len(set(part.indices)) for part in subset), default=None) or _size(parts)
     dropped = [part.dropped for part in parts if isinstance(getattr(part, "dropped", None), np.ndarray)]
     return Declared(

@@ -19,7 +19,13 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from memfit.audit.ids import _scalar, sample_of
-from memfit.torch_compat.data_workers import DataLoaderIterator, WorkerInfo, worker_module
+from memfit.torch_compat.data_workers import (
+    GET_ITERATOR,
+    DataLoaderIterator,
+    WorkerInfo,
+    in_worker,
+    index_sampler,
+)
 
 
 @contextlib.contextmanager
@@ -29,7 +35,7 @@ def indices_only() -> Iterator[None]:
     classes = [DataLoader, *([stateful.StatefulDataLoader] if stateful else [])]
     with contextlib.ExitStack() as stack:
         for loader_class in classes:
-            stack.enter_context(mock.patch.object(loader_class, "_get_iterator", _get_iterator))
+            stack.enter_context(mock.patch.object(loader_class, GET_ITERATOR, _get_iterator))
         yield
 
 
@@ -68,7 +74,7 @@ def watched() -> Iterator[Watch]:
 def _get_iterator(loader: Any) -> Any:
     if isinstance(loader.dataset, IterableDataset):
         return _Given(loader, lambda: _samples(loader))
-    return _Given(loader, lambda: (_as_tensor(index) for index in loader._index_sampler))
+    return _Given(loader, lambda: (_as_tensor(index) for index in index_sampler(loader)))
 
 
 class _Given:
@@ -120,20 +126,12 @@ def _worker(loader: Any, number: int) -> Iterator[Any]:
         dataset = loader.dataset
     info = WorkerInfo(id=number, num_workers=loader.num_workers, seed=number, dataset=dataset)
 
-    @contextlib.contextmanager
-    def inside() -> Iterator[None]:
-        before, worker_module._worker_info = worker_module._worker_info, info
-        try:
-            yield
-        finally:
-            worker_module._worker_info = before
-
-    with inside():
+    with in_worker(info):
         if loader.worker_init_fn is not None:
             loader.worker_init_fn(number)
         batches = _batches(loader, dataset)
     while True:
-        with inside():
+        with in_worker(info):
             try:
                 batch = next(batches)
             except StopIteration:

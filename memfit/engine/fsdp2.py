@@ -33,6 +33,7 @@ from memfit.engine.torch_optim_mixin import TorchOptimMixin
 from memfit.engine.torch_state_mixin import TorchStateMixin
 from memfit.errors import InputError
 from memfit.job import Job, Nets, is_trained
+from memfit.torch_compat.attributes import parameters_of, unsharded_gradient
 from memfit.torch_compat.distributed import fsdp_groups
 
 LEAST = BUCKET_BYTES
@@ -161,9 +162,7 @@ def _unsharded_gradients(nets: Nets) -> Iterator[Tensor]:
             if isinstance(module, FSDPModule):
                 for group in fsdp_groups(module):
                     for parameter in group.fsdp_params:
-                        held = parameter.unsharded_accumulated_grad
-                        if held is None and hasattr(parameter, "_unsharded_param"):
-                            held = parameter._unsharded_param.grad
+                        held = unsharded_gradient(parameter)
                         if held is not None:
                             yield held
 
@@ -189,7 +188,7 @@ def units(net: nn.Module) -> list[str]:
 
 def _held(module: nn.Module) -> list[nn.Parameter]:
     """Parameters, once for each module that holds them."""
-    return [p for part in module.modules() for p in part._parameters.values() if p is not None]
+    return [p for part in module.modules() for p in parameters_of(part).values() if p is not None]
 
 
 def _check_net(name: str, net: nn.Module) -> None:

@@ -11,6 +11,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from memfit.engine.zero_partition import boxes
+from memfit.torch_compat.attributes import make_wrapper_subclass
 
 
 class Piece(Tensor):
@@ -26,7 +27,7 @@ class Piece(Tensor):
 
     @staticmethod
     def __new__(cls, values: Tensor, start: int, shape: tuple[int, ...]) -> Piece:
-        piece = Tensor._make_wrapper_subclass(cls, shape, dtype=values.dtype, device=values.device)
+        piece = make_wrapper_subclass(cls, shape, dtype=values.dtype, device=values.device)
         piece.held, piece.start = values, start
         return piece
 

@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from memfit.torch_compat.attributes import parameters_of
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -79,11 +81,11 @@ def cut(net: nn.Module, rank: int, world: int, device: torch.device | None = Non
     """
     parts: dict[int, nn.Parameter] = {}
     for module in net.modules():
-        for name, parameter in module._parameters.items():
+        for name, parameter in parameters_of(module).items():
             if parameter is not None:
                 if id(parameter) not in parts:
                     parts[id(parameter)] = _cut(parameter, rank, world, device)
-                module._parameters[name] = parts[id(parameter)]
+                parameters_of(module)[name] = parts[id(parameter)]
 
 
 def _cut(parameter: nn.Parameter, rank: int, world: int, device: torch.device | None) -> nn.Parameter:

@@ -14,9 +14,8 @@ from torch.optim import Optimizer
 
 from memfit.errors import is_library
 from memfit.sizes import format_size
+from memfit.torch_compat.attributes import HELD_BY_MODULES
 from memfit.train.recovery.memory_growth import held_by, plain_attributes
-
-_OF_MODULES = ("_parameters", "_buffers", "_modules")
 
 
 def holders(modules: Sequence[nn.Module], optimizers: Sequence[Optimizer], most: int = 3) -> list[str]:
@@ -42,7 +41,7 @@ def _roots(modules: Sequence[nn.Module]) -> list[tuple[str, Any]]:
     roots: list[tuple[str, Any]] = []
     for module in modules:
         for path, part in module.named_modules():
-            rest = {key: value for key, value in vars(part).items() if key not in _OF_MODULES}
+            rest = {key: value for key, value in vars(part).items() if key not in HELD_BY_MODULES}
             roots += [(f"model.{path}.{key}".replace("..", "."), value) for key, value in rest.items()]
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

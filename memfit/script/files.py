@@ -28,6 +28,7 @@ from memfit.torch_compat import (
     tree_flatten,
     tree_unflatten,
 )
+from memfit.torch_compat.attributes import storage_id_of
 
 _MARK = b"memfit traced checkpoint "
 _LENGTH = len(_MARK) + 8
@@ -111,7 +112,7 @@ def _kept(leaf: Any) -> Any:
     if isinstance(leaf, FakeTensor):
         return _Shape(
             shape=tuple(leaf.shape), dtype=leaf.dtype, on_card=leaf.fake_device.type == NAME,
-            storage=leaf.untyped_storage()._cdata,
+            storage=storage_id_of(leaf),
         )  # fmt: skip
     if type(leaf) in (Tensor, torch.nn.Parameter):
         return leaf.detach().clone()

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from memfit.device.virtual.patching import replaced
 from memfit.script.source_lines import own_frames
 from memfit.script.step_watch import StepWatch
-from memfit.torch_compat.data_workers import WorkerInfo, worker_module
+from memfit.torch_compat.data_workers import WorkerInfo, in_worker
 
 LEAST_WINDOWS = 2
 """The least number of windows of a pass over a training loader, however many batches a window takes."""
@@ -75,7 +75,7 @@ class ShortIterator:
 @contextmanager
 def as_worker(worker: WorkerInfo | None) -> Iterator[None]:
     """Context in which ``torch.utils.data.get_worker_info`` answers as in a worker of the loader."""
-    with replaced(worker_module, _worker_info=worker) if worker is not None else nullcontext():
+    with in_worker(worker) if worker is not None else nullcontext():
         yield
 
 

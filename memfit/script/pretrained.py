@@ -15,6 +15,7 @@ from memfit.device.virtual.pretrained import asked_dtype, diffusers_model
 from memfit.device.virtual.quantized import quantization_of, quantize
 from memfit.errors import InputError
 from memfit.script.import_hooks import Hook, on_import
+from memfit.torch_compat.attributes import IncompatibleKeys
 
 _LOADING_OPTIONS = frozenset(
     {
@@ -80,7 +81,7 @@ def absent_weights(note: Callable[[str], None]) -> Iterator[None]:
 
     def load(self: nn.Module, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(state_dict, AbsentWeights):
-            return nn.modules.module._IncompatibleKeys([], [])
+            return IncompatibleKeys([], [])
         return load_state_dict(self, state_dict, *args, **kwargs)
 
     with ExitStack() as stack:

@@ -19,7 +19,7 @@ from memfit.device.virtual.fake_group import fake_world, with_buckets
 from memfit.device.virtual.patching import replaced
 from memfit.device.virtual.redirect import redirected
 from memfit.script.tracer import ScriptTracer
-from memfit.torch_compat.distributed import OffsetBasedRNGTracker
+from memfit.torch_compat.distributed import DISTRIBUTE_REGION, OffsetBasedRNGTracker
 
 _NCCL = (2, 27, 3)
 """The answer of ``torch.cuda.nccl.version``: that of the wheels of torch 2.9 and later."""
@@ -71,7 +71,7 @@ def script_ranks(tracer: ScriptTracer) -> Iterator[None]:
         stack.enter_context(
             replaced(ddp.DistributedDataParallel, __init__=_wrapping(ddp.DistributedDataParallel, tracer))
         )
-        stack.enter_context(replaced(OffsetBasedRNGTracker, _distribute_region=_same_numbers))
+        stack.enter_context(replaced(OffsetBasedRNGTracker, **{DISTRIBUTE_REGION: _same_numbers}))
         stack.enter_context(
             replaced(torch.cuda, device_count=lambda: int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         )  # a script that spawns a process for each card asks

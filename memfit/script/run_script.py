@@ -50,6 +50,7 @@ from memfit.script.stubs import stubbed
 from memfit.script.tracer import MOST_KNOWN_INTEGERS, ScriptTracer
 from memfit.script.zero_redundancy import consolidated_states
 from memfit.torch_compat import FakeTensor
+from memfit.torch_compat.attributes import storage_id, storage_id_of
 from memfit.torch_compat.backend import current_engine, engine_replaced
 from memfit.trace import constant_values
 
@@ -190,11 +191,11 @@ def _addresses() -> Iterator[None]:
     pointer = torch.Tensor.data_ptr
 
     def address(storage: Any) -> int:
-        return storage._cdata if storage.device.type in ("meta", "vgpu") else plain(storage) or storage._cdata
+        return storage_id(storage) if storage.device.type in ("meta", "vgpu") else plain(storage) or storage_id(storage)
 
     def tensor_address(tensor: Any) -> int:
         if isinstance(tensor, FakeTensor):
-            return int(tensor.untyped_storage()._cdata + tensor.storage_offset() * tensor.itemsize)
+            return int(storage_id_of(tensor) + tensor.storage_offset() * tensor.itemsize)
         return int(pointer(tensor))
 
     with replaced(torch.UntypedStorage, data_ptr=address):

@@ -15,6 +15,7 @@ import torch
 
 import memfit
 from memfit.torch_compat import sequence_number
+from memfit.torch_compat.attributes import sequence_number_of
 
 _INTERNAL, _LIBRARY, _OWN = range(3)
 
@@ -107,7 +108,7 @@ class SourceLines:
         if line.file:
             return line
         numbers, lines = self._made.get(self._threads[-1], ([], []))
-        at = bisect.bisect_right(numbers, node._sequence_nr() + 1) - 1
+        at = bisect.bisect_right(numbers, sequence_number_of(node) + 1) - 1
         return lines[at] if at >= 0 else line
 
     def enter_backward(self) -> None:

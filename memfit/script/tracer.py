@@ -14,6 +14,7 @@ from memfit.device.virtual.hybrid_mode import HybridMode, is_real_call
 from memfit.device.virtual.virtual_device import Virtual
 from memfit.script.source_lines import NOWHERE, Line, SourceLines
 from memfit.torch_compat import DisableTorchDispatch, FakeTensor, current_autograd_node, disable_current_modes
+from memfit.torch_compat.attributes import local_tensor, storage_id_of
 from memfit.trace import constant_values
 from memfit.trace.operators import operator
 from memfit.trace.tracer import Tracer
@@ -100,10 +101,10 @@ class ScriptTracer(Tracer):
     def _see_real(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs an operator on real tensors if the CPU is the device, and records what it allocates."""
         self.on_operator()
-        given = {arg.untyped_storage()._cdata for arg in args if type(arg) is Tensor and arg.layout is torch.strided}
+        given = {storage_id_of(arg) for arg in args if type(arg) is Tensor and arg.layout is torch.strided}
         out = self.mode.run_real(func, args, kwargs)
         outs = out if isinstance(out, tuple | list) else (out,)
-        if any(isinstance(made, Tensor) and made.untyped_storage()._cdata not in given for made in outs):
+        if any(isinstance(made, Tensor) and storage_id_of(made) not in given for made in outs):
             node = current_autograd_node()
             self._line = self.lines.here()
             kind = operator(func)
@@ -181,7 +182,7 @@ class ScriptTracer(Tracer):
 
     def recorded_number(self, tensor: Any) -> int | None:
         """The number of the storage of a tensor; None if it was not recorded."""
-        local = getattr(tensor, "_local_tensor", tensor)
+        local = local_tensor(tensor)
         if not isinstance(local, FakeTensor) and self.device_type != "cpu":
             return None
         try:

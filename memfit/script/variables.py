@@ -15,6 +15,7 @@ from memfit.script.outcome import KeptVariable
 from memfit.script.source_lines import own_frames
 from memfit.script.tracer import ScriptTracer
 from memfit.torch_compat import storage_use_count
+from memfit.torch_compat.attributes import storage_id, use_count
 
 LEAST_BYTES = 1 << 16
 _STATE = frozenset({"parameters", "gradients", "optimizer", "buffers", "frozen", "ema"})
@@ -91,7 +92,7 @@ def _is_only_a_variable(tensor: Tensor) -> bool:
     reference to its storage, besides those of the tensor and of this function).
     """
     storage = tensor.untyped_storage()
-    return bool(tensor._use_count() == 1 and storage_use_count(storage._cdata) == 2)  # type: ignore[attr-defined]
+    return bool(use_count(tensor) == 1 and storage_use_count(storage_id(storage)) == 2)
 
 
 def kept_between_steps(tracer: ScriptTracer) -> tuple[KeptVariable, ...]:

@@ -11,6 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from memfit.script.import_hooks import on_import
+from memfit.torch_compat.zero_redundancy import (
+    copy_to_host,
+    device_of_states,
+    groups_of_ranks,
+    keep_states,
+    prepare_consolidation,
+)
 
 _MODULE = "torch.distributed.optim.zero_redundancy_optimizer"
 
@@ -28,17 +35,16 @@ def consolidated_states() -> Iterator[None]:
 
 def _hook(module: ModuleType) -> tuple[Any, dict[str, Any]]:
     def consolidate_state_dict(self: Any, to: int = 0) -> None:
-        self._check_overlap_initialized()
-        self._sync_param_groups(self.param_groups, self.optim.param_groups)
-        own = self.optim.state_dict()
-        self._all_state_dicts = []
-        for rank, groups in enumerate(self._partition_parameters()):
+        prepare_consolidation(self)
+        own, device = self.optim.state_dict(), device_of_states(self)
+        states: list[Any] = []
+        keep_states(self, states)
+        for rank, groups in enumerate(groups_of_ranks(self)):
             if self.rank == to:
-                state = own if rank == self.rank else _received(own, groups, self._default_device)
-                copied = module._recursive_copy_to_device(state, non_blocking=True, device=torch.device("cpu"))
-                self._all_state_dicts.append(copied)
+                state = own if rank == self.rank else _received(own, groups, device)
+                states.append(copy_to_host(module, state))
             elif rank == self.rank:
-                torch.empty(_nbytes(own), dtype=torch.uint8, device=self._default_device)
+                torch.empty(_nbytes(own), dtype=torch.uint8, device=device)
 
     return module.ZeroRedundancyOptimizer, {"consolidate_state_dict": consolidate_state_dict}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from memfit.torch_compat.versions import lacks
@@ -16,6 +18,31 @@ try:
     signal_handling._remove_worker_pids  # noqa: B018
 except (AttributeError, ImportError) as error:
     raise lacks(error) from error
+
+
+GET_ITERATOR, WORKER_INFO = "_get_iterator", "_worker_info"
+"""For patches: of DataLoader, and of ``worker_module``."""
+
+
+def chosen_sample_count(sampler: Any) -> int | None:
+    """The number of samples that a RandomSampler was given; None where it draws each once, and of other samplers."""
+    count: int | None = getattr(sampler, "_num_samples", None)
+    return count
+
+
+def index_sampler(loader: Any) -> Any:
+    """What a DataLoader takes its indices from: its batch sampler, or its sampler where it makes no batches."""
+    return loader._index_sampler
+
+
+@contextmanager
+def in_worker(info: Any) -> Iterator[None]:
+    """Context in which ``get_worker_info()`` gives ``info``."""
+    before, worker_module._worker_info = worker_module._worker_info, info
+    try:
+        yield
+    finally:
+        worker_module._worker_info = before
 
 
 def hide_worker_info() -> None:
@@ -49,6 +76,6 @@ def shut_down(iterator: Any) -> None:
 
 
 __all__ = [
-    "DataLoaderIterator", "WorkerInfo", "hide_worker_info", "leave_unwatched", "shut_down", "worker_module",
-    "workers_of",
+    "GET_ITERATOR", "WORKER_INFO", "DataLoaderIterator", "WorkerInfo", "chosen_sample_count", "hide_worker_info",
+    "in_worker", "index_sampler", "leave_unwatched", "shut_down", "worker_module", "workers_of",
 ]  # fmt: skip

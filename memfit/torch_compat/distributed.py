@@ -22,6 +22,8 @@ MESH_ARITHMETIC = (
     "__init__", "_compute_coordinates_from_mesh", "_concatenate", "_flatten", "_unflatten", "__getitem__",
 )  # fmt: skip
 """Methods of DeviceMesh that compute with tensors of ranks; a version has some of them."""
+DISTRIBUTE_REGION = "_distribute_region"
+"""For patches of OffsetBasedRNGTracker: the context of random operators on DTensors."""
 SHAPE_PROPAGATION = (
     "_propagate_tensor_meta", "_propagate_tensor_meta_non_cached", "_propagate_tensor_meta_cached",
 )  # fmt: skip
@@ -75,6 +77,7 @@ def methods_of(owner: type, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 __all__ = [
+    "DISTRIBUTE_REGION",
     "MESH_ARITHMETIC",
     "SHAPE_PROPAGATION",
     "DeviceMesh",

@@ -5,6 +5,9 @@ from __future__ import annotations
 from torch.amp.grad_scaler import GradScaler, OptState
 from torch.optim import Optimizer
 
+MAYBE_STEP = "_maybe_opt_step"
+"""For patches: what steps unless an infinity was found."""
+
 
 def allow_another_step(scaler: GradScaler, optimizer: Optimizer) -> None:
     """Lets ``scaler.step`` be called again before ``update``, for a step that runs parameter by parameter."""

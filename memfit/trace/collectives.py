@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from memfit.torch_compat.attributes import schema_of
+
 HOLDS = {
     "fsdp::all_gather_copy_in": ("all_gather_output", "communication"),
     "fsdp::split_with_sizes_copy": ("out", "parameters"),
@@ -27,8 +29,8 @@ def communicates(func: Any) -> bool:
 
 def held(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Tensor, str]]:
     """(tensor, category) of the arguments of an operator in HOLDS."""
-    wanted, category = HOLDS[func._schema.name]
-    for position, argument in enumerate(func._schema.arguments):
+    wanted, category = HOLDS[schema_of(func).name]
+    for position, argument in enumerate(schema_of(func).arguments):
         if argument.name == wanted:
             value = kwargs.get(wanted, args[position] if position < len(args) else None)
             for tensor in value if isinstance(value, list | tuple) else [value]:

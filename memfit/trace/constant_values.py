@@ -17,6 +17,7 @@ from torch import Tensor
 
 from memfit.device.virtual.data_dependent import ASSUMED, assumed_integer
 from memfit.torch_compat import FakeTensor, disable_current_modes
+from memfit.torch_compat.attributes import schema_of
 
 MOST_ELEMENTS = 1 << 16
 """Integers and booleans of at most so many elements are followed."""
@@ -121,7 +122,7 @@ _INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.
 def _assume(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     """Follows one integer that is not known: where ``i`` is assumed to be 0, ``i + 32`` is 32, and a slice from one to
     the other has the width of a real run's."""
-    pure = not func._schema.is_mutable and _UNKNOWN_EFFECT not in func.tags
+    pure = not schema_of(func).is_mutable and _UNKNOWN_EFFECT not in func.tags
     if not (pure and isinstance(out, FakeTensor) and out.numel() == 1 and out.dtype in _INTEGERS):
         return
     if not (func.is_view or torch.Tag.pointwise in func.tags or func is _aten._to_copy.default) or kwargs.get("out"):
@@ -156,7 +157,7 @@ _positions: dict[Any, tuple[int, ...]] = {}
 def _written(func: Any) -> tuple[int, ...]:
     """Positions of the arguments that an operator writes to."""
     if func not in _positions:
-        numbered = enumerate(func._schema.arguments) if func._schema.is_mutable else ()
+        numbered = enumerate(schema_of(func).arguments) if schema_of(func).is_mutable else ()
         _positions[func] = tuple(
             i for i, argument in numbered if argument.alias_info is not None and argument.alias_info.is_write
         )

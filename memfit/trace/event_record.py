@@ -14,6 +14,7 @@ from memfit.device.virtual import backend
 from memfit.device.virtual.data_dependent import source_line
 from memfit.errors import InputError
 from memfit.events import ALLOCATE, FREE
+from memfit.torch_compat.attributes import local_tensor, storage_id, storage_id_of
 
 
 class EventListener(Protocol):
@@ -73,13 +74,13 @@ class EventRecord:
 
     def categorise(self, tensor: Tensor, category: str) -> None:
         """Says what the storage of a tensor holds; of a DTensor, that of this rank's shard."""
-        i = self.number_of(getattr(tensor, "_local_tensor", tensor))
+        i = self.number_of(local_tensor(tensor))
         if i is not None:
             self.category[i] = category
 
     def number_of(self, tensor: Tensor) -> int | None:
         """The number of a tensor's storage; None if it was not recorded."""
-        return self._ids.get(tensor.untyped_storage()._cdata)
+        return self._ids.get(storage_id_of(tensor))
 
     def see(self, tensor: Tensor, row: int) -> bool:
         """Records the storage of a tensor that operator ``row`` returned; returns whether it is new.
@@ -91,7 +92,7 @@ class EventRecord:
             storage = tensor.untyped_storage()
         except NotImplementedError as error:
             raise _without_storage(tensor) from error
-        key = storage._cdata
+        key = storage_id(storage)
         if key in self._ids or tensor.device.type != self.device_type:
             return False
         i = self.new_storage(storage.nbytes(), None, row)
@@ -111,13 +112,13 @@ class EventRecord:
 
     def resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
         """Records a storage whose size changes as two: the old one is freed, and one of the new size is allocated."""
-        old = self._ids.get(storage._cdata)
+        old = self._ids.get(storage_id(storage))
         if old is None or self.nbytes[old] == nbytes:
             return
         new = self.new_storage(nbytes, self.category[old], self.last_row)
         self.event(FREE, old)
         self.event(ALLOCATE, new)
-        self._ids[storage._cdata] = new
+        self._ids[storage_id(storage)] = new
         self._keys[new] = self._keys.pop(old)
         for ref, i in self._refs.items():
             if i == old:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from memfit.torch_compat import disable_current_modes, is_dense, storage_use_count
+from memfit.torch_compat.attributes import sequence_number_of, storage_id_of, use_count
 
 _ADD = torch.ops.aten.add.Tensor
 _HELD_BY_CALL = 4
@@ -33,12 +34,12 @@ def _held_by_call() -> tuple[int, int]:
     with disable_current_modes():
         tensor, holder = torch.empty(1), torch.empty(1)
         holder.grad = tensor
-        return sys.getrefcount(tensor), storage_use_count(tensor.untyped_storage()._cdata)
+        return sys.getrefcount(tensor), storage_use_count(storage_id_of(tensor))
 
 
 def made_in(node: Any, tensor: Tensor) -> None:
     """Notes the autograd node in whose backward an operator returned this tensor. Call it for every one."""
-    tensor._memfit_node = node._sequence_nr()  # type: ignore[attr-defined]
+    tensor._memfit_node = sequence_number_of(node)  # type: ignore[attr-defined]
 
 
 def sums_in_place(func: Any, args: Any, node: Any) -> bool:
@@ -64,15 +65,15 @@ def _only_the_engine_holds(args: Any) -> bool:
     references, uses = _held_by_call()
     return (
         sys.getrefcount(args[0]) <= references
-        and args[0]._use_count() <= _HELD_BY_CALL
-        and storage_use_count(args[0].untyped_storage()._cdata) <= uses
+        and use_count(args[0]) <= _HELD_BY_CALL
+        and storage_use_count(storage_id_of(args[0])) <= uses
     )
 
 
 def _is_a_sum_of_the_engine(first: Tensor, node: Any) -> bool:
     """A node's own formula adds what it made itself; the engine adds what an earlier node made, or two of its outputs
     that belong to the same input."""
-    if getattr(first, "_memfit_node", None) != node._sequence_nr():
+    if getattr(first, "_memfit_node", None) != sequence_number_of(node):
         return True
     edges = [edge for edge in node.next_functions if edge[0] is not None]
     return len(set(edges)) < len(edges)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from memfit.device.virtual.layout_copies import convolution_layout
+from memfit.torch_compat.attributes import schema_of
 
 _aten = torch.ops.aten
 _CONVOLUTION = _aten.convolution.default
@@ -74,7 +75,7 @@ def _name(func: Any) -> str | None:
         return "attention"
     if func in _PRODUCTS:
         return "matmul"
-    return "recurrent" if any(word in func._schema.name for word in _RECURRENT) else None
+    return "recurrent" if any(word in schema_of(func).name for word in _RECURRENT) else None
 
 
 def _convolution(args: Any) -> str:

@@ -21,6 +21,7 @@ from torch import Tensor
 from memfit.device.hardware.benchmarks import AllocatorEvents
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 from memfit.torch_compat import disable_current_modes
+from memfit.torch_compat.attributes import schema_of
 from memfit.trace.collectives import communicates
 from memfit.user_cache import is_count, keep, read_kept
 
@@ -32,7 +33,7 @@ Call = tuple[int, int, Key | int]
 def may_have(func: Any, args: Any) -> bool:
     """Whether a call is worth measuring: no view, no list of tensors, no pointwise work on tensors that agree, no
     communication."""
-    name = func._schema.name
+    name = schema_of(func).name
     if name == "fsdp::chunk_cat":
         return True
     if name.startswith(("aten::_foreach", "aten::empty", "aten::detach", "prim::")):

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from memfit.device.virtual import cudnn_benchmark, workspace
+from memfit.torch_compat.attributes import schema_of
 from memfit.trace.collectives import HOLDS
 
 _COPIES = frozenset({torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default})
@@ -41,9 +42,9 @@ def operator(func: Any) -> Operator:
     """The operator that a dispatch mode is called with."""
     known = _known.get(func)
     if known is None:
-        schema = func._schema
+        schema = schema_of(func)
         known = _known[func] = Operator(
-            flops=flop_registry.get(func._overloadpacket),
+            flops=flop_registry.get(func.overloadpacket),
             writes=schema.is_mutable,
             copies=func in _COPIES,
             holds=schema.name in HOLDS,

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from memfit.torch_compat import current_autograd_node, sequence_number
+from memfit.torch_compat.attributes import sequence_number_of
 
 
 class RunningModules:
@@ -45,7 +46,7 @@ class RunningModules:
             return self._stack[-1]
         if node is None:
             return 0
-        return self._made_in[bisect.bisect_right(self._made_at, node._sequence_nr()) - 1]
+        return self._made_in[bisect.bisect_right(self._made_at, sequence_number_of(node)) - 1]
 
     def _note(self) -> None:
         """Nodes that are made from now on are this module's. What a backward recomputes makes none that will run, and

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from memfit.torch_compat import sequence_number, top_saved_tensors_hooks
+from memfit.torch_compat.attributes import sequence_number_of
 
 NBYTES = 8
 _SAVES_NUMBERS = {
@@ -50,9 +51,9 @@ class SavedNumbers:
         if self._made is not None:
             self._follow(*self._made)
             self._made = None
-        if node is not None and node._sequence_nr() != self._running:
+        if node is not None and sequence_number_of(node) != self._running:
             self._forget(self._running)
-            self._running = node._sequence_nr()
+            self._running = sequence_number_of(node)
         if not (func in _SAVES_NUMBERS and len(args) == 2 and not isinstance(args[1], Tensor)):
             return None
         kept = args[0].requires_grad and torch.is_grad_enabled()

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from memfit.job import Nets
 from memfit.torch_compat import TorchDispatchMode
+from memfit.torch_compat.attributes import schema_of
 
 _DROPS = {"native_dropout", "bernoulli_", "bernoulli"}
 _WHOLE = {"randint", "randint_like", "random_", "random"}
@@ -52,7 +53,7 @@ class FixedDraws(TorchDispatchMode):
             given = _named(func, args, kwargs)
             if name == "native_dropout" and not (given.get("train", True) and given.get("p", 0.0)):
                 return func(*args, **kwargs)
-            drops_late = any(argument.name == "dropout_p" for argument in func._schema.arguments)
+            drops_late = any(argument.name == "dropout_p" for argument in schema_of(func).arguments)
             if drops_late and not given.get("dropout_p"):
                 return func(*args, **kwargs)
             if name in _DROPS or given.get("dropout_p"):
@@ -139,7 +140,7 @@ def _by_running_statistics(given: dict[str, Any]) -> Any:
 
 def _named(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments by the names in the operator's schema."""
-    names = [argument.name for argument in func._schema.arguments]
+    names = [argument.name for argument in schema_of(func).arguments]
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 

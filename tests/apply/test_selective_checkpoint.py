@@ -4,9 +4,10 @@ import torch
 from torch import nn
 
 from memfit.apply.checkpointing import recompute
-from memfit.apply.selective_checkpoint import _RECOMPUTE, selective_contexts
+from memfit.apply.selective_checkpoint import selective_contexts
 from memfit.device.hardware.catalogue import find_device
 from memfit.job import Shape
+from memfit.torch_compat.selective_checkpoint import RECOMPUTE
 from memfit.trace.step import Tracing, trace_job
 from tests.engine.rank_steps import Stages
 
@@ -34,7 +35,7 @@ def stored(block, x):
     out = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False, context_fn=contexts)
     products = [calls for operator, calls in kept[0].storage.items() if "aten.mm" in str(operator)]
     entries = [entry for calls in products for entry in (calls.values() if isinstance(calls, dict) else calls)]
-    return out, [entry is not _RECOMPUTE for entry in entries]
+    return out, [entry is not RECOMPUTE for entry in entries]
 
 
 def test_a_product_that_only_the_output_needs_is_let_go_of():

@@ -24,6 +24,7 @@ from memfit.torch_compat import (
     has_kernel,
     scoped_library,
 )
+from memfit.torch_compat.attributes import is_view, schema_of
 from memfit.torch_compat.operators import has_operator, operator
 
 
@@ -89,7 +90,7 @@ def _cast_tensor(tensor: Tensor, dtype: torch.dtype) -> Tensor:
         and tensor.is_leaf
         and dtype is torch.get_autocast_dtype(NAME)
         and torch.is_autocast_cache_enabled()
-        and not tensor._is_view()
+        and not is_view(tensor)
     ):
         return tensor.to(dtype)
     entry = _cast_weights.get(id(tensor))
@@ -133,7 +134,7 @@ def _float32(op: Any) -> Kernel:
 
 
 def _float32_output(op: Any) -> Kernel:
-    place = next(i for i, argument in enumerate(op._schema.arguments) if argument.name == "dtype")
+    place = next(i for i, argument in enumerate(schema_of(op).arguments) if argument.name == "dtype")
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with _below_autocast(_EXCLUDED):
@@ -148,7 +149,7 @@ def _float32_output(op: Any) -> Kernel:
 
 
 def _float32_appended(op: Any) -> Kernel:
-    names = [argument.name for argument in op._schema.arguments if argument.name != "dtype"]
+    names = [argument.name for argument in schema_of(op).arguments if argument.name != "dtype"]
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         given = dict(zip(names, args, strict=False)) | kwargs

@@ -22,6 +22,7 @@ from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.layout_copies import convolution_layout
 from memfit.device.virtual.patching import replaced
 from memfit.torch_compat import FakeTensor, c_bindings, scoped_library
+from memfit.torch_compat.attributes import CONVOLUTION_LAYOUT
 from memfit.torch_compat.tracing import shape_functions
 
 _aten = torch.ops.aten
@@ -126,7 +127,7 @@ def _recurrent_cell_fits(
 def cuda_kernels() -> Iterator[None]:
     """The operators above are one operator each on the virtual device, GRU's cell has shapes, and convolutions have
     cuDNN's layout (a backend without kernels has plain ones)."""
-    layout_elsewhere = c_bindings._conv_determine_backend_memory_format
+    layout_elsewhere = getattr(c_bindings, CONVOLUTION_LAYOUT)
 
     def layout(x: Tensor, weight: Tensor, backend: Any) -> torch.memory_format:
         if isinstance(x, FakeTensor) and x.fake_device.type == NAME:
@@ -134,7 +135,7 @@ def cuda_kernels() -> Iterator[None]:
         return layout_elsewhere(x, weight, backend)
 
     with (
-        replaced(c_bindings, _conv_determine_backend_memory_format=layout),
+        replaced(c_bindings, **{CONVOLUTION_LAYOUT: layout}),
         replaced(shape_functions, rnn_cell_checkSizes=_recurrent_cell_fits),
         scoped_library("aten", "IMPL", "PrivateUse1") as library,
         scoped_library("aten", "IMPL", "AutogradPrivateUse1") as composites,

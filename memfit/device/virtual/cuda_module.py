@@ -17,6 +17,7 @@ from memfit.device.virtual import backend
 from memfit.device.virtual.backend import NAME, Event, Stream
 from memfit.device.virtual.card_rules import CardRules
 from memfit.torch_compat import c_bindings
+from memfit.torch_compat.attributes import RAW_STREAM
 
 LEGACY_DTYPES = {
     "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
@@ -112,5 +113,5 @@ def stubs(card: CardRules, emptied: Callable[[], None]) -> list[tuple[Any, dict[
         (torch.cuda.memory, memory),
         (torch.cuda.random, random),
         (torch.cuda.nvtx, nvtx),
-        (c_bindings, {"_cuda_getCurrentRawStream": _zero}),  # absent from a CPU build; libraries look it up on import
+        (c_bindings, {RAW_STREAM: _zero}),  # absent from a CPU build; libraries look it up on import
     ]

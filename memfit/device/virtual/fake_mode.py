@@ -32,6 +32,7 @@ from memfit.torch_compat import (
     tree_map,
     warn_on_data_pointer,
 )
+from memfit.torch_compat.attributes import fake_outputs, make_subclass, schema_of, storage_id, storage_id_of
 
 _aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
@@ -41,7 +42,6 @@ _PLAIN = frozenset(
 )  # fmt: skip
 _COMPOSITE = DispatchKey.CompositeImplicitAutograd
 _META = torch.device("meta")
-_make_subclass = Tensor._make_subclass
 _LIFT_FRESH = _aten.lift_fresh.default
 _TO_COPY = _aten._to_copy.default
 _NOT_LEARNT = frozenset({_ITEM, _LIFT_FRESH, _aten.lift.default, _aten.set_.source_Tensor})
@@ -110,7 +110,7 @@ def _goes_to_the_card(args: Any, kwargs: Any) -> bool:
 def _is_foreach_in_place(func: Any) -> bool:
     """These change no shape and return nothing, and their lists of scalars differ in every step of an optimizer."""
     name = str(func)
-    return name.startswith("aten._foreach_") and name.split(".")[1].endswith("_") and not func._schema.returns
+    return name.startswith("aten._foreach_") and name.split(".")[1].endswith("_") and not schema_of(func).returns
 
 
 def _is_of_a_library(func: Any) -> bool:
@@ -121,7 +121,7 @@ def _is_of_a_library(func: Any) -> bool:
 def _places(tensors: list[FakeTensor]) -> dict[int, int]:
     """Where a tensor, by its id, or the first with a storage, by its address, stands among ``tensors``."""
     first = reversed(list(enumerate(tensors)))
-    return {key: place for place, tensor in first for key in (tensor.untyped_storage()._cdata, id(tensor))}
+    return {key: place for place, tensor in first for key in (storage_id_of(tensor), id(tensor))}
 
 
 def _all_unknown(tensors: list[FakeTensor]) -> bool:
@@ -205,7 +205,7 @@ class VirtualMode(FakeTensorMode):
         if result is NOT_HANDLED and _is_of_a_library(func):
             return self._run_of_a_library(func, types, args, kwargs)
         if result is NOT_HANDLED:
-            out: Any = self._dispatch_impl(func, types, args, kwargs)
+            out: Any = fake_outputs(self, func, types, args, kwargs)
             return self._of_full_size(out, args) if func in _LOSSES_OF_FULL_SIZE and out.dim() == 0 else out
         device = tensors[0].fake_device
         return tree_map(lambda value: self.new(value, device) if type(value) is Tensor else value, result)
@@ -221,9 +221,9 @@ class VirtualMode(FakeTensorMode):
         """
         try:
             if not self.on_gpu or has_kernel(func.name(), _COMPOSITE):
-                return self._dispatch_impl(func, types, args, kwargs)
+                return fake_outputs(self, func, types, args, kwargs)
             with EnableTorchFunction(), SaysCuda():
-                return self._dispatch_impl(func, types, args, kwargs)
+                return fake_outputs(self, func, types, args, kwargs)
         except DynamicOutputShapeException:
             why = "the shapes of its outputs depend on what its inputs hold, which a prediction does not know"
             write = "use one whose outputs do not (bitsandbytes: 4-bit weights, or threshold=0 with 8-bit ones)"
@@ -264,7 +264,7 @@ class VirtualMode(FakeTensorMode):
         attributes = self._attributes.get(device)
         if attributes is None:
             self._attributes[device] = attributes = dict(vars(FakeTensor(self, elem, device)))
-        tensor: FakeTensor = _make_subclass(
+        tensor: FakeTensor = make_subclass(
             FakeTensor, elem, False, dispatch_device=True, device_for_backend_keys=device
         )
         warn_on_data_pointer(tensor)
@@ -299,8 +299,8 @@ class VirtualMode(FakeTensorMode):
         shape, stride, offset, dtype, device = (
             tuple(out.shape), out.stride(), out.storage_offset(), out.dtype, out.fake_device,
         )  # fmt: skip
-        if storage._cdata in places:
-            return _view_maker(places[storage._cdata], shape, stride, offset, dtype, device)
+        if storage_id(storage) in places:
+            return _view_maker(places[storage_id(storage)], shape, stride, offset, dtype, device)
         fresh = torch.empty_strided(shape, stride, dtype=dtype, device=_META)
         if offset or fresh.untyped_storage().nbytes() != storage.nbytes():
             return None

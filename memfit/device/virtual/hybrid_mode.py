@@ -19,6 +19,7 @@ from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.fake_mode import VirtualMode
 from memfit.device.virtual.patching import replaced
 from memfit.torch_compat import DisableTorchDispatch, FakeTensor, is_traceable_wrapper_subclass_type
+from memfit.torch_compat.attributes import schema_of
 
 MOST_STAND_IN_BYTES = 256 << 20
 """The most bytes of real tensors that stand for what came back from the card, in sum; past it they stay fake."""
@@ -84,7 +85,7 @@ class HybridMode(VirtualMode):
                 args = (self.fake_like(args[0]), *args[1:])
             elif args[0].fake_device.type == NAME and kwargs.get("device") is not None and not is_on_card(kwargs):
                 return self.stand_in(args[0], kwargs.get("dtype"), lambda: self._fake(func, types, args, kwargs))
-        elif func._schema.name.endswith("_") and _is_real(args[0]):
+        elif schema_of(func).name.endswith("_") and _is_real(args[0]):
             return args[0]  # a real tensor that something fake is written to keeps its content
         return self._fake(func, types, args, kwargs)
 

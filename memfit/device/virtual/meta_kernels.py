@@ -15,6 +15,7 @@ from torch import Tensor
 
 from memfit.device.virtual.data_dependent import NOT_HANDLED
 from memfit.torch_compat import DisableTorchDispatch, FakeTensor, OpOverload, has_computed_kernel
+from memfit.torch_compat.attributes import schema_of
 
 _META = torch.device("meta")
 _CHANGES_ITS_SHAPE = frozenset(
@@ -34,7 +35,7 @@ def suits(func: Any) -> bool:
 
 def _fills(func: Any) -> bool:
     """Whether it overwrites its only tensor: ``uniform_``, ``zero_``."""
-    schema = func._schema
+    schema = schema_of(func)
     arguments = schema.arguments
     tensors = [argument for argument in arguments if "Tensor" in str(argument.type)]
     written = [argument for argument in tensors if argument.alias_info is not None and argument.alias_info.is_write]

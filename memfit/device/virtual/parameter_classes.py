@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from memfit.device.virtual.patching import replaced
 from memfit.torch_compat import FakeTensor
+from memfit.torch_compat.attributes import MAKE_SUBCLASS, make_subclass
 
 
 @cache
@@ -37,14 +38,13 @@ def _fake_class(kind: type[Tensor]) -> type[FakeTensor]:
 @contextmanager
 def parameter_classes_kept() -> Iterator[None]:
     """A context in which a subclass of Parameter that is made of a fake tensor has the subclass's methods."""
-    make = Tensor._make_subclass
 
-    def make_subclass(kind: type[Tensor], data: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def make_known_subclass(kind: type[Tensor], data: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not (isinstance(data, FakeTensor) and issubclass(kind, nn.Parameter)):
-            return make(kind, data, *args, **kwargs)
+            return make_subclass(kind, data, *args, **kwargs)
         made = Tensor.detach(data).requires_grad_(bool(args[0] if args else kwargs.get("require_grad", False)))
         made.__class__ = _fake_class(kind)
         return made
 
-    with replaced(Tensor, _make_subclass=staticmethod(make_subclass)):
+    with replaced(Tensor, **{MAKE_SUBCLASS: staticmethod(make_known_subclass)}):
         yield

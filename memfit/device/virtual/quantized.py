@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from memfit.errors import InputError
+from memfit.torch_compat.attributes import parameters_of
 
 _LIBRARY = "bitsandbytes"
 
@@ -64,6 +65,6 @@ def _fill(module: nn.Module, original: nn.Module) -> None:
     for name, weight in original.named_parameters(recurse=False):
         made: Any = getattr(module, name)
         is_plain = type(made) is type(weight)
-        module._parameters[name] = (
+        parameters_of(module)[name] = (
             weight if is_plain else type(made)(weight.detach(), requires_grad=False, **vars(made))
         )

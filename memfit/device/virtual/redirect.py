@@ -27,6 +27,7 @@ from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.cuda_module import LEGACY_DTYPES, stubs
 from memfit.device.virtual.patching import replaced
 from memfit.torch_compat import FakeTensor, Generator, default_device_context, forget_default_device, tree_map_only
+from memfit.torch_compat.attributes import MODULE_APPLY, current_module_apply
 from memfit.torch_compat.backend import current_engine, engine_replaced
 
 _CUDA = re.compile(r"cuda(:\d+)?")
@@ -221,7 +222,7 @@ def _on_one_card(self: nn.DataParallel[Any], *inputs: Any, **kwargs: Any) -> Any
 def _apply_in_module() -> Callable[..., nn.Module]:
     """Module._apply swaps parameters that are fake, which fails where a graph still holds one: what hooks (weight_norm)
     computed from it is taken off its graph first. It is computed anew before the next forward."""
-    apply = nn.Module._apply
+    apply = current_module_apply()
 
     @wraps(apply)
     def _apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
@@ -281,7 +282,7 @@ def says_cuda(card: CardRules, emptied: Callable[[], None]) -> Iterator[None]:
             replaced(torch, Generator=_Generator, save=lambda *args, **kwargs: None, **legacy, **by_device)
         )
         stack.enter_context(replaced(FakeTensor, device=property(_device), record_stream=_nothing))
-        stack.enter_context(replaced(nn.Module, _apply=_apply_in_module()))
+        stack.enter_context(replaced(nn.Module, **{MODULE_APPLY: _apply_in_module()}))
         stack.enter_context(replaced(nn.DataParallel, forward=_on_one_card))
         stack.enter_context(replaced(torch, set_default_tensor_type=_set_default_tensor_type))
         for module, attributes in stubs(card, emptied):

@@ -34,6 +34,8 @@ from memfit.device.virtual.patching import appended, replaced
 from memfit.device.virtual.pretrained import without_weights
 from memfit.device.virtual.redirect import default_device_kept, says_cuda
 from memfit.torch_compat import DispatchKey, FakeTensor, TorchDispatchMode, disable_current_modes, has_kernel
+from memfit.torch_compat.attributes import storage_id_of
+from memfit.torch_compat.grad_scaler import MAYBE_STEP
 from memfit.torch_compat.operators import missing_shapes
 from memfit.torch_compat.tracing import foreach_types, shape_functions, trace_rules
 from memfit.torch_compat.versions import check
@@ -117,7 +119,7 @@ def _swapped(swap: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
         fakes = isinstance(tensor, FakeTensor) and isinstance(applied, FakeTensor)
         if not fakes or tensor.fake_device != applied.fake_device:
             swap(tensor, applied)
-        elif tensor.untyped_storage()._cdata != applied.untyped_storage()._cdata or tensor.dtype != applied.dtype:
+        elif storage_id_of(tensor) != storage_id_of(applied) or tensor.dtype != applied.dtype:
             tensor.data = applied
 
     return call
@@ -148,7 +150,7 @@ def _fakes_pass_for_tensors() -> Iterator[None]:
         appended(foreach_types()[1], FakeTensor),
         replaced(shape_functions, device_hint=_device_hint),
         replaced(FakeTensor, __deepcopy__=_copied),
-        replaced(GradScaler, _maybe_opt_step=_step_without_looking),
+        replaced(GradScaler, **{MAYBE_STEP: _step_without_looking}),
         default_device_kept(),
         _cudnn_flags_kept(),
         without_weights(),

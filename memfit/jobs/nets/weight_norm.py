@@ -17,7 +17,7 @@ Layer = TypeVar("Layer", bound=nn.Module)
 def weight_norm(layer: Layer) -> Layer:
     """The layer with ``weight`` replaced by the parameters ``weight_g`` and ``weight_v``."""
     weight: Any = layer.weight
-    del layer._parameters["weight"]
+    del layer.weight
     layer.weight_g = nn.Parameter(torch.norm_except_dim(weight.detach(), 2, 0))
     layer.weight_v = nn.Parameter(weight.detach())
     layer.register_forward_pre_hook(_compute)

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from memfit.apply.train_state import TrainState
 from memfit.job import Job, is_trained
+from memfit.torch_compat.attributes import buffers_of, has_load_hooks, transient_buffers_of, with_versions_of
 
 Rebuild = Callable[[Any], Any]
 """Makes values and new tensors of what a checkpoint holds; see ``Checkpoint.value``."""
@@ -98,20 +99,18 @@ def _buffers(net: nn.Module, trained: bool) -> dict[str, Tensor]:
 
 
 def _put_net(net: nn.Module, values: dict[str, Any]) -> None:
-    named = collections.OrderedDict(values)
-    named._metadata = getattr(net.state_dict(), "_metadata", None)  # type: ignore[attr-defined]
-    net.load_state_dict(named)
+    net.load_state_dict(with_versions_of(collections.OrderedDict(values), net))
 
 
 def _put_buffers(net: nn.Module, values: Mapping[str, Tensor]) -> None:
     for path, value in values.items():
         owner, _, name = path.rpartition(".")
         module = net.get_submodule(owner)
-        present = module._buffers.get(name)
+        present = buffers_of(module).get(name)
         if present is not None and present.shape == value.shape and present.dtype == value.dtype:
             present.copy_(value)
         else:
-            module.register_buffer(name, value, persistent=name not in module._non_persistent_buffers_set)
+            module.register_buffer(name, value, persistent=name not in transient_buffers_of(module))
 
 
 def _put_optimizer(optimizer: Optimizer, values: dict[str, Any]) -> None:
@@ -120,7 +119,7 @@ def _put_optimizer(optimizer: Optimizer, values: dict[str, Any]) -> None:
     torch's own casts every state to its parameter's dtype, which changes states of 8 bits, or of 32 with weights of
     16. An optimizer that has its own way of loading is left to it.
     """
-    hooks = optimizer._optimizer_load_state_dict_pre_hooks or optimizer._optimizer_load_state_dict_post_hooks
+    hooks = has_load_hooks(optimizer)
     if type(optimizer).load_state_dict is not Optimizer.load_state_dict or hooks:
         optimizer.load_state_dict(values)
         return

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from memfit.errors import InputError
 from memfit.torch_compat import is_traceable_wrapper_subclass
+from memfit.torch_compat.attributes import storage_id_of
 
 KEPT = "numbers, text, bytes, None, lists, tuples, dicts, sets, tensors and numpy arrays"
 _DICTS: dict[str, Any] = {"dict": dict, "ordered": collections.OrderedDict, "counter": collections.Counter}
@@ -214,7 +215,7 @@ class _Encoder:
         return coded
 
     def _name(self, value: Tensor, path: str) -> str:
-        same = (value.untyped_storage()._cdata, value.storage_offset(), value.shape, value.stride(), value.dtype)
+        same = (storage_id_of(value), value.storage_offset(), value.shape, value.stride(), value.dtype)
         if same not in self._names:
             tries = (path if not i else f"{path}#{i}" for i in itertools.count())
             self._names[same] = next(name for name in tries if name not in self.tensors)

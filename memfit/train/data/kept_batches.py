@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from memfit.torch_compat.attributes import version_of
+
 Ids = tuple[int, ...]
 _FIXED = (str, bytes, int, float, complex, bool, type(None))
 """Types of which no value can be changed in place."""
@@ -43,7 +45,7 @@ class KeptBatches:
         tensors = _tensors(batch)
         if tensors is None:
             return
-        self._batches[ids] = KeptBatch(batch=batch, versions=tuple(tensor._version for tensor in tensors))
+        self._batches[ids] = KeptBatch(batch=batch, versions=tuple(version_of(tensor) for tensor in tensors))
         while len(self._batches) > self._most:
             self._batches.popitem(last=False)
 
@@ -52,7 +54,7 @@ class KeptBatches:
         kept = self._batches.get(ids) if window == self._window else None
         if kept is None:
             return None
-        now = tuple(tensor._version for tensor in _tensors(kept.batch) or ())
+        now = tuple(version_of(tensor) for tensor in _tensors(kept.batch) or ())
         return kept if now == kept.versions else None
 
 

@@ -58,7 +58,7 @@ def torchrun(ranks: int, module: str, arguments: Sequence[str], folder: Path, ma
     options += ["--shutdown-timeout", str(SHUTDOWN_SECONDS), "-m", module, *arguments]
     code: int = Exit.DONE
     parser, before = get_args_parser(), children()
-    if "--signals-to-handle" in parser._option_string_actions:  # not in every version of torch
+    if "--signals-to-handle" in parser.format_help():  # not in every version of torch
         options = ["--signals-to-handle", ",".join(number.name for number in (*SIGNALS, signal.SIGQUIT)), *options]
     try:
         with tempfile.TemporaryDirectory(prefix="memfit-torchrun-", ignore_cleanup_errors=True) as logs:

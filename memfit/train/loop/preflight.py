@@ -27,6 +27,7 @@ from memfit.apply.window import Attempt, Guard, TurnGradients, run_window
 from memfit.engine.collectives import reported
 from memfit.engine.protocol import Engine
 from memfit.torch_compat import TorchDispatchMode
+from memfit.torch_compat.attributes import schema_of, storage_id_of
 from memfit.train.checkpoint.checkpoints import Checkpoints
 from memfit.train.checkpoint.saver import Saver
 from memfit.train.checkpoint.sharded_saver import ShardedSaver
@@ -126,17 +127,17 @@ class _LeavesAlone(TorchDispatchMode):
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         super().__init__()
-        self._kept = {tensor.untyped_storage()._cdata for tensor in tensors}
+        self._kept = {storage_id_of(tensor) for tensor in tensors}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         written = [
             args[position] if position < len(args) else kwargs.get(argument.name)
-            for position, argument in enumerate(func._schema.arguments)
+            for position, argument in enumerate(schema_of(func).arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
-        if any(tensor.untyped_storage()._cdata in self._kept for tensor in tensors_in(written)):
-            return written[0] if func._schema.returns else None
+        if any(storage_id_of(tensor) in self._kept for tensor in tensors_in(written)):
+            return written[0] if schema_of(func).returns else None
         return func(*args, **kwargs)
 
 

@@ -27,6 +27,7 @@ from memfit.apply.state_streaming import alone, streams
 from memfit.apply.train_state import tensors_in
 from memfit.errors import describe
 from memfit.torch_compat import TorchDispatchMode, current_dispatch_mode
+from memfit.torch_compat.attributes import schema_of, storage_id_of, version_of
 from memfit.train.launch.memory_limit import is_memory_failure
 
 ATTEMPTS = 3
@@ -60,7 +61,7 @@ class Once:
             counted = id(optimizer) in self._unseen or _by_lists(optimizer) or current_dispatch_mode() is not None
             self._written_once(act, lambda: _changed_by(optimizer), numbers_of(optimizer), counted=counted)
             return
-        versions = [p._version for p in learning]
+        versions = [version_of(p) for p in learning]
         if streams(optimizer):
             for group in optimizer.param_groups:
                 for parameter in [p for p in group["params"] if p.grad is not None]:
@@ -68,7 +69,7 @@ class Once:
                         self._first(act, optimizer, [parameter])
         else:
             self._first(act, optimizer, learning)
-        if any(p._version == version for p, version in zip(learning, versions, strict=True)):
+        if any(version_of(p) == version for p, version in zip(learning, versions, strict=True)):
             self._unseen.add(id(optimizer))
         self._stepped |= new
 
@@ -77,12 +78,12 @@ class Once:
         changed = [*parameters, *(p.grad for p in parameters if p.grad is not None)]
         copies, numbers = self._copies(changed), numbers_of(optimizer)
         states = {p: dict(optimizer.state[p]) for p in parameters if p in optimizer.state}
-        versions = [tensor._version for tensor in changed]
+        versions = [version_of(tensor) for tensor in changed]
         for attempt in range(ATTEMPTS):
             failure = self._failure_of(act)
             if failure is None:
                 return
-            if copies is None and [tensor._version for tensor in changed] != versions:
+            if copies is None and [version_of(tensor) for tensor in changed] != versions:
                 break
             with torch.no_grad():
                 for tensor, copy in zip(changed, copies or (), strict=False):
@@ -127,13 +128,13 @@ class Once:
         counted: bool,
     ) -> None:
         """Runs ``act``; after a failure again, without the writes that were done."""
-        before = [(tensor, tensor._version) for tensor in changes()]
+        before = [(tensor, version_of(tensor)) for tensor in changes()]
         counter = _WithoutTheDone({_key(tensor): 0 for tensor, _ in before}) if counted else None
         with counter or nullcontext():
             failure = self._failure_of(act)
         if failure is None:
             return
-        done = counter.done if counter else {_key(tensor): tensor._version - version for tensor, version in before}
+        done = counter.done if counter else {_key(tensor): version_of(tensor) - version for tensor, version in before}
         alike = len(done) == len(before) and all(type(tensor) in (Tensor, nn.Parameter) for tensor, _ in before)
         if any(done.values()) and not alike:
             raise TornStepError(failure)
@@ -162,7 +163,7 @@ class _WithoutTheDone(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         written: list[Any] = []
         read: list[Tensor] = []
-        for position, argument in enumerate(func._schema.arguments):
+        for position, argument in enumerate(schema_of(func).arguments):
             value = args[position] if position < len(args) else kwargs.get(argument.name)
             if argument.alias_info is not None and argument.alias_info.is_write:
                 written.append(value)
@@ -198,7 +199,7 @@ class _WithoutTheDone(TorchDispatchMode):
         for tensor, skip in zip(targets, skipped, strict=True):
             if skip:
                 self._count(tensor, really=False)
-        return written[0] if func._schema.returns else None
+        return written[0] if schema_of(func).returns else None
 
     def _is_done(self, tensor: Tensor) -> bool:
         key = _key(tensor)
@@ -223,7 +224,7 @@ class _WithoutTheDone(TorchDispatchMode):
 
 
 def _key(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return storage_id_of(tensor)
 
 
 def _changed_by(optimizer: Optimizer) -> list[Tensor]:

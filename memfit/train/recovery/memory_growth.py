@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from memfit.apply.train_state import TrainState
 from memfit.sizes import format_size
+from memfit.torch_compat.attributes import HELD_BY_MODULES
 
 SETTLED = 3
 """Windows after which growth counts: the first ones make the optimizers' state and fill caches."""
@@ -109,7 +110,7 @@ def largest_holder(train_state: TrainState, samples: Any) -> str | None:
     roots.append(("dataset()", getattr(samples, "__dict__", samples)))
     for name, net in train_state.nets.items():
         for path, part in net.named_modules():
-            rest = {key: value for key, value in vars(part).items() if key not in _OF_MODULES}
+            rest = {key: value for key, value in vars(part).items() if key not in HELD_BY_MODULES}
             roots.append((f"{name}.{path}".rstrip("."), rest))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # libraries warn of old names wherever these are looked at
@@ -126,9 +127,6 @@ def _holder_of_most(roots: Iterable[tuple[str, Any]], seen: set[int]) -> str | N
                 what = f"{tensors} tensors, " if tensors else ""
                 best = (nbytes, f"{label} holds {what}{format_size(nbytes)}")
     return best[1] or None
-
-
-_OF_MODULES = ("_parameters", "_buffers", "_modules")
 
 
 def plain_attributes(values: Mapping[str, Any]) -> dict[str, Any]:

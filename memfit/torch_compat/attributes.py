@@ -1,0 +1,117 @@
+"""Private attributes and methods of torch's objects: what memfit reads of them, and for what.
+
+Each was seen in every version that docs/versions.md lists as tested. A version that lacks one fails at its first use
+with an AttributeError that names it. tests/torch_compat/test_private_names.py holds all other modules to these names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter, methodcaller
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from memfit.torch_compat.versions import lacks
+
+try:
+    from torch.nn.modules.module import _IncompatibleKeys as IncompatibleKeys
+
+    make_subclass: Any = Tensor._make_subclass
+    """Makes a tensor of a subclass on the same storage: for fake tensors and parameters."""
+    make_wrapper_subclass: Any = Tensor._make_wrapper_subclass
+    """Makes a tensor of a subclass with a shape and no storage."""
+except (ImportError, AttributeError) as error:
+    raise lacks(error) from error
+
+MAKE_SUBCLASS, MODULE_APPLY, CONVOLUTION_LAYOUT, RAW_STREAM = (
+    "_make_subclass", "_apply", "_conv_determine_backend_memory_format", "_cuda_getCurrentRawStream",
+)  # fmt: skip
+"""For patches: of Tensor; of Module (``to``, ``half`` and ``cuda`` call it); of ``c_bindings``, the layout of a
+convolution's output and the stream that a CPU build has not."""
+HELD_BY_MODULES = ("_parameters", "_buffers", "_modules")
+"""The dicts of a module that hold tensors on purpose."""
+
+storage_id: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
+"""The address of a storage's C++ object, which tensors that share it have in common, and which fake storages have, too:
+their ``data_ptr`` is 0."""
+version_of: Callable[[Any], int] = attrgetter("_version")
+"""How often a tensor was written to in place, as autograd counts it."""
+use_count: Callable[[Tensor], int] = methodcaller("_use_count")
+"""References that torch's C++ holds to a tensor."""
+is_view: Callable[[Tensor], bool] = methodcaller("_is_view")
+"""Whether autograd takes a tensor for a view of another, of which autocast keeps no copy."""
+schema_of: Callable[[Any], Any] = attrgetter("_schema")
+"""An operator's schema: names of its arguments, and which of them it writes to."""
+sequence_number_of: Callable[[Any], int] = methodcaller("_sequence_nr")
+"""The number that autograd gave to a node in its forward: by it, a backward's operator finds its module and line."""
+buffers_of: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter("_buffers")
+parameters_of: Callable[[nn.Module], dict[str, nn.Parameter | None]] = attrgetter("_parameters")
+"""A module's own buffers and parameters by name, to be read once for each module that holds them, and replaced."""
+transient_buffers_of: Callable[[nn.Module], set[str]] = attrgetter("_non_persistent_buffers_set")
+"""Names of a module's own buffers that its state_dict leaves out."""
+
+
+def current_module_apply() -> Callable[..., nn.Module]:
+    """``Module._apply`` as it is now."""
+    return nn.Module._apply
+
+
+def storage_id_of(tensor: Tensor) -> int:
+    """``storage_id`` of a tensor's storage."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def local_tensor(tensor: Any) -> Any:
+    """The shard of this rank where a tensor is a DTensor, else the tensor: without the autograd of ``to_local``."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def apply_to_tensors(net: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
+    """Replaces each parameter and buffer of a module by what ``function`` makes of it, as ``Module.to`` does."""
+    net._apply(function)
+
+
+def has_step_hooks(optimizer: Optimizer) -> bool:
+    """Whether somebody has registered a hook before or after an optimizer's step."""
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+
+
+def has_load_hooks(optimizer: Optimizer) -> bool:
+    """Whether somebody has registered a hook before or after an optimizer loads its state."""
+    return bool(optimizer._optimizer_load_state_dict_pre_hooks or optimizer._optimizer_load_state_dict_post_hooks)
+
+
+def with_versions_of(values: Any, net: nn.Module) -> Any:
+    """A state_dict with the versions of a net's modules, which their ``load_state_dict`` looks at."""
+    values._metadata = getattr(net.state_dict(), "_metadata", None)
+    return values
+
+
+def has_communication_hook(module: nn.parallel.DistributedDataParallel) -> bool:
+    """Whether ``register_comm_hook`` was called."""
+    return bool(module._comm_hooks)
+
+
+def unsharded_gradient(parameter: Any) -> Tensor | None:
+    """The gradient that a rank holds whole of a parameter of FSDP2, until it is scattered."""
+    held: Tensor | None = parameter.unsharded_accumulated_grad
+    if held is None and hasattr(parameter, "_unsharded_param"):
+        held = parameter._unsharded_param.grad
+    return held
+
+
+def fake_outputs(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    """What torch's own FakeTensorMode gives for a call, without its caches."""
+    return mode._dispatch_impl(func, types, args, kwargs)
+
+
+__all__ = [
+    "CONVOLUTION_LAYOUT", "HELD_BY_MODULES", "MAKE_SUBCLASS", "MODULE_APPLY", "RAW_STREAM", "IncompatibleKeys",
+    "apply_to_tensors", "buffers_of", "current_module_apply", "fake_outputs", "has_communication_hook",
+    "has_load_hooks", "has_step_hooks", "is_view", "local_tensor", "make_subclass", "make_wrapper_subclass",
+    "parameters_of", "schema_of", "sequence_number_of", "storage_id", "storage_id_of", "transient_buffers_of",
+    "unsharded_gradient", "use_count", "version_of", "with_versions_of",
+]  # fmt: skip
