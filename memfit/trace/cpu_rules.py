@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memfit.errors import InputError
 from memfit.torch_compat import disable_current_modes
 from memfit.trace import operator_scratch
 from memfit.user_cache import is_count, keep, read_kept
@@ -64,6 +65,10 @@ def _recurrent_workspace(args: Any) -> int:
     place = operator_scratch.store("recurrent")
     known: dict[operator_scratch.Key, int] = read_kept(place, is_count)
     if key not in known:
+        if not operator_scratch.fits_here(key):
+            seen = f"a recurrent layer on {tuple(args[0].shape)}"
+            why = "its workspace is measured here, and this machine's free memory does not hold the call"
+            raise InputError(seen, why, "ask for a smaller micro-batch, or on a machine with more memory")
         with disable_current_modes(), torch.enable_grad():
             made = _RECURRENT(*(operator_scratch.real(argument) for argument in json.loads(key)[1]))
         known[key] = made[_WORKSPACE].nbytes

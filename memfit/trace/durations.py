@@ -42,18 +42,19 @@ def now() -> float:
 
 
 def durations(keys: set[Key]) -> dict[Key, float | None]:
-    """Seconds of calls, from the disk where they were timed before; None where a call cannot be made again."""
+    """Seconds of calls, from the disk where they were timed before; None where a call cannot be made again, or is too
+    large for this machine's memory."""
     place = operator_scratch.store("seconds")
     known: dict[Key, float | None] = read_kept(place, lambda value: value is None or is_amount(value))
     missing = sorted(keys - known.keys())
     if missing:
         with disable_current_modes(), torch.no_grad():
             before = torch.default_generator.get_state()
-            known |= {key: _timed(key) for key in missing}
+            known |= {key: _timed(key) for key in missing if operator_scratch.fits_here(key)}
             torch.default_generator.set_state(before)
         with contextlib.suppress(OSError):
             keep(place, known)
-    return {key: known[key] for key in keys}
+    return {key: known.get(key) for key in keys}
 
 
 def _timed(key: Key) -> float | None:

@@ -18,7 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memfit.apply.train_state import tensors_in
 from memfit.device.hardware.benchmarks import AllocatorEvents
+from memfit.device.hardware.process_limits import available_bytes
+from memfit.engine.collectives import is_memory_failure
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 from memfit.torch_compat import disable_current_modes
 from memfit.torch_compat.attributes import schema_of
@@ -66,11 +69,13 @@ def describe(func: Any, args: Any, kwargs: Any) -> Key | None:
 def with_scratch(trace: Trace, calls: Iterable[Call]) -> Trace:
     """The trace with each measured call's scratch, allocated when its outputs are there and freed at once."""
     wanted = [call for call in calls if call[0] <= len(trace.kind)]
-    sizes = measure({key for _, _, key in wanted if isinstance(key, str)})
-    unknown = sorted({json.loads(key)[0] for key, nbytes in sizes.items() if nbytes is None})
+    sizes, too_large = measure({key for _, _, key in wanted if isinstance(key, str)})
+    failed = {json.loads(key)[0] for key, nbytes in sizes.items() if nbytes is None}
+    large = {json.loads(key)[0] for key in too_large}
+    unknown = [*map(_FAILED.format, sorted(failed)), *map(_TOO_LARGE.format, sorted(large))]
     if unknown:
-        trace = replace(trace, assumed=(*trace.assumed, *map(_UNKNOWN.format, unknown)))
-    measured = [(position, row, sizes[key] if isinstance(key, str) else key) for position, row, key in wanted]
+        trace = replace(trace, assumed=(*trace.assumed, *unknown))
+    measured = [(position, row, sizes.get(key) if isinstance(key, str) else key) for position, row, key in wanted]
     extra = [(position, row, nbytes) for position, row, nbytes in measured if nbytes]
     if not extra:
         return trace
@@ -97,39 +102,56 @@ def with_scratch(trace: Trace, calls: Iterable[Call]) -> Trace:
     )  # fmt: skip
 
 
-_UNKNOWN = "{} fails on made-up numbers, so what it allocates within a call is unknown and not counted"
+_FAILED = "{} fails on made-up numbers, so what it allocates within a call is unknown and not counted"
+_TOO_LARGE = "{} is too large to run on this machine, so what it allocates within a call is unknown and not counted"
 
 
-def measure(keys: set[Key]) -> dict[Key, int | None]:
-    """Scratch bytes of calls, from the disk where they were measured before; None of those that cannot be run here."""
+def measure(keys: set[Key]) -> tuple[dict[Key, int | None], set[Key]]:
+    """(scratch bytes of calls, from the disk where they were measured before, None of those that fail here; calls that
+    this machine's memory does not hold)."""
     place = store("scratch-2")
     known: dict[Key, int | None] = read_kept(place, lambda value: value is None or is_count(value))
-    missing = sorted(keys - known.keys())
+    missing = sorted(key for key in keys - known.keys() if fits_here(key))
     if missing:
         known |= _measure_really(missing)
         with contextlib.suppress(OSError):
             keep(place, known)
-    return {key: known[key] for key in keys}
+    return {key: known[key] for key in keys & known.keys()}, keys - known.keys()
+
+
+def fits_here(key: Key) -> bool:
+    """Whether the memory that is free holds a call: its arguments and results, and as much again for what it allocates
+    within."""
+    name, args, kwargs = json.loads(key)
+    arguments = [_made(value, "meta") for value in args]
+    named = {word: _made(value, "meta") for word, value in kwargs.items()}
+    results = None
+    with contextlib.suppress(Exception), disable_current_modes():  # an operator that gives no shapes without numbers
+        results = operator(name)(*arguments, **named)
+    return 2 * sum(tensor.nbytes for tensor in tensors_in([arguments, named, results])) <= available_bytes()
 
 
 def _measure_really(keys: list[Key]) -> dict[Key, int | None]:
-    failed = set()
+    failed: set[Key] = set()
+    too_large: set[Key] = set()
     with disable_current_modes(), torch.no_grad(), AllocatorEvents() as events:
         before = torch.default_generator.get_state()
         for number, key in enumerate(keys):
             name, args, kwargs = json.loads(key)
-            tensors = [real(value) for value in args]
-            named = {key_: real(value) for key_, value in kwargs.items()}
-            out = None
-            with events.phase(str(number)):
-                try:
+            tensors, named, out = None, None, None
+            try:
+                tensors = [real(value) for value in args]
+                named = {word: real(value) for word, value in kwargs.items()}
+                with events.phase(str(number)):
                     out = operator(name)(*tensors, **named)
-                except Exception:
-                    failed.add(key)
+            except Exception as error:
+                (too_large if is_memory_failure(error) else failed).add(key)
             del tensors, named, out
         torch.default_generator.set_state(before)
     scratch = events.scratch()
-    return {key: None if key in failed else scratch[str(number)] for number, key in enumerate(keys)}
+    return {
+        key: None if key in failed else scratch[str(number)] for number, key in enumerate(keys) if key not in too_large
+    }
 
 
 def operator(name: str) -> Any:
@@ -154,16 +176,21 @@ def _value(value: Any) -> Any:
 
 def real(value: Any) -> Any:
     """An argument made again from its description; a tensor holds halves or zeros, and a mask selects everything."""
+    made = _made(value, "cpu")
+    for tensor in tensors_in(made):
+        tensor.fill_(0.5 if tensor.is_floating_point() else tensor.dtype is torch.bool)
+    return made
+
+
+def _made(value: Any, device: str) -> Any:
+    """An argument made again from its description, its tensors uninitialized on a device."""
     if isinstance(value, dict) and "tensor" in value:
         shape, stride, dtype = value["tensor"]
-        made = torch.empty_strided(shape, stride, dtype=getattr(torch, dtype))
-        if made.is_floating_point():
-            return made.fill_(0.5)
-        return made.fill_(made.dtype is torch.bool)
+        return torch.empty_strided(shape, stride, dtype=getattr(torch, dtype), device=device)
     if isinstance(value, dict):
         return getattr(torch, value["dtype"])
     if isinstance(value, list):
-        return [real(item) for item in value]
+        return [_made(item, device) for item in value]
     return value
 
 

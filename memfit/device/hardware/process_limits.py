@@ -45,9 +45,10 @@ class RankLimit:
 
 
 def available_bytes() -> int:
-    """Memory that this process and its children may still take: the system's, or less in a container with a limit."""
+    """Memory that this process and its children may still take: the system's, or less in a container or under a limit
+    (``ulimit -d``)."""
     available = psutil.virtual_memory().available
-    return max(min([available, *_left_in_groups()]), 0)
+    return max(min([available, *_left_in_groups(), *_left_of_data()]), 0)
 
 
 def available_cores() -> int:
@@ -124,6 +125,15 @@ def check_cards(option: str, ranks: int, device: str) -> None:
         here = f"this machine has {cards or 'no'} CUDA device{'' if cards == 1 else 's'}"
         write = f"plan again with --devices {cards}" if cards else "plan again with --device cpu or --memory SIZE"
         raise InputError(option, here, write)
+
+
+def _left_of_data() -> list[int]:
+    """What RLIMIT_DATA leaves to this process, where it is set."""
+    if not hasattr(psutil, "RLIMIT_DATA"):  # psutil has it on Linux
+        return []
+    process = psutil.Process()
+    limit = process.rlimit(psutil.RLIMIT_DATA)[0]
+    return [] if limit == psutil.RLIM_INFINITY else [limit - process.memory_info().data]
 
 
 def _left_in_groups() -> list[int]:
