@@ -1,6 +1,7 @@
 """Mutations of memfit's code, each run against the tests nearest to it: which of them no test notices.
 
 python -m bench.mutation [--count 60] [--seed 0] [--only replay] [--json FILE]
+python -m bench.mutation --again FILE [--json FILE]    # what survived in FILE, once more: with the tests of now
 
 A mutation changes one comparison, operator, condition or call. It is made in a copy of the checkout, and the fast tests
 that ``NEAREST`` names for its folder run there until the first one fails; files that name the mutated module run first.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
 import os
 import random
 import re
@@ -21,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from bench.result_file import ROOT, add_json_option, target, write_result
@@ -33,7 +35,12 @@ NEAREST: dict[str, list[str]] = {
     "memfit/replay": ["tests/replay", "tests/trace/test_categories.py"],
     "memfit/apply": ["tests/apply"],
     "memfit/planner": ["tests/planner"],
-    "memfit/train/checkpoint": ["tests/train/test_checkpoints.py", "tests/train/test_state_codec.py"],
+    "memfit/train/checkpoint": [
+        "tests/train/test_checkpoints.py",
+        "tests/train/test_state_codec.py",
+        "tests/train/test_sharded_saver.py",
+        "tests/attack/test_parts.py",
+    ],
     "memfit/verify": ["tests/verify"],
 }
 """Mutated files and folders, and the tests that are run for each."""
@@ -45,6 +52,14 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
 }  # fmt: skip
 EQUIVALENT = {
+    (
+        "memfit/replay/fast_replay.py",
+        "alive * MIN_BLOCK >= beaten",
+    ): "a peak that only equals the one to beat may be told too low, and is now told exactly",
+    (
+        "memfit/batch/packing.py",
+        "both > 2 * world",
+    ): "the last step holds fewer than world samples and at least one, so both steps never hold exactly 2 * world",
     (
         "memfit/batch/windows.py",
         "self._starts[-1] < number",
@@ -146,6 +161,22 @@ def chosen(count: int, seed: int, only: str) -> list[tuple[Mutation, list[str]]]
     return picked
 
 
+def survivors(outcomes: list[Outcome]) -> Iterator[tuple[int, Mutation | None, list[str]]]:
+    """(place in the outcomes, the mutation in the code of now or None where that is gone, its tests) of what survived
+    without a reason."""
+    for place, known in enumerate(outcomes):
+        if known.killed or known.why:
+            continue
+        file = ROOT / known.file
+        same = [
+            mutation
+            for mutation in (mutations(file) if file.exists() else ())
+            if (mutation.before, mutation.after) == (known.before, known.after)
+        ]
+        tests = next(tests for name, tests in NEAREST.items() if known.file.startswith(name))
+        yield place, min(same, key=lambda mutation: abs(mutation.line - known.line), default=None), tests
+
+
 def test_files(tests: list[str], file: Path) -> list[str]:
     """The files of these tests; those that name the module of ``file`` come first."""
     paths = [ROOT / test for test in tests]
@@ -188,25 +219,34 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--again", type=Path, help="a result of this command: only what survived there is run")
     parser.add_argument("--only", default="", help="text that a key of NEAREST contains")
     parser.add_argument("--limit", type=float, default=900.0, help="seconds for the tests of one mutation")
     add_json_option(parser)
     options = parser.parse_args()
-    outcomes: list[Outcome] = []
+    outcomes, seed = [], options.seed
+    if options.again:
+        content = json.loads(options.again.read_text())
+        outcomes, seed = [Outcome(**known) for known in content["outcomes"]], content["seed"]
+        pending = list(survivors(outcomes))
+    else:
+        picked = chosen(options.count, options.seed, options.only)
+        pending = [(place, mutation, tests) for place, (mutation, tests) in enumerate(picked)]
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "out", "runs", "__pycache__"))
-        for mutation, tests in chosen(options.count, options.seed, options.only):
-            outcomes.append(outcome(mutation, tests, copy, options.limit))
-            last = outcomes[-1]
-            print(
-                f"{'killed' if last.killed else 'SURVIVED'} {last.file}:{last.line} {last.before} -> {last.after}",
-                flush=True,
-            )
+        for place, mutation, tests in pending:
+            if mutation is None:
+                result = replace(outcomes[place], why="this code is gone")
+            else:
+                result = outcome(mutation, tests, copy, options.limit)
+            outcomes[place : place + 1] = [result]
+            state = "killed" if result.killed else "equivalent" if result.why else "SURVIVED"
+            print(f"{state} {result.file}:{result.line} {result.before} -> {result.after}", flush=True)
     killed = sum(result.killed for result in outcomes)
     print(f"{killed} of {len(outcomes)} killed")
     figures = {
-        "seed": options.seed, "mutations": len(outcomes), "killed": killed,
+        "seed": seed, "mutations": len(outcomes), "killed": killed,
         "outcomes": [asdict(result) for result in outcomes],
     }  # fmt: skip
     write_result(target(options.json, complete=not options.only), figures)

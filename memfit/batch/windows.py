@@ -57,7 +57,6 @@ class Windows:
         global_batch, micro_batch: in units.
         seed: of the order.
         ranks: data-parallel ranks; they get equal numbers of samples, or, where samples have lengths, equal cost.
-        cost: of a micro-batch; padded units by default.
 
     Raises:
         InputError: an empty data set, or a sample longer than a micro-batch.
@@ -72,7 +71,6 @@ class Windows:
         micro_batch: int,
         seed: int = 0,
         ranks: int = 1,
-        cost: PaddedCost | None = None,
     ) -> None:
         if size < 1:
             raise InputError(
@@ -94,7 +92,7 @@ class Windows:
                 "plan a larger --micro-batch, or leave the sample out of the data set",
             )
         self._size, self._global, self._micro, self._seed = size, global_batch, micro_batch, seed
-        self._ranks, self._cost = ranks, cost or PaddedCost()
+        self._ranks, self._cost = ranks, PaddedCost()
         self._epochs: dict[int, list[tuple[Share, ...]]] = {}
         self._starts = [0]
 

@@ -111,3 +111,24 @@ def test_lognormal_speech_meets_the_bounds_of_padding_imbalance_and_threshold() 
         assert 1 - lengths.sum() / frames.sum() <= 0.005
         for load in (frames, frames * longest):
             assert (load.max(axis=1) / load.mean(axis=1) - 1).mean() <= 0.005
+
+
+def test_whole_lengths_share_a_class_within_the_noise_and_are_their_own_without() -> None:
+    lengths = np.array([100, 101, 102, 200, 100])
+    own = length_classes(lengths)
+    assert own.longest[own.of_sample].tolist() == lengths.tolist()
+    noisy = length_classes(lengths, noise=0.05)
+    assert len(np.unique(noisy.of_sample)) < len(np.unique(lengths))
+    assert (noisy.longest[noisy.of_sample] <= lengths * 1.05).all()
+
+
+def test_lengths_that_are_not_whole_keep_their_fraction() -> None:
+    lengths = np.array([1.25, 7.5, 3.0])
+    classes = length_classes(lengths)
+    assert classes.longest[classes.of_sample].tolist() == lengths.tolist()
+
+
+def test_whole_lengths_over_a_wide_range_are_classed_finely() -> None:
+    lengths = np.array([1, 70_000, 35_000])
+    classes = length_classes(lengths)
+    assert classes.longest[classes.of_sample].tolist() == lengths.tolist()

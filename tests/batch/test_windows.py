@@ -4,10 +4,12 @@ python -m pytest tests/batch/test_windows.py
 """
 
 import numpy as np
+import pytest
 
 from memfit.batch.cost import PaddedCost
 from memfit.batch.rank_split import balanced, even
 from memfit.batch.windows import Windows
+from memfit.errors import InputError
 from memfit.plan import Plan
 
 
@@ -45,3 +47,10 @@ def test_the_windows_of_a_plan_have_its_batches_and_seed():
     same = Windows(size=20, lengths=None, global_batch=6, micro_batch=2, seed=7, ranks=2)
     assert [windows.window(number) for number in range(8)] == [same.window(number) for number in range(8)]
     assert tuple(tuple(map(len, share)) for share in windows.window(0).ranks) == ((2, 1), (2, 1))
+
+
+def test_a_data_set_of_one_sample_is_a_window():
+    windows = Windows(size=1, lengths=None, global_batch=4, micro_batch=2)
+    assert windows.window(0).ids == (0,)
+    with pytest.raises(InputError, match="0 samples"):
+        Windows(size=0, lengths=None, global_batch=4, micro_batch=2)

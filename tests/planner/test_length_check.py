@@ -6,13 +6,16 @@ import pytest
 
 from memfit.device.hardware.catalogue import find_device
 from memfit.errors import InputError
+from memfit.job import Shape
 from memfit.plan import read_plan, write_plan
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 from memfit.planner.variable_length.length_check import LengthCheck
-from memfit.planner.variable_length.sequence import SequencePrediction
+from memfit.planner.variable_length.sequence import SequencePrediction, _within
+from memfit.replay.allocator_config import AllocatorConfig
 from memfit.replay.window_sequence import SequencePeaks
-from testing.nets import JOBS
+from memfit.trace.step import Tracing, trace_family
+from testing.nets import JOBS, Transformer
 
 GIB = 1 << 30
 
@@ -78,3 +81,18 @@ def test_the_allocator_of_a_plan_file_is_checked(tmp_path):
     (tmp_path / "plan.toml").write_text(text)
     with pytest.raises(InputError, match=r"allocator = 'expandable'.*write expandable_segments"):
         read_plan(tmp_path / "plan.toml")
+
+
+def test_a_limit_that_makes_the_allocator_return_its_cache_is_told_by_what_is_reserved_under_it():
+    device = find_device("rtx4090")
+    family = trace_family(Transformer(depth=1), Tracing(device=device, scratch=False), Shape(items=2, length=64))
+    windows = [(Shape(items=32, length=length),) for length in (1024, 1096, 1200, 1296, 1400, 1496)]
+    config = AllocatorConfig()
+    free = _within(family, windows, None, config)
+    limit = (free.allocated_bytes + free.reserved_bytes) // 2
+    limited = _within(family, windows, limit, config)
+    assert limited.failed_window is None
+    assert limited.reserved_bytes <= limit < free.reserved_bytes
+    none = _within(family, windows, free.allocated_bytes - (1 << 20), config)
+    assert none.failed_window is not None
+    assert none.reserved_bytes == free.reserved_bytes

@@ -107,6 +107,8 @@ def test_all_of_them_in_the_json():
     }
     applied = {name for name, option in options.items() if option["applied"]}
     assert {"fused optimizer", "no DDP for one device", "free gradients"} <= applied
+    assert CARD.compute_capability == (8, 0)
+    assert "no bf16 units" not in options["bf16 autocast"]["reason"]
     for name, option in options.items():
         assert option["saves"].keys() == {"train", "validate", "save"}, name
         assert option["saves_bytes"] == max(*option["saves"].values(), 0)

@@ -215,6 +215,14 @@ def test_blocks_wait_on_the_host_where_recomputing_is_not_enough():
     assert "offload" in chosen.modes.values()
 
 
+def test_the_operators_of_the_first_unit_count():
+    with open_traced_job(JOB, Tracing(device=card(4096)), tight_shape()) as fitting:
+        layout = fitting.observed(tight_shape(), accumulated=True).layout
+        operators = fitting._forward_operators(fitting.kept(tight_shape(), accumulated=True), layout)
+    assert len(operators) == len(layout.units)
+    assert operators[0] > 0
+
+
 def test_every_option_has_its_four_facts(tight):
     options = {option.name: option for option in tight.plan.options}
     assert {

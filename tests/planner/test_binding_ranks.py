@@ -1,0 +1,32 @@
+"""Which ranks are traced, so that the one that needs most is among them.
+
+python -m pytest tests/planner/test_binding_ranks.py
+"""
+
+import pytest
+import torch
+from torch import nn
+
+import memfit
+from memfit.engine.capabilities import CAPABILITIES
+from memfit.planner.predict import BINDING_RANK, binding_ranks
+
+
+class Uneven(memfit.Job):
+    """DeepSpeed deals whole parameters of a group to ranks in flat order: the large one falls on the last."""
+
+    def nets(self):
+        return {"net": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 400))}
+
+    def optimizers(self, nets):
+        return {"net": torch.optim.AdamW(nets["net"].parameters())}
+
+
+@pytest.mark.parametrize("engine", list(CAPABILITIES))
+def test_only_zero_with_whole_weights_traces_the_rank_with_most_gradients_too(engine):
+    job = Uneven()
+    world = 4 if CAPABILITIES[engine].several_ranks else 1
+    ranks = binding_ranks(job, job.nets(), engine, world)
+    assert ranks[0] == BINDING_RANK
+    assert len(ranks) == (2 if engine in ("zero1", "zero2") else 1)
+    assert binding_ranks(job, job.nets(), engine, 1) == (BINDING_RANK,)
