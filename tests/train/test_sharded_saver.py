@@ -12,10 +12,11 @@ import memfit
 from memfit.apply.train_state import build
 from memfit.engine.single import Single
 from memfit.train.checkpoint.checkpoints import Checkpoints
+from memfit.train.checkpoint.optimizer_state import keeps_state
 from memfit.train.checkpoint.parts_index import INDEX
 from memfit.train.checkpoint.parts_storage import _name
 from memfit.train.checkpoint.sharded_checkpoint import load_sharded
-from memfit.train.checkpoint.sharded_saver import ShardedSaver, keeps_state
+from memfit.train.checkpoint.sharded_saver import ShardedSaver
 from tests.train.test_checkpoints import PLAN
 
 OPTIMIZERS = {

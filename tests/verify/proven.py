@@ -16,3 +16,10 @@ class Proven(jobs.Sound):
 
 class OfTheRank(jobs.NoiseOfTheRank, Proven):
     """Its draws differ by the rank."""
+
+
+class WithoutState(Proven):
+    """Its optimizer keeps no state."""
+
+    def optimizers(self, nets):
+        return {name: torch.optim.SGD(net.parameters(), lr=0.01) for name, net in nets.items()}

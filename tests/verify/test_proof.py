@@ -24,9 +24,12 @@ def run(folder: Path, name: str, engine: str, world: int = 2):
     return memfit("run", folder / "plan.toml", "--out", folder / "run", "--windows", 4, "--verify-every", 2)
 
 
-@pytest.mark.parametrize("engine", ["fsdp2", pytest.param("ddp", marks=pytest.mark.slow)])
-def test_windows_of_ranks_are_proven_during_the_run(engine, tmp_path):
-    done = run(tmp_path, "Proven", engine)
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [("Proven", "fsdp2"), ("WithoutState", "fsdp2"), pytest.param("Proven", "ddp", marks=pytest.mark.slow)],
+)
+def test_windows_of_ranks_are_proven_during_the_run(name, engine, tmp_path):
+    done = run(tmp_path, name, engine)
     assert done.returncode == 0, done.stderr
     proofs = lines(tmp_path / "run", "verified")
     assert proofs[0]["window"] == 1

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import shutil
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import nn
-from torch.optim import Optimizer
 
 from memfit.apply.train_state import TrainState
 from memfit.engine.collectives import gather, is_memory_failure, reported
@@ -21,6 +14,7 @@ from memfit.errors import InputError, describe
 from memfit.job import Job
 from memfit.plan import Plan
 from memfit.train.checkpoint.checkpoints import Checkpoints
+from memfit.train.checkpoint.optimizer_state import has_optimizer_state
 from memfit.train.checkpoint.sharded_checkpoint import save_sharded
 
 
@@ -56,7 +50,7 @@ class ShardedSaver:
 
         torch makes a state that is missing by a step of its own, which would stay (``get_optimizer_state_dict``).
         """
-        if not all(optimizer.state or not keeps_state(optimizer) for optimizer in train_state.optimizers.values()):
+        if not has_optimizer_state(train_state):
             return
         begin, engine = time.perf_counter(), train_state.engine
         unfinished = self.checkpoints.unfinished(next_window)
@@ -85,24 +79,3 @@ class ShardedSaver:
     def finish(self) -> bool:
         """Whether the last checkpoint that was asked for is whole on disk."""
         return not self.failed
-
-
-def keeps_state(optimizer: Optimizer) -> bool:
-    """Whether the optimizer's step leaves state, as SGD without momentum does not; True where that cannot be tried.
-
-    It is tried on a copy with the same groups, each of one small parameter.
-    """
-    try:
-        trial = copy.copy(optimizer)
-        trial.state = defaultdict(dict)
-        trial.param_groups = [_with_small_parameter(group) for group in optimizer.param_groups]
-        trial.step()
-    except Exception:  # an optimizer that cannot be copied so, or not stepped here
-        return True
-    return bool(trial.state)
-
-
-def _with_small_parameter(group: Mapping[str, Any]) -> dict[str, Any]:
-    parameter = nn.Parameter(torch.zeros(2, 2))
-    parameter.grad = torch.zeros(2, 2)
-    return {**copy.deepcopy({key: value for key, value in group.items() if key != "params"}), "params": [parameter]}

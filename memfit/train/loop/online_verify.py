@@ -22,6 +22,7 @@ from memfit.apply.train_state import TrainState
 from memfit.atomic_file import write_atomic
 from memfit.engine.collectives import gather, reported
 from memfit.errors import Exit, describe
+from memfit.train.checkpoint.optimizer_state import has_optimizer_state
 from memfit.train.checkpoint.sharded_checkpoint import save_sharded
 from memfit.train.launch.memory_limit import is_memory_failure, small_stacks
 
@@ -47,9 +48,9 @@ class OnlineVerify:
     def begins(self, train_state: TrainState, window: int) -> bool:
         """Whether this window is one to prove; then its state is copied. Every rank calls it before the window.
 
-        Not before every optimizer has stepped, and not while the last proof is still at work.
+        Not before every optimizer that keeps state has stepped, and not while the last proof is still at work.
         """
-        stepped = all(optimizer.state for optimizer in train_state.optimizers.values())
+        stepped = has_optimizer_state(train_state)
         if (window + 1) % self.every or not stepped or any(gather(train_state.engine, self._busy())):
             return False
         if train_state.engine.rank == 0:
