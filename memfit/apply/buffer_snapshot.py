@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from memfit.job import Nets
-from memfit.torch_compat.attributes import buffers_of, parameters_of, version_of
+from memfit.torch_compat.attributes import own_buffers, own_parameters, version_of
 
 
 class CannotRepeatError(RuntimeError):
@@ -38,7 +38,7 @@ class BufferSnapshot:
         self._modes: list[bool] = []
         self._learns: list[bool] = []
         self._parameters = list({id(p): p for net in nets.values() for p in net.parameters()}.values())
-        self._holders = [holder for module in self._modules for holder in (buffers_of(module), parameters_of(module))]
+        self._holders = [holder for module in self._modules for holder in (own_buffers(module), own_parameters(module))]
         self._places: list[_Place] = []
 
     def keep(self) -> None:
@@ -117,7 +117,7 @@ _Place = tuple[nn.Module, dict[str, Any], str, tuple[int, str], bool]
 
 def _places(modules: list[nn.Module]) -> Iterator[_Place]:
     for module in modules:
-        for is_buffer, holder in ((True, buffers_of(module)), (False, parameters_of(module))):
+        for is_buffer, holder in ((True, own_buffers(module)), (False, own_parameters(module))):
             for name in list(holder):
                 yield module, holder, name, (id(module), name), is_buffer
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from memfit.errors import InputError
 from memfit.job import Job
 from memfit.torch_compat import FakeTensor, current_dispatch_mode, disable_current_modes
-from memfit.torch_compat.attributes import buffers_of, parameters_of
+from memfit.torch_compat.attributes import own_buffers, own_parameters
 
 
 def nets_of(job: Job, device: torch.device) -> Any:
@@ -90,7 +90,7 @@ def move_as_fakes(modules: Iterable[nn.Module], device: torch.device) -> None:
 
     for module in modules:
         for part in module.modules():
-            for held in (parameters_of(part), buffers_of(part)):
+            for held in (own_parameters(part), own_buffers(part)):
                 for name, tensor in held.items():
                     if tensor is not None and not isinstance(tensor, FakeTensor):
                         held[name] = fake(tensor)  # type: ignore[assignment]

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from memfit.apply.mutable_state import MutableState
-from memfit.torch_compat.attributes import buffers_of, version_of
+from memfit.torch_compat.attributes import own_buffers, version_of
 
 
 class ForwardState:
@@ -27,13 +27,13 @@ class ForwardState:
         self._python = MutableState(arguments, modules)
         self._flags = _flags(module)
         self._statistics = [
-            (part, name) for part in modules if _normalises(part) and part.training for name in buffers_of(part)
+            (part, name) for part in modules if _normalises(part) and part.training for name in own_buffers(part)
         ]
         self._first: dict[tuple[nn.Module, str], tuple[Tensor, int, Tensor]] = {
             (part, name): (buffer, version_of(buffer), buffer.detach().clone())
             for part in modules
             if not _normalises(part)
-            for name, buffer in buffers_of(part).items()
+            for name, buffer in own_buffers(part).items()
             if buffer is not None and not buffer.is_inference()
         }
 
@@ -44,7 +44,7 @@ class ForwardState:
             yield
         self._python.forward_ended()
         for (part, name), (buffer, version, _) in list(self._first.items()):
-            if buffers_of(part).get(name) is buffer and version_of(buffer) == version:
+            if own_buffers(part).get(name) is buffer and version_of(buffer) == version:
                 del self._first[part, name]
 
     def again(self, recomputing: AbstractContextManager[Any]) -> AbstractContextManager[None]:
@@ -55,19 +55,19 @@ class ForwardState:
     def _as_then(self) -> Iterator[None]:
         copies = {key: value.clone() for key, (_, _, value) in self._first.items()}
         for part, name in self._statistics:
-            buffer = buffers_of(part)[name]
+            buffer = own_buffers(part)[name]
             if buffer is not None:
                 copies[part, name] = buffer.detach().clone()
-        now, flags = [(part, name, buffers_of(part).get(name)) for part, name in copies], _flags(self._module)
+        now, flags = [(part, name, own_buffers(part).get(name)) for part, name in copies], _flags(self._module)
         _set_flags(self._module, self._flags)
         for (part, name), value in copies.items():
-            buffers_of(part)[name] = value
+            own_buffers(part)[name] = value
         try:
             with self._python.as_before():
                 yield
         finally:
             for part, name, buffer in now:
-                buffers_of(part)[name] = buffer
+                own_buffers(part)[name] = buffer
             _set_flags(self._module, flags)
 
 
@@ -87,7 +87,7 @@ class _ReentrantContext(AbstractContextManager[None]):
 
 def _normalises(module: nn.Module) -> bool:
     """Whether a module keeps running statistics, which kernels write without telling autograd."""
-    return "running_mean" in buffers_of(module)
+    return "running_mean" in own_buffers(module)
 
 
 def _flags(module: nn.Module) -> tuple[list[bool], list[bool]]:

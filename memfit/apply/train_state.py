@@ -92,10 +92,7 @@ def build(
     for net in nets.values():
         net.to(device)
     _check_places(engine, optimizer_state, average)
-    ema = engine.averages(job, nets) if job.ema is not None else {}
-    if average == "host":
-        for net in ema.values():
-            apply_to_tensors(net, on_the_host)
+    ema = _averages(job, nets, engine, average)
     nets = engine.place(job, nets)
     optimizers = make_optimizers(job, nets)
     engine.check(job, nets, optimizers)
@@ -108,21 +105,36 @@ def build(
         job=job, device=device, nets=nets, optimizers=optimizers, engine=engine, ema=ema, stepped=stepped,
         optimizer_state=optimizer_state, average=average,
     )  # fmt: skip
-    for optimizer in optimizers.values():
-        for group in optimizer.param_groups:
-            group["lr"] *= rate
     if job.wrapper != "none" and not CAPABILITIES[engine.name].several_ranks:
         for name in filter(lambda name: is_trained(nets[name]), nets):
             _wrap(train_state, name)
+    _schedule(train_state, rate, warmup_windows)
+    if job.precision == "fp16":
+        train_state.scaler = torch.amp.GradScaler(device.type)
+    return train_state
+
+
+def _averages(job: Job, nets: Nets, engine: Engine, average: str) -> Nets:
+    """The averages of the job's weights, on the device or the host; empty where it keeps none."""
+    averages = engine.averages(job, nets) if job.ema is not None else {}
+    if average == "host":
+        for net in averages.values():
+            apply_to_tensors(net, on_the_host)
+    return averages
+
+
+def _schedule(train_state: TrainState, rate: float, warmup_windows: int) -> None:
+    """Multiplies the learning rates by ``rate``, and makes the job's schedules and the warm-up to the larger rate."""
+    job, optimizers = train_state.job, train_state.optimizers
+    for optimizer in optimizers.values():
+        for group in optimizer.param_groups:
+            group["lr"] *= rate
     train_state.schedules = _checked_schedules(job, job.schedules(optimizers, job.windows))
     if warmup_windows and rate > 1:
         train_state.schedules |= {
             f"warm-up of {name}": LinearLR(optimizer, start_factor=1 / rate, total_iters=warmup_windows)
             for name, optimizer in optimizers.items()
         }
-    if job.precision == "fp16":
-        train_state.scaler = torch.amp.GradScaler(device.type)
-    return train_state
 
 
 def _wrap(train_state: TrainState, name: str) -> None:

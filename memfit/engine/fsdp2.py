@@ -33,7 +33,7 @@ from memfit.engine.torch_optim_mixin import TorchOptimMixin
 from memfit.engine.torch_state_mixin import TorchStateMixin
 from memfit.errors import InputError
 from memfit.job import Job, Nets, is_trained
-from memfit.torch_compat.attributes import parameters_of, unsharded_gradient
+from memfit.torch_compat.attributes import own_parameters, unsharded_gradient
 from memfit.torch_compat.distributed import fsdp_groups
 
 LEAST = BUCKET_BYTES
@@ -188,7 +188,7 @@ def units(net: nn.Module) -> list[str]:
 
 def _held(module: nn.Module) -> list[nn.Parameter]:
     """Parameters, once for each module that holds them."""
-    return [p for part in module.modules() for p in parameters_of(part).values() if p is not None]
+    return [p for part in module.modules() for p in own_parameters(part).values() if p is not None]
 
 
 def _check_net(name: str, net: nn.Module) -> None:

@@ -36,7 +36,7 @@ from memfit.engine.zero_partition import cut
 from memfit.engine.zero_parts_state import ZeroPartsState
 from memfit.errors import InputError
 from memfit.job import Job, Nets, Turn, is_trained
-from memfit.torch_compat.attributes import parameters_of
+from memfit.torch_compat.attributes import own_parameters
 
 REBUILT = ("Adagrad",)
 """Optimizers that DeepSpeed makes anew, with one learning rate for all groups (``initialize_optimizer_states``)."""
@@ -283,7 +283,7 @@ def _gather_on_access(nets: nn.Module, gathers: bool) -> None:
     """Whether a parameter that is read outside of its module's forward is gathered then, as ``DeepSpeedEngine.forward``
     has it."""
     for module in nets.modules():
-        parameters_of(module)._in_forward = gathers  # type: ignore[attr-defined]
+        own_parameters(module)._in_forward = gathers  # type: ignore[attr-defined]
 
 
 def _held(nets: Nets) -> Iterator[tuple[str, nn.Parameter]]:

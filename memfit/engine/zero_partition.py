@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from memfit.torch_compat.attributes import parameters_of
+from memfit.torch_compat.attributes import own_parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +81,11 @@ def cut(net: nn.Module, rank: int, world: int, device: torch.device | None = Non
     """
     parts: dict[int, nn.Parameter] = {}
     for module in net.modules():
-        for name, parameter in parameters_of(module).items():
+        for name, parameter in own_parameters(module).items():
             if parameter is not None:
                 if id(parameter) not in parts:
                     parts[id(parameter)] = _cut(parameter, rank, world, device)
-                parameters_of(module)[name] = parts[id(parameter)]
+                own_parameters(module)[name] = parts[id(parameter)]
 
 
 def _cut(parameter: nn.Parameter, rank: int, world: int, device: torch.device | None) -> nn.Parameter:

@@ -65,39 +65,16 @@ def footprint(
         margin: measured errors of nets of this kind; None: the replay is exact, as on a CPU.
     """
     outside, spread = outside or Outside(), margin or Margin()
-    peaks = _run(trace, allocator(None))
-    failed = None
-    if capacity is not None and max(peak.reserved for peak in peaks.values()) > capacity:
-        try:
-            peaks = _run(trace, allocator(capacity))
-        except _FailedError as failure:
-            failed = failure.request
-    phases: dict[str, PhaseFootprint] = {}
-    for name, peak in peaks.items():
-        phases[name] = PhaseFootprint(
-            allocated_bytes=peak.allocated,
-            reserved_bytes=peak.reserved,
-            process_bytes=peak.reserved + outside.bytes,
-            process_bytes_low=int((peak.reserved + outside.low) * (1 + spread.low)),
-            process_bytes_high=math.ceil((peak.reserved + outside.high) * (1 + spread.high)),
-            at=_place(trace, peak.event),
-            largest_request=_request(trace, name, *peak.largest),
-            categories=_live_by_category(trace, peak.event),
-        )
+    peaks, failed = _limited_peaks(trace, allocator, capacity)
+    phases = {name: _phase_footprint(trace, name, peak, outside, spread) for name, peak in peaks.items()}
     if failed is not None and failed.phase not in phases:
         failed = replace(failed, phase="train")
-    limiting = _limiting_phase(phases)
     worst = max(phases.values(), key=lambda phase: phase.process_bytes)
-    verdict = "close"
-    if failed is None and worst.process_bytes_high <= usable_bytes:
-        verdict = "yes"
-    elif failed is not None and worst.process_bytes_low > usable_bytes:
-        verdict = "no"
     return Footprint(
         phases=phases,
         fits=failed is None,
-        verdict=verdict,
-        limiting_phase=failed.phase if failed else limiting,
+        verdict=_verdict(failed, worst, usable_bytes),
+        limiting_phase=failed.phase if failed else _limiting_phase(phases),
         headroom_bytes=usable_bytes - worst.process_bytes,
         failed_request=failed,
         net_kind=trace.net_kind,
@@ -105,6 +82,41 @@ def footprint(
         plan_searches=_plan_searches(trace),
         assumed=trace.assumed,
     )
+
+
+def _limited_peaks(
+    trace: Trace, allocator: Callable[[int | None], Allocator], capacity: int | None
+) -> tuple[dict[str, _Peak], Request | None]:
+    """Peaks within the capacity, or without a limit together with the request that fails within it."""
+    peaks = _run(trace, allocator(None))
+    if capacity is None or max(peak.reserved for peak in peaks.values()) <= capacity:
+        return peaks, None
+    try:
+        return _run(trace, allocator(capacity)), None
+    except _FailedError as failure:
+        return peaks, failure.request
+
+
+def _phase_footprint(trace: Trace, name: str, peak: _Peak, outside: Outside, spread: Margin) -> PhaseFootprint:
+    return PhaseFootprint(
+        allocated_bytes=peak.allocated,
+        reserved_bytes=peak.reserved,
+        process_bytes=peak.reserved + outside.bytes,
+        process_bytes_low=int((peak.reserved + outside.low) * (1 + spread.low)),
+        process_bytes_high=math.ceil((peak.reserved + outside.high) * (1 + spread.high)),
+        at=_place(trace, peak.event),
+        largest_request=_request(trace, name, *peak.largest),
+        categories=_live_by_category(trace, peak.event),
+    )
+
+
+def _verdict(failed: Request | None, worst: PhaseFootprint, usable_bytes: int) -> str:
+    """Whether the largest phase fits with the whole interval, with none of it, or with a part (``close``)."""
+    if failed is None and worst.process_bytes_high <= usable_bytes:
+        return "yes"
+    if failed is not None and worst.process_bytes_low > usable_bytes:
+        return "no"
+    return "close"
 
 
 INHERITED = 0.1

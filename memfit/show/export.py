@@ -181,7 +181,12 @@ def _comments(plan: Plan, left_out: Mapping[str, str]) -> str:
 
 def _left_out(plan: Plan, job: Job, nets: Nets, to: str, geometry: ExportGeometry) -> dict[str, str]:
     """By name, what a tool's file cannot express, and what to write instead."""
-    world, count, sizes, does = geometry.world, geometry.accumulation, plan.micro_batches, _does(plan.engine)
+    return _batch_notes(plan, to, geometry) | _tool_notes(plan, job, nets, to, geometry) | _plan_notes(plan, job)
+
+
+def _batch_notes(plan: Plan, to: str, geometry: ExportGeometry) -> dict[str, str]:
+    """What a tool does not know of the window: its units, its lengths and its short last micro-batch."""
+    world, count = geometry.world, geometry.accumulation
     divides = to != "torchrun"
     factor = f" * {world}" + (f" * {count}" if divides else "")
     who = f"the tool divides by {count} and averages over {world}" if divides else f"DDP averages over {world}"
@@ -189,23 +194,29 @@ def _left_out(plan: Plan, job: Job, nets: Nets, to: str, geometry: ExportGeometr
         "normalisation by units": "N = valid units of the window's micro-batches on all ranks, summed before the "
         f"first backward; each backward on sum_of_losses / N{factor} ({who})"
     }
-    if to != "torchrun" and geometry.counts == "micro-batches":
+    if divides and geometry.counts == "micro-batches":
         notes["variable length"] = (
             f"the numbers count micro-batches; each holds at most {plan.micro_batch} {plan.unit}: give the loader "
             f"memfit.batch.LengthBatchSampler as its batch_sampler"
         )
-    elif to != "torchrun" and (geometry.micro_batch != plan.micro_batch or geometry.global_batch != plan.global_batch):
-        by_rank = [str(list(rank)) for rank in dict.fromkeys(map(tuple, sizes))]
+    elif divides and (geometry.micro_batch != plan.micro_batch or geometry.global_batch != plan.global_batch):
+        by_rank = [str(list(rank)) for rank in dict.fromkeys(map(tuple, plan.micro_batches))]
         notes["short last micro-batch"] = (
             f"the plan's micro-batches are {' and '.join(by_rank)}; "
             f"the tool's are equal, so {count} x {geometry.micro_batch} on each rank"
-            + (
+        )
+        if geometry.global_batch != plan.global_batch:
+            notes["short last micro-batch"] += (
                 f", {geometry.global_batch} where the plan has {plan.global_batch}: give the loop the plan's own "
                 "sizes, with the N above"
-                if geometry.global_batch != plan.global_batch
-                else ""
             )
-        )
+    return notes
+
+
+def _tool_notes(plan: Plan, job: Job, nets: Nets, to: str, geometry: ExportGeometry) -> dict[str, str]:
+    """What stands in the script instead, where this tool or DeepSpeed runs it."""
+    does, count = _does(plan.engine), geometry.accumulation
+    notes = {}
     if to == "accelerate" and not does.is_deepspeed:
         notes["accumulation"] = f"Accelerator(gradient_accumulation_steps={count}), or in the environment: " + (
             f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS={count}"
@@ -221,6 +232,12 @@ def _left_out(plan: Plan, job: Job, nets: Nets, to: str, geometry: ExportGeometr
     optimizers = list(job.optimizers(nets))
     if len(optimizers) > 1 and (to == "deepspeed" or does.is_deepspeed):
         notes["several optimizers"] = f"a DeepSpeed engine steps one: deepspeed.initialize for each of {optimizers}"
+    return notes
+
+
+def _plan_notes(plan: Plan, job: Job) -> dict[str, str]:
+    """The plan's memory-saving options and policies, which no tool's file has."""
+    notes = {}
     recomputed = {module: mode for module, mode in plan.checkpointing.items() if mode != "keep"}
     if recomputed:
         notes["checkpointing by module"] = f"torch.utils.checkpoint on {json.dumps(recomputed)}"

@@ -47,8 +47,8 @@ schema_of: Callable[[Any], Any] = attrgetter("_schema")
 """An operator's schema: names of its arguments, and which of them it writes to."""
 sequence_number_of: Callable[[Any], int] = methodcaller("_sequence_nr")
 """The number that autograd gave to a node in its forward: by it, a backward's operator finds its module and line."""
-buffers_of: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter("_buffers")
-parameters_of: Callable[[nn.Module], dict[str, nn.Parameter | None]] = attrgetter("_parameters")
+own_buffers: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter("_buffers")
+own_parameters: Callable[[nn.Module], dict[str, nn.Parameter | None]] = attrgetter("_parameters")
 """A module's own buffers and parameters by name, to be read once for each module that holds them, and replaced."""
 transient_buffers_of: Callable[[nn.Module], set[str]] = attrgetter("_non_persistent_buffers_set")
 """Names of a module's own buffers that its state_dict leaves out."""
@@ -109,9 +109,31 @@ def fake_outputs(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> An
 
 
 __all__ = [
-    "CONVOLUTION_LAYOUT", "HELD_BY_MODULES", "MAKE_SUBCLASS", "MODULE_APPLY", "RAW_STREAM", "IncompatibleKeys",
-    "apply_to_tensors", "buffers_of", "current_module_apply", "fake_outputs", "has_communication_hook",
-    "has_load_hooks", "has_step_hooks", "is_view", "local_tensor", "make_subclass", "make_wrapper_subclass",
-    "parameters_of", "schema_of", "sequence_number_of", "storage_id", "storage_id_of", "transient_buffers_of",
-    "unsharded_gradient", "use_count", "version_of", "with_versions_of",
+    "CONVOLUTION_LAYOUT",
+    "HELD_BY_MODULES",
+    "MAKE_SUBCLASS",
+    "MODULE_APPLY",
+    "RAW_STREAM",
+    "IncompatibleKeys",
+    "apply_to_tensors",
+    "current_module_apply",
+    "fake_outputs",
+    "has_communication_hook",
+    "has_load_hooks",
+    "has_step_hooks",
+    "is_view",
+    "local_tensor",
+    "make_subclass",
+    "make_wrapper_subclass",
+    "own_buffers",
+    "own_parameters",
+    "schema_of",
+    "sequence_number_of",
+    "storage_id",
+    "storage_id_of",
+    "transient_buffers_of",
+    "unsharded_gradient",
+    "use_count",
+    "version_of",
+    "with_versions_of",
 ]  # fmt: skip

@@ -60,11 +60,18 @@ def _properties(card: CardRules) -> SimpleNamespace:
 
 def stubs(card: CardRules, emptied: Callable[[], None]) -> list[tuple[Any, dict[str, Any]]]:
     """(module, attributes to replace) for torch.cuda and its submodules."""
-    major, minor = card.compute_capability
+    memory, random = _memory_functions(card, emptied), _random_functions()
+    nvtx = dict.fromkeys(("range_push", "range_pop", "mark"), _nothing) | {"range": _context}
+    return [
+        (torch.cuda, _device_functions(card) | memory | random),
+        (torch.cuda.memory, memory),
+        (torch.cuda.random, random),
+        (torch.cuda.nvtx, nvtx),
+        (c_bindings, {RAW_STREAM: _zero}),  # absent from a CPU build; libraries look it up on import
+    ]
 
-    def state(device: Any = None) -> torch.Tensor:
-        return torch.empty(16, dtype=torch.uint8, device="cpu")
 
+def _memory_functions(card: CardRules, emptied: Callable[[], None]) -> dict[str, Any]:
     memory: dict[str, Any] = {
         "empty_cache": emptied,
         "mem_get_info": lambda device=None: (card.memory_bytes, card.memory_bytes),
@@ -79,10 +86,22 @@ def stubs(card: CardRules, emptied: Callable[[], None]) -> list[tuple[Any, dict[
          "reset_max_memory_cached", "set_per_process_memory_fraction", "_record_memory_history", "_dump_snapshot"),
         _nothing,
     )  # fmt: skip
+    return memory
+
+
+def _random_functions() -> dict[str, Any]:
+    def state(device: Any = None) -> torch.Tensor:
+        return torch.empty(16, dtype=torch.uint8, device="cpu")
+
     random: dict[str, Any] = dict.fromkeys(
         ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all"), _nothing
     )
     random |= {"get_rng_state": state, "get_rng_state_all": lambda: [state()], "initial_seed": _zero}
+    return random
+
+
+def _device_functions(card: CardRules) -> dict[str, Any]:
+    major, minor = card.compute_capability
     cuda: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
@@ -107,11 +126,4 @@ def stubs(card: CardRules, emptied: Callable[[], None]) -> list[tuple[Any, dict[
     }
     cuda |= dict.fromkeys(("init", "_lazy_init", "set_device", "synchronize", "ipc_collect"), _nothing)
     cuda |= {name: _legacy_constructor(name, dtype) for name, dtype in LEGACY_DTYPES.items()}
-    nvtx = dict.fromkeys(("range_push", "range_pop", "mark"), _nothing) | {"range": _context}
-    return [
-        (torch.cuda, cuda | memory | random),
-        (torch.cuda.memory, memory),
-        (torch.cuda.random, random),
-        (torch.cuda.nvtx, nvtx),
-        (c_bindings, {RAW_STREAM: _zero}),  # absent from a CPU build; libraries look it up on import
-    ]
+    return cuda

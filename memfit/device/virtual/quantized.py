@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from memfit.errors import InputError
-from memfit.torch_compat.attributes import parameters_of
+from memfit.torch_compat.attributes import own_parameters
 
 _LIBRARY = "bitsandbytes"
 
@@ -65,6 +65,6 @@ def _fill(module: nn.Module, original: nn.Module) -> None:
     for name, weight in original.named_parameters(recurse=False):
         made: Any = getattr(module, name)
         is_plain = type(made) is type(weight)
-        parameters_of(module)[name] = (
+        own_parameters(module)[name] = (
             weight if is_plain else type(made)(weight.detach(), requires_grad=False, **vars(made))
         )

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from memfit.apply.train_state import TrainState
 from memfit.job import Job, is_trained
-from memfit.torch_compat.attributes import buffers_of, has_load_hooks, transient_buffers_of, with_versions_of
+from memfit.torch_compat.attributes import has_load_hooks, own_buffers, transient_buffers_of, with_versions_of
 
 Rebuild = Callable[[Any], Any]
 """Makes values and new tensors of what a checkpoint holds; see ``Checkpoint.value``."""
@@ -106,7 +106,7 @@ def _put_buffers(net: nn.Module, values: Mapping[str, Tensor]) -> None:
     for path, value in values.items():
         owner, _, name = path.rpartition(".")
         module = net.get_submodule(owner)
-        present = buffers_of(module).get(name)
+        present = own_buffers(module).get(name)
         if present is not None and present.shape == value.shape and present.dtype == value.dtype:
             present.copy_(value)
         else:

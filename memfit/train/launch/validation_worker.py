@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from memfit.apply.phase_memory import with_settings
@@ -20,6 +21,7 @@ from memfit.errors import Exit, InputError, mistake_in_job
 from memfit.geometry import shape_of
 from memfit.job import Job, Shape
 from memfit.loading import load_job
+from memfit.plan import Plan
 from memfit.sizes import format_size
 from memfit.trace.step_phases import validate_once
 from memfit.train.checkpoint.checkpoints import Checkpoint, Checkpoints, is_checkpoint, read_checkpoint
@@ -90,6 +92,49 @@ def validate(checkpoint: Checkpoint, budget: int = 0) -> dict[str, Any] | None:
     """
     backend.register()
     plan = replace(checkpoint.plan, budget_bytes=budget or checkpoint.plan.budget_bytes)
+    job, data = _job_and_data(plan)
+    device = device_of(plan)
+    warm_up(job, plan.micro_batch)
+    seed_all(plan.seed)
+    before = memory_limit.limit(plan.budget_bytes) if device.type == "cpu" else 0
+    memory = memory_limit.ProcessMemory()
+    begin = time.perf_counter()
+    fitting = None
+    try:
+        train_state = _train_state_of(job, device, checkpoint)
+        memory.reset_peak()
+        fitting = _largest_that_fits(train_state, data, plan)
+    except Exception as error:
+        if not memory_limit.is_memory_failure(error):
+            raise
+    if fitting is None:
+        memory_limit.lift()
+        held = f" over the {format_size(before)} held before" if before else ""
+        say(
+            f"validation of {checkpoint.path}: out of memory, even with one item; "
+            f"the budget is {format_size(plan.budget_bytes)}{held}; write a larger --memory"
+        )
+        return None
+    shape, settings, values = fitting
+    return {
+        "checkpoint": str(checkpoint.path),
+        "window": checkpoint.next_window,
+        "items": shape.items if data.samples is None else len(data.samples),
+        "data": str(data),
+        "settings": settings,
+        "values": values,
+        "measured_process_bytes": memory.peak(),
+        "budget_bytes": plan.budget_bytes,
+        "seconds": time.perf_counter() - begin,
+    }
+
+
+def _job_and_data(plan: Plan) -> tuple[Job, ValidationData]:
+    """The plan's job, and what it is validated on.
+
+    Raises:
+        InputError: it has no validation, or no real samples for it.
+    """
     job = load_job(plan.job, dict(plan.settings), unit=plan.unit)
     if not job.validates:
         write = f"write validate(self, nets, batch) -> {{'name': number}} in {type(job).__name__}"
@@ -99,54 +144,41 @@ def validate(checkpoint: Checkpoint, budget: int = 0) -> dict[str, Any] | None:
         raise InputError(
             f"job {plan.job}", "it has no real samples to validate on", no_real_samples(job).partition(": ")[2]
         )
-    device = device_of(plan)
-    warm_up(job, plan.micro_batch)
-    seed_all(plan.seed)
-    before = memory_limit.limit(plan.budget_bytes) if device.type == "cpu" else 0
-    memory = memory_limit.ProcessMemory()
-    begin = time.perf_counter()
-    planned, settings = shape_of(job, plan.micro_batch), dict(plan.validation.settings)
+    return job, data
+
+
+def _train_state_of(job: Job, device: torch.device, checkpoint: Checkpoint) -> TrainState:
+    """The job on one device, with a checkpoint's weights."""
+    train_state = build(job, device)
+    if checkpoint.parts is not None:
+        load_sharded_nets(train_state, checkpoint.parts)
+    else:
+        with of_this_job(checkpoint):
+            put_nets_back(train_state, checkpoint.state, checkpoint.on(device), checkpoint.mapped)
+    return train_state
+
+
+def _largest_that_fits(
+    train_state: TrainState, data: ValidationData, plan: Plan
+) -> tuple[Shape, dict[str, Any], dict[str, Any]] | None:
+    """(batch, settings and values) of the first validation that fits: as planned, with the job's settings that need
+    less, then with half of the items, and so on. None: not even one item fits.
+    """
+    job, settings = train_state.job, dict(plan.validation.settings)
+    planned = shape_of(job, plan.micro_batch)
     shape = replace(planned, items=min(plan.validation.items or planned.items, planned.items))
-    try:
-        train_state = build(job, device)
-        if checkpoint.parts is not None:
-            load_sharded_nets(train_state, checkpoint.parts)
+    while True:
+        shape = data.largest(shape)
+        values = _tried(replace(train_state, job=with_settings(job, settings)), data, shape, plan.seed)
+        if values is not None:
+            return shape, settings, values
+        if settings != (smaller := {**settings, **job.validation_smaller}):
+            settings = smaller
+        elif shape.items > 1:
+            shape = replace(shape, items=shape.items // 2)
         else:
-            with of_this_job(checkpoint):
-                put_nets_back(train_state, checkpoint.state, checkpoint.on(device), checkpoint.mapped)
-        memory.reset_peak()
-        while True:
-            shape = data.largest(shape)
-            values = _tried(replace(train_state, job=with_settings(job, settings)), data, shape, plan.seed)
-            if values is not None:
-                return {
-                    "checkpoint": str(checkpoint.path),
-                    "window": checkpoint.next_window,
-                    "items": shape.items if data.samples is None else len(data.samples),
-                    "data": str(data),
-                    "settings": settings,
-                    "values": values,
-                    "measured_process_bytes": memory.peak(),
-                    "budget_bytes": plan.budget_bytes,
-                    "seconds": time.perf_counter() - begin,
-                }
-            if settings != (smaller := {**settings, **job.validation_smaller}):
-                settings = smaller
-            elif shape.items > 1:
-                shape = replace(shape, items=shape.items // 2)
-            else:
-                break
-            say(f"validation does not fit: {shape.items} items{_with(settings)} are tried")
-    except Exception as error:
-        if not memory_limit.is_memory_failure(error):
-            raise
-    memory_limit.lift()
-    held = f" over the {format_size(before)} held before" if before else ""
-    say(
-        f"validation of {checkpoint.path}: out of memory, even with one item; "
-        f"the budget is {format_size(plan.budget_bytes)}{held}; write a larger --memory"
-    )
-    return None
+            return None
+        say(f"validation does not fit: {shape.items} items{_with(settings)} are tried")
 
 
 def _tried(train_state: TrainState, data: ValidationData, shape: Shape, seed: int) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from memfit.apply.train_state import TrainState, tensors_in
 from memfit.atomic_file import write_atomic
 from memfit.job import is_trained
 from memfit.plan import Plan
-from memfit.torch_compat.attributes import buffers_of, parameters_of
+from memfit.torch_compat.attributes import own_buffers, own_parameters
 from memfit.train.recovery.failure import Failure
 from memfit.train.run_folder import RunFolder
 
@@ -78,8 +78,8 @@ def resident(train_state: TrainState) -> tuple[dict[str, int], list[tuple[str, i
 
 
 def _own(module: nn.Module, states: dict[Any, Any]) -> list[tuple[str, Tensor]]:
-    tensors: list[tuple[str, Tensor]] = [("buffers", b) for b in buffers_of(module).values() if b is not None]
-    for parameter in parameters_of(module).values():
+    tensors: list[tuple[str, Tensor]] = [("buffers", b) for b in own_buffers(module).values() if b is not None]
+    for parameter in own_parameters(module).values():
         if parameter is not None:
             tensors.append(("parameters", parameter))
             if parameter.grad is not None:
