@@ -19,9 +19,10 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from memfit.events import FAILED, FREE
+from memfit.events import FREE
 from memfit.job import is_trained
 from memfit.script.outcome import KeptVariable
+from memfit.script.phase_spans import Cut, KnownOptimizer, PhaseSpan, RefusedRequest, phase_spans
 from memfit.script.source_lines import NOWHERE, Line
 from memfit.script.tracer import ScriptTracer
 from memfit.script.variables import HeldVariable, held_at_backward, kept_between_steps
@@ -36,49 +37,6 @@ class EnoughError(BaseException):
 
 
 @dataclass(kw_only=True)
-class Cut:
-    """A phase begins at event ``start``."""
-
-    phase: str
-    start: int
-    in_evaluation: bool = False
-    """Whether the net was in evaluation mode."""
-    of_copy: bool = False
-    """Whether the net is a copy of the trained one (an average of its weights, a teacher)."""
-    within_window: bool = False
-    """Whether the window had trained and not yet stepped."""
-    after_epoch: bool = False
-    """Whether a loader has ended since the last step."""
-    line: Line = NOWHERE
-    """The line of the forward."""
-    window: int = 0
-    """The number of steps before it."""
-
-
-@dataclass(kw_only=True)
-class _Known:
-    """An optimizer of the script."""
-
-    kind: str
-    """The name of its class."""
-    line: Line
-    made_at: int
-    """The event before which it was made."""
-    steps: int = 0
-    last_step: int = 0
-    """The event after its last step."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RefusedRequest:
-    """A request that did not fit: the start of its window, and the event before which it was made."""
-
-    window_start: int
-    end: int
-    bytes: int
-
-
-@dataclass(kw_only=True)
 class StepWatch:
     """What was seen so far. ``on_window`` is called after each optimizer step."""
 
@@ -87,7 +45,7 @@ class StepWatch:
     on_training: Callable[[], None] = lambda: None
     """Called before a part of a window."""
     cuts: list[Cut] = field(default_factory=lambda: [Cut(phase="setup", start=0)])
-    optimizers: dict[int, _Known] = field(default_factory=dict)
+    optimizers: dict[int, KnownOptimizer] = field(default_factory=dict)
     steps: list[tuple[int, int]] = field(default_factory=list)
     """(event, optimizer) of each optimizer step."""
     failures: list[RefusedRequest] = field(default_factory=list)
@@ -139,7 +97,7 @@ class StepWatch:
         active = [known for known in stepped if known.last_step > since] or stepped
         return min((known.steps for known in active), default=0)
 
-    def current(self) -> list[_Known]:
+    def current(self) -> list[KnownOptimizer]:
         """The optimizers that exist since memory last ran out."""
         since = self.failures[-1].end if self.failures else -1
         known = list(self.optimizers.values())
@@ -242,7 +200,9 @@ class StepWatch:
     def optimizer_made(self, optimizer: Optimizer) -> None:
         """Notes a new optimizer and the parameters that it trains."""
         if self._number(optimizer) not in self.optimizers:
-            made = _Known(kind=type(optimizer).__name__, line=self.tracer.lines.here(), made_at=len(self.tracer.kind))
+            made = KnownOptimizer(
+                kind=type(optimizer).__name__, line=self.tracer.lines.here(), made_at=len(self.tracer.kind)
+            )
             self.optimizers[self._number(optimizer)] = made
             if self.phase == "setup":
                 self.last = len(self.tracer.kind)
@@ -321,75 +281,8 @@ class StepWatch:
     def hooks(self) -> list[Any]:
         return [register_optimizer_step_pre_hook(self.before_step), register_optimizer_step_post_hook(self.after_step)]
 
-    # ---- what was seen
-
-    def phases(self) -> tuple[tuple[str, int, int], ...]:
+    def phases(self) -> tuple[PhaseSpan, ...]:
         """Returns (name, first event, past the last) of all phases, in order. Each training window is a phase."""
-        end = len(self.tracer.kind)
-        spans: list[tuple[str, int, int]] = []
-        edges = self._window_ends()
-        failed = self._failed_attempts()
-        names = self._settled()
-        for name, start, stop in zip(
-            names, [c.start for c in self.cuts], [*[c.start for c in self.cuts[1:]], end], strict=True
-        ):
-            inside = [edge for edge in edges if start < edge < stop] if name == "train" else []
-            for low, high in zip([start, *inside], [*inside, stop], strict=True):
-                if high > low or name == "save":
-                    spans.append((name, low, high))
-        for low, high in failed:
-            spans = [part for phase in spans for part in _without(phase, low, high)]
-        return tuple(spans)
-
-    def _failed_attempts(self) -> list[tuple[int, int]]:
-        """Returns (first event, past the last) of each attempt that ran out of memory and was repeated with less.
-
-        If the script makes new optimizers and continues with them, the attempt is everything that the old ones did;
-        otherwise it is the window.
-        """
-        attempts, before = [], 0
-        for failure in self.failures:
-            after = {number for event, number in self.steps if event > failure.end}
-            if not after:
-                continue
-            anew = all(self.optimizers[number].made_at >= failure.end for number in after)
-            made = [known.made_at for known in self.optimizers.values() if before <= known.made_at < failure.end]
-            start = min([*made, failure.window_start]) if anew else failure.window_start
-            attempts.append((max(start, before), failure.end))
-            before = failure.end
-        return attempts
-
-    def _window_ends(self) -> list[int]:
-        """Events after the steps of the optimizer that steps last in a window."""
-        order: list[int] = []
-        for _, optimizer in self.steps:
-            if optimizer in order:
-                break
-            order.append(optimizer)
-        return [event for event, optimizer in self.steps if order and optimizer == order[-1]]
-
-    def _settled(self) -> list[str]:
-        """The final phase of each cut: a forward without gradients in every window is training."""
-        windows = max(self.windows, 1)
-        validations = [cut for cut in self.cuts if cut.phase == "validate" and (not cut.in_evaluation or cut.of_copy)]
-        windows_of: dict[Line, set[int]] = {}
-        for cut in validations:
-            windows_of.setdefault(cut.line, set()).add(cut.window)
-        inside_epochs = {cut.line for cut in validations if not cut.after_epoch}
-        in_each_window = {
-            line for line, seen in windows_of.items() if line in inside_epochs and len(seen) >= windows - 1 >= 2
-        }  # fmt: skip
-        names = []
-        for cut in self.cuts:
-            part_of_window = cut.within_window or (cut in validations and cut.line in in_each_window)
-            names.append("train" if cut.phase == "validate" and part_of_window else cut.phase)
-        return names
-
-
-def _without(phase: tuple[str, int, int], low: int, high: int) -> list[tuple[str, int, int]]:
-    """Removes a failed attempt, events ``low`` to ``high``, from a phase."""
-    name, start, end = phase
-    if end <= low or start >= high:
-        return [phase]
-    parts = [(name, start, low), (FAILED, max(start, low), min(end, high)), (name, high, end)]
-    return [part for part in parts if part[1] < part[2]]
+        return phase_spans(
+            self.cuts, self.optimizers, self.steps, self.failures, windows=self.windows, end=len(self.tracer.kind)
+        )

@@ -18,7 +18,8 @@ from memfit.train.checkpoint.checkpoints import Checkpoints
 from memfit.train.checkpoint.saver import Saver
 from memfit.train.recovery import recovery as recovery_module
 from memfit.train.recovery.memory_growth import GrownMemoryError
-from memfit.train.recovery.recovery import GROW_AFTER, Recovery
+from memfit.train.recovery.part_sizes import GROW_AFTER
+from memfit.train.recovery.recovery import Recovery
 from testing.faulty_jobs import Gan, Plain, run, run_out_of_memory, same
 
 
@@ -114,9 +115,9 @@ def test_micro_batches_grow_back_after_quiet_windows_and_wait_longer_when_that_f
     assert seen == [[8], [8], [4, 4]]
     for _ in range(GROW_AFTER - 1):
         window()
-        assert recovery.cap == 4
+        assert recovery.sizes.cap == 4
     window()
-    assert recovery.cap is None
+    assert recovery.sizes.cap is None
     window()
     assert seen[-1] == [8]
 
@@ -125,14 +126,14 @@ def test_a_growth_that_fails_is_taken_back_at_once_and_tried_again_later():
     recovery, window, seen = failing_at({1, 2, 3 + GROW_AFTER + 1})
     for _ in range(1 + GROW_AFTER):
         window()
-    assert recovery.cap is None
+    assert recovery.sizes.cap is None
     window()
     assert seen[-2:] == [[8], [4, 4]]
     for _ in range(2 * GROW_AFTER - 1):
         window()
-        assert recovery.cap == 4
+        assert recovery.sizes.cap == 4
     window()
-    assert recovery.cap is None
+    assert recovery.sizes.cap is None
 
 
 def test_a_failure_on_another_rank_is_told_as_that_rank_saw_it(monkeypatch):

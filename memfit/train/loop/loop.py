@@ -23,7 +23,6 @@ from memfit.batch.windows import Window
 from memfit.engine.collectives import gather
 from memfit.errors import Exit, describe
 from memfit.planner.cpu_margin import planned_process_bytes
-from memfit.sizes import format_size
 from memfit.train.checkpoint.final_weights import write_final
 from memfit.train.data.loader import WorkerDiedError
 from memfit.train.data.stream import StreamSamples
@@ -32,9 +31,10 @@ from memfit.train.launch import memory_limit
 from memfit.train.launch.forked_copy import ends_forked_copies
 from memfit.train.launch.stop_signals import AbandonedError, Stop
 from memfit.train.loop.finite import NotFiniteError, check_gradients, check_state, not_finite_buffers
+from memfit.train.loop.memory_reports import MemoryReports
 from memfit.train.loop.metrics import check_finite, window_line
 from memfit.train.loop.monitor import Monitor
-from memfit.train.loop.phases import STOPPED_NOTE, Phases
+from memfit.train.loop.phases import Phases
 from memfit.train.loop.preflight import largest, preflight_training, try_saving
 from memfit.train.loop.rank_report import RankReport, sum_of_ranks
 from memfit.train.loop.run_context import (
@@ -43,11 +43,9 @@ from memfit.train.loop.run_context import (
     micro_batches,
     padded_units,
     parts_to_read,
-    validate_every,
 )
-from memfit.train.recovery.failure import Failure, Ids, describe_request, held_bytes, release, requested_bytes
-from memfit.train.recovery.memory_growth import PART_OF_BUDGET, GrownMemoryError, largest_holder
-from memfit.train.recovery.oom_record import write_oom_record
+from memfit.train.loop.validations import Validations
+from memfit.train.recovery.failure import Failure, Ids, held_bytes, release, requested_bytes
 from memfit.train.recovery.recovery import GIVES_UP, Recovery
 from memfit.train.recovery.reduced_limits import ReducedLimits, StartAgainError
 
@@ -96,9 +94,9 @@ class TrainingLoop:
         self._phases = Phases(
             train_state, context.plan, context.folder.path, context.say, context.limits, context.validation
         )
-        self._validate_every = validate_every(train_state, context)
+        self._validations = Validations(train_state, context, self._phases, self._stop)
+        self._reports = MemoryReports(train_state, context, self._monitor)
         self._allowed_buffers = not_finite_buffers(train_state)
-        self._told_growth = False
         self._recovery = Recovery(
             train_state,
             remake=lambda ids: make_micro_batch(train_state, context, self._at.window, ids, keeps=False),
@@ -106,10 +104,10 @@ class TrainingLoop:
             largest=context.plan.micro_batch,
             skips=context.skips,
             limits=context.limits,
-            on_failure=self._record_failure,
+            on_failure=lambda failure: self._reports.record_failure(self._at.window, failure),
             check=self._check,
-            has_grown=self._grown_memory,
-            held_before=self._held_before,
+            has_grown=self._reports.grown_memory,
+            held_before=self._reports.held_before,
         )
 
     def run(self) -> Exit:
@@ -120,7 +118,7 @@ class TrainingLoop:
             if context.proves and context.first < context.last:
                 with contextlib.suppress(AbandonedError):
                     self._preflight()
-            self._validate_again()
+            self._validations.redo_missed()
             for number in range(context.first, context.last):
                 if self._stop.asked and self._engine.world == 1:
                     return self._stopped_before(number)
@@ -190,7 +188,7 @@ class TrainingLoop:
         line = window_line(window, result, self._units(learned), time.perf_counter() - begin, context.plan)
         norms = [norm for norm in line["gradient_norm"].values() if norm is not None]
         line |= self._monitor.end(line["loss"], norms[0] if len(norms) == 1 else None, self._recovery.retries)
-        line |= self._validation_line(number)
+        line |= self._validations.after(number)
         reports = gather(self._engine, self._report(learned, line["measured_process_bytes"]))
         self._write_lines(window, line, reports)
         stopped = any(report.stop for report in reports)
@@ -206,7 +204,7 @@ class TrainingLoop:
         self._recovery.begin()
         parts = micro_batches(self._state, context, window, self._recovery)
         self._monitor.begin(parts, number)
-        self._warn_of_growth()
+        self._reports.warn_of_growth(number)
         verifies = context.proof is not None and context.proof.begins(self._state, number)
         result = run_window(self._state, parts, self._mark, guard=self._recovery.guard)
         self._recovery.end()
@@ -268,48 +266,13 @@ class TrainingLoop:
         folder.append("metrics", line)
         check_finite(line, window)
 
-    def _validation_line(self, number: int) -> dict[str, Any]:
-        """What a validation after this window gives; empty where none is due."""
-        if not self._validates_after(number) or any(gather(self._engine, self._stop.asked)):
-            return {}
-        return self._validate(number)
-
-    def _validates_after(self, number: int) -> bool:
-        return self._validate_every > 0 and (number + 1) % self._validate_every == 0
-
-    def _validate(self, number: int) -> dict[str, Any]:
-        begin = time.perf_counter()
-        self._context.progress("validate", number)
-        result = self._phases.validate(number, abandons=self._stop.abandons)
-        self._context.progress("metrics", number)
-        return {
-            "validation": dict(result.metrics) if result.metrics is not None else None,
-            "validation_tries": result.tries,
-            "validation_note": result.note,
-            "validation_seconds": time.perf_counter() - begin,
-        }
-
-    def _validate_again(self) -> None:
-        """Does the validation again that the run was stopped in or before, on the weights of the same window."""
-        context, number = self._context, self._context.first - 1
-        if number < 0 or not self._validates_after(number):
-            return
-        line = context.folder.metrics_of(number) if self._engine.rank == 0 else None
-        missed = (
-            line is not None and line.get("validation") is None and line.get("validation_note") in (None, STOPPED_NOTE)
-        )
-        if not gather(self._engine, missed)[0]:
-            return
-        again = self._validate(number)
-        if line is not None:
-            context.folder.replace_metrics(line | again)
-
     def _preflight(self) -> None:
         """Tries each phase once, the largest first, after training, whose step makes the state that the others lie
         beside. Every rank tries the largest micro-batch of any rank."""
         context = self._context
         some = range(context.first, min(context.first + PROVEN_FROM, context.last))
-        windows = [self._recovery.parts_of(share) for number in some for share in context.windows.window(number).ranks]
+        shares = [share for number in some for share in context.windows.window(number).ranks]
+        windows = [self._recovery.sizes.parts_of(share) for share in shares]
         ids = largest(windows, lambda ids: padded_units(context, ids))
         count = min(max(map(len, windows)), 2)
         parts = [make_micro_batch(self._state, context, context.first, ids) for _ in range(count)]
@@ -318,8 +281,8 @@ class TrainingLoop:
             with ends_forked_copies(), preflight_training(self._state, parts, self._recovery, self._mark):
                 for name in sorted(("validate", "save"), key=lambda name: -sizes.get(name, 0)):
                     context.progress(name, context.first)
-                    if name == "validate" and self._validate_every:
-                        self._phases.validate(context.first, briefly=True, strict=True, abandons=self._stop.abandons)
+                    if name == "validate":
+                        self._validations.try_once(context.first)
                     elif name == "save" and self._saver is not None and self._saver.written != context.first:
                         with self._phases.phase("save"):
                             try_saving(self._saver, self._state, context.first)
@@ -406,7 +369,7 @@ class TrainingLoop:
             held_bytes=held_bytes(self._state.device),
             message=describe(error),
         )
-        why = self._grown_memory(failure) or error
+        why = self._reports.grown_memory(failure) or error
         self._save_before(number, why, together=self._engine.world == 1)
         return why
 
@@ -419,47 +382,3 @@ class TrainingLoop:
         if not saved:
             return Exit.STOPPED
         return Exit.CHECK_FAILED if self._phases.failed else Exit.DONE
-
-    def _record_failure(self, failure: Failure) -> None:
-        """Says that memory failed, and writes down what was resident."""
-        engine, window = self._engine, self._at.window
-        again = "all ranks start" if engine.syncs_in_backward and engine.world > 1 else "done"
-        rank = f"rank {failure.rank}: " if engine.world > 1 else ""
-        request = describe_request(failure, self._held_before)
-        self._context.say(f"window {window}: {rank}out of memory in {failure.part} ({request}); {again} again")
-        with contextlib.suppress(OSError, MemoryError):
-            write_oom_record(self._context.folder, self._context.plan, self._state, window, failure, self._held_before)
-
-    @property
-    def _held_before(self) -> int:
-        """Bytes that no budget counts: of a CPU's process, what it held before the job was built."""
-        return self._context.memory.resident_before if self._state.device.type == "cpu" else 0
-
-    def _grown_memory(self, failure: Failure) -> Exception | None:
-        """An error where the request that failed would have been served but for what has grown between windows."""
-        growth = self._monitor.growth.steady()
-        needed = max(failure.requested_bytes or 0, int(self._context.plan.budget_bytes * PART_OF_BUDGET))
-        if growth is None or growth.bytes < needed:
-            return None
-        memory_limit.lift()
-        request = describe_request(failure, self._held_before)
-        return GrownMemoryError(f"{growth}{self._holder()}; {failure.part} then ran out of memory ({request})")
-
-    def _warn_of_growth(self) -> None:
-        """Says once that memory grows from window to window, and what holds it."""
-        if self._told_growth:
-            return
-        growth = self._monitor.growth.steady()
-        if growth is None or growth.bytes < self._context.plan.budget_bytes * PART_OF_BUDGET:
-            return
-        self._told_growth = True
-        left = self._context.plan.budget_bytes - growth.end
-        windows = max(int(left / (growth.bytes / (growth.last - growth.first))), 0)
-        self._context.say(
-            f"window {self._at.window}: {growth}{self._holder()}; the budget of "
-            f"{format_size(self._context.plan.budget_bytes)} is reached in about {windows} windows"
-        )
-
-    def _holder(self) -> str:
-        holder = largest_holder(self._state, self._context.samples)
-        return f"; {holder}" if holder else ""

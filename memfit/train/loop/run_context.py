@@ -84,9 +84,9 @@ def micro_batches(
 def parts_to_read(train_state: TrainState, context: RunContext, recovery: Recovery, number: int) -> list[Ids]:
     """The samples of each micro-batch that this rank will read in a window, as far as is known before it."""
     window, rank = context.windows.window(number), train_state.engine.rank
-    parts = recovery.parts_of(window.ranks[rank])
+    parts = recovery.sizes.parts_of(window.ranks[rank])
     if train_state.engine.syncs_in_backward:
-        most = max(len(recovery.parts_of(share)) for share in window.ranks)
+        most = max(len(recovery.sizes.parts_of(share)) for share in window.ranks)
         parts += [_shortest(context, window)] * (most - len(parts))
     return parts
 

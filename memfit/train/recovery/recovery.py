@@ -48,11 +48,8 @@ from memfit.train.recovery.failure import (
     requested_bytes,
 )
 from memfit.train.recovery.memory_growth import GrownMemoryError
+from memfit.train.recovery.part_sizes import PartSizes
 from memfit.train.recovery.reduced_limits import NO_REDUCTION, ReducedLimits, StartAgainError
-
-GROW_AFTER = 16
-"""Windows without a failure after which micro-batches are tried twice as large; doubled by each failure to grow."""
-LONGEST_WAIT = 1024
 
 
 class SampleTooLargeError(RuntimeError):
@@ -96,25 +93,22 @@ class Recovery:
         has_grown: Callable[[Failure], Exception | None] = lambda failure: None,
         held_before: int = 0,
     ) -> None:
-        self.cap = limits.most
-        """Most padded units of a micro-batch; None: as planned."""
         self.retries = 0
         """Failures of this window."""
         self.skipped: list[int] = []
         """Samples of this window that were left out."""
         self.thrashes = 0
         """Times that the allocator had to give its cache back in this window."""
-        self._state, self._remake, self._cost, self._largest = train_state, remake, cost, largest
-        self._skips, self._on_failure, self._left_out = skips, on_failure, frozenset(limits.left_out)
+        self._state, self._remake, self._cost = train_state, remake, cost
+        self._skips, self._on_failure = skips, on_failure
         self._check, self._has_grown, self._held_before = check, has_grown, held_before
         self._once_alone = frozenset(limits.alone)
         self._in_step = train_state.engine.syncs_in_backward and train_state.engine.world > 1
         self._buffers = BufferSnapshot(train_state.nets)
         self._several = len(train_state.job.turns(list(train_state.optimizers))) > 1
-        self._least = (
-            2 if any(isinstance(m, BatchNormBase) for net in train_state.nets.values() for m in net.modules()) else 1
-        )
-        self._quiet, self._wait, self._growing = 0, GROW_AFTER, False
+        modules = [module for net in train_state.nets.values() for module in net.modules()]
+        least = 2 if any(isinstance(module, BatchNormBase) for module in modules) else 1
+        self.sizes = PartSizes(cost, largest, least=least, limits=limits, grows=not self._in_step)
         self._part, self._index = "", -1
         self._in_turn = False
         """Whether a turn of the window has begun, with a snapshot of its start."""
@@ -125,16 +119,8 @@ class Recovery:
 
     def parts(self, planned: Sequence[Ids]) -> list[Ids]:
         """A window's micro-batches, cut to the size that fits now, without samples that never fit."""
-        self.skipped += [i for ids in planned for i in ids if i in self._left_out]
-        return self.parts_of(planned)
-
-    def parts_of(self, planned: Sequence[Ids]) -> list[Ids]:
-        """As ``parts``, of a window that has not begun."""
-        if self._left_out:
-            planned = [kept for ids in planned if (kept := tuple(i for i in ids if i not in self._left_out))]
-        if self.cap is None:
-            return list(planned)
-        return [part for ids in planned for part in self.cut(ids, self.cap)]
+        self.skipped += [i for ids in planned for i in ids if i in self.sizes.left_out]
+        return self.sizes.parts_of(planned)
 
     def micro_batches(self, planned: Sequence[Ids], make: Make) -> list[MicroBatch]:
         """A window's micro-batches, cut to the size that fits now."""
@@ -144,7 +130,8 @@ class Recovery:
         return make_with_retries(parts, make, self._failed_early, self._smaller_parts)
 
     def _failed_early(self, error: Exception, number: int, ids: Ids) -> Failure:
-        self._part, self.retries, self._quiet = "fetch", self.retries + 1, 0
+        self._part, self.retries = "fetch", self.retries + 1
+        self.sizes.failed()
         failure = replace(self._failure(error, []), micro_batch=number, ids=ids)
         release(error)
         self._on_failure(failure)
@@ -153,26 +140,13 @@ class Recovery:
 
     def _smaller_parts(self, parts: Sequence[Ids], failure: Failure) -> list[Ids]:
         """As ``_smaller``, of samples that are in no micro-batch yet."""
-        if len(failure.ids) < 2 * self._least:
+        most = self.sizes.half(failure.ids)
+        if most is None:
             self._without([], failure, failure.ids)
             return [ids for ids in parts if ids != failure.ids]
-        most = max(self._cost(failure.ids) // 2, 1)
-        self.cap = min(self.cap or self._largest, most)
+        self.sizes.cap = self.sizes.at_most(most)
         rest = parts[failure.micro_batch :]
-        return [*parts[: failure.micro_batch], *(part for ids in rest for part in self.cut(ids, most))]
-
-    def cut(self, ids: Ids, most: int) -> list[Ids]:
-        """Neighbours together, each part of at most this padded cost, or as few samples as the nets can learn from."""
-        parts: list[Ids] = []
-        for sample in ids:
-            if parts and (len(parts[-1]) < self._least or self._cost((*parts[-1], sample)) <= most):
-                parts[-1] = (*parts[-1], sample)
-            else:
-                parts.append((sample,))
-        if len(parts) > 1 and len(parts[-1]) < self._least:
-            last = parts.pop()
-            parts[-1] += last
-        return parts
+        return [*parts[: failure.micro_batch], *(part for ids in rest for part in self.sizes.cut(ids, most))]
 
     def mark(self, part: str) -> None:
         """Notes which part of the window begins."""
@@ -189,17 +163,8 @@ class Recovery:
         """A window is done. After many without a failure micro-batches grow; after an allocator's retry they shrink."""
         climbed = allocator_retries(self._state.device)
         self.thrashes, self._allocator_retries = climbed - self._allocator_retries, climbed
-        if self.retries:
-            return
-        self._growing = False
-        if self.thrashes:
-            self.cap, self._quiet = max((self.cap or self._largest) // 2, 1), 0
-            return
-        self._quiet += 1
-        if self.cap is not None and not self._in_step and self._quiet >= self._wait:
-            self.cap, self._quiet, self._growing = self.cap * 2, 0, True
-            if self.cap >= self._largest:
-                self.cap = None
+        if not self.retries:
+            self.sizes.window_fitted(thrashed=self.thrashes > 0)
 
     @property
     def part(self) -> str:
@@ -219,7 +184,7 @@ class Recovery:
         self._buffers.keep()
         self._in_turn = True
         random = random_state(self._state.device) if self._several else None
-        again = not self._growing
+        again = not self.sizes.growing
         while True:
             self._index = -1
             try:
@@ -236,17 +201,18 @@ class Recovery:
                 self._on_failure(failure)
             if self._in_step:
                 raise StartAgainError(
-                    f"out of memory in {failure.part} ({describe_request(failure)})", self._limits(parts, failure)
+                    f"out of memory in {failure.part} ({describe_request(failure)})",
+                    self._reduced_limits(parts, failure),
                 )
-            self.retries, self._quiet = self.retries + 1, 0
+            self.retries += 1
+            self.sizes.failed()
             self._restore()
             if random is not None:
                 set_random_state(random, self._state.device)
             if again:
                 again = False
                 continue
-            if self._growing:
-                self._wait, self._growing = min(self._wait * 2, LONGEST_WAIT), False
+            self.sizes.growth_failed()
             parts = self._smaller_on(parts, failure, here=here)
 
     def _stepped_once(
@@ -276,7 +242,7 @@ class Recovery:
             said = f"out of memory in {failure.part} ({describe_request(failure)})"
             if self._state.engine.world == 1:
                 raise TornStepError(said) from error
-            raise StartAgainError(said, ReducedLimits(most=max((self.cap or self._largest) // 2, 1))) from error
+            raise StartAgainError(said, ReducedLimits(most=self.sizes.halved())) from error
 
     def _smaller_on(self, parts: Sequence[MicroBatch], failure: Failure, *, here: bool) -> Sequence[MicroBatch]:
         """As ``_smaller`` on the ranks whose memory ran out. Where one of them gives up, all of them do."""
@@ -295,25 +261,26 @@ class Recovery:
 
     def _smaller(self, parts: Sequence[MicroBatch], failure: Failure) -> list[MicroBatch]:
         """The failed micro-batch and those after it, cut; the ones before as they were."""
-        at, failed, most = self._half(parts, failure)
+        at, failed = self._failed_part(parts, failure)
+        most = self.sizes.half(failed)
         if most is None:
             return self._without(parts, failure, failed)
-        self.cap = min(self.cap or self._largest, most)
+        self.sizes.cap = self.sizes.at_most(most)
         cut: list[MicroBatch] = list(parts[:at])
         for micro in parts[at:]:
             if not micro.counts or self._cost(micro.ids) <= most:
                 cut.append(micro)
             else:
-                cut += [self._remake(ids) for ids in self.cut(micro.ids, most)]
+                cut += [self._remake(ids) for ids in self.sizes.cut(micro.ids, most)]
         return cut
 
-    def _half(self, parts: Sequence[MicroBatch], failure: Failure) -> tuple[int, Ids, int | None]:
-        """(the failed micro-batch's number, its samples, and what half of them cost; None: it cannot be cut)."""
+    @staticmethod
+    def _failed_part(parts: Sequence[MicroBatch], failure: Failure) -> tuple[int, Ids]:
+        """(the failed micro-batch's number, its samples)."""
         at = min(max(failure.micro_batch, 0), len(parts) - 1)
-        failed = parts[at].ids if parts else ()
-        return at, failed, None if len(failed) < 2 * self._least else max(self._cost(failed) // 2, 1)
+        return at, parts[at].ids if parts else ()
 
-    def _limits(self, parts: Sequence[MicroBatch], failure: Failure) -> ReducedLimits:
+    def _reduced_limits(self, parts: Sequence[MicroBatch], failure: Failure) -> ReducedLimits:
         """What is to be smaller when ranks start again.
 
         Raises:
@@ -322,11 +289,12 @@ class Recovery:
         grown = self._has_grown(failure)
         if grown is not None:
             raise grown
-        _, failed, most = self._half(parts, failure)
+        _, failed = self._failed_part(parts, failure)
+        most = self.sizes.half(failed)
         if most is not None:
-            return ReducedLimits(most=min(self.cap or self._largest, most))
+            return ReducedLimits(most=self.sizes.at_most(most))
         if failed and not self._once_alone.issuperset(failed):
-            return ReducedLimits(most=min(self.cap or self._largest, self._cost(failed)), alone=failed)
+            return ReducedLimits(most=self.sizes.at_most(self._cost(failed)), alone=failed)
         self._without(parts, failure, failed)
         return ReducedLimits(left_out=failed)
 

@@ -1,0 +1,147 @@
+"""Phases of a script that was followed: where each begins and ends, once all of it was seen.
+
+In: what ``StepWatch`` noted (cuts, optimizers, their steps, requests that did not fit). Out: phases in order, with a
+forward without gradients that is a part of every window as training, and attempts that ran out of memory apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from memfit.events import FAILED
+from memfit.script.source_lines import NOWHERE, Line
+
+PhaseSpan = tuple[str, int, int]
+"""(name, first event, past the last)."""
+
+
+@dataclass(kw_only=True)
+class Cut:
+    """A phase begins at event ``start``."""
+
+    phase: str
+    start: int
+    in_evaluation: bool = False
+    """Whether the net was in evaluation mode."""
+    of_copy: bool = False
+    """Whether the net is a copy of the trained one (an average of its weights, a teacher)."""
+    within_window: bool = False
+    """Whether the window had trained and not yet stepped."""
+    after_epoch: bool = False
+    """Whether a loader has ended since the last step."""
+    line: Line = NOWHERE
+    """The line of the forward."""
+    window: int = 0
+    """The number of steps before it."""
+
+
+@dataclass(kw_only=True)
+class KnownOptimizer:
+    """An optimizer of the script."""
+
+    kind: str
+    """The name of its class."""
+    line: Line
+    made_at: int
+    """The event before which it was made."""
+    steps: int = 0
+    last_step: int = 0
+    """The event after its last step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefusedRequest:
+    """A request that did not fit: the start of its window, and the event before which it was made."""
+
+    window_start: int
+    end: int
+    bytes: int
+
+
+def phase_spans(
+    cuts: Sequence[Cut],
+    optimizers: Mapping[int, KnownOptimizer],
+    steps: Sequence[tuple[int, int]],
+    failures: Sequence[RefusedRequest],
+    *,
+    windows: int,
+    end: int,
+) -> tuple[PhaseSpan, ...]:
+    """All phases, in order. Each training window is a phase.
+
+    Args:
+        optimizers: by number.
+        steps: (event, optimizer) of each optimizer step.
+        windows: complete windows.
+        end: the number of events.
+    """
+    spans: list[PhaseSpan] = []
+    edges = _window_ends(steps)
+    starts = [cut.start for cut in cuts]
+    for name, start, stop in zip(_final_names(cuts, windows), starts, [*starts[1:], end], strict=True):
+        inside = [edge for edge in edges if start < edge < stop] if name == "train" else []
+        for low, high in zip([start, *inside], [*inside, stop], strict=True):
+            if high > low or name == "save":
+                spans.append((name, low, high))
+    for low, high in _failed_attempts(optimizers, steps, failures):
+        spans = [part for phase in spans for part in _without(phase, low, high)]
+    return tuple(spans)
+
+
+def _failed_attempts(
+    optimizers: Mapping[int, KnownOptimizer], steps: Sequence[tuple[int, int]], failures: Sequence[RefusedRequest]
+) -> list[tuple[int, int]]:
+    """(first event, past the last) of each attempt that ran out of memory and was repeated with less.
+
+    If the script makes new optimizers and continues with them, the attempt is everything that the old ones did;
+    otherwise it is the window.
+    """
+    attempts, before = [], 0
+    for failure in failures:
+        after = {number for event, number in steps if event > failure.end}
+        if not after:
+            continue
+        anew = all(optimizers[number].made_at >= failure.end for number in after)
+        made = [known.made_at for known in optimizers.values() if before <= known.made_at < failure.end]
+        start = min([*made, failure.window_start]) if anew else failure.window_start
+        attempts.append((max(start, before), failure.end))
+        before = failure.end
+    return attempts
+
+
+def _window_ends(steps: Sequence[tuple[int, int]]) -> list[int]:
+    """Events after the steps of the optimizer that steps last in a window."""
+    order: list[int] = []
+    for _, optimizer in steps:
+        if optimizer in order:
+            break
+        order.append(optimizer)
+    return [event for event, optimizer in steps if order and optimizer == order[-1]]
+
+
+def _final_names(cuts: Sequence[Cut], windows: int) -> list[str]:
+    """The final phase of each cut: a forward without gradients in every window is training."""
+    windows = max(windows, 1)
+    validations = [cut for cut in cuts if cut.phase == "validate" and (not cut.in_evaluation or cut.of_copy)]
+    windows_of: dict[Line, set[int]] = {}
+    for cut in validations:
+        windows_of.setdefault(cut.line, set()).add(cut.window)
+    inside_epochs = {cut.line for cut in validations if not cut.after_epoch}
+    in_each_window = {
+        line for line, seen in windows_of.items() if line in inside_epochs and len(seen) >= windows - 1 >= 2
+    }  # fmt: skip
+    names = []
+    for cut in cuts:
+        part_of_window = cut.within_window or (cut in validations and cut.line in in_each_window)
+        names.append("train" if cut.phase == "validate" and part_of_window else cut.phase)
+    return names
+
+
+def _without(phase: PhaseSpan, low: int, high: int) -> list[PhaseSpan]:
+    """Removes a failed attempt, events ``low`` to ``high``, from a phase."""
+    name, start, end = phase
+    if end <= low or start >= high:
+        return [phase]
+    parts = [(name, start, low), (FAILED, max(start, low), min(end, high)), (name, high, end)]
+    return [part for part in parts if part[1] < part[2]]
