@@ -40,7 +40,7 @@ TURN, COLD = 20, 2
 """Windows of a turn, and how many of them find the caches cold."""
 
 
-class InTurn:
+class AlternatingThreads:
     """Threads that run one after another, each until it calls ``hand_on``."""
 
     def __init__(self, names: list[str]) -> None:
@@ -179,7 +179,7 @@ def main() -> None:
 
 def measure(windows: int) -> dict[str, dict[str, float]]:
     """Milliseconds of a step of every loop, and what it adds to the hand-written one's: medians over turns."""
-    turns = InTurn(list(LOOPS))
+    turns = AlternatingThreads(list(LOOPS))
 
     def run(name: str) -> None:
         turns.wait(name)

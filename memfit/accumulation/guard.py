@@ -36,7 +36,7 @@ from memfit.apply.buffer_snapshot import BufferSnapshot
 from memfit.apply.random_state import random_state, set_random_state
 from memfit.engine.collectives import is_memory_failure
 from memfit.errors import InputError
-from memfit.train.recovery.exactly_once import Once
+from memfit.train.recovery.exactly_once import ExactlyOnce
 from memfit.train.recovery.failure import give_back, release
 
 Split = Callable[[Any], Sequence[Any] | None]
@@ -258,7 +258,7 @@ def protect_step(optimizer: Optimizer) -> None:
     """Makes ``optimizer.step`` survive a memory failure in its middle, and be applied once all the same."""
     if getattr(optimizer, "_memfit_protected", False):
         return
-    once, step = Once(_relieve), optimizer.step
+    once, step = ExactlyOnce(_relieve), optimizer.step
 
     @wraps(step)
     def step_once(self: Optimizer, *args: Any, **kwargs: Any) -> Any:

@@ -43,7 +43,7 @@ class _Copy:
         return there
 
 
-class _Away:
+class _OffloadedTensor:
     """Stands for a tensor whose bytes are on the host."""
 
     def __init__(self, copy: _Copy, tensor: Tensor) -> None:
@@ -62,7 +62,7 @@ def on_the_host(module: nn.Module) -> AbstractContextManager[None]:
     stays = {storage_id_of(t) for t in (*module.parameters(), *module.buffers())}
     known: dict[tuple[int, int, torch.dtype], tuple[StorageWeakRef, _Copy]] = {}
 
-    def pack(tensor: Tensor) -> Tensor | _Away:
+    def pack(tensor: Tensor) -> Tensor | _OffloadedTensor:
         if tensor.layout is not torch.strided or tensor.untyped_storage().nbytes() < LEAST:
             return tensor
         storage = tensor.untyped_storage()
@@ -73,10 +73,10 @@ def on_the_host(module: nn.Module) -> AbstractContextManager[None]:
         if copy is None or ref is None or ref.expired():
             copy = _Copy(tensor)
             known[key] = (StorageWeakRef(storage), copy)
-        return _Away(copy, tensor)
+        return _OffloadedTensor(copy, tensor)
 
-    def unpack(packed: Tensor | _Away) -> Tensor:
-        return packed.back() if isinstance(packed, _Away) else packed
+    def unpack(packed: Tensor | _OffloadedTensor) -> Tensor:
+        return packed.back() if isinstance(packed, _OffloadedTensor) else packed
 
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 

@@ -3,7 +3,7 @@
 It runs the target for worlds of several sizes, counts ids and units, and names faults with their cure.
 """
 
-from memfit.audit.cures import CURES
+from memfit.audit.finding_codes import CURES
 from memfit.audit.findings import AuditFinding
 from memfit.audit.report import Audit, audit
 from memfit.audit.units import Meant

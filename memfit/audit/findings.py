@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memfit.audit.counts import Counts, declared
-from memfit.audit.cures import CURES
+from memfit.audit.finding_codes import CURES
 from memfit.audit.steps import step_findings
 from memfit.audit.streams import AuditWorld, distinct_ids
 from memfit.audit.units import Meant, unit_findings

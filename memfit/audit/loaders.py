@@ -73,11 +73,11 @@ def watched() -> Iterator[Watch]:
 
 def _get_iterator(loader: Any) -> Any:
     if isinstance(loader.dataset, IterableDataset):
-        return _Given(loader, lambda: _samples(loader))
-    return _Given(loader, lambda: (_as_tensor(index) for index in index_sampler(loader)))
+        return _LoaderIterator(loader, lambda: _samples(loader))
+    return _LoaderIterator(loader, lambda: (_as_tensor(index) for index in index_sampler(loader)))
 
 
-class _Given:
+class _LoaderIterator:
     """The part of a loader's iterator that its ``__iter__`` uses."""
 
     _finished = False
@@ -86,7 +86,7 @@ class _Given:
         self.given = given
         self.items = given()
 
-    def __iter__(self) -> _Given:
+    def __iter__(self) -> _LoaderIterator:
         return self
 
     def __next__(self) -> Any:

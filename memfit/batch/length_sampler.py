@@ -211,10 +211,10 @@ def batch_loader(
     with a ``batch_sampler``. Here the batch sampler itself is the sampler, and a batch of ids the index.
     ``options`` are DataLoader's (num_workers, pin_memory …).
     """
-    return DataLoader(_ByBatch(dataset), sampler=sampler, batch_size=None, collate_fn=collate_fn, **options)
+    return DataLoader(_BatchIndexed(dataset), sampler=sampler, batch_size=None, collate_fn=collate_fn, **options)
 
 
-class _ByBatch(Dataset):
+class _BatchIndexed(Dataset):
     """A data set whose index is a list of ids."""
 
     def __init__(self, dataset: Dataset[Any]) -> None:

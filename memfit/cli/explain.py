@@ -49,7 +49,7 @@ def command(
     if job is None and (pairs or micro_batch):
         raise InputError("--set and --micro-batch", "they are a job's", "write --job JOB too")
     from memfit.explain.diagnosis import explain
-    from memfit.explain.read import read_evidence
+    from memfit.explain.evidence_reader import read_evidence
 
     evidence = read_evidence(file)
     prediction = _prediction(evidence, job, pairs, micro_batch, script, device_name)

@@ -61,7 +61,7 @@ def command(
         print_json(probe_json(target, result, device))
     else:
         _show(target, result)
-    if result.found is None:
+    if result.largest is None:
         return Exit.NOTHING_FITS
     return Exit.DONE if result.within_bound else Exit.CHECK_FAILED
 
@@ -115,7 +115,7 @@ def probe_json(target: str, result: Probe, device: Device) -> dict[str, Any]:
         "job": target,
         "device": {"name": device.key, "memory_bytes": device.memory_bytes, "usable_bytes": device.usable_bytes},
         "trials": [asdict(trial) for trial in result.trials],
-        "found": result.found,
+        "found": result.largest,
         "step": result.step,
         "proved": result.proved,
         "predicted": asdict(result.predicted),
@@ -135,13 +135,13 @@ def _show(target: str, result: Probe) -> None:
     from memfit.wording import counted
 
     console = make_console()
-    if result.found is None:
+    if result.largest is None:
         last = result.trials[-1]
         where = f" in {last.failed_in}" if last.failed_in else ""
         console.print(f"[bold red]Nothing ran[/]: out of memory{where}: {escape(last.error)}")
     else:
-        proof = f", and {result.found + result.step} really fails" if result.proved else ""
-        console.print(f"[bold green]Runs[/]: a micro-batch of {result.found}{proof}.")
+        proof = f", and {result.largest + result.step} really fails" if result.proved else ""
+        console.print(f"[bold green]Runs[/]: a micro-batch of {result.largest}{proof}.")
     console.print(f"{target}: {counted(len(result.trials), 'trial')} in {result.seconds:.1f} s", style="dim")
     table = Table(box=None, pad_edge=False)
     for title in ("micro-batch", "", "allocated", "process", "seconds"):

@@ -31,19 +31,19 @@ def command(target: str, memory: str | None, as_json: bool) -> int:
     """
     from memfit.child_process import for_child
     from memfit.sizes import format_size, parse_size
-    from memfit.train.launch.guardian import Guardian, run_child
     from memfit.train.launch.memory_limit import ENVIRONMENT
     from memfit.train.launch.outcome import say
     from memfit.train.launch.stop_signals import ended_by_signals
+    from memfit.train.launch.supervisor import Supervisor, run_child
 
     budget = 0 if memory is None else parse_size(memory)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "values.json"
         arguments = [sys.executable, "-m", "memfit.train.launch.validation_worker", target, str(file), str(budget)]
-        guardian = Guardian()
-        with ended_by_signals(lambda: click.echo("memfit: stopped", err=True)), guardian.guarding():
+        supervisor = Supervisor()
+        with ended_by_signals(lambda: click.echo("memfit: stopped", err=True)), supervisor.guarding():
             code = run_child(arguments, {**os.environ, **ENVIRONMENT, **for_child()})
-        if guardian.signalled is not None:
+        if supervisor.signalled is not None:
             click.echo("memfit: stopped", err=True)
             return Exit.STOPPED
         if code in CRASHES and budget:

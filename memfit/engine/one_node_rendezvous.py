@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from memfit.device.hardware.loopback import LOOPBACK
-from memfit.engine.listening import open_store
+from memfit.engine.listen_address import open_store
 
 BACKEND = "memfit-one-node"
 _TIMEOUT = timedelta(seconds=300)

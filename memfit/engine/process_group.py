@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from memfit.device.hardware.loopback import loopback_environment
-from memfit.engine.listening import is_one_node, open_store, store_host
+from memfit.engine.listen_address import is_one_node, open_store, store_host
 
 DATA = "data"
 """The mesh's dimension of ranks that share a window. Sharding, tensor and pipeline dimensions go beside it."""

@@ -34,7 +34,7 @@ Numbered = tuple[int, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Found:
+class _LocatedFailure:
     """A failure and where in the log it stands."""
 
     line: int
@@ -82,9 +82,9 @@ def _add_reading(rank: int | None, line: str, series: dict[str, list[tuple[int, 
             readings.append((number, size_of(value, unit)))
 
 
-def _failures(rank: int | None, lines: Sequence[Numbered]) -> list[_Found]:
+def _failures(rank: int | None, lines: Sequence[Numbered]) -> list[_LocatedFailure]:
     """Every failure in the lines of one rank, with the traceback above it and the last step before it."""
-    failures: list[_Found] = []
+    failures: list[_LocatedFailure] = []
     frames: list[Frame] = []
     step: int | None = None
     for index, (number, line) in enumerate(lines):
@@ -100,7 +100,9 @@ def _failures(rank: int | None, lines: Sequence[Numbered]) -> list[_Found]:
             step = int(match[1] or match[2]) if match else step
             continue
         failure = read_message(_message(lines, index), kind)
-        failures.append(_Found(line=number, failure=replace(failure, rank=rank, frames=tuple(frames), step=step)))
+        failures.append(
+            _LocatedFailure(line=number, failure=replace(failure, rank=rank, frames=tuple(frames), step=step))
+        )
         frames = []
     return failures
 

@@ -48,8 +48,3 @@ def attends(frames: Sequence[Frame]) -> bool:
     return any(re.search(r"softmax|bmm|baddbmm|matmul|attn_weights|attention_scores", f.text) for f in last) and any(
         re.search(r"atten|attn", f"{f.function} {f.file} {f.text}".lower()) for f in frames[-6:]
     )
-
-
-def makes_autograd_in_validation(frames: Sequence[Frame]) -> bool:
-    """Whether nothing in the traceback shows that autograd is off."""
-    return not any("_contextlib.py" in frame.file or "no_grad" in frame.text for frame in frames)

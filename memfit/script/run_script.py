@@ -45,7 +45,7 @@ from memfit.script.repeated_turns import RepeatedTurns
 from memfit.script.request_device import device_of
 from memfit.script.rewritten_code import code_rewritten, compiled
 from memfit.script.step_watch import EnoughError, StepWatch
-from memfit.script.stop import TraceStop
+from memfit.script.stop_rule import TraceStop
 from memfit.script.stubs import stubbed
 from memfit.script.tracer import MOST_KNOWN_INTEGERS, ScriptTracer
 from memfit.script.zero_redundancy import consolidated_states

@@ -33,7 +33,7 @@ class _Mount:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layer:
+class OverlayLayer:
     """The upper layer of an overlay: where the script's writes below ``folder`` really go."""
 
     folder: str
@@ -45,7 +45,7 @@ class SandboxError(Exception):
     """This machine offers no sandbox."""
 
 
-def enter_sandbox(scratch: Path, *, writable: Sequence[Path] = ()) -> list[Layer]:
+def enter_sandbox(scratch: Path, *, writable: Sequence[Path] = ()) -> list[OverlayLayer]:
     """Moves this process into the sandbox. Processes that it forks later are inside too.
 
     Args:
@@ -118,7 +118,7 @@ def _mounts() -> list[_Mount]:
     return list(rows.values())
 
 
-def _build_root(scratch: Path, writable: Sequence[Path], *, own_processes: bool) -> list[Layer]:
+def _build_root(scratch: Path, writable: Sequence[Path], *, own_processes: bool) -> list[OverlayLayer]:
     """Builds a tree like the present one. A folder without other mounts below it is covered by one overlay; otherwise
     (as for the root folder) its entries are mounted one by one, which user namespaces allow.
     """
@@ -127,7 +127,7 @@ def _build_root(scratch: Path, writable: Sequence[Path], *, own_processes: bool)
     points = {mounted.point: mounted for mounted in _mounts()}
     ns.mount("tmpfs", root, "tmpfs", 0, "mode=755")
     hidden = (*_NEVER_SHOWN, *(point for point, mounted in points.items() if mounted.kind in _PSEUDO))
-    layers: list[Layer] = []
+    layers: list[OverlayLayer] = []
 
     def cover(path: str) -> None:
         target = root + (path if path != "/" else "")
@@ -168,7 +168,7 @@ def _is_below(point: str, folders: Sequence[str]) -> bool:
     return any(point == folder or point.startswith(folder + "/") for folder in folders)
 
 
-def _overlay(scratch: Path, number: int, folder: str, target: str) -> Layer:
+def _overlay(scratch: Path, number: int, folder: str, target: str) -> OverlayLayer:
     """Mounts an overlay over one folder. If the scratch folder's file system cannot hold the writes, memory holds them.
 
     Raises:
@@ -186,7 +186,7 @@ def _overlay(scratch: Path, number: int, folder: str, target: str) -> Layer:
         os.makedirs(work)
         with contextlib.suppress(OSError):
             ns.mount("overlay", target, "overlay", 0, f"lowerdir={folder},upperdir={upper},workdir={work},userxattr")
-            return Layer(folder=folder, descriptor=os.open(upper, os.O_RDONLY | os.O_DIRECTORY))
+            return OverlayLayer(folder=folder, descriptor=os.open(upper, os.O_RDONLY | os.O_DIRECTORY))
     raise OSError(0, f"{folder} takes no overlay")
 
 
@@ -226,12 +226,12 @@ class OverlayChange:
     deleted: bool = False
 
 
-def changes(layers: Sequence[Layer]) -> list[OverlayChange]:
+def changes(layers: Sequence[OverlayLayer]) -> list[OverlayChange]:
     """The changes of the script, by path."""
     return sorted((change for layer in layers for change in _changes_in(layer)), key=lambda change: change.path)
 
 
-def _changes_in(layer: Layer) -> Iterator[OverlayChange]:
+def _changes_in(layer: OverlayLayer) -> Iterator[OverlayChange]:
     for folder, _, files, descriptor in os.fwalk(".", dir_fd=layer.descriptor):
         for name in files:
             status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)

@@ -16,7 +16,7 @@ from memfit.script import namespaces
 from memfit.script.outcome import FileChange, TraceRequest
 from memfit.script.outcome_codec import write_answer
 from memfit.script.request_json import request_from_json
-from memfit.script.sandbox import Layer, SandboxError, changes, enter_sandbox
+from memfit.script.sandbox import OverlayLayer, SandboxError, changes, enter_sandbox
 
 NO_SANDBOX = 90
 """Exit code: this machine offers no sandbox."""
@@ -46,7 +46,7 @@ def main() -> None:
     os._exit(_run_inside(request, result_file, layers))
 
 
-def _run_inside(request: TraceRequest, result_file: int, layers: list[Layer]) -> int:
+def _run_inside(request: TraceRequest, result_file: int, layers: list[OverlayLayer]) -> int:
     """Forks again: the script must not hold the real folders below its overlays."""
     child = os.fork()
     if child == 0:

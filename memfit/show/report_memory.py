@@ -9,7 +9,7 @@ import numpy as np
 
 from memfit.events import CATEGORIES
 from memfit.planner.predict import Prediction
-from memfit.show.by_module import ITSELF, by_module
+from memfit.show.module_totals import ITSELF, module_totals
 from memfit.show.page import Section, Table
 from memfit.show.timeline import Timeline, allocator_limit, place_of, timeline
 from memfit.sizes import format_size
@@ -137,7 +137,7 @@ def _index(line: Timeline, event: int) -> int:
 
 def _modules(prediction: Prediction, line: Timeline, state: Mapping[str, Mapping[str, int]]) -> Section:
     event = _highest(line)
-    rows = by_module(prediction.trace, event, state)
+    rows = module_totals(prediction.trace, event, state)
     columns = [name for name in LAYERS if any(row.categories.get(name) for row in rows)]
     total = sum(row.total for row in rows)
     modes = prediction.checkpointing

@@ -23,7 +23,7 @@ def flight_section(path: Path) -> list[Section]:
     return [
         Section(
             title="The last memory failure",
-            text=_told(record),
+            text=_failure_sentence(record),
             tables=[table for table in (_resident(record), _options(record)) if table.rows],
             folded=[table for table in (_modules(record),) if table.rows],
         )
@@ -37,7 +37,7 @@ def flight_line(path: Path) -> str:
     return first[:1].lower() + first[1:]
 
 
-def _told(record: Mapping[str, Any]) -> str:
+def _failure_sentence(record: Mapping[str, Any]) -> str:
     asked = _size(record.get("requested_bytes"))
     where = f"in the {record.get('part', 'step')} of window {record.get('window', '?')}"
     text = f"Memory ran out {where}, micro-batch {record.get('micro_batch', '?')}: {asked} asked for"

@@ -57,7 +57,7 @@ class SelfTest:
     seconds: float
 
 
-class Attention(nn.Module):
+class AttentionBlock(nn.Module):
     """A transformer's block: attention and a feed-forward, each on a norm."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Transformer(Job):
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"
 
     def nets(self) -> Nets:
-        return {"net": nn.Sequential(nn.Embedding(97, 64), Attention(), Attention(), nn.Linear(64, 97))}
+        return {"net": nn.Sequential(nn.Embedding(97, 64), AttentionBlock(), AttentionBlock(), nn.Linear(64, 97))}
 
     def optimizers(self, nets: Nets) -> dict[str, Any]:
         return {name: torch.optim.AdamW(net.parameters(), lr=1e-3) for name, net in nets.items()}

@@ -11,7 +11,7 @@ import pytest
 
 from memfit.errors import InputError
 from memfit.explain.diagnosis import explain
-from memfit.explain.read import read_evidence
+from memfit.explain.evidence_reader import read_evidence
 from memfit.show.snapshot import write_snapshot
 from tests.explain.samples import MIB, leaking_snapshot
 from tests.show.test_snapshot import trace_of

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from memfit.explain.diagnosis import explain
+from memfit.explain.evidence_reader import read_evidence
 from memfit.explain.metrics import read_metrics
-from memfit.explain.read import read_evidence
 from memfit.explain.tables import read_memory_summary, read_nvidia_smi
 from tests.explain.samples import GIB, MIB, NVIDIA_SMI, TORCH_2_14
 

@@ -16,7 +16,7 @@ from torch import nn
 
 import memfit
 from memfit.errors import InputError
-from memfit.explain.read import read_evidence
+from memfit.explain.evidence_reader import read_evidence
 from memfit.monitoring.predicted import predicted_bytes
 from memfit.train.recovery.failure import give_back
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memfit.planner.search.checkpoint_options import Observed, checkpoint_options_of
-from memfit.planner.search.layout import Block, Layout
+from memfit.planner.search.layout import Layout, RecomputableBlock
 from memfit.planner.search.observation import Observation
 from memfit.planner.search.selection import problem_of, solve
 
@@ -28,7 +28,7 @@ def chains(draw):
         return np.array(draw(st.lists(st.integers(0, most), min_size=size, max_size=size)), float).reshape(shape)
 
     names = [[f"net.{b}.{p}" for p in range(draw(st.integers(0, 2)))] for b in range(draw(st.integers(1, 3)))]
-    layout = Layout(blocks=tuple(Block(path=f"net.{b}", parts=tuple(some)) for b, some in enumerate(names)))
+    layout = Layout(blocks=tuple(RecomputableBlock(path=f"net.{b}", parts=tuple(some)) for b, some in enumerate(names)))
     units, blocks = len(layout.units), len(layout.blocks)
     order = np.tri(units, k=-1)
     block_order = np.array([[float(layout.block_of[u] < b) for u in range(units)] for b in range(blocks)])

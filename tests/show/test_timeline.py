@@ -14,7 +14,7 @@ from memfit.loading import load_job
 from memfit.planner.predict import footprint_on, predict
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
-from memfit.show.by_module import ELSEWHERE, by_module
+from memfit.show.module_totals import ELSEWHERE, module_totals
 from memfit.show.perfetto import write_perfetto
 from memfit.show.report import plan_report, prediction_report
 from memfit.show.run_log import read_lines, seen, shown_windows
@@ -112,7 +112,7 @@ def test_rows_by_module_sum_to_all_that_is_alive() -> None:
     trace = random_trace(5000)
     alive = alive_by_category(trace)
     for event in (17, int(alive.sum(0).argmax()), 4999):
-        rows = by_module(trace, event)
+        rows = module_totals(trace, event)
         assert sum(row.total for row in rows) == alive[:, event].sum()
         for code, category in enumerate(CATEGORIES):
             assert sum(row.categories.get(category, 0) for row in rows) == alive[code, event]
@@ -122,12 +122,12 @@ def test_rows_by_module_sum_to_all_that_is_alive() -> None:
 def test_parameters_go_to_their_modules_where_they_add_up(prediction) -> None:
     trace, event = prediction.trace, int(alive_by_category(prediction.trace).sum(0).argmax())
     held = int(alive_by_category(trace)[CATEGORIES.index("parameters"), event])
-    right = by_module(trace, event, {"dit.into": {"parameters": held - 100}, "dit.out": {"parameters": 100}})
+    right = module_totals(trace, event, {"dit.into": {"parameters": held - 100}, "dit.out": {"parameters": 100}})
     assert {row.module: row.categories["parameters"] for row in right if "parameters" in row.categories} == {
         "dit.into": held - 100,
         "dit.out": 100,
     }
-    wrong = by_module(trace, event, {"dit.into": {"parameters": held - 1}})
+    wrong = module_totals(trace, event, {"dit.into": {"parameters": held - 1}})
     assert {row.module: row.categories["parameters"] for row in wrong if "parameters" in row.categories} == {
         ELSEWHERE: held
     }

@@ -23,12 +23,12 @@ def said(script):
 def test_a_process_that_has_not_begun_is_ended_at_once():
     code, words, seconds = said("""
 import os, signal, sys, threading
-from memfit.train.launch.guardian import Guardian, run_child
-guardian = Guardian()
-with guardian.guarding():
+from memfit.train.launch.supervisor import Supervisor, run_child
+supervisor = Supervisor()
+with supervisor.guarding():
     threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
     code = run_child([sys.executable, "-c", "import time; time.sleep(60)", "memfit.train.launch"], dict(os.environ))
-print(code, guardian.killed_early, guardian.killed, guardian.signalled is not None)
+print(code, supervisor.killed_early, supervisor.killed, supervisor.signalled is not None)
 """)
     assert (code, words) == (0, "-9 True False True\n")
     assert seconds < 30

@@ -21,9 +21,9 @@ from memfit.plan import read_plan, write_plan
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 from memfit.train.checkpoint.checkpoints import Checkpoints, read_checkpoint
-from memfit.train.launch.guardian import Guardian
 from memfit.train.launch.launch import _judged
 from memfit.train.launch.outcome import read_outcome
+from memfit.train.launch.supervisor import Supervisor
 from memfit.train.run_folder import RunFolder
 from testing.kill_and_resume import new_run, same_end, server
 from tests.train.test_reduced_limits import PLAN
@@ -56,7 +56,7 @@ def start(undisturbed, tmp_path, place, how, budget=None, **options):
     settings = {**plan.settings, "place": place, "how": how, "mark": str(run / "mark")}
     write_plan(replace(plan, settings=settings, budget_bytes=budget or plan.budget_bytes), run / "plan.toml")
     code = processes.run(run, resume=False, **options)["code"]
-    launched = _judged(RunFolder(run), code, Guardian())
+    launched = _judged(RunFolder(run), code, Supervisor())
     return launched.code, run, (run / "log.txt").read_text() + launched.line
 
 
@@ -67,7 +67,7 @@ def goes_on(undisturbed, run):
     for left in run.glob(".ended-*"):
         left.unlink()
     assert processes.run(run, resume=True)["code"] == 0, (run / "log.txt").read_text()
-    assert _judged(RunFolder(run), 0, Guardian()).code == Exit.DONE
+    assert _judged(RunFolder(run), 0, Supervisor()).code == Exit.DONE
     same_end(run, folder / "undisturbed")
 
 
@@ -91,7 +91,7 @@ def test_code_of_a_job_that_ends_the_process_is_not_done(undisturbed, tmp_path, 
 def test_done_means_that_lines_checkpoint_and_weights_are_there(undisturbed, tmp_path):
     result = undisturbed[1] / "undisturbed"
     assert read_outcome(result).windows == 6
-    assert _judged(RunFolder(result), 0, Guardian()).code == Exit.DONE
+    assert _judged(RunFolder(result), 0, Supervisor()).code == Exit.DONE
     for number, (change, words) in enumerate([
         (lambda run: (run / "final" / "net.safetensors").unlink(), "the final weights"),
         (lambda run: shutil.rmtree(run / "checkpoints" / "00000006"), "the final checkpoint"),
@@ -99,7 +99,7 @@ def test_done_means_that_lines_checkpoint_and_weights_are_there(undisturbed, tmp
     ]):  # fmt: skip
         run = shutil.copytree(result, tmp_path / str(number))
         change(run)
-        launched = _judged(RunFolder(run), 0, Guardian())
+        launched = _judged(RunFolder(run), 0, Supervisor())
         assert launched.code == Exit.STOPPED
         assert launched.line.startswith(f"the run is not done: {words}")
 
@@ -215,7 +215,7 @@ def test_damaged_lines_cost_no_window_and_their_loss_is_said(undisturbed, tmp_pa
         left.unlink()
     assert processes.run(run, resume=True)["code"] == 0, (run / "log.txt").read_text()
     said, kept = (run / "log.txt").read_text(), len((run / "metrics.jsonl").read_text().splitlines())
-    assert _judged(RunFolder(run), 0, Guardian()).code == Exit.DONE
+    assert _judged(RunFolder(run), 0, Supervisor()).code == Exit.DONE
     if kept < 6:
         assert f"metrics.jsonl has lost the lines of {6 - kept} window" in said
         assert f"samples.jsonl has lost the lines of {6 - kept} window" in said

@@ -13,7 +13,7 @@ from memfit.apply.state_streaming import PER_PARAMETER
 from memfit.apply.train_state import build
 from memfit.apply.window import Guard, run_window
 from memfit.job import Job
-from memfit.train.recovery.exactly_once import Once, TornStepError
+from memfit.train.recovery.exactly_once import ExactlyOnce, TornStepError
 from memfit.train.recovery.recovery import Recovery
 
 
@@ -94,7 +94,7 @@ def test_a_failure_at_every_operator_of_a_step(make, fail_in):
     while True:
         at += 1
         try:
-            answer, failed = stepped(make, 3, Once(lambda error: None), at, fail_in)
+            answer, failed = stepped(make, 3, ExactlyOnce(lambda error: None), at, fail_in)
         except TornStepError:
             given_up += 1
             continue
@@ -125,7 +125,7 @@ def test_a_step_that_never_gets_its_memory_is_given_up():
     for p in learned:
         p.grad = torch.zeros_like(p)
     with pytest.raises(TornStepError):
-        Once(lambda error: None)(optimizer.step, optimizer)
+        ExactlyOnce(lambda error: None)(optimizer.step, optimizer)
 
 
 class Scaled(Job):

@@ -74,19 +74,19 @@ def test_found_was_run_in_few_trials_of_a_simulated_machine(need, found, trials)
     prober, asked = simulated(need)
     answer = probe(prober, BUDGET, 1)
     assert need(found) <= BUDGET < need(found + 1)
-    assert (answer.found, asked) == (found, trials)
+    assert (answer.largest, asked) == (found, trials)
 
 
 def test_proof_runs_one_more_on_a_simulated_machine():
     prober, asked = simulated(exact)
     answer = probe(prober, BUDGET, 1, prove=True)
-    assert (answer.found, answer.proved, asked) == (61, True, [59, 61, 62])
+    assert (answer.largest, answer.proved, asked) == (61, True, [59, 61, 62])
 
 
 def test_nothing_runs_on_a_simulated_machine_that_is_too_small():
     prober, asked = simulated(lambda units: 2 * BUDGET)
     answer = probe(prober, BUDGET, 1)
-    assert answer.found is None
+    assert answer.largest is None
     assert not answer.proved
     assert len(asked) <= 4
     assert not any(trial.ok for trial in answer.trials)

@@ -23,7 +23,7 @@ from memfit.planner.search.engine_choice import Communicates, communicates
 from memfit.planner.search.full_step import FullStep, ReplayedCandidate, trace_full_step
 from memfit.planner.search.traced_job import TracedJob, open_traced_job
 from memfit.planner.suggestions.larger_hardware import larger_hardware
-from memfit.planner.suggestions.more_memory import MoreMemory, next_step
+from memfit.planner.suggestions.larger_memory import LargerMemory, next_step
 from memfit.planner.suggestions.smaller_settings import SmallerSetting, smaller_settings
 from memfit.planner.timing.time_error import with_time_error
 from memfit.planner.variable_length.length_check import EXPANDABLE, LengthCheck, check_lengths
@@ -41,7 +41,7 @@ class Answer:
     chosen: ReplayedCandidate | None
     floor: ReplayedCandidate
     alternatives: tuple[Candidate, ...]
-    next_step: MoreMemory | None = None
+    next_step: LargerMemory | None = None
     lengths: LengthCheck | None = None
     """The first windows one after the other, where lengths vary."""
     smaller_settings: tuple[SmallerSetting, ...] = ()
@@ -58,7 +58,7 @@ class _SearchResult:
 
     best: Candidate
     alternatives: list[Candidate] = field(default_factory=list)
-    next_step: MoreMemory | None = None
+    next_step: LargerMemory | None = None
     traces: OptionTraces = field(default_factory=OptionTraces)
     net_kind: str = ""
     probed: bool = False

@@ -22,7 +22,7 @@ WHOLE = 0.6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class RecomputableBlock:
     """A module that may be recomputed, and those inside of it that may be recomputed instead."""
 
     path: str
@@ -33,7 +33,7 @@ class Block:
 class Layout:
     """Blocks, none inside of another. Its units are each block's parts, and then the rest of the block."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[RecomputableBlock, ...]
 
     @cached_property
     def units(self) -> list[tuple[int, str]]:
@@ -77,7 +77,7 @@ def with_parts(paths: Sequence[str], nets: Nets, kept: Mapping[str, int]) -> Lay
     for path in paths:
         if below.get(path, 0) > 0:
             parts = sorted(_parts(path, find_module(nets, path), below, below[path]), key=lambda part: -below[part])
-            blocks.append(Block(path=path, parts=tuple(sorted(parts[:PARTS]))))
+            blocks.append(RecomputableBlock(path=path, parts=tuple(sorted(parts[:PARTS]))))
     return Layout(blocks=tuple(blocks))
 
 

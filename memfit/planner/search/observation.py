@@ -17,8 +17,6 @@ import numpy as np
 from memfit.events import ALLOCATE, FREE, Trace
 from memfit.planner.search.layout import Layout
 
-PASSES = ("forward", "backward")
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OperatorPosition:

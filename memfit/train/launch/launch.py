@@ -11,10 +11,10 @@ from memfit.child_process import no_orphans
 from memfit.errors import Exit
 from memfit.plan import Plan
 from memfit.train.checkpoint.checkpoints import Checkpoints
-from memfit.train.launch.guardian import Guardian, run_child
 from memfit.train.launch.memory_limit import ENVIRONMENT
 from memfit.train.launch.outcome import clear_outcome, missing_from, read_outcome, spare_folder
 from memfit.train.launch.process_guard import for_child
+from memfit.train.launch.supervisor import Supervisor, run_child
 from memfit.train.launch.torchrun import restarts, torchrun
 from memfit.train.launch.watchdog import ranks_that_held, remove_temporary_stacks
 from memfit.train.metrics_file import read_lines
@@ -61,9 +61,9 @@ def launch(plan: Plan, options: RunOptions) -> Launched:
     """Trains a plan in processes of its own, and waits for their end."""
     folder, ranks = RunFolder(options.folder), len(plan.micro_batches)
     clear_outcome(folder.path)
-    guardian = Guardian()
+    supervisor = Supervisor()
     with spare_folder():
-        with no_orphans(), guardian.guarding():
+        with no_orphans(), supervisor.guarding():
             if ranks > 1:
                 os.environ.update({**rank_environment(), **for_child()})
                 code = torchrun(ranks, RANK, [_argument(options)], folder.path, restarts(plan))
@@ -71,21 +71,21 @@ def launch(plan: Plan, options: RunOptions) -> Launched:
                 code = run_child(
                     [sys.executable, "-m", RANK, _argument(options)], {**rank_environment(), **for_child()}
                 )
-        launched = _judged(folder, code, guardian)
+        launched = _judged(folder, code, supervisor)
     Checkpoints(folder.checkpoints).drop_unfinished()
     remove_temporary_stacks(folder)
     clear_outcome(folder.path)
-    return replace(launched, signalled=guardian.signalled is not None)
+    return replace(launched, signalled=supervisor.signalled is not None)
 
 
-def _judged(folder: RunFolder, code: int, guardian: Guardian) -> Launched:
+def _judged(folder: RunFolder, code: int, supervisor: Supervisor) -> Launched:
     """The exit code of a launch, by its outcome and by what is on disk."""
     again = f"go on with: memfit run {folder.plan} --out {folder.path} --resume"
     outcome = read_outcome(folder.path)
-    was_stopped = guardian.killed_early or (guardian.signalled is not None and code == Exit.STOPPED)
+    was_stopped = supervisor.killed_early or (supervisor.signalled is not None and code == Exit.STOPPED)
     if was_stopped and outcome is None:
         return Launched(code=Exit.STOPPED, line=f"stopped before the first window; {again}")
-    if guardian.killed:
+    if supervisor.killed:
         return Launched(
             code=Exit.STOPPED, line=f"the run did not end after it was told to stop, and was killed; {again}"
         )

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from memfit.errors import Exit
 from memfit.printable import printable
 from memfit.train.metrics_file import read_lines
 
@@ -128,11 +127,6 @@ def missing_from(folder: Path, outcome: Outcome) -> str | None:
         if not file.is_file() or file.stat().st_size != nbytes:
             return f"the final weights {file} are not there, or not whole"
     return None
-
-
-def is_done(folder: Path, outcome: Outcome | None) -> bool:
-    """Whether a launch has trained all of its windows, with proof on disk."""
-    return outcome is not None and outcome.code == Exit.DONE and missing_from(folder, outcome) is None
 
 
 def _folders(folder: Path) -> list[Path]:

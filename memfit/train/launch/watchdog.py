@@ -11,7 +11,7 @@ One thread in each training process. It looks on five times a second:
   discarded, and the one before it stays. A second signal, later than a terminal's double, ends the run at once.
 
 A C call that holds the interpreter's lock stops this thread too. For that case ``faulthandler``, which needs no lock,
-has a timer that writes the stacks and ends the process; and ``memfit run`` kills its children (``guardian``).
+has a timer that writes the stacks and ends the process; and ``memfit run`` kills its children (``supervisor``).
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Probe:
     """What was asked of the machine, and what it answered."""
 
     trials: tuple[Trial, ...]
-    found: int | None
+    largest: int | None
     """The largest micro-batch that ran, in units; None where none did."""
     step: int
     """Units between neighbouring sizes."""
@@ -188,7 +188,7 @@ def finish(prober: Prober, largest: int | None, begin: float, *, proved: bool) -
         prober.remember(shown, trial.seconds)
     return Probe(
         trials=tuple(prober.trials.values()),
-        found=largest,
+        largest=largest,
         step=prober.step,
         proved=proved,
         predicted=predicted,

@@ -37,7 +37,7 @@ class TornStepError(RuntimeError):
     """A step stopped in the middle and cannot be finished: the weights in memory are of no use."""
 
 
-class Once:
+class ExactlyOnce:
     """Applies steps once. ``relieve`` is called with each failure, and makes room."""
 
     def __init__(self, relieve: Callable[[BaseException], None]) -> None:

@@ -36,7 +36,7 @@ from memfit.torch_compat.batch_norm import BatchNormBase
 from memfit.torch_compat.grad_scaler import forget_optimizers, has_infinity
 from memfit.train.launch import memory_limit
 from memfit.train.recovery.early_units import Make, make_with_retries
-from memfit.train.recovery.exactly_once import Once, TornStepError
+from memfit.train.recovery.exactly_once import ExactlyOnce, TornStepError
 from memfit.train.recovery.failure import (
     Failure,
     Ids,
@@ -113,7 +113,7 @@ class Recovery:
         self._in_turn = False
         """Whether a turn of the window has begun, with a snapshot of its start."""
         self._allocator_retries = allocator_retries(train_state.device)
-        self._apply_once = Once(self._relieve)
+        self._apply_once = ExactlyOnce(self._relieve)
         once = self._stepped_together if train_state.engine.syncs_in_step else self._stepped_once
         self.guard = Guard(gradients=self._gradients, once=once, norms=True)
 

@@ -26,7 +26,7 @@ class ModuleRow:
     """Only those that are there."""
 
 
-def by_module(
+def module_totals(
     trace: Trace, event: int, state: Mapping[str, Mapping[str, int]] | None = None, most: int = 20
 ) -> list[ModuleRow]:
     """The largest modules just after an event, and one row for the rest; the rows sum to all that is alive.

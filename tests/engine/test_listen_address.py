@@ -1,4 +1,4 @@
-"""pytest tests/engine/test_listening.py: ranks of one node are not open to the network, and none is left behind."""
+"""pytest tests/engine/test_listen_address.py: ranks of one node are closed to the network, and none is left behind."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from memfit.child_process import children
 from memfit.device.hardware.loopback import LOOPBACK, loopback_environment
-from memfit.engine import listening
+from memfit.engine import listen_address
 from memfit.errors import InputError
 from memfit.train.launch.torchrun import torchrun
 from tests.engine.listening_rank import listens
@@ -50,7 +50,7 @@ def test_two_real_ranks_and_their_launcher_listen_on_loopback_only(tmp_path):
 
 def test_a_store_listens_on_the_address_that_is_asked_for_alone():
     before = len(listens(psutil.Process()))
-    store = listening.open_store(LOOPBACK, timedelta(seconds=20))
+    store = listen_address.open_store(LOOPBACK, timedelta(seconds=20))
     store.set("key", "value")
     reader = dist.TCPStore(LOOPBACK, store.port, is_master=False, timeout=timedelta(seconds=20))
     assert reader.get("key") == b"value"
@@ -73,11 +73,11 @@ def test_several_nodes_listen_where_the_user_says(monkeypatch, environment, host
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert listening.store_host() == host
+    assert listen_address.store_host() == host
 
 
 def test_an_address_of_another_machine_is_served_on_all_interfaces():
-    assert listening._listener("192.0.2.1") is None  # TEST-NET-1, which no machine has
+    assert listen_address._listener("192.0.2.1") is None  # TEST-NET-1, which no machine has
 
 
 def test_an_interface_that_the_user_has_set_stays(monkeypatch):

@@ -25,7 +25,7 @@ GRACE = 1.5
 _LOOKS_EVERY = 0.1
 
 
-class Guardian:
+class Supervisor:
     """Watches for signals while children run."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Guardian:
         before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         for number in SIGNALS:
             signal.signal(number, _no_action)
-        thread = threading.Thread(target=self._guard, args=(reader,), name="memfit-guardian", daemon=True)
+        thread = threading.Thread(target=self._guard, args=(reader,), name="memfit-supervisor", daemon=True)
         thread.start()
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
@@ -114,7 +114,7 @@ def _command_of(process: int) -> bytes:
 def run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Runs a process that is sent the signals to stop too; its standard output is this process's standard error.
 
-    Called inside ``Guardian.guarding``: the child begins with both signals blocked.
+    Called inside ``Supervisor.guarding``: the child begins with both signals blocked.
     """
     children: list[subprocess.Popen[bytes]] = []
     early: list[int] = []

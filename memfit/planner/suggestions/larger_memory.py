@@ -13,7 +13,7 @@ STEPS = (1.02, 1.05, 1.1, 1.2, 1.35, 1.5, 2.0, 3.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoreMemory:
+class LargerMemory:
     """So many bytes more would save this part of a window's time. An estimate, scaled from what was traced."""
 
     more_bytes: int
@@ -21,7 +21,7 @@ class MoreMemory:
     micro_batch: int
 
 
-def next_step(search: CandidateSearch, best: Candidate) -> MoreMemory | None:
+def next_step(search: CandidateSearch, best: Candidate) -> LargerMemory | None:
     """The nearest budget at which a window is faster; None where no memory would make it so."""
     if search.modes is not None or not best.rank:
         return None
@@ -36,5 +36,5 @@ def next_step(search: CandidateSearch, best: Candidate) -> MoreMemory | None:
         if ranked is not None and ranked.rank < (1 - NOTICED) * best.rank:
             needs = max(ranked.peak - search.budget, 1)
             saves = 1 - ranked.rank / best.rank
-            return MoreMemory(more_bytes=needs, saves=saves, micro_batch=ranked.geometry.micro_batch)
+            return LargerMemory(more_bytes=needs, saves=saves, micro_batch=ranked.geometry.micro_batch)
     return None
