@@ -361,7 +361,25 @@ def robustness() -> str:
     )
 
 
+def mutations() -> str:
+    """Of the recorded mutations, how many the tests kill, and why the others change nothing."""
+    known = result("mutation")
+    left = [each for each in known["outcomes"] if not each["killed"]]
+    lines = [
+        f"Of {known['mutations']} mutations (seed {known['seed']}) the fast tests nearest to them kill "
+        f"{known['killed']}."
+    ]
+    if left:
+        lines += ["The others:", "", "| file | changed to | why it survives |", "|---|---|---|"]
+        lines += [
+            f"| `{each['file']}` | `{each['after']}` | {each['why'] or 'no test sees it'} |".replace("||", "\\|\\|")
+            for each in left
+        ]
+    return "\n".join(lines)
+
+
 TEXTS: dict[str, Callable[[], str]] = {
+    "mutations": mutations,
     "robustness": robustness,
     "accuracy summary": accuracy_tables.accuracy_summary,
     "accuracy on other cards": accuracy_tables.accuracy_others,

@@ -45,7 +45,8 @@ def test_a_signal_ends_a_run_whose_checkpoint_is_being_written(tmp_path, kind, n
         process.wait(60)
         seconds.append(time.monotonic() - begin)
 
-    code, words = run_plan(plan, run, environment={"ATTACK_STUCK": str(stuck)}, disturb=disturb)
+    slow = {"ATTACK_DISK": "0.02"}  # so that windows are left when this process has seen the second checkpoint
+    code, words = run_plan(plan, run, environment={"ATTACK_STUCK": str(stuck), **slow}, disturb=disturb)
     assert code == 5, words
     assert seconds[0] < SECONDS
     assert "Traceback" not in words
