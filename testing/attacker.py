@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from testing.small_disk import CannotMountError, Disk, small_disk
 
@@ -202,8 +203,12 @@ class Attacker:
             raise AttackError(f"{case.kind}, {launch.disturbance}, then {launch.damage}: {error}") from error
 
 
-def make_plan(kind: str, path: Path) -> None:
-    """A plan of a kind's job, three micro-batches in a window."""
+def make_plan(kind: str, path: Path, **settings: Any) -> None:
+    """A plan of a kind's job, three micro-batches in a window.
+
+    Args:
+        settings: of the job, other than its own.
+    """
     from memfit.loading import load_job
     from memfit.plan import Plan, write_plan
 
@@ -211,7 +216,7 @@ def make_plan(kind: str, path: Path) -> None:
     job = f"{JOBS}:{name}"
     sizes = [[6, 6, 4]] if ranks == 1 else [[4, 4], [4, 4]]
     plan = Plan(
-        job=job, settings=load_job(job).settings(), device="cpu",
+        job=job, settings=load_job(job, settings).settings(), device="cpu",
         budget_bytes=512 << 20, unit="samples", global_batch=16,
         micro_batch=max(max(sizes)), micro_batches=sizes, arithmetic="16", engine=engine, precision="fp32", seed=0,
     )  # fmt: skip
