@@ -245,7 +245,7 @@ class Job(Settings):
 
         try:
             return default_collate(list(samples))
-        except (TypeError, RuntimeError) as error:
+        except (TypeError, KeyError, ValueError, AttributeError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "equal size" not in str(error):
                 raise
             write = "write collate(self, samples) -> a micro-batch, as batch() makes it"

@@ -52,11 +52,19 @@ def lengths_of(job: Job) -> list[int] | None:
     """The length of every sample; None where a sample is one unit.
 
     Raises:
-        InputError: ``lengths()`` gave something else than one positive number for each sample.
+        InputError: ``lengths()`` gave something else than one whole number above 0 for each sample.
     """
-    lengths = job.lengths()
+    values = job.lengths()
+    if values is None:
+        return None
     try:
-        return None if lengths is None else as_lengths(lengths).tolist()
+        lengths = as_lengths(values)
+        if not len(lengths):
+            raise InputError("no lengths", "there is nothing to train on", "give one for each sample")
+        if (parts := lengths % 1 != 0).any():
+            first = int(parts.argmax())
+            raise InputError(f"sample {first}", f"its length is {lengths[first]:g}, not a whole number", "round it up")
     except InputError as error:
         seen = f"{type(job).__name__}.lengths(): {error.seen}"
-        raise InputError(seen, error.why, "write lengths(self) -> one number above 0 for each sample") from error
+        raise InputError(seen, error.why, "write lengths(self) -> one whole number above 0 for each sample") from error
+    return [int(length) for length in lengths]

@@ -18,6 +18,7 @@ from memfit.engine.zero_partition import most_gradients
 from memfit.errors import InputError
 from memfit.job import Job, Nets, Shape
 from memfit.plan import Plan
+from memfit.planner.batch_check import check_batch
 from memfit.planner.prediction import NetSize, Prediction, TracedQuestion, answer, device_facts, footprint_on
 from memfit.trace.step import Tracing, trace_job
 from memfit.trace.tracer import Tracer
@@ -83,6 +84,7 @@ def trace_question(
     """The traces that ``predict`` replays; arguments as there."""
     _check_ranks(engine, world, rank)
     nets = plain_nets(job, world)
+    check_batch(job, shape)
     modes = default_checkpointing(job, nets) if checkpointing is None else dict(checkpointing)
     how = Tracing(
         device=device, micro_batches=micro_batches, checkpointing=modes, engine=engine, world=world,

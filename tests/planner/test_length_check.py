@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from memfit.device.hardware.catalogue import find_device
+from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.errors import InputError
 from memfit.job import Shape
 from memfit.plan import read_plan, write_plan
@@ -69,6 +69,36 @@ def test_lengths_that_cannot_be_read_here_are_no_fault_of_the_plan():
     assert (
         answer.plan.reasons["varied lengths"] == "not replayed: the job's lengths() raises FileNotFoundError: data.csv"
     )
+
+
+@pytest.mark.parametrize(
+    ("lengths", "asked", "words"),
+    [
+        ([-3, 4], {}, r"lengths\(\): sample 0: its length is -3; write .* one whole number above 0 for each sample"),
+        (["long", "short"], {}, "not numbers"),
+        ([4.5], {}, "its length is 4.5, not a whole number"),
+        ([], {}, "no lengths: there is nothing to train on"),
+        ([9, 90], {}, "sample 1 of length 90: longer than Wrong.longest, which is 50; write longest = 90 in the job"),
+        (
+            [9, 40],
+            {"micro_batch": 30},
+            "longer than the largest micro-batch, 30 frames; write --micro-batch 40 or more",
+        ),
+        ([9, 40], {"global_batch": 60, "devices": 2}, "write --global-batch 80 or more, in frames"),
+    ],
+)
+def test_lengths_with_which_no_plan_could_run_are_refused_before_the_search(lengths, asked, words):
+    class Wrong(JOBS["dit"]):
+        unit, longest = "frames", 50
+
+        def lengths(self):
+            return lengths
+
+    request = PlanRequest(
+        name="wrong", device=with_memory(find_device("cpu"), 1 << 30), **{"global_batch": 400, **asked}
+    )
+    with pytest.raises(InputError, match=words):
+        find_plan(Wrong(), request)
 
 
 def test_the_allocator_of_a_plan_file_is_checked(tmp_path):

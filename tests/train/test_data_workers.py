@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from memfit.errors import Exit
+from memfit.errors import Exit, InputError
+from memfit.job import Job
 from memfit.plan import Plan, write_plan
 from memfit.train.data.loader import BatchLoader
 from memfit.train.data.reader import BatchReader
@@ -169,6 +170,19 @@ def _fails(tmp_path, kind):
     ended, said = run_command(plan, run, "--workers", "2", "--resume")
     assert ended == 0, said
     same_end_as_undisturbed(tmp_path, plan, run)
+
+
+def test_samples_that_a_library_cannot_give_are_said_in_one_line():
+    """As of a DatasetDict, or a data frame: no line of the job is on the way."""
+    reader = BatchReader(samples={"train": [1, 2]}, collate=list, seed=0)
+    with pytest.raises(InputError, match=r"dataset\(\)\[0\]: KeyError: 0; write dataset\(self\) -> samples by index"):
+        reader.read(0, (0,))
+
+
+@pytest.mark.parametrize("samples", [[{"x": 1, "y": 2}, {"x": 1}], [{"x": torch.ones(2)}, {"x": 3}], [None, None]])
+def test_samples_that_do_not_collate_are_said_in_one_line(samples):
+    with pytest.raises(InputError, match=r"Job.collate\(\): .*; write collate\(self, samples\)"):
+        BatchReader(samples=samples, collate=Job().collate, seed=0).read(0, (0, 1))
 
 
 def same_end_as_undisturbed(tmp_path, plan, run):

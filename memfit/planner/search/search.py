@@ -15,12 +15,15 @@ from dataclasses import replace
 from memfit.apply.phase_memory import with_settings
 from memfit.device.hardware.process_limits import check_fake_ranks
 from memfit.errors import InputError
+from memfit.geometry import shape_of
 from memfit.job import Job
+from memfit.planner.batch_check import check_batch
 from memfit.planner.options.offload_options import offload_choices
 from memfit.planner.predict import with_precision
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.engine_choice import candidates
 from memfit.planner.search.engine_search import Answer, search_with_engine
+from memfit.planner.variable_length.length_check import check_longest
 from memfit.sizes import format_size
 
 
@@ -28,11 +31,13 @@ def find_plan(job: Job, request: PlanRequest) -> Answer:
     """The fastest plan that fits, or what is lacking where none does.
 
     Raises:
-        InputError: an unknown learning-rate rule, more devices than this machine can trace, or an engine that is
-            unknown or cannot carry the job.
+        InputError: an unknown learning-rate rule, more devices than this machine can trace, an engine that is unknown
+            or cannot carry the job, or lengths of samples with which no plan could run.
     """
     begin = time.perf_counter()
     check_fake_ranks(f"--devices {request.devices}", request.devices)
+    check_longest(job, request)
+    check_batch(job, shape_of(job, request.micro_batch or -(-request.global_batch // request.devices)))
     engines = candidates(request.engine, request.devices)
     job = with_settings(job, {"wrapper": "none"})
     best = _fastest_engine(job, request, engines)

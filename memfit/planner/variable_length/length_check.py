@@ -10,6 +10,7 @@ from memfit.errors import InputError, describe
 from memfit.geometry import Geometry
 from memfit.job import Job
 from memfit.plan import MemoryOption
+from memfit.planner.request import PlanRequest
 from memfit.planner.variable_length.sequence import SequencePrediction, drawn_windows, predict_sequence
 from memfit.sizes import format_size
 from memfit.trace.step import Tracing
@@ -76,6 +77,37 @@ class LengthCheck:
             f"expandable segments: window {plain.failed_window} does not fit without them; "
             f"with them at most {format_size(self.sequence.expandable.reserved_bytes)} are reserved"
         )
+
+
+def check_longest(job: Job, request: PlanRequest) -> None:
+    """Checks the job's lengths before a search. The data set may lie on another machine: then nothing is checked.
+
+    Raises:
+        InputError: ``lengths()`` gave something else than whole numbers above 0, or a sample is longer than the job's
+            ``longest`` or than the largest micro-batch, so that the plan could not run.
+    """
+    if job.longest is None:
+        return
+    try:
+        lengths = lengths_of(job)
+    except InputError:
+        raise
+    except Exception:
+        return
+    if lengths is None:
+        return
+    longest = max(lengths)
+    seen = f"sample {lengths.index(longest)} of length {longest}"
+    if longest > job.longest:
+        write = f"write longest = {longest} in the job, or leave the sample out of the data set"
+        raise InputError(seen, f"longer than {type(job).__name__}.longest, which is {job.longest}", write)
+    most = request.micro_batch or -(-request.global_batch // request.devices)
+    if longest > most:
+        option = (
+            f"--global-batch {longest * request.devices}" if request.micro_batch is None else f"--micro-batch {longest}"
+        )
+        write = f"write {option} or more, in {job.unit}"
+        raise InputError(seen, f"longer than the largest micro-batch, {most} {job.unit}", write)
 
 
 def check_lengths(

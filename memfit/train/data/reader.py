@@ -49,14 +49,29 @@ class BatchReader:
     seed: int
 
     def read(self, window: int, ids: Ids) -> Any:
-        """The batch of these samples, on the host."""
+        """The batch of these samples, on the host.
+
+        Raises:
+            InputError: the data set has no such sample, and the reason is not in the job's own code.
+        """
         with ends_forked_copies():
-            if isinstance(self.samples, StreamSamples):
-                samples = [self.samples[i] for i in ids]
+            if not isinstance(self.samples, StreamSamples):
                 seed_stream(self.seed, window, ids[0], COLLATE)
-                return self.collate(samples)
-            seed_stream(self.seed, window, ids[0], COLLATE)
-            return self.collate([self.samples[i] for i in ids])
+            samples = [self._sample(i) for i in ids]
+            if isinstance(self.samples, StreamSamples):
+                seed_stream(self.seed, window, ids[0], COLLATE)
+            return self.collate(samples)
+
+    def _sample(self, position: int) -> Any:
+        try:
+            return self.samples[position]
+        except Exception as error:
+            if isinstance(error, InputError) or memory_limit.is_memory_failure(error):
+                raise
+            if line_of_job(traceback.walk_tb(error.__traceback__)) is not None:
+                raise
+            write = "write dataset(self) -> samples by index, from 0 to one less than their number"
+            raise InputError(f"dataset()[{position}]", describe(error), write) from error
 
     def load(self, state: StreamState | None) -> None:
         """Goes on in a stream from this state."""
