@@ -114,6 +114,17 @@ rank_entry.leave(0)
     assert seconds < 60
 
 
+def test_a_run_that_is_done_has_memory_for_its_end_whatever_its_limit_was():
+    code, words, _ = said("""
+import atexit, resource
+from memfit.train.launch import memory_limit, rank_entry
+atexit.register(lambda: print(len(bytearray(64 << 20)) >> 20))
+resource.setrlimit(resource.RLIMIT_DATA, (memory_limit.data_bytes(), resource.getrlimit(resource.RLIMIT_DATA)[1]))
+rank_entry.leave(0)
+""")
+    assert (code, words) == (0, "64\n")
+
+
 @pytest.mark.parametrize(("before", "code", "ended"), [("", 5, "stopped\n"), ("trap '' HUP; ", 0, "goes on\n")])
 def test_a_terminal_that_hangs_up_stops_a_run_but_not_under_nohup(before, code, ended):
     script = (

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from memfit.engine.torchrun_env import is_restart
 from memfit.errors import Exit
+from memfit.train.launch.memory_limit import lift
 from memfit.train.launch.outcome import read_outcome
 from memfit.train.launch.process_guard import die_with_parent
 from memfit.train.run_options import RunOptions
@@ -45,7 +46,11 @@ def leave(code: int) -> None:
         if thread.name.startswith("memfit-") and not thread.daemon:
             thread.join()
     if code == Exit.DONE:
-        threading.Thread(target=_end_later, args=(code,), name="memfit-leaves", daemon=True).start()
+        lift()  # the run is over: threads and exit handlers have the machine's memory again
+        try:
+            threading.Thread(target=_end_later, args=(code,), name="memfit-leaves", daemon=True).start()
+        except RuntimeError:  # the machine has no memory for a thread's stack
+            _end(code)
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads; before it, pools are told to end
         atexit._run_exitfuncs()
     _end(code)
