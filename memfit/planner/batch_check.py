@@ -29,12 +29,12 @@ def check_batch(job: Job, shape: Shape) -> None:
         return
     try:
         with disable_current_modes(), virtual_cpu() as virtual, as_in_a_real_run(), virtual.device:
-            one, many = (_content(job.batch(replace(shape, items=items))) for items in (1, MANY))
+            single, many = (_content(job.batch(replace(shape, items=items))) for items in (1, MANY))
     except Exception:
         return
-    if one is None or one != many or not any(isinstance(size, tuple) for size in one):
+    if single is None or single != many or not any(isinstance(size, tuple) for size in single):
         return
-    sizes = ", ".join("x".join(map(str, size)) or "a scalar" for size in one if isinstance(size, tuple))
+    sizes = ", ".join("x".join(map(str, size)) or "a scalar" for size in single if isinstance(size, tuple))
     raise InputError(
         f"{type(job).__name__}.batch()",
         f"its tensors have the same sizes for {MANY} items as for 1: {shortened(sizes, 60)}",
