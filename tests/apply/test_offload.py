@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from memfit.apply.offload import LEAST, _Away, on_the_host
+from memfit.apply.offload import LEAST, _OffloadedTensor, on_the_host
 
 WIDE = LEAST // 4 // 8
 """Columns of eight rows that make a storage just large enough."""
@@ -37,12 +37,12 @@ def test_a_storage_is_copied_once_and_the_weights_stay():
     torch.manual_seed(0)
     module, x = SharedLayer(), torch.randn(8, WIDE, requires_grad=True)
     answer, gradients = packed(module, x)
-    away = [item for item in answer if isinstance(item, _Away)]
+    away = [item for item in answer if isinstance(item, _OffloadedTensor)]
     assert len(away) >= 4
     assert len({id(item._copy) for item in away}) == 1
     assert away[0]._copy._there is None
     weights = {p.untyped_storage().data_ptr() for p in module.parameters()}
-    assert weights & {item.untyped_storage().data_ptr() for item in answer if not isinstance(item, _Away)}
+    assert weights & {item.untyped_storage().data_ptr() for item in answer if not isinstance(item, _OffloadedTensor)}
     plain, y = SharedLayer(), x.detach().clone().requires_grad_()
     plain.load_state_dict(module.state_dict())
     plain(y).backward()
