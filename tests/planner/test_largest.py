@@ -9,9 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-import memfit
 from memfit.cli import main
 from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.errors import InputError
@@ -22,6 +20,7 @@ from memfit.planner.traced_questions import TracedQuestions
 from memfit.trace.interpolation import interpolated
 from memfit.trace.step import Tracing, trace_job
 from testing.large_nets import Dit
+from testing.linear_layer import LinearLayer
 
 JOB = Dit(dim=64, depth=2, heads=4, frames=64)
 CARD = with_memory(find_device("rtx4090"), 600 << 20)
@@ -69,24 +68,9 @@ def test_the_largest_micro_batch_is_what_predict_says():
         assert not predict(JOB, "dit", Shape(items=answer.size + 1), CARD, checkpointing=modes).footprint.fits
 
 
-class Wide(memfit.Job):
-    """One layer over many small samples: segments grow in steps of 2 MiB, most sizes need what the one before needs."""
-
-    def nets(self):
-        return {"net": nn.Linear(8, 8)}
-
-    def batch(self, shape):
-        return {"x": torch.zeros(shape.items, 8)}
-
-    def loss(self, nets, batch):
-        return nets["net"](batch["x"]).square().sum(), len(batch["x"])
-
-    def optimizers(self, nets):
-        return {"net": torch.optim.SGD(nets["net"].parameters())}
-
-
 def test_interpolated_traces_lead_to_the_answer_in_a_few_questions():
-    questions, job = TracedQuestions(), Wide()
+    """Segments grow in steps of 2 MiB, so that most sizes need what the one before needs."""
+    questions, job = TracedQuestions(), LinearLayer()
     policy = next(iter(policies(job)))
     for name in ("rtx3060", "rtx3090"):
         answer = largest_of(policy, "wide", find_device(name), questions, by_items(None))

@@ -11,33 +11,19 @@ import pytest
 import torch
 from torch import nn
 
-import memfit
 from memfit.device.hardware.catalogue import find_device
 from memfit.errors import InputError
 from memfit.job import Shape
 from memfit.trace import operator_scratch
 from memfit.trace.step import Tracing, trace_job
+from testing.linear_layer import LinearLayer
 
 CPU = find_device("cpu")
 MANY = 2**33
 """Items whose tensors of this job take 256 GiB each."""
 
 
-class Wide(memfit.Job):
-    def nets(self):
-        return {"net": nn.Linear(8, 8)}
-
-    def batch(self, shape):
-        return {"x": torch.zeros(shape.items, 8)}
-
-    def loss(self, nets, batch):
-        return nets["net"](batch["x"]).square().sum(), len(batch["x"])
-
-    def optimizers(self, nets):
-        return {"net": torch.optim.SGD(nets["net"].parameters())}
-
-
-class Recurrent(Wide):
+class Recurrent(LinearLayer):
     def nets(self):
         return {"net": nn.LSTM(8, 8, batch_first=True)}
 
@@ -49,10 +35,10 @@ class Recurrent(Wide):
 
 
 def test_a_step_larger_than_this_machine_is_traced_and_its_scratch_called_unknown():
-    trace = trace_job(Wide(), Shape(items=MANY), Tracing(device=CPU))
+    trace = trace_job(LinearLayer(), Shape(items=MANY), Tracing(device=CPU))
     assert trace.nbytes.max() == MANY * 8 * 4
     assert "too large to run on this machine" in "".join(trace.assumed)
-    small = trace_job(Wide(), Shape(items=2), Tracing(device=CPU))
+    small = trace_job(LinearLayer(), Shape(items=2), Tracing(device=CPU))
     assert not small.assumed
 
 
