@@ -59,6 +59,13 @@ def make_engine(name: str, device: torch.device, **how: Any) -> Engine:
     return ZeroWithLocalNets(**place, stage=int(name.removeprefix("zero")), choices=deepspeed.Choices(**how))
 
 
+def syncs_in_backward(name: str, choices: Mapping[str, Any]) -> bool:
+    """What ``Engine.syncs_in_backward`` of an engine with these choices is, before there is a process group."""
+    engine = CAPABILITIES[name]
+    overlaps = engine.is_deepspeed and deepspeed.Choices(**choices).overlap_comm
+    return engine.shards_gradients or overlaps
+
+
 def load_engine(name: str) -> None:
     """Imports the library that an engine needs, before anything is traced.
 

@@ -1,7 +1,8 @@
 """One world of ``memfit verify``: the same windows on one rank and on all of them, each from the same weights.
 
-Rank 0 first runs every window alone, as Single, all micro-batches of all ranks one after the other. Then all ranks run
-it with their engine, each window from the weights and the optimizers' state with which rank 0 began it.
+Rank 0 first runs every window alone, as Single, all micro-batches of all ranks one after the other, in a process group
+of its own: a collective in the job's code would otherwise wait for ranks that run nothing. Then all ranks join, and run
+each window with their engine, from the weights and the optimizers' state with which rank 0 began it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,11 +24,11 @@ from memfit.apply.window import run_window
 from memfit.atomic_file import write_atomic
 from memfit.batch.windows import Window, Windows
 from memfit.engine.collectives import gather
-from memfit.engine.factory import make_engine
-from memfit.engine.process_group import join, join_alone
+from memfit.engine.factory import make_engine, syncs_in_backward
+from memfit.engine.process_group import is_lost_rank, join, join_alone
 from memfit.engine.protocol import Engine
 from memfit.engine.single import Single
-from memfit.engine.torchrun_env import torchrun_env
+from memfit.engine.torchrun_env import TorchrunEnv, torchrun_env
 from memfit.errors import Exit, InputError, mistake_in_job
 from memfit.plan import Plan, read_plan
 from memfit.train.checkpoint.state_codec import decode, encode
@@ -54,15 +56,13 @@ def main(arguments: list[str]) -> int:
     One rank also asks whether the job's losses may be split.
     """
     folder, windows = Path(arguments[0]), int(arguments[1])
+    plan, started = read_plan(folder / "plan.toml"), torchrun_env()
     try:
-        if torchrun_env() is not None:
-            os.environ.setdefault("MEMFIT_COLLECTIVE_SECONDS", str(ALONE_SECONDS))
+        alone = _alone_first(plan, started, folder, windows)
+        if started is not None:
             join()
-        else:
-            join_alone()
-        plan = read_plan(folder / "plan.toml")
         engine = make_engine(plan.engine, torch.device("cpu"), **plan.engine_choices)
-        result = verify_world(plan, engine, folder, windows)
+        result = verify_world(plan, engine, folder, alone)
         if engine.world == 1:
             result["findings"] = [asdict(finding) for finding in split_findings(job_of(plan), plan.seed)]
         if engine.rank == 0:
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> int:
     except Exception as error:
         if (folder / ERROR).exists():
             return Exit.BAD_INPUT
-        mistake = mistake_in_job(error)
+        mistake = _lost_rank(started) if is_lost_rank(error) else mistake_in_job(error)
         if mistake is None:
             raise
         return _failed(folder, str(mistake))
@@ -81,19 +81,49 @@ def main(arguments: list[str]) -> int:
     return Exit.DONE
 
 
+def _lost_rank(started: TorchrunEnv | None) -> InputError:
+    """A rank that waited for a collective in vain."""
+    return InputError(
+        f"{1 if started is None else started.world} ranks",
+        "a rank waited for a collective that another did not take part in: that one was killed, or the job's own code "
+        "calls collectives, and the ranks run it different numbers of times",
+        "choose a --global-batch that gives every rank as many micro-batches, or call collectives once a window",
+    )
+
+
 def _failed(folder: Path, line: str) -> int:
     write_atomic(folder / ERROR, line)
     return Exit.BAD_INPUT
 
 
-def verify_world(plan: Plan, engine: Engine, folder: Path, windows: int) -> dict[str, Any]:
-    """Differences of every window and what they point at; on ranks above 0 an empty dict."""
+def _alone_first(plan: Plan, started: TorchrunEnv | None, folder: Path, windows: int) -> list[dict[str, Any]]:
+    """On rank 0, every window alone, and what each began with written for all ranks; other ranks wait for that.
+
+    A process that is not one of several stays in its process group of one.
+    """
+    if started is not None and started.rank > 0:
+        until = time.monotonic() + ALONE_SECONDS
+        while not (folder / STARTS).exists():
+            if (folder / ERROR).exists() or time.monotonic() > until:
+                os._exit(Exit.BAD_INPUT)
+            time.sleep(0.1)
+        return []
+    join_alone()
+    alone = _alone(plan, 1 if started is None else started.world, windows)
+    _write_starts([{"begin": each.pop("begin"), "weights": each["seen"].weights} for each in alone], folder)
+    if started is not None:
+        dist.destroy_process_group()
+    return alone
+
+
+def verify_world(plan: Plan, engine: Engine, folder: Path, alone: list[dict[str, Any]]) -> dict[str, Any]:
+    """Differences of every window and what they point at; on ranks above 0 an empty dict.
+
+    Args:
+        alone: on rank 0, what ``_alone`` gave.
+    """
     recording = RecordingEngine(engine)
     train_state, context = _built(plan, recording, engine.world, folder)
-    alone = _alone(plan, engine, windows) if engine.rank == 0 else []
-    if engine.rank == 0:
-        _write_starts([{"begin": each.pop("begin"), "weights": each["seen"].weights} for each in alone], folder)
-    gather(engine, None)
     compared = []
     with recompute(train_state.nets, plan.checkpointing):
         for number, start in enumerate(_read_starts(folder)):
@@ -117,7 +147,8 @@ def _write_starts(starts: list[dict[str, Any]], folder: Path) -> None:
         InputError: the job's state holds something that needs code to be read, naming it.
     """
     coded, tensors = encode(starts, "the state of the nets and optimizers")
-    torch.save({"coded": coded, "tensors": tensors}, folder / STARTS)
+    torch.save({"coded": coded, "tensors": tensors}, folder / f"{STARTS}.part")
+    (folder / f"{STARTS}.part").rename(folder / STARTS)
 
 
 def _read_starts(folder: Path) -> list[dict[str, Any]]:
@@ -127,10 +158,11 @@ def _read_starts(folder: Path) -> list[dict[str, Any]]:
     return starts
 
 
-def _alone(plan: Plan, engine: Engine, windows: int) -> list[dict[str, Any]]:
-    """Every window of an engine's ranks on one rank, with what it began and ended with."""
+def _alone(plan: Plan, ranks: int, windows: int) -> list[dict[str, Any]]:
+    """Every window of a plan's ranks on one rank, with what it began and ended with."""
     recording = RecordingEngine(Single(), magnitudes=True)
-    train_state, context = _built(plan, recording, engine.world, Path())
+    train_state, context = _built(plan, recording, ranks, Path())
+    perturbed = syncs_in_backward(plan.engine, plan.engine_choices)
     results = []
     with recompute(train_state.nets, plan.checkpointing):
         for number in range(windows):
@@ -144,7 +176,7 @@ def _alone(plan: Plan, engine: Engine, windows: int) -> list[dict[str, Any]]:
             }
             recording.begin()
             result, seen = run_window(train_state, micro_batches(train_state, context, single_rank)), recording.seen
-            if engine.syncs_in_backward:
+            if perturbed:
                 after = copy.deepcopy(_state(train_state))
                 _put_back(train_state, recording.engine, begin)
                 move_last_bits(train_state)

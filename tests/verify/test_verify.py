@@ -183,3 +183,16 @@ def test_muon_which_rounds_a_whole_matrix_to_bf16_has_room_for_it_and_not_for_an
         stepped.append(weight.detach())
     assert 0 < (stepped[0] - stepped[1]).abs().max() <= room.min()
     assert (stepped[0] - stepped[2]).abs().max() > 10 * room.max()
+
+
+def test_a_collective_in_the_loss_does_not_wait_for_ranks_that_run_nothing():
+    code, answer = verify("CollectiveInTheLoss", "--world-sizes", "2", "--global-batch", "8", "--micro-batch", "2")
+    assert (code, answer["ok"]) == (0, True)
+
+
+@pytest.mark.slow
+def test_ranks_that_run_a_collective_different_numbers_of_times_get_one_line():
+    done = run_verify("CollectiveInTheLoss", "--world-sizes", "2", "--global-batch", "5", "--micro-batch", "2")
+    assert done.returncode == 2, done.stderr
+    assert "the ranks run it different numbers of times" in done.stderr
+    assert "Traceback" not in done.stderr
