@@ -13,6 +13,7 @@ from memfit import toml
 from memfit.atomic_file import write_atomic
 from memfit.errors import InputError
 from memfit.job import Precision
+from memfit.mesh import MeshShape, mesh_of
 
 VERSION = 1
 MODES = ("keep", "selective", "full", "offload")
@@ -115,6 +116,8 @@ class Plan:
     """Host memory of each rank for batches that workers have read before their window; absent: 1 GiB."""
     allocator: str = "default"
     """expandable_segments: ``memfit run`` sets PYTORCH_CUDA_ALLOC_CONF to it, unless the variable is set."""
+    mesh: dict[str, int] = field(default_factory=dict)
+    """Ranks by dimension, as ``memfit.mesh.MeshShape`` names them; empty: all in the one that the engine is for."""
     engine_choices: dict[str, Any] = field(default_factory=dict)
     """The engine's own choices, by the names that ``memfit.engine.factory`` lists; absent: its defaults."""
     reasons: dict[str, str] = field(default_factory=dict)
@@ -127,6 +130,16 @@ class Plan:
     step_seconds_low: float | None = None
     """Lower end of the estimate by its measured error; absent where no error was measured on the device."""
     step_seconds_high: float | None = None
+
+    @property
+    def mesh_shape(self) -> MeshShape | None:
+        """The mesh; None where all ranks are in the dimension that the engine is for."""
+        return mesh_of(self.mesh, "the plan's mesh") if self.mesh else None
+
+    @property
+    def ranks(self) -> int:
+        """Processes of a run, each on a device of its own."""
+        return MeshShape(**self.mesh).world if self.mesh else len(self.micro_batches)
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:
@@ -255,6 +268,7 @@ def _checked(values: dict[str, Any], path: str) -> Plan:
             "make them agree",
         )
     _check_sizes(values, path)
+    _check_mesh(values, path)
     for name, phase in values.get("phases", {}).items():
         if not isinstance(phase, dict) or not all(
             isinstance(phase.get(key), int) for key in ("allocated_bytes", "process_bytes")
@@ -309,6 +323,17 @@ def _check_word(where: str, word: Any, words: Sequence[str]) -> None:
     if word not in words:
         near = difflib.get_close_matches(str(word), words, n=1, cutoff=0)
         raise InputError(f"{where} = {word!r}", f"not one of {', '.join(words)}", f"write {near[0]}")
+
+
+def _check_mesh(values: dict[str, Any], path: str) -> None:
+    """Refuses a mesh that is none, or whose data-parallel ranks are not those of the micro-batches."""
+    if not values.get("mesh"):
+        return
+    where = f"plan file {path}: mesh"
+    mesh, shares = mesh_of(values["mesh"], where), len(values["micro_batches"])
+    if mesh.data_ranks != shares:
+        why = f"it has {mesh.data_ranks} data-parallel ranks, and micro_batches has {shares}"
+        raise InputError(f"{where} = {mesh}", why, _AGAIN)
 
 
 def _check_sizes(values: dict[str, Any], path: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from memfit.cli.mesh_option import mesh_option
 from memfit.cli.options import (
     choose_devices,
     device_names_option,
@@ -19,6 +20,7 @@ from memfit.cli.options import (
     whole_number,
 )
 from memfit.errors import Exit, InputError
+from memfit.mesh import parse_mesh
 
 if TYPE_CHECKING:
     from memfit.device.hardware.catalogue import Device
@@ -36,7 +38,8 @@ if TYPE_CHECKING:
     help="Instead of JOB: a file that memfit trace --json wrote. Give its options as edits of the script.",
 )  # fmt: skip
 @click.option("--micro-batch", metavar="N", help="Fix the micro-batch, in units. Default: the fastest that fits.")
-@click.option("--devices", metavar="N", default="1", show_default=True, help="Data-parallel devices.")
+@click.option("--devices", metavar="N", help="Data-parallel devices. Default: 1, or those of --mesh.")
+@mesh_option
 @click.option(
     "--engine", metavar="E", help="The engine that distributes nets over devices. Default: the fastest that fits."
 )
@@ -66,9 +69,9 @@ if TYPE_CHECKING:
 @json_option
 def command(
     job: str | None, pairs: tuple[str, ...], global_batch: str | None, trace_file: str | None, micro_batch: str | None,
-    devices: str, engine: str | None, device_names: tuple[str, ...], memory: str | None, headroom: str | None,
-    keep: str | None, allow: str | None, tuned_for: str | None, rule: str, curve: bool, seed: str, out: str | None,
-    as_json: bool,
+    devices: str | None, mesh: str | None, engine: str | None, device_names: tuple[str, ...], memory: str | None,
+    headroom: str | None, keep: str | None, allow: str | None, tuned_for: str | None, rule: str, curve: bool, seed: str,
+    out: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Plan JOB's global batch for the device: micro-batch, accumulation and recomputation, with reasons."""
     if trace_file is not None:
@@ -96,6 +99,9 @@ def command(
         raise InputError(f"--out {out}", f"there is no folder {Path(out).parent}", "make the folder, or write another")
     batch, micro = whole_number("--global-batch", global_batch), whole_number("--micro-batch", micro_batch)
     ranks, tuned = whole_number("--devices", devices), whole_number("--tuned-for", tuned_for)
+    shape = parse_mesh(mesh) if mesh is not None else None
+    if shape is not None and ranks not in (None, shape.world):
+        raise InputError(f"--devices {ranks} --mesh {shape}", f"the mesh has {shape.world}", "leave --devices out")
     first_seed = whole_number("--seed", seed, least=0)
     with progress(f"planning {job}", quiet=as_json):
         from memfit.plan import write_plan
@@ -104,8 +110,9 @@ def command(
         from memfit.show.upstream_edits import upstream_changes
 
         request = PlanRequest(
-            name=job, global_batch=batch, device=targets[0], micro_batch=micro, devices=ranks, engine=engine,
-            seed=first_seed, keep=_words(keep), allow=_words(allow), tuned_for=tuned, learning_rate_rule=rule,
+            name=job, global_batch=batch, device=targets[0], micro_batch=micro, engine=engine,
+            devices=shape.data_ranks if shape is not None else ranks or 1, mesh=shape, seed=first_seed,
+            keep=_words(keep), allow=_words(allow), tuned_for=tuned, learning_rate_rule=rule,
         )  # fmt: skip
         loaded = load_job(job, read_settings(pairs))
         keep_frozen()

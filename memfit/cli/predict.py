@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memfit.cli.job_options import load_with, micro_batch_shape
+from memfit.cli.mesh_option import mesh_option, ranks_of
 from memfit.cli.options import (
     choose_devices,
     device_names_option,
@@ -36,6 +37,7 @@ from memfit.sizes import parse_size
 if TYPE_CHECKING:
     from memfit.device.hardware.catalogue import Device
     from memfit.job import Job
+    from memfit.mesh import MeshShape
     from memfit.plan import Plan
     from memfit.planner.prediction import Prediction
 
@@ -55,6 +57,7 @@ class PredictRequest:
     micro_batches: int
     engine: str
     world: int
+    mesh: MeshShape | None
     rank: int | None
 
     def key(self) -> str:
@@ -109,11 +112,10 @@ class PredictRequest:
     "--engine",
     metavar="E",
     type=click.Choice(list(ENGINES)),
-    default="single",
-    show_default=True,
-    help="The engine that distributes nets over ranks: " + ", ".join(ENGINES) + ".",
+    help="The engine that distributes nets over ranks: " + ", ".join(ENGINES) + ". Default: single, or --mesh's.",
 )
-@click.option("--world", metavar="N", default="1", show_default=True, help="Ranks, each on a device of its own.")
+@click.option("--world", metavar="N", help="Ranks, each on a device of its own. Default: 1, or those of --mesh.")
+@mesh_option
 @click.option("--rank", metavar="R", help="The rank to predict, from 0. Default: the rank that needs most.")
 @click.option(
     "--snapshot",
@@ -133,8 +135,9 @@ def command(
     job: str, pairs: tuple[str, ...], micro_batch: str | None, shape: str | None, device_names: tuple[str, ...],
     memory: str | None, headroom: str | None, budget: str | None, ci: bool, precision: str | None,
     checkpoint: str | None, accumulate: str,
-    epoch: str | None, lengths: str | None, shapes: str | None, engine: str, world: str, rank: str | None,
-    snapshot: str | None, trace: str | None, fresh: bool, as_json: bool,
+    epoch: str | None, lengths: str | None, shapes: str | None, engine: str | None, world: str | None,
+    mesh: str | None, rank: str | None, snapshot: str | None, trace: str | None, fresh: bool,
+    as_json: bool,
 ) -> int:  # fmt: skip
     """Predict whether JOB fits, in training, validation and saving.
 
@@ -154,10 +157,12 @@ def command(
         raise InputError(
             f"--lengths {lengths}", "nothing uses them without --epoch", "write --epoch N too (0: one epoch)"
         )
+    ranks = ranks_of(engine, whole_number("--world", world), mesh)
     request = PredictRequest(
-        job=job, pairs=tuple(sorted(pairs)), shape=shape, precision=precision, checkpoint=checkpoint, engine=engine,
+        job=job, pairs=tuple(sorted(pairs)), shape=shape, precision=precision, checkpoint=checkpoint,
         micro_batches=whole_number("--accumulate", accumulate), micro_batch=whole_number("--micro-batch", micro_batch),
-        world=whole_number("--world", world), rank=whole_number("--rank", rank, least=0), plan=_plan_text(checkpoint),
+        engine=ranks.engine, world=ranks.world, mesh=ranks.mesh, rank=whole_number("--rank", rank, least=0),
+        plan=_plan_text(checkpoint),
     )  # fmt: skip
     with progress(f"tracing {job}", quiet=as_json):
         kept = None if fresh or epoch is not None or shapes is not None else _answered(request, targets)
@@ -231,7 +236,7 @@ def _traced(request: PredictRequest, targets: list[Device]) -> tuple[Job, list[P
         predictions = [
             questions.predict(
                 job, request.job, shape, target, micro_batches=request.micro_batches, checkpointing=modes, plan=plan,
-                engine=request.engine, world=request.world, rank=request.rank,
+                engine=request.engine, world=request.world, mesh=request.mesh, rank=request.rank,
             )
             for target in targets
         ]  # fmt: skip

@@ -47,6 +47,8 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
         "engine": prediction.engine,
         "world": prediction.world,
         "rank": prediction.rank,
+        "mesh": dict(prediction.mesh),
+        "rank_reason": prediction.rank_reason,
         "seconds": prediction.seconds,
     }
 

@@ -90,7 +90,7 @@ def _run(plan: str, wandb: bool, as_json: bool, values: dict[str, Any]) -> int:
     read = read_plan(plan)
     if read.allocator == "expandable_segments":
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    folder, ranks = RunFolder(options.folder), len(read.micro_batches)
+    folder, ranks = RunFolder(options.folder), read.ranks
     if place is None and ranks > 1:
         check_cards(f"plan for {ranks} devices", ranks, read.device)
         check_ranks(f"plan for {ranks} devices", ranks, RANK_BYTES + (_peak(read) if read.device == "cpu" else 0))

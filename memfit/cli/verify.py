@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import click
 
+from memfit.cli.mesh_option import mesh_option
 from memfit.cli.options import json_option, print_json, set_option, whole_number
 from memfit.errors import Exit, InputError
+from memfit.mesh import parse_mesh
 
 
 @click.command("verify")
 @click.argument("target", metavar="JOB|PLAN")
 @set_option
-@click.option("--world-sizes", default="1,2", show_default=True, metavar="N,N", help="Ranks, each a real process.")
-@click.option("--engine", default="ddp", show_default=True, metavar="E", help="The engine of several ranks.")
+@click.option("--world-sizes", metavar="N,N", help="Ranks, each a real process. Default: 1,2, or 1 and --mesh's.")
+@click.option("--engine", metavar="E", help="The engine of several ranks. Default: ddp, or --mesh's.")
+@mesh_option
 @click.option("--windows", metavar="N", default="2", show_default=True, help="Optimizer steps that are compared.")
 @click.option("--global-batch", metavar="N", help="Units of a window. Default: the plan's, or 2 micro-batches a rank.")
 @click.option("--micro-batch", metavar="N", help="Units of a micro-batch. Default: the plan's, or three samples.")
 @json_option
 def command(
-    target: str, pairs: tuple[str, ...], world_sizes: str, engine: str, windows: str, global_batch: str | None,
-    micro_batch: str | None, as_json: bool,
+    target: str, pairs: tuple[str, ...], world_sizes: str | None, engine: str | None, mesh: str | None, windows: str,
+    global_batch: str | None, micro_batch: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Run the same windows of a job on one rank and on many, and compare losses, gradients and weights after each
     step.
@@ -31,17 +34,24 @@ def command(
 
     from memfit.cli.progress import progress
     from memfit.device.hardware.process_limits import check_ranks
-    from memfit.engine.capabilities import CAPABILITIES
+    from memfit.engine.capabilities import CAPABILITIES, engine_of
     from memfit.loading import load_job, read_settings
     from memfit.plan import ENGINES, read_plan
 
-    worlds = _worlds(world_sizes)
+    shape = parse_mesh(mesh) if mesh is not None else None
+    if shape is not None and world_sizes is not None:
+        raise InputError(f"--mesh {shape} --world-sizes {world_sizes}", "both say the ranks", "leave one of them out")
+    worlds = _worlds(world_sizes or "1,2") if shape is None else [1, shape.world]
+    shares = worlds if shape is None else [shape.data_ranks]
+    engine = engine or ("ddp" if shape is None else engine_of(shape))
     steps = whole_number("--windows", windows)
     asked, micro = whole_number("--global-batch", global_batch), whole_number("--micro-batch", micro_batch)
     if engine not in ENGINES or (max(worlds) > 1 and not CAPABILITIES[engine].several_ranks):
         several = ", ".join(engine_name for engine_name in ENGINES if CAPABILITIES[engine_name].several_ranks)
         raise InputError(f"--engine {engine}", "no engine of several ranks", f"write one of {several}")
-    check_ranks(f"--world-sizes {max(worlds)}", max(worlds))
+    if shape is not None:
+        engine_of(shape, engine)
+    check_ranks(f"--world-sizes {max(worlds)}" if shape is None else f"--mesh {shape}", max(worlds))
     with progress(f"verifying {target}", quiet=as_json):
         from memfit.verify.verify import as_json as to_json
         from memfit.verify.verify import verify
@@ -51,8 +61,8 @@ def command(
             plan = read_plan(target)
             plan = replace(plan, global_batch=asked or plan.global_batch, micro_batch=micro or plan.micro_batch)
         else:
-            plan = plan_for(load_job(target, read_settings(pairs)), target, worlds, asked, micro)
-        verified = verify(plan, worlds, engine, steps)
+            plan = plan_for(load_job(target, read_settings(pairs)), target, shares, asked, micro)
+        verified = verify(plan, worlds, engine, steps, mesh=shape)
     if as_json:
         print_json(to_json(verified))
     else:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from memfit.errors import InputError
+from memfit.mesh import MeshShape
+
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
@@ -18,6 +21,8 @@ class Capabilities:
     """Whether a rank keeps only a part of the gradients."""
     shards_weights: bool = False
     """Whether a rank keeps only a part of the weights, and gathers them where they are used."""
+    mesh_dimensions: tuple[str, ...] = ()
+    """Dimensions of ``memfit.mesh.MeshShape`` that it carries; the first is what its ranks are without a mesh."""
     zero_stage: int | None = None
     """DeepSpeed's stage; None: it is not DeepSpeed."""
 
@@ -39,8 +44,10 @@ class Capabilities:
 
 CAPABILITIES: Mapping[str, Capabilities] = {
     "single": Capabilities(several_ranks=False),
-    "ddp": Capabilities(),
-    "fsdp2": Capabilities(shards_optimizer=True, shards_gradients=True, shards_weights=True),
+    "ddp": Capabilities(mesh_dimensions=("dp_replicate",)),
+    "fsdp2": Capabilities(
+        shards_optimizer=True, shards_gradients=True, shards_weights=True, mesh_dimensions=("dp_shard", "dp_replicate")
+    ),
     "zero1": Capabilities(shards_optimizer=True, zero_stage=1),
     "zero2": Capabilities(shards_optimizer=True, shards_gradients=True, zero_stage=2),
     "zero3": Capabilities(shards_optimizer=True, shards_gradients=True, shards_weights=True, zero_stage=3),
@@ -49,3 +56,34 @@ CAPABILITIES: Mapping[str, Capabilities] = {
 
 WHOLE_STATE = tuple(name for name, engine in CAPABILITIES.items() if engine.whole_state)
 """Engines whose ranks each hold the whole state."""
+
+
+def engine_of(mesh: MeshShape, engine: str | None = None) -> str:
+    """The engine that carries a mesh.
+
+    Args:
+        engine: the one that was asked for; None: the first that does.
+
+    Raises:
+        InputError: the engine that was asked for does not carry it.
+    """
+    needed = set(mesh.sizes())
+    able = [name for name, does in CAPABILITIES.items() if needed <= set(does.mesh_dimensions)]
+    if engine is None:
+        return able[0]
+    first = CAPABILITIES[engine].mesh_dimensions[:1]
+    if engine not in able or (first == ("dp_shard",) and needed == {"dp_replicate"}):
+        lacks = ", ".join(needed - set(CAPABILITIES[engine].mesh_dimensions)) or "dp_replicate alone"
+        raise InputError(f"--engine {engine} --mesh {mesh}", f"it does not carry {lacks}", f"write --engine {able[0]}")
+    return engine
+
+
+def dimensions(engine: str, mesh: MeshShape | None) -> MeshShape | None:
+    """The mesh where it says more than the number of ranks does; else None.
+
+    Raises:
+        InputError: the engine does not carry it.
+    """
+    if mesh is None or tuple(mesh.sizes()) == CAPABILITIES[engine_of(mesh, engine)].mesh_dimensions[:1]:
+        return None
+    return mesh if mesh.world > 1 else None

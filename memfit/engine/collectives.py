@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from memfit.engine.process_group import DATA
+from memfit.engine.process_group import every_rank
 from memfit.errors import describe
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def gather(engine: Ranks, value: Value) -> list[Value]:
     if engine.mesh is None or _fake(engine):
         return [value] * engine.world
     values: list[Any] = [None] * engine.world
-    dist.all_gather_object(values, value, group=engine.mesh.get_group(DATA))
+    dist.all_gather_object(values, value, group=every_rank(engine.mesh))
     return values
 
 
@@ -93,7 +93,7 @@ def agree(engine: Engine, failed: bool) -> bool:
     if engine.mesh is None or _fake(engine):
         return failed
     flag = torch.tensor(float(failed))
-    dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=engine.mesh.get_group(DATA))
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=every_rank(engine.mesh))
     return bool(flag)
 
 
@@ -153,4 +153,4 @@ def part_of(tensor: Tensor, like: Tensor) -> Tensor:
 
 def _fake(engine: Ranks) -> bool:
     assert engine.mesh is not None
-    return dist.get_backend(engine.mesh.get_group(DATA)) == "fake"
+    return dist.get_backend(every_rank(engine.mesh)) == "fake"

@@ -28,7 +28,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from memfit.engine.collectives import gather
-from memfit.engine.process_group import DATA
+from memfit.engine.process_group import every_rank
 from memfit.engine.refusals import check_turns
 from memfit.engine.single import copied
 from memfit.engine.torch_optim_mixin import TorchOptimMixin
@@ -63,7 +63,7 @@ class Ddp(TorchOptimMixin, TorchStateMixin):
 
     @property
     def _group(self) -> dist.ProcessGroup:
-        return self.mesh.get_group(DATA)
+        return every_rank(self.mesh)
 
     def place(self, job: Job, nets: Nets) -> Nets:
         """Gives every rank the parameters and buffers of rank 0.

@@ -11,14 +11,15 @@ import torch
 import torch.distributed as dist
 
 from memfit.engine import deepspeed
-from memfit.engine.capabilities import CAPABILITIES
+from memfit.engine.capabilities import CAPABILITIES, dimensions
 from memfit.engine.ddp import Ddp
 from memfit.engine.fsdp2 import Fsdp2
-from memfit.engine.process_group import data_mesh
+from memfit.engine.process_group import data_mesh, mesh_of_ranks
 from memfit.engine.protocol import Engine
 from memfit.engine.single import Single
 from memfit.engine.zero_local_nets import ZeroWithLocalNets
 from memfit.errors import InputError
+from memfit.mesh import MeshShape
 
 _LAID_OUT = {"reduce_bucket_size": 1, "allgather_bucket_size": 2, "overlap_comm": bool, "offload_optimizer": bool}
 CHOICES: Mapping[str, Mapping[str, Any]] = {
@@ -35,14 +36,15 @@ CHOICES: Mapping[str, Mapping[str, Any]] = {
 """What each engine lets one choose: true or false, or a whole number of elements, of which this is the least."""
 
 
-def make_engine(name: str, device: torch.device, **how: Any) -> Engine:
+def make_engine(name: str, device: torch.device, mesh: MeshShape | None = None, **how: Any) -> Engine:
     """The engine that --engine names, over every rank of the default process group (real or fake).
 
     Args:
+        mesh: the ranks by dimension; None: all of them in the one that the engine is for.
         how: the engine's own choices, see ``CHOICES``.
 
     Raises:
-        InputError: no such engine, a choice that it does not have, or several ranks without a process group.
+        InputError: no such engine, a choice or a mesh that it does not have, or several ranks without a process group.
     """
     check_known(name)
     check_choices(name, how)
@@ -50,7 +52,9 @@ def make_engine(name: str, device: torch.device, **how: Any) -> Engine:
         return Single()
     if not dist.is_initialized():
         raise InputError(f"--engine {name}", "no process group was joined", "start it with torchrun, or memfit run")
-    place: dict[str, Any] = {"rank": dist.get_rank(), "world": dist.get_world_size(), "mesh": data_mesh(device.type)}
+    several = dimensions(name, mesh)
+    ranks = data_mesh(device.type) if several is None else mesh_of_ranks(device.type, several)
+    place: dict[str, Any] = {"rank": dist.get_rank(), "world": dist.get_world_size(), "mesh": ranks}
     if name == "ddp":
         return Ddp(**place)
     if name == "fsdp2":

@@ -3,6 +3,8 @@
 torch's ``fully_shard`` on the blocks of every trained net and on the net itself: a block's parameters are
 gathered before its forward and its backward and dropped after them, and gradients are scattered as sums. Frozen nets
 stay whole on every rank, buffers too. An average of the weights is sharded as the weights are, on every rank.
+On a mesh of ``dp_replicate`` x ``dp_shard`` ranks a parameter is sharded over ``dp_shard``, and its gradient is summed
+over ``dp_replicate`` after it was scattered (HSDP).
 
 Left out: ranks of one window whose batches use different parameters (FSDP2 then waits for collectives that never
 come); parameters that are read outside of their net's forward.

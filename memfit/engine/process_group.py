@@ -13,9 +13,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from memfit.device.hardware.loopback import loopback_environment
 from memfit.engine.listen_address import is_one_node, open_store, store_host
+from memfit.errors import InputError
+from memfit.mesh import MeshShape
 
 DATA = "data"
-"""The mesh's dimension of ranks that share a window. Sharding, tensor and pipeline dimensions go beside it."""
+"""The dimension of a mesh of data-parallel ranks alone; others have the names of ``MeshShape``."""
 TIMEOUT_SECONDS = 120.0
 """A collective that waits longer has lost a rank: the process ends, and torchrun starts all of them again."""
 
@@ -72,6 +74,27 @@ def _fresh_store(board: dist.Store, key: str, rank: int, timeout: timedelta) -> 
 def data_mesh(device_type: str) -> DeviceMesh:
     """A mesh of every rank of the default group, all of them data-parallel."""
     return init_device_mesh(device_type, (dist.get_world_size(),), mesh_dim_names=(DATA,))
+
+
+def mesh_of_ranks(device_type: str, shape: MeshShape) -> DeviceMesh:
+    """A mesh of every rank of the default group in several dimensions.
+
+    Raises:
+        InputError: the group has another number of ranks.
+    """
+    world = dist.get_world_size()
+    if world != shape.world:
+        raise InputError(f"--mesh {shape}", f"{world} ranks were started", f"start {shape.world} ranks")
+    sizes = shape.sizes()
+    return init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+
+def every_rank(mesh: DeviceMesh) -> dist.ProcessGroup:
+    """The group of all ranks of a mesh, which are those of the default group."""
+    if DATA in (mesh.mesh_dim_names or ()):
+        return mesh.get_group(DATA)
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD
 
 
 def is_lost_rank(error: BaseException) -> bool:

@@ -72,7 +72,7 @@ def plan_subject(name: str, plan: Plan, device: Device | None) -> Subject:
     target = device or replace(find_device(plan.device), usable_bytes=plan.budget_bytes)
     prediction = predict(
         job, plan.job, shape_of(job, plan.micro_batch), target, micro_batches=len(plan.micro_batches[0]),
-        checkpointing=plan.checkpointing, engine=plan.engine, world=len(plan.micro_batches), plan=plan,
+        checkpointing=plan.checkpointing, engine=plan.engine, world=plan.ranks, mesh=plan.mesh_shape, plan=plan,
         engine_choices=plan.engine_choices,
     )  # fmt: skip
     seconds = plan.step_seconds if target.key == plan.device else None
@@ -92,8 +92,8 @@ def _facts(prediction: Prediction) -> Mapping[str, Any]:
     parameters = sum(net.parameters for net in prediction.nets)
     return {
         "job": prediction.job, "device": prediction.device.key, "micro_batch": prediction.micro_batch,
-        **prediction.settings, "engine": prediction.engine, "world": prediction.world, "parameters": parameters,
-        "trained parameters": trained, "recomputed modules": len(prediction.checkpointing),
+        **prediction.settings, "engine": prediction.engine, "world": prediction.world, **prediction.mesh,
+        "parameters": parameters, "trained parameters": trained, "recomputed modules": len(prediction.checkpointing),
     }  # fmt: skip
 
 

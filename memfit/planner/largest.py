@@ -109,7 +109,7 @@ class _Sizes:
             trace = interpolated(first, second, (more - 1) / (other - low))
             if trace is None:
                 return (self._device.usable_bytes or 0) + 1
-            return self._bytes(footprint_on(trace, self._device, known.world))
+            return self._bytes(footprint_on(trace, self._device, known.world, mesh=known.mesh))
 
         if interpolated(first, second, 1.0) is None:
             return None

@@ -13,10 +13,11 @@ from memfit.blocks import candidates
 from memfit.device.hardware.catalogue import Device
 from memfit.device.hardware.process_limits import check_fake_ranks
 from memfit.device.virtual.card_rules import recorded_facts
-from memfit.engine.capabilities import CAPABILITIES
+from memfit.engine.capabilities import CAPABILITIES, dimensions
 from memfit.engine.zero_partition import most_gradients
 from memfit.errors import InputError
 from memfit.job import Job, Nets, Shape
+from memfit.mesh import MeshShape
 from memfit.plan import Plan
 from memfit.planner.batch_check import check_batch
 from memfit.planner.prediction import NetSize, Prediction, TracedQuestion, answer, device_facts, footprint_on
@@ -40,6 +41,7 @@ def predict(
     checkpointing: Mapping[str, str] | None = None,
     engine: str = "single",
     world: int = 1,
+    mesh: MeshShape | None = None,
     rank: int | None = None,
     engine_choices: Mapping[str, Any] | None = None,
     plan: Plan | None = None,
@@ -53,16 +55,18 @@ def predict(
         engine: how the nets are put onto ranks.
         engine_choices: the engine's own choices, as ``Tracing`` has them.
         world: ranks, each on such a device, each with such micro-batches.
+        mesh: the ranks by dimension, as many as ``world``; None: all in the one that the engine is for.
         rank: which of them; None: the one that needs most.
         plan: where its optimizers' implementation and its room for validation and saving come from.
 
     Raises:
-        InputError: a rank that is not there, several ranks on the engine of one, or a job that the engine cannot carry.
+        InputError: a rank that is not there, several ranks on the engine of one, or a job or mesh that the engine
+            cannot carry.
     """
     begin = time.perf_counter()
     question = trace_question(
         job, shape, device, micro_batches=micro_batches, checkpointing=checkpointing, engine=engine, world=world,
-        rank=rank, engine_choices=engine_choices, plan=plan,
+        mesh=mesh, rank=rank, engine_choices=engine_choices, plan=plan,
     )  # fmt: skip
     prediction = answer(question, name, device)
     return replace(prediction, seconds=time.perf_counter() - begin)
@@ -77,18 +81,21 @@ def trace_question(
     checkpointing: Mapping[str, str] | None = None,
     engine: str = "single",
     world: int = 1,
+    mesh: MeshShape | None = None,
     rank: int | None = None,
     engine_choices: Mapping[str, Any] | None = None,
     plan: Plan | None = None,
 ) -> TracedQuestion:
     """The traces that ``predict`` replays; arguments as there."""
+    check_world(world, mesh)
     _check_ranks(engine, world, rank)
+    mesh = dimensions(engine, mesh)
     nets = plain_nets(job, world)
     check_batch(job, shape)
     modes = default_checkpointing(job, nets) if checkpointing is None else dict(checkpointing)
     how = Tracing(
         device=device, micro_batches=micro_batches, checkpointing=modes, engine=engine, world=world,
-        engine_choices=engine_choices or {},
+        mesh=mesh, engine_choices=engine_choices or {},
     )  # fmt: skip
     if plan is not None:
         how = replace(
@@ -109,6 +116,8 @@ def trace_question(
         traces=traces,
         allocator=plan.allocator if plan is not None else "default",
         facts=device_facts(device, read),
+        mesh=mesh.sizes() if mesh is not None else {},
+        rank_reason=binding_reason(mesh) if mesh is not None and rank is None else "",
     )
 
 
@@ -120,6 +129,21 @@ def binding_ranks(job: Job, nets: Nets, engine: str, world: int) -> tuple[int, .
     groups = [group["params"] for optimizer in job.optimizers(nets).values() for group in optimizer.param_groups]
     most = most_gradients([[p.numel() for p in group if p.requires_grad] for group in groups], world)
     return tuple({BINDING_RANK: None, most: None})
+
+
+def binding_reason(mesh: MeshShape) -> str:
+    """Why no rank of a mesh needs more than ``BINDING_RANK``, in words."""
+    cut = [name for name in mesh.sizes() if name != "dp_replicate"]
+    places = " and ".join(f"{name} 0" for name in cut)
+    return f"no rank needs more than those with {places}: tensors are cut by ceiling division, first parts are largest"
+
+
+def check_world(world: int, mesh: MeshShape | None) -> None:
+    """Raises InputError where a mesh has another number of ranks, or more than one process simulates."""
+    if mesh is not None:
+        check_fake_ranks(f"--mesh {mesh}", mesh.world)
+        if mesh.world != world:
+            raise InputError(f"--mesh {mesh} --world {world}", f"the mesh has {mesh.world} ranks", "leave --world out")
 
 
 def _check_ranks(engine: str, world: int, rank: int | None) -> None:

@@ -13,6 +13,7 @@ from memfit.errors import InputError
 from memfit.events import Trace
 from memfit.footprint import Footprint
 from memfit.job import Shape
+from memfit.mesh import communicators
 from memfit.replay import footprint
 from memfit.replay.allocator_config import AllocatorConfig
 from memfit.replay.caching_allocator import CachingAllocator
@@ -53,6 +54,10 @@ class Prediction:
     world: int = 1
     rank: int = 0
     """The rank that ``footprint`` is of: the one that was asked for, or the one that needs most."""
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    """Ranks by dimension; empty where all are in the one that the engine is for."""
+    rank_reason: str = ""
+    """Why no rank of a mesh needs more than this one; empty without a mesh, and for a rank that was asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +76,8 @@ class TracedQuestion:
     allocator: str
     facts: Mapping[str, Any]
     """What the traces read of the device: they hold for every device with the same facts."""
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    rank_reason: str = ""
 
 
 def device_facts(device: Device, read: Collection[str]) -> dict[str, Any]:
@@ -95,22 +102,26 @@ def answer(question: TracedQuestion, name: str, device: Device, seconds: float =
         seconds: time that the question took so far.
     """
     footprints = {
-        rank: footprint_on(trace, device, question.world, question.allocator) for rank, trace in question.traces.items()
+        rank: footprint_on(trace, device, question.world, question.allocator, mesh=question.mesh)
+        for rank, trace in question.traces.items()
     }
     rank = max(footprints, key=lambda rank: max(phase.process_bytes for phase in footprints[rank].phases.values()))
     return Prediction(
         job=name, settings=question.settings, shape=question.shape, micro_batch=question.shape.units,
         unit=question.unit, device=device, nets=question.nets, footprint=footprints[rank],
         trace=question.traces[rank], checkpointing=question.checkpointing, engine=question.engine,
-        world=question.world, rank=rank, seconds=seconds,
+        world=question.world, rank=rank, seconds=seconds, mesh=question.mesh, rank_reason=question.rank_reason,
     )  # fmt: skip
 
 
-def footprint_on(trace: Trace, device: Device, world: int = 1, allocator: str = "default") -> Footprint:
+def footprint_on(
+    trace: Trace, device: Device, world: int = 1, allocator: str = "default", *, mesh: Mapping[str, int] | None = None
+) -> Footprint:
     """A trace replayed through the device's allocator, under its memory.
 
     Args:
-        world: ranks; what their communicator holds lies outside of the allocator.
+        world: ranks; what their communicators hold lies outside of the allocator.
+        mesh: the ranks by dimension, where they have several: each has a communicator of its own.
         allocator: how a card's allocator makes its segments, as a plan has it.
 
     Raises:
@@ -120,7 +131,8 @@ def footprint_on(trace: Trace, device: Device, world: int = 1, allocator: str = 
         raise InputError(f"device {device.key}", "its memory is not known", "give --memory SIZE")
     if not device.is_cuda:
         return footprint(trace, CpuAllocator, device.usable_bytes, device.usable_bytes)
-    nccl = nccl_bytes(device) if world > 1 else (0, 0, 0)
+    count = communicators(world, mesh or {})
+    nccl = tuple(count * nbytes for nbytes in nccl_bytes(device))
     context = (device.context_low or 0, device.context_bytes or 0, device.context_high or 0)
     low, usual, high = (own + shared for own, shared in zip(context, nccl, strict=True))
     outside = Outside(bytes=usual, low=low, high=high)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from memfit.device.hardware.catalogue import Device
 from memfit.errors import InputError
+from memfit.mesh import MeshShape
 
 KEEP = ("checkpointing", "optimizer", "precision", "validation")
 """Choices that a person can leave as the job has them."""
@@ -32,6 +33,8 @@ class PlanRequest:
     """Units; None: the fastest micro-batch that fits."""
     devices: int = 1
     """Data-parallel ranks."""
+    mesh: MeshShape | None = None
+    """The ranks by dimension, of which ``devices`` take samples of their own; None: those alone."""
     engine: str | None = None
     """None: the fastest engine that fits."""
     seed: int = 0
@@ -43,6 +46,11 @@ class PlanRequest:
     """The global batch that the job's learning rate was tuned for; None: unknown."""
     learning_rate_rule: str = "none"
     """How the learning rate follows the global batch: a rule of ``memfit.planner.lr_scaling``."""
+
+    @property
+    def world(self) -> int:
+        """Ranks, each on a device of its own."""
+        return self.devices if self.mesh is None else self.mesh.world
 
     def __post_init__(self) -> None:
         _check_words("--keep", self.keep, KEEP)

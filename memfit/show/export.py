@@ -253,6 +253,12 @@ def _plan_notes(plan: Plan, job: Job) -> dict[str, str]:
         notes["average"] = "the average of the weights waits on the host between its updates"
     if plan.idle_nets != "keep":
         notes["idle nets"] = "nets that a phase does not use wait on the host"
+    if plan.mesh:
+        shape, names = tuple(plan.mesh.values()), tuple(plan.mesh)
+        notes["mesh"] = (
+            "the file knows one kind of rank; the plan's is "
+            f"init_device_mesh(device, {shape}, mesh_dim_names={names}), which fully_shard(mesh=...) takes"
+        )
     if plan.learning_rate != 1.0:
         notes["learning rate"] = (
             f"times {plan.learning_rate:g}, after {counted(plan.warmup_windows, 'window')} of warm-up"

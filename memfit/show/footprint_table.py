@@ -36,7 +36,7 @@ def show_prediction(prediction: Prediction, console: Console | None = None) -> N
         style="dim",
     )
     if prediction.world > 1:
-        console.print(f"rank {prediction.rank} of {prediction.world} on {prediction.engine}", style="dim")
+        console.print(rank_line(prediction), style="dim")
     console.print()
     console.print(phase_table(footprint, cuda=device.is_cuda))
     console.print(_categories(footprint))
@@ -49,6 +49,14 @@ def show_prediction(prediction: Prediction, console: Console | None = None) -> N
     )
     for line in remarks(footprint):
         console.print(line, style="dim")
+
+
+def rank_line(prediction: Prediction) -> str:
+    """The rank that is shown, where it is in the mesh, and why no rank needs more."""
+    line = f"rank {prediction.rank} of {prediction.world} on {prediction.engine}"
+    if prediction.mesh:
+        line += f", mesh {' x '.join(f'{name} {size}' for name, size in prediction.mesh.items())}"
+    return f"{line}; {prediction.rank_reason}" if prediction.rank_reason else line
 
 
 def show_predictions(predictions: Sequence[Prediction], console: Console | None = None) -> None:

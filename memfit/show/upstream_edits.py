@@ -67,8 +67,8 @@ def _choices(job: Job, plan: Plan) -> Iterator[tuple[str, Any]]:
     micro_batches = max(len(rank) for rank in plan.micro_batches)
     if micro_batches > 1:
         yield "accumulation", micro_batches
-    if len(plan.micro_batches) > 1:
-        yield "devices", len(plan.micro_batches)
+    if plan.ranks > 1:
+        yield "devices", plan.ranks
     yield "engine", plan.engine
     if plan.implementation != "job":
         yield "optimizer", plan.implementation

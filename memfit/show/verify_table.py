@@ -27,7 +27,7 @@ def show_verified(verified: dict[str, Any], plan: Plan) -> None:
         of_bound = max(world["of_bounds"].values())
         table.add_row(
             str(world["world"]),
-            world["engine"],
+            f"{world['engine']} {world['mesh']}".rstrip(),
             *(f"{apart[part]:.1e}" for part in ("loss", "gradients", "parameters")),
             f"{world['bound']:.1e}",
             f"[{'green' if world['ok'] else 'red'}]{of_bound:.0%}[/]",

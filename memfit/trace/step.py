@@ -24,6 +24,7 @@ from memfit.engine.factory import load_engine, make_engine, traced_engine
 from memfit.errors import InputError
 from memfit.events import ALLOCATE, FREE, Trace
 from memfit.job import Job, Shape
+from memfit.mesh import MeshShape
 from memfit.plan import PhasePolicy
 from memfit.trace.categories import categorise_state, mark
 from memfit.trace.columns import as_trace
@@ -50,6 +51,7 @@ class Tracing:
         scratch: whether a trace of one shape has what operators allocate inside of themselves.
         engine: how the nets are put onto ranks; one of ``memfit.engine.factory``'s names.
         world: ranks.
+        mesh: the ranks by dimension; None: all of them in the one that the engine is for.
         rank: which of them is traced.
         engine_choices: what the engine lets one choose, such as FSDP2's ``half_gather``.
         implementation: of the optimizers' steps, as a plan has it.
@@ -61,6 +63,7 @@ class Tracing:
     scratch: bool = True
     engine: str = "single"
     world: int = 1
+    mesh: MeshShape | None = None
     rank: int = 0
     engine_choices: Mapping[str, Any] = field(default_factory=dict)
     implementation: str = "job"
@@ -108,7 +111,7 @@ def virtual_job(job: Job, how: Tracing) -> Iterator[tuple[Virtual, Tracer, Train
         ranks_of(how, tracer := Tracer(virtual)),
         tracer.recording(),
     ):
-        engine = make_engine(how.engine, virtual.device, **how.engine_choices)
+        engine = make_engine(how.engine, virtual.device, how.mesh, **how.engine_choices)
         with tracer.phase("setup"):
             train_state = build(
                 job, virtual.device, engine, how.implementation, optimizer_state=how.optimizer_state,

@@ -17,6 +17,7 @@ from memfit.device.hardware.process_limits import RANK_BYTES, check_ranks
 from memfit.engine.capabilities import CAPABILITIES
 from memfit.engine.factory import check_known
 from memfit.errors import Exit, InputError
+from memfit.mesh import MeshShape
 from memfit.plan import Plan, write_plan
 from memfit.planner.predict import net_sizes, plain_nets
 from memfit.train.launch.torchrun import torchrun
@@ -32,6 +33,8 @@ class VerifiedWorld:
 
     world: int
     engine: str
+    mesh: str
+    """The ranks by dimension; empty where all are in the one that the engine is for."""
     differences: dict[str, float]
     of_bounds: dict[str, float]
     """How much of its bound each takes; above 1, it is no rounding."""
@@ -60,9 +63,18 @@ class Verified:
 
 
 def verify(
-    plan: Plan, worlds: Sequence[int], engine: str, windows: int, tell: Callable[[str], None] = lambda line: None
+    plan: Plan,
+    worlds: Sequence[int],
+    engine: str,
+    windows: int,
+    tell: Callable[[str], None] = lambda line: None,
+    *,
+    mesh: MeshShape | None = None,
 ) -> Verified:
     """Runs the plan's first windows on one rank and on each of these worlds.
+
+    Args:
+        mesh: the ranks by dimension of every world but that of one rank; None: all in the one the engine is for.
 
     Raises:
         InputError: the job cannot be built or run, or the engine cannot carry it.
@@ -74,13 +86,13 @@ def verify(
     for world in (*sorted({*worlds} - {1}), 1):
         name = "single" if world == 1 else engine
         tell(f"world {world}, {name}")
-        result = _run(on_ranks(plan, name, world), world, windows)
+        result = _run(on_ranks(plan, name, world, mesh if world > 1 else None), world, windows)
         findings += [VerifyFinding(**{**finding, "world": None}) for finding in result.get("findings", [])]
         findings += [
             VerifyFinding(**{**finding, "world": world}) for seen in result["windows"] for finding in seen["findings"]
         ]
         if world in worlds:
-            verified_worlds.append(_world(world, name, result["windows"]))
+            verified_worlds.append(_world(world, name, mesh if world > 1 else None, result["windows"]))
     verified_worlds.sort(key=lambda finding: finding.world)
     return Verified(worlds=tuple(verified_worlds), findings=tuple(_first_of_each(findings)))
 
@@ -127,7 +139,7 @@ def _run(plan: Plan, world: int, windows: int) -> dict[str, Any]:
         raise RuntimeError(f"a process of world {world} ended with code {code}; what it said stands above")
 
 
-def _world(world: int, engine: str, windows: Sequence[dict[str, Any]]) -> VerifiedWorld:
+def _world(world: int, engine: str, mesh: MeshShape | None, windows: Sequence[dict[str, Any]]) -> VerifiedWorld:
     worst = {
         part: max((window["differences"][part] for window in windows), key=lambda difference: difference["of_bound"])
         for part in ("loss", "gradients", "parameters")
@@ -135,6 +147,7 @@ def _world(world: int, engine: str, windows: Sequence[dict[str, Any]]) -> Verifi
     return VerifiedWorld(
         world=world,
         engine=engine,
+        mesh=str(mesh or ""),
         differences={part: difference["relative"] for part, difference in worst.items()},
         of_bounds={part: difference["of_bound"] for part, difference in worst.items()},
         names={part: difference["name"] for part, difference in worst.items()},
@@ -157,6 +170,7 @@ def as_json(verified: Verified) -> dict[str, Any]:
             {
                 "world": world.world,
                 "engine": world.engine,
+                "mesh": world.mesh,
                 "max_relative_difference": world.differences,
                 "bound": world.bound,
                 "of_bounds": world.of_bounds,

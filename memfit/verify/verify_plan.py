@@ -17,6 +17,7 @@ from memfit.errors import InputError
 from memfit.geometry import shape_of, split
 from memfit.job import Job
 from memfit.loading import load_job
+from memfit.mesh import MeshShape
 from memfit.plan import MOST_BUDGET, Plan
 
 MADE = 64
@@ -51,13 +52,14 @@ def job_of(plan: Plan) -> Job:
     return load_job(plan.job, {**plan.settings, "precision": "fp32"})
 
 
-def on_ranks(plan: Plan, engine: str, ranks: int) -> Plan:
-    """The plan on another engine and number of ranks."""
-    micro = plan.micro_batch
-    geometry = split(max(plan.global_batch, ranks), micro, plan.unit, ranks)
+def on_ranks(plan: Plan, engine: str, ranks: int, mesh: MeshShape | None = None) -> Plan:
+    """The plan on another engine and number of ranks, or on a mesh of so many."""
+    micro, shares = plan.micro_batch, ranks if mesh is None else mesh.data_ranks
+    geometry = split(max(plan.global_batch, shares), micro, plan.unit, shares)
     return replace(
         plan,
         engine=engine,
+        mesh=mesh.sizes() if mesh is not None else {},
         engine_choices=plan.engine_choices if engine == plan.engine else {},
         micro_batches=[list(rank) for rank in geometry.micro_batches],
         settings={**plan.settings, "precision": "fp32"},

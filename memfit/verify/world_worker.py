@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
         alone = _alone_first(plan, started, folder, windows)
         if started is not None:
             join()
-        engine = make_engine(plan.engine, torch.device("cpu"), **plan.engine_choices)
+        engine = make_engine(plan.engine, torch.device("cpu"), plan.mesh_shape, **plan.engine_choices)
         result = verify_world(plan, engine, folder, alone)
         if engine.world == 1:
             result["findings"] = [asdict(finding) for finding in split_findings(job_of(plan), plan.seed)]

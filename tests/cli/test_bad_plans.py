@@ -47,6 +47,8 @@ CHANGES = {
     "an unknown place": ('where = "here"', 'where = "hear"', "write here"),
     "a policy of other keys": ('gradients = "free"', 'gradient = "free"', "write gradients"),
     "an unknown wait": ('idle_nets = "keep"', 'idle_nets = "host"', "idle_nets"),
+    "a mesh of an unknown dimension": ("[mesh]\n", "[mesh]\ndp_shrad = 2\n", "write dp_shard=2"),
+    "a mesh of other ranks": ("[mesh]\n", "[mesh]\ndp_shard = 2\n", "it has 2 data-parallel ranks, and micro_batches"),
     "a phase that is none": ("[phases.train]", "[phases]\nvalidate = 3\n[phases.train]", "phases.validate"),
 }
 

@@ -40,9 +40,27 @@ def test_replicas_hold_everything_and_a_buffer_for_their_gradients(alone):
     assert process[0] > process[1], "NCCL's buffers lie outside of the allocator"
 
 
+def test_a_rank_of_a_mesh_holds_what_its_shards_say_and_a_communicator_of_each_dimension(alone):
+    hybrid = predicted("--mesh", "dp_replicate=32,dp_shard=2")
+    sharded = predicted("--engine", "fsdp2", "--world", "2")
+    assert (hybrid["engine"], hybrid["world"], hybrid["rank"]) == ("fsdp2", 64, 0)
+    assert hybrid["mesh"] == {"dp_replicate": 32, "dp_shard": 2}
+    assert "dp_shard 0" in hybrid["rank_reason"]
+    for phase, peaks in sharded["phases"].items():
+        assert hybrid["phases"][phase]["allocated_bytes"] == peaks["allocated_bytes"]
+    outside = [
+        answer["phases"]["train"]["process_bytes"] - answer["phases"]["train"]["reserved_bytes"]
+        for answer in (alone, sharded, hybrid)
+    ]
+    assert outside[2] - outside[0] == 3 * (outside[1] - outside[0]) > 0
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["--mesh", "dp_shard=2", "--world", "3"], "the mesh has 2 ranks"),
+        (["--mesh", "dp_replicate=2,dp_shard=2", "--engine", "zero3"], "write --engine fsdp2"),
+        (["--mesh", "dp_replicate=200,dp_shard=200"], "memfit simulates at most"),
         (["--world", "2"], "--engine single has one rank"),
         (["--engine", "ddp", "--world", "2", "--rank", "2"], "there are ranks 0 to 1"),
     ],

@@ -23,6 +23,7 @@ from memfit.device.hardware.benchmarks import AllocatorEvents
 from memfit.engine.factory import make_engine
 from memfit.engine.process_group import join
 from memfit.job import Shape
+from memfit.mesh import MeshShape
 from memfit.planner.predict import default_checkpointing, plain_nets
 from memfit.trace.step_phases import fetch_synthetic, save_once, synthetic_micro_batch, validate_once
 from testing.nets import JOBS, SHAPES
@@ -38,6 +39,7 @@ class EngineCase:
     micro_batches: int = 1
     settings: dict = field(default_factory=dict)
     choices: dict = field(default_factory=dict)
+    mesh: MeshShape | None = None
 
     @property
     def shape(self):
@@ -52,6 +54,7 @@ class EngineCase:
             self.net,
             str(self.micro_batches),
             *(f"{k}={v}" for k, v in {**self.settings, **self.choices}.items()),
+            *([str(self.mesh)] if self.mesh else []),
         ]
         return " ".join(words)
 
@@ -91,12 +94,20 @@ ZERO_CASES = [
     EngineCase("unet", "zero3", 2, {"clip": 1.0, "ema": 0.9}, ALL_CUT),
 ]
 
+HYBRID = MeshShape(dp_replicate=2, dp_shard=2)
+MESH_CASES = [
+    EngineCase("dit", "fsdp2", 2, {**BF16, "clip": 1.0, "ema": 0.9}, {}, HYBRID),
+    EngineCase("unet", "fsdp2", 1, {"clip": 1.0}, {}, HYBRID),
+    EngineCase("dit", "fsdp2", 2, {}, {"sync_each_micro_batch": False}, HYBRID),
+    EngineCase("checkpointed", "fsdp2", 1, BF16, {"half_gather": True}, HYBRID),
+]
+
 
 def measure(case, operators):
     """Peaks of one rank, phase by phase."""
     torch.manual_seed(0)
     modes = default_checkpointing(case.job(), plain_nets(case.job()))
-    engine = make_engine(case.engine, CPU, **case.choices)
+    engine = make_engine(case.engine, CPU, case.mesh, **case.choices)
     gc.collect()
     gc.disable()
     try:
@@ -172,7 +183,7 @@ def main():
     with settled():
         by_name = {
             str(case): measure(case, operators)
-            for case in CASES + ZERO_CASES
+            for case in CASES + ZERO_CASES + MESH_CASES
             if len(sys.argv) < 3 or str(case) in sys.argv[2:]
         }
     (folder / f"{dist.get_rank()}.pickle").write_bytes(pickle.dumps(by_name))

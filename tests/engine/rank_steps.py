@@ -81,7 +81,12 @@ MODES = {
     "stages, selective": {"net.0": "selective", "net.1": "selective"},
     "stages, full": {"net.0": "full", "net.1": "full"},
 }
-SHARES = {1: [[0, 1, 2, 3, 4]], 2: [[0, 1, 2], [3, 4, None]], 3: [[0, 1], [2, None], [3, 4]]}
+SHARES = {
+    1: [[0, 1, 2, 3, 4]],
+    2: [[0, 1, 2], [3, 4, None]],
+    3: [[0, 1], [2, None], [3, 4]],
+    4: [[0, 1], [2, None], [3, None], [4, None]],
+}
 """Micro-batches of each rank by world; None: one that does not count, so that all ranks run as many."""
 
 

@@ -16,7 +16,7 @@ from memfit.planner.predict import BINDING_RANK, default_checkpointing, plain_ne
 from memfit.trace.self_test import live_peaks
 from memfit.trace.step import Tracing, trace_job
 from testing.truth import operator_names
-from tests.engine.rank_peaks import CASES, OPERATORS, ZERO_CASES
+from tests.engine.rank_peaks import CASES, MESH_CASES, OPERATORS, ZERO_CASES
 
 ROOT = Path(__file__).parents[2]
 FAST = (2, 5, 6, 13)
@@ -31,7 +31,7 @@ def compare(cases, world, folder):
         for rank in range(world):
             how = Tracing(
                 device=find_device("cpu"), micro_batches=case.micro_batches, checkpointing=modes, scratch=False,
-                engine=case.engine, world=world, rank=rank, engine_choices=case.choices,
+                engine=case.engine, world=world, rank=rank, engine_choices=case.choices, mesh=case.mesh,
             )  # fmt: skip
             traces[str(case), rank] = trace_job(case.job(), case.shape, how)
     operators = set().union(*map(operator_names, traces.values()))
@@ -71,6 +71,14 @@ def test_every_rank_of_three(tmp_path):
 @pytest.mark.parametrize("world", [2, 3])
 def test_every_case(tmp_path, world):
     check(compare(CASES, world, tmp_path))
+
+
+@pytest.mark.slow
+def test_every_rank_of_a_mesh(tmp_path):
+    compared = compare(MESH_CASES, 4, tmp_path)
+    check(compared)
+    for (case, rank, phase), (peak, _) in compared.items():
+        assert peak <= compared[case, BINDING_RANK, phase][0], (case, rank, phase)
 
 
 ZERO = [(case, world) for world in (2, 3) for case in ZERO_CASES]

@@ -34,6 +34,12 @@ def test_syncing_each_micro_batch_costs_a_reduction_each():
     assert seconds("fsdp2", 2, micro_batches=4, sync_each_micro_batch=True) == pytest.approx(12 / 2)
 
 
+def test_what_each_shard_scattered_is_summed_over_the_replicas():
+    ring = interconnects()["pcie4"]
+    one, three = (communication_seconds("fsdp2", GIB, 4, ring, units=10, replicas=count) for count in (1, 3))
+    assert three - one == pytest.approx(2 * (GIB / 4) * (2 / 3) / ring.bytes + 10 * 2 * 2 * ring.step_seconds)
+
+
 def test_steps_count_where_units_are_small():
     ring = interconnects()["ethernet-100g"]
     few, many = (communication_seconds("fsdp2", GIB, 1024, ring, units=units) for units in (1, 101))

@@ -27,7 +27,7 @@ def sharding(context: OptionContext) -> MemoryOption:
         return memory_option(context, name, False, {}, reason, seconds=0.0)
     applied = not CAPABILITIES[candidate.engine].whole_state
     other = "ddp" if applied else "fsdp2"
-    how = replace(context.full_step.how, engine=other)
+    how = replace(context.full_step.how, engine=other, mesh=None)
     try:
         trace = trace_job(context.job, shape_of(context.job, candidate.geometry.micro_batch), how)
     except InputError as error:
@@ -38,9 +38,10 @@ def sharding(context: OptionContext) -> MemoryOption:
     seconds = None
     if interconnect_of(context.device) is not None:
         count = len(candidate.geometry.micro_batches[0])
+        now = (candidate.engine, context.full_step.how.mesh)
         sharded, replicated = (
-            communicates(engine, context.nets, context.device, ranks)(count)
-            for engine in ((candidate.engine, other) if applied else (other, candidate.engine))
+            communicates(engine, context.nets, context.device, ranks, mesh)(count)
+            for engine, mesh in ((now, (other, None)) if applied else ((other, None), now))
         )
         seconds = sharded - replicated
     why = f"{candidate.engine}: see the reason for the engine" if applied else "full replicas fit"

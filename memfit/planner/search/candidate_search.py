@@ -18,6 +18,7 @@ from memfit.device.hardware.catalogue import Device
 from memfit.errors import InputError
 from memfit.geometry import Geometry, shape_of, split
 from memfit.job import Shape
+from memfit.mesh import MeshShape
 from memfit.planner.predict import footprint_on
 from memfit.planner.search.engine_choice import Communicates, silent
 from memfit.planner.search.selection import Problem, floor, scaled, solve
@@ -60,10 +61,13 @@ class CandidateSearch:
 
     def __init__(
         self, traced_job: TracedJob, device: Device, global_batch: int, ranks: int, *,
-        fixed: int | None = None, modes: Mapping[str, str] | None = None, communicates: Communicates = silent,
+        mesh: MeshShape | None = None, fixed: int | None = None, modes: Mapping[str, str] | None = None,
+        communicates: Communicates = silent,
     ) -> None:  # fmt: skip
-        """``fixed``: the micro-batch; ``modes``: the checkpointing, where it is not to be chosen."""
+        """``ranks``: those with samples of their own; ``mesh``: all; ``fixed``: the micro-batch; ``modes``: the
+        checkpointing, where it is not to be chosen."""
         self.ranks, self._communicates = ranks, communicates
+        self._world, self._mesh = (ranks, {}) if mesh is None else (mesh.world, mesh.sizes())
         self.traced_job, self.device, self.modes = traced_job, device, modes
         self.job = traced_job.job
         self.budget = device.usable_bytes or 0
@@ -199,12 +203,13 @@ class CandidateSearch:
 
     def peak_of(self, micro_trace: MicroTrace) -> int:
         """Process bytes of a traced micro-batch, replayed on the device; where it does not fit, what it would take."""
-        replayed = footprint_on(micro_trace.trace, self.device, self.ranks)
+        replayed = footprint_on(micro_trace.trace, self.device, self._world, mesh=self._mesh)
         return replayed.phases["train"].process_bytes if replayed.fits else self.unlimited_peak_of(micro_trace)
 
     def unlimited_peak_of(self, micro_trace: MicroTrace) -> int:
         """Process bytes of a traced micro-batch where the allocator never has to give anything back."""
-        return footprint_on(micro_trace.trace, unlimited(self.device), self.ranks).phases["train"].process_bytes
+        device = unlimited(self.device)
+        return footprint_on(micro_trace.trace, device, self._world, mesh=self._mesh).phases["train"].process_bytes
 
     def _enough(self, best: Candidate | None, geometry: Geometry) -> float:
         """The rank below which a micro-batch is worth its tracing."""

@@ -5,23 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memfit.device.hardware.catalogue import Device, interconnect_of
-from memfit.engine.capabilities import CAPABILITIES
+from memfit.engine.capabilities import CAPABILITIES, dimensions, engine_of
 from memfit.engine.factory import check_known
 from memfit.engine.fsdp2 import units
 from memfit.errors import InputError
 from memfit.job import Nets, is_trained
+from memfit.mesh import MeshShape
 from memfit.planner.timing.communication import communication_seconds
 
 Communicates = Callable[[int], float]
 """Seconds that ranks tell each other in a window of so many micro-batches a rank."""
 
 
-def candidates(engine: str | None, devices: int) -> tuple[str, ...]:
+def candidates(engine: str | None, devices: int, mesh: MeshShape | None = None) -> tuple[str, ...]:
     """Engines to plan for, the one to prefer first.
 
     Raises:
-        InputError: no such engine, or none for so many devices.
+        InputError: no such engine, or none for so many devices or for this mesh.
     """
+    if mesh is not None:
+        return (engine_of(mesh, engine),)
     if engine is None:
         return ("single",) if devices == 1 else ("ddp", "fsdp2")
     check_known(engine)
@@ -31,10 +34,11 @@ def candidates(engine: str | None, devices: int) -> tuple[str, ...]:
     return (engine,)
 
 
-def communicates(engine: str, nets: Nets, device: Device, devices: int) -> Communicates:
+def communicates(engine: str, nets: Nets, device: Device, devices: int, mesh: MeshShape | None = None) -> Communicates:
     """Estimates communication by the card's own link to others in a host; 0 where the link is not known.
 
     Args:
+        mesh: the devices by dimension; None: all in the one that the engine is for.
         nets: whole ones, without their bytes.
     """
     link = interconnect_of(device)
@@ -44,11 +48,14 @@ def communicates(engine: str, nets: Nets, device: Device, devices: int) -> Commu
     nbytes = sum(p.nbytes for net in trained for p in net.parameters() if p.requires_grad)
     shards = CAPABILITIES[engine].shards_weights
     gathered = sum(len(units(net)) for net in trained) if shards else None
+    several = dimensions(engine, mesh)
+    replicas = several.dp_replicate if several is not None else 1
 
     def seconds(count: int) -> float:
         return communication_seconds(
-            engine, nbytes, devices, link, micro_batches=count, units=gathered, sync_each_micro_batch=shards
-        )
+            engine, nbytes, devices // replicas, link, micro_batches=count, units=gathered,
+            sync_each_micro_batch=shards, replicas=replicas,
+        )  # fmt: skip
 
     return seconds
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 
 from memfit.device.hardware.catalogue import Device
+from memfit.engine.capabilities import dimensions
 from memfit.geometry import shape_of
 from memfit.job import Job, Shape
 from memfit.plan import MemoryOption, PhasePolicy, Plan
@@ -99,10 +100,13 @@ class _EngineSearch:
         self.how = Tracing(
             device=self.device,
             implementation="job" if keeps_optimizer else options.implementation(job, self.nets, self.device),
-            validation=PhasePolicy(), saving=PhasePolicy(), engine=engine, world=request.devices, rank=BINDING_RANK,
+            validation=PhasePolicy(), saving=PhasePolicy(), engine=engine, world=request.world, rank=BINDING_RANK,
+            mesh=dimensions(engine, request.mesh),
             optimizer_state=optimizer_state, average=average,
         )  # fmt: skip
-        self.communication_seconds: Communicates = communicates(engine, self.nets, self.device, request.devices)
+        self.communication_seconds: Communicates = communicates(
+            engine, self.nets, self.device, request.devices, request.mesh
+        )
 
     @cached_property
     def rate(self) -> Rate:
@@ -167,7 +171,7 @@ class _EngineSearch:
     def _search(self, traced_job: TracedJob, device: Device) -> _SearchResult:
         request = self.request
         search = CandidateSearch(
-            traced_job, device, request.global_batch, request.devices, fixed=request.micro_batch,
+            traced_job, device, request.global_batch, request.devices, mesh=self.how.mesh, fixed=request.micro_batch,
             modes=self.own if "checkpointing" in request.keep else None, communicates=self.communication_seconds,
         )  # fmt: skip
         best = search.best()
@@ -205,6 +209,7 @@ class _EngineSearch:
             micro_batches=[list(rank) for rank in geometry.micro_batches],
             arithmetic=geometry.arithmetic(),
             engine=how.engine,
+            mesh=how.mesh.sizes() if how.mesh is not None else {},
             precision=self.job.precision,
             seed=request.seed,
             checkpointing=dict(candidate.checkpointing),

@@ -92,14 +92,15 @@ def trace_full_step(
     """
     count, shape = len(candidate.geometry.micro_batches[0]), shape_of(job, candidate.geometry.micro_batch)
     how = replace(how, micro_batches=count, checkpointing=candidate.modes)
+    sizes = how.mesh.sizes() if how.mesh is not None else {}
     pending: deque[Asked] = deque(validation_policies.policies(job) if may_choose else [how.validation])
     tried: list[Validation] = []
     with closing(trace_policies(job, shape, how, _next(pending))) as traced:
         for validation_trace in traced:
             how = replace(how, validation=validation_trace.policy)
-            plain = footprint = footprint_on(validation_trace.trace, device, how.world)
+            plain = footprint = footprint_on(validation_trace.trace, device, how.world, mesh=sizes)
             expandable = (
-                footprint_on(validation_trace.trace, device, how.world, "expandable_segments")
+                footprint_on(validation_trace.trace, device, how.world, "expandable_segments", mesh=sizes)
                 if device.is_cuda
                 else plain
             )

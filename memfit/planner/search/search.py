@@ -19,7 +19,7 @@ from memfit.geometry import shape_of
 from memfit.job import Job
 from memfit.planner.batch_check import check_batch
 from memfit.planner.options.offload_options import offload_choices
-from memfit.planner.predict import with_precision
+from memfit.planner.predict import check_world, with_precision
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.engine_choice import candidates
 from memfit.planner.search.engine_search import Answer, search_with_engine
@@ -36,9 +36,10 @@ def find_plan(job: Job, request: PlanRequest) -> Answer:
     """
     begin = time.perf_counter()
     check_fake_ranks(f"--devices {request.devices}", request.devices)
+    check_world(request.world, request.mesh)
     check_longest(job, request)
     check_batch(job, shape_of(job, request.micro_batch or -(-request.global_batch // request.devices)))
-    engines = candidates(request.engine, request.devices)
+    engines = candidates(request.engine, request.devices, request.mesh)
     job = with_settings(job, {"wrapper": "none"})
     best = _fastest_engine(job, request, engines)
     has_bf16 = (request.device.compute_capability or (8, 0)) >= (8, 0)
@@ -78,7 +79,7 @@ def _fastest_engine(job: Job, request: PlanRequest, engines: Sequence[str]) -> A
         answers.append(answer)
         remarks.append(_remark(answer))
     best = _best(answers)
-    if best.plan is None or request.devices == 1:
+    if best.plan is None or request.world == 1:
         return best
     return replace(best, plan=replace(best.plan, reasons={**best.plan.reasons, "engine": "; ".join(remarks)}))
 

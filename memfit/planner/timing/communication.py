@@ -27,6 +27,8 @@ class Volume:
     reduce_scattered: int
     collectives: int
     """All-gathers and reduce-scatters; an all-reduce counts as one of each."""
+    reductions: int
+    """Reduce-scatters among them."""
 
 
 def window_volume(
@@ -55,7 +57,7 @@ def window_volume(
         raise InputError(f"engine {engine!r}", f"not one of {', '.join(CAPABILITIES)}", "write one of them")
     does = CAPABILITIES[engine]
     if not does.several_ranks:
-        return Volume(all_gathered=0, reduce_scattered=0, collectives=0)
+        return Volume(all_gathered=0, reduce_scattered=0, collectives=0, reductions=0)
     if does.reduces_each_micro_batch:
         reductions = micro_batches
     if does.shards_weights:
@@ -66,6 +68,7 @@ def window_volume(
         all_gathered=nbytes * gathers,
         reduce_scattered=nbytes * reductions,
         collectives=count * (gathers + reductions),
+        reductions=count * reductions,
     )
 
 
@@ -78,12 +81,14 @@ def communication_seconds(
     micro_batches: int = 1,
     units: int | None = None,
     sync_each_micro_batch: bool = False,
+    replicas: int = 1,
 ) -> float:
     """Seconds of one window that the interconnect is busy, none of them hidden; 0 for one rank.
 
     Args:
         nbytes, micro_batches, units, sync_each_micro_batch: as of ``window_volume``.
         world: ranks, joined in one ring by ``interconnect``: with several hosts, by the slowest link.
+        replicas: times that these ranks are there; what each scattered is then summed over them (HSDP).
     """
     if world < 2:
         return 0.0
@@ -91,4 +96,6 @@ def communication_seconds(
         engine, nbytes, micro_batches=micro_batches, units=units, sync_each_micro_batch=sync_each_micro_batch
     )
     sent = (volume.all_gathered + volume.reduce_scattered) * (world - 1) / world
-    return sent / interconnect.bytes + volume.collectives * (world - 1) * interconnect.step_seconds
+    sent += 2 * volume.reduce_scattered / world * (replicas - 1) / replicas
+    steps = volume.collectives * (world - 1) + 2 * volume.reductions * (replicas - 1)
+    return sent / interconnect.bytes + steps * interconnect.step_seconds

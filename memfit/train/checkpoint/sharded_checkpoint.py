@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from memfit.apply.train_state import TrainState
 from memfit.engine.collectives import is_memory_failure, reported
-from memfit.engine.process_group import DATA
+from memfit.engine.process_group import every_rank
 from memfit.errors import InputError, describe
 from memfit.job import is_trained
 from memfit.train.checkpoint.legacy_parts import METADATA, LegacyLoadPlanner, LegacyReader, read_legacy_metadata
@@ -171,7 +171,7 @@ def _beside(train_state: TrainState) -> dict[str, Any]:
 
 
 def _group(train_state: TrainState) -> dict[str, Any]:
-    group = None if train_state.engine.mesh is None else train_state.engine.mesh.get_group(DATA)
+    group = None if train_state.engine.mesh is None else every_rank(train_state.engine.mesh)
     return {"process_group": group, "no_dist": group is None}
 
 

@@ -59,7 +59,7 @@ def _argument(options: RunOptions) -> str:
 
 def launch(plan: Plan, options: RunOptions) -> Launched:
     """Trains a plan in processes of its own, and waits for their end."""
-    folder, ranks = RunFolder(options.folder), len(plan.micro_batches)
+    folder, ranks = RunFolder(options.folder), plan.ranks
     clear_outcome(folder.path)
     supervisor = Supervisor()
     with spare_folder():

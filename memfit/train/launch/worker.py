@@ -147,7 +147,7 @@ def run(folder: RunFolder, options: RunOptions, watchdog: Watchdog) -> Ending:
     plan = read_plan(folder.plan)
     _check_ranks(plan)
     device = device_of(plan)
-    engine = make_engine(plan.engine, device, **plan.engine_choices)
+    engine = make_engine(plan.engine, device, plan.mesh_shape, **plan.engine_choices)
     data = load_run_data(plan, engine, options.workers)
     if data.loader is not None:
         watchdog.worker_stacks = data.loader.stacks
@@ -331,7 +331,7 @@ def _silent(line: str) -> None:
 
 def _check_ranks(plan: Plan) -> None:
     """Whether as many processes were started as the plan has devices."""
-    place, ranks = torchrun_env(), len(plan.micro_batches)
+    place, ranks = torchrun_env(), plan.ranks
     if (place.world if place is not None else 1) != ranks:
         raise InputError(
             f"plan for {ranks} devices",

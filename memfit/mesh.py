@@ -1,0 +1,117 @@
+"""MeshShape: how the ranks of a run are divided between kinds of parallelism, as --mesh and plan files write it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from memfit.errors import InputError
+
+NOT_CARRIED = {
+    "cp": "context parallelism",
+    "tp": "tensor parallelism",
+    "pp": "pipeline parallelism",
+    "ep": "expert parallelism",
+}
+"""Dimensions that no engine carries yet, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshShape:
+    """Ranks by dimension, from the outermost to the innermost: neighbours in rank differ in the last dimension first.
+
+    The names and their order are torchtitan's (``torchtitan.distributed.ParallelDims``).
+    """
+
+    pp: int = 1
+    """Stages of a pipeline."""
+    dp_replicate: int = 1
+    """Replicas, each of which takes its own samples."""
+    dp_shard: int = 1
+    """Ranks that hold parts of one replica (FSDP), each of which takes its own samples."""
+    cp: int = 1
+    """Ranks that hold parts of one sequence."""
+    tp: int = 1
+    """Ranks that hold parts of each layer and see the same samples."""
+    ep: int = 1
+    """Ranks that hold some of the experts."""
+
+    @property
+    def world(self) -> int:
+        """All ranks."""
+        return self.pp * self.data_ranks * self.same_samples
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks, or groups of them, that take samples of their own: the shares of a window."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def same_samples(self) -> int:
+        """Neighbouring ranks that share their samples."""
+        return self.cp * self.tp
+
+    def sizes(self) -> dict[str, int]:
+        """The dimensions of more than one rank, the outermost first."""
+        sizes = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: size for name, size in sizes.items() if size > 1}
+
+    def place(self, rank: int) -> dict[str, int]:
+        """Where a rank is in every dimension of more than one rank."""
+        place: dict[str, int] = {}
+        for name, size in reversed(self.sizes().items()):
+            rank, place[name] = divmod(rank, size)
+        return dict(reversed(place.items()))
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={size}" for name, size in self.sizes().items()) or "dp_replicate=1"
+
+
+_NAMES = tuple(field.name for field in fields(MeshShape))
+
+
+def parse_mesh(text: str) -> MeshShape:
+    """``dp_replicate=2,dp_shard=4``: the value of --mesh.
+
+    Raises:
+        InputError: it is no list of dimensions and sizes, or ``mesh_of`` refuses it.
+    """
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        name, equals, size = (word.strip() for word in part.partition("="))
+        if not equals or not size.isdecimal():
+            write = "write --mesh dp_replicate=2,dp_shard=4"
+            raise InputError(f"--mesh {text}", f"{part.strip()!r} is not a dimension and its ranks", write)
+        if name in sizes:
+            raise InputError(f"--mesh {text}", f"{name} is given twice", "write each dimension once")
+        sizes[name] = int(size)
+    return mesh_of(sizes, f"--mesh {text}")
+
+
+def mesh_of(sizes: Mapping[str, object], where: str) -> MeshShape:
+    """The mesh of these dimensions.
+
+    Args:
+        where: what was read, for messages.
+
+    Raises:
+        InputError: a dimension that is not known or that no engine carries, or a size that is not a number of ranks.
+    """
+    for name, size in sizes.items():
+        if name not in _NAMES:
+            near = difflib.get_close_matches(name, _NAMES, n=1, cutoff=0.4)
+            write = f"write {near[0]}={size}" if near else f"write some of {', '.join(_NAMES)}"
+            raise InputError(where, f"there is no dimension {name!r}", write)
+        if type(size) is not int or size < 1:
+            raise InputError(where, f"{name} = {size!r} is not a number of ranks", f"write {name}=1 or more")
+        if size > 1 and name in NOT_CARRIED:
+            carried = ", ".join(known for known in _NAMES if known not in NOT_CARRIED)
+            why = f"memfit does not carry {NOT_CARRIED[name]} yet"
+            raise InputError(where, why, f"leave {name} out, and write {carried}")
+    return MeshShape(**{name: size for name, size in sizes.items() if type(size) is int})
+
+
+def communicators(world: int, mesh: Mapping[str, int]) -> int:
+    """NCCL communicators of a rank: one of all ranks, and where a mesh has several dimensions one of each."""
+    return 0 if world == 1 else 1 + (len(mesh) if len(mesh) > 1 else 0)

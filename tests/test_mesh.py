@@ -1,0 +1,66 @@
+"""The mesh of a run: what is read, where ranks are, and what is refused.
+
+python -m pytest tests/test_mesh.py
+"""
+
+import pytest
+
+from memfit.engine.capabilities import dimensions, engine_of
+from memfit.errors import InputError
+from memfit.mesh import MeshShape, communicators, mesh_of, parse_mesh
+
+
+def test_a_mesh_is_read_and_written_in_the_order_of_its_dimensions():
+    mesh = parse_mesh(" dp_shard=4, dp_replicate=2 ")
+    assert mesh == MeshShape(dp_replicate=2, dp_shard=4)
+    assert str(mesh) == "dp_replicate=2,dp_shard=4"
+    assert mesh_of(mesh.sizes(), "") == mesh
+    assert (mesh.world, mesh.data_ranks, mesh.same_samples) == (8, 8, 1)
+
+
+def test_neighbouring_ranks_differ_in_the_last_dimension():
+    mesh = MeshShape(dp_replicate=2, dp_shard=2, tp=3)
+    places = [tuple(mesh.place(rank).values()) for rank in range(mesh.world)]
+    assert places == [(replica, shard, tensor) for replica in range(2) for shard in range(2) for tensor in range(3)]
+    assert [rank // mesh.same_samples for rank in range(4)] == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "why", "write"),
+    [
+        ("dp_shrad=2", "no dimension 'dp_shrad'", "write dp_shard=2"),
+        ("colour=2", "no dimension 'colour'", "write some of"),
+        ("dp_shard=0", "dp_shard = 0 is not a number of ranks", "1 or more"),
+        ("dp_shard=-1", "'dp_shard=-1' is not a dimension and its ranks", "dp_replicate=2,dp_shard=4"),
+        ("dp_shard", "'dp_shard' is not a dimension and its ranks", "dp_replicate=2,dp_shard=4"),
+        ("dp_shard=2,dp_shard=2", "dp_shard is given twice", "once"),
+        ("pp=2", "does not carry pipeline parallelism", "leave pp out"),
+    ],
+)
+def test_what_is_no_mesh_is_refused_with_what_to_write(text, why, write):
+    with pytest.raises(InputError) as refused:
+        parse_mesh(text)
+    assert why in str(refused.value)
+    assert write in str(refused.value).partition(";")[2]
+
+
+def test_the_engine_follows_from_the_mesh():
+    assert engine_of(MeshShape(dp_replicate=4)) == "ddp"
+    assert engine_of(MeshShape(dp_shard=4)) == engine_of(MeshShape(dp_replicate=2, dp_shard=4)) == "fsdp2"
+    for engine in ("ddp", "zero3", "single"):
+        with pytest.raises(InputError, match=f"--engine {engine} --mesh .* write --engine fsdp2"):
+            engine_of(MeshShape(dp_replicate=2, dp_shard=4), engine)
+    with pytest.raises(InputError, match="write --engine ddp"):
+        engine_of(MeshShape(dp_replicate=4), "fsdp2")
+
+
+def test_one_dimension_is_the_engine_without_a_mesh():
+    assert dimensions("fsdp2", MeshShape(dp_shard=4)) is dimensions("ddp", MeshShape(dp_replicate=4)) is None
+    hybrid = MeshShape(dp_replicate=2, dp_shard=4)
+    assert dimensions("fsdp2", hybrid) == hybrid
+
+
+def test_each_dimension_of_several_has_a_communicator_beside_that_of_all_ranks():
+    assert communicators(1, {}) == 0
+    assert communicators(8, {}) == 1
+    assert communicators(8, MeshShape(dp_replicate=2, dp_shard=4).sizes()) == 3

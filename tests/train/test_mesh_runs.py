@@ -1,0 +1,76 @@
+"""memfit run and verify on meshes: planned, run, resumed on another mesh, and compared with one device.
+
+python -m pytest tests/train/test_mesh_runs.py -m slow
+"""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from memfit.mesh import MeshShape
+from memfit.plan import read_plan, write_plan
+from memfit.verify.verify_plan import on_ranks
+from tests.train.test_ranks import lines, memfit, plan
+
+pytestmark = pytest.mark.slow
+HYBRID = MeshShape(dp_replicate=2, dp_shard=2)
+
+
+def ran(plan, folder, *arguments):
+    folder.mkdir(exist_ok=True)
+    write_plan(plan, folder / "plan.toml")
+    done = memfit("run", folder / "plan.toml", "--out", folder / "run", *arguments)
+    assert done.returncode == 0, done.stderr
+    return load_file(folder / "run" / "final" / "net.safetensors"), done.stderr
+
+
+@pytest.fixture(scope="module")
+def one_device(tmp_path_factory):
+    """The plan for one device, and the final weights of its run."""
+    folder = tmp_path_factory.mktemp("one")
+    made = replace(on_ranks(read_plan(plan(folder, name="Still")), "single", 1), budget_bytes=256 << 20)
+    return made, ran(made, folder / "alone")[0]
+
+
+def same(learnt, expected):
+    for name, weight in expected.items():
+        torch.testing.assert_close(learnt[name], weight, rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_on_a_mesh_learns_what_one_device_does_and_goes_on_on_any_mesh(one_device, tmp_path):
+    alone, expected = one_device
+    hybrid = on_ranks(alone, "fsdp2", 4, HYBRID)
+    complete, said = ran(hybrid, tmp_path / "whole")
+    assert "fsdp2, mesh dp_replicate 2 x dp_shard 2" in said
+    same(complete, expected)
+    ran(hybrid, tmp_path / "cut", "--windows", 3)
+    cut, _ = ran(hybrid, tmp_path / "cut", "--resume")
+    assert all(torch.equal(cut[name], weight) for name, weight in complete.items())
+    assert lines(tmp_path / "cut" / "run", "samples") == lines(tmp_path / "whole" / "run", "samples")
+    ran(hybrid, tmp_path / "other", "--windows", 3)
+    same(
+        ran(on_ranks(alone, "fsdp2", 2), tmp_path / "other", "--windows", 4, "--resume")[0],
+        expected_after(alone, 4, tmp_path),
+    )
+    same(ran(alone, tmp_path / "other", "--resume")[0], expected)
+
+
+def expected_after(alone, windows, folder):
+    return ran(alone, folder / f"alone-{windows}", "--windows", windows)[0]
+
+
+def test_what_is_planned_for_a_mesh_says_so_in_its_file(tmp_path):
+    made = read_plan(plan(tmp_path, "--devices", "4", "--mesh", str(HYBRID), name="Still"))
+    assert (made.engine, made.mesh, made.ranks) == ("fsdp2", HYBRID.sizes(), 4)
+    assert made.micro_batches == [[4], [4], [4], [4]]
+
+
+def test_a_mesh_is_verified_against_one_rank():
+    done = memfit("verify", "f5_tts/tiny", "--mesh", str(HYBRID), "--windows", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    alone, mesh = json.loads(done.stdout)["worlds"]
+    assert (alone["mesh"], mesh["mesh"], mesh["world"], mesh["ok"]) == ("", str(HYBRID), 4, True)
+    assert 0 < mesh["max_relative_difference"]["gradients"] <= mesh["bound"]
