@@ -33,8 +33,6 @@ class VerifiedWorld:
 
     world: int
     engine: str
-    mesh: str
-    """The ranks by dimension; empty where all are in the one that the engine is for."""
     differences: dict[str, float]
     of_bounds: dict[str, float]
     """How much of its bound each takes; above 1, it is no rounding."""
@@ -42,6 +40,8 @@ class VerifiedWorld:
     """By part, the tensor whose difference is the largest."""
     bound: float
     """The bound of losses and gradients. Every weight has its own, from its gradient's and its optimizer."""
+    mesh: str = ""
+    """The ranks by dimension; empty where all are in the one that the engine is for."""
 
     @property
     def ok(self) -> bool:
