@@ -50,7 +50,9 @@ __all__ = [
 ]  # fmt: skip
 
 
-_INTEGRATIONS = {"accelerate": "accelerate", "lightning": "lightning", "transformers": "jobs"}
+_INTEGRATIONS = {
+    "accelerate": "accelerate", "deepspeed": "deepspeed", "lightning": "lightning", "transformers": "jobs",
+}  # fmt: skip
 """Modules of ``memfit.integrations`` by the name that follows ``memfit.``, and the extra that each needs."""
 
 

@@ -59,9 +59,12 @@ class WindowGuard:
         split: Split = halves,
         scaler: GradScaler | None = None,
         repeat: bool = True,
+        ranks: RankGroup | None = None,
     ) -> None:
-        self._ranks = RankGroup([module for module in modules if isinstance(module, nn.Module)])
-        check(optimizers, modules, self._ranks, repeat=repeat)
+        """``ranks``: of an engine that steps by itself, whose integration has checked it."""
+        self._ranks = ranks or RankGroup([module for module in modules if isinstance(module, nn.Module)])
+        if ranks is None:
+            check(optimizers, modules, self._ranks, repeat=repeat)
         self._optimizers, self._split, self._scaler, self._repeats = list(optimizers), split, scaler, repeat
         stepped = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
         trained = [p for module in modules for p in module.parameters() if p.requires_grad]
@@ -136,9 +139,12 @@ class WindowGuard:
             first = max(count, 1.0) * self._parts
             self._provisional = self._ranks.most(first) if self._ranks.sharded else first
         weighed = loss * (count / self._provisional) if count else torch.nan_to_num(loss) * 0.0
-        (self._scaler.scale(weighed) if self._scaler is not None else weighed).backward()
+        self._run_backward(weighed)
         self._own_units += count
         part.ran_backward = True
+
+    def _run_backward(self, loss: Tensor) -> None:
+        (self._scaler.scale(loss) if self._scaler is not None else loss).backward()
 
     def _within_limit(self, batches: list[Any]) -> list[Any]:
         """The batches, none of more samples than memory held so far."""

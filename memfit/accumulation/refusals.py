@@ -28,8 +28,8 @@ def check(optimizers: Sequence[Optimizer], modules: Sequence[nn.Module], ranks: 
     for module in modules:
         if not isinstance(module, nn.Module):
             raise InputError(seen, f"{type(module).__name__} is no nn.Module", "write memfit.guard(optimizer, model)")
-        if type(module).__name__ == "DeepSpeedEngine":
-            write = "leave memfit.guard out: engine.backward and engine.step accumulate by themselves"
+        if is_deepspeed_engine(module):
+            write = "write memfit.deepspeed.guard(engine)"
             raise InputError(seen, "a DeepSpeed engine reduces gradients by itself", write)
     parts = [part for module in modules for part in module.modules()]
     if any(isinstance(part, FullyShardedDataParallel) for part in parts):
@@ -50,6 +50,11 @@ def check(optimizers: Sequence[Optimizer], modules: Sequence[nn.Module], ranks: 
     held = {id(p) for module in modules for p in module.parameters()}
     if modules and not any(id(p) in held for o in optimizers for group in o.param_groups for p in group["params"]):
         raise InputError(seen, "the optimizer steps no parameter of the model", "write the model that it was made for")
+
+
+def is_deepspeed_engine(module: object) -> bool:
+    """Whether it is an engine that ``deepspeed.initialize`` made; DeepSpeed is not imported to tell."""
+    return any(kind.__name__ == "DeepSpeedEngine" for kind in type(module).__mro__)
 
 
 def _line() -> str:

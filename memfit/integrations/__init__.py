@@ -1,4 +1,4 @@
-"""Integrations: a run of Transformers' Trainer, Lightning or Accelerate goes in, its metrics and predictions come out.
+"""Integrations: a run of Transformers' Trainer, Lightning, Accelerate or DeepSpeed goes in, its metrics come out.
 
 Each module is imported only by who uses that library.
 """

@@ -21,7 +21,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from memfit.accumulation.refusals import is_deepspeed_engine
 from memfit.errors import InputError
+from memfit.monitoring.engine_steps import EngineStepHook
 from memfit.monitoring.epoch_lengths import EpochLengths
 from memfit.monitoring.holders import holders
 from memfit.monitoring.predicted import predicted_bytes
@@ -194,7 +196,8 @@ def watch(target: Optimizer | nn.Module, **options: Any) -> StepMonitor:
     """Writes memory, time and speed of each step, beside a prediction, and names leaks.
 
     Args:
-        target: the optimizer whose steps are watched, or a model: then every optimizer that holds its parameters.
+        target: the optimizer whose steps are watched, a DeepSpeed engine, or a model: then every optimizer that holds
+            its parameters.
         options: ``out`` (default metrics.jsonl; None: no file), ``prediction`` (a Prediction, a plan, or the JSON of
             memfit trace or memfit predict), ``units`` a step learns from, ``tensorboard`` and ``wandb`` (folders),
             ``callback`` (called with each line), ``models`` whose attributes may hold what leaks, ``epoch`` (an
@@ -219,13 +222,15 @@ def _text(line: dict[str, Any]) -> str:
 def _register(monitor: StepMonitor, target: Optimizer | nn.Module) -> Any:
     """A hook after the steps, which does not keep the monitor alive."""
     own = weakref.ref(monitor)
+
+    def stepped(*_: Any) -> None:
+        if (alive := own()) is not None:
+            alive._stepped()
+
     if isinstance(target, Optimizer):
-
-        def stepped(*_: Any) -> None:
-            if (alive := own()) is not None:
-                alive._stepped()
-
         return target.register_step_post_hook(stepped)
+    if is_deepspeed_engine(target):
+        return EngineStepHook(target, stepped)
     held = {id(p) for p in target.parameters()}
 
     def any_stepped(optimizer: Optimizer, *_: Any) -> None:

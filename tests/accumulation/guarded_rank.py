@@ -15,10 +15,7 @@ from torch.distributed.tensor import DTensor
 
 import memfit
 from memfit.errors import InputError
-from tests.accumulation.nets import Failures, Net, mean_loss, windows
-
-SIZES = {0: (4, 3, 5), 1: (2, 6)}
-"""Micro-batches of each rank: ragged, and not of the same number where ranks need not meet."""
+from tests.accumulation.nets import RANK_SIZES, Failures, Net, mean_loss, windows
 
 
 def main() -> None:
@@ -33,7 +30,7 @@ def main() -> None:
     else:
         Failures(net, {int(number) for number in failures.split(",") if number} if rank == 1 else set())
         net = nn.parallel.DistributedDataParallel(net)
-        sizes = SIZES[rank]
+        sizes = RANK_SIZES[rank]
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     if wrapper == "fsdp2":
         with pytest.raises(InputError, match="cannot repeat alone"):

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+RANK_SIZES = {0: (4, 3, 5), 1: (2, 6)}
+"""Micro-batches of each rank: ragged, and not of the same number where ranks need not meet."""
 MESSAGE = "CUDA out of memory. Tried to allocate 2.00 GiB."
 
 
