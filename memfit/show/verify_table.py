@@ -16,7 +16,8 @@ def show_verified(verified: dict[str, Any], plan: Plan) -> None:
     console = make_console(emoji=False)
     verdict = "[bold green]The same[/]" if verified["ok"] else "[bold red]Not the same[/]"
     worlds = " and ".join(str(world["world"]) for world in verified["worlds"])
-    console.print(f"{verdict} on {worlds} ranks.")
+    mesh = next((f" ({world['mesh']})" for world in verified["worlds"] if world["mesh"]), "")
+    console.print(f"{verdict} on {worlds} ranks{mesh}.")
     batch = f"{plan.global_batch} {plan.unit} a window, at most {plan.micro_batch} at once, fp32"
     console.print(f"{escape(plan.job)}: {batch}.")
     table = Table(box=None, pad_edge=False)
@@ -27,7 +28,7 @@ def show_verified(verified: dict[str, Any], plan: Plan) -> None:
         of_bound = max(world["of_bounds"].values())
         table.add_row(
             str(world["world"]),
-            f"{world['engine']} {world['mesh']}".rstrip(),
+            world["engine"],
             *(f"{apart[part]:.1e}" for part in ("loss", "gradients", "parameters")),
             f"{world['bound']:.1e}",
             f"[{'green' if world['ok'] else 'red'}]{of_bound:.0%}[/]",

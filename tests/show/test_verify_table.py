@@ -9,10 +9,10 @@ from memfit.show.verify_table import show_verified
 PLAN = SimpleNamespace(global_batch=11, unit="samples", micro_batch=3, job="tests/verify/jobs.py:Sound")
 
 
-def world(number, ok):
+def world(number, ok, mesh=""):
     parts = dict.fromkeys(("loss", "gradients", "parameters"), 1e-7)
     return {
-        "world": number, "engine": "ddp", "ok": ok, "bound": 6e-7, "max_relative_difference": parts, "of_bounds": parts,
+        "world": number, "engine": "ddp", "mesh": mesh, "ok": ok, "bound": 6e-7, "max_relative_difference": parts, "of_bounds": parts,
     }  # fmt: skip
 
 
@@ -28,3 +28,9 @@ def test_verdict_first_and_nothing_wider_than_80_columns(capsys, monkeypatch, ok
     assert lines[0] == first
     assert max(map(len, lines)) <= 80
     assert "\x1b[" not in "".join(lines)
+
+
+def test_the_verdict_names_the_mesh(capsys):
+    worlds = [world(1, True), world(4, True, "dp_replicate=2,dp_shard=2")]
+    show_verified({"ok": True, "worlds": worlds, "findings": []}, PLAN)
+    assert "The same on 1 and 4 ranks (dp_replicate=2,dp_shard=2)." in capsys.readouterr().out
