@@ -12,7 +12,8 @@ PLAN = SimpleNamespace(global_batch=11, unit="samples", micro_batch=3, job="test
 def world(number, ok, mesh=""):
     parts = dict.fromkeys(("loss", "gradients", "parameters"), 1e-7)
     return {
-        "world": number, "engine": "ddp", "mesh": mesh, "ok": ok, "bound": 6e-7, "max_relative_difference": parts, "of_bounds": parts,
+        "world": number, "engine": "ddp", "mesh": mesh, "ok": ok, "bound": 6e-7, "max_relative_difference": parts,
+        "of_bounds": parts,
     }  # fmt: skip
 
 
