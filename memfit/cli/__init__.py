@@ -35,6 +35,7 @@ VERBS = {
     "verify": "Compare one device with many: losses, gradients and weights of each step.",
     "validate": "Validate a run's newest checkpoint, or another.",
     "report": "Write a run, a plan or a trace as one HTML file.",
+    "ui": "Write a job as one HTML page with sliders for micro-batch, length and card.",
     "doctor": "Show versions, cards, optional parts and caches, and run a self-test.",
     "audit": "Count the samples that a sampler, loader or loop really gives to each rank.",
 }

@@ -68,17 +68,17 @@ def render(page: Page) -> str:
     from markupsafe import Markup
 
     figures = [section.figure for section in page.sections if section.figure is not None]
-    scripts = [_plotly(), _own("report.js")] if figures else []
+    scripts = [_plotly(), own_file("report.js")] if figures else []
     return str(
-        _environment()
-        .from_string(_own("report.html"))
+        environment()
+        .from_string(own_file("report.html"))
         .render(
             page=page,
-            css=Markup(_own("report.css")),
+            css=Markup(own_file("report.css")),
             figures=Markup(_json(figures)),
             plotly=Markup(scripts[0] if scripts else ""),
             js=Markup(scripts[1] if scripts else ""),
-            script_hashes=" ".join(map(_hash, scripts)) or "'none'",
+            script_hashes=" ".join(map(script_hash, scripts)) or "'none'",
         )
     )
 
@@ -97,7 +97,12 @@ def write_page(page: Page, path: str | Path) -> None:
         ) from error
 
 
-def _environment() -> Any:
+def environment() -> Any:
+    """Jinja's environment of a page, which escapes all text.
+
+    Raises:
+        InputError: jinja2 is not installed.
+    """
     try:
         jinja2 = import_module("jinja2")
     except ImportError:
@@ -122,7 +127,8 @@ def _plotly() -> str:
     return str(offline.get_plotlyjs())
 
 
-def _own(name: str) -> str:
+def own_file(name: str) -> str:
+    """The text of a file of this folder."""
     return files("memfit.show").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -131,6 +137,6 @@ def _json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c").replace("&", "\\u0026")
 
 
-def _hash(script: str) -> str:
+def script_hash(script: str) -> str:
     """A source of the page's content security policy: browsers hash the text after they have made CRLF into LF."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

@@ -23,7 +23,8 @@ BASES = {
     "export": ["no/plan.toml", "--to", "torchrun"], "verify": ["no/plan.toml"], "validate": ["no/run"],
     "run": ["no/plan.toml", "--out", "no/run"], "probe": ["no/plan.toml"],
     "explain": ["no/log"], "lint": ["no/train.py"], "max": ["no/job.py:Job", "--device", "rtx4090"],
-    "cards": ["no/job.py:Job"], "compare": ["no/a.toml", "no/b.toml"], "trace": ["--", "python", "no/train.py"],
+    "cards": ["no/job.py:Job"], "ui": ["no/job.py:Job"], "compare": ["no/a.toml", "no/b.toml"],
+    "trace": ["--", "python", "no/train.py"],
 }  # fmt: skip
 """A command line of each verb to which a wrong option is added. Those of files that are not there never begin."""
 

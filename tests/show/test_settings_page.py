@@ -1,0 +1,246 @@
+"""pytest tests/show/test_settings_page.py: the page of memfit ui in real Chromium, against predict to the byte."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import memfit
+from memfit.cli import main
+from memfit.device.hardware.catalogue import catalogue, find_device
+from memfit.footprint import Footprint
+from memfit.garbage import keep_frozen
+from memfit.job import Shape
+from memfit.loading import load_job
+from memfit.planner.derived_steps import card_groups
+from memfit.planner.predict import checkpoint_all, plain_nets
+from memfit.planner.traced_questions import TracedQuestions
+from memfit.show.settings_page import write_settings_page
+from testing.browser import browser, missing, opened, show_as, text
+from testing.nets import JOBS
+from tests.hostile import HOSTILE, JOB
+
+pytest.importorskip("selenium")
+from selenium.webdriver.support.ui import Select, WebDriverWait
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+SEED = random.randrange(1 << 32)
+"""Printed where a test fails; settings are drawn from it."""
+SETTINGS = 40
+LINEAR = Path(__file__).parents[2] / "testing/linear_layer.py"
+
+
+class Tagger(memfit.Job):
+    """Two blocks that can be recomputed; its step runs one operator more from 100 items of its longest length on."""
+
+    unit, longest = "tokens", 96
+
+    def nets(self):
+        blocks = nn.ModuleList(nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)) for _ in range(2))
+        return {"tagger": nn.ModuleDict({"blocks": blocks})}
+
+    def checkpointable(self, nets):
+        return [f"tagger.blocks.{number}" for number in range(2)]
+
+    def batch(self, shape):
+        return {"x": torch.randn(shape.items, shape.length, 256)}
+
+    def loss(self, nets, batch):
+        x = batch["x"]
+        for block in nets["tagger"]["blocks"]:
+            x = x + block(x)
+        if len(x) >= 100 and x.shape[1] == 96:
+            x = x.sin()
+        return memfit.Loss(x.square().sum(), x.shape[0] * x.shape[1])
+
+    def optimizers(self, nets):
+        return {"adamw": torch.optim.AdamW(nets["tagger"].parameters(), lr=1e-3)}
+
+
+@pytest.fixture(scope="module")
+def driver():
+    with browser() as item:
+        yield item
+
+
+@pytest.fixture(scope="module")
+def tagger_page(tmp_path_factory):
+    keep_frozen()
+    path = tmp_path_factory.mktemp("ui") / "tagger.html"
+    groups = card_groups(Tagger(), [find_device("rtx4060")])
+    write_settings_page(path, Tagger(), "tagger.py:Tagger", (), groups)
+    return path
+
+
+def ready(driver, path) -> None:
+    opened(driver, path)
+    WebDriverWait(driver, 30).until(lambda d: d.execute_script("return document.documentElement.dataset.ready"))
+
+
+def derivable_settings(data, count: int, draw: random.Random) -> list[dict]:
+    """Settings drawn from the page's own kinds, cards and ranges;"""
+    settings = []
+    for _ in range(count):
+        card = draw.choice([card for card in data["cards"] if card["group"] is not None])
+        kind = draw.choice(data["groups"][card["group"]])
+        low, high = draw.choice(kind["ranges"])
+        settings.append({
+            "card": card["key"], "items": draw.randint(low, high), "length": kind["length"],
+            "accumulate": draw.randint(2, 64) if kind["accumulated"] else 1, "checkpoint": kind["checkpoint"],
+            "world": kind["world"],
+        })  # fmt: skip
+    return settings
+
+
+RANGES = """return {cards: memfit.data.cards, groups: memfit.data.groups.map((kinds) => kinds.map(
+    (kind) => ({...kind, ranges: kind.ranges.map((range) => [range.low, range.high])})))}"""
+
+
+def disagreements(driver, job, count: int) -> list[str]:
+    """Settings at which the page's answer is not that of memfit predict, and what it says there."""
+    data = driver.execute_script(RANGES)
+    draw = random.Random(SEED)
+    questions, modes = TracedQuestions(), {"none": {}, "all": checkpoint_all(job, plain_nets(job))}
+    wrong = []
+    for setting in derivable_settings(data, count, draw):
+        if draw.random() < 0.5:
+            setting["items"] = driver.execute_script("return memfit.largest(arguments[0])", setting) or setting["items"]
+        shown = driver.execute_script("return memfit.footprint(arguments[0])", setting)
+        world = setting["world"]
+        predicted = questions.predict(
+            job, "job", Shape(items=setting["items"], length=setting["length"]), find_device(setting["card"]),
+            micro_batches=setting["accumulate"], checkpointing=modes[setting["checkpoint"]], world=world,
+            engine="ddp" if world > 1 else "single",
+        ).footprint  # fmt: skip
+        if figures(shown) != expected(predicted):
+            wrong.append(f"{setting}: {figures(shown)}, but memfit predict says {expected(predicted)}")
+    return wrong
+
+
+def figures(shown: dict) -> dict:
+    """The page's answer, as far as it is figures."""
+    names = ("allocated_bytes", "reserved_bytes", "process_bytes", "process_bytes_low", "process_bytes_high",
+             "categories", "at")  # fmt: skip
+    if "why" in shown:
+        return shown
+    phases = {
+        name: {key: phase[key] for key in names} | {"largest": phase["largest_request"]["bytes"]}
+        for name, phase in shown["phases"].items()
+    }
+    failed = shown["failed_request"]
+    request = failed and (failed["bytes"], failed["phase"], failed["module"], failed["operator"])
+    return {name: shown[name] for name in ("fits", "verdict", "limiting_phase", "headroom_bytes")} | {
+        "phases": phases, "failed": request,
+    }  # fmt: skip
+
+
+def expected(footprint: Footprint) -> dict:
+    """The same of a Footprint."""
+    phases = {
+        name: {
+            "allocated_bytes": phase.allocated_bytes, "reserved_bytes": phase.reserved_bytes,
+            "process_bytes": phase.process_bytes, "process_bytes_low": phase.process_bytes_low,
+            "process_bytes_high": phase.process_bytes_high, "categories": phase.categories,
+            "at": {"module": phase.at.module, "operator": phase.at.operator}, "largest": phase.largest_request.bytes,
+        }
+        for name, phase in footprint.phases.items()
+    }  # fmt: skip
+    failed = footprint.failed_request
+    request = failed and (failed.bytes, failed.phase, failed.module, failed.operator)
+    return {
+        "fits": footprint.fits, "verdict": footprint.verdict, "limiting_phase": footprint.limiting_phase,
+        "headroom_bytes": footprint.headroom_bytes, "phases": phases, "failed": request,
+    }  # fmt: skip
+
+
+def test_the_page_agrees_with_predict_at_random_settings(driver, tagger_page):
+    ready(driver, tagger_page)
+    wrong = disagreements(driver, Tagger(), SETTINGS)
+    assert not wrong, f"seed {SEED}: {len(wrong)} of {SETTINGS}\n" + "\n".join(wrong[:3])
+
+
+def test_sizes_between_other_operators_are_greyed_out_with_the_reason(driver, tagger_page):
+    ready(driver, tagger_page)
+    data = driver.execute_script(RANGES)
+    kinds = [kind for kind in data["groups"][0] if kind["length"] == 96]
+    asked = next(kind for kind in kinds if kind["checkpoint"] == "none" and not kind["accumulated"])
+    ends = [end for pair in asked["ranges"] for end in pair]
+    below, above = max(end for end in ends if end < 100), min(end for end in ends if end >= 100)
+    assert below + 1 < above, "the page derives across the size at which the step changes"
+    driver.execute_script(
+        "const box = document.getElementById('items-number'); box.value = arguments[0];"
+        "box.dispatchEvent(new Event('input'))", below + 1,
+    )  # fmt: skip
+    assert "Not derived on rtx4060" in text(driver, "#verdict")
+    assert f"at {below} and at {above} items" in text(driver, "#reason")
+    assert f"--shape {below + 1}x96" in text(driver, "#command-predict")
+
+
+def test_controls_change_the_verdict_and_the_commands(driver, tagger_page):
+    ready(driver, tagger_page)
+    assert "Fits on rtx4060 with" in text(driver, "#verdict")
+    driver.find_element("id", "largest").click()
+    largest = int(driver.find_element("id", "items-number").get_attribute("value"))
+    assert largest > 1
+    Select(driver.find_element("id", "checkpoint")).select_by_value("all")
+    driver.find_element("id", "largest").click()
+    assert int(driver.find_element("id", "items-number").get_attribute("value")) > largest
+    Select(driver.find_element("id", "card")).select_by_value("rtx4090")
+    command = text(driver, "#command-predict")
+    assert command.startswith("memfit predict tagger.py:Tagger --device rtx4090 --shape ")
+    assert command.endswith(" --checkpoint all")
+    greyed = driver.execute_script("return [...document.querySelectorAll('#card option:disabled')].map((o) => o.value)")
+    shown = driver.execute_script("return [...document.querySelectorAll('#card option')].map((o) => o.value)")
+    assert "a100-40gb" in greyed
+    assert "rtx4090" not in greyed
+    assert set(shown) == {key for key, card in catalogue().items() if card.is_cuda and card.usable_bytes}
+
+
+def test_a_narrow_dark_page_is_no_wider_than_its_window(driver, tagger_page):
+    show_as(driver, 400, 800, dark=True)
+    try:
+        ready(driver, tagger_page)
+    finally:
+        show_as(driver, 1200, 900, dark=False)
+
+
+def test_texts_of_a_job_run_nothing(driver, tmp_path):
+    (tmp_path / "job.py").write_text(JOB)
+    job = load_job(f"{tmp_path}/job.py:Hostile")
+    page = tmp_path / "hostile.html"
+    write_settings_page(page, job, HOSTILE, (f"name={HOSTILE}",), card_groups(job, [find_device("rtx4090")]))
+    ready(driver, page)
+    assert HOSTILE in text(driver, "title")
+    assert HOSTILE in text(driver, ".about")
+    assert driver.execute_script("return JSON.stringify(memfit.data.steps[0].places)").count("window_broken")
+    assert driver.execute_script("return document.images.length") == 0
+
+
+def test_the_command_writes_a_page(tmp_path, capsys):
+    out = tmp_path / "page.html"
+    with pytest.raises(SystemExit) as left:
+        main(["ui", f"{LINEAR}:LinearLayer", "--device", "rtx4060", "--out", str(out)])
+    assert left.value.code == 0
+    assert capsys.readouterr().out.startswith(f"Written to {out}: open it in a browser.\n")
+    assert out.read_text().startswith("<!doctype html>")
+
+
+def test_a_processor_and_a_folder_that_is_not_there_are_refused(tmp_path, capsys):
+    for arguments in (["--device", "cpu"], ["--out", str(tmp_path / "none" / "page.html")]):
+        with pytest.raises(SystemExit) as left:
+            main(["ui", f"{LINEAR}:LinearLayer", *arguments])
+        assert left.value.code == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dit", "unet", "gan"])
+def test_other_nets_agree_with_predict(driver, tmp_path, name):
+    job = JOBS[name]()
+    groups = card_groups(job, [find_device("rtx4060"), find_device("a100-40gb")], ranks=2)
+    write_settings_page(tmp_path / "page.html", job, name, (), groups, ranks=2)
+    ready(driver, tmp_path / "page.html")
+    wrong = disagreements(driver, job, SETTINGS)
+    assert not wrong, f"seed {SEED}: {len(wrong)} of {SETTINGS}\n" + "\n".join(wrong[:3])
