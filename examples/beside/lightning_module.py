@@ -22,7 +22,7 @@ class FineTuning(LightningModule):
         return adamw(self.model)
 
     def on_train_start(self) -> None:
-        self.guard = memfit.guard(self.optimizers().optimizer, self.model)  # memfit
+        self.guard = memfit.guard(self.optimizers(), self.model)  # memfit
 
     def training_step(self, batches: list[Any], index: int) -> None:
         for part in self.guard.window(batches):  # memfit

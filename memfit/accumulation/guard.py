@@ -32,6 +32,7 @@ from torch.optim import Optimizer
 from memfit.accumulation.batch_split import halves, sample_count
 from memfit.accumulation.ranks import RankGroup
 from memfit.accumulation.refusals import check
+from memfit.accumulation.wrapped_optimizer import unwrapped
 from memfit.apply.buffer_snapshot import BufferSnapshot
 from memfit.apply.random_state import random_state, set_random_state
 from memfit.engine.collectives import is_memory_failure
@@ -256,7 +257,8 @@ def guard(
     Raises:
         InputError: something that could not be undone, with the line of this call.
     """
-    optimizers = [optimizer] if isinstance(optimizer, Optimizer) or not isinstance(optimizer, Sequence) else optimizer
+    given = [optimizer] if isinstance(optimizer, Optimizer) or not isinstance(optimizer, Sequence) else optimizer
+    optimizers = [unwrapped(each) for each in given]
     return WindowGuard(optimizers, models, split=split, scaler=scaler, repeat=repeat)
 
 

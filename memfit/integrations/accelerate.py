@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from accelerate.optimizer import AcceleratedOptimizer
 from torch import nn
 from torch.optim import Optimizer
 
 from memfit.accumulation.guard import WindowGuard, protect_step
+from memfit.accumulation.wrapped_optimizer import unwrapped
 from memfit.errors import InputError
 
 
@@ -40,11 +40,7 @@ def prepare(accelerator: Any, *objects: Any, repeat: bool = True) -> tuple[Any, 
     prepared = accelerator.prepare(*objects)
     values = list(prepared) if isinstance(prepared, tuple) else [prepared]
     models = [value for value in values if isinstance(value, nn.Module)]
-    optimizers = [
-        value.optimizer if isinstance(value, AcceleratedOptimizer) else value
-        for value in values
-        if isinstance(value, Optimizer)
-    ]
+    optimizers = [unwrapped(value) for value in values if isinstance(value, Optimizer)]
     if not models or not optimizers:
         raise InputError(
             seen, "a model or an optimizer is missing", "write prepare(accelerator, model, optimizer, ...)"

@@ -20,6 +20,7 @@ from transformers import TrainerCallback
 
 from memfit.accumulation.batch_split import halves, sample_count
 from memfit.accumulation.guard import protect_step
+from memfit.accumulation.wrapped_optimizer import unwrapped
 from memfit.apply.buffer_snapshot import BufferSnapshot
 from memfit.apply.random_state import RandomState, random_state, set_random_state
 from memfit.engine.collectives import is_memory_failure
@@ -42,9 +43,8 @@ class WatchCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begins to watch."""
-        optimizer = kwargs["optimizer"]
         models = [kwargs["model"]] if kwargs.get("model") is not None else []
-        self.monitor = StepMonitor(getattr(optimizer, "optimizer", optimizer), models=models, **self._options)
+        self.monitor = StepMonitor(unwrapped(kwargs["optimizer"]), models=models, **self._options)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Ends the watch."""
@@ -112,8 +112,7 @@ class SplitStep(_Base):
                 write = "leave the mixin out, or train on one device"
                 raise InputError("memfit.transformers.SplitStep", "a rank cannot repeat its step alone", write)
             self._memfit_buffers = BufferSnapshot({"model": model})
-            optimizer: Any = getattr(self.optimizer, "optimizer", self.optimizer)
-            protect_step(optimizer)
+            protect_step(unwrapped(self.optimizer))
         window = self._memfit_window
         if window is None or window.step != self.state.global_step:
             window = _Window(step=self.state.global_step, random=random_state(self.args.device))

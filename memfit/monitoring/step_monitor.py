@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from memfit.accumulation.refusals import is_deepspeed_engine
+from memfit.accumulation.wrapped_optimizer import unwrapped
 from memfit.errors import InputError
 from memfit.monitoring.engine_steps import EngineStepHook
 from memfit.monitoring.epoch_lengths import EpochLengths
@@ -206,6 +207,7 @@ def watch(target: Optimizer | nn.Module, **options: Any) -> StepMonitor:
     Raises:
         InputError: neither an optimizer nor a model, an unknown option, or a file that cannot be written.
     """
+    target = unwrapped(target)
     if not isinstance(target, Optimizer | nn.Module):
         write = "write memfit.watch(optimizer) or memfit.watch(model)"
         raise InputError(f"memfit.watch({type(target).__name__})", "neither an optimizer nor a model", write)

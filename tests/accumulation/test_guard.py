@@ -274,3 +274,33 @@ def test_halves(batch: Any, first: Any) -> None:
         assert [part.shape[0] if part.dim() else () for part in parts[0]] == first
     assert sample_count(parts[0]) + sample_count(parts[1]) == sample_count(batch)
     assert halves(torch.ones(1, 3)) is None
+
+
+def lightning_optimizer(optimizer: Any) -> Any:
+    return pytest.importorskip("lightning.pytorch.core.optimizer").LightningOptimizer(optimizer)
+
+
+def fabric_optimizer(optimizer: Any) -> Any:
+    fabric = pytest.importorskip("lightning.fabric").Fabric(accelerator="cpu", devices=1)
+    return fabric.setup(Net(), optimizer)[1]
+
+
+WRAPPED: dict[str, Callable[[Any], Any]] = {
+    "accelerate": lambda optimizer: pytest.importorskip("accelerate").Accelerator(cpu=True).prepare(optimizer),
+    "lightning": lambda optimizer: pytest.importorskip("lightning.pytorch.core.optimizer").LightningOptimizer(
+        optimizer
+    ),
+    "fabric": fabric_optimizer,
+}
+
+
+@pytest.mark.parametrize("framework", WRAPPED)
+def test_an_optimizer_that_a_framework_wraps_is_guarded_and_watched(framework: str) -> None:
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    wrapped = WRAPPED[framework](optimizer)
+    memfit.guard(wrapped, net)
+    with memfit.watch(wrapped, out=None) as watch:
+        mean_loss(net, windows(1)[0][0]).backward()
+        optimizer.step()
+    assert watch.steps == 1

@@ -51,3 +51,30 @@ def test_an_accelerator_that_accumulates_by_itself_is_refused() -> None:
         memfit.accelerate.prepare(accelerator, net, torch.optim.SGD(net.parameters(), lr=0.1))
     with pytest.raises(InputError, match="less than one"):
         next(memfit.accelerate.windows([], 0))
+
+
+def test_accelerates_own_last_window_is_wrong() -> None:
+    """``accelerator.accumulate`` divides by its constant: the last window, of one micro-batch, learns a third."""
+    torch.manual_seed(0)
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=3)
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    model, optimizer, loader = accelerator.prepare(net, optimizer, DataLoader(data(), batch_size=2))
+    for _ in range(2):
+        for batch in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(mean_loss(model, batch))
+                optimizer.step()
+                optimizer.zero_grad()
+    assert difference(net, reference()) > 1e-3
+
+
+def test_a_watch_beside_accelerate_sees_each_step() -> None:
+    accelerator, net = accelerate.Accelerator(cpu=True), Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    model, optimizer = accelerator.prepare(net, optimizer)
+    with memfit.watch(optimizer, out=None) as watch:
+        for batch in DataLoader(data(), batch_size=4):
+            accelerator.backward(mean_loss(model, batch))
+            optimizer.step()
+    assert watch.steps == 4

@@ -45,17 +45,21 @@ def reference(world: int) -> Net:
 
 
 def check_weights(saved: dict[str, Any], world: int) -> None:
-    expected = list(reference(world).parameters())
     assert set(saved["weights"]) == {0, 1, 2}
     for own in saved["weights"].values():
-        for weight, wanted in zip(own, expected, strict=True):
-            torch.testing.assert_close(weight, wanted.detach(), atol=1e-6, rtol=0)
+        check_close(own, world)
+
+
+def check_close(weights: list[torch.Tensor], world: int) -> None:
+    for weight, wanted in zip(weights, reference(world).parameters(), strict=True):
+        torch.testing.assert_close(weight, wanted.detach(), atol=1e-6, rtol=0)
 
 
 def test_an_engine_learns_what_one_batch_learns(tmp_path: Path) -> None:
-    """With failures in two backwards and in a step."""
+    """With failures in two backwards and in a step, and from checkpoints; its steps are watched."""
     saved = guarded(tmp_path / "saved.pt", 1, "1,6")
     check_weights(saved, 1)
+    check_close(saved["resumed"], 1)
     assert "Tried to allocate" in saved["lost"]
     refused = saved["refused"]
     assert "the engine accumulates 3 micro-batches by itself" in refused["accumulation"]

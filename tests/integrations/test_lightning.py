@@ -16,7 +16,9 @@ lightning = pytest.importorskip("lightning.pytorch")
 
 import memfit  # noqa: E402
 from memfit.errors import InputError  # noqa: E402
-from tests.accumulation.nets import Net, mean_loss  # noqa: E402
+from memfit.train.probe.probe import probe  # noqa: E402
+from tests.accumulation.nets import MESSAGE, Net, mean_loss  # noqa: E402
+from tests.train.test_probe import BUDGET, exact, simulated  # noqa: E402
 
 
 def data(samples: int = 13) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -38,7 +40,9 @@ class Module(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
 
-def fitted(tmp_path: Path, *callbacks: Any, automatic: bool = True, **options: Any) -> Module:
+def fitted(
+    tmp_path: Path, *callbacks: Any, automatic: bool = True, checkpoint: Path | None = None, **options: Any
+) -> Module:
     module = Module(automatic)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -47,7 +51,7 @@ def fitted(tmp_path: Path, *callbacks: Any, automatic: bool = True, **options: A
             logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
             default_root_dir=tmp_path, **options,
         )  # fmt: skip
-        trainer.fit(module, DataLoader(data(), batch_size=2))
+        trainer.fit(module, DataLoader(data(), batch_size=2), ckpt_path=checkpoint)
     return module
 
 
@@ -97,3 +101,36 @@ def test_the_callback_watches_each_step(tmp_path: Path) -> None:
     fitted(tmp_path, memfit.lightning.WatchCallback(out=tmp_path / "m.jsonl"))
     lines = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
     assert [line["window"] for line in lines] == list(range(6))
+
+
+@pytest.mark.parametrize("mode", ["power", "binsearch"])
+def test_the_batch_size_finder_needs_more_trials_than_a_prediction(tmp_path: Path, mode: str) -> None:
+    """On a machine that holds 61 samples: Lightning's finder trains on every size that it tries, and ends below."""
+    tried: set[int] = set()
+
+    class Limited(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.batch_size = 2
+
+        def train_dataloader(self) -> Any:
+            return DataLoader(data(512), batch_size=self.batch_size)
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            tried.add(self.batch_size)
+            if exact(self.batch_size) > BUDGET:
+                raise torch.OutOfMemoryError(MESSAGE)
+            return super().training_step(batch, index)
+
+    finder = lightning.callbacks.BatchSizeFinder(mode=mode, steps_per_trial=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lightning.Trainer(
+            max_steps=1, callbacks=[finder], accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+        ).fit(Limited())  # fmt: skip
+    prober, ours = simulated(exact)
+    assert probe(prober, BUDGET, 1).largest == 61
+    assert len(ours) == 2
+    assert len(tried) > 5
+    assert finder.optimal_batch_size < 61

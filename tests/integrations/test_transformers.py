@@ -4,7 +4,9 @@ pytest tests/integrations/test_transformers.py
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -52,8 +54,13 @@ class Plain(torch.nn.Module):
         return {"loss": value.mean(), "logits": value}
 
 
-def trained(net: Any, tmp_path: Path, fail_at: set[int], accumulate: int = 2, **options: Any) -> Any:
-    class Split(memfit.transformers.SplitStep, transformers.Trainer):
+def trained(
+    net: Any, tmp_path: Path, fail_at: set[int], *, resume: str | None = None,
+    arguments: Mapping[str, Any] = MappingProxyType({}), mixin: type = memfit.transformers.SplitStep, **options: Any,
+) -> Any:  # fmt: skip
+    """The Trainer after three windows of two micro-batches, in whose ``fail_at``-th backwards memory runs out."""
+
+    class Split(mixin, transformers.Trainer):
         pass
 
     calls = 0
@@ -66,13 +73,14 @@ def trained(net: Any, tmp_path: Path, fail_at: set[int], accumulate: int = 2, **
 
     first = next(net.parameters())
     first.register_hook(hook)
-    arguments = transformers.TrainingArguments(
-        output_dir=str(tmp_path), per_device_train_batch_size=4, gradient_accumulation_steps=accumulate, max_steps=3,
-        learning_rate=0.05, lr_scheduler_type="constant", optim="sgd", use_cpu=True, report_to=[], save_strategy="no",
-        disable_tqdm=True, seed=0, data_seed=0,
-    )  # fmt: skip
-    trainer = Split(model=net, args=arguments, train_dataset=rows(), **options)
-    trainer.train()
+    given = {
+        "output_dir": str(tmp_path), "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2,
+        "max_steps": 3, "learning_rate": 0.05, "lr_scheduler_type": "constant", "optim": "sgd", "use_cpu": True,
+        "report_to": [], "save_strategy": "no", "disable_tqdm": True, "seed": 0, "data_seed": 0,
+    }  # fmt: skip
+    training = transformers.TrainingArguments(**{**given, **arguments})
+    trainer = Split(model=net, args=training, train_dataset=rows(), **options)
+    trainer.train(resume_from_checkpoint=resume)
     return trainer
 
 
@@ -97,3 +105,27 @@ def test_the_callback_watches_each_step(tmp_path: Path) -> None:
     trained(model(), tmp_path, set(), callbacks=[callback])
     lines = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
     assert [line["window"] for line in lines] == [0, 1, 2]
+
+
+class Unchanged:
+    """The Trainer as it is."""
+
+
+def test_auto_find_batch_size_learns_something_else_and_a_split_step_does_not(tmp_path: Path) -> None:
+    """After a failure, the Trainer's own remedy trains with another batch, from weights that are no longer the first.
+
+    It repeats the steps that were done before the failure, so that their samples count twice.
+    """
+    undisturbed, found, cut = model(), model(), model()
+    trained(undisturbed, tmp_path, set())
+    remedy = {"auto_find_batch_size": True}
+    own = trained(found, tmp_path, {3}, arguments=remedy, mixin=Unchanged)
+    ours = trained(cut, tmp_path, {3})
+    assert own._train_batch_size < 4
+    assert ours._train_batch_size == 4
+    assert difference(found, undisturbed) > 1e-4
+    assert difference(cut, undisturbed) < 1e-12
+
+
+def difference(a: torch.nn.Module, b: torch.nn.Module) -> float:
+    return max(float((p - q).detach().abs().max()) for p, q in zip(a.parameters(), b.parameters(), strict=True))
