@@ -24,6 +24,7 @@ from memfit.mesh import parse_mesh
 
 if TYPE_CHECKING:
     from memfit.device.hardware.catalogue import Device
+    from memfit.plan import Plan
     from memfit.planner.memory_vs_batch import Point
     from memfit.planner.search.engine_search import Answer
     from memfit.show.upstream_edits import UpstreamEdit
@@ -116,9 +117,9 @@ def command(
         )  # fmt: skip
         loaded = load_job(job, read_settings(pairs))
         keep_frozen()
-        points = _curve(loaded, targets[0], batch) if curve else None
         answers = {device.key: find_plan(loaded, replace(request, device=device)) for device in targets}
         first = answers[targets[0].key]
+        points = _curve(loaded, targets[0], batch, first.plan) if curve else None
         changes = upstream_changes(loaded, job, first.plan) if first.plan is not None and len(targets) == 1 else []
     if out is not None and first.plan is not None:
         write_plan(first.plan, out)
@@ -182,8 +183,9 @@ def _words(text: str | None) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip()) if text else ()
 
 
-def _curve(job: Any, device: Device, most: int) -> list[Point]:
+def _curve(job: Any, device: Device, most: int, plan: Plan | None) -> list[Point]:
     from memfit.planner.memory_vs_batch import curve
     from memfit.trace.step import Tracing
 
-    return curve(job, Tracing(device=device), device, most)
+    chosen = most if plan is None else plan.micro_batch
+    return curve(job, Tracing(device=device), device, most, chosen)

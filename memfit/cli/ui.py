@@ -9,6 +9,7 @@ import click
 
 from memfit.cli.options import choose_devices, device_names_option, json_option, print_json, set_option, whole_number
 from memfit.device.hardware.process_limits import check_fake_ranks
+from memfit.errors import InputError
 from memfit.printable import printable
 
 
@@ -37,6 +38,8 @@ def command(
     targets = choose_devices(device_names or ("rtx4090",), None)
     ranks = whole_number("--devices", devices)
     check_fake_ranks(f"--devices {ranks}", ranks)
+    if not Path(out).absolute().parent.is_dir():
+        raise InputError(f"--out {out}", "its folder is not there", "write a file in a folder that is there")
     begin = time.perf_counter()
     with progress(f"tracing {job}", quiet=as_json):
         from memfit.planner.derived_steps import card_groups

@@ -14,7 +14,7 @@ from memfit.planner.search.traced_job import open_traced_job
 from memfit.trace.step import Tracing
 
 POINTS = 5
-"""Micro-batches that are traced: from the smallest, each twice the one before."""
+"""Micro-batches that are traced from the smallest to the largest, each about as many times the one before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +27,11 @@ class Point:
     fits: bool
 
 
-def curve(job: Job, how: Tracing, device: Device, most: int) -> list[Point]:
-    """The points of every policy, up to a micro-batch of ``most``."""
+def curve(job: Job, how: Tracing, device: Device, most: int, chosen: int) -> list[Point]:
+    """The points of every policy, up to a micro-batch of ``most``; ``chosen`` is among them."""
     own = default_checkpointing(job, plain_nets(job))
     smallest = min(job.longest or 1, most)
+    sizes = sizes_between(smallest, most, chosen)
     curve_points = []
     with open_traced_job(job, how, shape_of(job, smallest)) as traced_job:
         search = CandidateSearch(traced_job, device, most, 1)
@@ -46,14 +47,17 @@ def curve(job: Job, how: Tracing, device: Device, most: int) -> list[Point]:
         if not own or own == policies["every block recomputed"]:
             del policies["the job's own"]
         for policy, modes in policies.items():
-            for power in range(POINTS):
-                micro = min(smallest * 2**power, most)
+            for micro in sizes:
                 takes = search.peak_of(traced_job.trace(shape_of(job, micro), modes, accumulated=True))
                 curve_points.append(
                     Point(
                         policy=policy, micro_batch=micro, process_bytes=takes, fits=takes <= (device.usable_bytes or 0)
                     )
                 )
-                if micro == most:
-                    break
     return curve_points
+
+
+def sizes_between(smallest: int, most: int, chosen: int) -> list[int]:
+    """Both ends and multiples of the smallest in between, as far apart as their logarithms allow; and ``chosen``."""
+    steps = (smallest * round((most / smallest) ** (step / (POINTS - 1))) for step in range(POINTS - 1))
+    return sorted({*steps, chosen, most})

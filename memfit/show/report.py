@@ -216,14 +216,15 @@ def _of_plan(job: Job, plan: Plan) -> list[Section]:
         device=_device(plan), implementation=plan.implementation, optimizer_state=plan.optimizer_state,
         average=plan.average,
     )  # fmt: skip
-    points = curve(job, how, _device(plan), sum(plan.micro_batches[0]))
+    points = curve(job, how, _device(plan), sum(plan.micro_batches[0]), plan.micro_batch)
     return [curve_section(points, plan.unit, _device(plan), plan.micro_batch)]
 
 
 def _of_prediction(job: Job | None, prediction: Prediction) -> list[Section]:
     if job is None:
         return []
-    points = curve(job, Tracing(device=prediction.device), prediction.device, BEYOND * prediction.micro_batch)
+    device, micro = prediction.device, prediction.micro_batch
+    points = curve(job, Tracing(device=device), device, BEYOND * micro, micro)
     return [curve_section(points, prediction.unit, prediction.device, prediction.micro_batch)]
 
 
