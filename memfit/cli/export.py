@@ -4,25 +4,30 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from memfit.cli.options import json_option, print_json
+from memfit.cli.options import TOOLS, json_option, print_json
 from memfit.errors import Exit, InputError
+
+if TYPE_CHECKING:
+    from memfit.plan import Plan
+    from memfit.show.export import Exported
 
 
 @click.command("export")
 @click.argument("plan", metavar="PLAN")
-@click.option("--to", required=True, type=click.Choice(["deepspeed", "accelerate", "torchrun"]), help="The tool.")
+@click.option("--to", required=True, type=click.Choice(TOOLS), help="The tool.")
 @click.option(
     "--out",
     metavar="F",
     type=click.Path(dir_okay=False),
-    help="The file. Default: deepspeed.json, accelerate.yaml or torchrun.sh, here.",
+    help="The file. Default: the tool's name, here: deepspeed.json, accelerate.yaml, torchrun.sh, ...",
 )
 @json_option
 def command(plan: str, to: str, out: str | None, as_json: bool) -> int:
-    """Write PLAN as a configuration of DeepSpeed or Accelerate, or as a script that starts torchrun.
+    """Write PLAN as a configuration or the arguments of another tool.
 
     Choices that the tool's form cannot express are listed, with what to write in your own loop.
     """
@@ -45,27 +50,43 @@ def command(plan: str, to: str, out: str | None, as_json: bool) -> int:
         write = "write --out as a file in a folder that can be written"
         raise InputError(f"--out {file}", f"cannot be written: {error.strerror}", write) from error
     if as_json:
-        geometry = {**asdict(exported.geometry), "global_batch": exported.geometry.global_batch}
-        left_out = [{"name": name, "text": text} for name, text in exported.left_out.items()]
-        print_json(
-            {
-                "to": to,
-                "file": str(file),
-                "command": exported.command,
-                "engine": read.engine,
-                "planned_global_batch": read.global_batch,
-                **geometry,
-                "left_out": left_out,
-            }
-        )
+        print_json({"file": str(file), **exported_json(exported, read, to)})
         return Exit.DONE
+    from memfit.show.console import make_console
+
+    make_console(emoji=False).print(f"Written to {file}.", soft_wrap=True, highlight=False)
+    show_exported(exported)
+    return Exit.DONE
+
+
+def exported_json(exported: Exported, plan: Plan, to: str) -> dict[str, Any]:
+    """What an export says beside its file."""
+    return {
+        "to": to,
+        "command": exported.command,
+        "engine": plan.engine,
+        "planned_global_batch": plan.global_batch,
+        "predicted_bytes": exported.predicted_bytes,
+        **asdict(exported.geometry),
+        "global_batch": exported.geometry.global_batch,
+        "left_out": [{"name": name, "text": text} for name, text in exported.left_out.items()],
+    }
+
+
+def show_exported(exported: Exported) -> None:
+    """How to start the tool, and what its form cannot express."""
     from rich.markup import escape
 
     from memfit.show.console import make_console
+    from memfit.sizes import format_size
 
     console = make_console(emoji=False)
-    console.print(f"Written to {file}. Start it with\n\n  {escape(exported.command)}\n", soft_wrap=True)
-    console.print("Your own loop must do what this file cannot express:")
+    console.print(f"Start it with\n\n  {escape(exported.command)}\n", soft_wrap=True)
+    if exported.predicted_bytes is not None:
+        console.print(
+            f"Predicted for its training: {format_size(exported.predicted_bytes)} of tensors on each device.\n"
+        )
+    if exported.left_out:
+        console.print("Your own script must do what this cannot express:")
     for name, text in exported.left_out.items():
         console.print(f"  [bold]{name}[/]: {escape(text)}", soft_wrap=True)
-    return Exit.DONE

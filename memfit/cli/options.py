@@ -19,6 +19,9 @@ from memfit.sizes import format_size, parse_size
 if TYPE_CHECKING:
     from memfit.device.hardware.catalogue import Device
 
+TOOLS = ("deepspeed", "accelerate", "lightning", "transformers", "torchtitan", "torchrun")
+"""What a plan can be written for; ``memfit.show.export`` has a file for each."""
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 json_option = click.option(

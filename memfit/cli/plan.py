@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from memfit.cli.export import exported_json, show_exported
 from memfit.cli.mesh_option import mesh_option
 from memfit.cli.options import (
+    TOOLS,
     choose_devices,
     device_names_option,
     headroom_option,
@@ -21,12 +23,15 @@ from memfit.cli.options import (
 )
 from memfit.errors import Exit, InputError
 from memfit.mesh import parse_mesh
+from memfit.printable import printable
 
 if TYPE_CHECKING:
     from memfit.device.hardware.catalogue import Device
+    from memfit.job import Job
     from memfit.plan import Plan
     from memfit.planner.memory_vs_batch import Point
     from memfit.planner.search.engine_search import Answer
+    from memfit.show.export import Exported
     from memfit.show.upstream_edits import UpstreamEdit
 
 
@@ -67,12 +72,15 @@ if TYPE_CHECKING:
     "--seed", metavar="N", default="0", show_default=True, help="Seed of the data's order and of every random number."
 )
 @click.option("--out", metavar="F", type=click.Path(dir_okay=False), help="Write the plan file that memfit run takes.")
+@click.option(
+    "--for", "tool", type=click.Choice(TOOLS), help="Also show the plan as the configuration or arguments of this tool."
+)
 @json_option
 def command(
     job: str | None, pairs: tuple[str, ...], global_batch: str | None, trace_file: str | None, micro_batch: str | None,
     devices: str | None, mesh: str | None, engine: str | None, device_names: tuple[str, ...], memory: str | None,
     headroom: str | None, keep: str | None, allow: str | None, tuned_for: str | None, rule: str, curve: bool, seed: str,
-    out: str | None, as_json: bool,
+    out: str | None, tool: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Plan JOB's global batch for the device: micro-batch, accumulation and recomputation, with reasons."""
     if trace_file is not None:
@@ -82,6 +90,9 @@ def command(
                 "a script sets its batch itself",
                 "write one of them",
             )
+        if tool is not None:
+            why = "a trace gives edits of its script, which has the trainer's arguments"
+            raise InputError("--for with --from-trace", why, "leave --for out, or name a job")
         return _edits_of_script(trace_file, device_names, memory, headroom, as_json=as_json)
     if job is None:
         raise _missing("job")
@@ -94,6 +105,8 @@ def command(
     targets = choose_devices(device_names, memory, headroom)
     if out is not None and len(targets) > 1:
         raise InputError(f"--out with {len(targets)} devices", "a plan is for one device", "write one --device")
+    if tool is not None and len(targets) > 1:
+        raise InputError(f"--for with {len(targets)} devices", "a plan is for one device", "write one --device")
     if out is not None and not Path(out).name:
         raise InputError(f"--out {out!r}", "not the name of a file", "write --out plan.toml")
     if out is not None and not Path(out).absolute().parent.is_dir():
@@ -120,14 +133,28 @@ def command(
         answers = {device.key: find_plan(loaded, replace(request, device=device)) for device in targets}
         first = answers[targets[0].key]
         points = _curve(loaded, targets[0], batch, first.plan) if curve else None
+        exported = _exported(loaded, first.plan, tool, out) if tool is not None and first.plan is not None else None
         changes = upstream_changes(loaded, job, first.plan) if first.plan is not None and len(targets) == 1 else []
     if out is not None and first.plan is not None:
         write_plan(first.plan, out)
     if as_json:
-        print_json(_json(answers, changes, points))
+        values = _json(answers, changes, points)
+        if exported is not None and first.plan is not None and tool is not None:
+            values["for"] = {"text": exported.text, **exported_json(exported, first.plan, tool)}
+        print_json(values)
     else:
         _show(answers, targets, changes, points, out)
+        if exported is not None:
+            click.echo(f"\nFor {tool}:\n\n{printable(exported.text)}")
+            show_exported(exported)
     return Exit.DONE if any(answer.plan is not None for answer in answers.values()) else Exit.NOTHING_FITS
+
+
+def _exported(job: Job, plan: Plan, tool: str, out: str | None) -> Exported:
+    from memfit.planner.predict import plain_nets
+    from memfit.show.export import FILES, export
+
+    return export(plan, job, plain_nets(job), tool, FILES[tool], str(Path(out or "plan.toml").absolute()))
 
 
 def _missing(name: str) -> click.MissingParameter:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from memfit.device.hardware.catalogue import Device
 from memfit.footprint import Footprint
+from memfit.plan import Plan
 from memfit.sizes import format_size
 
 _STATE = ("parameters", "buffers", "optimizer", "ema")
@@ -54,6 +55,14 @@ def with_copy(footprint: Footprint) -> Footprint:
         for name, phase in footprint.phases.items()
     }
     return replace(footprint, phases=phases, headroom_bytes=footprint.headroom_bytes - copy)
+
+
+def copy_bytes(plan: Plan) -> int:
+    """What the copy adds to each phase that a plan predicts; 0 where its run holds none on the device."""
+    if plan.checkpoint_writing != "asynchronous" or plan.device != "cpu" or not plan.phases:
+        return 0
+    categories = (plan.phases.get("save") or plan.phases["train"])["categories"]
+    return int(sum(categories[name] for name in _STATE)) // 2  # the state itself, and its copy among the buffers
 
 
 def _copied(footprint: Footprint) -> int:

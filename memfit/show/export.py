@@ -1,4 +1,4 @@
-"""A plan in the forms that DeepSpeed, Accelerate and torchrun read, and what those forms cannot say.
+"""A plan in the forms that other tools read, and what those forms cannot say.
 
 Formats: DeepSpeed 0.19 (``DeepSpeedConfig``), Accelerate 1.15 (``accelerate launch --config_file``), torch's torchrun.
 """
@@ -8,16 +8,22 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from memfit.engine.capabilities import CAPABILITIES, Capabilities
 from memfit.job import Job, Nets, is_trained
 from memfit.plan import PhasePolicy, Plan
+from memfit.planner.checkpoint_writing import copy_bytes
 from memfit.printable import one_line
+from memfit.show.export_geometry import ExportGeometry, equal
+from memfit.show.trainer_config import TRAINERS, PlannedJob, TrainerConfig, torchtitan_script
 from memfit.wording import counted
 
-FILES = {"deepspeed": "deepspeed.json", "accelerate": "accelerate.yaml", "torchrun": "torchrun.sh"}
+FILES = {
+    "deepspeed": "deepspeed.json", "accelerate": "accelerate.yaml", "torchrun": "torchrun.sh",
+    "lightning": "lightning.yaml", "transformers": "transformers.json", "torchtitan": "torchtitan.sh",
+}  # fmt: skip
 """The names that the files have where no other is asked for."""
 
 
@@ -33,22 +39,6 @@ def _stage(engine: str) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportGeometry:
-    """A window in equal micro-batches, as these tools count it: global batch = world x accumulation x micro-batch."""
-
-    world: int
-    micro_batch: int
-    accumulation: int
-    counts: str
-    """What is counted: samples, or whole micro-batches where those are counted in frames or tokens."""
-
-    @property
-    def global_batch(self) -> int:
-        """The product of the three numbers."""
-        return self.world * self.micro_batch * self.accumulation
-
-
-@dataclass(frozen=True, kw_only=True)
 class Exported:
     """A file's text, how to start the tool on it, and by name what the file does not say."""
 
@@ -56,6 +46,8 @@ class Exported:
     command: str
     geometry: ExportGeometry
     left_out: Mapping[str, str]
+    predicted_bytes: int | None = None
+    """Peak bytes of tensors in training, without what memfit's own run holds beside it; None: the plan has none."""
 
 
 def export(plan: Plan, job: Job, nets: Nets, to: str, file: str, plan_file: str) -> Exported:
@@ -66,9 +58,19 @@ def export(plan: Plan, job: Job, nets: Nets, to: str, file: str, plan_file: str)
         file: where the text will be.
         plan_file: where memfit's own plan is.
     """
+    exported = _exported(plan, job, nets, to, file, plan_file)
+    train = plan.phases.get("train")
+    return exported if train is None else replace(exported, predicted_bytes=train["allocated_bytes"] - copy_bytes(plan))
+
+
+def _exported(plan: Plan, job: Job, nets: Nets, to: str, file: str, plan_file: str) -> Exported:
     geometry = equal(plan, job)
     left_out = _left_out(plan, job, nets, to, geometry)
     world = geometry.world
+    if to in TRAINERS:
+        deepspeed = deepspeed_config(plan, job, geometry)
+        planned = PlannedJob(plan=plan, job=job, nets=nets, geometry=geometry, deepspeed=deepspeed)
+        return _for_trainer(planned, to, file, left_out)
     cpu = "DS_ACCELERATOR=cpu " if plan.device == "cpu" else ""
     if to == "deepspeed":
         text = json.dumps(deepspeed_config(plan, job, geometry), indent=2) + "\n"
@@ -84,19 +86,21 @@ def export(plan: Plan, job: Job, nets: Nets, to: str, file: str, plan_file: str)
     return Exported(text=text, command=command, geometry=geometry, left_out=left_out)
 
 
-def equal(plan: Plan, job: Job) -> ExportGeometry:
-    """Equal micro-batches that make up the global batch, none larger than the plan's: of all, the fewest.
-
-    Where a rank's share is not a whole number, the share of the rank with the most; where a micro-batch is counted in
-    frames or tokens, each counts as one.
-    """
-    world = len(plan.micro_batches)
-    if job.longest is not None:
-        count = max(len(rank) for rank in plan.micro_batches)
-        return ExportGeometry(world=world, micro_batch=1, accumulation=count, counts="micro-batches")
-    share = max(sum(rank) for rank in plan.micro_batches)
-    micro = next(size for size in range(min(plan.micro_batch, share), 0, -1) if share % size == 0)
-    return ExportGeometry(world=world, micro_batch=micro, accumulation=share // micro, counts="samples")
+def _for_trainer(planned: PlannedJob, to: str, file: str, left_out: dict[str, str]) -> Exported:
+    """The plan for a trainer; notes of the plan that its arguments say are left out of what they do not."""
+    config: TrainerConfig = TRAINERS[to](planned)
+    remaining = {name: text for name, text in left_out.items() if name not in config.says} | dict(config.notes)
+    comments, world, path = _comments(planned.plan, remaining), planned.geometry.world, shlex.quote(file)
+    if to == "torchtitan":
+        text = torchtitan_script(config, world, comments)
+        command = f"sh {path} --module MODULE --config CONFIG"
+    elif to == "lightning":
+        text, command = comments + _yaml({"trainer": config.values}), f"python train.py fit --config {path}"
+    else:
+        text = json.dumps(config.values, indent=2) + "\n"
+        launcher = "python" if world == 1 else f"torchrun --standalone --nproc-per-node {world}"
+        command = f"{launcher} train.py {path}"
+    return Exported(text=text, command=command, geometry=planned.geometry, left_out=remaining)
 
 
 def deepspeed_config(plan: Plan, job: Job, geometry: ExportGeometry) -> dict[str, Any]:
@@ -187,6 +191,7 @@ def _left_out(plan: Plan, job: Job, nets: Nets, to: str, geometry: ExportGeometr
 def _batch_notes(plan: Plan, to: str, geometry: ExportGeometry) -> dict[str, str]:
     """What a tool does not know of the window: its units, its lengths and its short last micro-batch."""
     world, count = geometry.world, geometry.accumulation
+    micro, total = geometry.micro_batch * geometry.sample_units, geometry.global_batch * geometry.sample_units
     divides = to != "torchrun"
     factor = f" * {world}" + (f" * {count}" if divides else "")
     who = f"the tool divides by {count} and averages over {world}" if divides else f"DDP averages over {world}"
@@ -199,15 +204,15 @@ def _batch_notes(plan: Plan, to: str, geometry: ExportGeometry) -> dict[str, str
             f"the numbers count micro-batches; each holds at most {plan.micro_batch} {plan.unit}: give the loader "
             f"memfit.batch.LengthBatchSampler as its batch_sampler"
         )
-    elif divides and (geometry.micro_batch != plan.micro_batch or geometry.global_batch != plan.global_batch):
+    elif divides and (micro, total) != (plan.micro_batch, plan.global_batch):
         by_rank = [str(list(rank)) for rank in dict.fromkeys(map(tuple, plan.micro_batches))]
         notes["short last micro-batch"] = (
             f"the plan's micro-batches are {' and '.join(by_rank)}; "
-            f"the tool's are equal, so {count} x {geometry.micro_batch} on each rank"
+            f"the tool's are equal, so {count} x {micro} on each rank"
         )
-        if geometry.global_batch != plan.global_batch:
+        if total != plan.global_batch:
             notes["short last micro-batch"] += (
-                f", {geometry.global_batch} where the plan has {plan.global_batch}: give the loop the plan's own "
+                f", {total} where the plan has {plan.global_batch}: give the loop the plan's own "
                 "sizes, with the N above"
             )
     return notes

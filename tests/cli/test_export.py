@@ -16,7 +16,8 @@ import pytest
 from memfit.loading import load_job
 from memfit.plan import Plan, write_plan
 from memfit.planner.predict import plain_nets
-from memfit.show.export import equal, export
+from memfit.show.export import export
+from memfit.show.export_geometry import equal
 from tests.cli.asking import ROOT, is_one_line, really
 
 JOB = "tests/verify/jobs.py:Sound"

@@ -1,0 +1,195 @@
+"""memfit plan --for: each real trainer is started with what it writes, and takes the bytes that the plan predicts.
+
+pytest tests/cli/test_plan_for.py
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memfit.loading import load_job
+from memfit.plan import read_plan
+from memfit.planner.predict import plain_nets
+from memfit.show.export import export
+from tests.cli.asking import ROOT, is_one_line, really
+from tests.cli.test_export import plan
+
+JOB = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+import memfit
+
+class LM(memfit.Job):
+    unit, longest, clip = "tokens", 64, 1.0
+    def nets(self):
+        sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+        return {"llama": LlamaForCausalLM(LlamaConfig(vocab_size=256, use_cache=False, **sizes))}
+    def optimizers(self, nets):
+        return {"adamw": torch.optim.AdamW(nets["llama"].parameters(), lr=1e-3)}
+    def batch(self, shape):
+        return torch.randint(256, (shape.items, shape.length))
+    def loss(self, nets, tokens):
+        units = tokens.numel() - len(tokens)
+        return memfit.Loss(nets["llama"](input_ids=tokens, labels=tokens).loss * units, units)
+    def dataset(self):
+        return torch.randint(256, (96, 64))
+    def lengths(self):
+        return [64] * 96
+"""
+TOOLS = ("transformers", "lightning", "accelerate", "deepspeed")
+BEYOND = 0.04
+"""How far a trainer may be from the prediction: some hold the next micro-batches' rows or a buffer of their own."""
+
+
+def planned(folder: Path, tool: str) -> dict[str, Any]:
+    (folder / "lm.py").write_text(JOB)
+    sizes = ["--global-batch", "1536", "--micro-batch", "512", "--memory", "64MiB"]
+    code, out, error = really(
+        "plan", str(folder / "lm.py:LM"), *sizes, "--for", tool, "--out", str(folder / "plan.toml"), "--json"
+    )
+    assert code == 0, error
+    answer: dict[str, Any] = json.loads(out)["for"]
+    return answer
+
+
+def free_port() -> str:
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return str(opened.getsockname()[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_real_trainer_takes_what_the_plan_predicts(tool: str, tmp_path: Path) -> None:
+    pytest.importorskip(tool)
+    answer = planned(tmp_path, tool)
+    config = tmp_path / f"config.{'json' if tool in ('transformers', 'deepspeed') else 'yaml'}"
+    config.write_text(answer["text"])
+    script = [str(Path(__file__).with_name("planned_trainer.py")), tool, str(tmp_path / "plan.toml"), str(config)]
+    start = [sys.executable]
+    if tool == "accelerate":
+        start += ["-m", "accelerate.commands.launch", "--config_file", str(config), "--main_process_port", free_port()]
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    own = {"DS_ACCELERATOR": "cpu", **(ranks if tool == "deepspeed" else {})}
+    environment = {**os.environ, **own, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*start, *script], capture_output=True, text=True, env=environment, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    measured = json.loads(done.stdout.splitlines()[-1])["allocated_bytes"]
+    assert measured == pytest.approx(answer["predicted_bytes"], rel=BEYOND)
+
+
+def text_of(tool: str, **changes: Any) -> Any:
+    made = plan(micro_batches=[[4, 4], [4, 4]], micro_batch=4, **changes)
+    job = load_job(made.job, dict(made.settings))
+    return export(made, job, plain_nets(job), tool, "file", "/plan.toml")
+
+
+@pytest.mark.parametrize(
+    ("tool", "engine", "words"),
+    [
+        ("lightning", "ddp", ['strategy: "ddp"', "accumulate_grad_batches: 2", "gradient_clip_val: 1.0", "devices: 2"]),
+        ("lightning", "zero2", ['strategy: "deepspeed_stage_2"']),
+        ("lightning", "fsdp2", ['strategy: "fsdp"', "# - engine: strategy fsdp is FSDP1"]),
+        (
+            "transformers",
+            "ddp",
+            ['"per_device_train_batch_size": 4', '"max_grad_norm": 1.0'],
+        ),
+        ("transformers", "zero3", ['"stage": 3', '"gradient_accumulation_steps": 2']),
+        ("transformers", "fsdp2", ['"fsdp": true', '"version": 2']),
+        (
+            "torchtitan",
+            "ddp",
+            ["data_parallel_replicate_degree 2", "global_batch_size 16", "max_norm 1"],
+        ),
+        ("torchtitan", "fsdp2", ["data_parallel_replicate_degree 1", "shard_degree 2", "activation-checkpoint:none"]),
+        ("torchtitan", "zero2", ["# - engine: zero2 became FSDP2"]),
+    ],
+)
+def test_the_plan_is_said_in_the_trainers_words(tool: str, engine: str, words: list[str]) -> None:
+    text = text_of(tool, engine=engine).text
+    assert [word for word in words if word not in text] == []
+
+
+def test_what_a_trainer_cannot_say_is_named() -> None:
+    parts = {"checkpointing": {"net.0": "full"}, "precision": "fp16", "implementation": "fused"}
+    kept = {"checkpointing by module", "optimizer's kernels"}
+    assert kept | {"precision", "rows"} <= set(text_of("torchtitan", **parts).left_out)
+    assert kept | {"micro-batch"} <= set(text_of("lightning", **parts).left_out)
+    assert "checkpointing by module" in text_of("transformers", **parts).left_out
+    several = text_of("lightning", job="tests/verify/jobs.py:Unsynchronised")
+    assert "accumulate_grad_batches" not in several.text, "Lightning refuses it beside manual optimization"
+    assert "automatic_optimization = False" in several.left_out["several optimizers"]
+
+
+def test_layers_that_are_all_recomputed_are_gradient_checkpointing(tmp_path: Path) -> None:
+    (tmp_path / "lm.py").write_text(JOB)
+    job = load_job(str(tmp_path / "lm.py:LM"), {})
+    layers = {f"llama.model.layers.{number}": "full" for number in range(2)}
+    for modes, said in ((layers, True), (dict([*layers.items()][:1]), False)):
+        made = plan("single", job=str(tmp_path / "lm.py:LM"), unit="tokens", global_batch=512, micro_batch=256,
+                    micro_batches=[[256, 256]], checkpointing=modes)  # fmt: skip
+        exported = export(made, job, plain_nets(job), "transformers", "file", "/plan.toml")
+        values = json.loads(exported.text)
+        assert values["gradient_checkpointing"] == said
+        assert ("checkpointing by module" in exported.left_out) != said
+        assert (values["per_device_train_batch_size"], values["gradient_accumulation_steps"]) == (4, 2)
+        assert "short last micro-batch" not in exported.left_out
+        torchtitan = export(made, job, plain_nets(job), "torchtitan", "file", "/plan.toml")
+        assert ("activation-checkpoint:full" in torchtitan.text) == said
+        assert "--training.seq_len 64" in torchtitan.text
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["tests/verify/jobs.py:Sound", "--global-batch", "8", "--device", "t4", "--device", "l40s"], "--for with 2"),
+        (["--from-trace", "trace.json"], "--for with --from-trace"),
+    ],
+)
+def test_wrong_use_is_one_line(words: list[str], expected: str) -> None:
+    is_one_line(really("plan", *words, "--for", "lightning"), expected)
+
+
+def test_the_predicted_bytes_leave_out_the_copy_of_memfits_own_checkpoints(tmp_path: Path) -> None:
+    answer = planned(tmp_path, "lightning")
+    train = read_plan(tmp_path / "plan.toml").phases["train"]
+    state = sum(train["categories"][name] for name in ("parameters", "optimizer"))
+    assert state <= train["allocated_bytes"] - answer["predicted_bytes"] < state + 4096
+
+
+@pytest.mark.parametrize("policy", ["FullAC.Config", "NoneType"])
+def test_torchtitan_parses_what_is_written(policy: str, tmp_path: Path) -> None:
+    """With torchtitan's own configuration classes and its parser, tyro; its trainer needs a card."""
+    pytest.importorskip("torchtitan", reason="torchtitan is not among the development packages")
+    (tmp_path / "lm.py").write_text(JOB)
+    layers = {f"llama.model.layers.{number}": "full" for number in range(2)}
+    made = plan("single", job=str(tmp_path / "lm.py:LM"), unit="tokens", global_batch=512, micro_batch=256,
+                micro_batches=[[256, 256]], checkpointing=layers if policy != "NoneType" else {})  # fmt: skip
+    job = load_job(made.job, {})
+    words = export(made, job, plain_nets(job), "torchtitan", "file", "/plan.toml").text.partition('"$@"')[2]
+    config = parsed_by_torchtitan(words.replace("\\", "").split())
+    assert (config.training.local_batch_size, config.training.global_batch_size) == (4, 8)
+    assert (config.training.seq_len, config.training.mixed_precision_param) == (64, "float32")
+    assert type(config.activation_checkpoint).__qualname__ == policy
+
+
+def parsed_by_torchtitan(words: list[str]) -> Any:
+    import tyro
+    from torchtitan.config.configs import ParallelismConfig, TrainingConfig
+    from torchtitan.distributed.activation_checkpoint import ActivationCheckpointingConfig, SelectiveAC
+
+    @dataclass
+    class Config:
+        training: TrainingConfig = field(default_factory=TrainingConfig)
+        parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
+        activation_checkpoint: ActivationCheckpointingConfig = field(default_factory=SelectiveAC.Config)
+
+    return tyro.cli(Config, default=Config(), args=words)
