@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from memfit.errors import InputError
 from memfit.geometry import shape_of
 from memfit.job import Job, is_trained
 from memfit.loading import load_job
-from memfit.plan import Plan, read_plan
+from memfit.plan import MemoryOption, Plan, read_plan
 from memfit.planner.checkpoint_writing import with_copy
 from memfit.planner.memory_vs_batch import curve
 from memfit.planner.predict import Prediction, plain_nets, predict
@@ -132,16 +132,10 @@ def plan_verdict(plan: Plan) -> tuple[str, str]:
 
 def plan_section(plan: Plan) -> Section:
     """The section with the split, the reasons and the options."""
-    rows = []
-    for option in plan.options:
-        applied = "✓ applied" if option.applied else "– not applied"
-        rows.append((option.name, applied, memory_of(option), option.costs, option.reason))
-    table = Table(
-        caption="Memory-saving options: the change of each phase and the cost",
-        columns=("option", "", "memory", "costs", "reason"),
-        text=("memory", "costs", "reason"),
-        rows=rows,
-    )
+    useless = [option for option in plan.options if _saves_nothing(option)]
+    useful = [option for option in plan.options if not _saves_nothing(option)]
+    table = _options_table("Memory-saving options: the change of each phase and the cost", useful)
+    idle = _options_table(f"Options that save nothing here: {len(useless)}", useless)
     modes = Table(
         caption=f"What is recomputed: {counted(len(plan.checkpointing), 'module')}",
         columns=("module", "mode"),
@@ -152,8 +146,32 @@ def plan_section(plan: Plan) -> Section:
         title="The plan and its reasons",
         arithmetic=f"{plan.arithmetic} ({plan.unit})",
         reasons=plan.reasons,
-        tables=[table] if plan.options else [],
-        folded=[modes] if plan.checkpointing else [],
+        tables=[table] if useful else [],
+        folded=[*([idle] if useless else []), *([modes] if plan.checkpointing else [])],
+    )
+
+
+def _saves_nothing(option: MemoryOption) -> bool:
+    """Whether it is known that an option which is not applied would free no phase of any bytes."""
+    return not option.applied and option.saves_bytes <= 0 and not option.unknown
+
+
+def _options_table(caption: str, options: Sequence[MemoryOption]) -> Table:
+    rows = [
+        (
+            option.name,
+            "✓ applied" if option.applied else "– not applied",
+            memory_of(option),
+            option.costs,
+            option.reason,
+        )
+        for option in options
+    ]
+    return Table(
+        caption=caption,
+        columns=("option", "", "memory", "costs", "reason"),
+        text=("memory", "costs", "reason"),
+        rows=rows,
     )
 
 

@@ -5,8 +5,8 @@ python -m pytest tests/show/test_plan_verdict.py
 
 import pytest
 
-from memfit.plan import Plan
-from memfit.show.report import plan_verdict
+from memfit.plan import MemoryOption, Plan
+from memfit.show.report import plan_section, plan_verdict
 
 MIB = 1 << 20
 
@@ -39,3 +39,21 @@ def test_a_plan_without_predicted_memory_gives_no_verdict():
         reasons={}, options=[], phases={},
     )  # fmt: skip
     assert plan_verdict(plan) == ("8 = 1 x 8 (samples); the plan has no predicted memory", "close")
+
+
+def test_options_that_save_nothing_are_folded_and_unknown_ones_are_not():
+    options = [
+        MemoryOption(name=name, applied=applied, saves_bytes=saves, costs="", reason="", unknown=unknown)
+        for name, applied, saves, unknown in (
+            ("used", True, 0, ""), ("useful", False, MIB, ""), ("idle", False, 0, ""),
+            ("unknown", False, 0, "bytes: not traced"),
+        )
+    ]  # fmt: skip
+    plan = Plan(
+        job="job.py:Job", settings={}, device="rtx4090", budget_bytes=MIB, unit="samples", global_batch=8,
+        micro_batch=8, micro_batches=[[8]], arithmetic="8 = 1 x 8", engine="single", precision="fp32", seed=0,
+        reasons={}, options=options, phases={},
+    )  # fmt: skip
+    section = plan_section(plan)
+    assert [[row[0] for row in table.rows] for table in section.tables] == [["used", "useful", "unknown"]]
+    assert [[row[0] for row in table.rows] for table in section.folded] == [["idle"]]
