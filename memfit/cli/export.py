@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from memfit.cli.options import TOOLS, json_option, print_json
+from memfit.cli.options import TOOLS, json_option, print_json, whole_number
 from memfit.errors import Exit, InputError
 
 if TYPE_CHECKING:
@@ -20,13 +20,16 @@ if TYPE_CHECKING:
 @click.argument("plan", metavar="PLAN")
 @click.option("--to", required=True, type=click.Choice(TOOLS), help="The tool.")
 @click.option(
+    "--nnodes", metavar="N", default="1", show_default=True, help="Machines that share the plan's devices (slurm, skypilot)."
+)
+@click.option(
     "--out",
     metavar="F",
     type=click.Path(dir_okay=False),
     help="The file. Default: the tool's name, here: deepspeed.json, accelerate.yaml, torchrun.sh, ...",
 )
 @json_option
-def command(plan: str, to: str, out: str | None, as_json: bool) -> int:
+def command(plan: str, to: str, nnodes: str, out: str | None, as_json: bool) -> int:
     """Write PLAN as a configuration or the arguments of another tool.
 
     Choices that the tool's form cannot express are listed, with what to write in your own loop.
@@ -34,7 +37,10 @@ def command(plan: str, to: str, out: str | None, as_json: bool) -> int:
     from memfit.cli.progress import progress
     from memfit.plan import read_plan
 
-    read = read_plan(plan)
+    read, nodes = read_plan(plan), whole_number("--nnodes", nnodes) or 1
+    if to not in ("slurm", "skypilot") and nodes > 1:
+        write = "take it out, or write --to slurm or --to skypilot"
+        raise InputError(f"--nnodes {nodes}", f"a file for {to} says nothing of machines", write)
     with progress(f"exporting {plan}", quiet=as_json):
         from memfit.atomic_file import write_atomic
         from memfit.loading import load_job
@@ -43,7 +49,7 @@ def command(plan: str, to: str, out: str | None, as_json: bool) -> int:
 
         job = load_job(read.job, dict(read.settings))
         file = Path(out or FILES[to])
-        exported = export(read, job, plain_nets(job), to, str(file), str(Path(plan).absolute()))
+        exported = export(read, job, plain_nets(job), to, str(file), str(Path(plan).absolute()), nodes)
     try:
         write_atomic(file, exported.text)
     except OSError as error:

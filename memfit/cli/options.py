@@ -19,7 +19,7 @@ from memfit.sizes import format_size, parse_size
 if TYPE_CHECKING:
     from memfit.device.hardware.catalogue import Device
 
-TOOLS = ("deepspeed", "accelerate", "lightning", "transformers", "torchtitan", "torchrun")
+TOOLS = ("deepspeed", "accelerate", "lightning", "transformers", "torchtitan", "torchrun", "slurm", "skypilot")
 """What a plan can be written for; ``memfit.show.export`` has a file for each."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])

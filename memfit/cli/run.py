@@ -12,6 +12,7 @@ from memfit.cli.options import json_option, print_json, whole_number
 from memfit.errors import Exit, InputError
 
 if TYPE_CHECKING:
+    from memfit.engine.node_rendezvous import Nodes
     from memfit.plan import Plan
     from memfit.train.run_folder import RunFolder
     from memfit.train.run_options import RunOptions
@@ -58,13 +59,21 @@ if TYPE_CHECKING:
     help="Time without progress after which the run writes all stacks to RUN/stacks and ends with exit code 5. "
     "Default: 20 times the longest step that was measured, and at least 120.",
 )
+@click.option("--nnodes", metavar="N", default="1", show_default=True, help="Machines that share the plan's devices.")
+@click.option(
+    "--node-rank", metavar="K", default="0", show_default=True, help="This machine's number among them, from 0."
+)
+@click.option(
+    "--rdzv-endpoint", metavar="HOST:PORT", help="Where machine 0 listens for the others: its address and a free port."
+)
 @click.option("--wandb", is_flag=True, help="Also keep the scalars for Weights & Biases, offline, under RUN/wandb.")
 @json_option
 def command(plan: str, *, wandb: bool, as_json: bool, **values: Any) -> int:
     """Train PLAN, a file that memfit plan wrote, in a process that cannot take more than the plan's budget.
 
     A plan for N devices is run by N processes: torchrun starts them on this machine, and starts them again from the
-    last checkpoint if one is lost. On several machines, start memfit run with torchrun on each.
+    last checkpoint if one is lost. On several machines, start memfit run on each, with --nnodes, --node-rank,
+    --rdzv-endpoint and a RUN that they share.
     """
     from memfit.train.launch.stop_signals import ended_by_signals
 
@@ -79,7 +88,7 @@ def _run(plan: str, wandb: bool, as_json: bool, values: dict[str, Any]) -> int:
     from memfit.device.hardware.process_limits import RANK_BYTES, check_cards, check_ranks, check_workers
     from memfit.engine.torchrun_env import is_restart, torchrun_env
     from memfit.plan import read_plan
-    from memfit.train.launch.launch import become_rank, launch
+    from memfit.train.launch.launch import become_rank, launch, launch_node
     from memfit.train.launch.outcome import say
     from memfit.train.launch.process_guard import alone_in
     from memfit.train.launch.stop_signals import end_with
@@ -88,22 +97,27 @@ def _run(plan: str, wandb: bool, as_json: bool, values: dict[str, Any]) -> int:
     place = torchrun_env()
     options = _options(values, restarted=place is not None and is_restart())
     read = read_plan(plan)
+    nodes = _nodes(values, read.ranks, started=place is not None)
     if read.allocator == "expandable_segments":
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    folder, ranks = RunFolder(options.folder), read.ranks
+    folder, ranks = RunFolder(options.folder), read.ranks // nodes.count
     if place is None and ranks > 1:
         check_cards(f"plan for {ranks} devices", ranks, read.device)
         check_ranks(f"plan for {ranks} devices", ranks, RANK_BYTES + (_peak(read) if read.device == "cpu" else 0))
     check_workers(options.workers, place.local_world if place is not None else ranks)
     if place is not None and place.rank > 0:
         become_rank(options)
+    if nodes.rank > 0:
+        launched = launch_node(read, options, nodes)
+        end_with(launched.code)
+        return launched.code
     folder.make(resume=options.resume)
     with alone_in(folder.path, inherited=place is not None):
         _prepare(folder, read, options)
         if place is not None:
             become_rank(options)
         with attended(folder, read, keepers(folder, read, wandb)):
-            launched = launch(read, options)
+            launched = launch(read, options) if nodes.count == 1 else launch_node(read, options, nodes)
         end_with(launched.code)
         if launched.line:
             say(launched.line)
@@ -140,6 +154,40 @@ def _options(values: dict[str, Any], *, restarted: bool) -> RunOptions:
         patience=_seconds("--patience", values["patience"]),
         workers=whole_number("--workers", values["workers"], least=0),
     )
+
+
+def _nodes(values: dict[str, Any], devices: int, *, started: bool) -> Nodes:
+    """The machines of the run.
+
+    Args:
+        started: whether torchrun has started this process, and knows them.
+
+    Raises:
+        InputError: a number is out of its range, or the endpoint is missing.
+    """
+    from memfit.engine.node_rendezvous import Nodes
+
+    count = whole_number("--nnodes", values["nnodes"]) or 1
+    rank = whole_number("--node-rank", values["node_rank"], least=0) or 0
+    endpoint = values["rdzv_endpoint"]
+    if count == 1:
+        extra = f"--node-rank {rank}" if rank else f"--rdzv-endpoint {endpoint}" if endpoint else ""
+        if extra:
+            raise InputError(extra, "the run has one machine", "write --nnodes with the number of machines")
+        return Nodes()
+    if started:
+        raise InputError(f"--nnodes {count}", "torchrun has started this process", "leave the machines to torchrun")
+    if rank >= count:
+        raise InputError(f"--node-rank {rank}", f"{count} machines are 0 to {count - 1}", f"write {count - 1} or less")
+    if devices % count:
+        why = f"the plan's {devices} devices are not a multiple of it"
+        raise InputError(f"--nnodes {count}", why, "plan with as many --devices on each machine")
+    host, _, port = (endpoint or "").rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+        seen = f"--rdzv-endpoint {endpoint}" if endpoint else f"--nnodes {count}"
+        why = "not an address and a port" if endpoint else "the machines have no place to meet"
+        raise InputError(seen, why, "write --rdzv-endpoint HOST:29400 with the address of machine 0")
+    return Nodes(count=count, rank=rank, host=host.strip("[]"), port=int(port))
 
 
 def _seconds(option: str, text: str | None) -> float | None:

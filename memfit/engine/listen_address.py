@@ -6,6 +6,7 @@ send for ranks of this run, so neither is open to the network without need.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from datetime import timedelta
@@ -26,30 +27,37 @@ def store_host() -> str:
     return LOOPBACK if is_one_node() else os.environ["MASTER_ADDR"]
 
 
-def open_store(host: str, timeout: timedelta) -> dist.TCPStore:
-    """A store that this process serves at an address, on a free port.
+def open_store(host: str, timeout: timedelta, port: int = 0) -> dist.TCPStore:
+    """A store that this process serves at an address, on a port; 0: a free one.
 
     Where that is no address of this machine (a cluster's service, say), it listens on every interface.
+
+    Raises:
+        OSError: the port is taken.
     """
-    listener = _listener(host)
+    listener = _listener(host, port)
     if listener is None:
-        return dist.TCPStore(host, 0, is_master=True, timeout=timeout, wait_for_workers=False)
+        return dist.TCPStore(host, port, is_master=True, timeout=timeout, wait_for_workers=False)
     port = listener.getsockname()[1]
     return dist.TCPStore(
         host, port, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=listener.detach()
     )
 
 
-def _listener(host: str) -> socket.socket | None:
+def _listener(host: str, port: int) -> socket.socket | None:
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
     except OSError:
         return None
+    if port:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
         listener.listen(socket.SOMAXCONN)
-    except OSError:
+    except OSError as error:
         listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise
         return None
     return listener

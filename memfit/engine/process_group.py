@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from memfit.device.hardware.loopback import loopback_environment
+from memfit.device.hardware.loopback import is_loopback, loopback_environment
 from memfit.engine.listen_address import is_one_node, open_store, store_host
 from memfit.errors import InputError
 from memfit.mesh import MeshShape
@@ -31,7 +31,7 @@ def join(turn: str = "") -> None:
     Args:
         turn: another one where all ranks join again without being started again.
     """
-    if is_one_node():
+    if is_one_node() or is_loopback(os.environ.get("MASTER_ADDR", "")):
         os.environ.update(loopback_environment())
     timeout = timedelta(seconds=float(os.environ.get("MEMFIT_COLLECTIVE_SECONDS", TIMEOUT_SECONDS)))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"

@@ -16,6 +16,7 @@ from memfit.job import Job, Nets, is_trained
 from memfit.plan import PhasePolicy, Plan
 from memfit.planner.checkpoint_writing import copy_bytes
 from memfit.printable import one_line
+from memfit.show.cluster_export import skypilot_task, slurm_script
 from memfit.show.export_geometry import ExportGeometry, equal
 from memfit.show.trainer_config import TRAINERS, PlannedJob, TrainerConfig, torchtitan_script
 from memfit.wording import counted
@@ -23,8 +24,11 @@ from memfit.wording import counted
 FILES = {
     "deepspeed": "deepspeed.json", "accelerate": "accelerate.yaml", "torchrun": "torchrun.sh",
     "lightning": "lightning.yaml", "transformers": "transformers.json", "torchtitan": "torchtitan.sh",
+    "slurm": "slurm.sh", "skypilot": "skypilot.yaml",
 }  # fmt: skip
 """The names that the files have where no other is asked for."""
+CLUSTERS = {"slurm": (slurm_script, "sbatch"), "skypilot": (skypilot_task, "sky launch")}
+"""Schedulers that start memfit run itself, so that nothing is left out: who writes their files, and what starts them."""
 
 
 def _does(engine: str) -> Capabilities:
@@ -50,14 +54,19 @@ class Exported:
     """Peak bytes of tensors in training, without what memfit's own run holds beside it; None: the plan has none."""
 
 
-def export(plan: Plan, job: Job, nets: Nets, to: str, file: str, plan_file: str) -> Exported:
+def export(plan: Plan, job: Job, nets: Nets, to: str, file: str, plan_file: str, nodes: int = 1) -> Exported:
     """The plan for one of ``FILES``.
 
     Args:
         nets: the job's, without their bytes.
         file: where the text will be.
         plan_file: where memfit's own plan is.
+        nodes: machines that share the plan's devices, for one of ``CLUSTERS``.
     """
+    if to in CLUSTERS:
+        write, starts = CLUSTERS[to]
+        text, command = write(plan, nodes, plan_file), f"{starts} {shlex.quote(file)}"
+        return Exported(text=text, command=command, geometry=equal(plan, job), left_out={})
     exported = _exported(plan, job, nets, to, file, plan_file)
     train = plan.phases.get("train")
     return exported if train is None else replace(exported, predicted_bytes=train["allocated_bytes"] - copy_bytes(plan))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 
 import psutil
@@ -16,6 +17,14 @@ def loopback_interface() -> str | None:
         if any(address.address == LOOPBACK for address in addresses):
             return name
     return None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address, or the name ``localhost``, leads to this machine alone."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def loopback_environment() -> dict[str, str]:

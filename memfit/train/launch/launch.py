@@ -8,10 +8,12 @@ import sys
 from dataclasses import dataclass, replace
 
 from memfit.child_process import no_orphans
+from memfit.engine.node_rendezvous import Nodes
 from memfit.errors import Exit
 from memfit.plan import Plan
 from memfit.train.checkpoint.checkpoints import Checkpoints
 from memfit.train.launch.memory_limit import ENVIRONMENT
+from memfit.train.launch.node_launch import acknowledge, await_acknowledgements, meet
 from memfit.train.launch.outcome import clear_outcome, missing_from, read_outcome, spare_folder
 from memfit.train.launch.process_guard import for_child
 from memfit.train.launch.supervisor import Supervisor, run_child
@@ -57,6 +59,30 @@ def _argument(options: RunOptions) -> str:
     return replace(options, folder=os.path.abspath(options.folder)).to_json()
 
 
+def launch_node(plan: Plan, options: RunOptions, nodes: Nodes) -> Launched:
+    """Trains a plan in processes of several machines, and waits for the end of those on this one.
+
+    Raises:
+        InputError: the nodes do not meet.
+    """
+    folder, ranks = RunFolder(options.folder), plan.ranks // nodes.count
+    if nodes.rank == 0:
+        clear_outcome(folder.path)
+    supervisor = Supervisor()
+    with spare_folder(), meet(nodes, folder.path) as meeting:
+        with no_orphans(), supervisor.guarding():
+            os.environ.update({**rank_environment(), **for_child()})
+            options = replace(options, resume=options.resume or (nodes.rank > 0 and meeting.has_begun))
+            code = torchrun(ranks, RANK, [_argument(options)], folder.path, restarts(plan), meeting)
+        launched = _judged(folder, code, supervisor)
+        if nodes.rank > 0:
+            acknowledge(meeting)
+            return replace(launched, line="")
+        await_acknowledgements(meeting)
+    _clean(folder)
+    return replace(launched, signalled=supervisor.signalled is not None)
+
+
 def launch(plan: Plan, options: RunOptions) -> Launched:
     """Trains a plan in processes of its own, and waits for their end."""
     folder, ranks = RunFolder(options.folder), plan.ranks
@@ -72,10 +98,15 @@ def launch(plan: Plan, options: RunOptions) -> Launched:
                     [sys.executable, "-m", RANK, _argument(options)], {**rank_environment(), **for_child()}
                 )
         launched = _judged(folder, code, supervisor)
+    _clean(folder)
+    return replace(launched, signalled=supervisor.signalled is not None)
+
+
+def _clean(folder: RunFolder) -> None:
+    """Removes what a launch leaves that nobody reads."""
     Checkpoints(folder.checkpoints).drop_unfinished()
     remove_temporary_stacks(folder)
     clear_outcome(folder.path)
-    return replace(launched, signalled=supervisor.signalled is not None)
 
 
 def _judged(folder: RunFolder, code: int, supervisor: Supervisor) -> Launched:

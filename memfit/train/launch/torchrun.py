@@ -17,6 +17,7 @@ from pathlib import Path
 
 from memfit.child_process import children, kill_children
 from memfit.engine.capabilities import WHOLE_STATE
+from memfit.engine.node_rendezvous import Meeting
 from memfit.errors import Exit, InputError, describe
 from memfit.plan import Plan
 from memfit.train.launch.outcome import read_outcome
@@ -33,27 +34,42 @@ def restarts(plan: Plan) -> int:
     return MAX_RESTARTS + (0 if plan.engine in WHOLE_STATE else 2 * plan.micro_batch.bit_length())
 
 
-def torchrun(ranks: int, module: str, arguments: Sequence[str], folder: Path, max_restarts: int = MAX_RESTARTS) -> int:
+def torchrun(
+    ranks: int,
+    module: str,
+    arguments: Sequence[str],
+    folder: Path,
+    max_restarts: int = MAX_RESTARTS,
+    meeting: Meeting | None = None,
+) -> int:
     """Runs a module in so many processes by torchrun, in this process; gives an exit code of memfit.
 
     No rank is left when it returns or raises.
+
+    Args:
+        ranks: processes on this machine.
+        meeting: where this machine meets the others of the run; None: it is the only one.
 
     Raises:
         InputError: the system does not start so many processes.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.run import get_args_parser, run
 
-    from memfit.engine import one_node_rendezvous
+    from memfit.engine import node_rendezvous
 
     for name in logging.root.manager.loggerDict:  # each has a level of its own
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     logging.getLogger("torch.distributed.run").setLevel(logging.ERROR)
     os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // ranks, 1)))
-    one_node_rendezvous.register()
-    options = ["--rdzv-backend", one_node_rendezvous.BACKEND, "--rdzv-id", uuid.uuid4().hex, "--nnodes", "1"]
+    node_rendezvous.register()
+    if meeting is None:
+        meeting = node_rendezvous.serve(node_rendezvous.Nodes(), uuid.uuid4().hex)
+    options = ["--rdzv-backend", node_rendezvous.BACKEND, "--rdzv-id", meeting.run_id]
+    options += ["--nnodes", str(meeting.nodes.count)]
     options += ["--nproc-per-node", str(ranks), "--max-restarts", str(max_restarts)]
     options += ["--shutdown-timeout", str(SHUTDOWN_SECONDS), "-m", module, *arguments]
     code: int = Exit.DONE
@@ -67,6 +83,11 @@ def torchrun(ranks: int, module: str, arguments: Sequence[str], folder: Path, ma
         code = _code_of(folder, [failure.exitcode for failure in error.failures.values()])
     except SignalException:
         code = Exit.STOPPED
+    except RendezvousError as error:
+        outcome = read_outcome(folder)
+        code = Exit.STOPPED if outcome is None else outcome.code
+        if outcome is None:
+            print(f"memfit: the ranks of {meeting.nodes} end: {error}; go on with --resume", file=sys.stderr)
     except OSError as error:
         why = f"the system does not start so many: {describe(error)}"
         raise InputError(f"{ranks} ranks", why, "write fewer ranks, or raise the limits of this user") from error

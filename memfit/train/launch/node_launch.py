@@ -1,0 +1,110 @@
+"""How the machines of one run come together, and how each learns how the launch ended.
+
+The first node prepares the run's folder, serves the store and judges the launch. Another node looks for a file in the
+folder whose name it reads from the store: they must share the folder, in which checkpoints and outcomes are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import torch.distributed as dist
+
+from memfit.engine.node_rendezvous import NODE_SECONDS, Meeting, Nodes, serve
+from memfit.errors import InputError
+from memfit.train.launch.outcome import read_outcome
+
+TOKEN = "token"
+_TRY = timedelta(seconds=2)
+"""How long one attempt to reach the first node takes."""
+_SAYS_AFTER = 5.0
+"""Seconds after which a node says for what it waits."""
+_VISIBLE_SECONDS = 30.0
+"""Seconds that a network's file system may take to show a file of another node."""
+_ACKNOWLEDGED_SECONDS = 10.0
+
+
+@contextlib.contextmanager
+def meet(nodes: Nodes, folder: Path) -> Iterator[Meeting]:
+    """Opens a run's store on the first node, or reaches it from another one.
+
+    Raises:
+        InputError: the address cannot be served or reached, or the nodes do not share the folder.
+    """
+    if nodes.rank == 0:
+        token = uuid.uuid4().hex
+        mark = _mark(folder, token)
+        try:
+            meeting = serve(nodes, f"memfit-{token}", partial(_is_over, folder))
+        except OSError as error:
+            why = f"node 0 cannot listen there: {error.strerror}"
+            raise InputError(f"--rdzv-endpoint {nodes.host}:{nodes.port}", why, "write another port") from error
+        for left in folder.glob(".nodes-*"):
+            left.unlink(missing_ok=True)
+        mark.touch()
+        meeting.store.set(TOKEN, token)
+        try:
+            yield meeting
+        finally:
+            for left in folder.glob(".nodes-*"):
+                left.unlink(missing_ok=True)
+        return
+    store = _reach(nodes)
+    token = store.get(TOKEN).decode()
+    until = time.monotonic() + _VISIBLE_SECONDS
+    while not _mark(folder, token).exists():
+        if time.monotonic() > until:
+            raise InputError(
+                f"--out {folder} on node {nodes.rank}",
+                "it is not the folder that node 0 writes",
+                "write a folder on a file system that all nodes share",
+            )
+        time.sleep(0.2)
+    yield Meeting(nodes, f"memfit-{token}", store, partial(_is_over, folder))
+
+
+def acknowledge(meeting: Meeting) -> None:
+    """On another node: tells the first one that the outcome in the folder was read."""
+    with contextlib.suppress(RuntimeError):
+        meeting.store.add("acknowledged", 1)
+
+
+def await_acknowledgements(meeting: Meeting) -> None:
+    """On the first node: keeps the outcome and the store until every other node has read it, or is gone."""
+    until = time.monotonic() + _ACKNOWLEDGED_SECONDS
+    while int(meeting.store.add("acknowledged", 0)) < meeting.nodes.count - 1 and time.monotonic() < until:
+        time.sleep(0.1)
+
+
+def _is_over(folder: Path) -> bool:
+    """Whether a rank has written how this launch ended."""
+    return read_outcome(folder) is not None
+
+
+def _mark(folder: Path, token: str) -> Path:
+    return folder / f".nodes-{token}"
+
+
+def _reach(nodes: Nodes) -> dist.TCPStore:
+    """The first node's store, once it is there."""
+    began, said = time.monotonic(), False
+    while True:
+        try:
+            return dist.TCPStore(nodes.host, nodes.port, is_master=False, timeout=_TRY, wait_for_workers=False)
+        except RuntimeError as error:
+            waited = time.monotonic() - began
+            if waited > NODE_SECONDS:
+                where = f"--rdzv-endpoint {nodes.host}:{nodes.port}"
+                why = f"node 0 was not there in {NODE_SECONDS:g} s"
+                raise InputError(where, why, "start memfit run with --node-rank 0 there") from error
+            if waited > _SAYS_AFTER and not said:
+                said = True
+                print(f"memfit: waiting for node 0 at {nodes.host}:{nodes.port}", file=sys.stderr)
+        time.sleep(0.5)
