@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 @click.argument("plan", metavar="PLAN")
 @click.option("--to", required=True, type=click.Choice(TOOLS), help="The tool.")
 @click.option(
-    "--nnodes", metavar="N", default="1", show_default=True, help="Machines that share the plan's devices (slurm, skypilot)."
+    "--nnodes",
+    metavar="N",
+    default="1",
+    show_default=True,
+    help="Machines that share the plan's devices (slurm, skypilot).",
 )
 @click.option(
     "--out",

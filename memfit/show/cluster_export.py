@@ -57,7 +57,8 @@ def skypilot_task(plan: Plan, nodes: int, plan_file: str) -> str:
         ' --nnodes "$SKYPILOT_NUM_NODES" --node-rank "$SKYPILOT_NODE_RANK"'
         f' --rdzv-endpoint "$(echo "$SKYPILOT_NODE_IPS" | head -n 1):{PORT}"'
     )
-    return f"""{_comment(plan)}# Accelerators are named as `sky show-gpus` does. Mount a bucket or disk that all machines share as ./shared.
+    return f"""{_comment(plan)}# Accelerators have the names of `sky show-gpus`.
+# All machines must mount one disk or bucket as ./shared.
 name: memfit
 num_nodes: {nodes}
 {card}workdir: .

@@ -8,6 +8,7 @@ import subprocess
 from dataclasses import replace
 
 import pytest
+import yaml
 
 from memfit.cli import main
 from memfit.job import Job
@@ -86,6 +87,19 @@ def test_no_text_of_a_plan_is_a_command_in_the_exported_script(plan, text, tmp_p
         command = export(replace(hostile, precision="bf16"), Plain(), {}, to, text, "p.toml").command
         script = f"deepspeed() {{ :; }}; accelerate() {{ :; }}; {command}"
         subprocess.run(["sh", "-c", script], cwd=tmp_path, env=environment, check=False, timeout=20)
+    (folder / "srun").write_text('#!/bin/sh\nprintf "%s\\n" "$@" > tools/srun.said\nexec "$@"\n')
+    (folder / "scontrol").write_text("#!/bin/sh\necho host\n")
+    (folder / "memfit").write_text('#!/bin/sh\nprintf "%s\\n" "$@" > tools/memfit.said\n')
+    for tool in ("srun", "scontrol", "memfit"):
+        (folder / tool).chmod(0o755)
+    task = yaml.safe_load(export(hostile, Plain(), {}, "skypilot", text, f"{text}.toml").text)
+    assert sorted(task) == ["name", "num_nodes", "run", "setup", "workdir"]
+    for script in (export(hostile, Plain(), {}, "slurm", text, f"{text}.toml").text, task["run"]):
+        (tmp_path / "run.sh").write_text(script)
+        numbered = {**environment, "SLURM_JOB_ID": "7"}
+        subprocess.run(["sh", "run.sh"], cwd=tmp_path, env=numbered, check=True, timeout=20)
+        assert f"{text}.toml" in (folder / "memfit.said").read_bytes().decode()
+        (folder / "memfit.said").unlink()
     assert not (tmp_path / "MARK").exists()
 
 

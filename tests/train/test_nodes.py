@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousTimeoutError
 
@@ -218,3 +219,40 @@ def test_a_signal_to_another_node_stops_the_run(nodes, two, tmp_path):
         said = process.communicate(timeout=60)
         assert process.returncode == 5, said
         assert "Traceback" not in said[1]
+
+
+SRUN = """#!/bin/sh
+export SLURM_NNODES=2
+SLURM_NODEID=1 "$@" &
+SLURM_NODEID=0 "$@" || exit $?
+wait $!
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["slurm", "skypilot"])
+def test_an_exported_script_starts_both_machines_with_stand_ins_for_the_scheduler(to, two, tmp_path):
+    exported = memfit("export", two[0], "--to", to, "--nnodes", 2, "--out", tmp_path / "script")
+    assert exported.returncode == 0, exported.stderr
+    text = (tmp_path / "script").read_text()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "SLURM_JOB_ID": str(os.getpid())}
+    tools = {
+        "srun": SRUN,
+        "scontrol": f"#!/bin/sh\necho {HOST}\n",
+        "memfit": f'#!/bin/sh\nexec {sys.executable} -m memfit "$@"',
+    }
+    for name, script in tools.items():
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
+    commands = [text]
+    if to == "skypilot":
+        task = yaml.safe_load(text)
+        assert task["num_nodes"] == 2
+        ips = f"export SKYPILOT_NUM_NODES=2 SKYPILOT_NODE_IPS='{HOST}\n127.0.0.3' SKYPILOT_NODE_RANK="
+        port = free_port()
+        commands = [f"{ips}{rank}; {task['run'].replace('29400', str(port))}" for rank in (0, 1)]
+    started = [subprocess.Popen(["sh", "-c", command], cwd=tmp_path, env=environment) for command in commands]
+    assert [process.wait(timeout=300) for process in started] == [0] * len(started)
+    (weights,) = tmp_path.glob("**/final/net.safetensors")
+    assert load_file(weights).keys() == two[1].keys()
