@@ -28,7 +28,7 @@ FILES = {
 }  # fmt: skip
 """The names that the files have where no other is asked for."""
 CLUSTERS = {"slurm": (slurm_script, "sbatch"), "skypilot": (skypilot_task, "sky launch")}
-"""Schedulers that start memfit run itself, so that nothing is left out: who writes their files, and what starts them."""
+"""Schedulers that start memfit run itself, so that nothing is left out; who writes their files, what starts them."""
 
 
 def _does(engine: str) -> Capabilities:
