@@ -47,6 +47,8 @@ def compare(
         )
     shared = {name: value for name, value in before.weights.items() if name.split(".")[0] not in apart}
     parameters = weight_difference(shared, seen.weights, allowed)
+    shared = {name: value for name, value in before.averages.items() if name.split(".")[0] not in apart}
+    averages = weight_difference(shared, seen.averages, {})
     loss = Difference()
     for name, value in alone["losses"].items():
         scale = _magnitude(before.micro_losses, name, value)
@@ -56,7 +58,12 @@ def compare(
     findings += _other_weights(job, [gathered for _, gathered in everyone])
     findings += _moving_buffers(list(before.moved))
     return {
-        "differences": {"loss": asdict(loss), "gradients": asdict(gradients), "parameters": asdict(parameters)},
+        "differences": {
+            "loss": asdict(loss),
+            "gradients": asdict(gradients),
+            "parameters": asdict(parameters),
+            "averages": asdict(averages),
+        },
         "bound": bound,
         "findings": [asdict(finding) for finding in findings],
     }

@@ -29,6 +29,8 @@ class RecordedWindow:
     """The sum of the micro-batches' gradients' absolute values, on the same scale: what rounding is relative to."""
     weights: dict[str, Tensor] = field(default_factory=dict)
     """Weights after their step."""
+    averages: dict[str, Tensor] = field(default_factory=dict)
+    """Averages of the weights after the window."""
     moved: dict[str, None] = field(default_factory=dict)
     """Buffers that a forward wrote, but for batch normalisation's running statistics."""
     scales: dict[str, float] = field(default_factory=dict)
@@ -114,6 +116,13 @@ class RecordingEngine:
         self._raw = {}
         self.seen.weights |= self._engine.full_weights(parameters)
         self._engine.put_weights(parameters, self.forced)
+
+    def note_averages(self, averages: Nets) -> None:
+        """Notes averages of the weights, without buffers, as full tensors; every rank that keeps some calls it."""
+        for name, net in averages.items():
+            values = self._engine.weights(net)
+            learnt = [path for path, _ in net.named_parameters()]
+            self.seen.averages |= {f"{name}.{path}": values[path].detach().clone() for path in learnt}
 
     def _note(self, parameters: Mapping[str, nn.Parameter]) -> None:
         if not parameters:

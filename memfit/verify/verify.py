@@ -142,7 +142,7 @@ def _run(plan: Plan, world: int, windows: int) -> dict[str, Any]:
 def _world(world: int, engine: str, mesh: MeshShape | None, windows: Sequence[dict[str, Any]]) -> VerifiedWorld:
     worst = {
         part: max((window["differences"][part] for window in windows), key=lambda difference: difference["of_bound"])
-        for part in ("loss", "gradients", "parameters")
+        for part in ("loss", "gradients", "parameters", "averages")
     }
     return VerifiedWorld(
         world=world,

@@ -131,6 +131,7 @@ def verify_world(plan: Plan, engine: Engine, folder: Path, alone: list[dict[str,
             recording.begin()
             recording.forced = start["weights"]
             result = run_window(train_state, micro_batches(train_state, context, context.windows.window(number)))
+            recording.note_averages(train_state.ema)
             losses = {name: float(value) for name, value in result.losses.items()}
             everyone = gather(engine, (recording.seen.micro_losses, _sums_by_net(recording)))
             seen = (recording.seen, losses)
@@ -176,6 +177,7 @@ def _alone(plan: Plan, ranks: int, windows: int) -> list[dict[str, Any]]:
             }
             recording.begin()
             result, seen = run_window(train_state, micro_batches(train_state, context, single_rank)), recording.seen
+            recording.note_averages(train_state.ema)
             if perturbed:
                 after = copy.deepcopy(_state(train_state))
                 _put_back(train_state, recording.engine, begin)

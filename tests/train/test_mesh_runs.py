@@ -73,3 +73,4 @@ def test_a_mesh_is_verified_against_one_rank():
     alone, mesh = json.loads(done.stdout)["worlds"]
     assert (alone["mesh"], mesh["mesh"], mesh["world"], mesh["ok"]) == ("", str(HYBRID), 4, True)
     assert 0 < mesh["max_relative_difference"]["gradients"] <= mesh["bound"]
+    assert mesh["of_bounds"]["averages"] <= 1

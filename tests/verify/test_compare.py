@@ -43,6 +43,18 @@ def test_a_loss_that_differs_is_told_relative_to_the_loss_of_one_rank(value, rel
     assert result["differences"]["loss"]["of_bound"] == pytest.approx(relative / result["bound"])
 
 
+def test_an_average_of_weights_that_differs_by_more_than_rounding_is_told():
+    weight = torch.tensor([1.0, -2.0])
+    ratios = []
+    for factor in (1.0, 1 + 1e-4):
+        windows = [RecordedWindow(averages={"net.w": weight * scale}) for scale in (1.0, factor)]
+        alone = {"seen": windows[0], "optimizers": {}, "names": {}, "losses": {}}
+        result = compare(Normalised(), alone, (windows[1], {}), [({}, {})], [1])
+        ratios.append(result["differences"]["averages"]["of_bound"])
+    assert ratios[0] == 0
+    assert ratios[1] > 1
+
+
 def test_a_loss_of_nothing_differs_by_nothing():
     micro = {"main": [{"loss": (0.0, 0.0)}]}
     alone = {"seen": RecordedWindow(micro_losses=micro), "optimizers": {}, "names": {}, "losses": {"loss": 0.0}}
