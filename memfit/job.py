@@ -16,6 +16,7 @@ from memfit.settings import Settings, is_of_kind, kind_in_words
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
 
 Nets = dict[str, "nn.Module"]
@@ -314,6 +315,10 @@ class Job(Settings):
     def also_checkpointable(self, nets: Nets) -> list[str]:
         """Paths of further modules that a plan may recompute, and that ``checkpoint=all`` leaves as they are."""
         return []
+
+    def parallelize(self, nets: Nets, mesh: DeviceMesh) -> None:
+        """Cuts the trained nets in place over the tensor-parallel ranks of ``mesh``, by
+        ``torch.distributed.tensor.parallel.parallelize_module``; by default as transformers plans it for its nets."""
 
     def autocast(self, device: torch.device | str) -> contextlib.AbstractContextManager[Any]:
         """The autocast context of the job's precision on this device; does nothing in fp32."""

@@ -10,7 +10,6 @@ from memfit.errors import InputError
 
 NOT_CARRIED = {
     "cp": "context parallelism",
-    "tp": "tensor parallelism",
     "pp": "pipeline parallelism",
     "ep": "expert parallelism",
 }

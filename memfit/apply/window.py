@@ -26,7 +26,7 @@ from memfit.apply.losses import MicroBatch, WindowUnits, known_units, losses_of,
 from memfit.apply.state_streaming import streamed, streams
 from memfit.apply.train_state import TrainState, update_ema
 from memfit.apply.turn_cache import TurnCache
-from memfit.engine.collectives import Units, gather, together, total
+from memfit.engine.collectives import Units, gather_shares, together, total
 from memfit.errors import InputError, describe
 from memfit.job import Turn
 from memfit.torch_compat.grad_scaler import allow_another_step
@@ -159,7 +159,7 @@ def _gradients(
     """
     engine, shared_by_ranks = train_state.engine, train_state.shares(turn.optimizers)
     own = WindowUnits.by(micro_batches)
-    window_units = WindowUnits.by_all(gather(engine, own)) if shared_by_ranks else own
+    window_units = WindowUnits.by_all(gather_shares(engine, own)) if shared_by_ranks else own
     with together(engine):
         sums, units = _backwards(train_state, turn, micro_batches, shared, mark, window_units)
     mark("clip")

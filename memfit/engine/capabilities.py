@@ -46,7 +46,10 @@ CAPABILITIES: Mapping[str, Capabilities] = {
     "single": Capabilities(several_ranks=False),
     "ddp": Capabilities(mesh_dimensions=("dp_replicate",)),
     "fsdp2": Capabilities(
-        shards_optimizer=True, shards_gradients=True, shards_weights=True, mesh_dimensions=("dp_shard", "dp_replicate")
+        shards_optimizer=True,
+        shards_gradients=True,
+        shards_weights=True,
+        mesh_dimensions=("dp_shard", "dp_replicate", "tp"),
     ),
     "zero1": Capabilities(shards_optimizer=True, zero_stage=1),
     "zero2": Capabilities(shards_optimizer=True, shards_gradients=True, zero_stage=2),
@@ -68,6 +71,9 @@ def engine_of(mesh: MeshShape, engine: str | None = None) -> str:
         InputError: the engine that was asked for does not carry it.
     """
     needed = set(mesh.sizes())
+    if {"dp_replicate", "tp"} <= needed and "dp_shard" not in needed:
+        why = "replicas of layers that are cut are carried only where they are sharded too"
+        raise InputError(f"--mesh {mesh}", why, f"write dp_shard={mesh.dp_replicate} instead of dp_replicate")
     able = [name for name, does in CAPABILITIES.items() if needed <= set(does.mesh_dimensions)]
     if engine is None:
         return able[0]

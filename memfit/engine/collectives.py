@@ -36,6 +36,10 @@ class Ranks(Protocol):
         """How many they are."""
 
     @property
+    def data_world(self) -> int:
+        """Shares of the window; neighbouring ranks have the same where there are fewer than ranks."""
+
+    @property
     def mesh(self) -> DeviceMesh | None:
         """Their mesh; None on one rank."""
 
@@ -83,6 +87,11 @@ def gather(engine: Ranks, value: Value) -> list[Value]:
     return values
 
 
+def gather_shares(engine: Ranks, value: Value) -> list[Value]:
+    """As ``gather``, one value for each share of the window: ranks that hold parts of a layer have the same."""
+    return gather(engine, value)[:: engine.world // engine.data_world]
+
+
 def reported(engine: Engine, report: str | None) -> str | None:
     """The report of the first rank that has one; None where no rank has. Every rank calls it at the same place."""
     return next((text for text in gather(engine, report) if text is not None), None)
@@ -127,8 +136,9 @@ def total(
     if engine.world == 1:
         return dict(sums), dict(units)
     if engine.mesh is None or _fake(engine):
-        return {n: v * engine.world for n, v in sums.items()}, {n: u * engine.world for n, u in units.items()}
-    ranks = gather(engine, {name: (float(value), float(units[name])) for name, value in sums.items()})
+        shares = engine.data_world
+        return {n: v * shares for n, v in sums.items()}, {n: u * shares for n, u in units.items()}
+    ranks = gather_shares(engine, {name: (float(value), float(units[name])) for name, value in sums.items()})
     all_sums: dict[str, Tensor] = {}
     all_units: dict[str, Units] = {}
     for name in {name: None for rank in ranks for name in rank}:

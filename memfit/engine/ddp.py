@@ -28,6 +28,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from memfit.engine.collectives import gather
+from memfit.engine.data_parallel_mixin import DataParallelMixin
 from memfit.engine.process_group import every_rank
 from memfit.engine.refusals import check_turns
 from memfit.engine.single import copied
@@ -50,7 +51,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ddp(TorchOptimMixin, TorchStateMixin):
+class Ddp(DataParallelMixin, TorchOptimMixin, TorchStateMixin):
     """The engine of whole replicas."""
 
     rank: int

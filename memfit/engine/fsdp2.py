@@ -4,7 +4,7 @@ torch's ``fully_shard`` on the blocks of every trained net and on the net itself
 gathered before its forward and its backward and dropped after them, and gradients are scattered as sums. Frozen nets
 stay whole on every rank, buffers too. An average of the weights is sharded as the weights are, on every rank.
 On a mesh of ``dp_replicate`` x ``dp_shard`` ranks a parameter is sharded over ``dp_shard``, and its gradient is summed
-over ``dp_replicate`` after it was scattered (HSDP).
+over ``dp_replicate`` after it was scattered (HSDP). On ``tp`` ranks layers are cut first (``tensor_parallel``).
 
 Left out: ranks of one window whose batches use different parameters (FSDP2 then waits for collectives that never
 come); parameters that are read outside of their net's forward.
@@ -31,6 +31,7 @@ from memfit.engine.container_sync import ContainerSync
 from memfit.engine.ddp import BUCKET_BYTES, Ddp
 from memfit.engine.refusals import check_elementwise, check_shared
 from memfit.engine.single import copied
+from memfit.engine.tensor_parallel import TENSOR, cut
 from memfit.engine.torch_optim_mixin import TorchOptimMixin
 from memfit.engine.torch_state_mixin import TorchStateMixin
 from memfit.errors import InputError
@@ -44,7 +45,7 @@ LEAST = BUCKET_BYTES
 
 @dataclass(frozen=True, kw_only=True)
 class Fsdp2(TorchOptimMixin, TorchStateMixin):
-    """The engine of sharded nets.
+    """The engine of sharded nets, whose layers may be cut too.
 
     Attributes:
         sync_each_micro_batch: gradients are scattered after every micro-batch; False: they are summed whole on each
@@ -64,6 +65,20 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
     half_gather: bool = False
 
     @property
+    def data_rank(self) -> int:
+        """Ranks that hold parts of a layer are neighbours, and take the same samples."""
+        return self.rank // self._size(TENSOR)
+
+    @property
+    def data_world(self) -> int:
+        """Ranks, or groups of them that hold parts of a layer."""
+        return self.world // self._size(TENSOR)
+
+    def _size(self, dimension: str) -> int:
+        names = self.mesh.mesh_dim_names or ()
+        return self.mesh.size(names.index(dimension)) if dimension in names else 1
+
+    @property
     def _replicas(self) -> Ddp:
         """What is not sharded is as under data parallelism."""
         return Ddp(rank=self.rank, world=self.world, mesh=self.mesh)
@@ -79,15 +94,19 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
         for name, net in nets.items():
             if is_trained(net):
                 _check_net(name, net)
-                self._shard(job, name, net)
+        self._cut(job, nets)
+        for net in nets.values():
+            if is_trained(net):
+                self._shard(job, net)
         return nets
 
     def averages(self, job: Job, nets: Nets) -> Nets:
         """Sharded copies, a part on every rank."""
         self._replicas.place(job, nets)
         copies = copied(nets)
-        for name, average in copies.items():
-            self._shard(job, name, average)
+        self._cut(job, copies)
+        for average in copies.values():
+            self._shard(job, average)
         return copies
 
     def check(self, job: Job, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
@@ -144,14 +163,23 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
         """Running statistics of rank 0, as under data parallelism."""
         self._replicas.share_buffers(nets)
 
-    def _shard(self, job: Job, name: str, net: nn.Module) -> None:
+    def _cut(self, job: Job, nets: Nets) -> None:
+        """The layers cut over the tensor-parallel ranks, before they are sharded."""
+        if self._size(TENSOR) > 1:
+            cut(job, nets, self.mesh[TENSOR])
+
+    def _shard(self, job: Job, net: nn.Module) -> None:
+        names = tuple(name for name in self.mesh.mesh_dim_names or () if name != TENSOR)
+        if not names:
+            return
+        mesh = self.mesh if TENSOR not in (self.mesh.mesh_dim_names or ()) else self.mesh[names]
         policy = MixedPrecisionPolicy(cast_forward_inputs=False)
         if self.half_gather and job.precision != "fp32":
             half = torch.bfloat16 if job.precision == "bf16" else torch.float16
             policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False)
         for path in units(net):
             module = net.get_submodule(path)
-            fully_shard(module, mesh=self.mesh, mp_policy=policy)
+            fully_shard(module, mesh=mesh, mp_policy=policy)
             ContainerSync().watch(module)
             module.set_gradient_divide_factor(1.0)  # type: ignore[operator]
             module.set_force_sum_reduction_for_comms(True)  # type: ignore[operator]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import uuid
@@ -79,6 +80,8 @@ def data_mesh(device_type: str) -> DeviceMesh:
 def mesh_of_ranks(device_type: str, shape: MeshShape) -> DeviceMesh:
     """A mesh of every rank of the default group in several dimensions.
 
+    torch warns of every tensor that it gathers over one dimension after the other, which no choice of ours avoids.
+
     Raises:
         InputError: the group has another number of ranks.
     """
@@ -86,6 +89,7 @@ def mesh_of_ranks(device_type: str, shape: MeshShape) -> DeviceMesh:
     if world != shape.world:
         raise InputError(f"--mesh {shape}", f"{world} ranks were started", f"start {shape.world} ranks")
     sizes = shape.sizes()
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     return init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 

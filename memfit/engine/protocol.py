@@ -33,11 +33,20 @@ class Engine(Protocol):
 
     @property
     def world(self) -> int:
-        """Data-parallel ranks."""
+        """Ranks that train together."""
+
+    @property
+    def data_rank(self) -> int:
+        """Which share of the window this rank takes, from 0; ranks that hold parts of a layer take the same."""
+
+    @property
+    def data_world(self) -> int:
+        """Shares of a window."""
 
     @property
     def mesh(self) -> DeviceMesh | None:
-        """The ranks' mesh; its dimension ``data`` holds those that share a window. None on one rank."""
+        """The ranks' mesh: ``data`` where all take samples of their own alike, else as ``MeshShape`` names its
+        dimensions. None on one rank."""
 
     @property
     def syncs_in_backward(self) -> bool:

@@ -12,13 +12,14 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from memfit.engine.data_parallel_mixin import DataParallelMixin
 from memfit.engine.torch_optim_mixin import TorchOptimMixin
 from memfit.engine.torch_state_mixin import TorchStateMixin
 from memfit.job import Job, Nets, is_trained
 
 
 @dataclass(frozen=True, kw_only=True)
-class Single(TorchOptimMixin, TorchStateMixin):
+class Single(DataParallelMixin, TorchOptimMixin, TorchStateMixin):
     """The engine of one rank."""
 
     name: str = "single"

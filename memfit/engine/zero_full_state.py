@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from memfit.engine import deepspeed
 from memfit.engine.collectives import gather
+from memfit.engine.data_parallel_mixin import DataParallelMixin
 from memfit.engine.process_group import DATA
 from memfit.engine.zero_partition import Run, buffers, gather_full, runs, step_parts
 from memfit.job import Nets
@@ -40,7 +41,7 @@ class Divided:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ZeroFullState:
+class ZeroFullState(DataParallelMixin):
     """A rank of ZeRO: what it holds, read and written as full tensors."""
 
     rank: int

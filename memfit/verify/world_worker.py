@@ -23,7 +23,7 @@ from memfit.apply.train_state import TrainState, build
 from memfit.apply.window import run_window
 from memfit.atomic_file import write_atomic
 from memfit.batch.windows import Window, Windows
-from memfit.engine.collectives import gather
+from memfit.engine.collectives import gather_shares
 from memfit.engine.factory import make_engine, syncs_in_backward
 from memfit.engine.process_group import is_lost_rank, join, join_alone
 from memfit.engine.protocol import Engine
@@ -109,7 +109,7 @@ def _alone_first(plan: Plan, started: TorchrunEnv | None, folder: Path, windows:
             time.sleep(0.1)
         return []
     join_alone()
-    alone = _alone(plan, 1 if started is None else started.world, windows)
+    alone = _alone(plan, windows)
     _write_starts([{"begin": each.pop("begin"), "weights": each["seen"].weights} for each in alone], folder)
     if started is not None:
         dist.destroy_process_group()
@@ -123,7 +123,7 @@ def verify_world(plan: Plan, engine: Engine, folder: Path, alone: list[dict[str,
         alone: on rank 0, what ``_alone`` gave.
     """
     recording = RecordingEngine(engine)
-    train_state, context = _built(plan, recording, engine.world, folder)
+    train_state, context = _built(plan, recording, engine.data_world, folder)
     compared = []
     with recompute(train_state.nets, plan.checkpointing):
         for number, start in enumerate(_read_starts(folder)):
@@ -133,7 +133,7 @@ def verify_world(plan: Plan, engine: Engine, folder: Path, alone: list[dict[str,
             result = run_window(train_state, micro_batches(train_state, context, context.windows.window(number)))
             recording.note_averages(train_state.ema)
             losses = {name: float(value) for name, value in result.losses.items()}
-            everyone = gather(engine, (recording.seen.micro_losses, _sums_by_net(recording)))
+            everyone = gather_shares(engine, (recording.seen.micro_losses, _sums_by_net(recording)))
             seen = (recording.seen, losses)
             if engine.rank == 0:
                 shares = [len(share) for share in context.windows.window(number).ranks]
@@ -159,10 +159,10 @@ def _read_starts(folder: Path) -> list[dict[str, Any]]:
     return starts
 
 
-def _alone(plan: Plan, ranks: int, windows: int) -> list[dict[str, Any]]:
+def _alone(plan: Plan, windows: int) -> list[dict[str, Any]]:
     """Every window of a plan's ranks on one rank, with what it began and ended with."""
     recording = RecordingEngine(Single(), magnitudes=True)
-    train_state, context = _built(plan, recording, ranks, Path())
+    train_state, context = _built(plan, recording, len(plan.micro_batches), Path())
     perturbed = syncs_in_backward(plan.engine, plan.engine_choices)
     results = []
     with recompute(train_state.nets, plan.checkpointing):

@@ -56,7 +56,7 @@ def load_run_data(plan: Plan, engine: Engine, workers: int | None) -> RunData:
     threads = {thread.ident for thread in threading.enumerate()}
     job = load_job(plan.job, dict(plan.settings), unit=plan.unit)
     seed_all(plan.seed)
-    samples, lengths, windows = samples_and_windows(job, plan, engine.world)
+    samples, lengths, windows = samples_and_windows(job, plan, engine.data_world)
     reader = BatchReader(samples=samples, collate=job.collate, seed=plan.seed)
     cost = reading_cost(reader, (0,), threads)
     if isinstance(samples, StreamSamples):
@@ -110,7 +110,7 @@ def _loader(
         cost,
         reader,
         batch_units=plan.micro_batch / (lengths[0] if lengths is not None else 1),
-        window_parts=len(plan.micro_batches[engine.rank]),
+        window_parts=len(plan.micro_batches[engine.data_rank]),
         turns=max(len(job.turns([])), 1) if type(job).turns is not Job.turns else 1,
         ranks_here=_ranks_here(),
         budget=plan.read_ahead_bytes or DEFAULT_BYTES,

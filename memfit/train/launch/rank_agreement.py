@@ -82,7 +82,7 @@ def rank_agreement_of(
         windows_per_epoch=windows.per_epoch(shown[0].epoch),
         first_sample=first_sample,
         first_window=first,
-        first_ids=tuple(tuple(window.ids_of([rank]) for rank in range(engine.world)) for window in shown),
+        first_ids=tuple(tuple(window.ids_of([rank]) for rank in range(engine.data_world)) for window in shown),
     )
 
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from memfit.apply.train_state import TrainState, tensors_in
 from memfit.apply.window import TurnGradients
-from memfit.engine.collectives import gather, reported
+from memfit.engine.collectives import gather_shares, reported
 from memfit.errors import InputError
 from memfit.job import is_trained
 
@@ -41,7 +41,7 @@ def check_gradients(train_state: TrainState, made: TurnGradients, window: int) -
     if fault is None:
         return
     ids = sorted({i for micro in made.micro_batches if micro.counts for i in micro.ids})
-    samples = sorted(chain.from_iterable(gather(engine, ids)))
+    samples = sorted(chain.from_iterable(gather_shares(engine, ids)))
     raise NotFiniteError(
         f"window {window}: {fault}",
         "not a finite number, so the step was not applied",

@@ -258,10 +258,11 @@ class TrainingLoop:
         if self._engine.rank != 0:
             return
         folder, plan = self._context.folder, self._context.plan
-        line |= sum_of_ranks(reports, line["seconds"])
+        same_samples = self._engine.world // self._engine.data_world
+        line |= sum_of_ranks(reports, line["seconds"], same_samples)
         line["predicted_process_bytes"] = plan.phases.get("train", {}).get("process_bytes")
         line["planned_process_bytes"] = planned_process_bytes(plan)
-        for rank, report in enumerate(reports):
+        for rank, report in enumerate(reports[::same_samples]):
             folder.append("samples", {"window": window.number, "rank": rank, "ids": list(report.ids)})
         folder.append("metrics", line)
         check_finite(line, window)

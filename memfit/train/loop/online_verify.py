@@ -20,7 +20,7 @@ from pathlib import Path
 
 from memfit.apply.train_state import TrainState
 from memfit.atomic_file import write_atomic
-from memfit.engine.collectives import gather, reported
+from memfit.engine.collectives import gather, gather_shares, reported
 from memfit.errors import Exit, describe
 from memfit.train.checkpoint.optimizer_state import has_optimizer_state
 from memfit.train.checkpoint.sharded_checkpoint import save_sharded
@@ -62,7 +62,7 @@ class OnlineVerify:
         self, train_state: TrainState, window: int, learnt: Sequence[tuple[int, ...]], losses: Mapping[str, float]
     ) -> None:
         """After it: what was learnt is copied, and compared beside the training. Every rank calls it."""
-        ranks = gather(train_state.engine, list(learnt))
+        ranks = gather_shares(train_state.engine, list(learnt))
         if not self._copy(train_state, window, "after") or train_state.engine.rank != 0:
             return
         report = {

@@ -28,17 +28,22 @@ class RankReport:
     measured_process_bytes: int
 
 
-def sum_of_ranks(reports: Sequence[RankReport], seconds: float) -> dict[str, Any]:
-    """The part of a line of metrics that sums what the ranks did."""
-    done = sum(report.done for report in reports)
+def sum_of_ranks(reports: Sequence[RankReport], seconds: float, same_samples: int = 1) -> dict[str, Any]:
+    """The part of a line of metrics that sums what the ranks did.
+
+    Args:
+        same_samples: neighbouring ranks that took the same samples, which count once.
+    """
+    shares = reports[::same_samples]
+    done = sum(report.done for report in shares)
     measured = [report.measured_process_bytes for report in reports]
     line: dict[str, Any] = {
         "global_batch_done": done,
         "units_per_second": done / seconds,
-        "micro_batches": sum(report.micro_batches for report in reports),
+        "micro_batches": sum(report.micro_batches for report in shares),
         "retries": max(report.retries for report in reports),
         "allocator_retries": sum(report.allocator_retries for report in reports),
-        "skipped_samples": [i for report in reports for i in report.skipped_samples],
+        "skipped_samples": [i for report in shares for i in report.skipped_samples],
         "measured_process_bytes": max(measured),
     }
     if len(reports) > 1:

@@ -68,7 +68,7 @@ def micro_batches(
     train_state: TrainState, context: RunContext, window: Window, recovery: Recovery | None = None
 ) -> list[MicroBatch]:
     """This rank's part of a window. Where ranks synchronise in the backward, each has as many as the rank with most."""
-    planned = window.ranks[train_state.engine.rank]
+    planned = window.ranks[train_state.engine.data_rank]
 
     def make(ids: Ids, keeps: bool = True) -> MicroBatch:
         return make_micro_batch(train_state, context, window.number, ids, keeps=keeps)
@@ -83,7 +83,7 @@ def micro_batches(
 
 def parts_to_read(train_state: TrainState, context: RunContext, recovery: Recovery, number: int) -> list[Ids]:
     """The samples of each micro-batch that this rank will read in a window, as far as is known before it."""
-    window, rank = context.windows.window(number), train_state.engine.rank
+    window, rank = context.windows.window(number), train_state.engine.data_rank
     parts = recovery.sizes.parts_of(window.ranks[rank])
     if train_state.engine.syncs_in_backward:
         most = max(len(recovery.sizes.parts_of(share)) for share in window.ranks)
