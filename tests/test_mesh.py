@@ -16,6 +16,8 @@ def test_a_mesh_is_read_and_written_in_the_order_of_its_dimensions():
     assert str(mesh) == "dp_replicate=2,dp_shard=4"
     assert mesh_of(mesh.sizes(), "") == mesh
     assert (mesh.world, mesh.data_ranks, mesh.same_samples) == (8, 8, 1)
+    cut = parse_mesh("tp=4,dp_shard=2")
+    assert (cut.world, cut.data_ranks, cut.same_samples) == (8, 2, 4)
 
 
 def test_neighbouring_ranks_differ_in_the_last_dimension():
@@ -47,6 +49,9 @@ def test_what_is_no_mesh_is_refused_with_what_to_write(text, why, write):
 def test_the_engine_follows_from_the_mesh():
     assert engine_of(MeshShape(dp_replicate=4)) == "ddp"
     assert engine_of(MeshShape(dp_shard=4)) == engine_of(MeshShape(dp_replicate=2, dp_shard=4)) == "fsdp2"
+    assert engine_of(MeshShape(tp=2)) == engine_of(MeshShape(dp_replicate=2, dp_shard=2, tp=2)) == "fsdp2"
+    with pytest.raises(InputError, match="write dp_shard=4 instead of dp_replicate"):
+        engine_of(MeshShape(dp_replicate=4, tp=2))
     for engine in ("ddp", "zero3", "single"):
         with pytest.raises(InputError, match=f"--engine {engine} --mesh .* write --engine fsdp2"):
             engine_of(MeshShape(dp_replicate=2, dp_shard=4), engine)
@@ -58,6 +63,7 @@ def test_one_dimension_is_the_engine_without_a_mesh():
     assert dimensions("fsdp2", MeshShape(dp_shard=4)) is dimensions("ddp", MeshShape(dp_replicate=4)) is None
     hybrid = MeshShape(dp_replicate=2, dp_shard=4)
     assert dimensions("fsdp2", hybrid) == hybrid
+    assert dimensions("fsdp2", MeshShape(tp=2)) == MeshShape(tp=2)
 
 
 def test_each_dimension_of_several_has_a_communicator_beside_that_of_all_ranks():

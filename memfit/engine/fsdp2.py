@@ -91,13 +91,12 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
         """
         check_shared(job, self.name)
         self._replicas.place(job, nets)
-        for name, net in nets.items():
-            if is_trained(net):
-                _check_net(name, net)
-        self._cut(job, nets)
-        for net in nets.values():
-            if is_trained(net):
-                self._shard(job, net)
+        trained = {name: net for name, net in nets.items() if is_trained(net)}
+        for name, net in trained.items():
+            _check_net(name, net)
+        self._cut(job, trained)
+        for net in trained.values():
+            self._shard(job, net)
         return nets
 
     def averages(self, job: Job, nets: Nets) -> Nets:

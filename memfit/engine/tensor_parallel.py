@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from memfit.errors import InputError
-from memfit.job import Job, Nets, is_trained
+from memfit.job import Job, Nets
 from memfit.torch_compat import tree_map
 from memfit.torch_compat.attributes import own_buffers, own_parameters
 
@@ -38,22 +38,24 @@ _HOOK = "write parallelize(self, nets, mesh) in the job, or leave tp out of the 
 
 
 def cut(job: Job, nets: Nets, mesh: DeviceMesh) -> None:
-    """Cuts the trained nets in place over a mesh of one dimension; every rank has the same values before.
+    """Cuts nets in place over a mesh of one dimension; every rank has the same values before.
+
+    Args:
+        nets: those that are trained, or averages of them.
 
     Raises:
         InputError: a net cannot be cut; names the module.
     """
-    trained = {name: net for name, net in nets.items() if is_trained(net)}
     if type(job).parallelize is not Job.parallelize:
         job.parallelize(nets, mesh)
-        for name, net in trained.items():
+        for name, net in nets.items():
             if not any(isinstance(parameter, DTensor) for parameter in net.parameters()):
                 seen = f"{type(job).__name__}.parallelize() on tp={mesh.size()}"
                 raise InputError(seen, f"it cut no parameter of net {name!r}", "cut it, or leave tp out of the mesh")
     else:
-        for name, net in trained.items():
+        for name, net in nets.items():
             parallelize_module(net, mesh, _styles(name, net, mesh.size()), src_data_rank=None)
-    for name, net in trained.items():
+    for name, net in nets.items():
         _replicate(name, net, mesh)
 
 
@@ -76,6 +78,8 @@ def _styles(name: str, net: nn.Module, ranks: int) -> dict[str, ParallelStyle]:
             raise InputError(f"module {name}.{path} on tp={ranks}", f"its layout {layout!r} is not carried", _HOOK)
         _check_sizes(f"{name}.{path}", module, layout, ranks)
         styles[path] = STYLES[layout]()
+    if not styles:
+        raise InputError(f"net {name!r} on tp={ranks}", f"no module of {type(net).__name__} is in its plan", _HOOK)
     _check_heads(name, net, ranks)
     return styles
 

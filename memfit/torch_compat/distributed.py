@@ -60,6 +60,16 @@ def _collective(operator: Any) -> Any:
     return run
 
 
+def forget_sharding() -> None:
+    """Empties DTensor's caches of how operators are sharded: their meshes hold the groups of the rank that filled them,
+    and are equal to those of another rank."""
+    from torch.distributed.tensor import _redistribute, debug
+
+    _redistribute._gen_transform_infos.cache_clear()
+    names = ("_clear_sharding_prop_cache", "_clear_python_sharding_prop_cache")  # the first since torch 2.10
+    next(getattr(debug, name) for name in names if hasattr(debug, name))()
+
+
 def fsdp_groups(module: Any) -> list[Any]:
     """The groups of parameters that FSDP2 gathers together for a module; before torch 2.11 there is one at most."""
     state = module._get_fsdp_state()
@@ -85,6 +95,7 @@ __all__ = [
     "OffsetBasedRNGTracker",
     "ShardingPropagator",
     "ddp",
+    "forget_sharding",
     "fsdp_groups",
     "give_collectives_shapes",
     "methods_of",

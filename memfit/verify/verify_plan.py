@@ -62,6 +62,7 @@ def on_ranks(plan: Plan, engine: str, ranks: int, mesh: MeshShape | None = None)
         mesh=mesh.sizes() if mesh is not None else {},
         engine_choices=plan.engine_choices if engine == plan.engine else {},
         micro_batches=[list(rank) for rank in geometry.micro_batches],
+        arithmetic=geometry.arithmetic(),
         settings={**plan.settings, "precision": "fp32"},
         precision="fp32",
     )

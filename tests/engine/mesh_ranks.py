@@ -1,6 +1,6 @@
-"""What four ranks do in tests/engine/test_mesh_engines.py: torchrun … -m tests.engine.mesh_ranks FOLDER CASE…
+"""What ranks do in tests/engine/test_mesh_engines.py: torchrun … -m tests.engine.mesh_ranks FOLDER MESH CASE…
 
-A case is one of ``STEPS``, or STATES for checkpoints.
+A case is one of ``rank_steps``, STATES for checkpoints, or REFUSALS.
 """
 
 import sys
@@ -9,44 +9,81 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from memfit.apply.train_state import build
 from memfit.engine.factory import make_engine
 from memfit.engine.process_group import join
-from memfit.mesh import MeshShape
-from tests.engine.rank_steps import train
+from memfit.errors import InputError
+from memfit.mesh import parse_mesh
+from memfit.train.checkpoint.sharded_checkpoint import load_sharded, save_sharded
+from tests.engine.rank_steps import TENSOR_CASES, train
 from tests.engine.ranks import CPU
-from tests.engine.zero_ranks import loaded, saved
+from tests.engine.tensor_jobs import REFUSED, Other, Words, words
+from tests.engine.zero_ranks import weights, window
 
-HYBRID = MeshShape(dp_replicate=2, dp_shard=2)
+HYBRID, TENSOR, BOTH, ALL = "dp_replicate=2,dp_shard=2", "tp=2", "dp_shard=2,tp=2", "dp_replicate=2,dp_shard=2,tp=2"
 STEPS = {
     "late units": {},
     "two nets": {},
     "blocks": {},
     "units before": {"sync_each_micro_batch": False},
     "stages, full": {},
+    **{case: {} for case in TENSOR_CASES},
 }
 """Cases of ``rank_steps`` with the engine's choices."""
-STATES = "states"
-READERS = {"sharded": None, "hybrid": HYBRID}
-"""Meshes that go on with what another one wrote."""
+STATES, REFUSALS = "states", "refusals"
+READERS = ("dp_shard=4", HYBRID, BOTH)
+"""Meshes of four ranks that go on with what another one wrote."""
 
 
 def main():
     join()
-    folder, rank = Path(sys.argv[1]), dist.get_rank()
-    results = {case: train(case, engine(HYBRID, **how)) for case, how in STEPS.items() if case in sys.argv[2:]}
-    if STATES in sys.argv[2:]:
-        results["saved"] = saved(engine(HYBRID), folder / "hybrid")
+    folder, mesh, cases = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    results = {case: train(case, engine(mesh, **STEPS[case])) for case in cases if case in STEPS}
+    if STATES in cases:
+        for writer in READERS:
+            results["saved", writer] = saved(engine(writer), folder / writer)
         results |= {
-            (writer, reader): loaded(engine(mesh), folder / writer)
-            for writer in ("hybrid", "single")
-            for reader, mesh in READERS.items()
+            (writer, reader): goes_on(engine(reader), folder / writer)
+            for writer in ("single", *READERS)
+            for reader in READERS
         }
-    torch.save(results, folder / f"{rank}.pt")
+    if REFUSALS in cases:
+        results[REFUSALS] = {kind.__name__: refusal(kind, mesh) for kind in REFUSED}
+    torch.save(results, folder / f"{dist.get_rank()}.pt")
     dist.destroy_process_group()
 
 
 def engine(mesh, **how):
-    return make_engine("fsdp2", CPU, mesh, **how)
+    return make_engine("fsdp2", CPU, parse_mesh(mesh), **how)
+
+
+def refusal(kind, mesh):
+    try:
+        build(kind(), CPU, engine(mesh))
+    except InputError as error:
+        return str(error)
+    return "carried"
+
+
+def saved(engine, folder):
+    """Trains a window, saves, trains another; the weights then, averages too."""
+    train_state = build(Words(), CPU, engine)
+    _window(train_state)
+    save_sharded(train_state, folder)
+    _window(train_state)
+    return weights(train_state)
+
+
+def goes_on(engine, folder):
+    """Loads into nets of other weights, and trains the other window."""
+    train_state = build(Other(), CPU, engine)
+    load_sharded(train_state, folder)
+    _window(train_state)
+    return weights(train_state)
+
+
+def _window(train_state):
+    window(train_state, words)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from torch.profiler import record_function
 
 from memfit.apply.checkpointing import recompute
@@ -27,6 +28,7 @@ from memfit.mesh import MeshShape
 from memfit.planner.predict import default_checkpointing, plain_nets
 from memfit.trace.step_phases import fetch_synthetic, save_once, synthetic_micro_batch, validate_once
 from testing.nets import JOBS, SHAPES
+from tests.engine.tensor_jobs import CARRIED
 
 CPU = torch.device("cpu")
 OPERATORS = "operators.pickle"
@@ -43,10 +45,11 @@ class EngineCase:
 
     @property
     def shape(self):
-        return Shape(items=SHAPES[self.net][0], length=SHAPES[self.net][1])
+        items, length = SHAPES.get(self.net, (4, None))
+        return Shape(items=items, length=length)
 
     def job(self):
-        return JOBS[self.net](**self.settings)
+        return {**JOBS, **CARRIED}[self.net](**self.settings)
 
     def __str__(self):
         words = [
@@ -100,6 +103,17 @@ MESH_CASES = [
     EngineCase("unet", "fsdp2", 1, {"clip": 1.0}, {}, HYBRID),
     EngineCase("dit", "fsdp2", 2, {}, {"sync_each_micro_batch": False}, HYBRID),
     EngineCase("checkpointed", "fsdp2", 1, BF16, {"half_gather": True}, HYBRID),
+]
+TENSOR, BOTH = MeshShape(tp=2), MeshShape(dp_shard=2, tp=2)
+TENSOR_CASES = [
+    EngineCase("llama", "fsdp2", 2, {}, {}, TENSOR),
+    EngineCase("tied llama", "fsdp2", 1, {"precision": "bf16"}, {}, TENSOR),
+    EngineCase("own", "fsdp2", 1, {}, {}, TENSOR),
+]
+BOTH_CASES = [
+    EngineCase("llama", "fsdp2", 1, {}, {}, BOTH),
+    EngineCase("llama", "fsdp2", 2, BF16, {"half_gather": True}, BOTH),
+    EngineCase("own", "fsdp2", 2, {}, {"sync_each_micro_batch": False}, BOTH),
 ]
 
 
@@ -167,13 +181,37 @@ def settled():
 
         return run
 
+    def waiting_of_dtensor(call):
+        def run(*args, **kwargs):
+            output = funcol.wait_tensor(call(*args, **kwargs))
+            tensors = [value for value in (*args, output) if isinstance(value, torch.Tensor)]
+            now, last = list(map(holders, tensors)), None
+            while now != last:
+                time.sleep(0.02)
+                now, last = list(map(holders, tensors)), now
+            return output
+
+        return run
+
+    of_dtensor = (
+        "all_reduce",
+        "all_gather_single",
+        "reduce_scatter_single",
+        "all_gather_tensor",
+        "reduce_scatter_tensor",
+    )
+    own = {name: getattr(funcol, name) for name in of_dtensor if hasattr(funcol, name)}
     for name in names:
         setattr(dist, name, waiting(before[name]))
+    for name, call in own.items():
+        setattr(funcol, name, waiting_of_dtensor(call))
     try:
         yield
     finally:
         for name in names:
             setattr(dist, name, before[name])
+        for name, call in own.items():
+            setattr(funcol, name, call)
 
 
 def main():
@@ -183,7 +221,7 @@ def main():
     with settled():
         by_name = {
             str(case): measure(case, operators)
-            for case in CASES + ZERO_CASES + MESH_CASES
+            for case in CASES + ZERO_CASES + MESH_CASES + TENSOR_CASES + BOTH_CASES
             if len(sys.argv) < 3 or str(case) in sys.argv[2:]
         }
     (folder / f"{dist.get_rank()}.pickle").write_bytes(pickle.dumps(by_name))

@@ -17,6 +17,7 @@ from memfit.errors import InputError
 from memfit.job import Job, Loss
 from testing.nets import Transformer
 from tests.engine.ranks import CPU, SIZES, Counted, Gan, Sentences, micro_batch, sentences, vectors
+from tests.engine.tensor_jobs import CARRIED, words
 
 
 class Blocks(Job):
@@ -77,6 +78,9 @@ CASES = {
     "stages, selective": (Stages, vectors, {}),
     "stages, full": (Stages, vectors, {}),
 }
+TENSOR_CASES = {name: (kind, words, {}) for name, kind in CARRIED.items()}
+"""Nets whose layers are cut."""
+ALL_CASES = CASES | TENSOR_CASES
 MODES = {
     "stages, selective": {"net.0": "selective", "net.1": "selective"},
     "stages, full": {"net.0": "full", "net.1": "full"},
@@ -96,10 +100,10 @@ def whole(tensor):
 
 def train(case, engine, choices=None):
     """Losses, norms, weights and averages after two windows."""
-    kind, data, _ = CASES[case]
+    kind, data, _ = ALL_CASES[case]
     train_state = build(kind(), CPU, engine)
     parts = data(SIZES)
-    numbers = SHARES[engine.world][engine.rank] if engine else range(len(SIZES))
+    numbers = SHARES[engine.data_world][engine.data_rank] if engine else range(len(SIZES))
     micro = [
         micro_batch(train_state.job, parts[i]) if i is not None else idle(train_state.job, parts[0]) for i in numbers
     ]

@@ -12,32 +12,50 @@ import pytest
 import torch
 
 from memfit.engine.single import Single
-from tests.engine.mesh_ranks import READERS, STATES, STEPS
+from memfit.mesh import parse_mesh
+from tests.engine.mesh_ranks import ALL, BOTH, HYBRID, READERS, REFUSALS, STATES, STEPS, TENSOR, goes_on, saved
+from tests.engine.rank_steps import TENSOR_CASES
+from tests.engine.tensor_jobs import REFUSED
 from tests.engine.test_fsdp2 import compare
-from tests.engine.zero_ranks import loaded, saved
 
 ROOT = Path(__file__).parents[2]
 
 
-def four(folder, *cases):
-    """What four ranks gave."""
-    arguments = ["--standalone", "--nproc-per-node", "4", "-m", "tests.engine.mesh_ranks", str(folder), *cases]
+def ranks(folder, mesh, *cases):
+    """What the ranks of a mesh gave."""
+    world = parse_mesh(mesh).world
+    arguments = ["--standalone", "--nproc-per-node", str(world), "-m", "tests.engine.mesh_ranks", str(folder), mesh]
     subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *arguments], cwd=ROOT, check=True, timeout=180,
+        [sys.executable, "-m", "torch.distributed.run", *arguments, *cases], cwd=ROOT, check=True, timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1", "MEMFIT_COLLECTIVE_SECONDS": "60"},
     )  # fmt: skip
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(4)]
-
-
-def test_two_sharded_replicas_take_the_steps_of_one_rank(tmp_path):
-    compare(four(tmp_path, "blocks"), "blocks")
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
 
 
 @pytest.mark.slow
-def test_two_sharded_replicas_take_the_steps_of_one_rank_in_every_case(tmp_path):
-    ranks = four(tmp_path, *STEPS)
-    for case in STEPS:
-        compare(ranks, case)
+def test_two_sharded_replicas_take_the_steps_of_one_rank(tmp_path):
+    gave = ranks(tmp_path, HYBRID, *STEPS.keys() - TENSOR_CASES.keys())
+    for case in STEPS.keys() - TENSOR_CASES.keys():
+        compare(gave, case)
+
+
+def test_nets_that_are_sharded_and_cut_take_the_steps_of_one_rank(tmp_path):
+    compare(ranks(tmp_path, BOTH, "llama"), "llama")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [TENSOR, BOTH, ALL])
+def test_cut_nets_take_the_steps_of_one_rank(tmp_path, mesh):
+    gave = ranks(tmp_path, mesh, *TENSOR_CASES)
+    for case in TENSOR_CASES:
+        compare(gave, case)
+
+
+@pytest.mark.slow
+def test_a_net_that_cannot_be_cut_is_refused_by_the_name_of_its_module(tmp_path):
+    for rank in ranks(tmp_path, TENSOR, REFUSALS):
+        for kind, words in REFUSED.items():
+            assert words in rank[REFUSALS][kind.__name__]
 
 
 def same(result, expected):
@@ -47,11 +65,12 @@ def same(result, expected):
 
 
 @pytest.mark.slow
-def test_a_mesh_and_one_device_go_on_with_what_the_other_wrote(tmp_path):
+def test_any_mesh_and_one_device_go_on_with_what_another_wrote(tmp_path):
     expected = saved(Single(), tmp_path / "single")
-    for rank in four(tmp_path, STATES):
-        same(rank["saved"], expected)
-        for writer in ("hybrid", "single"):
-            for reader in READERS:
+    for rank in ranks(tmp_path, HYBRID, STATES):
+        for reader in READERS:
+            same(rank["saved", reader], expected)
+            for writer in ("single", *READERS):
                 same(rank[writer, reader], expected)
-    same(loaded(Single(), tmp_path / "hybrid"), expected)
+    for writer in READERS:
+        same(goes_on(Single(), tmp_path / writer), expected)

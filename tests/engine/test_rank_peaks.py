@@ -16,7 +16,7 @@ from memfit.planner.predict import BINDING_RANK, default_checkpointing, plain_ne
 from memfit.trace.self_test import live_peaks
 from memfit.trace.step import Tracing, trace_job
 from testing.truth import operator_names
-from tests.engine.rank_peaks import CASES, MESH_CASES, OPERATORS, ZERO_CASES
+from tests.engine.rank_peaks import BOTH_CASES, CASES, MESH_CASES, OPERATORS, TENSOR_CASES, ZERO_CASES
 
 ROOT = Path(__file__).parents[2]
 FAST = (2, 5, 6, 13)
@@ -77,6 +77,15 @@ def test_every_case(tmp_path, world):
 def test_every_rank_of_a_mesh(tmp_path):
     compared = compare(MESH_CASES, 4, tmp_path)
     check(compared)
+    for (case, rank, phase), (peak, _) in compared.items():
+        assert peak <= compared[case, BINDING_RANK, phase][0], (case, rank, phase)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cases", [TENSOR_CASES, BOTH_CASES], ids=["cut", "cut and sharded"])
+def test_every_rank_of_nets_that_are_cut(cases, tmp_path):
+    compared = compare(cases, cases[0].mesh.world, tmp_path)
+    check(compared, within=0.03)
     for (case, rank, phase), (peak, _) in compared.items():
         assert peak <= compared[case, BINDING_RANK, phase][0], (case, rank, phase)
 

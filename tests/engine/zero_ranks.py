@@ -131,9 +131,9 @@ def window(train_state, data=vectors):
 
 def numbers(engine):
     """This rank's micro-batches; where ranks need not run as many, none is idle."""
-    if engine.world == 1:
+    if engine.data_world == 1:
         return range(len(SIZES))
-    return [i for i in SHARES[engine.world][engine.rank] if i is not None or engine.syncs_in_backward]
+    return [i for i in SHARES[engine.data_world][engine.data_rank] if i is not None or engine.syncs_in_backward]
 
 
 def weights(train_state):

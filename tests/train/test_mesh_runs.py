@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 from memfit.mesh import MeshShape
 from memfit.plan import read_plan, write_plan
 from memfit.verify.verify_plan import on_ranks
-from tests.train.test_ranks import lines, memfit, plan
+from tests.train.test_ranks import ROOT, lines, memfit, plan
 
 pytestmark = pytest.mark.slow
+LLAMA = f"{ROOT}/tests/engine/tensor_jobs.py:Words"
 HYBRID = MeshShape(dp_replicate=2, dp_shard=2)
 
 
@@ -65,6 +66,52 @@ def test_what_is_planned_for_a_mesh_says_so_in_its_file(tmp_path):
     planned = read_plan(tmp_path / "mesh.toml")
     assert (planned.engine, planned.mesh, planned.ranks) == ("fsdp2", HYBRID.sizes(), 4)
     assert planned.micro_batches == [[4], [4], [4], [4]]
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    """A plan for a Llama on one device, and the final weights of its run."""
+    folder = tmp_path_factory.mktemp("words")
+    made = memfit(
+        "plan", LLAMA, "--global-batch", 8, "--micro-batch", 3, "--memory", "256MiB", "--out", folder / "made.toml"
+    )
+    assert made.returncode == 0, made.stderr
+    alone = read_plan(folder / "made.toml")
+    return alone, ran(alone, folder / "alone", "--windows", 4)[0]
+
+
+def test_a_run_of_cut_nets_learns_what_one_device_does_and_goes_on_on_any_mesh(words, tmp_path):
+    alone, expected = words
+    cut, both = MeshShape(tp=2), MeshShape(dp_shard=2, tp=2)
+    folder = tmp_path / "run"
+    _, said = ran(on_ranks(alone, "fsdp2", 2, cut), folder, "--windows", 1)
+    assert "fsdp2, mesh tp 2" in said
+    _, said = ran(on_ranks(alone, "fsdp2", 4, both), folder, "--windows", 2, "--resume")
+    assert "8 = 2 devices x (1 x 3 + 1), fsdp2, mesh dp_shard 2 x tp 2" in said
+    ran(alone, folder, "--windows", 3, "--resume")
+    same(ran(on_ranks(alone, "fsdp2", 2, cut), folder, "--windows", 4, "--resume")[0], expected)
+    assert [line["global_batch_done"] for line in lines(folder / "run", "metrics")] == [8, 8, 8, 8]
+    by_window = [line["rank"] for line in lines(folder / "run", "samples")]
+    assert by_window == [0, 0, 1, 0, 0], "ranks that hold parts of a layer have one share"
+
+
+@pytest.mark.parametrize("mesh", [MeshShape(tp=2), MeshShape(dp_shard=2, tp=2)], ids=str)
+def test_what_is_planned_for_cut_nets_is_verified_and_not_exported(mesh, tmp_path):
+    file = tmp_path / "mesh.toml"
+    made = memfit("plan", LLAMA, "--global-batch", 8, "--mesh", mesh, "--memory", "256MiB", "--out", file)
+    assert made.returncode == 0, made.stderr
+    planned = read_plan(file)
+    assert (planned.engine, planned.mesh, planned.ranks) == ("fsdp2", mesh.sizes(), mesh.world)
+    assert len(planned.micro_batches) == mesh.data_ranks
+    assert "not estimated" in planned.reasons["mesh"]
+    refused = memfit("export", file, "--to", "torchrun", "--out", tmp_path / "run.sh")
+    assert refused.returncode == 2
+    assert "share their samples" in refused.stderr
+    done = memfit("verify", LLAMA, "--mesh", mesh, "--windows", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)["worlds"][1]
+    assert (answer["mesh"], answer["world"], answer["ok"]) == (str(mesh), mesh.world, True)
+    assert 0 < answer["max_relative_difference"]["gradients"] <= answer["bound"]
 
 
 def test_a_mesh_is_verified_against_one_rank():

@@ -26,10 +26,13 @@ from memfit.torch_compat.distributed import (
     FakeStore,
     ShardingPropagator,
     ddp,
+    forget_sharding,
     give_collectives_shapes,
     methods_of,
 )
 
+_cached_rank: list[tuple[int, int]] = []
+"""(world, rank) of the last fake group, of which DTensor's caches are."""
 Quiet = Callable[[], contextlib.AbstractContextManager[Any]]
 """Makes a context in which the tracer records nothing."""
 
@@ -73,6 +76,9 @@ def fake_world(world: int, *, rank: int = 0, quiet: Quiet = contextlib.nullconte
         for name in methods_of(ShardingPropagator, SHAPE_PROPAGATION)
     }
     give_collectives_shapes()
+    if _cached_rank != [(world, rank)]:
+        forget_sharding()
+        _cached_rank[:] = [(world, rank)]
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(Tensor, record_stream=lambda self, stream: None))
         if backend.is_inside():

@@ -252,6 +252,10 @@ def _requested(request: PlanRequest) -> dict[str, str]:
     reasons = {} if request.micro_batch is None else {"micro_batch": "--micro-batch sets it"}
     if "checkpointing" in request.keep:
         reasons["checkpointing"] = "--keep checkpointing keeps the job's own"
+    if request.mesh is not None:
+        reasons["mesh"] = "--mesh sets it"
+    if request.mesh is not None and request.mesh.tp > 1:
+        reasons["mesh"] += "; the time in which ranks that hold parts of a layer tell each other is not estimated"
     return reasons
 
 

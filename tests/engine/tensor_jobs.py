@@ -1,0 +1,121 @@
+"""Nets whose layers are cut: two that transformers plans, one that cuts itself, and those that cannot be cut."""
+
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from memfit.job import Job, Loss
+
+SIZES = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 80, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def words(sizes):
+    tokens = torch.randint(32, (sum(sizes), 6), generator=torch.Generator().manual_seed(4))
+    return list(tokens.split(sizes))
+
+
+class Words(Job):
+    """A Llama, whose embedding and head are separate, or one parameter."""
+
+    clip: float | None = 0.5
+    ema: float | None = 0.9
+    tied: bool = False
+
+    def nets(self):
+        torch.manual_seed(2)
+        return {"net": LlamaForCausalLM(LlamaConfig(**SIZES, **HEADS, tie_word_embeddings=self.tied))}
+
+    def optimizers(self, nets):
+        return {"net": torch.optim.SGD(nets["net"].parameters(), lr=0.1, momentum=0.9)}
+
+    def dataset(self):
+        return [row for part in words([40]) for row in part]
+
+    def batch(self, shape):
+        return torch.arange(shape.items * 6).view(shape.items, 6) % 32
+
+    def loss(self, nets, batch):
+        logits = nets["net"](batch, use_cache=False).logits[:, :-1].flatten(0, 1)
+        return Loss(nn.functional.cross_entropy(logits, batch[:, 1:].flatten(), reduction="sum"), 5 * len(batch))
+
+
+class Tied(Words):
+    tied: bool = True
+
+
+class Own(Words):
+    """A net of its own, which its job cuts."""
+
+    def nets(self):
+        torch.manual_seed(3)
+        layers = [nn.Embedding(32, 12), nn.Linear(12, 20), nn.Tanh(), nn.Linear(20, 12), nn.LayerNorm(12)]
+        return {"net": nn.Sequential(*layers, nn.Linear(12, 32))}
+
+    def loss(self, nets, batch):
+        logits = nets["net"](batch)[:, :-1].flatten(0, 1)
+        return Loss(nn.functional.cross_entropy(logits, batch[:, 1:].flatten(), reduction="sum"), 5 * len(batch))
+
+    def parallelize(self, nets, mesh):
+        parallelize_module(nets["net"], mesh, {"1": ColwiseParallel(), "3": RowwiseParallel()})
+
+
+class Unplanned(Words):
+    def nets(self):
+        return {"net": GPT2LMHeadModel(GPT2Config(vocab_size=32, n_embd=16, n_layer=1, n_head=2))}
+
+
+class Adapted(Words):
+    """Adapters, which wrap the modules that the plan names."""
+
+    def nets(self):
+        return {"net": get_peft_model(super().nets()["net"], LoraConfig(target_modules=["q_proj"]))}
+
+
+class Odd(Words):
+    def nets(self):
+        return {"net": LlamaForCausalLM(LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=1))}
+
+
+class Normed(Words):
+    """Norms of single heads, whose layout is not carried."""
+
+    def nets(self):
+        return {"net": Qwen3ForCausalLM(Qwen3Config(**SIZES, **HEADS, head_dim=8))}
+
+
+class Statistics(Own):
+    def nets(self):
+        return {"net": nn.Sequential(super().nets()["net"], nn.BatchNorm1d(6))}
+
+    def parallelize(self, nets, mesh):
+        parallelize_module(nets["net"][0], mesh, {"1": ColwiseParallel(), "3": RowwiseParallel()})
+
+
+class Idle(Own):
+    def parallelize(self, nets, mesh):
+        pass
+
+
+CARRIED = {"llama": Words, "tied llama": Tied, "own": Own}
+REFUSED = {
+    Unplanned: "net 'net' on tp=2: transformers has no tensor-parallel plan for GPT2LMHeadModel",
+    Adapted: "net 'net' on tp=2: no module of PeftModel is in its plan",
+    Odd: "num_key_value_heads = 1 does not divide",
+    Normed: "net.model.layers.0.self_attn.q_norm on tp=2: its layout 'replicated_with_grad_allreduce'",
+    Statistics: "module net.1 on tp=2: BatchNorm1d holds buffers",
+    Idle: "Idle.parallelize() on tp=2: it cut no parameter of net 'net'",
+}
+
+
+class Other(Words):
+    """The same nets with other weights."""
+
+    def nets(self):
+        nets = super().nets()
+        with torch.no_grad():
+            for parameter in nets["net"].parameters():
+                parameter.mul_(1.5)
+        return nets
