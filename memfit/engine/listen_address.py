@@ -44,7 +44,7 @@ def open_store(host: str, timeout: timedelta, port: int = 0) -> dist.TCPStore:
     )
 
 
-def _listener(host: str, port: int) -> socket.socket | None:
+def _listener(host: str, port: int = 0) -> socket.socket | None:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)

@@ -27,6 +27,8 @@ _FORWARD = {_aten.native_batch_norm.default: 1, _aten.native_group_norm.default:
 """Normalisations, and the position of their weight."""
 _RECURRENT, _WORKSPACE = _aten.mkldnn_rnn_layer.default, 3
 _RECURRENT_BACKWARD = _aten.mkldnn_rnn_layer_backward.default
+_NO_KERNEL = "could not create a primitive descriptor"
+"""What oneDNN says of a layer and a data type that this CPU's instructions do not carry."""
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -69,8 +71,15 @@ def _recurrent_workspace(args: Any) -> int:
             seen = f"a recurrent layer on {tuple(args[0].shape)}"
             why = "its workspace is measured here, and this machine's free memory does not hold the call"
             raise InputError(seen, why, "ask for a smaller micro-batch, or on a machine with more memory")
-        with disable_current_modes(), torch.enable_grad():
-            made = _RECURRENT(*(operator_scratch.real(argument) for argument in json.loads(key)[1]))
+        try:
+            with disable_current_modes(), torch.enable_grad():
+                made = _RECURRENT(*(operator_scratch.real(argument) for argument in json.loads(key)[1]))
+        except RuntimeError as error:
+            if _NO_KERNEL not in str(error):
+                raise
+            seen = f"a recurrent layer in {str(args[0].dtype).removeprefix('torch.')}"
+            why = "oneDNN has no kernel for it on this CPU, so that torch cannot train it here either"
+            raise InputError(seen, why, "ask for --precision fp32, or for a card with --device") from error
         known[key] = made[_WORKSPACE].nbytes
         with contextlib.suppress(OSError):
             keep(place, known)
