@@ -88,6 +88,7 @@ def _run(plan: str, wandb: bool, as_json: bool, values: dict[str, Any]) -> int:
     from memfit.device.hardware.process_limits import RANK_BYTES, check_cards, check_ranks, check_workers
     from memfit.engine.torchrun_env import is_restart, torchrun_env
     from memfit.plan import read_plan
+    from memfit.printable import printable
     from memfit.train.launch.launch import become_rank, launch, launch_node
     from memfit.train.launch.outcome import say
     from memfit.train.launch.process_guard import alone_in
@@ -118,12 +119,17 @@ def _run(plan: str, wandb: bool, as_json: bool, values: dict[str, Any]) -> int:
             become_rank(options)
         with attended(folder, read, keepers(folder, read, wandb)):
             launched = launch(read, options) if nodes.count == 1 else launch_node(read, options, nodes)
-        end_with(launched.code)
+        if launched.code == Exit.DONE:
+            line = printable(f"Done: a signal came before the summary. Written to {folder.path}")
+            end_with(launched.code, "" if as_json else line)
+        else:
+            end_with(launched.code)
         if launched.line:
             say(launched.line)
         if launched.code == Exit.DONE:
             show_summary(folder, read, as_json=as_json)
             sys.stdout.flush()
+            end_with(launched.code)
         if launched.code not in (Exit.BAD_INPUT, Exit.FAULT) and not launched.signalled:
             with progress("writing the report", quiet=as_json):
                 write_report(folder)

@@ -154,3 +154,15 @@ sys.stderr.close()
 say("two")
 """)
     assert (code, heard) == (0, words)
+
+
+@pytest.mark.parametrize(("line", "said"), [("Done: here", "Done: here\n"), ("", "")])
+def test_a_signal_to_a_run_that_is_done_ends_it_with_its_code_and_its_line(line, said):
+    script = (
+        "import os, signal;"
+        "from memfit.train.launch.stop_signals import end_with;"
+        f"end_with(0, {line!r});"
+        "os.kill(os.getpid(), signal.SIGTERM); print('goes on')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (0, said), done.stderr

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from types import FrameType
 from typing import NoReturn
@@ -60,10 +60,17 @@ def ended_by_signals(on_signal: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def end_with(code: int) -> None:
-    """From now on a signal ends the process with this exit code: what it still does can be left out."""
+def end_with(code: int, line: str = "") -> None:
+    """From now on a signal ends the process with this exit code: what it still does can be left out.
+
+    Args:
+        line: what is then written to standard output instead.
+    """
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
+        if line:
+            with suppress(OSError):
+                os.write(1, f"{line}\n".encode())
         os._exit(code)
 
     for number in SIGNALS:
