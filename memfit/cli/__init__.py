@@ -8,6 +8,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -129,7 +130,14 @@ def _mistake(error: Exception, arguments: Sequence[str]) -> InputError | None:
         return mistake(error)
     if isinstance(error, OSError) and (place := _named(error, arguments)):
         return InputError(f"the path {shortened(place)!r}", f"{error.strerror}", "write a path that can be read")
-    return mistake_in_job(error, changed=any(argument.startswith("--set") for argument in arguments))
+    changed = any(argument.startswith("--set") for argument in arguments)
+    if not isinstance(error, MemoryError):
+        return mistake_in_job(error, changed=changed)
+    with suppress(MemoryError):
+        if (mistaken := mistake_in_job(error, changed=changed)) is not None:
+            return mistaken
+    why = "the memory that this process may take ran out"
+    return InputError("this command", why, "free some, or lift the limit that it was started under (ulimit -d)")
 
 
 def _named(error: OSError, arguments: Sequence[str]) -> str:

@@ -1,6 +1,7 @@
 """Standard output whose reader leaves, that is full, or whose encoding is narrow."""
 
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -70,3 +71,20 @@ def test_a_pipe_gets_whole_sentences(run: Run, monkeypatch: pytest.MonkeyPatch, 
     lines = out.splitlines()
     assert (lines[0].startswith("Fits on") and lines[0].endswith(").")) is not breaks
     assert any(line.endswith("usable") and line.startswith(RIGHT) for line in lines) is not breaks
+
+
+def under(mebibytes: int, *words: str) -> subprocess.CompletedProcess:
+    """Runs Python in a process that may take so much memory (RLIMIT_DATA)."""
+    limit = mebibytes << 20
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, check=False, cwd=ROOT,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit)),
+    )  # fmt: skip
+
+
+def test_memory_that_runs_out_in_memfit_itself_is_one_line():
+    starts = next(size for size in range(4, 64) if not under(size, "-c", "import memfit.cli").returncode)
+    answers = [under(size, "-m", "memfit", "devices") for size in range(starts, starts + 8)]
+    failed = [answer.stderr for answer in answers if answer.returncode]
+    assert failed
+    assert all(said.startswith("memfit: this command: the memory") and said.count("\n") == 1 for said in failed)
