@@ -82,6 +82,15 @@ def wait_for(out: Path, windows: int, *processes: subprocess.Popen) -> None:
         time.sleep(0.02)
 
 
+def started_without_its_second(file: Path, out: Path, nodes: tuple[Nodes, Nodes]) -> subprocess.Popen:
+    """The first of two nodes that have trained 5 windows, once the second is killed with all of its processes."""
+    first, second = (start(file, out, node) for node in nodes)
+    wait_for(out, 5, first, second)
+    os.killpg(second.pid, signal.SIGKILL)
+    second.communicate()
+    return first
+
+
 def test_nodes_meet_in_the_same_round_and_one_that_comes_back_joins_the_next(nodes, tmp_path):
     with meet(nodes[0], tmp_path) as first, meet(nodes[1], tmp_path) as second:
         assert not second.has_begun
@@ -175,10 +184,7 @@ def test_two_nodes_train_what_one_machine_trains(nodes, two, tmp_path):
 def test_a_node_that_is_lost_and_comes_back_goes_on(nodes, two, tmp_path):
     file, weights = two
     run = tmp_path / "run"
-    first, second = (start(file, run, node) for node in nodes)
-    wait_for(run, 5, first, second)
-    os.killpg(second.pid, signal.SIGKILL)
-    second.communicate()
+    first = started_without_its_second(file, run, nodes)
     before = trained(run)
     again = start(file, run, nodes[1])
     for process in (first, again):
@@ -193,10 +199,7 @@ def test_a_node_that_is_lost_and_comes_back_goes_on(nodes, two, tmp_path):
 def test_what_a_lost_node_leaves_goes_on_with_another_world_size(nodes, two, tmp_path):
     file, weights = two
     run = tmp_path / "run"
-    first, second = (start(file, run, node) for node in nodes)
-    wait_for(run, 5, first, second)
-    os.killpg(second.pid, signal.SIGKILL)
-    second.communicate()
+    first = started_without_its_second(file, run, nodes)
     time.sleep(1)
     first.send_signal(signal.SIGTERM)
     said = first.communicate(timeout=60)
