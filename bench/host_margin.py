@@ -19,7 +19,7 @@ STEP = 4 << 20
 
 
 def main() -> None:
-    """Plans three budgets, and runs each plan in more and more memory until it passes."""
+    """Plans three budgets, and runs each plan, without its prediction, in more and more memory until it passes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--windows", type=int, default=4)
     windows = str(parser.parse_args().windows)
@@ -31,7 +31,7 @@ def main() -> None:
             predicted = plan.phases["train"]["allocated_bytes"]
             more = STEP
             while True:
-                write_plan(replace(plan, budget_bytes=predicted + more), path)
+                write_plan(replace(plan, budget_bytes=predicted + more, phases={}), path)
                 if _memfit("run", str(path), "--out", f"{folder}/{more}", "--windows", windows) == 0:
                     break
                 more += STEP

@@ -120,6 +120,8 @@ class Plan:
     """Ranks by dimension, as ``memfit.mesh.MeshShape`` names them; empty: all in the one that the engine is for."""
     engine_choices: dict[str, Any] = field(default_factory=dict)
     """The engine's own choices, by the names that ``memfit.engine.factory`` lists; absent: its defaults."""
+    net_kind: str = ""
+    """What its step computes, and in which type, as in ``Trace.net_kind``; empty: unknown."""
     reasons: dict[str, str] = field(default_factory=dict)
     """The reason for each choice."""
     options: list[MemoryOption] = field(default_factory=list)

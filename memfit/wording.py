@@ -4,3 +4,17 @@
 def counted(count: int, noun: str) -> str:
     """``1 module``, ``2 modules``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def precision_words(precision: str, net_kind: str) -> str:
+    """A job's precision; where it has no autocast, the type of the weights if that is another than fp32.
+
+    Args:
+        precision: fp32, bf16 or fp16.
+        net_kind: ``Trace.net_kind`` of its step, which names the type that it computes in; empty: unknown.
+    """
+    if precision != "fp32":
+        return precision
+    if "bfloat16" in net_kind:
+        return "bf16 weights"
+    return "fp16 weights" if "float16" in net_kind else precision

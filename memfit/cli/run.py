@@ -88,6 +88,7 @@ def _run(plan: str, wandb: bool, as_json: bool, values: dict[str, Any]) -> int:
     from memfit.device.hardware.process_limits import RANK_BYTES, check_cards, check_ranks, check_workers
     from memfit.engine.torchrun_env import is_restart, torchrun_env
     from memfit.plan import read_plan
+    from memfit.planner.cpu_margin import check_budget
     from memfit.printable import printable
     from memfit.train.launch.launch import become_rank, launch, launch_node
     from memfit.train.launch.outcome import say
@@ -98,6 +99,7 @@ def _run(plan: str, wandb: bool, as_json: bool, values: dict[str, Any]) -> int:
     place = torchrun_env()
     options = _options(values, restarted=place is not None and is_restart())
     read = read_plan(plan)
+    check_budget(read, plan)
     nodes = _nodes(values, read.ranks, started=place is not None)
     if read.allocator == "expandable_segments":
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")

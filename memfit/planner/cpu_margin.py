@@ -1,4 +1,7 @@
-"""What a plan leaves of a CPU's budget for what is no tensor: Python's objects, autograd's graph, the heap's gaps."""
+"""What a plan leaves of a CPU's budget for what is no tensor: Python's objects, autograd's graph, the heap's gaps.
+
+A plan file may be edited by hand, so its budget and its prediction may disagree; ``check_budget`` refuses such a plan.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import math
 from dataclasses import replace
 
 from memfit.device.hardware.catalogue import Device
+from memfit.errors import InputError
 from memfit.plan import Plan
+from memfit.sizes import format_size
 
 HOST_MARGIN_BYTES, HOST_MARGIN = 24 << 20, 0.02
 """Of the budget: f5_tts/tiny needs 12 to 24 MiB beyond (bench/host_margin.py)."""
@@ -40,3 +45,24 @@ def planned_process_bytes(plan: Plan) -> int | None:
     if not phases:
         return None
     return max(phases) + (_margin_of(plan.budget_bytes) if plan.device == "cpu" else 0)
+
+
+def check_budget(plan: Plan, path: str) -> None:
+    """Refuses a plan whose own prediction needs more than its budget, as no plan of the search does.
+
+    Args:
+        path: the plan's file.
+
+    Raises:
+        InputError: the plan predicts that it needs more than ``budget_bytes``.
+    """
+    needed = planned_process_bytes(plan)
+    if needed is None or needed <= plan.budget_bytes:
+        return
+    tensors = max(int(phase["process_bytes"]) for phase in plan.phases.values() if "process_bytes" in phase)
+    others = f", {format_size(needed - tensors)} of it for what is no tensor" if needed > tensors else ""
+    raise InputError(
+        f"plan file {path}: budget_bytes = {plan.budget_bytes} ({format_size(plan.budget_bytes)})",
+        f"the plan needs {format_size(needed)} by its own prediction{others}",
+        "make a plan for this budget with memfit plan --memory, or take back the edit",
+    )

@@ -11,6 +11,7 @@ import shlex
 from memfit.errors import InputError
 from memfit.plan import Plan
 from memfit.printable import one_line
+from memfit.wording import precision_words
 
 PORT = 29400
 """Where machine 0 listens; in Slurm's script it is moved by the job's number, since jobs may share a machine."""
@@ -68,4 +69,5 @@ run: {json.dumps(run if nodes == 1 else run + meet)}
 
 
 def _comment(plan: Plan) -> str:
-    return f"# {one_line(f'{plan.job}: {plan.arithmetic}, {plan.engine}, {plan.precision}')}\n"
+    precision = precision_words(plan.precision, plan.net_kind)
+    return f"# {one_line(f'{plan.job}: {plan.arithmetic}, {plan.engine}, {precision}')}\n"

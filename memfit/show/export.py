@@ -19,7 +19,7 @@ from memfit.printable import one_line
 from memfit.show.cluster_export import skypilot_task, slurm_script
 from memfit.show.export_geometry import ExportGeometry, equal
 from memfit.show.trainer_config import TRAINERS, PlannedJob, TrainerConfig, torchtitan_script
-from memfit.wording import counted
+from memfit.wording import counted, precision_words
 
 FILES = {
     "deepspeed": "deepspeed.json", "accelerate": "accelerate.yaml", "torchrun": "torchrun.sh",
@@ -187,7 +187,8 @@ exec torchrun --standalone --nproc-per-node {geometry.world} "$@"
 
 
 def _comments(plan: Plan, left_out: Mapping[str, str]) -> str:
-    lines = [f"{plan.job}: {plan.arithmetic}, {plan.engine}, {plan.precision}", "Not said here:"]
+    precision = precision_words(plan.precision, plan.net_kind)
+    lines = [f"{plan.job}: {plan.arithmetic}, {plan.engine}, {precision}", "Not said here:"]
     lines += [f"- {name}: {text}" for name, text in left_out.items()]
     return "".join(f"# {one_line(line)}\n" for line in lines)
 

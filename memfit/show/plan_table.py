@@ -12,10 +12,10 @@ from memfit.planner.cpu_margin import cpu_margin_bytes
 from memfit.show.console import make_console
 from memfit.show.footprint_table import assumptions, phase_name, remarks, verdict_line
 from memfit.sizes import format_size
+from memfit.wording import precision_words
 
 if TYPE_CHECKING:
     from memfit.device.hardware.catalogue import Device
-    from memfit.footprint import Footprint
     from memfit.plan import MemoryOption, Plan
     from memfit.planner.memory_vs_batch import Point
     from memfit.planner.search.engine_search import Answer
@@ -40,7 +40,9 @@ def show_answer(answer: Answer, device: Device, out: str | None, console: Consol
         console.print("Warning: this plan may run out of memory; use --headroom 5% for a plan with a margin.")
     else:
         console.print(f"[bold green]{verdict_line(footprint, device)}[/]")
-    console.print(f"[bold]{plan.arithmetic}[/] ({plan.unit}), {_precision(plan, footprint)}, {plan.engine}")
+    console.print(
+        f"[bold]{plan.arithmetic}[/] ({plan.unit}), {precision_words(plan.precision, plan.net_kind)}, {plan.engine}"
+    )
     modes = [mode for mode in plan.checkpointing.values() if mode != "keep"]
     counts = ", ".join(f"{modes.count(mode)} {mode}" for mode in dict.fromkeys(modes)) or "nothing recomputed"
     console.print(
@@ -213,16 +215,7 @@ def _time(plan: Plan) -> str:
     low, high = plan.step_seconds_low, plan.step_seconds_high
     if low is None or high is None:
         return f"about {plan.step_seconds:.3g} s a window"
-    if not low <= plan.step_seconds <= high:
-        return f"{low:.3g} to {high:.3g} s a window"
     return f"about {plan.step_seconds:.3g} s ({low:.3g} to {high:.3g}) a window"
-
-
-def _precision(plan: Plan, footprint: Footprint) -> str:
-    """The plan's precision; without autocast, the type of the weights where that is another."""
-    if plan.precision == "fp32" and "bfloat16" in footprint.net_kind:
-        return "bf16 weights"
-    return "fp16 weights" if plan.precision == "fp32" and "float16" in footprint.net_kind else plan.precision
 
 
 def _table(*columns: str, title: str | None = None) -> Table:

@@ -29,7 +29,7 @@ from memfit.show.trace_file import read_trace
 from memfit.sizes import format_size
 from memfit.trace.step import Tracing
 from memfit.train.run_folder import RunFolder
-from memfit.wording import counted
+from memfit.wording import counted, precision_words
 
 BEYOND = 4
 """How far a prediction's curve goes, as a multiple of its micro-batch."""
@@ -181,7 +181,7 @@ def _plan_facts(plan: Plan) -> list[str]:
         f"{plan.job} on {plan.device}",
         f"budget: {format_size(plan.budget_bytes)}",
         plan.arithmetic,
-        plan.precision,
+        precision_words(plan.precision, plan.net_kind),
         plan.engine,
         time,
     ]

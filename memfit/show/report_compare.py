@@ -14,7 +14,7 @@ from memfit.show.report_run import curve, panel, windows_figure
 from memfit.show.run_log import number, process_peaks, read_lines, shown_windows
 from memfit.sizes import format_size
 from memfit.train.run_folder import RunFolder
-from memfit.wording import counted
+from memfit.wording import counted, precision_words
 
 NAMES = ("A", "B")
 SAME = 5e-4
@@ -88,7 +88,7 @@ def _plans(plans: list[Plan]) -> Table:
         "device": lambda plan: plan.device,
         "may take": lambda plan: format_size(plan.budget_bytes),
         "split": lambda plan: f"{plan.arithmetic} ({plan.unit})",
-        "precision": lambda plan: plan.precision,
+        "precision": lambda plan: precision_words(plan.precision, plan.net_kind),
         "engine": lambda plan: plan.engine,
         "recomputed": recomputed,
         "options applied": lambda plan: ", ".join(option.name for option in plan.options if option.applied) or "none",

@@ -22,6 +22,7 @@ from memfit.planner.predict import net_sizes, plain_nets
 from memfit.replay.margins import margin_of
 from memfit.show.page import environment, own_file, script_hash
 from memfit.show.report_memory import LAYERS
+from memfit.wording import precision_words
 
 SCRIPTS = ("caching_allocator.js", "derived_step.js", "settings_page.js")
 
@@ -43,8 +44,9 @@ def write_settings_page(
     data = page_data(job, name, pairs, groups, ranks)
     packed = base64.b64encode(gzip.compress(json.dumps(data, separators=(",", ":"), allow_nan=False).encode(), mtime=0))
     scripts = [own_file(script) for script in SCRIPTS]
+    net_kind = next((step["net_kind"] for step in data["steps"]), "")
     html = environment().from_string(own_file("settings_page.html")).render(
-        title=f"settings of {name}", about=_about(job, name, pairs), layers=LAYERS,
+        title=f"settings of {name}", about=_about(job, name, pairs, net_kind), layers=LAYERS,
         css=Markup(own_file("report.css") + own_file("settings_page.css")), data=Markup(packed.decode()),
         scripts=[Markup(script) for script in scripts], script_hashes=" ".join(map(script_hash, scripts)),
     )  # fmt: skip
@@ -154,8 +156,8 @@ def _card(card: Device, group: int | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _about(job: Job, name: str, pairs: Sequence[str]) -> list[str]:
+def _about(job: Job, name: str, pairs: Sequence[str], net_kind: str) -> list[str]:
     sizes = net_sizes(plain_nets(job))
     parameters, trained = (sum(getattr(size, what) for size in sizes) for what in ("parameters", "trainable"))
     counts = f"{parameters / 1e6:,.1f} M parameters, {trained / 1e6:,.1f} M of them trained"
-    return [" ".join([name, *pairs]), counts, job.precision]
+    return [" ".join([name, *pairs]), counts, precision_words(job.precision, net_kind)]

@@ -62,6 +62,25 @@ def test_plans(run: Run, tmp_path: Path, plan: str, old: str, new: str, words: s
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            "budget_bytes = ",
+            "budget_bytes = 2000000 #",
+            "needs 24.0 MiB by its own prediction, 24.0 MiB of it for what",
+        ),
+        ("process_bytes = ", "process_bytes = 268435456 #", "by its own prediction"),
+    ],
+)
+def test_a_plan_that_needs_more_than_its_budget(
+    run: Run, tmp_path: Path, plan: str, old: str, new: str, words: str
+) -> None:
+    (tmp_path / "plan.toml").write_text(plan.replace(old, new, 1))
+    is_one_line(run("run", f"{tmp_path}/plan.toml", "--out", f"{tmp_path}/run"), "plan file", "budget_bytes", words)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_plan_that_counts_something_else_than_its_job(run: Run, tmp_path: Path, plan: str) -> None:
     (tmp_path / "plan.toml").write_text(plan.replace('unit = "samples"', 'unit = "frames"', 1))
     is_one_line(run("run", f"{tmp_path}/plan.toml", "--out", f"{tmp_path}/run"), "in frames", "the job counts samples")

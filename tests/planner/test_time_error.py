@@ -36,6 +36,15 @@ def test_an_interval_is_that_of_the_kind_on_the_device(measured):
     assert "accuracy on this card unknown" in card.words
 
 
+def test_an_interval_holds_the_estimate_where_every_run_took_longer(monkeypatch):
+    table = {"cpu: attention, float32": {"low": 0.01, "high": 0.25, "runs": 4}}
+    monkeypatch.setattr(module, "_measured", lambda: table)
+    for kind in ("attention, float32", "recurrent, float32"):
+        result = time_error(kind, CPU)
+        assert (result.low, result.high) == (0.0, 0.25)
+        assert "+1% to +25%" in result.words
+
+
 def test_it_stands_beside_the_time_of_a_plan(measured):
     plan = find_plan(JOB, PlanRequest(name="dit", global_batch=4, device=CPU, micro_batch=2)).plan
     assert plan.step_seconds_low == pytest.approx(0.9 * plan.step_seconds)

@@ -7,6 +7,7 @@ from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.footprint import PeakLocation, PhaseFootprint, Request
 from memfit.job import Job, Shape
 from memfit.planner.predict import predict
+from memfit.replay.margins import margin_of, margins
 from memfit.replay.replay import _limiting_phase
 from memfit.show.footprint_table import remarks
 
@@ -63,3 +64,7 @@ def test_the_phase_whose_tensors_make_the_peak_is_named():
     train = phase(800, 900)
     assert _limiting_phase({"train": train, "validate": phase(176, 950)}) == "train"
     assert _limiting_phase({"train": train, "validate": phase(700, 1400)}) == "validate"
+
+
+def test_every_margin_holds_the_prediction_itself() -> None:
+    assert all(margin.low <= 0 <= margin.high for margin in [*margins().values(), margin_of("no such kind")])

@@ -132,7 +132,7 @@ def test_a_run_over_its_budget_stops_with_one_line_and_exit_code_5(plan, tmp_pat
     from dataclasses import replace
 
     (tmp_path / "net.py").write_text(JOB.replace("512", "65536"))  # 4.5 MiB of parameters
-    write_plan(replace(read_plan(plan), budget_bytes=1 << 20), plan)
+    write_plan(replace(read_plan(plan), budget_bytes=1 << 20, phases={}), plan)
     stopped = memfit("run", plan, "--out", tmp_path / "run")
     assert stopped.returncode == 5
     assert "out of memory" in stopped.stderr

@@ -131,6 +131,7 @@ class _EngineSearch:
             plan = _with_lengths(plan, outcome.lengths, outcome.candidate.allocator)
         plan = replace(
             plan,
+            net_kind=result.net_kind,
             checkpoint_writing=writing.how,
             read_ahead_bytes=ahead.nbytes,
             reasons={

@@ -16,7 +16,10 @@ from memfit.plan import Plan
 
 @dataclass(frozen=True, kw_only=True)
 class TimeError:
-    """Bounds of measured over estimated seconds, minus 1, from so many runs; None where none was measured."""
+    """Bounds of measured over estimated seconds, minus 1, from so many runs; None where none was measured.
+
+    They hold the estimate itself too, so ``low`` is at most 0 and ``high`` at least 0; ``words`` say what was measured.
+    """
 
     low: float | None = None
     high: float | None = None
@@ -41,10 +44,14 @@ def time_error(net_kind: str, device: Device) -> TimeError:
     if measured is None:
         low, high = min(kind["low"] for kind in intervals.values()), max(kind["high"] for kind in intervals.values())
         words = f"estimated; runs of other model types on {device.key} deviate by {low:+.0%} to {high:+.0%}"
-        return TimeError(low=low, high=high, words=words)
+        return _around_estimate(low, high, 0, words)
     low, high, runs = measured["low"], measured["high"], int(measured["runs"])
     words = f"estimated; {runs} runs of {net_kind} nets on {device.key} deviate by {low:+.0%} to {high:+.0%}"
-    return TimeError(low=low, high=high, runs=runs, words=words)
+    return _around_estimate(low, high, runs, words)
+
+
+def _around_estimate(low: float, high: float, runs: int, words: str) -> TimeError:
+    return TimeError(low=min(low, 0.0), high=max(high, 0.0), runs=runs, words=words)
 
 
 def with_time_error(plan: Plan, net_kind: str, device: Device, probed: bool) -> Plan:
