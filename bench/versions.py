@@ -1,6 +1,7 @@
 """python bench/versions.py --measure PART.json    in the environment of one version: tests, self-test and bytes
         --tests none|subset|folders                  which tests run beside the self-test, bytes and checks
 python bench/versions.py --collect FOLDER          bench/results/versions.json, and the table in docs/versions.md
+python bench/versions.py --wheel MEMFIT            an installed wheel's predictions beside this environment's
 
 ``scripts/versions.sh`` makes the environments and calls both. The tests are those of SUBSET: what memfit asks of
 torch's internals, the allocator's settings against the installed torch, and the parametric CPU truth of the jobs that
@@ -16,11 +17,13 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -42,15 +45,17 @@ CHECKS = {
     "Llama with LoRA (transformers, peft)": "predict examples/llama_lora.py:Llama8B --set layers=2 --device rtx4090",
     "U-Net (diffusers)": "predict examples/unet.py:Discs --device rtx4090",
     "U-Net, ZeRO stage 2 (diffusers, deepspeed)":
-        "plan examples/unet.py:Discs --device rtx4090 --global-batch 4 --devices 2 --engine zero2",
+        "predict examples/unet.py:Discs --device rtx4090 --engine zero2 --world 2",
     "script (accelerate)": "trace --device rtx4090 --steps 2 -- python bench/library_scripts/accelerate_loop.py",
     "script (lightning)": "trace --device rtx4090 --steps 2 -- python bench/library_scripts/lightning_module.py",
 }  # fmt: skip
 """Commands whose libraries are the newest that the version allows, by what they need."""
 TRUTH = "tests/trace/test_cpu_truth.py"
-TRUTH_JOBS = "convolution or dit or recurrent or gan or checkpointed"
-"""Jobs of the parametric CPU truth that need no other library."""
+TRUTH_JOBS = "(convolution or dit or recurrent or gan or checkpointed) and -2]"
+"""The parametric CPU truth of two micro-batches, of the jobs that need no other library."""
 BYTES = ("convolution", "dit", "recurrent", "gan", "checkpointed")
+WHEEL_JOBS = {"gan.py:Waves": "64", "f5_tts/base": "3200"}
+"""Jobs that an installed wheel predicts on the virtual RTX 4090, and the units of their micro-batches."""
 SECONDS = 1500
 
 
@@ -142,9 +147,9 @@ def predicted_bytes() -> dict[str, int]:
     return peaks
 
 
-def collect(folder: Path) -> list[dict[str, Any]]:
-    """Every part of a folder, and those of the committed results for versions that have none there; oldest first."""
-    parts = {_key(part): part for part in (json.loads(RESULTS.read_text())["versions"] if RESULTS.exists() else [])}
+def collect(folder: Path, committed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every part of a folder, and the committed ones for versions that have none there; oldest first."""
+    parts = {_key(part): part for part in committed}
     parts |= {_key(part): part for part in (json.loads(path.read_text()) for path in sorted(folder.glob("*.json")))}
     return sorted(parts.values(), key=lambda part: (_release(part["torch"]), part["torch"]))
 
@@ -183,23 +188,74 @@ def _checked(part: dict[str, Any]) -> str:
     return f"{len(checks) - len(failed)} of {len(checks)}" + (f"; failed: {', '.join(failed)}" if failed else "")
 
 
+def wheel(memfit: Path) -> dict[str, Any]:
+    """Predictions of an installed wheel, which runs outside of this checkout, beside those of this environment.
+
+    Args:
+        memfit: the command in the wheel's environment.
+    """
+    here, there = [sys.executable, "-m", "memfit"], [str(memfit.absolute())]
+    outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(ROOT / "examples" / "gan.py", folder)
+        doctor = json.loads(_answer([*there, "doctor", "--json"], Path(folder), outside))
+        pinned, predicted = {}, {}
+        for job in WHEEL_JOBS:
+            pinned[job] = _phases(job, here, Path(folder), os.environ | {"PYTHONPATH": str(ROOT)})
+            predicted[job] = _phases(job, there, Path(folder), outside)
+    return {
+        "commands": [
+            "python -m build && python -m venv V && V/bin/pip install dist/*.whl",
+            "python bench/versions.py --wheel V/bin/memfit",
+        ],
+        "environment": {
+            "python": doctor["python"],
+            "torch": doctor["torch"]["version"],
+            "driver": doctor["driver"],
+            "self_test": doctor["self_test"]["text"],
+        },
+        "reference": metadata.version("torch"),
+        "predictions": {job: {"reference": pinned[job], "wheel": predicted[job]} for job in WHEEL_JOBS},
+        "equal": pinned == predicted,
+    }
+
+
+def _phases(job: str, memfit: list[str], folder: Path, environment: Mapping[str, str]) -> dict[str, dict[str, int]]:
+    """Every byte that a prediction says of a job's phases."""
+    words = ["predict", job, "--device", "rtx4090", "--micro-batch", WHEEL_JOBS[job], "--json"]
+    phases = json.loads(_answer([*memfit, *words], folder, environment))["phases"]
+    return {
+        phase: {name: value for name, value in peaks.items() if "_bytes" in name} for phase, peaks in phases.items()
+    }
+
+
+def _answer(words: list[str], folder: Path, environment: Mapping[str, str]) -> str:
+    return subprocess.run(
+        words, cwd=folder, env=environment, check=True, stdout=subprocess.PIPE, text=True, timeout=SECONDS
+    ).stdout
+
+
 def _counts(part: dict[str, Any]) -> str:
     if part["passed"] is None:
         return "none | | |"
     return f"{part.get('tests', 'subset')} | {part['passed']} | {len(part['failed'])} | {part['skipped']}"
 
 
-def write(parts: list[dict[str, Any]]) -> None:
-    """The JSON file, and the table of the page."""
+def write(parts: list[dict[str, Any]], wheel: dict[str, Any] | None) -> None:
+    """The JSON file, and the table of the page.
+
+    Args:
+        parts: what ``measure`` gave for each version.
+        wheel: what ``wheel`` gave.
+    """
     command = "bash scripts/versions.sh"
-    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     results = {
         "command": command,
         "subset": [*SUBSET, TRUTH],
         "folders": list(FOLDERS),
         "checks": CHECKS,
         "versions": parts,
-        "wheel": kept.get("wheel"),
+        "wheel": wheel,
     }
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     text = PAGE.read_text()
@@ -212,12 +268,16 @@ def main() -> None:
     parser.add_argument("--measure", type=Path, help="the part to write")
     parser.add_argument("--tests", choices=("none", "subset", "folders"), default="subset", help="which tests run")
     parser.add_argument("--collect", type=Path, help="the folder of parts")
+    parser.add_argument("--wheel", type=Path, help="the memfit of an environment that a wheel is installed in")
     options = parser.parse_args()
     if options.measure:
         os.environ["PYTHONPATH"] = str(ROOT)
         options.measure.write_text(json.dumps(measure(tests=options.tests), indent=1) + "\n")
+    committed = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"versions": [], "wheel": None}
     if options.collect:
-        write(collect(options.collect))
+        write(collect(options.collect, committed["versions"]), committed["wheel"])
+    if options.wheel:
+        write(committed["versions"], wheel(options.wheel))
 
 
 if __name__ == "__main__":
