@@ -65,6 +65,7 @@ def command(
     lora=16.
     """
     from memfit.cli.progress import progress
+    from memfit.device.hardware.process_limits import check_fake_ranks
     from memfit.garbage import keep_frozen
 
     if shape is not None and micro_batch is not None:
@@ -72,6 +73,7 @@ def command(
     named = device_name is not None or memory is not None
     device = choose_device(device_name, memory, headroom)
     count, ranks = whole_number("--micro-batch", micro_batch), whole_number("--world", world, least=2)
+    check_fake_ranks(f"--world {ranks}", ranks)
     begin = time.perf_counter()
     with progress(f"comparing {', '.join(targets)}", quiet=as_json):
         from memfit.planner.comparison import differences, job_subjects, variants_of

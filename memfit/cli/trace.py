@@ -127,6 +127,7 @@ def _request(words: tuple[str, ...], device: str | None, options: dict[str, Any]
 
     from memfit.cli.options import whole_number
     from memfit.device.hardware.catalogue import find_device
+    from memfit.device.hardware.process_limits import check_fake_ranks
     from memfit.script.command import parse_command, rank_environment
     from memfit.script.launch import DEFAULT_CARD, free_host_bytes
     from memfit.script.outcome import TraceRequest
@@ -135,6 +136,7 @@ def _request(words: tuple[str, ...], device: str | None, options: dict[str, Any]
     command = parse_command(words)
     world, rank = whole_number("--world", options["world"]), whole_number("--rank", options["rank"], least=0)
     world = world or command.world
+    check_fake_ranks(f"--world {world}" if options["world"] else f"{world} ranks of {' '.join(words)}", world)
     if rank >= world:
         raise InputError(f"--rank {rank}", f"there are ranks 0 to {world - 1}", f"write --rank {world - 1} or less")
     if world > 1 or rank or command.world > 1:

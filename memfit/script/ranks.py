@@ -15,6 +15,7 @@ import torch.nn.parallel.distributed as ddp
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
+from memfit.device.hardware.process_limits import check_fake_ranks
 from memfit.device.virtual.fake_group import fake_world, with_buckets
 from memfit.device.virtual.patching import replaced
 from memfit.device.virtual.redirect import redirected
@@ -43,6 +44,7 @@ def script_ranks(tracer: ScriptTracer) -> Iterator[None]:
             backend[0] = str(asked or kwargs.get("backend") or "nccl")
             ranks = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "1"))
             which = rank if rank >= 0 else int(os.environ.get("RANK", "0"))
+            check_fake_ranks(f"init_process_group(world_size={ranks})", ranks)
             with (
                 _all_replaced("init_process_group", initialize), _all_replaced("destroy_process_group", destroy),
             ):  # fmt: skip

@@ -79,6 +79,10 @@ def test_a_plan_for_more_cards_than_there_are_is_refused():
         "audit tests/audit/targets.py:gathers --world-sizes 9999 --real",
         "predict gpt_sovits/tiny --engine ddp --world 99999 --device h100",
         "plan gpt_sovits/tiny --global-batch 99999 --devices 99999 --device h100",
+        "compare gpt_sovits/tiny --engine ddp --world 99999 --device h100",
+        "ui gpt_sovits/tiny --devices 99999 --device h100",
+        "trace --world 99999 -- python examples/scripts/gpt2.py",
+        "trace -- torchrun --nnodes 999 --nproc-per-node 999 examples/scripts/gpt2.py",
     ],
 )
 def test_no_verb_starts_a_process_for_ranks_that_do_not_fit(arguments, monkeypatch, capsys):

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.script.in_process import trace_here
+
 SAMPLES = Path(__file__).parent / "samples"
 ROOT = Path(__file__).parents[2]
 
@@ -201,3 +203,15 @@ def test_memory_that_is_gone_before_the_first_step_is_a_verdict_and_no_traceback
     assert "Traceback" not in said
     assert "Does not fit on RTX 4090" in said
     assert answer["fits"] is False
+
+
+def test_a_script_that_spawns_more_ranks_than_are_simulated_is_told_the_most(tmp_path: Path) -> None:
+    script = (
+        "import torch.distributed as dist, torch.multiprocessing as mp\n"
+        "def train(rank, world):\n"
+        "    dist.init_process_group('nccl', rank=rank, world_size=world)\n"
+        "mp.spawn(train, args=(99999999,), nprocs=99999999)\n"
+    )
+    error = trace_here(tmp_path, script).error
+    assert error is not None
+    assert error.summary.startswith("init_process_group(world_size=99999999): memfit simulates at most ")
