@@ -6,6 +6,7 @@ that time, so that objects which stay anyway are frozen (``gc.freeze``): collect
 
 from __future__ import annotations
 
+import atexit
 import gc
 import sys
 from collections.abc import Iterator
@@ -22,8 +23,12 @@ _modules = 0
 def keep_frozen() -> None:
     """Freezes the objects that exist now, and before a later trace those that imports brought.
 
-    Until ``thawed_after`` ends."""
+    Until ``thawed_after`` ends, or the process: libraries that count their objects at its end (nanobind, which triton
+    is built with) report those that were never collected as leaks.
+    """
     global _is_kept
+    if not _is_kept:
+        atexit.register(gc.unfreeze)
     _is_kept = True
     _freeze()
 
