@@ -52,7 +52,7 @@ runs 0 doctor --json
 runs 0 devices
 says rtx4090
 runs 0 jobs
-says "pip install 'memfit[jobs]'"
+says gpt_sovits/s2
 runs 2 predict gpt_sovits/tiny --device rtx4090
 says "pip install 'memfit[jobs]'"
 runs 0 predict job.py:Waves --device rtx4090 --micro-batch 64
