@@ -22,8 +22,11 @@ from memfit.trace.operator_scratch import with_scratch
 
 if TYPE_CHECKING:
     from memfit.script.run_script import Running
+    from memfit.script.tracer import ScriptTracer
 
 MOST_LINES = 40
+_ZERO = "deepspeed/runtime/zero/"
+"""A part of the paths of the files of DeepSpeed's ZeRO."""
 
 
 def outcome_of(running: Running, ended: str, error: ScriptError | None) -> ScriptOutcome:
@@ -37,6 +40,8 @@ def outcome_of(running: Running, ended: str, error: ScriptError | None) -> Scrip
     phases = watch.phases()
     ran = any(label != FAILED for label, _, _ in phases)  # not so where memory ran out while the nets were made
     if ran and (watch.windows or (error is not None and error.out_of_memory)):
+        tracer.averages.categorise(tracer.category, tracer.nbytes, watch.trained_storages)
+        _name_buffers_of_engines(tracer)
         bare = replace(as_trace(tracer), phases=phases)
         try:
             trace = with_scratch(bare, tracer.call_memory.calls)
@@ -72,6 +77,15 @@ def outcome_of(running: Running, ended: str, error: ScriptError | None) -> Scrip
         bare=bare,
         row_lines=tuple(tracer.row_lines),
     )
+
+
+def _name_buffers_of_engines(tracer: ScriptTracer) -> None:
+    """Categorises what DeepSpeed's ZeRO allocates in a window, by its own lines: buffers in which gradients are reduced
+    and weights are gathered.
+    """
+    for number, category in enumerate(tracer.category):
+        if category in (None, "activations") and _ZERO in tracer.line_of(number).library:
+            tracer.category[number] = "communication"
 
 
 def _footprint(trace: Trace, device: Device, world: int) -> Footprint:

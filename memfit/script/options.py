@@ -54,7 +54,7 @@ def script_options(
         *_variables(trace, held, event),
         *_optimizer(trace, there, inside, alive, peak, optimizer, optimizer_line),
         *_checkpointing(trace, there, forward_line),
-        *_smaller_activations(trace, there, forward_line),
+        *_smaller_activations(trace, there, _constant(trace, spans), forward_line),
         *_gradients_freed(trace, spans, optimizer_line),
     ]
     least = peak * _LEAST_SHARE
@@ -68,6 +68,20 @@ def _alive_at(trace: Trace, event: int) -> np.ndarray:
     there[storage[kind == ALLOCATE]] = True
     there[storage[kind == FREE]] = False
     return there
+
+
+def _first_forwards(trace: Trace, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """(start, first event of a forward, end) of each window with a forward."""
+    in_forward = np.array([part == "forward" for part in trace.parts])[trace.operator_part[trace.operator]]
+    return [(s, s + int(in_forward[s:end].argmax()), end) for s, end in spans if in_forward[s:end].any()]
+
+
+def _constant(trace: Trace, spans: Sequence[tuple[int, int]]) -> np.ndarray:
+    """The storages that are alive before and after a whole window: no part of its batches."""
+    constant = np.zeros(len(trace.nbytes), bool)
+    for start, _, end in _first_forwards(trace, spans):
+        constant |= _alive_at(trace, start - 1) & _alive_at(trace, end - 1)
+    return constant
 
 
 def _variables(trace: Trace, held: Sequence[HeldVariable], event: int) -> list[ScriptOption]:
@@ -150,13 +164,20 @@ def _held(trace: Trace, there: np.ndarray, *categories: str) -> int:
     return int(trace.nbytes[there & np.isin(trace.category, numbers)].sum())
 
 
-def _smaller_activations(trace: Trace, there: np.ndarray, line: Line) -> list[ScriptOption]:
-    """Half of the batch, and half of each activation's bytes: estimates from what is alive at the peak."""
+def _smaller_activations(
+    trace: Trace, there: np.ndarray, constant: np.ndarray, line: Line
+) -> list[ScriptOption]:  # fmt: skip
+    """Half of the batch, and half of each activation's bytes: estimates from what is alive at the peak.
+
+    Args:
+        constant: storages that are no part of a batch.
+    """
     where = f"{line.file}:{line.line}"
-    activations = _held(trace, there, "activations")
+    activations = _held(trace, there & ~constant, "activations")
+    others = _held(trace, there & ~constant, "temporaries", "inputs")
     options = [
         ScriptOption(
-            name="half the micro-batch", saves_bytes=(activations + _held(trace, there, "temporaries", "inputs")) // 2,
+            name="half the micro-batch", saves_bytes=(activations + others) // 2,
             where=where, write="half the batch size, and one optimizer step for every second batch",
             reason="estimated: what a batch holds at the peak, halved; BatchNorm then sees smaller batches",
         )
@@ -175,16 +196,12 @@ def _smaller_activations(trace: Trace, there: np.ndarray, line: Line) -> list[Sc
 
 def _gradients_freed(trace: Trace, spans: Sequence[tuple[int, int]], line: Line) -> list[ScriptOption]:
     """Gradients that stay allocated from one window to the next."""
-    if len(spans) < 2:
+    windows = _first_forwards(trace, spans[1:])
+    if not windows:
         return []
-    kept = _held(trace, _alive_at(trace, spans[-1][0] - 1), "gradients")
-    forwards = [number for number, part in enumerate(trace.parts) if part == "forward"]
-    start, end = spans[-1]
-    first = next(
-        (event for event in range(start, end) if trace.operator_part[trace.operator[event]] in forwards), start
-    )
-    kept = min(kept, _held(trace, _alive_at(trace, first), "gradients"))
-    if not kept:
+    start, forward, _ = windows[-1]
+    kept = (_held(trace, _alive_at(trace, event), "gradients") for event in (start - 1, forward))
+    if not all(kept):
         return []
     return [
         ScriptOption(

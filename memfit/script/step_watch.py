@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +66,10 @@ class StepWatch:
     """Forwards of nets, not of modules within them."""
     forward_line: Line = NOWHERE
     """Where the net that is trained was called last."""
+    trained_storages: set[int] = field(default_factory=set)
+    """Storages of the parameters of each optimizer that has stepped."""
+    _alive: WeakSet[Optimizer] = field(default_factory=WeakSet)
+    """The optimizers that the script still has."""
     _trained: set[int] = field(default_factory=set)
     _trained_shapes: set[tuple[torch.Size, ...]] = field(default_factory=set)
     """Of the parameters of each net that was trained."""
@@ -192,10 +196,19 @@ class StepWatch:
             finally:
                 self.tracer.lines.leave_backward()
                 if not nested:
+                    self._name_gradients()
                     self.tracer.mark("between")
                     self.last = len(self.tracer.kind)
 
         return call
+
+    def _name_gradients(self) -> None:
+        """Categorises the gradients that exist: before a step, other tensors may take their place."""
+        for optimizer in self._alive:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        self.tracer.categorise(parameter.grad, "gradients")
 
     def optimizer_made(self, optimizer: Optimizer) -> None:
         """Notes a new optimizer and the parameters that it trains."""
@@ -206,6 +219,7 @@ class StepWatch:
             self.optimizers[self._number(optimizer)] = made
             if self.phase == "setup":
                 self.last = len(self.tracer.kind)
+        self._alive.add(optimizer)
         self._trained |= {id(p) for group in optimizer.param_groups for p in group["params"]}
 
     def _number(self, optimizer: Optimizer) -> int:
@@ -246,6 +260,9 @@ class StepWatch:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 tracer.categorise(parameter, "parameters")
+                number = tracer.recorded_number(parameter)
+                if number is not None:
+                    self.trained_storages.add(number)
                 if parameter.grad is not None:
                     tracer.categorise(parameter.grad, "gradients")
         known = self.optimizers[self._number(optimizer)]

@@ -13,6 +13,7 @@ from memfit.device.virtual.data_dependent import asks_data
 from memfit.device.virtual.hybrid_mode import HybridMode, is_real_call
 from memfit.device.virtual.virtual_device import Virtual
 from memfit.script.source_lines import NOWHERE, Line, SourceLines
+from memfit.script.weight_averages import WeightAverages
 from memfit.torch_compat import DisableTorchDispatch, FakeTensor, current_autograd_node, disable_current_modes
 from memfit.torch_compat.attributes import local_tensor, storage_id_of
 from memfit.trace import constant_values
@@ -51,6 +52,7 @@ class ScriptTracer(Tracer):
         self.watch: Any = None
         """The StepWatch that is notified of modules."""
         self._line = NOWHERE
+        self.averages = WeightAverages(number_of=self.recorded_number)
         self.is_paused = False
 
     def pause(self) -> None:
@@ -92,6 +94,8 @@ class ScriptTracer(Tracer):
         self.on_operator()
         if current_autograd_node() is None:
             self._line = self.lines.note()
+            if self.part == "between" and self.watch.steps:
+                self.averages.see(func, args)
         if func in _INDEXED or (asks_data(func) and func is not _ITEM):
             answered = self._from_content(func, types, args, kwargs)
             if answered is not None:

@@ -1,0 +1,111 @@
+"""What each storage of a script is counted as, and the options that follow from it."""
+
+from pathlib import Path
+
+import pytest
+
+from memfit.script.outcome import ScriptOption, ScriptOutcome
+from tests.script.in_process import trace_here
+
+NET = (
+    "import torch, copy, contextlib\n"
+    "net = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 512)).cuda()\n"
+    "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+)
+WEIGHTS = 4 * 2 * 513 * 512
+
+
+def option_of(outcome: ScriptOutcome, name: str) -> ScriptOption | None:
+    assert outcome.error is None, outcome.error.text
+    return next((option for option in outcome.options if option.name == name), None)
+
+
+AVERAGES = {
+    "a copied net": (
+        "average = copy.deepcopy(net)\n",
+        "    with torch.no_grad():\n"
+        "        for a, p in zip(average.parameters(), net.parameters()):\n"
+        "            a.mul_(0.9).add_(p, alpha=0.1)\n",
+    ),
+    "a list": (
+        "average = [p.detach().clone() for p in net.parameters()]\n",
+        "    torch._foreach_lerp_(average, [p.detach() for p in net.parameters()], 0.1)\n",
+    ),
+    "torch's AveragedModel": (
+        "from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn\n"
+        "average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn())\n",
+        "    average.update_parameters(net)\n",
+    ),
+    "a copied net that validates": (
+        "average = copy.deepcopy(net).requires_grad_(False)\n",
+        "    for a, p in zip(average.state_dict().values(), net.state_dict().values()):\n"
+        "        a.copy_(0.9 * a + 0.1 * p)\n"
+        "    with torch.no_grad():\n"
+        "        average(torch.ones(1, 512).cuda())\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", AVERAGES)
+def test_averages_of_the_weights_are_counted_as_such(tmp_path: Path, kind: str) -> None:
+    made, updated = AVERAGES[kind]
+    script = (
+        f"{NET}{made}for step in range(3):\n"
+        "    net(torch.ones(4, 512).cuda()).sum().backward(); optimizer.step(); optimizer.zero_grad()\n"
+        f"{updated}"
+    )
+    footprint = trace_here(tmp_path, script).footprint
+    assert footprint is not None
+    assert footprint.phases["train"].categories["ema"] == WEIGHTS
+    assert footprint.phases["train"].categories["parameters"] == WEIGHTS
+
+
+def test_a_sum_of_gradients_is_no_average_of_the_weights(tmp_path: Path) -> None:
+    script = (
+        f"{NET}sums = [torch.zeros_like(p) for p in net.parameters()]\n"
+        "for step in range(3):\n"
+        "    for part in range(2):\n"
+        "        net(torch.ones(4, 512).cuda()).sum().backward()\n"
+        "        torch._foreach_add_(sums, [p.grad for p in net.parameters()])\n"
+        "    optimizer.step(); optimizer.zero_grad(); torch._foreach_zero_(sums)\n"
+    )
+    footprint = trace_here(tmp_path, script).footprint
+    assert footprint is not None
+    assert footprint.phases["train"].categories.get("ema", 0) == 0
+
+
+def test_half_the_batch_does_not_halve_what_no_batch_holds(tmp_path: Path) -> None:
+    script = (
+        f"{NET}table = torch.zeros(1 << 22).cuda()\n"
+        "for step in range(3):\n"
+        "    x = torch.ones(1024, 512).cuda()\n"
+        "    net(x + table[0]).sum().backward(); optimizer.step(); optimizer.zero_grad()\n"
+    )
+    option = option_of(trace_here(tmp_path, script), "half the micro-batch")
+    assert option is not None
+    assert option.saves_bytes is not None
+    assert 4 * 1024 * 512 < option.saves_bytes < 4 * 4 * 1024 * 512  # the table alone has 16 MiB
+
+
+def test_gradients_that_others_replace_before_the_step_are_gradients(tmp_path: Path) -> None:
+    script = (
+        f"{NET}import torch.distributed as dist\n"
+        "dist.init_process_group('nccl')\n"
+        "wrapped = torch.nn.parallel.DistributedDataParallel(net, device_ids=[0], gradient_as_bucket_view=True)\n"
+        "for step in range(3):\n"
+        "    with wrapped.no_sync():\n"
+        "        wrapped(torch.ones(4, 512).cuda()).sum().backward()\n"
+        "    wrapped(torch.ones(4, 512).cuda()).sum().backward()\n"
+        "    optimizer.step(); optimizer.zero_grad()\n"
+    )
+    option = option_of(trace_here(tmp_path, script, world=2), "half the micro-batch")
+    assert option is None or (option.saves_bytes or 0) < WEIGHTS // 2
+
+
+@pytest.mark.parametrize(("zero_grad", "is_kept"), [("optimizer.zero_grad()", False), ("None", True)])
+def test_gradients_stay_only_where_a_later_forward_sees_them(tmp_path: Path, zero_grad: str, is_kept: bool) -> None:
+    script = (
+        f"{NET}for step in range(3):\n"
+        f"    net(torch.ones(4, 512).cuda()).sum().backward(); optimizer.step(); {zero_grad}\n"
+    )
+    assert (option_of(trace_here(tmp_path, script), "free gradients") is not None) is is_kept
