@@ -57,6 +57,8 @@ class RefusedRequest:
     window_start: int
     end: int
     bytes: int
+    freed_at: int = 0
+    """The event after the last one that frees what the attempt had: when the script has handled the error."""
 
 
 def phase_spans(
@@ -105,7 +107,7 @@ def _failed_attempts(
         anew = all(optimizers[number].made_at >= failure.end for number in after)
         made = [known.made_at for known in optimizers.values() if before <= known.made_at < failure.end]
         start = min([*made, failure.window_start]) if anew else failure.window_start
-        attempts.append((max(start, before), failure.end))
+        attempts.append((max(start, before), max(failure.end, failure.freed_at)))
         before = failure.end
     return attempts
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from memfit.events import FREE
+from memfit.events import ALLOCATE, FREE
 from memfit.job import is_trained
 from memfit.script.outcome import KeptVariable
 from memfit.script.phase_spans import Cut, KnownOptimizer, PhaseSpan, RefusedRequest, phase_spans
@@ -295,11 +295,23 @@ class StepWatch:
         self.failures.append(RefusedRequest(window_start=self._window_start, end=len(self.tracer.kind), bytes=nbytes))
         self._window_start = len(self.tracer.kind)
 
+    def _freed(self, failure: RefusedRequest) -> RefusedRequest:
+        """A request that did not fit, with the event at which the tensors of its attempt are gone."""
+        kinds, end = self.tracer.kind, failure.end
+        while end < len(kinds) and kinds[end] != ALLOCATE:
+            end += 1
+        return replace(failure, freed_at=end)
+
     def hooks(self) -> list[Any]:
         return [register_optimizer_step_pre_hook(self.before_step), register_optimizer_step_post_hook(self.after_step)]
 
     def phases(self) -> tuple[PhaseSpan, ...]:
         """Returns (name, first event, past the last) of all phases, in order. Each training window is a phase."""
         return phase_spans(
-            self.cuts, self.optimizers, self.steps, self.failures, windows=self.windows, end=len(self.tracer.kind)
+            self.cuts,
+            self.optimizers,
+            self.steps,
+            [self._freed(failure) for failure in self.failures],
+            windows=self.windows,
+            end=len(self.tracer.kind),
         )

@@ -275,3 +275,31 @@ def test_a_mask_of_known_ids_selects_as_many_rows_as_it_has(tmp_path: Path) -> N
         f"    loss = out[mask].sum(); {STEP}",
     )
     assert outcome.error is None, outcome.error.text
+
+
+def test_what_a_failed_attempt_held_until_its_error_was_handled_does_not_count(tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path,
+        "import torch\n"
+        "net = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(4)]).cuda()\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "size = 1 << 15\n"
+        "for step in range(6):\n"
+        "    try:\n"
+        "        net(torch.ones(size, 1024).cuda()).sum().backward()\n"
+        "    except torch.cuda.OutOfMemoryError:\n"
+        "        optimizer.zero_grad()\n"
+        "        torch.cuda.empty_cache()\n"
+        "        size //= 16\n"
+        "        continue\n"
+        "    optimizer.step(); optimizer.zero_grad()\n",
+        memory_bytes=1 << 30,
+        enforced=True,
+    )
+    assert outcome.error is None, outcome.error.text
+    assert outcome.failed_attempts == 1
+    assert outcome.footprint is not None
+    activations = 5 * 2048 * 1024 * 4
+    train = outcome.footprint.phases["train"]
+    assert train.categories["gradients"] > 0
+    assert activations < train.allocated_bytes < 2 * activations + 64 * 1024 * 1024
