@@ -10,12 +10,24 @@ if TYPE_CHECKING:
     from memfit.job import Job, Shape
 
 
-def load_with(job: str, pairs: tuple[str, ...], precision: str | None) -> Job:
-    """Loads the job with its settings, in a precision."""
+def load_with(job: str, pairs: tuple[str, ...], precision: str | None, checkpoint: str | None = None) -> Job:
+    """Loads the job with its settings, in a precision.
+
+    Args:
+        checkpoint: what --checkpoint says.
+
+    Raises:
+        InputError: a setting contradicts an option.
+    """
     from memfit.loading import load_job, read_settings
     from memfit.planner.predict import with_precision
 
-    return with_precision(load_job(job, read_settings(pairs)), precision)
+    settings = read_settings(pairs)
+    for name, value in {"precision": precision, "checkpoint": checkpoint}.items():
+        if value is not None and settings.get(name, value) != value:
+            seen = f"--set {name}={settings[name]} and --{name} {value}"
+            raise InputError(seen, "they contradict each other", "write one of them")
+    return with_precision(load_job(job, settings), precision)
 
 
 def micro_batch_shape(job: Job, shape: str | None, count: int | None) -> Shape:

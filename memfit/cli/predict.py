@@ -229,7 +229,7 @@ def _traced(request: PredictRequest, targets: list[Device]) -> tuple[Job, list[P
 
     questions = TracedQuestions()
     with recorded_reads() as reads:
-        job = load_with(request.job, request.pairs, request.precision)
+        job = load_with(request.job, request.pairs, request.precision, request.checkpoint)
         keep_frozen()
         shape = micro_batch_shape(job, request.shape, request.micro_batch)
         modes, plan = _checkpointing(job, request.checkpoint)

@@ -70,14 +70,14 @@ def _job(
     target: str, pairs: tuple[str, ...], fixed: int | None, memory: str | None, prove: bool, precision: str | None,
     count: int,
 ) -> tuple[Probe, Device]:  # fmt: skip
-    from memfit.loading import load_job, read_settings
-    from memfit.planner.predict import default_checkpointing, plain_nets, with_precision
+    from memfit.cli.job_options import load_with
+    from memfit.planner.predict import default_checkpointing, plain_nets
     from memfit.trace.step import Tracing
     from memfit.train.probe.probe import Prober, probe, probe_one
 
     device = choose_device(None, memory)
     budget = device.usable_bytes or 0
-    job = with_precision(load_job(target, read_settings(pairs)), precision)
+    job = load_with(target, pairs, precision)
     modes = default_checkpointing(job, plain_nets(job))
     prober = Prober(job, target, device, budget, Tracing(device=device, micro_batches=count, checkpointing=modes))
     longest = job.longest or 1

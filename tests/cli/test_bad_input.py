@@ -93,6 +93,14 @@ VALUES = {
     "a rate in words": (["--set", "rate=fast"], ["rate=fast", "not a number"]),
     "perhaps": (["--set", "shuffle=maybe"], ["shuffle=maybe", "not true or false"]),
     "none of its words": (["--set", "kind=plane"], ["kind=plane", "write one of plain, wide"]),
+    "precision twice": (
+        ["--set", "precision=bf16", "--precision", "fp16"],
+        ["--set precision=bf16 and --precision fp16: they contradict each other", "write one of them"],
+    ),
+    "checkpoint twice": (
+        ["--set", "checkpoint=all", "--checkpoint", "none"],
+        ["--set checkpoint=all and --checkpoint none: they contradict each other"],
+    ),
     "set twice": (["--set", "width=3", "--set", "width=4"], ["width is set twice"]),
     "a length below zero": (["--set", "longest=-3"], ["longest=-3", "1 or more"]),
     "clipped to below zero": (["--set", "clip=-1"], ["clip=-1.0", "more than 0"]),
