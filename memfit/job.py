@@ -72,6 +72,13 @@ class Turn:
         write = "write memfit.Turn(name='loss', loss=self.my_loss, optimizers=('adamw',))"
         if not callable(self.loss):
             raise InputError(f"turn {self.name!r}", f"its loss is a {type(self.loss).__name__}, not a function", write)
+        try:
+            inspect.signature(self.loss).bind("nets", "batch", "shared")
+        except TypeError as error:
+            takes = "write a loss that takes (nets, batch, shared)"
+            raise InputError(f"turn {self.name!r}", f"its loss: {error}", takes) from None
+        except ValueError:  # a function in C does not tell its parameters
+            pass
         if isinstance(self.optimizers, str) or not isinstance(self.optimizers, Sequence):
             raise InputError(f"turn {self.name!r}", f"optimizers = {self.optimizers!r} is not a tuple of names", write)
 
@@ -181,7 +188,7 @@ class Job(Settings):
                     f"out of its range: {wants}",
                     f"write {name}={'none' if 'none' in wants else 1}, say",
                 )
-        for name, (least, most) in self.ranges.items():
+        for name, (least, most) in _checked_ranges(self).items():
             value = getattr(self, name)
             if not least <= value <= most:
                 wants = f"{least} or more" if most == float("inf") else f"{least} to {most}"
@@ -343,6 +350,19 @@ def _check_parameters(job: type[Job], name: str, method: Callable[..., Any]) -> 
         raise InputError(f"{job.__name__}.{name}()", str(error), f"write def {name}({', '.join(given)})") from None
     except ValueError:  # a method in C does not tell its parameters
         return
+
+
+def _checked_ranges(job: Job) -> dict[str, tuple[float, float]]:
+    """A job's ranges; each is of one of its settings that is a number, and has a least and a most."""
+    for name, ends in job.ranges.items():
+        seen, write = f"{type(job).__name__}.ranges[{name!r}] = {ends!r}", "write ranges = {'width': (8, 512)}, say"
+        if not is_of_kind(getattr(job, name, None), float):
+            raise InputError(seen, "no setting of the job with a number has that name", write)
+        if not (isinstance(ends, list | tuple) and len(ends) == 2 and all(is_of_kind(end, float) for end in ends)):
+            raise InputError(seen, "not the least and the most that it may be", write)
+        if ends[0] > ends[1]:
+            raise InputError(seen, "the least is more than the most", write)
+    return {name: (least, most) for name, (least, most) in job.ranges.items()}
 
 
 _METHODS = tuple(name for name, value in vars(Job).items() if callable(value) and not name.startswith("_"))

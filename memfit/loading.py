@@ -86,7 +86,11 @@ def load_job(spec: str, settings: dict[str, Any] | None = None, *, unit: str | N
         write = "make the plan again with memfit plan --out"
         raise InputError(f"a plan of {spec} in {unit}", f"the job counts {job_class.unit}", write)
     _check_constructor(job_class)
-    return job_class(**(settings or {}))
+    job: object = job_class(**(settings or {}))
+    if not isinstance(job, Job):
+        why = f"its metaclass or __new__ made a {type(job).__name__} of it"
+        raise InputError(f"job {spec!r}", why, f"write a class whose instances are {name}")
+    return job
 
 
 def _check_constructor(kind: type[Job]) -> None:
@@ -100,6 +104,9 @@ def _check_constructor(kind: type[Job]) -> None:
         if not callable(value := getattr(kind, name)):
             seen = f"{kind.__name__}.{name} = {value!r}"
             raise InputError(seen, "it hides the method of that name", "take it out, or rename it")
+    if missing := sorted(getattr(kind, "__abstractmethods__", ())):
+        write = f"write def {missing[0]}(self, ...) in it, or name a class that has it"
+        raise InputError(f"job {kind.__name__}", f"an abstract class: it lacks {', '.join(missing)}", write)
     parameters = inspect.signature(kind.__init__).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return

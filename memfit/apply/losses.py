@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from memfit.apply.train_state import TrainState
 from memfit.engine.collectives import Units
 from memfit.errors import InputError
 from memfit.job import Turn
+from memfit.printable import shortened
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +59,8 @@ class WindowUnits:
 
 
 _NUMBERS = (int, float)
+MOST_UNITS = 1 << 62
+"""No window has as many, and a tensor cannot be divided by a larger whole number."""
 
 
 def losses_of(
@@ -98,10 +100,10 @@ def losses_of(
                 raise InputError(
                     f"loss {name!r}", f"its units are a tensor of shape {tuple(count.shape)}, not one number", write
                 )
-        elif not (isinstance(count, _NUMBERS) and (0 < count < math.inf or (may_be_empty and count == 0))):
+        elif not (isinstance(count, _NUMBERS) and (0 < count < MOST_UNITS or (may_be_empty and count == 0))):
             raise InputError(
                 f"loss {name!r}",
-                f"{count!r} valid units",
+                f"{shortened(repr(count), 40)} valid units",
                 "give the number of samples, frames or tokens in the sum, 1 or more",
             )
         losses[name] = (value, count)
@@ -123,11 +125,15 @@ def known_units(window_units: WindowUnits, names: Iterable[str]) -> dict[str, in
             raise InputError("units(batch)", f"gave {_kind(units)}, not how many units are valid", write)
         for name in names:
             try:
-                known[name] = known.get(name, 0) + (units if isinstance(units, int) else units[name])
+                count = units if isinstance(units, int) else units[name]
             except KeyError:
                 raise InputError(
                     f"loss {name!r}", "units(batch) does not name it", f"give {{{name!r}: valid units}} too"
                 ) from None
+            if not isinstance(count, Tensor) and not (isinstance(count, _NUMBERS) and 0 <= count < MOST_UNITS):
+                why = f"units(batch) gave {shortened(repr(count), 40)} valid units"
+                raise InputError(f"loss {name!r}", why, "give a whole number, 0 or more")
+            known[name] = known.get(name, 0) + count
     return known
 
 

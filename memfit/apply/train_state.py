@@ -126,15 +126,23 @@ def _averages(job: Job, nets: Nets, engine: Engine, average: str) -> Nets:
 def _schedule(train_state: TrainState, rate: float, warmup_windows: int) -> None:
     """Multiplies the learning rates by ``rate``, and makes the job's schedules and the warm-up to the larger rate."""
     job, optimizers = train_state.job, train_state.optimizers
-    for optimizer in optimizers.values():
-        for group in optimizer.param_groups:
-            group["lr"] *= rate
+    if rate != 1.0:
+        for name, optimizer in optimizers.items():
+            _multiply_rates(name, optimizer, rate)
     train_state.schedules = _checked_schedules(job, job.schedules(optimizers, job.windows))
     if warmup_windows and rate > 1:
         train_state.schedules |= {
             f"warm-up of {name}": LinearLR(optimizer, start_factor=1 / rate, total_iters=warmup_windows)
             for name, optimizer in optimizers.items()
         }
+
+
+def _multiply_rates(name: str, optimizer: Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        if group.get("lr") is None:
+            seen, why = f"optimizer {name!r}", f"{type(optimizer).__name__} has no learning rate that can be multiplied"
+            raise InputError(seen, why, "plan with --learning-rate none, or write learning_rate = 1.0 in the plan")
+        group["lr"] *= rate
 
 
 def _wrap(train_state: TrainState, name: str) -> None:

@@ -13,10 +13,12 @@ holds what a runner wraps around each half.
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +29,7 @@ from memfit.apply.state_streaming import streamed, streams
 from memfit.apply.train_state import TrainState, update_ema
 from memfit.apply.turn_cache import TurnCache
 from memfit.engine.collectives import Units, gather_shares, together, total
-from memfit.errors import InputError, describe
+from memfit.errors import InputError, describe, line_of_job
 from memfit.job import Turn
 from memfit.torch_compat.grad_scaler import allow_another_step
 
@@ -313,10 +315,21 @@ def _after_the_steps(train_state: TrainState, mark: Mark, guard: Guard, *, stepp
     """Updates what follows a window's steps: the loss scale, the schedules, the average."""
     if train_state.scaler and stepped:
         train_state.scaler.update()
-    for schedule in train_state.schedules.values():
-        schedule.step()
+    for name, schedule in train_state.schedules.items():
+        _step_schedule(name, schedule)
     train_state.engine.share_buffers(train_state.nets)
     if train_state.ema:
         mark("ema")
         averages = [tensor for net in train_state.ema.values() for tensor in (*net.parameters(), *net.buffers())]
         guard.once(partial(update_ema, train_state), None, averages)
+
+
+def _step_schedule(name: str, schedule: Any) -> None:
+    """Steps a schedule. What torch's own schedulers raise has no line of the job's code to name."""
+    try:
+        schedule.step()
+    except (ValueError, TypeError, KeyError, IndexError, ZeroDivisionError) as error:
+        if line_of_job(traceback.walk_tb(error.__traceback__)) is not None:
+            raise
+        write = "write one in schedules(self, optimizers, windows) that lasts for that many windows"
+        raise InputError(f"schedule {name!r}", describe(error), write) from error

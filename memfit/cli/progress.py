@@ -40,6 +40,9 @@ class _LinesOnce:
         self._line = ""
         self._stream.flush()
 
+    def close(self) -> None:
+        """Does nothing: a job may close its own streams, and memfit still has to say what it found."""
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from memfit.apply.losses import WindowUnits, known_units
+from memfit.apply.train_state import build
 from memfit.cli import main
-from memfit.errors import mistake_in_job
+from memfit.errors import InputError, mistake_in_job
 from tests.cli.asking import AT, JOBS, RIGHT, Run, is_one_line, really
+from tests.cli.wrong_jobs import NoRate
 
 OPTIONS = {
     "no such verb": (["predic", RIGHT], ["verb 'predic'", "write memfit predict"]),
@@ -150,6 +153,14 @@ WRONG_JOBS = {
     "UnitsAWord": ["'many' valid units"],
     "UnitsOfEach": ["a tensor of shape (4,), not one number"],
     "TurnOfNoOptimizer": ["turn 'only'", "no optimizer 'adam'", "write one of 'sgd'"],
+    "TurnOfAnotherLoss": ["turn 'only': its loss: too many positional arguments", "takes (nets, batch, shared)"],
+    "ScheduleThatEnds": ["schedule 'cycle': ValueError: Tried to step 2 times", "schedules(self, optimizers, windows)"],
+    "UnitsHuge": ["loss 'loss': 1000000", "valid units; give the number of"],
+    "Abstract": ["job Abstract: an abstract class: it lacks depth", "write def depth(self, ...)"],
+    "MakesAnother": ["made a int of it"],
+    "RangeOfNoSetting": ["RangeOfNoSetting.ranges['depth'] = (1, 2): no setting"],
+    "RangeInWords": ["ranges['width'] = '4 to 16': not the least and the most"],
+    "RangeReversed": ["the least is more than the most"],
     "TurnsNone": ["TurnsNone.turns()", "gave no turn"],
     "ValidateRaises": ["in validate()", "KeyError: 'other'"],
     "Rigth": [f"{JOBS} has no Rigth", f"write {JOBS}:Right"],
@@ -218,6 +229,26 @@ def test_a_module_that_cannot_be_recomputed(run: Run) -> None:
 def test_two_losses_whose_units_are_known_too_late(run: Run) -> None:
     answer = run("predict", f"{JOBS}:TwoLosses", "--device", "cpu", "--accumulate", "2")
     is_one_line(answer, "losses one, two", "write units(self, batch)")
+
+
+@pytest.mark.parametrize("units", [10**400, {"loss": 10**400}, {"loss": "many"}, {"loss": -1}])
+def test_units_that_no_micro_batch_has_before_the_forward(units: int | dict[str, int]) -> None:
+    with pytest.raises(InputError, match=r"loss 'loss': units\(batch\) gave .* valid units; give a whole number"):
+        known_units(WindowUnits(units=(units,), padded=4), ["loss"])
+
+
+def test_an_optimizer_without_a_learning_rate_is_predicted_and_its_rate_is_not_multiplied(run: Run) -> None:
+    code, out, _ = run("predict", f"{JOBS}:NoRate", "--device", "cpu", "--micro-batch", "4")
+    assert code == 0
+    assert out.startswith("Fits")
+    with pytest.raises(InputError, match="optimizer 'relative': Relative has no learning rate"):
+        build(NoRate(), "cpu", rate=2.0)
+
+
+def test_a_job_that_closes_its_streams_gets_its_answer(run: Run) -> None:
+    code, out, _ = run("predict", f"{JOBS}:ClosesItsStreams", "--device", "cpu", "--micro-batch", "4")
+    assert code == 0
+    assert out.startswith("Fits")
 
 
 def test_a_shape_without_the_length_that_the_job_has(run: Run) -> None:

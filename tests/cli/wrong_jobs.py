@@ -1,6 +1,8 @@
 """Jobs with one mistake each. ``Right`` has none."""
 
-from typing import Literal
+import abc
+import sys
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
@@ -215,6 +217,66 @@ class LossInPlace(Right):
 class TurnOfNoOptimizer(Right):
     def turns(self, optimizers):
         return [memfit.Turn(name="only", loss=lambda nets, batch, shared: self.loss(nets, batch), optimizers=("adam",))]
+
+
+class TurnOfAnotherLoss(Right):
+    def turns(self, optimizers):
+        return [memfit.Turn(name="only", loss=self.loss, optimizers=tuple(optimizers))]
+
+
+class ScheduleThatEnds(Right):
+    def schedules(self, optimizers, windows):
+        return {"cycle": torch.optim.lr_scheduler.OneCycleLR(optimizers["sgd"], 1.0, total_steps=1)}
+
+
+class UnitsHuge(Right):
+    def loss(self, nets, batch):
+        return nets["net"](batch).square().sum(), 10**400
+
+
+class Abstract(Right, abc.ABC):
+    @abc.abstractmethod
+    def depth(self): ...
+
+
+class MakesAnother(Right):
+    def __new__(cls, **settings):
+        return 3
+
+
+class RangeOfNoSetting(Right):
+    ranges: ClassVar = {"depth": (1, 2)}
+
+
+class RangeInWords(Right):
+    ranges: ClassVar = {"width": "4 to 16"}
+
+
+class RangeReversed(Right):
+    ranges: ClassVar = {"width": (16, 4)}
+
+
+class NoRate(Right):
+    """An optimizer that finds its own step size, as Adafactor with relative steps does."""
+
+    def optimizers(self, nets):
+        class Relative(torch.optim.SGD):
+            def __init__(self, parameters):
+                super().__init__(parameters)
+                self.param_groups[0]["lr"] = None
+
+            def step(self, closure=None):
+                for parameter in self.param_groups[0]["params"]:
+                    parameter.data.add_(parameter.grad, alpha=-0.1)
+
+        return {"relative": Relative(nets["net"].parameters())}
+
+
+class ClosesItsStreams(Right):
+    def nets(self):
+        sys.stderr.close()
+        sys.stdout.close()
+        return super().nets()
 
 
 class TurnsNone(Right):
