@@ -1,11 +1,12 @@
 """python bench/versions.py --measure PART.json    in the environment of one version: tests, self-test and bytes
-        --tests none|subset|folders                  which tests run beside the self-test, bytes and checks
+        --tests none|subset|folders|again            which tests run beside the self-test, bytes and checks
 python bench/versions.py --collect FOLDER          bench/results/versions.json, and the table in docs/versions.md
 python bench/versions.py --wheel MEMFIT            an installed wheel's predictions beside this environment's
 
 ``scripts/versions.sh`` makes the environments and calls both. The tests are those of SUBSET: what memfit asks of
 torch's internals, the allocator's settings against the installed torch, and the parametric CPU truth of the jobs that
-need torch alone; ``--tests folders`` runs the folders of FOLDERS whole. CHECKS are commands whose jobs need
+need torch alone; ``--tests folders`` runs the folders of FOLDERS whole, and ``--tests again`` those that failed when
+the committed results of this version were made. CHECKS are commands whose jobs need
 transformers, diffusers, accelerate, lightning or DeepSpeed. Bytes are peaks on the virtual RTX 4090, compared with
 those of the pinned version.
 """
@@ -63,16 +64,20 @@ def measure(*, tests: str) -> dict[str, Any]:
     """What passes, and what is predicted, with the installed torch.
 
     Args:
-        tests: none, subset or folders.
+        tests: none, subset, folders or again.
     """
     import torch
 
     begin = time.perf_counter()
     counts: dict[str, Any] = {"passed": None, "skipped": None, "failed": None}
+    kept = next((part for part in _committed()["versions"] if _key(part) == _installed()), None)
     if tests == "subset":
         counts = _add(_run_tests(list(SUBSET)), _run_tests([TRUTH, "-k", TRUTH_JOBS]))
     elif tests == "folders":
         counts = _run_tests(list(FOLDERS))
+    elif tests == "again" and kept is not None and kept["failed"]:
+        counts = _add(kept | {"failed": []}, _run_tests([_node(name) for name in kept["failed"]]))
+        tests = kept["tests"]
     test = subprocess.run([sys.executable, "-m", "memfit.trace.self_test"], capture_output=True, text=True, cwd=ROOT)
     return {
         "torch": torch.__version__,
@@ -89,6 +94,24 @@ def measure(*, tests: str) -> dict[str, Any]:
         "checks": {name: _check(command) for name, command in CHECKS.items()},
         "seconds": round(time.perf_counter() - begin),
     }
+
+
+def _committed() -> dict[str, Any]:
+    results: dict[str, Any] = json.loads(RESULTS.read_text())
+    return results
+
+
+def _installed() -> tuple[str, str]:
+    """The key of the installed torch among the results."""
+    import torch
+
+    return torch.__version__, platform.python_version()
+
+
+def _node(name: str) -> str:
+    """``tests/device/test_traps.py::test_x`` of ``tests.device.test_traps::test_x``, as pytest takes it."""
+    module, _, test = name.partition("::")
+    return f"{module.replace('.', '/')}.py::{test}"
 
 
 def _version(name: str) -> str | None:
@@ -121,7 +144,7 @@ def _run_tests(arguments: list[str]) -> dict[str, Any]:
 
 
 def _add(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    return {name: first[name] + second[name] for name in first}
+    return {name: first[name] + second[name] for name in second}
 
 
 def predicted_bytes() -> dict[str, int]:
@@ -266,14 +289,16 @@ def write(parts: list[dict[str, Any]], wheel: dict[str, Any] | None) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--measure", type=Path, help="the part to write")
-    parser.add_argument("--tests", choices=("none", "subset", "folders"), default="subset", help="which tests run")
+    parser.add_argument(
+        "--tests", choices=("none", "subset", "folders", "again"), default="subset", help="which tests run"
+    )
     parser.add_argument("--collect", type=Path, help="the folder of parts")
     parser.add_argument("--wheel", type=Path, help="the memfit of an environment that a wheel is installed in")
     options = parser.parse_args()
     if options.measure:
         os.environ["PYTHONPATH"] = str(ROOT)
         options.measure.write_text(json.dumps(measure(tests=options.tests), indent=1) + "\n")
-    committed = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"versions": [], "wheel": None}
+    committed = _committed()
     if options.collect:
         write(collect(options.collect, committed["versions"]), committed["wheel"])
     if options.wheel:

@@ -184,11 +184,14 @@ def _place(frame: FrameType, line: int) -> str:
 def describe(error: BaseException) -> str:
     """``ValueError: what it says``, in one line of at most 240 characters.
 
-    Of an import that failed, also why: the rest of its message, or the exception that caused it.
+    Of an import that failed, and of a message whose first line ends with a colon, also why: the exception that caused
+    it, or the last line of its message.
     """
-    text = _first_line(error)
-    if isinstance(error, ImportError) and (cause := _cause_of_import(error)) and cause not in text:
-        text = f"{shortened(text, 236 - min(len(cause), 160))} ({shortened(cause, 160)})"
+    text, root = _first_line(error), _root(error)
+    if isinstance(error, ImportError) or isinstance(root, ImportError) or text.endswith(":"):
+        cause = _last_line(error) if root is error else _first_line(root)
+        if cause and cause not in text:
+            text = f"{shortened(text, 236 - min(len(cause), 160))} ({shortened(cause, 160)})"
     return shortened(printable(text))
 
 
@@ -197,15 +200,17 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _cause_of_import(error: ImportError) -> str:
-    """The first exception of the chain that led to this one, or else the last line of its message."""
-    first: BaseException = error
-    while first.__cause__ is not None:
-        first = first.__cause__
-    if first is not error:
-        return _first_line(first)
+def _last_line(error: BaseException) -> str:
+    """The last line of a message of several; empty for another."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if len(lines) > 1 else ""
+
+
+def _root(error: BaseException) -> BaseException:
+    """The first exception of the chain that led to this one; the exception itself where there is none."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def _is_ours(frame: FrameType) -> bool:

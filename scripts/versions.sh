@@ -10,6 +10,7 @@
 #
 #   TESTS=none         runs the self-test, the checks of libraries and the comparison of bytes alone: 3 minutes a version.
 #   TESTS=folders      runs the folders of device, trace, replay, apply and planner whole: 10 to 25 minutes a version.
+#   TESTS=again        runs the tests that failed in the committed results of the version, and keeps their other counts.
 #   ENVIRONMENTS=DIR   where environments are made (default: a temporary folder). One that is there is used, and kept.
 #   PARTS=DIR          where each version's part is written (default: a temporary folder).
 set -euo pipefail

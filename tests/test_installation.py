@@ -162,6 +162,12 @@ def test_a_module_that_is_missing_inside_of_a_job_names_the_command(without):
 def test_an_import_that_fails_says_why():
     lazy = ImportError("Failed to import transformers.models.x because of the following error:\nNo module named 'foo'")
     assert describe(lazy).endswith("(No module named 'foo')")
+    lazy = RuntimeError("Failed to import it because of the following error:\nNo module named 'foo'")
+    assert describe(lazy).endswith(" error: (No module named 'foo')")
+    lazy = RuntimeError("Failed to import it (see below)")
+    lazy.__cause__ = ModuleNotFoundError("No module named 'foo'")
+    assert describe(lazy).endswith("(see below) (ModuleNotFoundError: No module named 'foo')")
+    assert describe(ValueError("bad value\nof x")) == "ValueError: bad value"
     outer = ImportError("cannot import the model")
     outer.__cause__ = OSError("libcudart.so.13: cannot open shared object file")
     assert (

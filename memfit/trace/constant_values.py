@@ -119,19 +119,27 @@ def _is_true(func: Any, args: Any) -> bool:
 _INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 
 
+_RANDOM = frozenset({_aten.randint.low, _aten.randint.low_generator})
+"""Random integers from their first argument to below their second."""
+
+
 def _assume(func: Any, args: Any, kwargs: Any, out: Any) -> None:
-    """Follows one integer that is not known: where ``i`` is assumed to be 0, ``i + 32`` is 32, and a slice from one to
-    the other has the width of a real run's."""
-    pure = not schema_of(func).is_mutable and _UNKNOWN_EFFECT not in func.tags
-    if not (pure and isinstance(out, FakeTensor) and out.numel() == 1 and out.dtype in _INTEGERS):
+    """Follows integers that are not known: where each is assumed to be 0, ``i + 32`` is 32, and a slice from one to the
+    other has the width of a real run's. Random ones are the least that they can be."""
+    if not (isinstance(out, FakeTensor) and small(out) and out.dtype in _INTEGERS):
         return
-    if not (func.is_view or torch.Tag.pointwise in func.tags or func is _aten._to_copy.default) or kwargs.get("out"):
+    if func in _RANDOM:
+        setattr(out, ASSUMED, min(args[0] + assumed_integer(out), args[1] - 1))
+        return
+    if schema_of(func).is_mutable or _UNKNOWN_EFFECT in func.tags or kwargs.get("out"):
+        return
+    if not (func.is_view or torch.Tag.pointwise in func.tags or func is _aten._to_copy.default):
         return
     real = []
     with disable_current_modes():
         for argument in args:
             if isinstance(argument, Tensor):
-                if argument.numel() != 1 or argument.dtype not in _INTEGERS:
+                if argument.dtype not in _INTEGERS or not small(argument):
                     return
                 known = value_of(argument)
                 assumed = assumed_integer(argument)
@@ -139,7 +147,9 @@ def _assume(func: Any, args: Any, kwargs: Any, out: Any) -> None:
             real.append(argument)
         named = {name: value for name, value in kwargs.items() if name != "device"}
         with contextlib.suppress(RuntimeError):  # such as a division by 0
-            setattr(out, ASSUMED, int(func(*real, **named).item()))
+            values = func(*real, **named).unique()
+            if len(values) == 1:
+                setattr(out, ASSUMED, int(values.item()))
 
 
 def item(tensor: Any) -> Any:

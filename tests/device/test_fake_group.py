@@ -1,7 +1,8 @@
 """One rank of many, on a fake process group (no real collective runs here).
 
 Six blocks of 32.02 MiB. What a rank holds follows from FSDP2's and DDP's rules: parameters / world after wrapping;
-three gathered blocks at the peak of a forward; gradients and a reduced block on top in backward.
+three gathered blocks at the peak of a forward, of which one is the last window's (torch 2.15 lets go of that one after
+the backward); gradients and a reduced block on top in backward.
 """
 
 import contextlib
@@ -85,7 +86,10 @@ def mib(nbytes):
 
 @pytest.mark.parametrize(
     ("world", "expected"),
-    [(2, [96.1, 288.2, 387.1, 481.2, 480.4]), (8, [24.0, 72.1, 171.0, 217.1, 120.1])],
+    [
+        (2, [96.1, 288.2, 387.1 if RELEASE < (2, 15) else 355.7, 481.2, 480.4]),
+        (8, [24.0, 72.1, 171.0 if RELEASE < (2, 15) else 139.5, 217.1, 120.1]),
+    ],
 )
 def test_fsdp2(no_gc, world, expected):
     peaks = window(world, lambda: sharded(world))
@@ -98,7 +102,7 @@ def test_fsdp2_in_bf16(no_gc):
     peaks = window(8, lambda: sharded(8, mp_policy=policy))
     assert peaks[0] == PARAMETERS // 8
     # torch 2.12 lets go of a module's reduced gradients only after it has made the next one's (its loop variable).
-    assert mib(peaks)[2:4] == [121.6, 184.5 if RELEASE == (2, 12) else 168.6]
+    assert mib(peaks)[2:4] == [121.6 if RELEASE < (2, 15) else 107.6, 184.5 if RELEASE == (2, 12) else 168.6]
 
 
 @pytest.mark.filterwarnings("ignore:.*Time stats:UserWarning")

@@ -61,3 +61,11 @@ def test_a_slice_from_a_random_place_keeps_its_width(device):
         assert x[:, : (i // i)].shape == (2, 0)
         i += 5
         assert x[:, i : i + 3].shape == (2, 3)
+        end = torch.randint(32, 64, (1,), device=virtual.device)
+        assert x[:, end - 32 : end].shape == (2, 32)
+        assert x[:, end.item() - 32 : end.item()].shape == (2, 32)
+        starts = (torch.rand(3, device=virtual.device) * 32).long()
+        ends = starts + 32
+        assert x[:, starts[1] : ends[1]].shape == (2, 32)
+        lasts = torch.randint(32, 64, (3,), device=virtual.device)
+        assert x[:, lasts[2] - 8 : lasts[2]].shape == (2, 8)

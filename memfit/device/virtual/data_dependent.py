@@ -26,7 +26,8 @@ NOT_HANDLED: Any = object()
 """What ``answer`` returns for an operator that asks nothing of data."""
 
 ASSUMED = "_memfit_assumed"
-"""Attribute of a fake tensor of one integer: its value, where that follows from an integer that is taken for 0."""
+"""Attribute of a fake tensor of integers: the value of each, where that follows from integers that are taken for 0 or
+for the least random number."""
 
 DOUBT = "where that is a size, a run needs more than predicted"
 """The end of what is said of an integer that was assumed."""
