@@ -63,11 +63,13 @@ def _collective(operator: Any) -> Any:
 def forget_sharding() -> None:
     """Empties DTensor's caches of how operators are sharded: their meshes hold the groups of the rank that filled them,
     and are equal to those of another rank."""
-    from torch.distributed.tensor import _redistribute, debug
+    from torch.distributed.tensor import DTensor, _redistribute
 
     _redistribute._gen_transform_infos.cache_clear()
-    names = ("_clear_sharding_prop_cache", "_clear_python_sharding_prop_cache")  # the first since torch 2.10
-    next(getattr(debug, name) for name in names if hasattr(debug, name))()
+    propagate: Any = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding
+    (propagate if hasattr(propagate, "cache_clear") else propagate.cache).cache_clear()  # the second: torch 2.8
+    if hasattr(torch._C, "_clear_DTensor_sharding_propagator_cache"):  # from torch 2.10 on, a second cache in C++
+        torch._C._clear_DTensor_sharding_propagator_cache()
 
 
 def fsdp_groups(module: Any) -> list[Any]:
