@@ -12,13 +12,20 @@ from typing import IO
 
 
 def write_atomic(path: str | Path, content: bytes | str) -> None:
-    """Replaces a file with new content (text as UTF-8).
+    """Replaces a file with new content: text as UTF-8, names of files that are not UTF-8 in it as their own bytes.
 
     Raises:
         OSError: it cannot be written; the file that was there before is untouched, and no temporary file is left.
     """
     with open_atomic(path) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+        file.write(_encoded(content) if isinstance(content, str) else content)
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:  # half a character, which no file's name holds
+        return text.encode(errors="backslashreplace")
 
 
 @contextlib.contextmanager

@@ -181,6 +181,28 @@ def _place(frame: FrameType, line: int) -> str:
     return f"{_near(frame.f_code.co_filename)}:{line} in {frame.f_code.co_name}()"
 
 
+def message_of(error: BaseException) -> str:
+    """What an exception says; empty where it says nothing, or where saying it raises: its class may be the job's."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
+def how_it_left(error: BaseException) -> str:
+    """How code of a job left by what is no ``Exception``: ``called sys.exit(0)``, ``raised CancelledError``."""
+    if isinstance(error, SystemExit):
+        return f"called sys.exit({shortened(repr(error.code))})"
+    return f"raised {describe(error)}"
+
+
+def mistake_of_leaving(error: BaseException) -> InputError:
+    """What is no ``Exception`` and came out of a job (``sys.exit``, say), as a mistake in its code."""
+    seen = line_of_job(traceback.walk_tb(error.__traceback__)) or "the job's code"
+    write = "return from it, or raise an exception that says what is wrong"
+    return InputError(seen, f"it {how_it_left(error)}, which ends the process", write)
+
+
 def describe(error: BaseException) -> str:
     """``ValueError: what it says``, in one line of at most 240 characters.
 
@@ -196,13 +218,13 @@ def describe(error: BaseException) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in message_of(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _last_line(error: BaseException) -> str:
     """The last line of a message of several; empty for another."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in message_of(error).splitlines() if line.strip()]
     return lines[-1] if len(lines) > 1 else ""
 
 

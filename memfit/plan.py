@@ -148,7 +148,7 @@ def write_plan(plan: Plan, path: str | Path) -> None:
     """Writes a plan file, whole or not at all.
 
     Raises:
-        InputError: it cannot be written.
+        InputError: it cannot be written, or holds the name of a file that is not UTF-8.
     """
     import tomli_w
 
@@ -160,6 +160,12 @@ def write_plan(plan: Plan, path: str | Path) -> None:
     for phase in values["phases"].values():
         phase.pop("seconds", None)
     text = tomli_w.dumps({"memfit_plan": VERSION, **values})
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        line = text[: error.end].splitlines()[-1]
+        why = f"a plan file is UTF-8, and the name in {line!r} is not"
+        raise InputError(f"plan file {path}", why, "rename that file or folder") from None
     target = Path(path)
     try:
         write_atomic(target, text)

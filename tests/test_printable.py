@@ -8,6 +8,8 @@ import io
 import pytest
 from rich.live import Live
 
+from memfit.engine.collectives import is_memory_failure
+from memfit.engine.process_group import is_lost_rank
 from memfit.errors import InputError, describe
 from memfit.printable import one_line, printable
 from memfit.show.console import make_console
@@ -25,6 +27,16 @@ def test_control_characters_are_written_out():
 def test_messages_of_errors():
     assert "\x1b" not in str(InputError(HOSTILE, "is wrong", "write another"))
     assert "\x1b" not in describe(ValueError(HOSTILE))
+
+
+def test_an_exception_that_cannot_say_what_it_is():
+    class SilentError(RuntimeError):
+        def __str__(self):
+            raise ValueError("planted")
+
+    assert describe(SilentError()) == "SilentError"
+    assert not is_memory_failure(SilentError())
+    assert not is_lost_rank(SilentError())
 
 
 @pytest.mark.parametrize("markup", [True, False])

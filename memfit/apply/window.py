@@ -29,7 +29,7 @@ from memfit.apply.state_streaming import streamed, streams
 from memfit.apply.train_state import TrainState, update_ema
 from memfit.apply.turn_cache import TurnCache
 from memfit.engine.collectives import Units, gather_shares, together, total
-from memfit.errors import InputError, describe, line_of_job
+from memfit.errors import InputError, describe, line_of_job, message_of
 from memfit.job import Turn
 from memfit.torch_compat.grad_scaler import allow_another_step
 
@@ -266,7 +266,7 @@ def _backward(total: Tensor, turn: Turn) -> None:
     try:
         total.backward()
     except RuntimeError as error:
-        if any(words in str(error) for words in _BACKWARD_MISTAKES):
+        if any(words in message_of(error) for words in _BACKWARD_MISTAKES):
             raise InputError(
                 f"turn {turn.name!r}",
                 f"its loss has no backward: {describe(error)}",

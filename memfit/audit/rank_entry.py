@@ -13,6 +13,7 @@ from memfit.audit.drawn_json import drawn_to_json
 from memfit.audit.observe import run_rank
 from memfit.audit.target import load_target
 from memfit.child_process import die_with_parent
+from memfit.errors import describe
 
 
 def main(target: str, rank: int, world: int, folder: str) -> int:
@@ -24,9 +25,9 @@ def main(target: str, rank: int, world: int, folder: str) -> int:
         Path(folder, f"{rank}.json").write_text(drawn_to_json(drawn), encoding="utf-8")
         if dist.is_initialized():
             dist.barrier()
-    except Exception as failure:
+    except BaseException as failure:
         traceback.print_exc()
-        Path(folder, f"{rank}.failed").write_text(f"it raises {type(failure).__name__}: {failure}", encoding="utf-8")
+        Path(folder, f"{rank}.failed").write_text(f"it raises {describe(failure)}", encoding="utf-8")
         return 1
     return 0
 

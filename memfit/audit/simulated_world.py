@@ -12,7 +12,7 @@ import torch
 from memfit.audit.group import CardQuestions, Exchange, as_rank, quiet
 from memfit.audit.observe import Drawn, run_rank
 from memfit.audit.target import load_target
-from memfit.errors import InputError
+from memfit.errors import InputError, describe
 
 
 def simulate(target: str | Callable[..., Any], world: int, size: int | None = None) -> list[Drawn]:
@@ -71,6 +71,6 @@ def failed(target: Any, rank: int, world: int, error: Exception) -> InputError:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return InputError(
         f"target {target!r} as rank {rank} of {world}",
-        f"it raises {type(error).__name__}: {error} (line {frame.lineno} of {frame.filename})",
+        f"it raises {describe(error)} (line {frame.lineno} of {frame.filename})",
         "write a function that runs on a CPU with this rank and world size",
     )

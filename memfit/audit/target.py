@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from memfit.errors import InputError
+from memfit.errors import InputError, describe
 from memfit.loading import module_of_file
 
 HOW = "write path/file.py:function, called as function(rank, world) or as loop(rank, world, observe)"
@@ -63,8 +63,8 @@ def _run(file: Path, target: str) -> ModuleType:
         run()
     except InputError:
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise InputError(
-            f"target {target!r}", f"running its file raises {type(error).__name__}: {error}", "make the file importable"
+            f"target {target!r}", f"running its file raises {describe(error)}", "make the file importable"
         ) from error
     return module

@@ -15,7 +15,7 @@ import click
 
 from memfit.cli.output import complain, prepare_output
 from memfit.cli.usage_errors import check_given_once, mistake, unknown_verb
-from memfit.errors import Exit, InputError, mistake_in_job
+from memfit.errors import Exit, InputError, mistake_in_job, mistake_of_leaving
 from memfit.printable import shortened
 
 VERBS = {
@@ -110,14 +110,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     except SystemExit as end:
         if "_MEMFIT_COMPLETE" in os.environ:  # click ends a shell's completion so
             raise
-        seen, why = "the job's code", f"it ended the process: sys.exit({end.code!r})"
-        complain(str(InputError(seen, why, "return from it, or raise an exception that says what is wrong")))
+        complain(str(mistake_of_leaving(end)))
         sys.exit(Exit.BAD_INPUT)
     except Exception as error:
         mistaken = _mistake(error, arguments)
         if mistaken is None:
             raise
         complain(str(mistaken))
+        sys.exit(Exit.BAD_INPUT)
+    except BaseException as error:
+        complain(str(mistake_of_leaving(error)))
         sys.exit(Exit.BAD_INPUT)
     sys.exit(int(code) if isinstance(code, int) else Exit.DONE)
 

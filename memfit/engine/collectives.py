@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from memfit.engine.process_group import every_rank
-from memfit.errors import describe
+from memfit.errors import describe, message_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -60,7 +60,8 @@ def is_memory_failure(error: BaseException) -> bool:
         return error.errno == errno.ENOMEM
     if not isinstance(error, RuntimeError):
         return False
-    return str(error) == _ONEDNN_FAILED or any(words in str(error) for words in _OUT_OF_MEMORY)
+    message = message_of(error)
+    return message == _ONEDNN_FAILED or any(words in message for words in _OUT_OF_MEMORY)
 
 
 _ONEDNN_FAILED = "could not create a primitive"

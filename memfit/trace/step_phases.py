@@ -70,7 +70,17 @@ def validate_once(train_state: TrainState, fetch: Any, mark: Any) -> Any:
 def save_once(train_state: TrainState) -> None:
     """What saving makes: the job's own dict; under ZeRO nothing, where every rank writes its parts as they lie."""
     if not CAPABILITIES[train_state.engine.name].is_deepspeed:
-        saved = train_state.job.saved(train_state.nets, train_state.optimizers)
-        if not isinstance(saved, Mapping):
-            seen, write = f"{type(train_state.job).__name__}.saved()", "write saved(...) -> {'name': state_dict}"
-            raise InputError(seen, f"gave {type(saved).__name__}, not a dict", write)
+        saved_by_job(train_state)
+
+
+def saved_by_job(train_state: TrainState) -> Mapping[str, Any]:
+    """What the job's own ``saved`` gives.
+
+    Raises:
+        InputError: it is no dict.
+    """
+    saved = train_state.job.saved(train_state.nets, train_state.optimizers)
+    if not isinstance(saved, Mapping):
+        seen, write = f"{type(train_state.job).__name__}.saved()", "write saved(...) -> {'name': state_dict}"
+        raise InputError(seen, f"gave {type(saved).__name__}, not a dict", write)
+    return saved

@@ -29,7 +29,7 @@ from memfit.engine.process_group import is_lost_rank, join, join_alone
 from memfit.engine.protocol import Engine
 from memfit.engine.single import Single
 from memfit.engine.torchrun_env import TorchrunEnv, torchrun_env
-from memfit.errors import Exit, InputError, mistake_in_job
+from memfit.errors import Exit, InputError, mistake_in_job, mistake_of_leaving
 from memfit.plan import Plan, read_plan
 from memfit.train.checkpoint.state_codec import decode, encode
 from memfit.train.loop.rng import seed_all
@@ -76,6 +76,8 @@ def main(arguments: list[str]) -> int:
         if mistake is None:
             raise
         return _failed(folder, str(mistake))
+    except BaseException as error:
+        return _failed(folder, str(mistake_of_leaving(error)))
     if dist.is_initialized():
         dist.destroy_process_group()
     return Exit.DONE

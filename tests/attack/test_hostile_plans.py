@@ -111,3 +111,21 @@ def test_a_report_of_a_plan_runs_its_job_only_where_it_may(plan, capsys):
         assert ended.value.code == 0
         assert ran.exists() is runs
     capsys.readouterr()
+
+
+def test_a_name_that_is_not_utf_8_is_kept_in_a_script_and_refused_in_a_plan(plan, tmp_path, capsys):
+    folder = tmp_path / os.fsdecode(b"\xff")
+    folder.mkdir()
+    for name in ("p.toml", "job.py"):
+        (folder / name).write_bytes((plan.parent / name).read_bytes())
+    for to in ("torchrun", "slurm"):
+        with pytest.raises(SystemExit) as ended:
+            main(["export", f"{folder}/p.toml", "--to", to, "--out", f"{tmp_path}/{to}.sh"])
+        assert ended.value.code == 0
+        assert b"\xff/p.toml" in (tmp_path / f"{to}.sh").read_bytes()
+    options = ["--global-batch", "4", "--memory", "1GiB", "--out", f"{tmp_path}/new.toml"]
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", f"{folder}/job.py:Net", *options])
+    assert ended.value.code == 2
+    assert "rename that file or folder" in capsys.readouterr().err
+    assert not (tmp_path / "new.toml").exists()

@@ -54,7 +54,8 @@ def test_some_of_them(elsewhere: Path, plan: str) -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("def loss(self, nets, batch): exit(3)", "ended the process: sys.exit(3)"),
+        ("def loss(self, nets, batch): exit(3)", "called sys.exit(3), which ends the process"),
+        ("def loss(self, nets, batch): raise __import__('asyncio').CancelledError", "it raised CancelledError, which"),
         ("settings = 3", "hides the method"),
         ("__init__ = None", "hides the method"),
     ],

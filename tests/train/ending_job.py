@@ -11,6 +11,13 @@ from torch import nn
 import memfit
 
 
+class LeftError(BaseException):
+    """No ``Exception``, as ``asyncio.CancelledError``; it cannot even say what it is."""
+
+    def __str__(self):
+        raise RuntimeError("planted")
+
+
 class Ending(memfit.Job):
     """``how`` happens in ``place`` at the tenth call there, while the file ``mark`` exists."""
 
@@ -32,6 +39,8 @@ class Ending(memfit.Job):
             os._exit(0)
         if self.how == "interrupt":
             raise KeyboardInterrupt
+        if self.how == "leave":
+            raise LeftError("by itself")
         if self.how == "hang":
             Path(self.mark).with_name("reached").touch()
             time.sleep(3600)

@@ -236,6 +236,23 @@ def test_what_a_job_saves_beside_is_kept_and_what_it_cannot_is_refused(tmp_path)
         saver(tmp_path).warm(build(Wrong(), "cpu"))
 
 
+def holds_itself():
+    state = {}
+    return state | {"again": [state], "me": state.setdefault("me", state)}
+
+
+@pytest.mark.parametrize(
+    ("saved", "words"), [(None, "gave NoneType, not a dict"), (holds_itself(), "holds itself, or is nested too deeply")]
+)
+def test_a_state_that_no_file_can_hold_is_a_mistake_of_the_job(tmp_path, saved, words):
+    class Wrong(Net):
+        def saved(self, nets, optimizers):
+            return saved
+
+    with pytest.raises(InputError, match=words):
+        saver(tmp_path).warm(build(Wrong(), "cpu"))
+
+
 def test_the_newest_stay_and_what_a_killed_process_left_goes(tmp_path):
     train_state, writer = build(Net(), "cpu"), saver(tmp_path, keep=2)
     for number in (1, 2, 3):

@@ -78,6 +78,7 @@ def goes_on(undisturbed, run):
         ("exit", Exit.BAD_INPUT, "in at(): it called sys.exit(None), which ends the training before its last window"),
         ("_exit", Exit.STOPPED, "ended by itself with exit code 0"),  # the training, or a worker that reads its data
         ("interrupt", Exit.BAD_INPUT, "in at(): it raised KeyboardInterrupt"),
+        ("leave", Exit.BAD_INPUT, "in at(): it raised LeftError, which ends the training before its last window"),
     ],
 )
 def test_code_of_a_job_that_ends_the_process_is_not_done(undisturbed, tmp_path, place, how, code, words):

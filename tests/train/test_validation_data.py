@@ -5,7 +5,7 @@ import torch
 
 from memfit.errors import InputError
 from memfit.train.launch.validation_worker import main
-from memfit.train.loop.validation_data import mean_of, validation_data
+from memfit.train.loop.validation_data import mean_of, metrics_of, validation_data
 from testing.faulty_jobs import Plain, run
 
 
@@ -54,6 +54,31 @@ def test_samples_that_are_none_are_refused(samples, words):
 def test_means_of_numbers_lists_and_what_is_not_known():
     assert mean_of([({"a": 1.0, "b": [1, 2]}, 3), ({"a": 5.0, "b": [5, 2]}, 1)]) == {"a": 2.0, "b": [2.0, 2.0]}
     assert mean_of([({"a": None}, 3), ({"a": 5.0}, 1)]) == {"a": None}
+
+
+ODD = ["x", "3", None, 1 + 2j, 10**400, torch.ones(3), {"b": 1.0}, [1.0], torch.ones(2, device="meta"), b"1", object()]
+
+
+@pytest.mark.parametrize("value", ODD, ids=repr)
+def test_a_metric_that_is_no_number_is_a_mistake_of_the_job(tmp_path, value):
+    class Odd(Held):
+        def validate(self, nets, batch):
+            return {"size": 1.0, "wrong": value}
+
+    with pytest.raises(InputError, match=r"Odd\.validate\(\): 'wrong'"):
+        run(tmp_path / "run", Odd(), 3, proves=True)
+
+
+def test_names_of_metrics_become_text_and_several_numbers_become_lists(tmp_path):
+    class Named(Held):
+        def validate(self, nets, batch):
+            return {("a", 1): torch.tensor(2), 3: True}
+
+    assert run(tmp_path / "run", Named(), 1)[3][0]["validation"] == {"('a', 1)": 2.0, "3": 1.0}
+    several = {"a": torch.tensor([[1, 2]]), "b": [True, 3], "c": 4}
+    assert metrics_of(Named(), several, lists=True) == {"a": [[1.0, 2.0]], "b": [1.0, 3.0], "c": 4.0}
+    with pytest.raises(InputError, match="'a'"):
+        metrics_of(Named(), {"a": ["x"]}, lists=True)
 
 
 JOB = """

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from memfit.apply.train_state import TrainState
 from memfit.job import Job, is_trained
 from memfit.torch_compat.attributes import has_load_hooks, own_buffers, transient_buffers_of, with_versions_of
+from memfit.trace.step_phases import saved_by_job
 
 Rebuild = Callable[[Any], Any]
 """Makes values and new tensors of what a checkpoint holds; see ``Checkpoint.value``."""
@@ -42,7 +43,7 @@ def state_of(train_state: TrainState) -> dict[str, Any]:
             "cpu": torch.get_rng_state(),
             "cuda": torch.cuda.get_rng_state_all() if train_state.device.type == "cuda" else [],
         },
-        "saved": {} if own else dict(train_state.job.saved(train_state.nets, train_state.optimizers)),
+        "saved": {} if own else dict(saved_by_job(train_state)),
     }
 
 

@@ -44,7 +44,11 @@ def encode(value: Any, where: str, path: str = "") -> tuple[Any, dict[str, Tenso
         InputError: something in it cannot be kept; says where.
     """
     encoder = _Encoder(where)
-    return encoder.encode(value, path), encoder.tensors
+    try:
+        return encoder.encode(value, path), encoder.tensors
+    except RecursionError:
+        why = f"{path or 'a part of it'} holds itself, or is nested too deeply"
+        raise InputError(where, why, "leave that part out of the state") from None
 
 
 def decode(coded: Any, tensor: Callable[[Mapping[str, Any]], Tensor]) -> Any:

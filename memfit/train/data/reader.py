@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from memfit.errors import InputError, describe, line_of_job, mistake_in_job
+from memfit.errors import InputError, describe, how_it_left, line_of_job, message_of, mistake_in_job
 from memfit.train.data.stream import StreamSamples, StreamState
 from memfit.train.data.transport import Packed, SharedSlots, pack
 from memfit.train.launch import memory_limit
@@ -115,22 +115,21 @@ class WorkerDataset:
         try:
             self._reader.load(request.stream)
             batch = self._reader.read(request.window, request.ids)
-        except (SystemExit, KeyboardInterrupt) as error:
-            return ended_in_worker(error)
         except Exception as error:
             return read_failure(error)
+        except BaseException as error:
+            return ended_in_worker(error)
         try:
             return Delivered(packed=pack(batch, self._slots, request.slot), stream=self._reader.stream)
         except Exception as error:
             return cannot_be_sent(error)
 
 
-def ended_in_worker(error: SystemExit | KeyboardInterrupt) -> ReadFailure:
-    """Code of the job that would end the process."""
-    call = "raised KeyboardInterrupt" if isinstance(error, KeyboardInterrupt) else f"called sys.exit({error.code!r})"
+def ended_in_worker(error: BaseException) -> ReadFailure:
+    """Code of the job that would end the process, by what is no ``Exception``."""
     return ReadFailure(
         seen=line_of_job(traceback.walk_tb(error.__traceback__)) or "the job",
-        why=f"it {call}, which ends the training before its last window",
+        why=f"it {how_it_left(error)}, which ends the training before its last window",
         write="raise another exception there, or return, and go on with --resume",
     )
 
@@ -138,7 +137,7 @@ def ended_in_worker(error: SystemExit | KeyboardInterrupt) -> ReadFailure:
 def read_failure(error: Exception) -> ReadFailure:
     """An exception while samples are read or collated."""
     if memory_limit.is_memory_failure(error):
-        return ReadFailure(seen="", why=str(error), write="", out_of_memory=True)
+        return ReadFailure(seen="", why=message_of(error), write="", out_of_memory=True)
     mistake = error if isinstance(error, InputError) else mistake_in_job(error)
     if mistake is not None:
         return ReadFailure(seen=mistake.seen, why=mistake.why, write=mistake.write)

@@ -43,7 +43,7 @@ def resume_command(folder: RunFolder) -> str:
     return f"go on with: memfit run {folder.plan} --out {folder.path} --resume"
 
 
-def ended_by_job(error: SystemExit | KeyboardInterrupt) -> str:
+def ended_by_job(error: BaseException) -> str:
     """What is said where the job's code ends the process."""
     failure = ended_in_worker(error)
     return str(InputError(failure.seen, failure.why, failure.write))

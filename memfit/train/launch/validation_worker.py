@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from memfit.apply.phase_memory import with_settings
 from memfit.apply.train_state import TrainState, build
@@ -37,7 +36,7 @@ from memfit.train.launch.stop_signals import ends_at_once
 from memfit.train.launch.warm_up import warm_up
 from memfit.train.loop.phases import VALIDATION
 from memfit.train.loop.rng import seed_all, seed_stream
-from memfit.train.loop.validation_data import ValidationData, mean_of, no_real_samples, validation_data
+from memfit.train.loop.validation_data import ValidationData, mean_of, metrics_of, no_real_samples, validation_data
 from memfit.train.recovery.failure import give_back, release
 
 
@@ -47,9 +46,6 @@ def main(arguments: list[str]) -> int:
     ends_at_once(lambda: None)
     try:
         result = validate(find_checkpoint(target), budget)
-    except (SystemExit, KeyboardInterrupt) as error:
-        say(ended_by_job(error))
-        return Exit.BAD_INPUT
     except InputError as error:
         say(str(error))
         return Exit.BAD_INPUT
@@ -58,6 +54,9 @@ def main(arguments: list[str]) -> int:
         if mistake is None:
             raise
         say(str(mistake))
+        return Exit.BAD_INPUT
+    except BaseException as error:
+        say(ended_by_job(error))
         return Exit.BAD_INPUT
     if result is None:
         return Exit.NOTHING_FITS
@@ -188,7 +187,7 @@ def _tried(train_state: TrainState, data: ValidationData, shape: Shape, seed: in
     try:
         for fetch, items in data.batches(train_state, shape):
             values = validate_once(train_state, fetch, lambda part: None)
-            parts.append((plain_values(train_state.job, values), items))
+            parts.append((_finite(metrics_of(train_state.job, values, lists=True)), items))
         mean: dict[str, Any] = mean_of(parts)
         return mean
     except Exception as error:
@@ -203,27 +202,10 @@ def _with(settings: Mapping[str, Any]) -> str:
     return " with " + ", ".join(f"{name}={value}" for name, value in settings.items()) if settings else ""
 
 
-def plain_values(job: Job, values: Any) -> dict[str, Any]:
-    """What ``validate`` gave as numbers by name; a tensor of several numbers as nested lists, NaN as None.
-
-    Raises:
-        InputError: it gave something else.
-    """
-    write = "write validate(self, nets, batch) -> {'name': number}"
-    if not isinstance(values, Mapping):
-        raise InputError(
-            f"{type(job).__name__}.validate()", f"gave {type(values).__name__}, not numbers by name", write
-        )
-    plain_values = {}
-    for name, value in values.items():
-        plain = value.detach().float().cpu().tolist() if isinstance(value, Tensor) else value
-        if not isinstance(plain, int | float | list):
-            raise InputError(f"{type(job).__name__}.validate(): {name!r}", f"a {type(value).__name__}", write)
-        plain_values[str(name)] = _finite(plain)
-    return plain_values
-
-
 def _finite(value: Any) -> Any:
+    """The same with None for each number that is not finite, which JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
     if isinstance(value, list):
         return [_finite(item) for item in value]
     return value if abs(value) < float("inf") else None

@@ -19,7 +19,7 @@ from memfit.engine.factory import make_engine
 from memfit.engine.process_group import is_lost_rank, join, join_alone
 from memfit.engine.protocol import Engine
 from memfit.engine.torchrun_env import is_restart, torchrun_env
-from memfit.errors import Exit, InputError, describe, mistake_in_job
+from memfit.errors import Exit, InputError, describe, message_of, mistake_in_job
 from memfit.job import Job
 from memfit.plan import Plan, read_plan
 from memfit.sizes import format_size
@@ -82,8 +82,6 @@ def main(options: RunOptions) -> int:
             )
             with watchdog.watching():
                 return _ended(folder, run(folder, options, watchdog))
-    except (SystemExit, KeyboardInterrupt) as error:
-        return _ends(folder, Exit.BAD_INPUT, ended_by_job(error))
     except StartAgainError as error:
         say(str(error))
         return Exit.STOPPED
@@ -100,6 +98,8 @@ def main(options: RunOptions) -> int:
             write_outcome(folder.path, Outcome(code=Exit.FAULT))
             raise
         return _ends(folder, Exit.BAD_INPUT, str(mistake))
+    except BaseException as error:
+        return _ends(folder, Exit.BAD_INPUT, ended_by_job(error))
 
 
 def _stopped_early(folder: RunFolder) -> None:
@@ -209,7 +209,7 @@ def _start_again(
 
 def _out_of_memory(error: Exception, plan: Plan, before: int) -> str:
     """What is said of a memory failure where nothing can be made smaller."""
-    message = str(error).splitlines()[0] if str(error) else type(error).__name__
+    message = (message_of(error) or type(error).__name__).splitlines()[0]
     return (
         f"out of memory: {message[-160:]}; the budget is {format_size(plan.budget_bytes)} "
         f"over the {format_size(before)} held before; "

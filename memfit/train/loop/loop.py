@@ -21,7 +21,7 @@ from memfit.apply.train_state import TrainState
 from memfit.apply.window import TurnGradients, WindowResult, run_window
 from memfit.batch.windows import Window
 from memfit.engine.collectives import gather
-from memfit.errors import Exit, describe
+from memfit.errors import Exit, describe, message_of
 from memfit.planner.cpu_margin import planned_process_bytes
 from memfit.train.checkpoint.final_weights import write_final
 from memfit.train.data.loader import WorkerDiedError
@@ -366,7 +366,7 @@ class TrainingLoop:
             part=self._recovery.part,
             micro_batch=-1,
             ids=(),
-            requested_bytes=requested_bytes(str(error)),
+            requested_bytes=requested_bytes(message_of(error)),
             held_bytes=held_bytes(self._state.device),
             message=describe(error),
         )

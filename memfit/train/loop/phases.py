@@ -17,7 +17,7 @@ from memfit.apply.train_state import TrainState
 from memfit.device.virtual.patching import replaced
 from memfit.engine.collectives import gather
 from memfit.engine.process_group import is_lost_rank
-from memfit.errors import describe
+from memfit.errors import InputError, describe
 from memfit.geometry import shape_of
 from memfit.job import Shape
 from memfit.plan import PhasePolicy, Plan
@@ -26,7 +26,7 @@ from memfit.train.launch import memory_limit
 from memfit.train.launch.forked_copy import ends_forked_copies
 from memfit.train.launch.stop_signals import AbandonedError
 from memfit.train.loop.rng import seed_stream
-from memfit.train.loop.validation_data import ValidationData, mean_of
+from memfit.train.loop.validation_data import ValidationData, mean_of, metrics_of
 from memfit.train.recovery.failure import give_back, release
 from memfit.train.recovery.reduced_limits import NO_REDUCTION, ReducedLimits, StartAgainError
 
@@ -175,7 +175,8 @@ class Phases:
             memory = memory_limit.is_memory_failure(error)
             if (together and is_lost_rank(error)) or (strict and not memory):
                 raise
-            failed = _Tried(reason=describe(error), memory=memory)
+            reason = str(error) if isinstance(error, InputError) else describe(error)
+            failed = _Tried(reason=reason, memory=memory)
             release(error)
             if together:
                 limits = ReducedLimits(validations=self._limits.validations + failed.memory, validates=failed.memory)
@@ -208,7 +209,7 @@ class Phases:
             parts = []
             for fetch, items in self._data.batches(train_state, shape, briefly=briefly):
                 values = validate_once(train_state, fetch, _ignore)
-                parts.append(({name: float(value) for name, value in values.items()}, items))
+                parts.append((metrics_of(train_state.job, values), items))
         metrics: dict[str, float] = mean_of(parts)
         return metrics
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 
 from memfit.apply.batches import on_device
 from memfit.apply.train_state import TrainState
-from memfit.errors import InputError
+from memfit.errors import InputError, describe
 from memfit.job import Job, Shape
 from memfit.trace.step_phases import fetch_synthetic
 
@@ -78,6 +78,35 @@ def no_real_samples(job: Job) -> str:
         f"{type(job).__name__} has validate() and no real samples for it: write validation_dataset(self) -> samples, "
         "or real_validation_batch = True where validation_batch() gives real ones"
     )
+
+
+def metrics_of(job: Job, values: Mapping[Any, Any], *, lists: bool = False) -> dict[str, Any]:
+    """What ``validate`` gave, as numbers by name.
+
+    Args:
+        lists: tensors, arrays and lists of several numbers are allowed too, and become nested lists.
+
+    Raises:
+        InputError: a value is no number.
+    """
+    metrics = {}
+    for name, value in values.items():
+        try:
+            metrics[str(name)] = _numbers(value, lists)
+        except (TypeError, ValueError, OverflowError) as error:
+            write = "write validate(self, nets, batch) -> {'name': number}"
+            raise InputError(f"{type(job).__name__}.validate(): {name!r}", describe(error), write) from error
+    return metrics
+
+
+def _numbers(value: Any, lists: bool) -> Any:
+    if lists and hasattr(value, "tolist"):
+        value = value.tolist()
+    if lists and isinstance(value, list):
+        return [_numbers(part, lists) for part in value]
+    if isinstance(value, str | bytes):
+        raise TypeError(f"it is a {type(value).__name__}, not a number")
+    return float(value)
 
 
 def mean_of(parts: Sequence[tuple[Any, int]]) -> Any:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from memfit.errors import Exit, InputError, mistake_in_job
+from memfit.errors import Exit, InputError, mistake_in_job, mistake_of_leaving
 from memfit.job import Shape
 
 
@@ -93,10 +93,11 @@ def main() -> int:
     standard_output, sys.stdout = sys.stdout, sys.stderr
     try:
         trial = _gpu(question) if question.device == "cuda" else _cpu(question)
-    except Exception as error:
+    except BaseException as error:
         mistake = error if isinstance(error, InputError) else mistake_in_job(error)
-        if mistake is None:
+        if mistake is None and isinstance(error, Exception):
             raise
+        mistake = mistake or mistake_of_leaving(error)
         print(json.dumps({"seen": mistake.seen, "why": mistake.why, "write": mistake.write}), file=standard_output)
         return Exit.BAD_INPUT
     print(json.dumps(asdict(trial)), file=standard_output)

@@ -30,7 +30,7 @@ from memfit.apply.random_state import random_state, set_random_state
 from memfit.apply.train_state import TrainState, tensors_in
 from memfit.apply.window import Attempt, Guard, TurnGradients
 from memfit.engine.collectives import RanksOutOfMemoryError, gather, reported
-from memfit.errors import describe
+from memfit.errors import describe, message_of
 from memfit.torch_compat import FakeTensorMode
 from memfit.torch_compat.batch_norm import BatchNormBase
 from memfit.torch_compat.grad_scaler import forget_optimizers, has_infinity
@@ -342,7 +342,7 @@ class Recovery:
             part=self._part,
             micro_batch=self._index,
             ids=ids,
-            requested_bytes=requested_bytes(str(error)),
+            requested_bytes=requested_bytes(message_of(error)),
             held_bytes=held_bytes(self._state.device),
             message=describe(error),
             rank=self._state.engine.rank,
