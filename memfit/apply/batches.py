@@ -6,16 +6,22 @@ from typing import Any
 
 import torch
 
+from memfit.apply.job_objects import job_object
 from memfit.apply.train_state import map_tensors
 
 
 def on_device(batch: Any, device: torch.device) -> Any:
-    """Returns the batch with its tensors on the device. An object of an unknown class is moved by its own ``to``."""
-    return map_tensors(
-        batch,
-        lambda tensor: tensor.to(device, non_blocking=True),
-        lambda value: value.to(device) if _moves_itself(value) else value,
-    )
+    """Returns the batch with its tensors on the device. An object of an unknown class is moved by its own ``to``.
+
+    Raises:
+        InputError: a part of it cannot be moved.
+    """
+    with job_object("a batch", "give tensors that can be copied to the device, or objects whose to(device) does it"):
+        return map_tensors(
+            batch,
+            lambda tensor: tensor.to(device, non_blocking=True),
+            lambda value: value.to(device) if _moves_itself(value) else value,
+        )
 
 
 def is_opaque(batch: Any) -> bool:

@@ -78,6 +78,8 @@ def losses_of(
         raise InputError(f"turn {turn.name!r}", "gave no loss", write)
     losses: dict[str, tuple[Tensor, Units]] = {}
     for name, pair in named.items():
+        if not isinstance(name, str):
+            raise InputError(f"loss {name!r}", f"its name is a {_kind(name)}, not text", "write {'name': (sum, units)}")
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise InputError(f"loss {name!r}", f"gave {_kind(pair)}, not (sum, units)", write)
         value, count = pair

@@ -13,23 +13,22 @@ holds what a runner wraps around each half.
 from __future__ import annotations
 
 import math
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from memfit.apply.job_objects import job_object
 from memfit.apply.losses import MicroBatch, WindowUnits, known_units, losses_of, normalised, nothing
 from memfit.apply.state_streaming import streamed, streams
 from memfit.apply.train_state import TrainState, update_ema
 from memfit.apply.turn_cache import TurnCache
 from memfit.engine.collectives import Units, gather_shares, together, total
-from memfit.errors import InputError, describe, line_of_job, message_of
+from memfit.errors import InputError, describe, message_of
 from memfit.job import Turn
 from memfit.torch_compat.grad_scaler import allow_another_step
 
@@ -208,6 +207,9 @@ def _backwards(
                     "write units(self, batch) -> {'name': valid units}",
                 )
             loss = normalised(losses, known, window_units) if micro.counts else nothing(losses)
+            if units and losses.keys() != units.keys():
+                why = f"it gave {', '.join(losses)} for a micro-batch, and {', '.join(units)} for one before"
+                raise InputError(f"turn {turn.name!r}", why, "give the same losses for every micro-batch")
             if micro.counts:
                 _add(losses, sums, units)
             del losses, batch
@@ -316,20 +318,11 @@ def _after_the_steps(train_state: TrainState, mark: Mark, guard: Guard, *, stepp
     if train_state.scaler and stepped:
         train_state.scaler.update()
     for name, schedule in train_state.schedules.items():
-        _step_schedule(name, schedule)
+        write = "write one in schedules(self, optimizers, windows) that lasts for that many windows"
+        with job_object(f"schedule {name!r}", write):
+            schedule.step()
     train_state.engine.share_buffers(train_state.nets)
     if train_state.ema:
         mark("ema")
         averages = [tensor for net in train_state.ema.values() for tensor in (*net.parameters(), *net.buffers())]
         guard.once(partial(update_ema, train_state), None, averages)
-
-
-def _step_schedule(name: str, schedule: Any) -> None:
-    """Steps a schedule. What torch's own schedulers raise has no line of the job's code to name."""
-    try:
-        schedule.step()
-    except (ValueError, TypeError, KeyError, IndexError, ZeroDivisionError) as error:
-        if line_of_job(traceback.walk_tb(error.__traceback__)) is not None:
-            raise
-        write = "write one in schedules(self, optimizers, windows) that lasts for that many windows"
-        raise InputError(f"schedule {name!r}", describe(error), write) from error

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence, Set
 from typing import Any
 
 from memfit.batch.lengths import as_lengths
-from memfit.errors import InputError
+from memfit.errors import InputError, describe, line_of_job
 from memfit.job import Job
 
 
@@ -27,12 +28,30 @@ def by_index(job: Job, samples: Any) -> Sequence[Any]:
     """What ``dataset()`` gave, checked to be samples by index.
 
     Raises:
-        InputError: it has no length, or cannot be indexed.
+        InputError: it has no length, or one that is no number, or cannot be indexed.
     """
     if not _is_by_index(samples):
         write = "write dataset(self) -> a sequence of samples with a length, or an IterableDataset"
         raise InputError(f"{type(job).__name__}.dataset()", f"gave {type(samples).__name__}, not a sequence", write)
+    count_of(samples, "dataset")
     return samples
+
+
+def count_of(samples: Any, name: str) -> int:
+    """The number of samples that a data set says it has.
+
+    Args:
+        name: of the job's method that gave it.
+
+    Raises:
+        InputError: it says something else.
+    """
+    try:
+        return len(samples)
+    except (TypeError, ValueError, OverflowError) as error:
+        if line_of_job(traceback.walk_tb(error.__traceback__)) is not None:
+            raise
+        raise InputError(f"len({name}())", describe(error), "write __len__(self) -> the number of samples") from error
 
 
 def is_stream(samples: Any) -> bool:

@@ -184,6 +184,15 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
             module.set_force_sum_reduction_for_comms(True)  # type: ignore[operator]
 
 
+def reshard(nets: Nets) -> None:
+    """Weights that a forward has gathered are parts again. The net's own outermost group stays whole after a forward,
+    until a backward that an evaluation does not have."""
+    for net in nets.values():
+        for module in net.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+
 def _unsharded_gradients(nets: Nets) -> Iterator[Tensor]:
     """Gradients that a rank holds whole, until they are scattered."""
     for net in nets.values():

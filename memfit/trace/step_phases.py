@@ -13,6 +13,7 @@ import torch
 from memfit.apply.train_state import TrainState, tensors_in
 from memfit.apply.window import MicroBatch
 from memfit.engine.capabilities import CAPABILITIES
+from memfit.engine.fsdp2 import reshard
 from memfit.errors import InputError
 from memfit.job import Job, Shape
 from memfit.trace.tracer import Tracer
@@ -42,7 +43,7 @@ def fetch_synthetic(
 
 @contextmanager
 def evaluation_mode(train_state: TrainState) -> Iterator[None]:
-    """Every module in evaluation mode, and afterwards each as it was."""
+    """Every module in evaluation mode, and afterwards each as it was: under FSDP2 with its weights in parts again."""
     modes = [(module, module.training) for net in train_state.nets.values() for module in net.modules()]
     for net in train_state.nets.values():
         net.eval()
@@ -52,6 +53,7 @@ def evaluation_mode(train_state: TrainState) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
+        reshard(train_state.nets)
 
 
 def validate_once(train_state: TrainState, fetch: Any, mark: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from memfit.apply.job_objects import job_object
 from memfit.errors import InputError, describe, how_it_left, line_of_job, message_of, mistake_in_job
 from memfit.train.data.stream import StreamSamples, StreamState
 from memfit.train.data.transport import Packed, SharedSlots, pack
@@ -63,15 +64,9 @@ class BatchReader:
             return self.collate(samples)
 
     def _sample(self, position: int) -> Any:
-        try:
+        write = "write dataset(self) -> samples by index, from 0 to one less than their number"
+        with job_object(f"dataset()[{position}]", write):
             return self.samples[position]
-        except Exception as error:
-            if isinstance(error, InputError) or memory_limit.is_memory_failure(error):
-                raise
-            if line_of_job(traceback.walk_tb(error.__traceback__)) is not None:
-                raise
-            write = "write dataset(self) -> samples by index, from 0 to one less than their number"
-            raise InputError(f"dataset()[{position}]", describe(error), write) from error
 
     def load(self, state: StreamState | None) -> None:
         """Goes on in a stream from this state."""

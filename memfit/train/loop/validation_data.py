@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from memfit.apply.batches import on_device
+from memfit.apply.job_objects import job_object
 from memfit.apply.train_state import TrainState
+from memfit.batch.dataset import count_of
 from memfit.errors import InputError, describe
 from memfit.job import Job, Shape
 from memfit.trace.step_phases import fetch_synthetic
@@ -51,7 +53,12 @@ Fetch = Callable[[], Any]
 
 
 def _fetch(job: Job, samples: Sequence[Any], numbers: range, device: torch.device) -> Fetch:
-    return lambda: on_device(job.validation_collate([samples[i] for i in numbers]), device)
+    def sample(position: int) -> Any:
+        write = "write validation_dataset(self) -> samples by index, from 0 to one less than their number"
+        with job_object(f"validation_dataset()[{position}]", write):
+            return samples[position]
+
+    return lambda: on_device(job.validation_collate([sample(i) for i in numbers]), device)
 
 
 def validation_data(job: Job) -> ValidationData | None:
@@ -65,7 +72,8 @@ def validation_data(job: Job) -> ValidationData | None:
     samples = job.validation_dataset()
     if samples is None:
         return ValidationData(samples=None) if job.real_validation_batch else None
-    if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")) or len(samples) == 0:
+    has_samples = hasattr(samples, "__len__") and hasattr(samples, "__getitem__")
+    if not has_samples or count_of(samples, "validation_dataset") == 0:
         gave = "no sample" if hasattr(samples, "__len__") else f"{type(samples).__name__}, not a sequence"
         write = "write validation_dataset(self) -> a sequence of samples, or leave it out"
         raise InputError(f"{type(job).__name__}.validation_dataset()", f"gave {gave}", write)
