@@ -166,7 +166,7 @@ def _options(running: Running, trace: Trace) -> tuple[ScriptOption, ...]:
     watch = running.watch
     stepped = [known for known in watch.optimizers.values() if known.steps]
     kind, line = (stepped[0].kind, stepped[0].line) if stepped else ("", NOWHERE)
-    return script_options(trace, watch.held, kind, line, watch.forward_line, _counted(trace))
+    return script_options(trace, watch.held, kind, line, watch.forward_lines(), _counted(trace))
 
 
 def _assumed(running: Running) -> tuple[AssumedAnswer, ...]:
@@ -196,7 +196,7 @@ def _not_seen(running: Running, error: ScriptError | None) -> tuple[str, ...]:
         lines.append("no validation ran")
     if "save" not in names:
         lines.append("nothing was saved")
-    for known in watch.optimizers.values():
+    for known in watch.current():
         if not known.steps and watch.windows:
             lines.append(f"the optimizer of {known.line.file}:{known.line.line} never stepped")
     if error is not None and watch.windows:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 from memfit.script.outcome import ScriptOption
-from memfit.script.source_lines import Line
+from memfit.script.source_lines import NOWHERE, Line
 from memfit.script.variables import HeldVariable
 
 _LEAST_SHARE = 0.005
@@ -31,13 +31,14 @@ def script_options(
     held: Sequence[HeldVariable],
     optimizer: str,
     optimizer_line: Line,
-    forward_line: Line,
+    forward_lines: Mapping[str, Line],
     alive: np.ndarray,
 ) -> tuple[ScriptOption, ...]:
     """Returns the options that apply, the largest saving first.
 
     Args:
         optimizer: the class name of the optimizer that was made at ``optimizer_line``.
+        forward_lines: where each trained net is called, by its class, the largest net first.
         held: variables that are the only references to a storage when a backward begins.
         alive: requested bytes that are alive after each event.
     """
@@ -53,8 +54,8 @@ def script_options(
     candidates = [
         *_variables(trace, held, event),
         *_optimizer(trace, there, inside, alive, peak, optimizer, optimizer_line),
-        *_checkpointing(trace, there, forward_line),
-        *_smaller_activations(trace, there, _constant(trace, spans), forward_line),
+        *_checkpointing(trace, there, forward_lines),
+        *_smaller_activations(trace, there, _constant(trace, spans), next(iter(forward_lines.values()), NOWHERE)),
         *_gradients_freed(trace, spans, optimizer_line),
     ]
     least = peak * _LEAST_SHARE
@@ -130,7 +131,7 @@ def _optimizer(
     return options
 
 
-def _checkpointing(trace: Trace, there: np.ndarray, line: Line) -> list[ScriptOption]:
+def _checkpointing(trace: Trace, there: np.ndarray, lines: Mapping[str, Line]) -> list[ScriptOption]:
     """Repeated modules (``blocks.0``, ``blocks.1`` …) whose activations are alive at the peak. Recomputation frees the
     activations of all but the largest, except the tensor that enters each.
     """
@@ -147,7 +148,8 @@ def _checkpointing(trace: Trace, there: np.ndarray, line: Line) -> list[ScriptOp
         inputs = sum(min(max(sizes), int(np.median(sizes))) for sizes in blocks.values())
         saves = sum(totals) - max(totals) - inputs
         if len(blocks) > 2 and saves > 0:
-            path = name.partition(".")[2] or name
+            net, _, path = name.partition(".")
+            path, line = path or name, lines.get(net, NOWHERE)
             options.append(
                 ScriptOption(
                     name=f"checkpoint {path}", saves_bytes=saves, where=f"{line.file}:{line.line}",

@@ -23,7 +23,7 @@ from memfit.events import ALLOCATE, FREE
 from memfit.job import is_trained
 from memfit.script.outcome import KeptVariable
 from memfit.script.phase_spans import Cut, KnownOptimizer, PhaseSpan, RefusedRequest, phase_spans
-from memfit.script.source_lines import NOWHERE, Line
+from memfit.script.source_lines import Line
 from memfit.script.tracer import ScriptTracer
 from memfit.script.variables import HeldVariable, held_at_backward, kept_between_steps
 from memfit.torch_compat import current_autograd_node
@@ -64,8 +64,8 @@ class StepWatch:
     """Modules that are in their forward, one within the other."""
     calls: int = 0
     """Forwards of nets, not of modules within them."""
-    forward_line: Line = NOWHERE
-    """Where the net that is trained was called last."""
+    forwards: dict[str, tuple[int, Line]] = field(default_factory=dict)
+    """Parameters of each net that is trained, by its class, and where it was called last."""
     trained_storages: set[int] = field(default_factory=set)
     """Storages of the parameters of each optimizer that has stepped."""
     _alive: WeakSet[Optimizer] = field(default_factory=WeakSet)
@@ -136,11 +136,18 @@ class StepWatch:
             if torch.is_grad_enabled():
                 if is_trained(module):
                     self.training("forward")
-                    self._trained_shapes.add(self._shapes_of(module))
-                    self.forward_line = self.tracer.lines.here()
+                    shapes = self._shapes_of(module)
+                    self._trained_shapes.add(shapes)
+                    parameters = sum(shape.numel() for shape in shapes)
+                    self.forwards[type(module).__name__] = (parameters, self.tracer.lines.here())
             elif self.phase != "validate":
                 self._forward_without_gradients(module)
         self.depth += 1
+
+    def forward_lines(self) -> dict[str, Line]:
+        """Where each trained net was called last, by its class, the largest net first."""
+        forwards = sorted(self.forwards.items(), key=lambda item: -item[1][0])
+        return {name: line for name, (_, line) in forwards}
 
     def _forward_without_gradients(self, module: nn.Module) -> None:
         """Begins validation if the net, or a net it is a copy of, is trained. Others (frozen encoders) belong to the

@@ -65,7 +65,8 @@ def held_at_backward(tracer: ScriptTracer) -> list[HeldVariable]:
     for name, frame, tensor, storage in _storages(tracer):
         if tracer.category[storage] in _STATE or tensor.grad_fn is None:
             continue
-        if _is_only_a_variable(tensor) and not is_read_later(frame, re.split(r"[\[.]", name)[0]):
+        variable = re.split(r"[\[.]", name)[0]
+        if _is_only_a_variable(tensor) and not is_read_later(frame, variable) and not _is_read_here(frame, variable):
             file, line = frame.f_code.co_filename, frame.f_lineno
             held.append(HeldVariable(name=name, file=file, line=line, storage=storage))
     return held
@@ -85,6 +86,21 @@ def is_read_later(frame: FrameType, name: str) -> bool:
         if kind in ("LOAD", "STORE", "DELETE"):
             return kind == "LOAD"
     return False
+
+
+def _is_read_here(frame: FrameType, name: str) -> bool:
+    """Whether the expression that runs now has read a variable: ``loss(net(name)).backward()``. It cannot be deleted
+    before that line.
+    """
+    before = [i for i in dis.get_instructions(frame.f_code) if i.offset <= frame.f_lasti]
+    position = before[-1].positions
+    if position is None or position.lineno is None:
+        return False
+    lines = range(position.lineno, (position.end_lineno or position.lineno) + 1)
+    return any(
+        i.opname.startswith("LOAD") and i.argval == name and i.positions is not None and i.positions.lineno in lines
+        for i in before
+    )
 
 
 def _is_only_a_variable(tensor: Tensor) -> bool:

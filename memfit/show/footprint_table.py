@@ -15,7 +15,7 @@ from memfit.wording import counted
 
 if TYPE_CHECKING:
     from memfit.device.hardware.catalogue import Device
-    from memfit.footprint import Footprint
+    from memfit.footprint import Footprint, PhaseFootprint
     from memfit.planner.predict import Prediction
 
 _COLOURS = {"yes": "green", "close": "yellow", "no": "red"}
@@ -121,7 +121,7 @@ def coloured_verdict(footprint: Footprint, device: Device) -> Text:
 
 def verdict_line(footprint: Footprint, device: Device) -> str:
     """``Fits on RTX 4090 with 12.2 GiB to spare (peak: training, 11.3 of 23.5 GiB).``"""
-    worst = footprint.phases[footprint.limiting_phase]
+    worst = largest_process(footprint)
     usable = device.usable_bytes or 0
     peak = f"peak: {phase_name(footprint.limiting_phase)}, {of_sizes(worst.process_bytes, usable)}"
     if footprint.failed_request:
@@ -135,6 +135,11 @@ def verdict_line(footprint: Footprint, device: Device) -> str:
         return f"Fits on {short_name(device)} with {spare} to spare ({peak})."
     high = format_size(worst.process_bytes_high)
     return f"May not fit on {short_name(device)}: {spare} to spare, but the interval reaches {high} ({peak})."
+
+
+def largest_process(footprint: Footprint) -> PhaseFootprint:
+    """The phase with the largest process. It may come after the limiting one, with a cache that is a little larger."""
+    return max(footprint.phases.values(), key=lambda phase: phase.process_bytes)
 
 
 _PHASE_NAMES = {"train": "training", "validate": "validation", "save": "saving"}

@@ -15,7 +15,7 @@ from memfit.script.batch_scan import BatchScan
 from memfit.script.outcome import LineUse, ScriptOutcome, TraceRequest
 from memfit.script.request_device import device_of
 from memfit.show.console import make_console
-from memfit.show.footprint_table import coloured_verdict, phase_name, phase_table
+from memfit.show.footprint_table import coloured_verdict, largest_process, phase_name, phase_table
 from memfit.sizes import format_size
 from memfit.wording import counted
 
@@ -70,7 +70,7 @@ def show_devices(requests: Sequence[TraceRequest], outcomes: Sequence[ScriptOutc
             table.add_row(request.device, usable, "unknown", "no verdict")
             continue
         word, colour = _CARD_WORDS[footprint.verdict]
-        most = max(phase.process_bytes for phase in footprint.phases.values())
+        most = largest_process(footprint).process_bytes
         table.add_row(request.device, usable, format_size(most), Text(word, style=colour))
     console.print(table)
     console.print(f"\nDetails on {requests[0].device}:", soft_wrap=True)
@@ -88,13 +88,13 @@ def headline(request: TraceRequest, outcome: ScriptOutcome) -> Text:
         reason = outcome.error.summary if outcome.error is not None else outcome.ended
         return text.append(f": {why} (stopped after: {reason}).", style="default")
     if outcome.error is not None and not outcome.error.out_of_memory:
-        worst = footprint.phases[footprint.limiting_phase]
+        worst = largest_process(footprint)
         text = Text("The script failed", style="bold yellow")
         return text.append(
             f"; up to there it needs {format_size(worst.process_bytes)} of card memory.", style="default"
         )
     if not request.asked:
-        worst = footprint.phases[footprint.limiting_phase]
+        worst = largest_process(footprint)
         smallest = next((card for card in outcome.cards if card.verdict == "yes"), None)
         text = Text(f"Needs {format_size(worst.process_bytes)}", style="bold")
         where = f"the smallest card that fits is {smallest.name}" if smallest else "no card of the catalogue is enough"
@@ -191,7 +191,8 @@ def remarks(outcome: ScriptOutcome) -> list[str]:
         lines.append(f"Assumed at {_short(_near(file))}:{number}: {answer.operator} gives {answer.answer}.")
     if len(outcome.assumed) > _TOP_OTHERS:
         lines.append(f"Assumed at {len(outcome.assumed) - _TOP_OTHERS} more lines: --json lists them.")
-    lines += [f"Not seen: {text}." for text in outcome.not_seen]
+    here = f"{Path.cwd()}{os.sep}"
+    lines += [f"Not seen: {text.replace(here, '')}." for text in outcome.not_seen]
     if outcome.failed_attempts:
         lines.append(
             f"{counted(outcome.failed_attempts, 'attempt')} ran out of memory; what they asked for does not count."

@@ -109,3 +109,57 @@ def test_gradients_stay_only_where_a_later_forward_sees_them(tmp_path: Path, zer
         f"    net(torch.ones(4, 512).cuda()).sum().backward(); optimizer.step(); {zero_grad}\n"
     )
     assert (option_of(trace_here(tmp_path, script), "free gradients") is not None) is is_kept
+
+
+def test_a_variable_that_the_expression_of_the_backward_reads_cannot_be_freed_before_it(tmp_path: Path) -> None:
+    script = (
+        f"{NET}for step in range(3):\n"
+        "    made = net(torch.ones(256, 512).cuda())\n"
+        "    loss = made.sum()\n"
+        "    LOSS.backward(); optimizer.step(); optimizer.zero_grad()\n"
+    )
+    kept = trace_here(tmp_path, script.replace("LOSS", "loss"))
+    assert option_of(kept, "free made") is not None
+    read = trace_here(tmp_path, script.replace("LOSS", "(loss + 0 * made.detach().sum())"))
+    assert option_of(read, "free made") is None
+
+
+def test_options_name_the_call_of_the_net_that_they_change(tmp_path: Path) -> None:
+    script = (
+        "import torch\n"
+        "class Generator(torch.nn.Sequential): pass\n"
+        "class Judge(torch.nn.Sequential): pass\n"
+        "def layer(width): return torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.GELU())\n"
+        "def layers(width): return [layer(width) for _ in range(6)]\n"
+        "generator, judge = Generator(*layers(256)).cuda(), Judge(*layers(128)).cuda()\n"
+        "optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in (generator, judge)]\n"
+        "for step in range(3):\n"
+        "    made = generator(torch.ones(2048, 256).cuda())\n"
+        "    judge(made[:, :128]).sum().backward()\n"
+        "    for optimizer in optimizers: optimizer.step(); optimizer.zero_grad()\n"
+    )
+    outcome = trace_here(tmp_path, script)
+    assert outcome.error is None, outcome.error.text
+    lines = {option.where.rpartition(":")[2] for option in outcome.options if option.name == "half the micro-batch"}
+    assert lines == {"9"}
+    assert {option.where.rpartition(":")[2] for option in outcome.options if "checkpoint" in option.name} == {"9", "10"}
+
+
+def test_optimizers_of_failed_attempts_are_not_said_to_have_never_stepped(tmp_path: Path) -> None:
+    script = (
+        "import torch\n"
+        "size = 1 << 15\n"
+        "while True:\n"
+        "    net = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.Linear(1024, 1024)).cuda()\n"
+        "    optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "    try:\n"
+        "        for step in range(3):\n"
+        "            net(torch.ones(size, 1024).cuda()).sum().backward(); optimizer.step(); optimizer.zero_grad()\n"
+        "        break\n"
+        "    except torch.cuda.OutOfMemoryError:\n"
+        "        size //= 16\n"
+    )
+    outcome = trace_here(tmp_path, script, memory_bytes=900 << 20, enforced=True)
+    assert outcome.failed_attempts == 1
+    assert outcome.windows == 3
+    assert not [line for line in outcome.not_seen if "never stepped" in line]

@@ -1,0 +1,28 @@
+"""The verdict in one line: what is to spare and what is needed add up to the card."""
+
+from dataclasses import replace
+
+from memfit.device.hardware.catalogue import find_device
+from memfit.footprint import Footprint, PeakLocation, PhaseFootprint, Request
+from memfit.show.footprint_table import verdict_line
+
+GIB = 1 << 30
+
+
+def phase(process: int) -> PhaseFootprint:
+    nothing = Request(bytes=0, module="", operator="", phase="")
+    return PhaseFootprint(
+        allocated_bytes=process, reserved_bytes=process, process_bytes=process, process_bytes_low=process,
+        process_bytes_high=process, at=PeakLocation(module="", operator=""), largest_request=nothing, categories={},
+    )  # fmt: skip
+
+
+def test_the_verdict_counts_the_largest_process_where_a_later_phase_inherits_a_larger_cache():
+    card = replace(find_device("rtx4090"), usable_bytes=20 * GIB)
+    footprint = Footprint(
+        phases={"train": phase(10 * GIB), "validate": phase(11 * GIB)}, fits=True, verdict="yes",
+        limiting_phase="train", headroom_bytes=9 * GIB, failed_request=None, net_kind="", measured_runs=None,
+        plan_searches=0, assumed=(),
+    )  # fmt: skip
+    line = verdict_line(footprint, card)
+    assert line == "Fits on RTX 4090 with 9.00 GiB to spare (peak: training, 11.00 of 20.00 GiB)."
