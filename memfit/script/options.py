@@ -86,11 +86,13 @@ def _constant(trace: Trace, spans: Sequence[tuple[int, int]]) -> np.ndarray:
 
 
 def _variables(trace: Trace, held: Sequence[HeldVariable], event: int) -> list[ScriptOption]:
-    """Variables that exist at the peak, or existed at the same place of another window."""
+    """Variables that are alive at the peak, and could have been freed before a backward that began by then:
+    what an earlier forward's graph still needs is held later, and saves nothing.
+    """
     there = _alive_at(trace, event)
     saved: dict[tuple[str, str, int], int] = {}
     for variable in held:
-        if there[variable.storage]:
+        if there[variable.storage] and variable.event <= event:
             key = (variable.name, variable.file, variable.line)
             saved[key] = max(saved.get(key, 0), int(trace.nbytes[variable.storage]))
     return [

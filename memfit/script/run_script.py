@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 
 from memfit.device.hardware.catalogue import Device
 from memfit.device.virtual import redirect
+from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.card_rules import card_rules
 from memfit.device.virtual.hybrid_mode import HybridMode, fake_parameters
 from memfit.device.virtual.library_patches import as_in_a_real_run
@@ -49,7 +50,7 @@ from memfit.script.stop_rule import TraceStop
 from memfit.script.stubs import stubbed
 from memfit.script.tracer import MOST_KNOWN_INTEGERS, ScriptTracer
 from memfit.script.zero_redundancy import consolidated_states
-from memfit.torch_compat import FakeTensor
+from memfit.torch_compat import DisableTorchDispatch, FakeTensor
 from memfit.torch_compat.attributes import storage_id, storage_id_of
 from memfit.torch_compat.backend import current_engine, engine_replaced
 from memfit.trace import constant_values
@@ -143,7 +144,8 @@ def _enter(stack: ExitStack, running: Running) -> None:
         stack.enter_context(replaced(torch.cuda, **answers))
         stack.enter_context(replaced(torch.cuda.memory, **answers))
     else:
-        stack.enter_context(replaced(FakeTensor, __format__=_formatted))
+        stack.enter_context(replaced(FakeTensor, __format__=_formatted, numpy=_as_array(tracer.mode)))
+    stack.enter_context(replaced(FakeTensor, __repr__=_printed))
     backwards = [0]
     run_backward = current_engine()
 
@@ -178,6 +180,25 @@ def _optimizers_known(watch: StepWatch) -> Iterator[None]:
 
     with replaced(Optimizer, __init__=made):
         yield
+
+
+def _as_array(mode: HybridMode) -> Callable[..., Any]:
+    """``Tensor.numpy`` on the virtual CPU: what is known of the content, else 0.5 or 0."""
+
+    def numpy(tensor: FakeTensor, *, force: bool = False) -> Any:
+        with DisableTorchDispatch():
+            empty = torch.zeros(tuple(tensor.shape), dtype=tensor.dtype)
+        real = mode.stand_in(tensor, None, lambda: empty)
+        with DisableTorchDispatch():
+            return real.numpy()
+
+    return numpy
+
+
+def _printed(tensor: FakeTensor, **kwargs: Any) -> str:
+    """A tensor without data, as a script prints it."""
+    device = str(tensor.device).replace(NAME, "cuda")
+    return f"tensor(..., device='{device}', size={tuple(tensor.shape)}, dtype={tensor.dtype})"
 
 
 def _formatted(tensor: FakeTensor, spec: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memfit.device.virtual.data_dependent import asks_data
+from memfit.device.virtual.data_dependent import HOLDS_IF_FINITE, asks_data
 from memfit.device.virtual.hybrid_mode import HybridMode, is_real_call
 from memfit.device.virtual.virtual_device import Virtual
 from memfit.script.source_lines import NOWHERE, Line, SourceLines
@@ -35,6 +36,8 @@ _INDEXED = frozenset(
     }
 )  # fmt: skip
 """Operators whose second argument may hold masks."""
+_BELOW = frozenset({_aten.lt.Scalar, _aten.le.Scalar})
+_ABOVE = frozenset({_aten.gt.Scalar, _aten.ge.Scalar})
 
 
 class ScriptTracer(Tracer):
@@ -100,7 +103,10 @@ class ScriptTracer(Tracer):
             answered = self._from_content(func, types, args, kwargs)
             if answered is not None:
                 return answered
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if (func in _BELOW and args[1] == math.inf) or (func in _ABOVE and args[1] == -math.inf):
+            out.__dict__[HOLDS_IF_FINITE] = True
+        return out
 
     def _see_real(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs an operator on real tensors if the CPU is the device, and records what it allocates."""

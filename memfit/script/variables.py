@@ -31,6 +31,8 @@ class HeldVariable:
     line: int
     """The line that calls the backward."""
     storage: int
+    event: int
+    """The number of events when that backward began."""
 
 
 def _tensors(value: Any, name: str, depth: int = 2) -> Iterator[tuple[str, Tensor]]:
@@ -68,7 +70,7 @@ def held_at_backward(tracer: ScriptTracer) -> list[HeldVariable]:
         variable = re.split(r"[\[.]", name)[0]
         if _is_only_a_variable(tensor) and not is_read_later(frame, variable) and not _is_read_here(frame, variable):
             file, line = frame.f_code.co_filename, frame.f_lineno
-            held.append(HeldVariable(name=name, file=file, line=line, storage=storage))
+            held.append(HeldVariable(name=name, file=file, line=line, storage=storage, event=len(tracer.kind)))
     return held
 
 

@@ -303,3 +303,42 @@ def test_what_a_failed_attempt_held_until_its_error_was_handled_does_not_count(t
     train = outcome.footprint.phases["train"]
     assert train.categories["gradients"] > 0
     assert activations < train.allocated_bytes < 2 * activations + 64 * 1024 * 1024
+
+
+def test_the_first_value_is_better_than_infinity(tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path,
+        NET + "best, saves = float('inf'), 0\n"
+        "for step in range(4):\n"
+        f"    loss = net(torch.ones(4, 256).cuda()).sum(); {STEP}"
+        "    if loss.detach() < best:\n"
+        "        best, saves = loss.detach(), saves + 1\n"
+        "        torch.save(net.state_dict(), 'best.pt')\n"
+        "assert saves == 1 and not loss < -float('inf') and loss > -float('inf')\n",
+    )
+    assert outcome.error is None, outcome.error.text
+    assert outcome.footprint is not None
+    assert "save" in outcome.footprint.phases
+    line = next(answer for answer in outcome.assumed if answer.where.endswith(":8") and answer.answer == "True")
+    assert line.operator == "item"
+
+
+def test_a_tensor_of_the_card_prints_as_one_without_data(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    trace_here(tmp_path, NET + "loss = net(torch.ones(4, 256).cuda())\nprint(loss, f'{loss=}', [loss])\n")
+    said = capfd.readouterr().out
+    assert said.count("tensor(..., device='cuda:0', size=(4, 256), dtype=torch.float32)") == 3
+
+
+def test_results_on_the_virtual_cpu_become_arrays(tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path,
+        "import numpy, torch\n"
+        "net = torch.nn.Linear(8, 8)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "for step in range(3):\n"
+        "    out = net(torch.ones(4, 8))\n"
+        "    out.sum().backward(); optimizer.step(); optimizer.zero_grad()\n"
+        "    assert out.detach().cpu().numpy().shape == numpy.asarray(out.detach()).shape == (4, 8)\n",
+        device="cpu",
+    )
+    assert outcome.error is None, outcome.error.text

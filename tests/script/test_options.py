@@ -163,3 +163,14 @@ def test_optimizers_of_failed_attempts_are_not_said_to_have_never_stepped(tmp_pa
     assert outcome.failed_attempts == 1
     assert outcome.windows == 3
     assert not [line for line in outcome.not_seen if "never stepped" in line]
+
+
+def test_a_variable_that_outlives_its_graph_saves_nothing_at_a_peak_that_needs_it(tmp_path: Path) -> None:
+    script = (
+        f"{NET}small = torch.nn.Linear(512, 1).cuda()\n"
+        "for step in range(3):\n"
+        "    small(torch.ones(1, 512).cuda()).sum().backward()\n"
+        "    kept = net[1](net[0](torch.ones(4096, 512).cuda()))\n"
+        "    net[2](kept).sum().backward(); optimizer.step(); optimizer.zero_grad()\n"
+    )
+    assert option_of(trace_here(tmp_path, script), "free kept") is None

@@ -12,7 +12,7 @@ import pytest
 from memfit.script import namespaces, sandbox
 
 ENTER = """
-import json, os, shutil, socket, sys
+import fcntl, json, os, shutil, socket, sys, termios
 from pathlib import Path
 from memfit.script.sandbox import SandboxError, changes, enter_sandbox
 
@@ -48,6 +48,7 @@ if child == 0:
     attempt("setting", lambda: setting.write_text(setting.read_text()))
     for point in json.loads(sys.argv[6]):
         attempt(point, lambda: Path(point, "made-by-a-script").touch())
+    attempt("terminal", lambda: fcntl.ioctl(int(sys.argv[7]), termios.TIOCSTI, b"x"))
     attempt("device", lambda: os.utime("/dev/null"))
     Path("/dev/null").write_text("taken")
     Path(folder, "closed", "new").write_text("new") if os.getuid() == 0 else None
@@ -70,14 +71,15 @@ def test_what_a_script_writes_vanishes_and_it_reaches_nothing(tmp_path: Path) ->
     listening = socket.create_server(("127.0.0.1", 0))
     service = socket.socket(socket.AF_UNIX)
     here = os.open(folder, os.O_RDONLY)
+    _, terminal = os.openpty()
     service.bind(f"/proc/self/fd/{here}/service")
     service.listen()
     done = subprocess.run(
         [
             sys.executable, "-c", ENTER, str(scratch), str(folder), str(listening.getsockname()[1]), str(writable),
-            str(os.getpid()), json.dumps(system),
+            str(os.getpid()), json.dumps(system), str(terminal),
         ],
-        capture_output=True, text=True, check=True,
+        capture_output=True, text=True, check=True, pass_fds=(terminal,),
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )  # fmt: skip
     listening.close()
@@ -92,7 +94,7 @@ def test_what_a_script_writes_vanishes_and_it_reaches_nothing(tmp_path: Path) ->
     assert not (Path.home() / ".memfit-break-out").exists()
     assert (writable / "kept").read_text() == "kept"
     assert set(json.loads(said["FAILED"])) >= {
-        "network", "host", "service", "chroot", "kill", "setting", "device", *system,
+        "network", "host", "service", "chroot", "kill", "setting", "terminal", "device", *system,
     }  # fmt: skip
     changed = dict(json.loads(said["CHANGED"]))
     assert changed[str(folder / "checkpoint.pt")] is False

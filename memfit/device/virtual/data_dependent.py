@@ -29,6 +29,9 @@ ASSUMED = "_memfit_assumed"
 """Attribute of a fake tensor of integers: the value of each, where that follows from integers that are taken for 0 or
 for the least random number."""
 
+HOLDS_IF_FINITE = "_memfit_holds_if_finite"
+"""Attribute of a fake tensor of one truth value: it is true of every finite number, as ``loss < float("inf")`` is."""
+
 DOUBT = "where that is a size, a run needs more than predicted"
 """The end of what is said of an integer that was assumed."""
 
@@ -168,7 +171,8 @@ def _item(assumptions: Assumptions, tensor: Tensor) -> Any:
     if isinstance(tensor, FakeTensor) and tensor.constant is not None:
         return NOT_HANDLED
     if tensor.dtype is torch.bool:
-        value: Any = bool(_passing_answer())
+        passing = _passing_answer()
+        value: Any = HOLDS_IF_FINITE in tensor.__dict__ if passing is None else passing
     elif tensor.is_floating_point():
         value = 0.5
     else:
