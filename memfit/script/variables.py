@@ -91,18 +91,18 @@ def is_read_later(frame: FrameType, name: str) -> bool:
 
 
 def _is_read_here(frame: FrameType, name: str) -> bool:
-    """Whether the expression that runs now has read a variable: ``loss(net(name)).backward()``. It cannot be deleted
+    """Whether the line that runs now has read a variable: ``loss(net(name)).backward()``. It cannot be deleted
     before that line.
     """
-    before = [i for i in dis.get_instructions(frame.f_code) if i.offset <= frame.f_lasti]
-    position = before[-1].positions
-    if position is None or position.lineno is None:
-        return False
-    lines = range(position.lineno, (position.end_lineno or position.lineno) + 1)
-    return any(
-        i.opname.startswith("LOAD") and i.argval == name and i.positions is not None and i.positions.lineno in lines
-        for i in before
-    )
+    starts = dict(dis.findlinestarts(frame.f_code))
+    line = frame.f_code.co_firstlineno
+    for instruction in dis.get_instructions(frame.f_code):
+        line = starts.get(instruction.offset) or line
+        if instruction.offset > frame.f_lasti:
+            return False
+        if line == frame.f_lineno and instruction.argval == name and instruction.opname.startswith("LOAD"):
+            return True
+    return False
 
 
 def _is_only_a_variable(tensor: Tensor) -> bool:
