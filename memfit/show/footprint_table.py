@@ -41,10 +41,11 @@ def show_prediction(prediction: Prediction, console: Console | None = None) -> N
     console.print(phase_table(footprint, cuda=device.is_cuda))
     console.print(_categories(footprint))
     worst = footprint.phases[footprint.limiting_phase]
+    outside = "the step" if footprint.limiting_phase == "train" else phase_name(footprint.limiting_phase)
     console.print(
-        f"Peak in {worst.at.module or 'the step'} ({worst.at.operator}); "
+        f"Peak in {worst.at.module or outside} ({worst.at.operator}); "
         f"largest request {format_size(worst.largest_request.bytes)} "
-        f"in {worst.largest_request.module or 'the step'}.",
+        f"in {worst.largest_request.module or outside}.",
         soft_wrap=False,
     )
     for line in remarks(footprint):

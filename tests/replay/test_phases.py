@@ -1,5 +1,7 @@
 """Setup as a phase of its own, and the phase that the verdict names."""
 
+import io
+
 import torch
 from torch import nn
 
@@ -9,7 +11,8 @@ from memfit.job import Job, Shape
 from memfit.planner.predict import predict
 from memfit.replay.margins import margin_of, margins
 from memfit.replay.replay import _limiting_phase
-from memfit.show.footprint_table import remarks
+from memfit.show.console import make_console
+from memfit.show.footprint_table import remarks, show_prediction
 
 
 class Converted(Job):
@@ -35,12 +38,16 @@ class Converted(Job):
 
 def test_building_nets_that_needs_more_than_training_is_a_phase_with_its_own_advice():
     cpu = with_memory(find_device("cpu"), 1 << 30)
-    footprint = predict(Converted(), "job", Shape(items=1), cpu).footprint
+    prediction = predict(Converted(), "job", Shape(items=1), cpu)
+    footprint = prediction.footprint
     assert list(footprint.phases)[:2] == ["setup", "train"]
     assert footprint.limiting_phase == "setup"
     assert footprint.phases["setup"].allocated_bytes >= 3 * 256 * 256 * 4
     assert footprint.phases["train"].allocated_bytes < footprint.phases["setup"].allocated_bytes
     assert remarks(footprint)[0].startswith("Building the nets needs more than training")
+    shown = io.StringIO()
+    show_prediction(prediction, make_console(file=shown))
+    assert "Peak in setup (" in shown.getvalue()
     assert "setup" not in predict(Converted(convert=False), "job", Shape(items=1), cpu).footprint.phases
 
 
