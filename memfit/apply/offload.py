@@ -8,11 +8,11 @@ stream of their own, prefetched during computation.
 
 from __future__ import annotations
 
+import weakref
 from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from memfit.torch_compat.attributes import storage_id, storage_id_of, version_of
 
@@ -60,7 +60,7 @@ def on_the_host(module: nn.Module) -> AbstractContextManager[None]:
     module stay.
     """
     stays = {storage_id_of(t) for t in (*module.parameters(), *module.buffers())}
-    known: dict[tuple[int, int, torch.dtype], tuple[StorageWeakRef, _Copy]] = {}
+    known: dict[tuple[int, int, torch.dtype], tuple[weakref.ref[torch.UntypedStorage], _Copy]] = {}
 
     def pack(tensor: Tensor) -> Tensor | _OffloadedTensor:
         if tensor.layout is not torch.strided or tensor.untyped_storage().nbytes() < LEAST:
@@ -70,9 +70,9 @@ def on_the_host(module: nn.Module) -> AbstractContextManager[None]:
             return tensor
         key = (storage_id(storage), version_of(tensor), tensor.dtype)
         ref, copy = known.get(key, (None, None))
-        if copy is None or ref is None or ref.expired():
+        if copy is None or ref is None or ref() is not storage:  # another storage may have a freed one's id
             copy = _Copy(tensor)
-            known[key] = (StorageWeakRef(storage), copy)
+            known[key] = (weakref.ref(storage), copy)
         return _OffloadedTensor(copy, tensor)
 
     def unpack(packed: Tensor | _OffloadedTensor) -> Tensor:
