@@ -117,6 +117,19 @@ class Average(Dropout):
     clip: float | None = 1.0
 
 
+class Validated(Average):
+    """Validates between windows, with weights at the top of the net and more than once."""
+
+    validate_every: int = 3
+
+    def validation_dataset(self):
+        return self.dataset()[:9]
+
+    def validate(self, nets, batch):
+        time.sleep(self.pause)
+        return {"error": F.mse_loss(nets["net"](batch["x"]), batch["y"])}
+
+
 class NotFinite(Average):
     """One sample gives gradients that are not finite, and a finite loss."""
 

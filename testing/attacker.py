@@ -31,7 +31,7 @@ KINDS = {
     "gan": ("Gan", 1, "single"),
     "workers": ("Workers", 1, "single"),
     "ddp": ("Average", 2, "ddp"),
-    "fsdp2": ("Plain", 2, "fsdp2"),
+    "fsdp2": ("Validated", 2, "fsdp2"),
     "zero1": ("Average", 2, "zero1"),
     "zero2": ("Plain", 2, "zero2"),
     "zero3": ("Dropout", 2, "zero3"),

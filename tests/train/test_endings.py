@@ -89,6 +89,16 @@ def test_code_of_a_job_that_ends_the_process_is_not_done(undisturbed, tmp_path, 
     goes_on(undisturbed, run)
 
 
+def test_ranks_that_torchrun_had_to_kill_were_not_stopped_before_the_first_window(tmp_path):
+    folder, supervisor = RunFolder(tmp_path), Supervisor()
+    supervisor.signalled = 1.0
+    assert _judged(folder, Exit.STOPPED, supervisor).line.startswith("stopped before the first window; go on with")
+    folder.write_window_range(0, 4)
+    launched = _judged(folder, Exit.STOPPED, supervisor)
+    assert launched.code == Exit.STOPPED
+    assert launched.line.startswith("the run did not end after it was told to stop, and was killed; go on with")
+
+
 def test_done_means_that_lines_checkpoint_and_weights_are_there(undisturbed, tmp_path):
     result = undisturbed[1] / "undisturbed"
     assert read_outcome(result).windows == 6

@@ -114,9 +114,10 @@ def _judged(folder: RunFolder, code: int, supervisor: Supervisor) -> Launched:
     again = f"go on with: memfit run {folder.plan} --out {folder.path} --resume"
     outcome = read_outcome(folder.path)
     was_stopped = supervisor.killed_early or (supervisor.signalled is not None and code == Exit.STOPPED)
-    if was_stopped and outcome is None:
+    in_windows = folder.window_range.exists() and not supervisor.killed_early
+    if was_stopped and outcome is None and not in_windows:
         return Launched(code=Exit.STOPPED, line=f"stopped before the first window; {again}")
-    if supervisor.killed:
+    if supervisor.killed or (was_stopped and outcome is None):  # torchrun kills ranks that do not end
         return Launched(
             code=Exit.STOPPED, line=f"the run did not end after it was told to stop, and was killed; {again}"
         )
