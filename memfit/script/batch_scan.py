@@ -20,6 +20,7 @@ from memfit.script.launch import trace_script
 from memfit.script.outcome import ScriptOutcome, TraceRequest
 from memfit.script.request_device import device_of
 from memfit.sizes import format_size
+from memfit.wording import counted
 
 PLACEHOLDER = "{batch}"
 MOST = 1 << 20
@@ -35,7 +36,7 @@ class LargestBatch:
         card: the card's name.
         verified: whether the script was traced at that size, and did not fit at the next one.
         sizes: the sizes that were traced.
-        reason: why there is no number.
+        reason: why there is no number, or why it was not traced itself; empty otherwise.
     """
 
     batch: int | None
@@ -105,7 +106,7 @@ def _verified(request: TraceRequest, best: int, grown: _Family, answer: Callable
     """Traces the script at the answer and at the next size, and corrects the answer by one if it was slightly off."""
     free = replace(request, enforced=False, every_card=False)
     for _ in range(3):
-        fits, nbytes = _traced(at_size(free, best))
+        fits, nbytes, why = _traced(at_size(free, best))
         if fits is False and best > 1:
             best -= 1
             continue
@@ -113,15 +114,16 @@ def _verified(request: TraceRequest, best: int, grown: _Family, answer: Callable
         if larger:
             best += 1
             continue
-        return answer(best, verified=bool(fits) and larger is False, nbytes=nbytes)
+        return answer(best, verified=bool(fits) and larger is False, nbytes=nbytes, reason=why)
     return answer(best, nbytes=grown.process_bytes(best))
 
 
-def _traced(request: TraceRequest) -> tuple[bool | None, int | None]:
+def _traced(request: TraceRequest) -> tuple[bool | None, int | None, str]:
+    """(whether a size fits, bytes of its process, why that is not known)."""
     outcome = trace_script(request)
-    if outcome.footprint is None:
-        return None, None
-    return outcome.footprint.fits, max(phase.process_bytes for phase in outcome.footprint.phases.values())
+    if outcome.footprint is None or outcome.windows < 2:
+        return None, None, f"{counted(outcome.windows, 'complete step')} ran at that size: {outcome.ended}"
+    return outcome.footprint.fits, max(phase.process_bytes for phase in outcome.footprint.phases.values()), ""
 
 
 def _device(request: TraceRequest) -> Device:

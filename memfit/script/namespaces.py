@@ -60,8 +60,8 @@ def mount(source: str, target: str, kind: str, flags: int = 0, options: str = ""
     Raises:
         OSError: the kernel refuses.
     """
-    encoded = [text.encode() for text in (source, target, kind)]
-    _check(_libc().mount(*encoded, ctypes.c_ulong(flags), options.encode() or None), f"mount {target}")
+    encoded = [os.fsencode(text) for text in (source, target, kind)]
+    _check(_libc().mount(*encoded, ctypes.c_ulong(flags), os.fsencode(options) or None), f"mount {target}")
 
 
 def make_read_only(target: str) -> None:

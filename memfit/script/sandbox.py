@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -111,11 +112,16 @@ def _may_mount_proc() -> bool:
 def _mounts() -> list[_Mount]:
     """Returns the mounts, each mount point once."""
     rows: dict[str, _Mount] = {}
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        left, _, right = line.partition(" - ")
-        point = left.split()[4].encode().decode("unicode_escape")
-        rows[point] = _Mount(point=point, kind=right.split()[0])
+    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+        left, _, right = line.partition(b" - ")
+        point = _unescaped(left.split()[4])
+        rows[point] = _Mount(point=point, kind=right.split()[0].decode())
     return list(rows.values())
+
+
+def _unescaped(name: bytes) -> str:
+    """A path of /proc/self/mountinfo, where a space, for one, is ``\\040``."""
+    return os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), name))
 
 
 def _build_root(scratch: Path, writable: Sequence[Path], *, own_processes: bool) -> list[OverlayLayer]:

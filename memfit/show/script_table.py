@@ -176,7 +176,8 @@ def largest_batch(scan: BatchScan) -> str:
     largest = scan.largest
     if largest.batch is None:
         return f"No largest batch on {largest.card}: {largest.reason}."
-    checked = "traced at that size, and the next one does not fit" if largest.verified else "not traced at that size"
+    unchecked = f"computed; {largest.reason or 'not traced at that size'}"
+    checked = "traced at that size, and the next one does not fit" if largest.verified else unchecked
     return f"Largest batch on {largest.card}: {largest.batch} ({checked})."
 
 

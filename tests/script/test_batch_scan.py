@@ -1,12 +1,17 @@
 """The bytes of tensors at batch sizes that were not traced."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
 from memfit.events import Trace
-from memfit.script.batch_scan import different_events, fitted
+from memfit.script import batch_scan
+from memfit.script.batch_scan import BatchScan, LargestBatch, different_events, fitted
+from memfit.script.outcome import ScriptOutcome, TraceRequest
+from memfit.show.script_table import largest_batch
 
 SIZES = (2, 3, 5)
 
@@ -55,3 +60,15 @@ def test_other_events_at_another_size_are_named() -> None:
     assert different_events(traces, SIZES) == ""
     traces[2] = replace(traces[2], kind=np.append(traces[2].kind, 1), storage=np.append(traces[2].storage, 0))
     assert "a batch of 5 than with 2" in different_events(traces, SIZES)
+
+
+def test_a_largest_batch_that_could_not_be_traced_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = SimpleNamespace(footprint=None, windows=0, ended="the script ended")
+    monkeypatch.setattr(batch_scan, "trace_script", lambda request: ended)
+    fits, nbytes, why = batch_scan._traced(cast(TraceRequest, None))
+    assert fits is nbytes is None
+    largest = LargestBatch(batch=1824, card="rtx4090", verified=False, sizes=(2, 3, 5), reason=why)
+    said = largest_batch(BatchScan(outcome=cast(ScriptOutcome, None), largest=largest))
+    assert said == (
+        "Largest batch on rtx4090: 1824 (computed; 0 complete steps ran at that size: the script ended)."
+    )  # fmt: skip

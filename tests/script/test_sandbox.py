@@ -100,3 +100,23 @@ def test_what_a_script_writes_vanishes_and_it_reaches_nothing(tmp_path: Path) ->
     assert changed[str(folder / "checkpoint.pt")] is False
     assert changed[str(folder / "new")] is False
     assert changed[str(folder / "run")] is True
+
+
+def test_a_folder_whose_name_is_no_text_is_mounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    class Library:
+        def mount(self, *arguments: object) -> int:
+            asked.append(arguments)
+            return 0
+
+    monkeypatch.setattr(namespaces, "_libc", Library)
+    namespaces.mount(os.fsdecode(b"/data/\xff"), "/tree", "overlay", 0, os.fsdecode(b"lowerdir=/data/\xff"))
+    assert asked[0][:3] == (b"/data/\xff", b"/tree", b"overlay")
+    assert asked[0][4] == b"lowerdir=/data/\xff"
+
+
+@pytest.mark.parametrize("name", ["données", "a b", "back\\slash", os.fsdecode(b"\xff")])
+def test_a_mount_point_keeps_its_name(name: str) -> None:
+    escaped = os.fsencode(name).replace(b"\\", rb"\134").replace(b" ", rb"\040")
+    assert sandbox._unescaped(escaped) == name
