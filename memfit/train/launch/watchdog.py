@@ -117,6 +117,8 @@ class Watchdog:
         if name == "fetch" and window is not None and self.part.window is not None and window > self.part.window:
             self._windows += 1
         self.part = Part(name=name, window=self.part.window if window is None else window, since=now)
+        if _kind(name) != kind:
+            self._armed = -ARMS_EVERY  # by the patience of what begins, which may be far shorter
 
     @property
     def patience(self) -> float:
