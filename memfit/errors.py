@@ -103,7 +103,7 @@ def mistake_in_job(error: BaseException, *, changed: bool = False) -> InputError
     ]
     frame_of_job = _innermost_of_job(frames)
     if isinstance(error, ImportError | RuntimeError):
-        seen = "this command" if frame_of_job is None else _place(*frame_of_job)
+        seen = "this command" if frame_of_job is None or _is_built_in(frame_of_job[0]) else _place(*frame_of_job)
         if (missing := missing_extra(error, seen)) is not None:
             return missing
     while frames and _passes_on(*frames[-1]):
@@ -114,7 +114,7 @@ def mistake_in_job(error: BaseException, *, changed: bool = False) -> InputError
         return None
     frame, line = frame_of_job
     seen = _place(frame, line)
-    if not (frame.f_globals.get("__name__") or "").startswith("memfit.jobs"):
+    if not _is_built_in(frame):
         return InputError(seen, describe(error), _remedy(error, frames))
     return InputError(seen, describe(error), "take back what --set changed") if changed else None
 
@@ -245,6 +245,11 @@ def is_library(file: str) -> bool:
     """Whether a file is of the standard library, installed, or compiled (then its source is not there)."""
     folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     return file.startswith(tuple(folders)) or not Path(file).is_file()
+
+
+def _is_built_in(frame: FrameType) -> bool:
+    """Whether a frame is of a built-in job, whose lines say nothing to the person who asks."""
+    return (frame.f_globals.get("__name__") or "").startswith("memfit.jobs")
 
 
 def _job_classes() -> Iterator[type]:

@@ -32,6 +32,7 @@ from memfit.trace.call_memory import CallMemory
 from memfit.trace.event_record import EventRecord
 from memfit.trace.gradient_accumulation import made_in, sums_in_place
 from memfit.trace.net_kind import NetKind
+from memfit.trace.operand_types import check_operand_types
 from memfit.trace.operators import Operator, operator, work
 from memfit.trace.running_modules import RunningModules
 from memfit.trace.saved_numbers import NBYTES, SavedNumbers
@@ -156,6 +157,7 @@ class Tracer(EventRecord, TorchDispatchMode):
         result = self.virtual.intercept(self, func, args, kwargs)
         if result is not NOT_HANDLED:
             return result
+        check_operand_types(func, args)
         node = current_autograd_node()
         numbers = self._saved_numbers
         number = numbers.before(func, args, node) if numbers is not None else None

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from memfit import errors
 from memfit.apply.losses import WindowUnits, known_units
 from memfit.apply.train_state import build
 from memfit.cli import main
 from memfit.errors import InputError, mistake_in_job
+from memfit.jobs import f5_tts
 from tests.cli.asking import AT, JOBS, RIGHT, Run, is_one_line, really
 from tests.cli.wrong_jobs import NoRate
 
@@ -272,6 +274,19 @@ def test_an_exception_of_memfits_own_is_a_fault_and_no_mistake() -> None:
     with pytest.raises(AttributeError) as caught:
         mistake_in_job("not an exception")  # type: ignore[arg-type]
     assert mistake_in_job(caught.value) is None
+
+
+def test_an_extra_that_a_built_in_job_lacks_is_named_without_a_line_of_memfit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(errors, "is_installed", lambda module: False)
+    scope = {"__name__": "memfit.jobs.f5_tts"}
+    exec(compile("def spectrum():\n    raise ModuleNotFoundError(name='soundfile')", f5_tts.__file__, "exec"), scope)
+    with pytest.raises(ModuleNotFoundError) as caught:
+        scope["spectrum"]()  # type: ignore[operator]
+    mistake = mistake_in_job(caught.value)
+    expected = "this command: it needs soundfile, which is not installed; run pip install 'memfit[jobs]'"
+    assert str(mistake) == expected
 
 
 def test_an_exception_in_a_built_in_job_comes_of_its_settings(run: Run) -> None:
