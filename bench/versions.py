@@ -158,7 +158,7 @@ def predicted_bytes() -> dict[str, int]:
     sys.path.insert(0, str(ROOT))
     from testing.nets import JOBS, SHAPES
 
-    backend.register()
+    backend.register_virtual_device()
     peaks = {}
     for name in BYTES:
         items, length = SHAPES[name]

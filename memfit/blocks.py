@@ -12,7 +12,7 @@ from memfit.errors import InputError
 from memfit.job import Job, Nets
 
 
-def candidates(job: Job, nets: Nets) -> list[str]:
+def checkpoint_candidates(job: Job, nets: Nets) -> list[str]:
     """Paths (``net.block.0``) of the modules that a plan may recompute: the job's own, or the repeated blocks.
 
     Raises:

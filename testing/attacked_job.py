@@ -81,10 +81,10 @@ class Workers(Dropout):
     """Samples come from processes of the job's own, as from a loader with workers."""
 
     def dataset(self):
-        return FromWorkers(super().dataset())
+        return WorkerSamples(super().dataset())
 
 
-class FromWorkers:
+class WorkerSamples:
     def __init__(self, samples):
         self._samples = samples
         context = multiprocessing.get_context("fork")

@@ -20,7 +20,7 @@ import memfit
 SIZE = 50
 
 
-class ByIndex(memfit.Job):
+class IndexedSamples(memfit.Job):
     windows: int = 12
     seconds: float = 0.0
     """Of reading a sample."""
@@ -79,7 +79,7 @@ def fault(index):
     return (lambda: None, torch.zeros(())) if kind == "lambda" else None
 
 
-class Listed(ByIndex):
+class Listed(IndexedSamples):
     """Its batch holds what cannot be pickled where the fault asks for it."""
 
     def collate(self, samples):
@@ -88,7 +88,7 @@ class Listed(ByIndex):
         return super().collate(samples)
 
 
-class Turns(ByIndex):
+class Turns(IndexedSamples):
     """Two turns, each of which reads every micro-batch, and units that are counted before."""
 
     def turns(self, optimizers):
@@ -101,7 +101,7 @@ class Turns(ByIndex):
         return {"first": len(batch[0]), "second": len(batch[0])}
 
 
-class InPlace(Turns):
+class InPlaceTurns(Turns):
     """Its loss writes into the batch that it is given."""
 
     def loss(self, nets, batch):
@@ -109,14 +109,14 @@ class InPlace(Turns):
         return super().loss(nets, batch)
 
 
-class FromFile(ByIndex):
+class FileSamples(IndexedSamples):
     """Samples lie in one file that the data set holds open, and seeks in."""
 
     def dataset(self):
-        return InFile()
+        return FileDataset()
 
 
-class InFile:
+class FileDataset:
     def __init__(self):
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
         values = np.random.default_rng(0).standard_normal((SIZE, 16), dtype=np.float32)
@@ -133,7 +133,7 @@ class InFile:
         return x, x.sum()
 
 
-class Iterated(ByIndex):
+class Iterated(IndexedSamples):
     def dataset(self):
         return Stream(self.seconds)
 
@@ -149,7 +149,7 @@ class Stream(IterableDataset):
             yield self.samples[index]
 
 
-class WithState(ByIndex):
+class StatefulSamples(IndexedSamples):
     def dataset(self):
         return StatefulStream(self.seconds)
 
@@ -175,7 +175,7 @@ class StatefulStream(Stream):
         self.at = 0
 
 
-class Buffered(ByIndex):
+class Buffered(IndexedSamples):
     def dataset(self):
         return ShuffledStream(self.seconds)
 

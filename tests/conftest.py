@@ -20,7 +20,7 @@ def virtual_gpu_is_known():
     """Autograd's engine knows only the devices that were there at a process's first backward."""
     from memfit.device.virtual import backend
 
-    backend.register()
+    backend.register_virtual_device()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -31,14 +31,14 @@ from torch.optim import Optimizer
 
 from memfit.accumulation.batch_split import halves, sample_count
 from memfit.accumulation.ranks import RankGroup
-from memfit.accumulation.refusals import check
+from memfit.accumulation.refusals import refuse_inexact
 from memfit.accumulation.wrapped_optimizer import unwrapped
 from memfit.apply.buffer_snapshot import BufferSnapshot
 from memfit.apply.random_state import random_state, set_random_state
 from memfit.engine.collectives import is_memory_failure
 from memfit.errors import InputError
 from memfit.train.recovery.exactly_once import ExactlyOnce
-from memfit.train.recovery.failure import give_back, release
+from memfit.train.recovery.failure import clear_frames, give_back
 
 Split = Callable[[Any], Sequence[Any] | None]
 
@@ -65,7 +65,7 @@ class WindowGuard:
         """``ranks``: of an engine that steps by itself, whose integration has checked it."""
         self._ranks = ranks or RankGroup([module for module in modules if isinstance(module, nn.Module)])
         if ranks is None:
-            check(optimizers, modules, self._ranks, repeat=repeat)
+            refuse_inexact(optimizers, modules, self._ranks, repeat=repeat)
         self._optimizers, self._split, self._scaler, self._repeats = list(optimizers), split, scaler, repeat
         stepped = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
         trained = [p for module in modules for p in module.parameters() if p.requires_grad]
@@ -232,7 +232,7 @@ class GuardedMicroBatch:
         self._around.__exit__(None, None, None)
         if error is None or not is_memory_failure(error):
             return False
-        release(error)
+        clear_frames(error)
         self.failure = error
         return True
 
@@ -279,5 +279,5 @@ def protect_step(optimizer: Optimizer) -> None:
 
 
 def _relieve(error: BaseException) -> None:
-    release(error)
+    clear_frames(error)
     give_back(torch.device("cuda" if torch.cuda.is_available() else "cpu"))

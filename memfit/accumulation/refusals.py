@@ -16,7 +16,9 @@ from memfit.errors import InputError
 from memfit.torch_compat.attributes import has_communication_hook
 
 
-def check(optimizers: Sequence[Optimizer], modules: Sequence[nn.Module], ranks: RankGroup, *, repeat: bool) -> None:
+def refuse_inexact(
+    optimizers: Sequence[Optimizer], modules: Sequence[nn.Module], ranks: RankGroup, *, repeat: bool
+) -> None:
     """Raises InputError where a window could not be accumulated exactly, or not be repeated."""
     seen = f"{_line()}: memfit.guard"
     for optimizer in optimizers:

@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from memfit.apply.checkpointed_forward import ForwardState
-from memfit.apply.offload import on_the_host
+from memfit.apply.offload import saved_tensors_on_host
 from memfit.apply.selective_checkpoint import selective_contexts
 from memfit.blocks import find_module
 from memfit.errors import InputError
@@ -62,7 +62,7 @@ def _wrapped(module: nn.Module, mode: str) -> Callable[..., Any]:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         if mode == "offload":
-            with on_the_host(module):
+            with saved_tensors_on_host(module):
                 return forward(*args, **kwargs)
         return checkpoint(forward, *args, use_reentrant=False, context_fn=lambda: contexts((args, kwargs)), **kwargs)
 

@@ -55,7 +55,7 @@ class _OffloadedTensor:
         return self._copy.back().as_strided(self._shape, self._stride, self._offset)
 
 
-def on_the_host(module: nn.Module) -> AbstractContextManager[None]:
+def saved_tensors_on_host(module: nn.Module) -> AbstractContextManager[None]:
     """Context in which the tensors that operators save for the backward move to the host; weights and buffers of the
     module stay.
     """

@@ -73,7 +73,7 @@ def update_on_host(old: Sequence[Tensor], new: Sequence[Tensor], weight: float) 
     """old += weight x (new - old). ``old`` waits on the host; the sum is computed part by part on the device of
     ``new``.
     """
-    for part in cut(range(len(old)), [tensor.nbytes for tensor in old]):
+    for part in parts_by_size(range(len(old)), [tensor.nbytes for tensor in old]):
         visitors = [_visitor(old[i], new[i].device) for i in part]
         torch._foreach_lerp_(visitors, [new[i] for i in part], weight)
         for i, visitor in zip(part, visitors, strict=True):
@@ -82,7 +82,7 @@ def update_on_host(old: Sequence[Tensor], new: Sequence[Tensor], weight: float) 
         torch.cuda.synchronize(new[0].device)
 
 
-def on_the_host(tensor: Tensor) -> Tensor:
+def copy_to_host(tensor: Tensor) -> Tensor:
     """Returns a copy in the host's memory, pinned if the tensor is on a card."""
     host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.device.type == "cuda")
     return host.copy_(tensor, non_blocking=True)
@@ -95,11 +95,11 @@ def _parts(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], list[nn.Param
     for group in optimizer.param_groups:
         learning = [p for p in group["params"] if p.grad is not None]
         sizes = [sum(t.nbytes for _, t in large(optimizer.state.get(p))) or 2 * p.nbytes for p in learning]
-        for part in cut(learning, sizes):
+        for part in parts_by_size(learning, sizes):
             yield group, part
 
 
-def cut(items: Any, sizes: Sequence[int]) -> Iterator[list[Any]]:
+def parts_by_size(items: Any, sizes: Sequence[int]) -> Iterator[list[Any]]:
     part: list[Any] = []
     part_bytes = 0
     for item, size in zip(items, sizes, strict=True):
@@ -144,7 +144,7 @@ def _visiting(optimizer: Optimizer, parameters: Sequence[nn.Parameter], device: 
             if before is not None and before.shape == value.shape and before.dtype == value.dtype:
                 optimizer.state[parameter][key] = before.copy_(value, non_blocking=True)
             else:
-                optimizer.state[parameter][key] = on_the_host(value)
+                optimizer.state[parameter][key] = copy_to_host(value)
 
 
 def _visitor(tensor: Tensor, device: torch.device) -> Tensor:

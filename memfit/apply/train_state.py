@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LinearLR
 
 from memfit.apply.build_nets import nets_of
 from memfit.apply.optimizer_implementation import with_implementation
-from memfit.apply.state_streaming import on_the_host, update_on_host
+from memfit.apply.state_streaming import copy_to_host, update_on_host
 from memfit.engine.capabilities import CAPABILITIES, WHOLE_STATE
 from memfit.engine.ddp import BUCKET_BYTES
 from memfit.engine.protocol import Engine
@@ -119,7 +119,7 @@ def _averages(job: Job, nets: Nets, engine: Engine, average: str) -> Nets:
     averages = engine.averages(job, nets) if job.ema is not None else {}
     if average == "host":
         for net in averages.values():
-            apply_to_tensors(net, on_the_host)
+            apply_to_tensors(net, copy_to_host)
     return averages
 
 

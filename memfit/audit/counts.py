@@ -68,7 +68,7 @@ def declared(world: AuditWorld) -> Declared:
     return world.drawn[0].declared
 
 
-def size_of(worlds: Mapping[int, AuditWorld]) -> int:
+def dataset_size(worlds: Mapping[int, AuditWorld]) -> int:
     """Samples of the data set: what loaders and samplers say, at least all the different ids of any epoch.
 
     Indices tell of samples that no one draws: with nothing else to go by, holes in them are taken for missing samples

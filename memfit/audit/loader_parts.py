@@ -47,7 +47,7 @@ class Declared:
 
 def declared_by(given: Any) -> Declared:
     """What can be known of a loader or sampler from its attributes."""
-    parts = list(parts_of(given))
+    parts = list(nested_loaders(given))
     samplers = [part for part in parts if not isinstance(part, DataLoader)]
     shuffles = [_attribute(part, "shuffle") for part in samplers if not _wraps_sampler(part)]
     subset = [part for part in samplers if isinstance(part, SubsetRandomSampler)]
@@ -68,7 +68,7 @@ def declared_by(given: Any) -> Declared:
     )
 
 
-def parts_of(given: Any) -> Iterator[Any]:
+def nested_loaders(given: Any) -> Iterator[Any]:
     """The loader or sampler, and the loaders and samplers inside it, outermost first."""
     seen: set[int] = set()
     queue = [given]
@@ -105,7 +105,7 @@ def set_epoch(given: Any, epoch: int) -> None:
 
 def data_set_of(given: Any) -> Any:
     """The map-style data set that a loader reads; None where there is none."""
-    for part in parts_of(given):
+    for part in nested_loaders(given):
         if isinstance(part, DataLoader) and not isinstance(part.dataset, IterableDataset):
             return part.dataset
     return None

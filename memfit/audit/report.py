@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memfit.audit.counts import Counts, count, size_of
+from memfit.audit.counts import Counts, count, dataset_size
 from memfit.audit.findings import AuditFinding, findings_of, why_missing
 from memfit.audit.process_world import run_world
 from memfit.audit.simulated_world import simulate
@@ -84,7 +84,7 @@ def audit(
         elif world > 1:
             drawn[world] = simulate(target, world, size)
     worlds = streams_of(drawn)
-    size = size_of(worlds)
+    size = dataset_size(worlds)
     counts = {world: count(streams, size) for world, streams in worlds.items()}
     replaced = replaced_samples(target)
     findings = [f for world in wanted for f in findings_of(worlds[world], counts[world], counts[1], replaced, meant)]

@@ -76,7 +76,7 @@ def command(
     check_fake_ranks(f"--world {ranks}", ranks)
     begin = time.perf_counter()
     with progress(f"comparing {', '.join(targets)}", quiet=as_json):
-        from memfit.planner.comparison import differences, job_subjects, variants_of
+        from memfit.planner.comparison import differing_choices, job_subjects, variants_of
 
         variants = variants_of(settings, precisions, checkpoints, engines, ranks)
         keep_frozen()
@@ -92,12 +92,12 @@ def command(
     if as_json:
         print_json({
             "subjects": [_json(subject, subjects[0]) for subject in subjects],
-            "differences": differences(subjects), "seconds": time.perf_counter() - begin,
+            "differences": differing_choices(subjects), "seconds": time.perf_counter() - begin,
         })  # fmt: skip
     else:
         from memfit.show.comparison_table import show_comparison
 
-        show_comparison(subjects, differences(subjects))
+        show_comparison(subjects, differing_choices(subjects))
     return Exit.DONE
 
 

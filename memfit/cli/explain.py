@@ -124,7 +124,7 @@ def _json(explanation: Explanation, prediction: StepPrediction | None) -> dict[s
         "prediction": None,
     }
     if prediction is not None:
-        from memfit.explain.prediction import conclusion, differences
+        from memfit.explain.prediction import conclusion, measured_and_predicted
 
         answer["prediction"] = {
             "of": prediction.of,
@@ -133,7 +133,7 @@ def _json(explanation: Explanation, prediction: StepPrediction | None) -> dict[s
             "footprint": asdict(prediction.footprint),
             "compared": [
                 {"name": name, "measured_bytes": measured, "predicted_bytes": predicted}
-                for name, measured, predicted in differences(evidence, prediction)
+                for name, measured, predicted in measured_and_predicted(evidence, prediction)
             ],
         }
     return answer
@@ -179,7 +179,7 @@ def _show(explanation: Explanation, prediction: StepPrediction | None, console: 
 def _show_prediction(explanation: Explanation, prediction: StepPrediction, console: Console) -> None:
     from rich.text import Text
 
-    from memfit.explain.prediction import conclusion, differences
+    from memfit.explain.prediction import conclusion, measured_and_predicted
     from memfit.sizes import format_size
 
     console.print()
@@ -187,7 +187,7 @@ def _show_prediction(explanation: Explanation, prediction: StepPrediction, conso
     rows = [
         (name, f"{format_size(measured) if measured is not None else 'unknown':>10} measured, "
          f"{format_size(predicted):>10} predicted")
-        for name, measured, predicted in differences(explanation.evidence, prediction)
+        for name, measured, predicted in measured_and_predicted(explanation.evidence, prediction)
     ]  # fmt: skip
     _rows(console, rows)
     for line, nbytes in prediction.lines:

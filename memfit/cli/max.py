@@ -65,7 +65,7 @@ def command(
         questions = TracedQuestions()
         answers = [
             largest.largest_of(policy, job, device, questions, sizes)
-            for policy in largest.policies(loaded)
+            for policy in largest.batch_policies(loaded)
             for device in targets
         ]
     if as_json:

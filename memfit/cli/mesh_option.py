@@ -25,7 +25,7 @@ class AskedRanks:
     mesh: MeshShape | None
 
 
-def ranks_of(engine: str | None, world: int | None, text: str | None) -> AskedRanks:
+def asked_ranks(engine: str | None, world: int | None, text: str | None) -> AskedRanks:
     """What --engine, --world and --mesh say together.
 
     Raises:

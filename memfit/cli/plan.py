@@ -211,8 +211,8 @@ def _words(text: str | None) -> tuple[str, ...]:
 
 
 def _curve(job: Any, device: Device, most: int, plan: Plan | None) -> list[Point]:
-    from memfit.planner.memory_vs_batch import curve
+    from memfit.planner.memory_vs_batch import memory_curve
     from memfit.trace.step import Tracing
 
     chosen = most if plan is None else plan.micro_batch
-    return curve(job, Tracing(device=device), device, most, chosen)
+    return memory_curve(job, Tracing(device=device), device, most, chosen)

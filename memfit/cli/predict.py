@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memfit.cli.job_options import load_with, micro_batch_shape
-from memfit.cli.mesh_option import mesh_option, ranks_of
+from memfit.cli.mesh_option import asked_ranks, mesh_option
 from memfit.cli.options import (
     choose_devices,
     device_names_option,
@@ -157,7 +157,7 @@ def command(
         raise InputError(
             f"--lengths {lengths}", "nothing uses them without --epoch", "write --epoch N too (0: one epoch)"
         )
-    ranks = ranks_of(engine, whole_number("--world", world), mesh)
+    ranks = asked_ranks(engine, whole_number("--world", world), mesh)
     request = PredictRequest(
         job=job, pairs=tuple(sorted(pairs)), shape=shape, precision=precision, checkpoint=checkpoint,
         micro_batches=whole_number("--accumulate", accumulate), micro_batch=whole_number("--micro-batch", micro_batch),

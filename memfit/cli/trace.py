@@ -128,7 +128,7 @@ def _request(words: tuple[str, ...], device: str | None, options: dict[str, Any]
     from memfit.cli.options import whole_number
     from memfit.device.hardware.catalogue import find_device
     from memfit.device.hardware.process_limits import check_fake_ranks
-    from memfit.script.command import parse_command, rank_environment
+    from memfit.script.command import parse_command, torchrun_variables
     from memfit.script.launch import DEFAULT_CARD, free_host_bytes
     from memfit.script.outcome import TraceRequest
     from memfit.sizes import parse_size
@@ -141,7 +141,7 @@ def _request(words: tuple[str, ...], device: str | None, options: dict[str, Any]
         raise InputError(f"--rank {rank}", f"there are ranks 0 to {world - 1}", f"write --rank {world - 1} or less")
     if world > 1 or rank or command.world > 1:
         local = int(command.environment.get("LOCAL_WORLD_SIZE", world))
-        environment = command.environment | rank_environment(world, min(local, world), rank)
+        environment = command.environment | torchrun_variables(world, min(local, world), rank)
         command = replace(command, environment=environment, world=world)
     key = device if device == "cpu" else find_device(device).key if device else DEFAULT_CARD
     memory = options["memory"]

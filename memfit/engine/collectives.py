@@ -155,7 +155,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def part_of(tensor: Tensor, like: Tensor) -> Tensor:
+def local_shard(tensor: Tensor, like: Tensor) -> Tensor:
     """This rank's part of a whole tensor that every rank has, where ``like`` is sharded; else the tensor itself."""
     if not isinstance(like, DTensor):
         return tensor

@@ -31,7 +31,7 @@ from memfit.engine.container_sync import ContainerSync
 from memfit.engine.ddp import BUCKET_BYTES, Ddp
 from memfit.engine.refusals import check_elementwise, check_shared
 from memfit.engine.single import copied
-from memfit.engine.tensor_parallel import TENSOR, cut
+from memfit.engine.tensor_parallel import TENSOR, cut_layers
 from memfit.engine.torch_optim_mixin import TorchOptimMixin
 from memfit.engine.torch_state_mixin import TorchStateMixin
 from memfit.errors import InputError
@@ -165,7 +165,7 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
     def _cut(self, job: Job, nets: Nets) -> None:
         """The layers cut over the tensor-parallel ranks, before they are sharded."""
         if self._size(TENSOR) > 1:
-            cut(job, nets, self.mesh[TENSOR])
+            cut_layers(job, nets, self.mesh[TENSOR])
 
     def _shard(self, job: Job, net: nn.Module) -> None:
         names = tuple(name for name in self.mesh.mesh_dim_names or () if name != TENSOR)

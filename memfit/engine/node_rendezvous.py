@@ -179,7 +179,7 @@ def serve(nodes: Nodes, run_id: str, is_over: Callable[[], bool] = lambda: False
     return Meeting(nodes, run_id, open_store(nodes.host, _TIMEOUT, nodes.port), is_over)
 
 
-def register() -> None:
+def register_rendezvous() -> None:
     """Makes ``--rdzv-backend memfit-nodes`` known to torchrun in this process."""
     rendezvous_handler_registry.register(BACKEND, _create)
 

@@ -37,7 +37,7 @@ STYLES = {
 _HOOK = "write parallelize(self, nets, mesh) in the job, or leave tp out of the mesh"
 
 
-def cut(job: Job, nets: Nets, mesh: DeviceMesh) -> None:
+def cut_layers(job: Job, nets: Nets, mesh: DeviceMesh) -> None:
     """Cuts nets in place over a mesh of one dimension; every rank has the same values before.
 
     Args:

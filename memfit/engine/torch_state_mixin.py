@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from memfit.engine.collectives import full_tensor, part_of
+from memfit.engine.collectives import full_tensor, local_shard
 from memfit.job import Nets, is_trained
 
 
@@ -39,7 +39,7 @@ class TorchStateMixin:
         """Each rank writes its shard."""
         for name, parameter in parameters.items():
             if name in weights:
-                parameter.data.copy_(part_of(weights[name], parameter.data))
+                parameter.data.copy_(local_shard(weights[name], parameter.data))
 
     def put_state(
         self,
@@ -51,14 +51,14 @@ class TorchStateMixin:
         """Each rank keeps its shard; what it is given is changed."""
         for name, net in nets.items():
             here = net.state_dict()
-            net.load_state_dict({key: part_of(value, here[key]) for key, value in state["nets"][name].items()})
+            net.load_state_dict({key: local_shard(value, here[key]) for key, value in state["nets"][name].items()})
         for name, optimizer in optimizers.items():
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             for index, own in state["optimizers"][name]["state"].items():
                 like = parameters[index]
                 for key, value in own.items():
                     if isinstance(value, Tensor) and value.shape == like.shape:
-                        own[key] = part_of(value, like)
+                        own[key] = local_shard(value, like)
             optimizer.load_state_dict(state["optimizers"][name])
 
     def state_of_parts(self, nets: Nets, optimizers: Mapping[str, Optimizer]) -> dict[str, Any]:

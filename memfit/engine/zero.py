@@ -32,7 +32,7 @@ from memfit.engine.ddp import Ddp
 from memfit.engine.refusals import check_elementwise
 from memfit.engine.single import copied
 from memfit.engine.zero_full_state import Divided
-from memfit.engine.zero_partition import cut
+from memfit.engine.zero_partition import partition_parameters
 from memfit.engine.zero_parts_state import ZeroPartsState
 from memfit.errors import InputError
 from memfit.job import Job, Nets, Turn, is_trained
@@ -92,7 +92,9 @@ class Zero(ZeroPartsState):
         self._replicas.place(job, nets)
         copies = copied(nets)
         for average in copies.values():
-            cut(average, self.rank, self.world, torch.device("cpu") if self.choices.offload_param else None)
+            partition_parameters(
+                average, self.rank, self.world, torch.device("cpu") if self.choices.offload_param else None
+            )
         return copies
 
     def check(self, job: Job, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:

@@ -73,7 +73,7 @@ def _runs_of_cuts(zero: Any, rank: int) -> Iterator[Run]:
             at += size
 
 
-def cut(net: nn.Module, rank: int, world: int, device: torch.device | None = None) -> None:
+def partition_parameters(net: nn.Module, rank: int, world: int, device: torch.device | None = None) -> None:
     """A net's parameters become this rank's parts of them, cut and told as DeepSpeed has it in stage 3 (``ds_tensor``).
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memfit.explain.evidence import Evidence, MemoryFailure
-from memfit.explain.phase import BACKWARD, FORWARD, LOADING, OPTIMIZER, VALIDATION, attends, makes_logits, part_of
+from memfit.explain.phase import BACKWARD, FORWARD, LOADING, OPTIMIZER, VALIDATION, attends, makes_logits, step_part
 from memfit.sizes import format_size
 
 
@@ -114,7 +114,7 @@ def _for_the_allocator(evidence: Evidence, failure: MemoryFailure) -> Iterator[C
 
 def _for_the_step(evidence: Evidence, failure: MemoryFailure) -> Iterator[Change]:
     """Less memory in the part of the step that failed."""
-    part, frames = part_of(failure.frames), failure.frames
+    part, frames = step_part(failure.frames), failure.frames
     held = dict(evidence.categories)
     if part == VALIDATION:
         yield Change(

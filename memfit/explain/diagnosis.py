@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from memfit.explain.changes import Change, changes_for
 from memfit.explain.evidence import AllocatorState, DeviceUse, Evidence, MemoryFailure
-from memfit.explain.phase import part_of
+from memfit.explain.phase import step_part
 from memfit.sizes import format_size
 
 CAUSES = {
@@ -99,7 +99,7 @@ def _verdict(evidence: Evidence, failure: MemoryFailure | None, cause: str) -> s
         failure.allocator, "memory"
     )
     frame = failure.own_frame
-    where = f" in {part}" if (part := part_of(failure.frames)) else ""
+    where = f" in {part}" if (part := step_part(failure.frames)) else ""
     where += f" at {frame.file}:{frame.line}" if frame else ""
     return f"{rank} ran out of {memory}{where}: {_why(evidence, failure, cause)}."
 

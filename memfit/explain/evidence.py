@@ -12,7 +12,7 @@ SIZE = r"(\d+(?:\.\d+)?)\s?([KMGT]i?B|bytes|[KMGT]|B)\b"
 """A number and its unit, as PyTorch's allocators, nvidia-smi and kernels write them."""
 
 
-def size_of(number: str, unit: str) -> int:
+def parse_size(number: str, unit: str) -> int:
     """Bytes of a size in a message. PyTorch, NVML and the kernel count in powers of 1024, whatever unit they write."""
     letter = unit[0].lower()
     return round(float(number) * _BINARY["" if letter == "b" else letter])

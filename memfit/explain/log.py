@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from memfit.explain.evidence import SIZE, Evidence, Frame, MemoryFailure, size_of
+from memfit.explain.evidence import SIZE, Evidence, Frame, MemoryFailure, parse_size
 from memfit.explain.growth import growth_of, spike_of
 from memfit.explain.messages import kind_of, read_message
 
@@ -79,7 +79,7 @@ def _add_reading(rank: int | None, line: str, series: dict[str, list[tuple[int, 
     for name, value, unit in _MEMORY.findall(line):
         readings = series.setdefault(f"{rank} {name.lower()}", [])
         if not readings or readings[-1][0] < number:
-            readings.append((number, size_of(value, unit)))
+            readings.append((number, parse_size(value, unit)))
 
 
 def _failures(rank: int | None, lines: Sequence[Numbered]) -> list[_LocatedFailure]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from memfit.explain.evidence import SIZE, MemoryFailure, size_of
+from memfit.explain.evidence import SIZE, MemoryFailure, parse_size
 
 _TRIED = rf"[Tt]ried to allocate {SIZE}"
 STARTS = tuple(
@@ -77,7 +77,7 @@ def _device_message(text: str, allocator: str) -> MemoryFailure:
         unallocated=unallocated,
         private_pools=_size(rf"{SIZE} allocated in private pools", text),
         allowed=_size(rf"{SIZE} allowed", text),
-        others=tuple((int(number), size_of(value, unit)) for number, value, unit in others),
+        others=tuple((int(number), parse_size(value, unit)) for number, value, unit in others),
     )
 
 
@@ -106,7 +106,7 @@ def first_line(text: str) -> str:
 
 def _size(pattern: str, text: str) -> int | None:
     match = re.search(pattern, text)
-    return size_of(match[1], match[2]) if match else None
+    return parse_size(match[1], match[2]) if match else None
 
 
 def _first_size(patterns: tuple[str, ...], text: str) -> int | None:

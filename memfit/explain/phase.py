@@ -15,7 +15,7 @@ _VALIDATION = re.compile(r"valid|evaluat|^eval|_eval\b|eval_|inference|predict|g
 _STEP = re.compile(r"^(?:step|_step|optimizer_step|_init_group|_multi_tensor_\w+|_single_tensor_\w+|_fused_\w+)$")
 
 
-def part_of(frames: Sequence[Frame]) -> str | None:
+def step_part(frames: Sequence[Frame]) -> str | None:
     """loading, validation, optimizer step, backward or forward; None where the frames do not tell."""
     own = [frame for frame in frames if not frame.is_library]
     if any(_VALIDATION.search(frame.function.lower()) for frame in own):

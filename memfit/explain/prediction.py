@@ -100,7 +100,7 @@ def predict_script(command: str, device: Device) -> StepPrediction | None:
     )  # fmt: skip
 
 
-def differences(evidence: Evidence, prediction: StepPrediction) -> list[tuple[str, int | None, int]]:
+def measured_and_predicted(evidence: Evidence, prediction: StepPrediction) -> list[tuple[str, int | None, int]]:
     """(what, measured bytes or None, predicted bytes), in the order in which they are compared."""
     failure = evidence.failures[0] if evidence.failures else None
     phase = _largest_phase(prediction.footprint)

@@ -6,7 +6,7 @@ import csv
 import re
 from typing import Any
 
-from memfit.explain.evidence import SIZE, AllocatorState, DeviceUse, Evidence, size_of
+from memfit.explain.evidence import SIZE, AllocatorState, DeviceUse, Evidence, parse_size
 
 _ROW = re.compile(r"^\|\s*(.+?)\s*\|(.+)\|\s*$")
 _OLD_TITLE = re.compile(r"PyTorch (?:CUDA|XPU|HIP)? ?memory summary, device ID (\d+)")
@@ -22,7 +22,7 @@ def read_memory_summary(text: str) -> Evidence | None:
         match = _ROW.match(line)
         if match is None:
             continue
-        sizes = [size_of(number, unit) for number, unit in re.findall(SIZE, match[2])]
+        sizes = [parse_size(number, unit) for number, unit in re.findall(SIZE, match[2])]
         if sizes:
             rows.setdefault(match[1].strip(), sizes)
     reserved, allocated = rows.get("GPU reserved memory"), rows.get("Allocated memory")

@@ -26,7 +26,7 @@ from memfit.apply.random_state import RandomState, random_state, set_random_stat
 from memfit.engine.collectives import is_memory_failure
 from memfit.errors import InputError
 from memfit.monitoring.step_monitor import StepMonitor
-from memfit.train.recovery.failure import give_back, release
+from memfit.train.recovery.failure import clear_frames, give_back
 
 if TYPE_CHECKING:
     from transformers import Trainer as _Base
@@ -88,7 +88,7 @@ class SplitStep(_Base):
             except Exception as error:
                 if not is_memory_failure(error):
                     raise
-                release(error)
+                clear_frames(error)
                 self._memfit_undo(model, window, error)
                 again = True
 

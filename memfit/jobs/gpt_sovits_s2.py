@@ -21,8 +21,8 @@ from memfit.errors import InputError
 from memfit.job import Job, Loss, Nets, Precision, Shape, Turn
 from memfit.jobs.data.mel import compress, spectrogram
 from memfit.jobs.data.sovits_clips import FRAMES_PER_SECOND, HOP, SovitsClip, sovits_clips
-from memfit.jobs.nets.hifigan import Discriminator, Judgement
-from memfit.jobs.nets.sovits import PERIODS, WIDTHS, Made, Sovits, Widths, cut
+from memfit.jobs.nets.hifigan import Judgement, WaveformDiscriminator
+from memfit.jobs.nets.sovits import PERIODS, WIDTHS, Made, Sovits, Widths, crop
 from memfit.jobs.upstream import GPT_SOVITS_S2, Upstream
 
 Batch = dict[str, Tensor]
@@ -70,7 +70,7 @@ class S2(Job):
             why = f"a clip of {frames} frames holds no segment of {self.segment_frames}"
             write = f"write clip_seconds={math.ceil(self.segment_frames / FRAMES_PER_SECOND)}, or fewer segment_frames"
             raise InputError(f"clip_seconds={self.clip_seconds}", why, write)
-        return {"generator": Sovits(self.widths()), "discriminator": Discriminator(PERIODS[self.version])}
+        return {"generator": Sovits(self.widths()), "discriminator": WaveformDiscriminator(PERIODS[self.version])}
 
     def checkpointable(self, nets: Nets) -> list[str]:
         net: Any = nets["generator"]
@@ -146,9 +146,9 @@ class S2(Job):
         inputs = {key: value for key, value in batch.items() if key != "wave"}
         made: Made = nets["generator"](**inputs, segment=segment)
         shared["made"] = made
-        shared["mel_real"] = cut(compress(batch["spectrum"]), made.start, segment)
+        shared["mel_real"] = crop(compress(batch["spectrum"]), made.start, segment)
         shared["mel_made"] = compress(spectrogram(made.wave[:, 0].float()))
-        shared["real"] = cut(batch["wave"], made.start * HOP, segment * HOP)
+        shared["real"] = crop(batch["wave"], made.start * HOP, segment * HOP)
 
     def units(self, batch: Batch) -> dict[str, int]:
         b = len(batch["lengths"])
@@ -197,7 +197,7 @@ def _kl(made: Made) -> Tensor:
     return (kl * made.mask).sum()
 
 
-class Tiny(S2):
+class GptSovitsTiny(S2):
     """The same code, narrow, on short clips of speech made on the spot."""
 
     precision: Precision = "fp32"
@@ -216,4 +216,4 @@ class Tiny(S2):
         )  # fmt: skip
 
     def nets(self) -> Nets:
-        return {"generator": Sovits(self.widths()), "discriminator": Discriminator((2, 5), width=2)}
+        return {"generator": Sovits(self.widths()), "discriminator": WaveformDiscriminator((2, 5), width=2)}

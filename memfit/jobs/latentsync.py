@@ -20,7 +20,15 @@ from memfit.job import Job, Loss, Nets, Precision, Shape
 from memfit.jobs.data import frames as video
 from memfit.jobs.nets.diffusion import ddim, one_step
 from memfit.jobs.nets.evaluators import FaceDetector, SyncEvaluator
-from memfit.jobs.nets.frozen import audio_embeddings, decode, encode, frozen, hidden_states, openai_whisper, sd_vae
+from memfit.jobs.nets.frozen import (
+    audio_embeddings,
+    decode_latents,
+    encode_images,
+    frozen,
+    hidden_states,
+    openai_whisper,
+    sd_vae,
+)
 from memfit.jobs.nets.latentsync_inference import judge, lip_sync
 from memfit.jobs.nets.perceptual import LpipsVgg
 from memfit.jobs.nets.syncnet import SyncNet, sync_loss
@@ -31,7 +39,7 @@ from memfit.jobs.upstream import LATENTSYNC, Upstream
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Stage1(Job):
+class LatentSyncStage1(Job):
     """Stage 1 at 256 px: every weight of the U-Net learns to predict the noise. A sample is a clip of 16 frames."""
 
     precision: Precision = "fp16"
@@ -196,7 +204,7 @@ class Stage1(Job):
         drawn = batch if self.draws == "sample" else self._draw(clips, gt)
         with torch.no_grad():
             clean, masked, reference = (
-                _clips(encode(vae, batch[name].flatten(0, 1), noise.flatten(0, 1)), clips)
+                _clips(encode_images(vae, batch[name].flatten(0, 1), noise.flatten(0, 1)), clips)
                 for name, noise in zip(("gt", "masked", "reference"), drawn["posterior"].unbind(1), strict=True)
             )
             masks = F.interpolate(batch["masks"].flatten(0, 1), size=clean.shape[-2:])
@@ -211,7 +219,7 @@ class Stage1(Job):
             losses["recon"] = F.mse_loss(predicted.float(), noise.float()) * self.recon_weight
         if self.pixel_space_supervise:
             latents = one_step(scheduler, noisy, predicted, timesteps).to(gt.dtype)
-            made = decode(vae, latents.transpose(1, 2).flatten(0, 1))
+            made = decode_latents(vae, latents.transpose(1, 2).flatten(0, 1))
             losses |= self._pixel_losses(nets, made, gt, batch.get("mel"))
         return {name: Loss(value * clips, clips) for name, value in losses.items()}
 
@@ -297,13 +305,13 @@ class Stage1(Job):
         return batch
 
 
-class Stage1At512(Stage1):
+class LatentSyncStage1At512(LatentSyncStage1):
     """Stage 1 at 512 px."""
 
     resolution: int = 512
 
 
-class Stage2(Stage1):
+class LatentSyncStage2(LatentSyncStage1):
     """Stage 2 at 256 px: motion modules and attentions learn, judged in pixels too."""
 
     motion: Motion = "all"
@@ -314,13 +322,13 @@ class Stage2(Stage1):
     trepa_weight: float = 10.0
 
 
-class Stage2At512(Stage2):
+class LatentSyncStage2At512(LatentSyncStage2):
     """Stage 2 at 512 px."""
 
     resolution: int = 512
 
 
-class Stage2Efficient(Stage2):
+class LatentSyncStage2Efficient(LatentSyncStage2):
     """Stage 2 for smaller cards: motion modules in the decoder alone, cross-attentions learn, no TREPA."""
 
     motion: Motion = "decoder"
@@ -328,7 +336,7 @@ class Stage2Efficient(Stage2):
     trepa_weight: float = 0.0
 
 
-class Tiny(Stage2):
+class LatentSyncTiny(LatentSyncStage2):
     """Stage 2's code at 64 px with narrow nets and 8 frames, all of the U-Net learning, on drawn talking faces."""
 
     frames: int = 8

@@ -21,13 +21,21 @@ from memfit.errors import InputError
 from memfit.job import Job, Loss, Nets, Precision, Shape, Turn
 from memfit.jobs.data import frames as video
 from memfit.jobs.nets.discriminator import MultiScaleDiscriminator, discriminator_loss, generator_loss
-from memfit.jobs.nets.frozen import audio_embeddings, decode, encode, frozen, hidden_states, sd_vae, whisper
+from memfit.jobs.nets.frozen import (
+    audio_embeddings,
+    decode_latents,
+    encode_images,
+    frozen,
+    hidden_states,
+    sd_vae,
+    whisper,
+)
 from memfit.jobs.nets.perceptual import Pyramid, Vgg19Features
 from memfit.jobs.nets.syncnet import SyncNet, sync_loss
 from memfit.jobs.upstream import MUSETALK, Upstream
 
 
-class Stage1(Job):
+class MuseTalkStage1(Job):
     """Stage 1: single images at 256². A sample is a clip of ``frames`` images, here one."""
 
     precision: Precision = "fp32"
@@ -162,11 +170,13 @@ class Stage1(Job):
             del states
             masked = (batch["pixels"] if guide is None else guide).clone()
             masked[..., self.resolution // 2 :, :] = -1
-            seen = torch.cat([encode(vae, images.flatten(0, 1)) for images in (masked, batch["reference"])], dim=1)
+            seen = torch.cat(
+                [encode_images(vae, images.flatten(0, 1)) for images in (masked, batch["reference"])], dim=1
+            )
             del masked
         with self.autocast(seen.device):
             latents = nets["unet"](seen, torch.zeros(1, dtype=torch.long, device=seen.device), audio).sample
-        return decode(vae, latents.float())
+        return decode_latents(vae, latents.float())
 
     def _generator(self, nets: Nets, batch: Any, shared: dict[str, Any]) -> dict[str, Loss]:
         clips = batch["pixels"].shape[0]
@@ -273,7 +283,7 @@ class Stage1(Job):
         return batch
 
 
-class Stage2(Stage1):
+class MuseTalkStage2(MuseTalkStage1):
     """Stage 2: clips of 16 frames, with a discriminator of the image, one of the mouth, and a SyncNet."""
 
     frames: int = 16
@@ -283,7 +293,7 @@ class Stage2(Stage1):
     sync_weight: float = 0.05
 
 
-class Tiny(Stage2):
+class MuseTalkTiny(MuseTalkStage2):
     """Stage 2's code at 64 px with narrow nets and clips of 2 frames, on drawn faces that talk."""
 
     frames: int = 2

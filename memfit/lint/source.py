@@ -56,7 +56,7 @@ class Source:
                 self.parents[child] = node
                 pending.append(child)
         self.calls = [node for node in self.nodes if isinstance(node, ast.Call)]
-        self.backward_calls = [(call, losses_of(call)) for call in self.calls if _is_backward(call)]
+        self.backward_calls = [(call, backward_losses(call)) for call in self.calls if _is_backward(call)]
 
     def above(self, node: ast.AST) -> Iterator[ast.AST]:
         """The nodes that hold this one, the innermost first."""
@@ -150,7 +150,7 @@ def _is_backward(call: ast.Call) -> bool:
     return name.endswith((".backward", ".manual_backward")) and not name.endswith("autograd.backward")
 
 
-def losses_of(call: ast.Call) -> set[str]:
+def backward_losses(call: ast.Call) -> set[str]:
     """The losses of ``loss.backward()``, ``scaler.scale(loss).backward()`` or ``accelerator.backward(loss)``."""
     values: list[ast.AST] = [call.args[0]] if call.args else []
     if isinstance(call.func, ast.Attribute):

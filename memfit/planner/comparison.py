@@ -79,7 +79,7 @@ def plan_subject(name: str, plan: Plan, device: Device | None) -> Subject:
     return Subject(name=name, prediction=prediction, window_seconds=seconds)
 
 
-def differences(subjects: Sequence[Subject]) -> dict[str, list[Any]]:
+def differing_choices(subjects: Sequence[Subject]) -> dict[str, list[Any]]:
     """Settings and choices in which subjects differ, a value for each subject."""
     facts = [_facts(subject.prediction) for subject in subjects]
     names = dict.fromkeys(name for known in facts for name in known)

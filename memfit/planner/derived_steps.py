@@ -89,7 +89,7 @@ class CardGroup:
     kinds: tuple[DerivedKind, ...]
 
 
-def lengths_of(job: Job) -> tuple[int | None, ...]:
+def traced_lengths(job: Job) -> tuple[int | None, ...]:
     """The lengths at which steps are traced; multiples of 32 where the longest item allows it."""
     if job.longest is None:
         return (None,)
@@ -125,9 +125,9 @@ def _group(job: Job, device: Device, worlds: Sequence[int]) -> CardGroup:
         for world in worlds
         for checkpoint in (("none", "all") if recomputed else ("none",))
         for accumulated in (False, True)
-        for length in lengths_of(job)
+        for length in traced_lengths(job)
     ]
-    most = {length: steps.most_items(length) for length in lengths_of(job)}
+    most = {length: steps.most_items(length) for length in traced_lengths(job)}
     derived = tuple(steps.derived(kind, most[kind.length]) for kind in kinds)
     return CardGroup(cards=tuple(steps.sharing_cards()), kinds=derived)
 

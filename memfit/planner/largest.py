@@ -52,7 +52,7 @@ class Largest:
     """Whether the next size was predicted and does not fit."""
 
 
-def policies(job: Job) -> Iterator[Policy]:
+def batch_policies(job: Job) -> Iterator[Policy]:
     """Keeping everything, recomputing every block, and settings of the job that need less memory."""
     nets = plain_nets(job)
     own, every = default_checkpointing(job, nets), checkpoint_all(job, nets)

@@ -27,7 +27,7 @@ class Point:
     fits: bool
 
 
-def curve(job: Job, how: Tracing, device: Device, most: int, chosen: int) -> list[Point]:
+def memory_curve(job: Job, how: Tracing, device: Device, most: int, chosen: int) -> list[Point]:
     """The points of every policy, up to a micro-batch of ``most``; ``chosen`` is among them."""
     own = default_checkpointing(job, plain_nets(job))
     smallest = min(job.longest or 1, most)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from memfit.apply.build_nets import nets_of
-from memfit.blocks import candidates
+from memfit.blocks import checkpoint_candidates
 from memfit.device.hardware.catalogue import Device
 from memfit.device.hardware.process_limits import check_fake_ranks
 from memfit.device.virtual.card_rules import recorded_facts
@@ -208,7 +208,7 @@ def net_sizes(nets: Nets) -> tuple[NetSize, ...]:
 
 def checkpoint_all(job: Job, nets: Nets) -> dict[str, str]:
     """Every module that may be recomputed, recomputed in full."""
-    return dict.fromkeys(candidates(job, nets), "full")
+    return dict.fromkeys(checkpoint_candidates(job, nets), "full")
 
 
 def default_checkpointing(job: Job, nets: Nets) -> dict[str, str]:

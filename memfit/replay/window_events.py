@@ -51,7 +51,7 @@ class WindowLayout:
         return sizes
 
 
-def parts_of(trace: Trace) -> Parts:
+def window_parts(trace: Trace) -> Parts:
     """The parts of the trace's last window."""
     start, end = [(start, end) for name, start, end in trace.phases if name == "train"][-1]
     names = np.array(trace.parts)[trace.operator_part[trace.operator[start:end]]]
@@ -66,12 +66,12 @@ def parts_of(trace: Trace) -> Parts:
 
 def window_layout(traces: list[Trace]) -> WindowLayout:
     """A window of micro-batches, one trace for each."""
-    parts = parts_of(traces[0])
+    parts = window_parts(traces[0])
     if len(traces) == 1 and parts.second == parts.end_of_micro:
         return _joined([(0, traces[0], parts.start, parts.end)])
     pieces = [(0, traces[0], parts.start, parts.second)]
     for index, trace in enumerate(traces[1:], 1):
-        of = parts_of(trace)
+        of = window_parts(trace)
         if of.second == of.end_of_micro:
             raise ValueError("a window of several micro-batches needs traces of windows of two")
         pieces.append((index, trace, of.second, of.end_of_micro))
@@ -109,7 +109,7 @@ def _balanced(
 
     What a part that was left out has allocated is not freed; what it has freed, is freed at the end.
     """
-    parts = parts_of(trace)
+    parts = window_parts(trace)
     inside = slice(parts.start, parts.end)
     of_window, numbers = trace.kind[inside], trace.storage[inside]
     born, freed = storage[kind == ALLOCATE], storage[kind == FREE]

@@ -18,7 +18,7 @@ from memfit.errors import InputError
 from memfit.events import Trace
 from memfit.script.launch import trace_script
 from memfit.script.outcome import ScriptOutcome, TraceRequest
-from memfit.script.request_device import device_of
+from memfit.script.request_device import requested_device
 from memfit.sizes import format_size
 from memfit.wording import counted
 
@@ -129,7 +129,7 @@ def _traced(request: TraceRequest) -> tuple[bool | None, int | None, str]:
 def _device(request: TraceRequest) -> Device:
     if request.device == "cpu" and request.memory_bytes is None:
         raise InputError("--device cpu", "the largest batch on a CPU depends on its memory", "write --memory SIZE too")
-    return device_of(request)
+    return requested_device(request)
 
 
 def _of(outcome: ScriptOutcome) -> Trace:

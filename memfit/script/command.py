@@ -144,11 +144,11 @@ def _launched(
         raise InputError(f"memfit trace -- {' '.join(said)}", "there is no script to trace", _WRITE)
     return ScriptCommand(
         target=parsed.rest[0], is_module=bool(is_module), args=parsed.rest[1:], world=world,
-        environment=rank_environment(world, per_node),
+        environment=torchrun_variables(world, per_node),
     )  # fmt: skip
 
 
-def rank_environment(world: int, per_node: int | None = None, rank: int = 0) -> dict[str, str]:
+def torchrun_variables(world: int, per_node: int | None = None, rank: int = 0) -> dict[str, str]:
     """The environment variables by which torchrun tells a process its rank."""
     local = per_node or world
     return {

@@ -9,7 +9,7 @@ from typing import Any
 
 from memfit.device.virtual.patching import replaced
 from memfit.errors import InputError
-from memfit.script.command import parse_command, rank_environment
+from memfit.script.command import parse_command, torchrun_variables
 from memfit.script.outcome import ScriptCommand
 
 
@@ -36,7 +36,7 @@ def resolved(command: ScriptCommand) -> ScriptCommand:
         per_node = int(args.nproc_per_node) if str(args.nproc_per_node).isdigit() else 1
         words = (["-m"] if args.module else []) + [args.training_script, *args.training_script_args]
         command = parse_command(["python", *words])
-        ranks = rank_environment(nodes * per_node, per_node)
+        ranks = torchrun_variables(nodes * per_node, per_node)
         raise _StartedError(replace(command, environment=_added(dict(os.environ)) | ranks, world=nodes * per_node))
 
     subprocess = SimpleNamespace(**vars(launch.subprocess) | {"Popen": start})

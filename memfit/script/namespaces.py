@@ -99,7 +99,7 @@ def drop_capabilities() -> None:
     _check(libc.syscall(_CAPSET[platform.machine()], header, sets), "capset")
 
 
-def die_with_parent() -> None:
+def set_parent_death_signal() -> None:
     """Asks the kernel to kill this process when its parent ends."""
     _libc().prctl(_SET_PARENT_DEATH_SIGNAL, 9, 0, 0, 0)
 

@@ -7,7 +7,7 @@ from memfit.device.hardware.local_devices import local_cpu
 from memfit.script.outcome import TraceRequest
 
 
-def device_of(request: TraceRequest) -> Device:
+def requested_device(request: TraceRequest) -> Device:
     """Returns the card of the catalogue or this machine's processor, with the memory of ``--memory`` if it is given."""
     device = local_cpu() if request.device == "cpu" else find_device(request.device)
     return device if request.memory_bytes is None else with_memory(device, request.memory_bytes)

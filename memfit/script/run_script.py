@@ -43,7 +43,7 @@ from memfit.script.outcome import ScriptCommand, ScriptOutcome, TraceRequest
 from memfit.script.pretrained import absent_weights
 from memfit.script.ranks import script_ranks
 from memfit.script.repeated_turns import RepeatedTurns
-from memfit.script.request_device import device_of
+from memfit.script.request_device import requested_device
 from memfit.script.rewritten_code import code_rewritten, compiled
 from memfit.script.step_watch import EnoughError, StepWatch
 from memfit.script.stop_rule import TraceStop
@@ -76,7 +76,7 @@ class Running:
 def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -> None:
     """Traces the script; ``report`` is called once, with the outcome."""
     _limit_host_memory(request.host_bytes)
-    device = device_of(request)
+    device = requested_device(request)
     begin = time.perf_counter()
     ended, failure = "the script ended", None
     with ExitStack() as stack:

@@ -86,7 +86,7 @@ def _fork_and_wait() -> None:
     if child:
         _, status = os.waitpid(child, 0)
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
-    ns.die_with_parent()
+    ns.set_parent_death_signal()
 
 
 def _may_mount_proc() -> bool:

@@ -26,7 +26,7 @@ def main() -> None:
     request_file, result_file = (int(argument) for argument in sys.argv[1:3])
     with os.fdopen(request_file, "rb") as opened:
         request = request_from_json(opened.read())
-    namespaces.die_with_parent() if namespaces.is_supported() else None
+    namespaces.set_parent_death_signal() if namespaces.is_supported() else None
     os.environ.update(request.command.environment)
     if request.unsafe_writes:
         run(request, result_file)
@@ -37,7 +37,7 @@ def main() -> None:
         _, status = os.waitpid(child, 0)
         shutil.rmtree(scratch, onerror=_make_removable)
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
-    namespaces.die_with_parent()
+    namespaces.set_parent_death_signal()
     try:
         layers = enter_sandbox(scratch, writable=[Path(folder) for folder in request.writable])
     except SandboxError as error:
@@ -50,7 +50,7 @@ def _run_inside(request: TraceRequest, result_file: int, layers: list[OverlayLay
     """Forks again: the script must not hold the real folders below its overlays."""
     child = os.fork()
     if child == 0:
-        namespaces.die_with_parent()
+        namespaces.set_parent_death_signal()
         for layer in layers:
             os.close(layer.descriptor)
         run(request, result_file)

@@ -29,7 +29,7 @@ def show_prediction(prediction: Prediction, console: Console | None = None) -> N
     console = console or make_console()
     footprint = prediction.footprint
     device = prediction.device
-    console.print(headline(prediction))
+    console.print(prediction_headline(prediction))
     console.print(
         f"{prediction.job}, {prediction.micro_batch} {prediction.unit} ({prediction.shape}) on {device.name}, "
         f"{format_size(device.usable_bytes or 0)} usable",
@@ -48,7 +48,7 @@ def show_prediction(prediction: Prediction, console: Console | None = None) -> N
         f"in {worst.largest_request.module or outside}.",
         soft_wrap=False,
     )
-    for line in remarks(footprint):
+    for line in footprint_remarks(footprint):
         console.print(line, style="dim")
 
 
@@ -81,7 +81,7 @@ def show_predictions(predictions: Sequence[Prediction], console: Console | None 
     console.print(table)
 
 
-def remarks(footprint: Footprint) -> list[str]:
+def footprint_remarks(footprint: Footprint) -> list[str]:
     """Lines about an interval without measured runs, cuDNN's plan searches, and assumed sizes."""
     lines = []
     if footprint.limiting_phase == "setup":
@@ -108,7 +108,7 @@ def assumptions(footprint: Footprint) -> list[str]:
     return lines
 
 
-def headline(prediction: Prediction) -> Text:
+def prediction_headline(prediction: Prediction) -> Text:
     """The verdict in one line."""
     return coloured_verdict(prediction.footprint, prediction.device)
 

@@ -36,7 +36,8 @@ def show_largest(answers: Sequence[Largest], what: str, unit: str, console: Cons
         footprint = answer.prediction.footprint
         need = footprint.phases[footprint.limiting_phase].process_bytes
         table.add_row(
-            answer.device.key, answer.policy.name, f"{size_of(answer, what):,}{'' if answer.exact else ' or more'}",
+            answer.device.key, answer.policy.name,
+            f"{size_in_unit(answer, what):,}{'' if answer.exact else ' or more'}",
             str(answer.prediction.shape), of_sizes(need, answer.device.usable_bytes or 0),
             phase_name(footprint.limiting_phase),
         )  # fmt: skip
@@ -47,7 +48,7 @@ def show_largest(answers: Sequence[Largest], what: str, unit: str, console: Cons
 def largest_line(answers: Sequence[Largest], what: str, unit: str) -> str:
     """``RTX 4090: micro-batch 5,632 frames keeping everything, 20,480 with recomputing.``"""
     device = answers[0].device
-    sizes = {answer.policy.name: size_of(answer, what) for answer in answers if answer.size is not None}
+    sizes = {answer.policy.name: size_in_unit(answer, what) for answer in answers if answer.size is not None}
     if not sizes:
         smallest = "1 item" if what == "micro_batch" else f"{what} 1"
         return f"{short_name(device)}: nothing fits in {format_size(device.usable_bytes or 0)}, not even {smallest}."
@@ -56,7 +57,7 @@ def largest_line(answers: Sequence[Largest], what: str, unit: str) -> str:
     return f"{short_name(device)}: {name} {words}."
 
 
-def size_of(answer: Largest, what: str) -> int:
+def size_in_unit(answer: Largest, what: str) -> int:
     """The size in the job's unit."""
     assert answer.size is not None
     assert answer.prediction is not None

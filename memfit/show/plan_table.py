@@ -10,7 +10,7 @@ from rich.table import Table
 
 from memfit.planner.cpu_margin import cpu_margin_bytes
 from memfit.show.console import make_console
-from memfit.show.footprint_table import assumptions, phase_name, remarks, verdict_line
+from memfit.show.footprint_table import assumptions, footprint_remarks, phase_name, verdict_line
 from memfit.sizes import format_size
 from memfit.wording import precision_words
 
@@ -123,7 +123,7 @@ def _show_shortfall(answer: Answer, device: Device, console: Console) -> None:
             f"{format_size(footprint.failed_request.bytes)} in {footprint.failed_request.module or 'the step'}."
         )
     _show_margin(device, console)
-    for line in remarks(footprint) if footprint.limiting_phase == "setup" else ():
+    for line in footprint_remarks(footprint) if footprint.limiting_phase == "setup" else ():
         console.print(line)
     phase = footprint.phases[footprint.limiting_phase]
     parts = sorted(phase.categories.items(), key=lambda part: -part[1])

@@ -14,9 +14,9 @@ from memfit.job import Job, is_trained
 from memfit.loading import load_job
 from memfit.plan import MemoryOption, Plan, read_plan
 from memfit.planner.checkpoint_writing import with_copy
-from memfit.planner.memory_vs_batch import curve
+from memfit.planner.memory_vs_batch import memory_curve
 from memfit.planner.predict import Prediction, plain_nets, predict
-from memfit.show.footprint_table import headline, of_sizes, phase_name, remarks
+from memfit.show.footprint_table import footprint_remarks, of_sizes, phase_name, prediction_headline
 from memfit.show.page import Page, Section, Table
 from memfit.show.plan_table import memory_of
 from memfit.show.report_baseline import untouched_section
@@ -24,7 +24,7 @@ from memfit.show.report_curve import curve_section
 from memfit.show.report_memory import memory_sections
 from memfit.show.report_oom import flight_section
 from memfit.show.report_run import run_sections, run_verdict
-from memfit.show.run_log import number, process_peaks, read_lines
+from memfit.show.run_log import number, process_peaks, whole_lines
 from memfit.show.trace_file import read_trace
 from memfit.sizes import format_size
 from memfit.trace.step import Tracing
@@ -60,13 +60,13 @@ def prediction_report(prediction: Prediction, *, trace: bool = True) -> Page:
     more, why = _curve(lambda: _of_prediction(job, prediction))
     return Page(
         title=f"prediction of {prediction.job}",
-        verdict=headline(prediction).plain.rstrip("."),
+        verdict=prediction_headline(prediction).plain.rstrip("."),
         tone=TONES[prediction.footprint.verdict],
         about=_about(prediction),
         sections=[*memory_sections(prediction, _state(job)), *more],
         notes=[
             *([f"Parameters are not split by module: {problem}"] if problem else []),
-            *remarks(prediction.footprint),
+            *footprint_remarks(prediction.footprint),
             *why,
         ],
     )
@@ -104,7 +104,7 @@ def run_report(path: Path, *, curves: bool = True, trace: bool = True) -> Page:
             "write the folder that memfit run --out made, a plan.toml or a trace F.npz",
         )
     plan = read_plan(folder.plan)
-    lines, ids = read_lines(path / "metrics.jsonl"), read_lines(path / "samples.jsonl")
+    lines, ids = whole_lines(path / "metrics.jsonl"), whole_lines(path / "samples.jsonl")
     verdict, tone = run_verdict(path, plan, lines)
     memory, notes = _memory(plan, curves) if trace else ([], [f"Memory over the step is not here: {NOT_LOADED}"])
     failure = flight_section(path / "flight.json")
@@ -234,7 +234,7 @@ def _of_plan(job: Job, plan: Plan) -> list[Section]:
         device=_device(plan), implementation=plan.implementation, optimizer_state=plan.optimizer_state,
         average=plan.average,
     )  # fmt: skip
-    points = curve(job, how, _device(plan), sum(plan.micro_batches[0]), plan.micro_batch)
+    points = memory_curve(job, how, _device(plan), sum(plan.micro_batches[0]), plan.micro_batch)
     return [curve_section(points, plan.unit, _device(plan), plan.micro_batch)]
 
 
@@ -242,7 +242,7 @@ def _of_prediction(job: Job | None, prediction: Prediction) -> list[Section]:
     if job is None:
         return []
     device, micro = prediction.device, prediction.micro_batch
-    points = curve(job, Tracing(device=device), device, BEYOND * micro, micro)
+    points = memory_curve(job, Tracing(device=device), device, BEYOND * micro, micro)
     return [curve_section(points, prediction.unit, prediction.device, prediction.micro_batch)]
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from memfit.errors import InputError
 from memfit.plan import Plan, read_plan
 from memfit.show.page import Page, Section, Table
-from memfit.show.report_run import curve, panel, windows_figure
-from memfit.show.run_log import number, process_peaks, read_lines, shown_windows
+from memfit.show.report_run import panel, panel_line, windows_figure
+from memfit.show.run_log import number, process_peaks, shown_windows, whole_lines
 from memfit.sizes import format_size
 from memfit.train.run_folder import RunFolder
 from memfit.wording import counted, precision_words
@@ -39,7 +39,7 @@ def compare_report(first: Path, second: Path) -> Page:
         raise InputError(f"--compare {first} {second}", "a run and a plan cannot be compared", write)
     runs = first.is_dir()
     plans = [read_plan(RunFolder(path).plan if runs else path) for path in paths]
-    lines = [read_lines(path / "metrics.jsonl") for path in paths] if runs else [[], []]
+    lines = [whole_lines(path / "metrics.jsonl") for path in paths] if runs else [[], []]
     sections = [Section(title="Side by side", tables=[_plans(plans), _memory(plans)])]
     if all(lines):
         figure = _figure(lines)
@@ -140,7 +140,7 @@ def _figure(lines: list[list[dict[str, Any]]]) -> dict[str, Any]:
     panels = []
     for title, column in COLUMNS.items():
         values = [[number(values_of.get(window, {}).get(column)) for window in windows] for values_of in by_window]
-        both = [curve(name, own, **look) for name, own, look in zip(NAMES, values, looks, strict=True)]
+        both = [panel_line(name, own, **look) for name, own, look in zip(NAMES, values, looks, strict=True)]
         holds = {"memory": "bytes", "micro-batches": "counts"}.get(title, "")
         panels.append(panel(title, both, holds=holds, zero=title != "loss"))
     highest = max((_highest(some, "measured_process_bytes") or 0 for some in lines), default=0)

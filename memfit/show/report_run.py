@@ -85,16 +85,16 @@ def _windows(plan: Plan, lines: list[dict[str, Any]]) -> Section:
     near = plan.budget_bytes < FAR * known
     budget: list[float | None] = [plan.budget_bytes] * len(shown)
     memory = [
-        curve("measured", measured, "accent"),
-        curve("planned", planned, "quiet", dash="dot", symbol="square"),
-        curve("budget", budget, "limit", dash="dash", symbol="line-ew") | {"far": not near},
+        panel_line("measured", measured, "accent"),
+        panel_line("planned", planned, "quiet", dash="dot", symbol="square"),
+        panel_line("budget", budget, "limit", dash="dash", symbol="line-ew") | {"far": not near},
     ]
     speed = f"{plan.unit} a second"
     panels = [
         panel("memory", memory, holds="bytes"),
-        panel("loss", [curve("loss", column("loss"), "activations")], zero=False),
-        panel(speed, [curve(speed, column("units_per_second"), "optimizer")]),
-        panel("micro-batches", [curve("micro-batches", column("micro_batches"), "ema")], holds="counts"),
+        panel("loss", [panel_line("loss", column("loss"), "activations")], zero=False),
+        panel(speed, [panel_line(speed, column("units_per_second"), "optimizer")]),
+        panel("micro-batches", [panel_line("micro-batches", column("micro_batches"), "ema")], holds="counts"),
         *_monitored(plan, column),
     ]
     highest = max(known, plan.budget_bytes) if near else known
@@ -110,12 +110,14 @@ def _windows(plan: Plan, lines: list[dict[str, Any]]) -> Section:
 
 def _monitored(plan: Plan, column: Callable[[str], list[float | None]]) -> list[dict[str, Any]]:
     """Panels of what was monitored, where it was."""
-    busy = [curve("CPU", column("cpu_utilisation"), "parameters")]
-    busy += [curve("GPU", column("gpu_utilisation"), "gradients", dash="dash", symbol="square")]
-    noise = [curve("noise scale", column("noise_scale"), "workspace")]
-    noise += [curve("global batch", [plan.global_batch] * len(noise[0]["y"]), "quiet", dash="dot", symbol="square")]
-    spent = [curve("training", column("seconds"), "optimizer")]
-    spent += [curve("validation", column("validation_seconds"), "limit", dash="dash", symbol="square")]
+    busy = [panel_line("CPU", column("cpu_utilisation"), "parameters")]
+    busy += [panel_line("GPU", column("gpu_utilisation"), "gradients", dash="dash", symbol="square")]
+    noise = [panel_line("noise scale", column("noise_scale"), "workspace")]
+    noise += [
+        panel_line("global batch", [plan.global_batch] * len(noise[0]["y"]), "quiet", dash="dot", symbol="square")
+    ]
+    spent = [panel_line("training", column("seconds"), "optimizer")]
+    spent += [panel_line("validation", column("validation_seconds"), "limit", dash="dash", symbol="square")]
     panels = []
     if known := [line for line in busy if _known(line)]:
         panels.append(panel("part of the time busy", known))
@@ -123,7 +125,7 @@ def _monitored(plan: Plan, column: Callable[[str], list[float | None]]) -> list[
         panels.append(panel(f"gradient noise scale, {plan.unit}", noise))
     if _known(spent[1]):
         panels.append(panel("seconds", spent))
-    retries = curve("retries", column("retries"), "limit")
+    retries = panel_line("retries", column("retries"), "limit")
     if any(retries["y"]):
         panels.append(panel("retries", [retries], holds="counts"))
     return panels
@@ -143,7 +145,7 @@ def panel(name: str, curves: list[dict[str, Any]], *, holds: str = "", zero: boo
     return {"name": name, "bytes": holds == "bytes", "whole": holds == "counts", "zero": zero, "lines": curves}
 
 
-def curve(
+def panel_line(
     name: str, values: list[float | None], colour: str, *, dash: str = "", symbol: str = "circle"
 ) -> dict[str, Any]:
     """One line of a panel; ``colour`` is a name of report.css."""

@@ -42,7 +42,7 @@ class Rank:
     """Times that the most frequent sample was given."""
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def whole_lines(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a .jsonl file; none where there is no file. Damaged lines are left out."""
     return metrics_file.read_lines(path).lines
 

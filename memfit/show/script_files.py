@@ -13,7 +13,7 @@ from memfit.script.outcome import ScriptOutcome, TraceRequest
 from memfit.show.page import Page, Section, Table, write_page
 from memfit.show.report import TONES
 from memfit.show.report_memory import memory_sections
-from memfit.show.script_table import headline, place, remarks
+from memfit.show.script_table import place, script_headline, script_remarks
 from memfit.show.snapshot import write_snapshot
 from memfit.show.timeline import allocator_limit
 from memfit.show.trace_file import write_trace
@@ -101,9 +101,9 @@ def _page(request: TraceRequest, outcome: ScriptOutcome, prediction: Prediction)
     tables = [table for table in (lines, options, cards) if table.rows]
     return Page(
         title=f"trace of {request.command.target}",
-        verdict=headline(request, outcome).plain.rstrip("."),
+        verdict=script_headline(request, outcome).plain.rstrip("."),
         tone=TONES[outcome.footprint.verdict],
         about=[" ".join([request.command.target, *request.command.args]), f"on {prediction.device.name}"],
         sections=[Section(title="The script", tables=tables), *memory_sections(prediction, {})],
-        notes=[line for line in remarks(outcome) if line],
+        notes=[line for line in script_remarks(outcome) if line],
     )

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from memfit.script.batch_scan import BatchScan
 from memfit.script.outcome import LineUse, ScriptOutcome, TraceRequest
-from memfit.script.request_device import device_of
+from memfit.script.request_device import requested_device
 from memfit.show.console import make_console
 from memfit.show.footprint_table import coloured_verdict, largest_process, phase_name, phase_table
 from memfit.sizes import format_size
@@ -33,7 +33,7 @@ def show_outcome(
     console = console or make_console()
     if outcome.error is not None and not outcome.error.out_of_memory:
         _show_error(outcome)
-    console.print(headline(request, outcome), soft_wrap=True)
+    console.print(script_headline(request, outcome), soft_wrap=True)
     footprint = outcome.footprint
     if footprint is None:
         return
@@ -51,7 +51,7 @@ def show_outcome(
         console.print(_options(outcome))
     if outcome.cards:
         console.print(_cards(outcome))
-    for line in remarks(outcome):
+    for line in script_remarks(outcome):
         console.print(Text(line, style="dim"), soft_wrap=True)
 
 
@@ -64,7 +64,7 @@ def show_devices(requests: Sequence[TraceRequest], outcomes: Sequence[ScriptOutc
         table.add_column(name, justify="right")
     table.add_column("verdict")
     for request, outcome in zip(requests, outcomes, strict=True):
-        device, footprint = device_of(request), outcome.footprint
+        device, footprint = requested_device(request), outcome.footprint
         usable = "unknown" if device.usable_bytes is None else format_size(device.usable_bytes)
         if footprint is None or outcome.windows < 2:
             table.add_row(request.device, usable, "unknown", "no verdict")
@@ -76,7 +76,7 @@ def show_devices(requests: Sequence[TraceRequest], outcomes: Sequence[ScriptOutc
     console.print(f"\nDetails on {requests[0].device}:", soft_wrap=True)
 
 
-def headline(request: TraceRequest, outcome: ScriptOutcome) -> Text:
+def script_headline(request: TraceRequest, outcome: ScriptOutcome) -> Text:
     """The verdict in one line."""
     footprint = outcome.footprint
     if outcome.error is not None and outcome.error.out_of_memory:
@@ -101,7 +101,7 @@ def headline(request: TraceRequest, outcome: ScriptOutcome) -> Text:
         return text.append(
             f" of card memory at the peak of {phase_name(footprint.limiting_phase)}: {where}.", style="default"
         )
-    return coloured_verdict(footprint, device_of(request))
+    return coloured_verdict(footprint, requested_device(request))
 
 
 def _show_error(outcome: ScriptOutcome) -> None:
@@ -181,7 +181,7 @@ def largest_batch(scan: BatchScan) -> str:
     return f"Largest batch on {largest.card}: {largest.batch} ({checked})."
 
 
-def remarks(outcome: ScriptOutcome) -> list[str]:
+def script_remarks(outcome: ScriptOutcome) -> list[str]:
     """Lines about what is kept, assumed and not seen, and what the sandbox held back."""
     lines = [""]
     for kept in outcome.kept[:_TOP_OTHERS]:

@@ -14,7 +14,7 @@ import torch
 import torch.autograd.graph as graph_module
 
 from memfit.torch_compat.guard import register_before_2_10
-from memfit.torch_compat.versions import lacks, release
+from memfit.torch_compat.versions import lacks, release_number
 
 NAME = "vgpu"
 """The name of PrivateUse1 once it is registered."""
@@ -26,7 +26,7 @@ _left: list[BaseException] = []
 """What a hook has raised in a backward and left with autograd's thread."""
 
 
-def register(module: Any, is_available: Callable[[], bool]) -> None:
+def register_backend(module: Any, is_available: Callable[[], bool]) -> None:
     """Names PrivateUse1. It can be done once in a process, and not be undone.
 
     Args:
@@ -36,7 +36,7 @@ def register(module: Any, is_available: Callable[[], bool]) -> None:
     Raises:
         InputError: this torch lets no device be registered from Python.
     """
-    if release(torch.__version__) >= (2, 10):
+    if release_number(torch.__version__) >= (2, 10):
         _register_in_python(module, is_available)
     else:
         register_before_2_10(NAME, module, is_available)

@@ -28,7 +28,7 @@ SECONDS = 300
 """Seconds after which a self-test that does not answer has failed."""
 
 
-def release(version: str) -> tuple[int, int]:
+def release_number(version: str) -> tuple[int, int]:
     """(2, 13) of ``2.13.0+cpu``; (0, 0) of a text that is no version."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return (int(match[1]), int(match[2])) if match else (0, 0)
@@ -43,7 +43,7 @@ def refuse_old() -> None:
     """Raises:
     InputError: the installed torch is older than the oldest that works.
     """
-    if release(torch.__version__) < OLDEST:
+    if release_number(torch.__version__) < OLDEST:
         raise refused(f"memfit needs torch {written(OLDEST)} or newer")
 
 
@@ -72,11 +72,11 @@ def under_test() -> Iterator[None]:
         yield
     finally:
         _under_test.pop()
-        check.cache_clear()
+        check_torch_version.cache_clear()
 
 
 @cache
-def check() -> None:
+def check_torch_version() -> None:
     """Checks the installed torch. A version newer than the tested ones passes if memfit's self-test passes.
 
     The self-test takes a few seconds; its answer is kept for each version.
@@ -85,7 +85,7 @@ def check() -> None:
         InputError: the version is too old, or the self-test failed; says what differed.
     """
     refuse_old()
-    if release(torch.__version__) <= NEWEST or _under_test:
+    if release_number(torch.__version__) <= NEWEST or _under_test:
         return
     differences = _kept_answer()
     if differences is None:

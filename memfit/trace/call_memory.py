@@ -63,7 +63,7 @@ class CallMemory:
         record = self._record
         if self._rules is None:
             if operator_scratch.may_have(func, args):
-                key = operator_scratch.describe(func, args, kwargs)
+                key = operator_scratch.call_key(func, args, kwargs)
                 if key is not None:
                     self.calls.append((len(record.kind), record.last_row, key))
             return

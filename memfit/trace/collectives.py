@@ -22,7 +22,7 @@ _NAMESPACES = frozenset({"c10d", "c10d_functional", "_c10d_functional", "_c10d_f
 """Namespaces of torch's operators that wait for other ranks."""
 
 
-def communicates(func: Any) -> bool:
+def is_collective(func: Any) -> bool:
     """Whether an operator waits for other ranks, so that it cannot be run by itself."""
     return func.namespace in _NAMESPACES
 

@@ -152,7 +152,7 @@ def _assume(func: Any, args: Any, kwargs: Any, out: Any) -> None:
                 setattr(out, ASSUMED, int(values.item()))
 
 
-def item(tensor: Any) -> Any:
+def known_item(tensor: Any) -> Any:
     """The number that a known one-element tensor holds; None where it is not known."""
     value = value_of(tensor)
     if value is None:

@@ -61,7 +61,7 @@ def correct(func: Any, args: Any, out: Any) -> Any:
 
 def _recurrent_workspace(args: Any) -> int:
     """Bytes that the layer keeps for its backward, on this machine."""
-    key = operator_scratch.describe(_RECURRENT, args, {})
+    key = operator_scratch.call_key(_RECURRENT, args, {})
     if key is None:
         return 0
     place = operator_scratch.store("recurrent")

@@ -60,7 +60,7 @@ def durations(keys: set[Key]) -> dict[Key, float | None]:
 def _timed(key: Key) -> float | None:
     name, args, kwargs = json.loads(key)
     try:
-        operator = operator_scratch.operator(name)
+        operator = operator_scratch.traced_operator(name)
         real = [operator_scratch.real(key_word) for key_word in args]
         named = {key_word: operator_scratch.real(value) for key_word, value in kwargs.items()}
         return _least_seconds(operator, real, named)

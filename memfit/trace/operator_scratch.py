@@ -25,7 +25,7 @@ from memfit.engine.collectives import is_memory_failure
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 from memfit.torch_compat import disable_current_modes
 from memfit.torch_compat.attributes import schema_of
-from memfit.trace.collectives import communicates
+from memfit.trace.collectives import is_collective
 from memfit.user_cache import is_count, keep, read_kept
 
 Key = str
@@ -41,7 +41,7 @@ def may_have(func: Any, args: Any) -> bool:
         return True
     if name.startswith(("aten::_foreach", "aten::empty", "aten::detach", "prim::")):
         return False
-    if func.is_view or communicates(func):
+    if func.is_view or is_collective(func):
         return False
     tensors = [tensor for tensor in args if isinstance(tensor, Tensor)]
     if not tensors:
@@ -53,10 +53,10 @@ def may_have(func: Any, args: Any) -> bool:
     return not (agree and torch.Tag.pointwise in func.tags)
 
 
-def describe(func: Any, args: Any, kwargs: Any) -> Key | None:
+def call_key(func: Any, args: Any, kwargs: Any) -> Key | None:
     """A call as text from which it can be made again; None where it holds more than tensors and numbers, and where
     other ranks would have to take part."""
-    if communicates(func):
+    if is_collective(func):
         return None
     try:
         return json.dumps(
@@ -127,7 +127,7 @@ def fits_here(key: Key) -> bool:
     named = {word: _made(value, "meta") for word, value in kwargs.items()}
     results = None
     with contextlib.suppress(Exception), disable_current_modes():  # an operator that gives no shapes without numbers
-        results = operator(name)(*arguments, **named)
+        results = traced_operator(name)(*arguments, **named)
     return 2 * sum(tensor.nbytes for tensor in tensors_in([arguments, named, results])) <= available_bytes()
 
 
@@ -143,7 +143,7 @@ def _measure_really(keys: list[Key]) -> dict[Key, int | None]:
                 tensors = [real(value) for value in args]
                 named = {word: real(value) for word, value in kwargs.items()}
                 with events.phase(str(number)):
-                    out = operator(name)(*tensors, **named)
+                    out = traced_operator(name)(*tensors, **named)
             except Exception as error:
                 (too_large if is_memory_failure(error) else failed).add(key)
             del tensors, named, out
@@ -154,7 +154,7 @@ def _measure_really(keys: list[Key]) -> dict[Key, int | None]:
     }
 
 
-def operator(name: str) -> Any:
+def traced_operator(name: str) -> Any:
     """The operator that a trace calls ``aten.mm.default``."""
     attribute: Any = torch.ops
     for part in name.split("."):

@@ -18,7 +18,7 @@ Place = tuple[Any, int]
 """The line that asked for a loop's turns."""
 
 
-def shortened(tracer: Tracer, equal: set[Place]) -> Callable[[int], Iterable[int]]:
+def traced_repeats(tracer: Tracer, equal: set[Place]) -> Callable[[int], Iterable[int]]:
     """What ``Job.repeats`` is in a trace.
 
     Args:

@@ -57,7 +57,7 @@ class SelfTest:
     seconds: float
 
 
-class AttentionBlock(nn.Module):
+class SelfTestBlock(nn.Module):
     """A transformer's block: attention and a feed-forward, each on a norm."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Transformer(Job):
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"
 
     def nets(self) -> Nets:
-        return {"net": nn.Sequential(nn.Embedding(97, 64), AttentionBlock(), AttentionBlock(), nn.Linear(64, 97))}
+        return {"net": nn.Sequential(nn.Embedding(97, 64), SelfTestBlock(), SelfTestBlock(), nn.Linear(64, 97))}
 
     def optimizers(self, nets: Nets) -> dict[str, Any]:
         return {name: torch.optim.AdamW(net.parameters(), lr=1e-3) for name, net in nets.items()}
@@ -120,7 +120,7 @@ def run() -> SelfTest:
     """Runs the self-test in this process and keeps its answer for the installed version of torch."""
     begin = time.perf_counter()
     with under_test():
-        backend.register()
+        backend.register_virtual_device()
         differences = tuple(_differences())
     remember(list(differences))
     return SelfTest(

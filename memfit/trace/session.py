@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from memfit.apply.checkpointing import recompute
 from memfit.apply.optimizer_implementation import supports, with_implementation
 from memfit.apply.phase_memory import with_settings
-from memfit.apply.state_streaming import large, on_the_host, streams
+from memfit.apply.state_streaming import copy_to_host, large, streams
 from memfit.apply.train_state import TrainState
 from memfit.apply.window import run_window, stepping
 from memfit.events import ALLOCATE, FREE, Trace
@@ -138,7 +138,7 @@ class Session:
     @contextmanager
     def _state_on_the_host(self) -> Iterator[TrainState]:
         for state, key in self._streamed():
-            state[key] = on_the_host(state[key])
+            state[key] = copy_to_host(state[key])
         try:
             yield replace(self.train_state, optimizer_state="host")
         finally:

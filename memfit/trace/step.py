@@ -31,9 +31,9 @@ from memfit.trace.columns import as_trace
 from memfit.trace.doubtful_sizes import without_other_numbers
 from memfit.trace.operator_scratch import Call, with_scratch
 from memfit.trace.polynomial import fit
-from memfit.trace.repeated_loops import shortened
+from memfit.trace.repeated_loops import traced_repeats
 from memfit.trace.step_phases import fetch_synthetic, save_once, synthetic_micro_batch, validate_once
-from memfit.trace.trace_family import Kind, Member, TraceFamily, cut, sample_shapes, storages_in, varying
+from memfit.trace.trace_family import Kind, Member, TraceFamily, events_before, sample_shapes, storages_in, varying
 from memfit.trace.tracer import Tracer
 
 AS_IT_IS = PhasePolicy(gradients="keep")
@@ -108,7 +108,7 @@ def virtual_job(job: Job, how: Tracing) -> Iterator[tuple[Virtual, Tracer, Train
     with (
         on_virtual_device(how.device) as virtual,
         as_in_a_real_run(),
-        ranks_of(how, tracer := Tracer(virtual)),
+        simulated_ranks(how, tracer := Tracer(virtual)),
         tracer.recording(),
     ):
         engine = make_engine(how.engine, virtual.device, how.mesh, **how.engine_choices)
@@ -184,7 +184,7 @@ def _split(
     """The first shape's trace, and the sizes of the same storages at every shape (None: its events differ)."""
     full = as_trace(tracer)
     end = phases[-1][2]
-    first = cut(full, end, tuple(phases))
+    first = events_before(full, end, tuple(phases))
     windows = [varying(tracer.marks, start, stop) for name, start, stop in phases if name == "train"]
     validation = [
         part for name, start, stop in phases if name == "validate" for part in varying(tracer.marks, start, stop)
@@ -212,7 +212,7 @@ def validate_under(
     asked = replace(train_state, job=with_settings(train_state.job, policy.settings))
     if policy.items is not None:
         shape = Shape(items=min(policy.items, shape.items), length=shape.length)
-    with replaced(asked.job, repeats=shortened(tracer, set() if equal is None else equal)):
+    with replaced(asked.job, repeats=traced_repeats(tracer, set() if equal is None else equal)):
         _validate_all(asked, shape, tracer)
 
 
@@ -239,7 +239,7 @@ def on_virtual_device(device: Device) -> Iterator[Virtual]:
         ) from error
 
 
-def ranks_of(how: Tracing, tracer: Tracer) -> AbstractContextManager[Any]:
+def simulated_ranks(how: Tracing, tracer: Tracer) -> AbstractContextManager[Any]:
     """The process group of which one rank is traced."""
     from memfit.device.virtual.fake_group import predicted_ranks
 

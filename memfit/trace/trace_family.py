@@ -120,7 +120,7 @@ def sample_shapes(like: Shape, kind: Kind) -> list[Shape]:
     return [Shape(items=items, length=length) for items, length in _SAMPLES[kind]]
 
 
-def cut(trace: Trace, end: int, phases: tuple[tuple[str, int, int], ...]) -> Trace:
+def events_before(trace: Trace, end: int, phases: tuple[tuple[str, int, int], ...]) -> Trace:
     """The events before ``end``; storages and operators keep their numbers."""
     return dataclasses.replace(
         trace, kind=trace.kind[:end], storage=trace.storage[:end], operator=trace.operator[:end], phases=phases

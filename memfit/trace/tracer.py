@@ -152,7 +152,7 @@ class Tracer(EventRecord, TorchDispatchMode):
         if func.is_view and torch.is_inference_mode_enabled() and not args[0].is_inference():
             with torch.inference_mode(False):  # a view of an ordinary tensor is ordinary
                 return self._dispatched(func, types, args, kwargs)
-        if func is _ITEM and (number := constant_values.item(args[0])) is not None:
+        if func is _ITEM and (number := constant_values.known_item(args[0])) is not None:
             return number
         result = self.virtual.intercept(self, func, args, kwargs)
         if result is not NOT_HANDLED:
@@ -222,7 +222,7 @@ class Tracer(EventRecord, TorchDispatchMode):
     ) -> None:  # fmt: skip
         self.op_rows.append((name, self._running.current(node), self.part, work, moved))
         if self.descriptions is not None:
-            self.descriptions.append(operator_scratch.describe(func, args, kwargs))
+            self.descriptions.append(operator_scratch.call_key(func, args, kwargs))
 
     def _crosses(self, func: Any, args: Any, out: Tensor) -> str | None:
         """What a copy between host and device is called; None where it stays on one of them."""

@@ -26,7 +26,7 @@ from memfit.job import Job, Turn
 from memfit.train.loop.rng import COLLATE, LOSS, seed_stream
 from memfit.verify.findings import VerifyFinding
 from memfit.verify.fixed_rng import FixedDraws, noting_host_draws
-from memfit.verify.verify_plan import item, samples_of
+from memfit.verify.verify_plan import batch_items, samples_of
 
 TOLERANCE = 1e-3
 """Relative. fp32 rounding is a hundred times below it; a fault is above it wherever samples differ by a percent."""
@@ -86,7 +86,7 @@ def batches_of(job: Job, seed: int) -> Batches:
     sliceable = not is_opaque(both) and all(t.dim() == 0 or t.shape[0] == 5 for t in tensors_in(both))
 
     def part(chosen: Sequence[int]) -> Any:
-        return item(both, chosen, 5) if sliceable else collate([ids[i] for i in chosen])
+        return batch_items(both, chosen, 5) if sliceable else collate([ids[i] for i in chosen])
 
     return Batches(
         both=both, first=part([0, 1, 2]), second=part([3, 4]), doubled=part([0, 1, 2] * 2), alone=collate(ids[3:])

@@ -75,13 +75,13 @@ def samples_of(job: Job) -> tuple[Any, Sequence[int] | None]:
     shape = shape_of(job, MADE * (min(job.longest, 64) if job.longest else 1))
     torch.manual_seed(0)
     batch = job.batch(shape)
-    sliced = [item(batch, [i], shape.items) for i in range(shape.items)]
+    sliced = [batch_items(batch, [i], shape.items) for i in range(shape.items)]
     job.collate = lambda samples: joined(samples)  # type: ignore[method-assign]
     lengths = None if shape.length is None else [shape.length] * shape.items
     return sliced, lengths
 
 
-def item(batch: Any, ids: Sequence[int], items: int) -> Any:
+def batch_items(batch: Any, ids: Sequence[int], items: int) -> Any:
     """Some items of a batch, by the first dimension of every tensor that has it.
 
     Raises:

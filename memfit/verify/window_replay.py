@@ -24,7 +24,7 @@ from memfit.loading import load_job
 from memfit.plan import Plan, read_plan
 from memfit.train.checkpoint.sharded_checkpoint import load_sharded, load_sharded_nets
 from memfit.train.launch import memory_limit
-from memfit.train.launch.plan_device import device_of
+from memfit.train.launch.plan_device import device_of_plan
 from memfit.train.loop.rng import seed_all
 from memfit.train.loop.run_context import RunContext, micro_batches
 from memfit.train.run_folder import RunFolder
@@ -36,7 +36,7 @@ from memfit.verify.recording_engine import RecordingEngine
 def main(arguments: list[str]) -> int:
     """RUN: replays the window that lies in RUN/.proof; adds a line to RUN/verified.jsonl, and says what differs."""
     memory_limit.lift()
-    backend.register()
+    backend.register_virtual_device()
     folder = RunFolder(arguments[0])
     comparison = replay(read_plan(folder.plan), folder.path / ".proof")
     folder.append("verified", comparison)
@@ -57,7 +57,7 @@ def replay(plan: Plan, folder: Path) -> dict[str, Any]:
     """The window alone, beside what the ranks made of it."""
     recorded = json.loads((folder / "window.json").read_text())
     recording = RecordingEngine(Single(), magnitudes=True)
-    job, device = load_job(plan.job, dict(plan.settings), unit=plan.unit), device_of(plan)
+    job, device = load_job(plan.job, dict(plan.settings), unit=plan.unit), device_of_plan(plan)
     train_state = build(
         job, device, recording, plan.implementation, rate=plan.learning_rate, warmup_windows=plan.warmup_windows,
         optimizer_state=plan.optimizer_state, average=plan.average,

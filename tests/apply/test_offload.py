@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from memfit.apply.offload import LEAST, _OffloadedTensor, on_the_host
+from memfit.apply.offload import LEAST, _OffloadedTensor, saved_tensors_on_host
 
 WIDE = LEAST // 4 // 8
 """Columns of eight rows that make a storage just large enough."""
@@ -24,7 +24,7 @@ class SharedLayer(nn.Module):
 def packed(module, x):
     """What the module's operators saved, as it was put away, and the gradients."""
     collected = []
-    hooks = on_the_host(module)
+    hooks = saved_tensors_on_host(module)
     pack = hooks.pack_hook
     hooks.pack_hook = lambda tensor: collected.append(pack(tensor)) or collected[-1]
     with hooks:
@@ -54,7 +54,7 @@ def test_a_storage_is_copied_once_and_the_weights_stay():
 
 def test_a_tensor_that_was_written_to_is_copied_again():
     x = torch.randn(8, WIDE, requires_grad=True)
-    with on_the_host(nn.Module()):
+    with saved_tensors_on_host(nn.Module()):
         y = x * 1
         first = y.sin()
         with torch.no_grad():
@@ -67,7 +67,7 @@ def test_a_tensor_that_was_written_to_is_copied_again():
 
 def test_it_can_be_gone_through_twice():
     module, x = SharedLayer(), torch.randn(8, WIDE, requires_grad=True)
-    with on_the_host(module):
+    with saved_tensors_on_host(module):
         loss = module(x)
     loss.backward(retain_graph=True)
     once = x.grad.clone()

@@ -25,12 +25,12 @@ from memfit.device.virtual.fake_group import fake_world, wrapped_by_ddp
 from memfit.device.virtual.virtual_device import virtual_gpu
 from memfit.job import Shape
 from memfit.planner.predict import predict
-from memfit.torch_compat.versions import release
+from memfit.torch_compat.versions import release_number
 from testing.nets import JOBS
 from tests.device import minimal_tracer
 from tests.device.minimal_tracer import MinimalTracer
 
-RELEASE = release(torch.__version__)
+RELEASE = release_number(torch.__version__)
 BLOCK = 4 * (1024 * 4096 + 4096 + 4096 * 1024 + 1024)
 PARAMETERS = 6 * BLOCK
 

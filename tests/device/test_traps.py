@@ -17,7 +17,7 @@ from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.fake_mode import VirtualMode
 from memfit.device.virtual.virtual_device import virtual_gpu
 from memfit.torch_compat.operators import has_operator
-from memfit.torch_compat.versions import release
+from memfit.torch_compat.versions import release_number
 from tests.device.minimal_tracer import MinimalTracer
 
 PLAIN_CONVOLUTIONS = torch._C._conv_determine_backend_memory_format
@@ -222,4 +222,4 @@ def test_group_norm_copies_channels_last(monkeypatch, no_gc, inference, cured):
         with torch.inference_mode(inference), MinimalTracer(gpu) as tracer:
             y = net(x)
         assert ("aten.clone.default" in tracer.ops) is cured
-        assert y.is_contiguous() is (cured or release(torch.__version__) == (2, 14))
+        assert y.is_contiguous() is (cured or release_number(torch.__version__) == (2, 14))

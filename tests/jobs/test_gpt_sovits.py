@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from memfit.device.hardware.catalogue import find_device
 from memfit.job import Job, Shape
 from memfit.jobs.gpt_sovits_s1 import S1
-from memfit.jobs.gpt_sovits_s2 import S2, Tiny
+from memfit.jobs.gpt_sovits_s2 import S2, GptSovitsTiny
 from memfit.jobs.gpt_sovits_s2_v3 import S2V3
 from memfit.planner.predict import predict
 from tests.jobs.kept import kept
@@ -89,7 +89,7 @@ def test_s1_grows_with_the_square_of_the_clip(seconds, gib):
 
 def test_the_generator_and_the_discriminator_learn_from_speech():
     torch.manual_seed(0)
-    job = Tiny(clips=8)
+    job = GptSovitsTiny(clips=8)
     nets = job.nets()
     optimizers = job.optimizers(nets)
     batch = job.collate(job.dataset())
@@ -158,7 +158,7 @@ def test_s1_padding_counts_nowhere():
         (S2V3(), "ddp_find_unused"),
         (S2V3(lora=32), "none"),
         (S2V3(lora=32, wrapper="ddp"), "ddp"),
-        (Tiny(), "none"),
+        (GptSovitsTiny(), "none"),
     ],
     ids=["s1", "s2", "s2_v3", "s2_v3 lora", "s2_v3 lora, as set", "tiny"],
 )

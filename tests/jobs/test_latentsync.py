@@ -12,7 +12,13 @@ from memfit.device.virtual.virtual_device import virtual_cpu, virtual_gpu
 from memfit.errors import InputError
 from memfit.job import Shape
 from memfit.jobs import latentsync
-from memfit.jobs.latentsync import Stage1, Stage1At512, Stage2, Stage2Efficient, Tiny
+from memfit.jobs.latentsync import (
+    LatentSyncStage1,
+    LatentSyncStage1At512,
+    LatentSyncStage2,
+    LatentSyncStage2Efficient,
+    LatentSyncTiny,
+)
 from memfit.jobs.nets.diffusion import ddim, one_step
 from memfit.planner.predict import footprint_on
 from memfit.trace.step import Tracing, trace_job
@@ -27,11 +33,11 @@ GIB = 2**30
 )
 def test_kept_per_clip_as_computed_upstream(resolution, checkpointed, published):
     """fp32 with fused attention; 2 % for the loss and the U-Net's inputs, which the published figure leaves out."""
-    job = Stage1(resolution=resolution, precision="fp32", frozen_precision="fp32")
+    job = LatentSyncStage1(resolution=resolution, precision="fp32", frozen_precision="fp32")
     assert kept(job, Shape(items=1), checkpointed) / GIB == pytest.approx(published, rel=0.02)
 
 
-@pytest.mark.parametrize("kind", [Stage1, Stage1At512, Stage2, Stage2Efficient])
+@pytest.mark.parametrize("kind", [LatentSyncStage1, LatentSyncStage1At512, LatentSyncStage2, LatentSyncStage2Efficient])
 def test_a_step_takes_no_decision_on_values(kind):
     job = kind()
     with virtual_cpu():
@@ -47,7 +53,7 @@ def test_a_step_takes_no_decision_on_values(kind):
 def test_granularity_of_checkpointing():
     """Stage 1: 8 + 12 resnets and 6 + 9 attentions; stage 2: 20 motion modules more, and blocks of the other nets."""
     with torch.device("meta"):
-        item, two = Stage1(), Stage2()
+        item, two = LatentSyncStage1(), LatentSyncStage2()
         first, second = item.checkpointable(item.nets()), two.checkpointable(two.nets())
     assert len(first) == 35
     assert not [path for path in first if "mid_block" in path or "sampler" in path or "conv" in path]
@@ -57,7 +63,7 @@ def test_granularity_of_checkpointing():
 
 def test_autocast_is_around_the_unet_alone():
     """Under bf16, the U-Net answers in bf16 and everything else keeps its own type."""
-    job = Tiny(precision="bf16", clips=2)
+    job = LatentSyncTiny(precision="bf16", clips=2)
     nets, seen = job.nets(), {}
     for name in ("unet", "vae", "syncnet", "trepa"):
         module = nets[name] if name != "vae" else nets[name].decoder
@@ -76,7 +82,7 @@ def test_one_step_finds_the_clean_latents():
 
 def test_the_loss_falls_on_talking_faces():
     torch.manual_seed(0)
-    train_state = build(Tiny(clips=4), "cpu")
+    train_state = build(LatentSyncTiny(clips=4), "cpu")
     batch = train_state.job.collate(train_state.job.dataset())
     micro = MicroBatch(fetch=lambda: batch, padded_units=4, units=train_state.job.units(batch))
     falling = [float(sum(run_window(train_state, [micro]).losses.values())) for _ in range(5)]
@@ -84,7 +90,7 @@ def test_the_loss_falls_on_talking_faces():
 
 
 def test_a_split_window_learns_the_same():
-    job = Tiny(clips=2)
+    job = LatentSyncTiny(clips=2)
     gradients = []
     for split in (1, 2):
         torch.manual_seed(0)
@@ -99,7 +105,7 @@ def test_a_split_window_learns_the_same():
 
 def test_validation_paints_only_the_mouth():
     torch.manual_seed(0)
-    job = Tiny(clips=2, validation_frames=20)
+    job = LatentSyncTiny(clips=2, validation_frames=20)
     nets, batch = job.nets(), job.validation_batch(Shape(items=1))
     with torch.no_grad():
         images = latentsync.lip_sync(job, nets, batch)
@@ -115,7 +121,7 @@ def test_validation_paints_only_the_mouth():
 def test_validation_asks_for_1_gib_at_once():
     """The group norm of the VAE decoder's last block, which CUDA's autocast runs in fp32: 16 x 256 x 256 x 256 x 4."""
     asked = []
-    job = Stage1(validation_frames=16)
+    job = LatentSyncStage1(validation_frames=16)
     job.repeats = lambda count: [0]
     with virtual_gpu(CardRules()) as virtual, torch.no_grad():
         with virtual.device:
@@ -134,7 +140,7 @@ def test_validation_on_the_host_takes_the_same_of_the_device_at_any_length():
     card, peaks = find_device("rtx4090"), {}
     for keeps in ("host", "device"):
         for frames in (48, 480):
-            job = Tiny(validation_keeps=keeps, validation_frames=frames, validation_decode=2)
+            job = LatentSyncTiny(validation_keeps=keeps, validation_frames=frames, validation_decode=2)
             trace = trace_job(job, Shape(items=1), Tracing(device=card))
             peaks[keeps, frames] = footprint_on(trace, card).phases["validate"].allocated_bytes
     assert peaks["host", 48] == peaks["host", 480]
@@ -143,7 +149,7 @@ def test_validation_on_the_host_takes_the_same_of_the_device_at_any_length():
 
 def test_skipped_turns_leave_behind_what_run_ones_do():
     """A trace that runs the first two windows and the last still joins all the video's frames."""
-    job = Tiny(clips=2, validation_frames=40)
+    job = LatentSyncTiny(clips=2, validation_frames=40)
     undisturbed, part = [], []
     with virtual_cpu(), torch.no_grad():
         nets = job.nets()
@@ -159,4 +165,4 @@ def test_skipped_turns_leave_behind_what_run_ones_do():
 )
 def test_impossible_settings_are_told(settings, word):
     with pytest.raises(InputError, match=word):
-        Stage2(**settings).nets()
+        LatentSyncStage2(**settings).nets()

@@ -10,7 +10,7 @@ from memfit.apply.window import MicroBatch, run_window
 from memfit.blocks import find_module
 from memfit.device.virtual.virtual_device import virtual_cpu
 from memfit.job import Shape
-from memfit.jobs.musetalk import Stage1, Stage2, Tiny
+from memfit.jobs.musetalk import MuseTalkStage1, MuseTalkStage2, MuseTalkTiny
 from tests.jobs.kept import kept_bytes
 
 MIB = 2**20
@@ -18,7 +18,7 @@ MIB = 2**20
 
 def test_kept_per_image_as_computed_upstream():
     with FakeTensorMode():
-        job = Stage1()
+        job = MuseTalkStage1()
         nets = job.nets()
         latents, sound = torch.zeros(1, 8, 32, 32), torch.zeros(1, 50, 384)
         with recompute(nets, dict.fromkeys(job.checkpointable(nets), "full")):
@@ -31,7 +31,7 @@ def test_kept_per_image_as_computed_upstream():
 def test_checkpointing_the_decoder_is_the_option_that_is_missing_upstream():
     """With every block of it recomputed, their inputs stay: 350 MiB an image instead of 1422."""
     with FakeTensorMode():
-        job = Stage1()
+        job = MuseTalkStage1()
         nets = job.nets()
         paths = [path for path in job.also_checkpointable(nets) if path.startswith("vae.decoder")]
         with recompute(nets, dict.fromkeys(paths, "full")):
@@ -39,7 +39,7 @@ def test_checkpointing_the_decoder_is_the_option_that_is_missing_upstream():
     assert left == 367_034_624
 
 
-@pytest.mark.parametrize("kind", [Stage1, Stage2])
+@pytest.mark.parametrize("kind", [MuseTalkStage1, MuseTalkStage2])
 def test_a_step_takes_no_decision_on_values(kind):
     with virtual_cpu():
         train_state = build(kind(), "cpu")
@@ -51,12 +51,12 @@ def test_a_step_takes_no_decision_on_values(kind):
             *train_state.job.also_checkpointable(train_state.nets),
         ):
             find_module(train_state.nets, path)
-    turns = {"generator", "discriminator", "mouth_discriminator"} if kind is Stage2 else {"generator"}
+    turns = {"generator", "discriminator", "mouth_discriminator"} if kind is MuseTalkStage2 else {"generator"}
     assert set(seen.norms) == turns == {turn.name for turn in train_state.job.turns(list(train_state.optimizers))}
 
 
 def test_the_generators_turn_makes_no_gradient_of_a_discriminator():
-    job = Tiny(clips=2)
+    job = MuseTalkTiny(clips=2)
     nets = job.nets()
     losses = job.turns(["unet"])[0].loss(nets, job.collate(job.dataset()), {})
     sum(value / units for value, units in losses.values()).backward()
@@ -68,7 +68,7 @@ def test_the_generators_turn_makes_no_gradient_of_a_discriminator():
 @pytest.mark.slow
 def test_the_loss_falls_on_talking_faces():
     torch.manual_seed(0)
-    train_state = build(Tiny(clips=4), "cpu")
+    train_state = build(MuseTalkTiny(clips=4), "cpu")
     batch = train_state.job.collate(train_state.job.dataset())
     micro = MicroBatch(fetch=lambda: batch, padded_units=4, units=train_state.job.units(batch))
     windows = [run_window(train_state, [micro]).losses for _ in range(8)]
@@ -77,7 +77,7 @@ def test_the_loss_falls_on_talking_faces():
 
 
 def test_autocast_is_around_the_unet_alone():
-    job = Tiny(precision="bf16")
+    job = MuseTalkTiny(precision="bf16")
     nets, seen = job.nets(), {}
     nets["unet"].register_forward_hook(lambda module, args, out: seen.update(unet=out.sample.dtype))
     nets["vae"].decoder.register_forward_hook(lambda module, args, out: seen.update(vae=out.dtype))
@@ -87,7 +87,7 @@ def test_autocast_is_around_the_unet_alone():
 
 def test_mouths_are_cut_out_and_enlarged():
     """A box that halves the image shows, at every second pixel pair, what the image has there."""
-    job = Tiny()
+    job = MuseTalkTiny()
     rows = torch.arange(64.0)[:, None].expand(64, 64)
     box = torch.tensor([0.5, 1.0, 0.25, 0.75]).expand(1, 1, 4)
     mouth = job._mouths(rows.expand(1, 3, 64, 64), {"mouths": box})
@@ -97,7 +97,7 @@ def test_mouths_are_cut_out_and_enlarged():
 
 
 def test_validation_paints_twice():
-    job = Tiny(clips=2)
+    job = MuseTalkTiny(clips=2)
     nets, batch = job.nets(), job.collate(job.dataset())
     with torch.no_grad():
         metrics = job.validate(nets, batch)

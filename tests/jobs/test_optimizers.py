@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from memfit.jobs.optimizers.adam8bit import AdamW8bit, codes, decode, encode
+from memfit.jobs.optimizers.adam8bit import AdamW8bit, codes, dequantize, quantize
 from memfit.jobs.optimizers.scaled_adam import ScaledAdam
 
 
@@ -21,7 +21,7 @@ def test_codes_are_256_values():
 def test_encoding_keeps_the_order_of_magnitude():
     torch.manual_seed(0)
     values = torch.randn(3, 1000) * 10.0 ** torch.randint(-5, 1, (3, 1000))
-    again = decode(encode(values, codes(True)), codes(True), values.shape)
+    again = dequantize(quantize(values, codes(True)), codes(True), values.shape)
     blocks = nn.functional.pad(values.flatten(), (0, -3000 % 256)).view(-1, 256)
     largest = blocks.abs().amax(dim=1).repeat_interleave(256)[:3000].view(3, 1000)
     # Beside the block's largest value, the widest gap between two codes of a decade of 1, 2, 4, … values.

@@ -5,7 +5,7 @@ import pytest
 from memfit.job import Shape
 from memfit.jobs.f5_tts import F5Tiny
 from memfit.jobs.gpt_sovits_s1 import S1
-from memfit.jobs.gpt_sovits_s2 import Tiny
+from memfit.jobs.gpt_sovits_s2 import GptSovitsTiny
 from testing.truth import compare
 
 F5_SHAPE = Shape(items=3, length=100)
@@ -20,7 +20,7 @@ NARROW_S1 = {"depth": 2, "dim": 64, "clip_seconds": 3.0, "precision": "fp32"}
         (F5Tiny, {"optimizer": "8bit", "draws": "step", "dropout": 0.1}, F5_SHAPE, 1),
         (F5Tiny, {"optimizer": "foreach", "precision": "bf16"}, F5_SHAPE, 2),
         (S1, NARROW_S1, Shape(items=2), 2),
-        (Tiny, {}, Shape(items=2), 1),
+        (GptSovitsTiny, {}, Shape(items=2), 1),
     ],
     ids=["f5", "f5 accumulated", "f5 8-bit", "f5 bf16 accumulated", "s1 accumulated", "s2"],
 )

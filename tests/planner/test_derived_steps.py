@@ -7,7 +7,7 @@ import pytest
 from memfit.device.hardware.catalogue import find_device
 from memfit.errors import InputError
 from memfit.job import Shape
-from memfit.planner.derived_steps import EXACT, TRACES, card_groups, derived_ranges, lengths_of
+from memfit.planner.derived_steps import EXACT, TRACES, card_groups, derived_ranges, traced_lengths
 from memfit.planner.predict import trace_question
 from testing.linear_layer import LinearLayer
 
@@ -69,8 +69,8 @@ def test_lengths_are_the_longest_its_half_and_its_quarter():
     class Long(LinearLayer):
         longest = 1000
 
-    assert lengths_of(Long()) == (224, 480, 1000)
-    assert lengths_of(LinearLayer()) == (None,)
+    assert traced_lengths(Long()) == (224, 480, 1000)
+    assert traced_lengths(LinearLayer()) == (None,)
 
 
 def test_cards_of_one_architecture_share_traces_and_a_processor_has_none():

@@ -3,21 +3,21 @@
 import pytest
 
 from memfit.errors import InputError
-from memfit.planner.search.engine_choice import candidates
+from memfit.planner.search.engine_choice import engine_candidates
 
 
 def test_one_device_is_planned_without_ranks_and_several_with_replicas_and_with_shards():
-    assert candidates(None, 1) == ("single",)
-    assert candidates(None, 2) == ("ddp", "fsdp2")
-    assert candidates(None, 64) == ("ddp", "fsdp2")
+    assert engine_candidates(None, 1) == ("single",)
+    assert engine_candidates(None, 2) == ("ddp", "fsdp2")
+    assert engine_candidates(None, 64) == ("ddp", "fsdp2")
 
 
 def test_an_engine_that_is_asked_for_is_the_only_one():
-    assert candidates("zero2", 4) == ("zero2",)
-    assert candidates("single", 1) == ("single",)
+    assert engine_candidates("zero2", 4) == ("zero2",)
+    assert engine_candidates("single", 1) == ("single",)
 
 
 @pytest.mark.parametrize(("engine", "devices"), [("single", 2), ("ddp", 1), ("megatron", 2)])
 def test_an_engine_that_does_not_go_with_the_devices_is_refused(engine, devices):
     with pytest.raises(InputError):
-        candidates(engine, devices)
+        engine_candidates(engine, devices)

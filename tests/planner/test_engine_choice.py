@@ -12,7 +12,7 @@ from memfit.errors import InputError
 from memfit.job import Shape
 from memfit.planner.predict import plain_nets, predict
 from memfit.planner.request import PlanRequest
-from memfit.planner.search.engine_choice import candidates, communicates, silent
+from memfit.planner.search.engine_choice import communication_model, engine_candidates, silent
 from memfit.planner.search.search import find_plan
 from testing.large_nets import Dit
 from tests.verify.jobs import Sound, Unsynchronised
@@ -73,11 +73,11 @@ def test_an_engine_that_cannot_carry_the_job_is_refused_or_passed_over():
 )
 def test_engines_that_do_not_go_with_the_devices(engine, devices, said):
     with pytest.raises(InputError, match=said):
-        candidates(engine, devices)
+        engine_candidates(engine, devices)
 
 
 def test_ranks_on_an_unknown_link_are_not_priced():
     nets = plain_nets(Sound())
-    assert communicates("ddp", nets, replace(CARD, link="smoke"), 2) is silent
-    answer = communicates("fsdp2", nets, CARD, 2)
+    assert communication_model("ddp", nets, replace(CARD, link="smoke"), 2) is silent
+    answer = communication_model("fsdp2", nets, CARD, 2)
     assert answer(2) > answer(1) > 0

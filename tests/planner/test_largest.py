@@ -14,7 +14,7 @@ from memfit.cli import main
 from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.errors import InputError
 from memfit.job import Shape
-from memfit.planner.largest import by_items, by_setting, largest_of, largest_size, policies
+from memfit.planner.largest import batch_policies, by_items, by_setting, largest_of, largest_size
 from memfit.planner.predict import predict
 from memfit.planner.traced_questions import TracedQuestions
 from memfit.trace.interpolation import interpolated
@@ -56,7 +56,7 @@ def test_a_need_that_never_grows_is_not_called_exact():
 @pytest.mark.slow
 def test_the_largest_micro_batch_is_what_predict_says():
     keep, recompute = (
-        largest_of(policy, "dit", CARD, TracedQuestions(), by_items(None)) for policy in list(policies(JOB))[:2]
+        largest_of(policy, "dit", CARD, TracedQuestions(), by_items(None)) for policy in list(batch_policies(JOB))[:2]
     )
     assert keep.exact
     assert keep.size < recompute.size
@@ -71,7 +71,7 @@ def test_the_largest_micro_batch_is_what_predict_says():
 def test_interpolated_traces_lead_to_the_answer_in_a_few_questions():
     """Segments grow in steps of 2 MiB, so that most sizes need what the one before needs."""
     questions, job = TracedQuestions(), LinearLayer()
-    policy = next(iter(policies(job)))
+    policy = next(iter(batch_policies(job)))
     for name in ("rtx3060", "rtx3090"):
         answer = largest_of(policy, "wide", find_device(name), questions, by_items(None))
         assert answer.exact

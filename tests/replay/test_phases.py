@@ -12,7 +12,7 @@ from memfit.planner.predict import predict
 from memfit.replay.margins import margin_of, margins
 from memfit.replay.replay import _limiting_phase
 from memfit.show.console import make_console
-from memfit.show.footprint_table import remarks, show_prediction
+from memfit.show.footprint_table import footprint_remarks, show_prediction
 
 
 class Converted(Job):
@@ -44,7 +44,7 @@ def test_building_nets_that_needs_more_than_training_is_a_phase_with_its_own_adv
     assert footprint.limiting_phase == "setup"
     assert footprint.phases["setup"].allocated_bytes >= 3 * 256 * 256 * 4
     assert footprint.phases["train"].allocated_bytes < footprint.phases["setup"].allocated_bytes
-    assert remarks(footprint)[0].startswith("Building the nets needs more than training")
+    assert footprint_remarks(footprint)[0].startswith("Building the nets needs more than training")
     shown = io.StringIO()
     show_prediction(prediction, make_console(file=shown))
     assert "Peak in setup (" in shown.getvalue()

@@ -17,7 +17,7 @@ from memfit.planner.search.search import find_plan
 from memfit.show.module_totals import ELSEWHERE, module_totals
 from memfit.show.perfetto import write_perfetto
 from memfit.show.report import plan_report, prediction_report
-from memfit.show.run_log import read_lines, seen, shown_windows
+from memfit.show.run_log import seen, shown_windows, whole_lines
 from memfit.show.timeline import MOST, alive_by_category, place_of, timeline
 from memfit.show.trace_file import read_trace, write_trace
 from tests.cli.asking import ROOT
@@ -184,7 +184,7 @@ def test_lines_that_were_cut_off_and_ids_of_ranks(tmp_path) -> None:
     (tmp_path / "s.jsonl").write_text(
         '{"window": 0, "rank": 0, "ids": [0, 1]}\n{"window": 0, "rank": 1, "ids": [2, 2]}\n{"window": 1, "ra'
     )
-    lines = read_lines(tmp_path / "s.jsonl")
+    lines = whole_lines(tmp_path / "s.jsonl")
     assert len(lines) == 2
     picture, ranks = seen(lines)
     assert picture.share.tolist() == [[1, 1, 0], [0, 0, 1]]
@@ -193,7 +193,7 @@ def test_lines_that_were_cut_off_and_ids_of_ranks(tmp_path) -> None:
     assert seen([]) is None
     far, (item,) = seen([{"window": 0, "rank": 0, "ids": [5, (1 << 39) + 1]}])
     assert (far.size, item.distinct) == ((1 << 39) + 2, 2), "ids that lie far apart take no memory for those between"
-    assert read_lines(tmp_path / "none.jsonl") == []
+    assert whole_lines(tmp_path / "none.jsonl") == []
 
 
 def test_the_extremes_of_many_windows_are_shown() -> None:

@@ -27,17 +27,17 @@ def installed(monkeypatch, tmp_path):
 
         monkeypatch.setattr(torch, "__version__", version)
         monkeypatch.setattr(versions.subprocess, "run", answer)
-        versions.check.cache_clear()
+        versions.check_torch_version.cache_clear()
         return runs
 
     yield install
-    versions.check.cache_clear()
+    versions.check_torch_version.cache_clear()
 
 
 @pytest.mark.parametrize("version", ["2.8.0+cu128", "2.13.1+cu130", "2.14.9"])
 def test_a_tested_version_passes_without_a_self_test(installed, version, capsys):
     runs = installed(version)
-    versions.check()
+    versions.check_torch_version()
     assert not runs
     assert not capsys.readouterr().err
 
@@ -45,19 +45,19 @@ def test_a_tested_version_passes_without_a_self_test(installed, version, capsys)
 def test_an_old_version_is_refused_in_one_line(installed):
     installed("2.7.1")
     with pytest.raises(InputError, match=r'torch 2\.7\.1: memfit needs torch 2\.8 or newer; .*"torch>=2\.8,<2\.15"'):
-        versions.check()
+        versions.check_torch_version()
     with pytest.raises(InputError):
         versions.refuse_old()
 
 
 def test_a_newer_version_is_tested_and_warned_of_once(installed, capsys):
     runs = installed("2.99.0")
-    versions.check()
+    versions.check_torch_version()
     assert runs == ["memfit.trace.self_test"]
     error = capsys.readouterr().err
     assert "torch 2.99.0 is newer than 2.14" in error
 
-    versions.check.cache_clear()
+    versions.check_torch_version.cache_clear()
     with virtual_gpu(CardRules()):
         pass
     assert len(runs) == 1
@@ -67,16 +67,16 @@ def test_a_newer_version_is_tested_and_warned_of_once(installed, capsys):
 def test_a_newer_version_whose_bytes_differ_is_refused_with_what_differed(installed):
     runs = installed("2.99.0", code=4, output="transformer, ddp x 2 on rtx4090, train: 7 bytes instead of 8\n")
     for _ in range(2):
-        versions.check.cache_clear()
+        versions.check_torch_version.cache_clear()
         with pytest.raises(InputError, match=r"torch 2\.99\.0: .*train: 7 bytes instead of 8; install a tested"):
-            versions.check()
+            versions.check_torch_version()
     assert len(runs) == 1
 
 
 def test_a_newer_version_in_which_the_self_test_fails_is_refused(installed):
     installed("2.99.0", code=1)
     with pytest.raises(InputError, match="RuntimeError: no such key"):
-        versions.check()
+        versions.check_torch_version()
 
 
 def test_a_self_test_that_never_ends_is_a_failure(installed, monkeypatch):
@@ -86,13 +86,13 @@ def test_a_self_test_that_never_ends_is_a_failure(installed, monkeypatch):
     installed("2.99.0")
     monkeypatch.setattr(versions.subprocess, "run", hang)
     with pytest.raises(InputError, match="no answer after 300 seconds"):
-        versions.check()
+        versions.check_torch_version()
 
 
 def test_the_self_test_itself_is_never_refused(installed):
     runs = installed("2.99.0", code=4, output="nothing agrees\n")
     with versions.under_test():
-        versions.check()
+        versions.check_torch_version()
     assert not runs
 
 

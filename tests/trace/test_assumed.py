@@ -11,7 +11,7 @@ from memfit.planner.plan_json import plan_json
 from memfit.planner.predict import predict
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
-from memfit.show.footprint_table import remarks
+from memfit.show.footprint_table import footprint_remarks
 from memfit.show.trace_file import read_trace, write_trace
 
 
@@ -55,7 +55,7 @@ def test_sizes_taken_as_large_as_they_can_be_are_told_with_their_line_and_kept_i
     place = f"{__file__}:{line_of('rows = (chosen')}"
     result = f"{place}: nonzero was taken to find all 6; a run needs less where its data has fewer"
     assert prediction.footprint.assumed == (result,)
-    assert f"Assumed: {result}." in remarks(prediction.footprint)
+    assert f"Assumed: {result}." in footprint_remarks(prediction.footprint)
     write_trace(tmp_path / "t.npz", prediction)
     back = read_trace(tmp_path / "t.npz")
     assert back.footprint.assumed == back.trace.assumed == (result,)

@@ -8,7 +8,7 @@ from memfit.device.hardware.catalogue import find_device
 from memfit.job import Job, Shape
 from memfit.planner.predict import footprint_on, predict
 from memfit.replay.margins import margin_of, margins
-from memfit.show.footprint_table import remarks
+from memfit.show.footprint_table import footprint_remarks
 from memfit.trace.step import Tracing, trace_job
 
 
@@ -103,11 +103,11 @@ def test_the_interval_is_the_measured_one_and_a_kind_never_measured_says_so():
     assert measured.measured_runs == margin.runs > 0
     assert train.process_bytes_low == int((train.reserved_bytes + card.context_low) * (1 + margin.low))
     assert train.process_bytes_low < train.process_bytes < train.process_bytes_high
-    assert not any("No measured runs" in line for line in remarks(measured))
+    assert not any("No measured runs" in line for line in footprint_remarks(measured))
 
     never = predict(Net(name="recurrent"), "net", Shape(items=2), card).footprint
     assert never.measured_runs == 0
-    assert any("recurrent, float32" in line and "No measured runs" in line for line in remarks(never))
+    assert any("recurrent, float32" in line and "No measured runs" in line for line in footprint_remarks(never))
     widest = margin_of("recurrent, float32")
     assert all(widest.low <= item.low and widest.high >= item.high for item in margins().values())
 
@@ -121,7 +121,7 @@ def test_on_a_cpu_the_replay_is_exact():
         phase.process_bytes_low == phase.process_bytes == phase.process_bytes_high
         for phase in footprint.phases.values()
     )
-    assert remarks(footprint) == []
+    assert footprint_remarks(footprint) == []
 
 
 def test_plan_searches_have_a_line_of_their_own_and_are_not_in_the_need():
@@ -135,7 +135,7 @@ def test_plan_searches_have_a_line_of_their_own_and_are_not_in_the_need():
         torch.backends.cudnn.benchmark = before
     assert plain.plan_searches == 0
     assert searching.plan_searches == 5  # three passes of each of two convolutions; no gradient of the picture
-    assert ["cudnn.benchmark searches for plans 5 times" in line for line in remarks(searching)] == [True]
+    assert ["cudnn.benchmark searches for plans 5 times" in line for line in footprint_remarks(searching)] == [True]
     assert searching.phases["train"].allocated_bytes == plain.phases["train"].allocated_bytes
 
 

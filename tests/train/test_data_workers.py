@@ -25,7 +25,7 @@ from testing.kill_and_resume import ROOT, new_run, same_end, server
 from testing.loaded_job import ShuffledStream, StatefulStream
 
 JOBS = ROOT / "testing" / "loaded_job.py"
-EACH = ["ByIndex", "Turns", "InPlace", "FromFile", "Iterated", "WithState"]
+EACH = ["IndexedSamples", "Turns", "InPlaceTurns", "FileSamples", "Iterated", "StatefulSamples"]
 
 
 def make_plan(folder, name, *, ranks=1, seconds=0.0):
@@ -64,7 +64,7 @@ def undisturbed_ends(tmp_path, server_process, name, counts):
     return first
 
 
-@pytest.mark.parametrize("name", ["Turns", "WithState"])
+@pytest.mark.parametrize("name", ["Turns", "StatefulSamples"])
 def test_the_weights_are_the_same_with_any_number_of_workers(tmp_path, name):
     with server() as server_process:
         undisturbed_ends(tmp_path, server_process, name, (0, 3))
@@ -97,7 +97,7 @@ def test_they_are_the_same_with_kills_resumes_and_failures_of_memory(tmp_path, m
 
 @pytest.mark.slow
 @pytest.mark.parametrize("full", ["", "1"])
-@pytest.mark.parametrize("name", ["ByIndex", "WithState"])
+@pytest.mark.parametrize("name", ["IndexedSamples", "StatefulSamples"])
 def test_two_ranks_share_no_sample_and_end_alike_with_any_number_of_workers(tmp_path, name, full):
     plan = make_plan(tmp_path, name, ranks=2, seconds=0.005)
     runs = [tmp_path / f"run-{workers}" for workers in (0, 1, 4)]
@@ -152,7 +152,7 @@ def test_every_other_fault_of_a_worker_does_too(tmp_path, kind):
 def _fails(tmp_path, kind):
     """Sample 20 fails in a worker: windows before it are trained, the run is not done, and it goes on without it."""
     code, *words = FAULTS[kind]
-    name = "Listed" if kind == "lambda" else "ByIndex"
+    name = "Listed" if kind == "lambda" else "IndexedSamples"
     plan, run = make_plan(tmp_path, name), tmp_path / "run"
     patience = ["--patience", "5"] if kind == "hang" else []
     before = set(psutil.pids())
@@ -254,9 +254,9 @@ def stream_of(kind):
 @pytest.mark.slow
 def test_a_resumed_stream_goes_on_from_its_own_state(tmp_path, monkeypatch):
     """Windows 0 to 3 are samples 0 to 63 of epochs of 23: the resumed run does not read them again."""
-    plan, log = make_plan(tmp_path, "WithState"), tmp_path / "read.txt"
+    plan, log = make_plan(tmp_path, "StatefulSamples"), tmp_path / "read.txt"
     with server() as server_process:
-        undisturbed = undisturbed_ends(tmp_path, server_process, "WithState", (0,))
+        undisturbed = undisturbed_ends(tmp_path, server_process, "StatefulSamples", (0,))
     monkeypatch.setenv("READ_LOG", str(log))
     with server() as server_process:
         run = new_run(tmp_path / "run", plan)

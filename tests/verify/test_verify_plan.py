@@ -5,14 +5,14 @@ from collections import UserDict
 import torch
 
 from memfit.verify.additivity import split_findings
-from memfit.verify.verify_plan import item, joined
+from memfit.verify.verify_plan import batch_items, joined
 from tests.apply.test_batches import Graphs
 from tests.verify.jobs import Sound
 
 
 def test_a_batch_that_is_a_mapping_of_a_library_stays_one_when_it_is_cut_and_joined():
     batch = UserDict(ids=torch.arange(6).view(3, 2), names=["a", "b", "c"])
-    cut = [item(batch, [i], 3) for i in (2, 0)]
+    cut = [batch_items(batch, [i], 3) for i in (2, 0)]
     made = joined(cut)
     assert (type(cut[0]), type(made)) == (UserDict, UserDict)
     assert (made["ids"].tolist(), made["names"]) == ([[4, 5], [0, 1]], ["c", "a"])

@@ -149,6 +149,6 @@ def _module() -> SimpleNamespace:
 
 
 @cache
-def register() -> None:
+def register_virtual_device() -> None:
     """Names PrivateUse1 ``vgpu``; the second call does nothing."""
-    torch_backend.register(_module(), is_inside)
+    torch_backend.register_backend(_module(), is_inside)

@@ -38,7 +38,7 @@ from memfit.torch_compat.attributes import storage_id_of
 from memfit.torch_compat.grad_scaler import MAYBE_STEP
 from memfit.torch_compat.operators import missing_shapes
 from memfit.torch_compat.tracing import foreach_types, shape_functions, trace_rules
-from memfit.torch_compat.versions import check
+from memfit.torch_compat.versions import check_torch_version
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -208,8 +208,8 @@ def virtual_cpu(mode: type[VirtualMode] = VirtualMode) -> Iterator[Virtual]:
     Args:
         mode: the class of the fake mode.
     """
-    check()
-    backend.register()  # autograd's engine knows only the devices that were there at its first backward
+    check_torch_version()
+    backend.register_virtual_device()  # autograd's engine knows only the devices that were there at its first backward
     virtual = Virtual(device=torch.device("cpu"), mode=mode())
     with _fakes_pass_for_tensors(), _storages_tell(virtual.on_resize), _compiled_runs_as_written(), virtual.mode:
         yield virtual
@@ -225,8 +225,8 @@ def virtual_gpu(card: CardRules, mode: type[VirtualMode] = VirtualMode) -> Itera
     Raises:
         InputError: a version of torch that does not work.
     """
-    check()
-    backend.register()
+    check_torch_version()
+    backend.register_virtual_device()
     virtual = Virtual(device=torch.device(backend.NAME), mode=mode(on_gpu=True), rules=card)
 
     def emptied() -> None:

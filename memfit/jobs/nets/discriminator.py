@@ -25,7 +25,7 @@ class DownBlock(nn.Module):
         return F.avg_pool2d(x, 2) if self.pool else x
 
 
-class Discriminator(nn.Module):
+class PatchDiscriminator(nn.Module):
     """Images (n, 3, h, w) to a map of scores (n, 1, h', w'), and the features of every block on the way."""
 
     def __init__(self, *, width: int = 64, blocks: int = 4, widest: int = 512) -> None:
@@ -49,7 +49,7 @@ class MultiScaleDiscriminator(nn.Module):
 
     def __init__(self, *, scales: int = 1, width: int = 64) -> None:
         super().__init__()
-        self.discs = nn.ModuleList(Discriminator(width=width) for _ in range(scales))
+        self.discs = nn.ModuleList(PatchDiscriminator(width=width) for _ in range(scales))
 
     def forward(self, pyramid: list[Tensor]) -> list[tuple[list[Tensor], Tensor]]:
         """Features and scores of every scale; the pyramid may hold more levels than are judged."""

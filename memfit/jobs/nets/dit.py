@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from memfit.jobs.nets.speech_parts import (
-    Attention,
     FeedForward,
     InputEmbedding,
+    RotaryAttention,
     TextEmbedding,
     TimestepEmbedding,
     rotary_angles,
@@ -27,7 +27,7 @@ class DiTBlock(nn.Module):
         super().__init__()
         self.modulation = nn.Sequential(nn.SiLU(), nn.Linear(dim, 6 * dim))
         self.attn_norm = nn.LayerNorm(dim, elementwise_affine=False, eps=1e-6)
-        self.attn = Attention(dim, num_heads, head_dim, dropout)
+        self.attn = RotaryAttention(dim, num_heads, head_dim, dropout)
         self.ff_norm = nn.LayerNorm(dim, elementwise_affine=False, eps=1e-6)
         self.ff = FeedForward(dim, ff_mult * dim, dropout)
 
@@ -107,7 +107,7 @@ class UNetTBlock(nn.Module):
         super().__init__()
         self.join = nn.Linear(2 * dim, dim, bias=False) if joins else None
         self.attn_norm = nn.RMSNorm(dim, eps=1e-6)
-        self.attn = Attention(dim, num_heads, head_dim, dropout)
+        self.attn = RotaryAttention(dim, num_heads, head_dim, dropout)
         self.ff_norm = nn.RMSNorm(dim, eps=1e-6)
         self.ff = FeedForward(dim, ff_mult * dim, dropout)
 

@@ -101,7 +101,7 @@ def audio_embeddings(states: Tensor, positions: Tensor) -> Tensor:
     return states[rows, positions].flatten(2, 3)
 
 
-def encode(vae: Any, images: Tensor, noise: Tensor | None = None) -> Tensor:
+def encode_images(vae: Any, images: Tensor, noise: Tensor | None = None) -> Tensor:
     """Images (n, 3, h, w) to scaled latents (n, 4, h/8, w/8): drawn by this noise, or the distribution's mode."""
     posterior = vae.encode(images).latent_dist
     latents = posterior.mode() if noise is None else posterior.mean + posterior.std * noise
@@ -109,7 +109,7 @@ def encode(vae: Any, images: Tensor, noise: Tensor | None = None) -> Tensor:
     return scaled
 
 
-def decode(vae: Any, latents: Tensor) -> Tensor:
+def decode_latents(vae: Any, latents: Tensor) -> Tensor:
     """Scaled latents (n, 4, h, w) to images (n, 3, 8h, 8w)."""
     images: Tensor = vae.decode(latents / SCALING).sample
     return images

@@ -121,7 +121,7 @@ def _judge(layers: nn.ModuleList, post: nn.Module, x: Tensor) -> Judgement:
     return torch.flatten(x, 1), features
 
 
-class Discriminator(nn.Module):
+class WaveformDiscriminator(nn.Module):
     """A scale discriminator and one for each period; each sees the real waveform, then the made one."""
 
     def __init__(self, periods: Sequence[int], width: int = 16) -> None:

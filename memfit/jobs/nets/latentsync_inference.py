@@ -17,7 +17,7 @@ from torch import Tensor
 from memfit.job import Nets
 from memfit.jobs.data.frames import mouth_mask
 from memfit.jobs.nets.diffusion import ddim
-from memfit.jobs.nets.frozen import audio_embeddings, decode, encode, hidden_states
+from memfit.jobs.nets.frozen import audio_embeddings, decode_latents, encode_images, hidden_states
 
 AUDIO_FRAMES = 750
 """Video frames in the 30 s that Whisper reads at once."""
@@ -92,7 +92,7 @@ def _paint(job: LipSyncJob, nets: Nets, faces: Tensor, audio: Tensor, latents: T
     small = F.interpolate(masks, size=latents.shape[-2:]).to(dtype)
     known = [small]
     for image in (pixels * masks, pixels):
-        known.append(encode(vae, image.to(dtype), torch.randn_like(latents[0].transpose(0, 1))))
+        known.append(encode_images(vae, image.to(dtype), torch.randn_like(latents[0].transpose(0, 1))))
     conditions = [torch.cat([condition.transpose(0, 1)[None]] * twice) for condition in known]
     context = torch.stack([torch.zeros_like(audio), audio]) if twice == 2 else audio[None]
     scheduler = ddim()
@@ -110,7 +110,7 @@ def _paint(job: LipSyncJob, nets: Nets, faces: Tensor, audio: Tensor, latents: T
     frames = latents[0].transpose(0, 1)
     pieces = frames.split(job.validation_decode)
     decoded = [
-        decode(vae, pieces[index]) if run else torch.empty_like(pixels[: len(pieces[index])], dtype=dtype)
+        decode_latents(vae, pieces[index]) if run else torch.empty_like(pixels[: len(pieces[index])], dtype=dtype)
         for index, run in _turns(job, len(pieces))
     ]
     made = torch.cat(decoded)

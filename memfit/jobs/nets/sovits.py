@@ -174,11 +174,11 @@ class Sovits(nn.Module):
         for step in self.flow:
             flowed = step(flowed, mask, style)
         start = (torch.rand(len(lengths), device=z.device) * (lengths - segment + 1).clamp(min=1)).long()
-        wave = self.generator(cut(z, start, segment), style)
+        wave = self.generator(crop(z, start, segment), style)
         return Made(wave, start, mask, flowed, prior_mean, prior_deviation, deviation)
 
 
-def cut(x: Tensor, start: Tensor, length: int) -> Tensor:
+def crop(x: Tensor, start: Tensor, length: int) -> Tensor:
     """(b, c, t) to (b, c, length), each item from its own start."""
     at = start[:, None] + torch.arange(length, device=x.device)
     return x.gather(2, at[:, None].expand(-1, x.shape[1], -1))

@@ -141,7 +141,7 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
     return (x * angles.cos() + turned * angles.sin()).to(x.dtype).contiguous()
 
 
-class Attention(nn.Module):
+class RotaryAttention(nn.Module):
     """Self-attention with rotary positions, through the fused kernels.
 
     With ``ignore_padding`` the mask is given expanded to (b, heads, n, n), as upstream gives it: torch makes numbers of

@@ -28,7 +28,7 @@ class Positions(nn.Module):
         return self.dropout(x + self.alpha * sinusoids(x.shape[1], x.shape[2]).to(x))
 
 
-class Layer(nn.Module):
+class Text2SemanticLayer(nn.Module):
     """A post-norm transformer layer with ReLU."""
 
     def __init__(self, dim: int, num_heads: int, inner: int, dropout: float, fused: bool) -> None:
@@ -62,7 +62,7 @@ class Text2Semantic(nn.Module):
         self.phoneme_embedding, self.token_embedding = nn.Embedding(phonemes, dim), nn.Embedding(tokens, dim)
         self.project = nn.Linear(text_features, dim)
         self.phoneme_positions, self.token_positions = Positions(dim, 0.1), Positions(dim, 0.1)
-        self.layers = nn.ModuleList(Layer(dim, num_heads, 4 * dim, dropout, fused) for _ in range(depth))
+        self.layers = nn.ModuleList(Text2SemanticLayer(dim, num_heads, 4 * dim, dropout, fused) for _ in range(depth))
         self.predict = nn.Linear(dim, tokens, bias=False)
 
     def forward(

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class Block(nn.Module):
+class VideoBlock(nn.Module):
     """Self-attention (no bias on the keys) and a GELU feed-forward, each on a layer norm."""
 
     def __init__(self, dim: int, *, heads: int, mlp: int) -> None:
@@ -45,7 +45,7 @@ class VideoMae(nn.Module):
         super().__init__()
         self.size, patch = size, 14
         self.patch_embed = nn.Conv3d(3, dim, (2, patch, patch), stride=(2, patch, patch))
-        self.blocks = nn.ModuleList(Block(dim, heads=heads, mlp=mlp) for _ in range(layers))
+        self.blocks = nn.ModuleList(VideoBlock(dim, heads=heads, mlp=mlp) for _ in range(layers))
         self.fc_norm = nn.LayerNorm(dim, eps=1e-6)
         self.head = nn.Linear(dim, 174)
         tokens = frames // 2 * (size // patch) ** 2

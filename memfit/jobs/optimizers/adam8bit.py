@@ -59,10 +59,10 @@ class AdamW8bit(Optimizer):
             state["step"] = 0
             for name, table in (("exp_avg", signed), ("exp_avg_sq", unsigned)):
                 zero = torch.zeros_like(parameter)
-                state[name] = zero if small else encode(zero, table)
+                state[name] = zero if small else quantize(zero, table)
         state["step"] += 1
-        first = state["exp_avg"] if small else decode(state["exp_avg"], signed, parameter.shape)
-        second = state["exp_avg_sq"] if small else decode(state["exp_avg_sq"], unsigned, parameter.shape)
+        first = state["exp_avg"] if small else dequantize(state["exp_avg"], signed, parameter.shape)
+        second = state["exp_avg_sq"] if small else dequantize(state["exp_avg_sq"], unsigned, parameter.shape)
         first.lerp_(gradient, 1 - beta1)
         second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         correction1, correction2 = 1 - beta1 ** state["step"], 1 - beta2 ** state["step"]
@@ -70,7 +70,7 @@ class AdamW8bit(Optimizer):
         spread = second.sqrt().div_(correction2**0.5).add_(group["eps"])
         parameter.addcdiv_(first, spread, value=-group["lr"] / correction1)
         if not small:
-            state["exp_avg"], state["exp_avg_sq"] = encode(first, signed), encode(second, unsigned)
+            state["exp_avg"], state["exp_avg_sq"] = quantize(first, signed), quantize(second, unsigned)
 
 
 def codes(signed: bool, device: torch.device | str = "cpu") -> Tensor:
@@ -88,7 +88,7 @@ def codes(signed: bool, device: torch.device | str = "cpu") -> Tensor:
     return torch.cat((-positive, *ends, positive) if signed else (*ends, positive)).sort()[0]
 
 
-def encode(values: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+def quantize(values: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
     """Values of any shape to (codes uint8 (n,), largest magnitude of each block fp32 (blocks,))."""
     flat = values.flatten()
     blocks = nn.functional.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK)
@@ -97,7 +97,7 @@ def encode(values: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
     return nearest.to(torch.uint8).flatten()[: len(flat)].clone(), scale
 
 
-def decode(stored: tuple[Tensor, Tensor], table: Tensor, shape: torch.Size) -> Tensor:
+def dequantize(stored: tuple[Tensor, Tensor], table: Tensor, shape: torch.Size) -> Tensor:
     """The inverse of ``encode``, to the nearest of the table's values."""
     numbers, scale = stored
     blocks = table[nn.functional.pad(numbers, (0, -len(numbers) % BLOCK)).int()].view(-1, BLOCK) * scale[:, None]

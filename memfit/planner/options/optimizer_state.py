@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from memfit.apply.state_streaming import cut, left_on_the_device
+from memfit.apply.state_streaming import left_on_the_device, parts_by_size
 from memfit.engine.capabilities import WHOLE_STATE
 from memfit.geometry import shape_of
 from memfit.job import is_trained
@@ -47,7 +47,9 @@ def average_on_host(context: OptionContext) -> MemoryOption:
     if applied:
         saves = fall(live_bytes.peaks(live_bytes.less(_made_in(context, "ema")) + average), context.peaks)
     else:
-        sizes = [sum(part) for part in cut([size for kind, size in tensors if kind], [s for k, s in tensors if k])]
+        sizes = [
+            sum(part) for part in parts_by_size([size for kind, size in tensors if kind], [s for k, s in tensors if k])
+        ]
         visiting = max((sum(sizes[i : i + 2]) for i in range(len(sizes))), default=0)
         held = live_bytes.less(live_bytes.of("ema"))
         after = held[np.flatnonzero(live_bytes.events_in(("train",)))[-1]]

@@ -40,7 +40,7 @@ def implementation(job: Job, nets: Nets, device: Device) -> str:
     return "fused" if can and now - {"fused"} else "job"
 
 
-def describe(context: OptionContext) -> list[MemoryOption]:
+def memory_options(context: OptionContext) -> list[MemoryOption]:
     """Every memory-saving option of a plan."""
     return [
         *_optimizer(context),

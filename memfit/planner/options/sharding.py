@@ -11,7 +11,7 @@ from memfit.geometry import shape_of
 from memfit.plan import MemoryOption
 from memfit.planner.live_bytes import fall, live_bytes_of
 from memfit.planner.options.option_context import OptionContext, memory_option
-from memfit.planner.search.engine_choice import communicates
+from memfit.planner.search.engine_choice import communication_model
 from memfit.sizes import format_size
 from memfit.trace.step import trace_job
 
@@ -40,7 +40,7 @@ def sharding(context: OptionContext) -> MemoryOption:
         count = len(candidate.geometry.micro_batches[0])
         now = (candidate.engine, context.full_step.how.mesh)
         sharded, replicated = (
-            communicates(engine, context.nets, context.device, ranks, mesh)(count)
+            communication_model(engine, context.nets, context.device, ranks, mesh)(count)
             for engine, mesh in ((now, (other, None)) if applied else ((other, None), now))
         )
         seconds = sharded - replicated

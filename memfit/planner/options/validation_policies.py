@@ -14,7 +14,7 @@ SMALLER, ASIDE, SKIP = "smaller validation batch", "optimizer state aside in val
 """Names of options."""
 
 
-def policies(job: Job) -> Iterator[PhasePolicy]:
+def validation_policies(job: Job) -> Iterator[PhasePolicy]:
     """Policies for validation in the order in which the search tries them until one fits."""
     policy = PhasePolicy()
     yield policy

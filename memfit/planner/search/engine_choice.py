@@ -17,7 +17,7 @@ Communicates = Callable[[int], float]
 """Seconds that ranks tell each other in a window of so many micro-batches a rank."""
 
 
-def candidates(engine: str | None, devices: int, mesh: MeshShape | None = None) -> tuple[str, ...]:
+def engine_candidates(engine: str | None, devices: int, mesh: MeshShape | None = None) -> tuple[str, ...]:
     """Engines to plan for, the one to prefer first.
 
     Raises:
@@ -34,7 +34,9 @@ def candidates(engine: str | None, devices: int, mesh: MeshShape | None = None) 
     return (engine,)
 
 
-def communicates(engine: str, nets: Nets, device: Device, devices: int, mesh: MeshShape | None = None) -> Communicates:
+def communication_model(
+    engine: str, nets: Nets, device: Device, devices: int, mesh: MeshShape | None = None
+) -> Communicates:
     """Estimates communication by the card's own link to others in a host; 0 where the link is not known.
 
     Args:

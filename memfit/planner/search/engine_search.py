@@ -20,7 +20,7 @@ from memfit.planner.predict import BINDING_RANK, default_checkpointing, nets_and
 from memfit.planner.read_ahead import read_ahead
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.candidate_search import Candidate, CandidateSearch
-from memfit.planner.search.engine_choice import Communicates, communicates
+from memfit.planner.search.engine_choice import Communicates, communication_model
 from memfit.planner.search.full_step import FullStep, ReplayedCandidate, trace_full_step
 from memfit.planner.search.traced_job import TracedJob, open_traced_job
 from memfit.planner.suggestions.larger_hardware import larger_hardware
@@ -104,7 +104,7 @@ class _EngineSearch:
             mesh=dimensions(engine, request.mesh),
             optimizer_state=optimizer_state, average=average,
         )  # fmt: skip
-        self.communication_seconds: Communicates = communicates(
+        self.communication_seconds: Communicates = communication_model(
             engine, self.nets, self.device, request.devices, request.mesh
         )
 
@@ -230,7 +230,7 @@ class _EngineSearch:
         )
 
     def _memory_options(self, outcome: _Outcome) -> list[MemoryOption]:
-        return options.describe(
+        return options.memory_options(
             OptionContext(
                 job=self.job, device=self.device, nets=self.nets, own=self.own, keep=self.request.keep,
                 full_step=outcome.full_step, traces=outcome.result.traces,

@@ -93,7 +93,7 @@ def trace_full_step(
     count, shape = len(candidate.geometry.micro_batches[0]), shape_of(job, candidate.geometry.micro_batch)
     how = replace(how, micro_batches=count, checkpointing=candidate.modes)
     sizes = how.mesh.sizes() if how.mesh is not None else {}
-    pending: deque[Asked] = deque(validation_policies.policies(job) if may_choose else [how.validation])
+    pending: deque[Asked] = deque(validation_policies.validation_policies(job) if may_choose else [how.validation])
     tried: list[Validation] = []
     with closing(trace_policies(job, shape, how, _next(pending))) as traced:
         for validation_trace in traced:

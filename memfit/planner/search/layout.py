@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from torch import nn
 
-from memfit.blocks import beside_blocks, candidates, find_module, further_candidates, repeated_blocks
+from memfit.blocks import beside_blocks, checkpoint_candidates, find_module, further_candidates, repeated_blocks
 from memfit.events import Trace
 from memfit.job import Job, Nets
 
@@ -57,7 +57,9 @@ def blocks_of(job: Job, nets: Nets) -> list[str]:
     Where it names none, also what lies beside the blocks in modules that hold them.
     """
     rest = beside_blocks(nets) if job.checkpointable(nets) is None else []
-    named = dict.fromkeys([*candidates(job, nets), *further_candidates(job, nets), *repeated_blocks(nets), *rest])
+    named = dict.fromkeys(
+        [*checkpoint_candidates(job, nets), *further_candidates(job, nets), *repeated_blocks(nets), *rest]
+    )
     return [path for path in named if not any(path.startswith(f"{outer}.") for outer in named)]
 
 

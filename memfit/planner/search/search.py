@@ -21,7 +21,7 @@ from memfit.planner.batch_check import check_batch
 from memfit.planner.options.offload_options import offload_choices
 from memfit.planner.predict import check_world, with_precision
 from memfit.planner.request import PlanRequest
-from memfit.planner.search.engine_choice import candidates
+from memfit.planner.search.engine_choice import engine_candidates
 from memfit.planner.search.engine_search import Answer, search_with_engine
 from memfit.planner.variable_length.length_check import check_longest
 from memfit.sizes import format_size
@@ -39,7 +39,7 @@ def find_plan(job: Job, request: PlanRequest) -> Answer:
     check_world(request.world, request.mesh)
     check_longest(job, request)
     check_batch(job, shape_of(job, request.micro_batch or -(-request.global_batch // request.devices)))
-    engines = candidates(request.engine, request.devices, request.mesh)
+    engines = engine_candidates(request.engine, request.devices, request.mesh)
     job = with_settings(job, {"wrapper": "none"})
     best = _fastest_engine(job, request, engines)
     has_bf16 = (request.device.compute_capability or (8, 0)) >= (8, 0)

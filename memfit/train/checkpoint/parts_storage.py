@@ -36,7 +36,7 @@ from memfit.atomic_file import write_atomic
 from memfit.torch_compat.checkpoint_storage import narrow_tensor_by_index, set_element
 from memfit.train.checkpoint.parts_index import INDEX, StoredChunk, StoredValue, index_json
 from memfit.train.checkpoint.state_codec import decode_alone, encode_alone
-from memfit.train.checkpoint.tensor_file import TensorFile, map_tensors, write_tensors
+from memfit.train.checkpoint.tensor_file import TensorFile, open_tensor_file, write_tensors
 
 
 class PartsWriter(StorageWriter):
@@ -130,7 +130,7 @@ class PartsReader(StorageReader):
 
     def _read_tensor(self, item: ReadItem, place: StoredChunk, planner: LoadPlanner) -> None:
         if place.file not in self._files:
-            self._files[place.file] = map_tensors(self.path / place.file)
+            self._files[place.file] = open_tensor_file(self.path / place.file)
         entry = self._index.state_dict_metadata[item.storage_index.fqn]
         shape = next(list(c.sizes) for c in entry.chunks if c.offsets == item.storage_index.offset)  # type: ignore[union-attr]
         held = self._files[place.file].get(place.name, entry.properties.dtype, shape)  # type: ignore[union-attr]

@@ -29,7 +29,7 @@ from memfit.train.checkpoint.state import state_of
 from memfit.train.checkpoint.state_codec import encode, is_dense
 from memfit.train.checkpoint.tensor_file import in_file_order
 from memfit.train.launch import memory_limit
-from memfit.train.recovery.failure import give_back, release
+from memfit.train.recovery.failure import clear_frames, give_back
 
 
 @dataclass(kw_only=True)
@@ -135,7 +135,7 @@ class Saver:
             except (MemoryError, RuntimeError, OSError) as error:
                 if not memory_limit.is_memory_failure(error):
                     raise
-                release(error)
+                clear_frames(error)
                 give_back(torch.device("cpu"))
                 self.checkpoints.write(next_window, state, tensors, self.plan, self.lines, body)
             self.written, self.failed = next_window, False

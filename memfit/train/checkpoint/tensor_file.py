@@ -224,7 +224,7 @@ def open_tensors(path: Path, nbytes: int, sums: list[int]) -> TensorFile:
     return _read_header(path, content)
 
 
-def map_tensors(path: Path) -> TensorFile:
+def open_tensor_file(path: Path) -> TensorFile:
     """Opens a file whose bytes were checked before, or are not.
 
     Raises:

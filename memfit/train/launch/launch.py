@@ -40,7 +40,7 @@ class Launched:
     """Whether a signal to stop came."""
 
 
-def rank_environment() -> dict[str, str]:
+def worker_environment() -> dict[str, str]:
     """The environment of a process that trains.
 
     torch's C++ code logs no errors, which are frames of its stack: it raises them too.
@@ -51,7 +51,7 @@ def rank_environment() -> dict[str, str]:
 
 def become_rank(options: RunOptions) -> None:
     """Replaces this process, which torchrun started, by a rank of the run."""
-    os.execve(sys.executable, [sys.executable, "-m", RANK, _argument(options)], rank_environment())
+    os.execve(sys.executable, [sys.executable, "-m", RANK, _argument(options)], worker_environment())
 
 
 def _argument(options: RunOptions) -> str:
@@ -71,7 +71,7 @@ def launch_node(plan: Plan, options: RunOptions, nodes: Nodes) -> Launched:
     supervisor = Supervisor()
     with spare_folder(), meet(nodes, folder.path) as meeting:
         with no_orphans(), supervisor.guarding():
-            os.environ.update({**rank_environment(), **for_child()})
+            os.environ.update({**worker_environment(), **for_child()})
             options = replace(options, resume=options.resume or (nodes.rank > 0 and meeting.has_begun))
             code = torchrun(ranks, RANK, [_argument(options)], folder.path, restarts(plan), meeting)
         launched = _judged(folder, code, supervisor)
@@ -91,11 +91,11 @@ def launch(plan: Plan, options: RunOptions) -> Launched:
     with spare_folder():
         with no_orphans(), supervisor.guarding():
             if ranks > 1:
-                os.environ.update({**rank_environment(), **for_child()})
+                os.environ.update({**worker_environment(), **for_child()})
                 code = torchrun(ranks, RANK, [_argument(options)], folder.path, restarts(plan))
             else:
                 code = run_child(
-                    [sys.executable, "-m", RANK, _argument(options)], {**rank_environment(), **for_child()}
+                    [sys.executable, "-m", RANK, _argument(options)], {**worker_environment(), **for_child()}
                 )
         launched = _judged(folder, code, supervisor)
     _clean(folder)

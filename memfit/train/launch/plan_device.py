@@ -9,7 +9,7 @@ from memfit.errors import InputError
 from memfit.plan import Plan
 
 
-def device_of(plan: Plan) -> torch.device:
+def device_of_plan(plan: Plan) -> torch.device:
     """The device of this machine that a plan runs on, its memory limited to the plan's budget.
 
     Raises:

@@ -65,7 +65,7 @@ def torchrun(
             logging.getLogger(name).setLevel(logging.CRITICAL)
     logging.getLogger("torch.distributed.run").setLevel(logging.ERROR)
     os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // ranks, 1)))
-    node_rendezvous.register()
+    node_rendezvous.register_rendezvous()
     if meeting is None:
         meeting = node_rendezvous.serve(node_rendezvous.Nodes(), uuid.uuid4().hex)
     options = ["--rdzv-backend", node_rendezvous.BACKEND, "--rdzv-id", meeting.run_id]

@@ -30,14 +30,14 @@ from memfit.train.checkpoint.state import put_nets_back
 from memfit.train.launch import memory_limit
 from memfit.train.launch.ending import ended_by_job
 from memfit.train.launch.outcome import say
-from memfit.train.launch.plan_device import device_of
+from memfit.train.launch.plan_device import device_of_plan
 from memfit.train.launch.process_guard import die_with_parent
 from memfit.train.launch.stop_signals import ends_at_once
 from memfit.train.launch.warm_up import warm_up
 from memfit.train.loop.phases import VALIDATION
 from memfit.train.loop.rng import seed_all, seed_stream
 from memfit.train.loop.validation_data import ValidationData, mean_of, metrics_of, no_real_samples, validation_data
-from memfit.train.recovery.failure import give_back, release
+from memfit.train.recovery.failure import clear_frames, give_back
 
 
 def main(arguments: list[str]) -> int:
@@ -89,10 +89,10 @@ def validate(checkpoint: Checkpoint, budget: int = 0) -> dict[str, Any] | None:
     Args:
         budget: bytes; 0: the plan's.
     """
-    backend.register()
+    backend.register_virtual_device()
     plan = replace(checkpoint.plan, budget_bytes=budget or checkpoint.plan.budget_bytes)
     job, data = _job_and_data(plan)
-    device = device_of(plan)
+    device = device_of_plan(plan)
     warm_up(job, plan.micro_batch)
     seed_all(plan.seed)
     before = memory_limit.limit(plan.budget_bytes) if device.type == "cpu" else 0
@@ -193,7 +193,7 @@ def _tried(train_state: TrainState, data: ValidationData, shape: Shape, seed: in
     except Exception as error:
         if not memory_limit.is_memory_failure(error):
             raise
-        release(error)
+        clear_frames(error)
     give_back(train_state.device)
     return None
 

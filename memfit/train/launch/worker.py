@@ -40,7 +40,7 @@ from memfit.train.launch.ending import (
     what_to_do,
 )
 from memfit.train.launch.outcome import Outcome, clear_outcome, keep_stderr, say, write_outcome
-from memfit.train.launch.plan_device import device_of
+from memfit.train.launch.plan_device import device_of_plan
 from memfit.train.launch.process_guard import alone_in
 from memfit.train.launch.rank_agreement import check_rank_agreement, rank_agreement_of
 from memfit.train.launch.start_again import UNPROVEN, start_again_alone, start_again_unproven
@@ -139,14 +139,14 @@ def _ends(folder: RunFolder, code: int, line: str) -> int:
 
 def run(folder: RunFolder, options: RunOptions, watchdog: Watchdog) -> Ending:
     """Trains a run's plan within its budget."""
-    backend.register()
+    backend.register_virtual_device()
     if torchrun_env() is not None:
         join("unproven" if UNPROVEN in os.environ else "")
     else:
         join_alone()
     plan = read_plan(folder.plan)
     _check_ranks(plan)
-    device = device_of(plan)
+    device = device_of_plan(plan)
     engine = make_engine(plan.engine, device, plan.mesh_shape, **plan.engine_choices)
     data = load_run_data(plan, engine, options.workers)
     if data.loader is not None:

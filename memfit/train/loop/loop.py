@@ -45,7 +45,7 @@ from memfit.train.loop.run_context import (
     parts_to_read,
 )
 from memfit.train.loop.validations import Validations
-from memfit.train.recovery.failure import Failure, Ids, held_bytes, release, requested_bytes
+from memfit.train.recovery.failure import Failure, Ids, clear_frames, held_bytes, requested_bytes
 from memfit.train.recovery.recovery import GIVES_UP, Recovery
 from memfit.train.recovery.reduced_limits import ReducedLimits, StartAgainError
 
@@ -129,7 +129,7 @@ class TrainingLoop:
                 except (AbandonedError, Exception) as error:
                     if not (isinstance(error, AbandonedError) or self._ends_early(error)):
                         raise
-                    release(error)
+                    clear_frames(error)
                     self._recovery.go_back()
                     return self._stopped_before(number)
                 if stopped:
@@ -360,7 +360,7 @@ class TrainingLoop:
 
     def _out_of_memory(self, number: int, error: Exception) -> Exception:
         """Memory ran out where nothing is done again, as in what recovery itself allocates. Saves where it can."""
-        release(error)
+        clear_frames(error)
         memory_limit.lift()
         failure = Failure(
             part=self._recovery.part,

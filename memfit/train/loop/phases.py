@@ -27,7 +27,7 @@ from memfit.train.launch.forked_copy import ends_forked_copies
 from memfit.train.launch.stop_signals import AbandonedError
 from memfit.train.loop.rng import seed_stream
 from memfit.train.loop.validation_data import ValidationData, mean_of, metrics_of
-from memfit.train.recovery.failure import give_back, release
+from memfit.train.recovery.failure import clear_frames, give_back
 from memfit.train.recovery.reduced_limits import NO_REDUCTION, ReducedLimits, StartAgainError
 
 STOPPED_NOTE = "the run was asked to stop"
@@ -168,7 +168,7 @@ class Phases:
             with ends_forked_copies(), self.phase("validate"), abandons():
                 return _Tried(metrics=self._once(shape, briefly))
         except AbandonedError as error:
-            release(error)
+            clear_frames(error)
             return _Tried(abandoned=True)
         except Exception as error:
             together = self._state.engine.syncs_in_backward and self._state.engine.world > 1
@@ -177,7 +177,7 @@ class Phases:
                 raise
             reason = str(error) if isinstance(error, InputError) else describe(error)
             failed = _Tried(reason=reason, memory=memory)
-            release(error)
+            clear_frames(error)
             if together:
                 limits = ReducedLimits(validations=self._limits.validations + failed.memory, validates=failed.memory)
                 raise StartAgainError(f"validation: {failed.reason}", limits) from None

@@ -197,7 +197,7 @@ def _prepared(question: Question) -> tuple[Shape, Callable[[Callable[[str], Any]
     from memfit.trace.step_phases import fetch_synthetic, synthetic_micro_batch, validate_once
     from memfit.train.launch.warm_up import warm_up
 
-    backend.register()
+    backend.register_virtual_device()
     shape = Shape(items=question.items, length=question.length)
     device = torch.device(question.device)
     warm_up(job, shape.units)

@@ -32,7 +32,7 @@ class Failure:
     """The rank on which it happened."""
 
 
-def release(error: BaseException) -> None:
+def clear_frames(error: BaseException) -> None:
     """Lets go of what the frames of an exception, and of those it came of, still hold."""
     pending: list[BaseException | None] = [error]
     while pending:

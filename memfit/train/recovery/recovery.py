@@ -41,10 +41,10 @@ from memfit.train.recovery.failure import (
     Failure,
     Ids,
     allocator_retries,
+    clear_frames,
     describe_request,
     give_back,
     held_bytes,
-    release,
     requested_bytes,
 )
 from memfit.train.recovery.memory_growth import GrownMemoryError
@@ -133,7 +133,7 @@ class Recovery:
         self._part, self.retries = "fetch", self.retries + 1
         self.sizes.failed()
         failure = replace(self._failure(error, []), micro_batch=number, ids=ids)
-        release(error)
+        clear_frames(error)
         self._on_failure(failure)
         give_back(self._state.device)
         return failure
@@ -197,7 +197,7 @@ class Recovery:
                     raise
                 failure = self._failure(error, parts)
                 here = not isinstance(error, RanksOutOfMemoryError) or self._state.engine.rank in error.ranks
-                release(error)
+                clear_frames(error)
                 self._on_failure(failure)
             if self._in_step:
                 raise StartAgainError(
@@ -237,7 +237,7 @@ class Recovery:
             if not memory_limit.is_memory_failure(error):
                 raise
             failure = self._failure(error, [])
-            release(error)
+            clear_frames(error)
             self._on_failure(failure)
             said = f"out of memory in {failure.part} ({describe_request(failure)})"
             if self._state.engine.world == 1:
@@ -332,7 +332,7 @@ class Recovery:
                 with mode:
                     return ", ".join(str(tuple(tensor.shape)) for tensor in tensors_in(self._remake(ids).fetch()))
             except Exception as error:  # a job's collate may do what a tensor without memory cannot
-                release(error)
+                clear_frames(error)
         return "of unknown shapes"
 
     def _failure(self, error: Exception, parts: Sequence[MicroBatch]) -> Failure:
@@ -353,7 +353,7 @@ class Recovery:
         return own if self._state.engine.rank in error.ranks else ranks[error.ranks[0]]
 
     def _relieve(self, error: BaseException) -> None:
-        release(error)
+        clear_frames(error)
         give_back(self._state.device)
 
     def _restore(self) -> None:
