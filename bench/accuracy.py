@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 from rich.console import Console  # noqa: E402
 from rich.progress import track  # noqa: E402
 
-from bench.accuracy_parts import fitting, others, show  # noqa: E402
+from bench.accuracy_parts import fitting, further_sources, show  # noqa: E402
 from bench.accuracy_parts.formats import format_of, judge  # noqa: E402
 from bench.accuracy_parts.gpumemnet import DEVICE, Failed, Predicted, predict_all  # noqa: E402
 from bench.accuracy_parts.ladder import by_factor, ladder  # noqa: E402
@@ -131,13 +131,13 @@ def everything(
     if "gpumemnet" in sources:
         answer |= _table_of_others(folder, workers, models)
     if "cpu" in sources:
-        answer["cpu"] = others.cpu_truth(console)
+        answer["cpu"] = further_sources.cpu_truth(console)
         show.cpu(answer["cpu"])
     if "published" in sources:
-        answer["published"] = others.published()
+        answer["published"] = further_sources.published()
         show.published(answer["published"])
     if "measured" in sources:
-        answer["measured"] = others.measured(ROOT / "bench" / "measured", console)
+        answer["measured"] = further_sources.measured(ROOT / "bench" / "measured", console)
         show.cards(answer["measured"])
     complete = set(sources) == set(SOURCES) and models is None and "gpumemnet" in answer
     if out is None and not complete:

@@ -15,7 +15,8 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize(
-    "target", ["faults/of_systems.py:sovits_s1", "right/of_accelerate.py:accelerate_prepared", "targets.py:gathers"]
+    "target",
+    ["faults/system_faults.py:sovits_s1", "right/accelerate_loaders.py:accelerate_prepared", "targets.py:gathers"],
 )
 def test_real_processes_and_simulation_count_alike(target) -> None:
     real = audit(f"{HERE}/{target}", [2], real=True)

@@ -9,9 +9,9 @@ import pytest
 from memfit.audit import Meant, audit
 from memfit.batch import LengthBatchSampler
 from memfit.errors import InputError
-from tests.audit.faults import of_shards, of_steps, of_systems
+from tests.audit.faults import shard_faults, step_faults, system_faults
 from tests.audit.faults.data import FRAMES
-from tests.audit.right import of_memfit, of_torch
+from tests.audit.right import memfit_samplers, torch_loaders
 
 HERE = Path(__file__).parent
 KEYS = {
@@ -22,16 +22,16 @@ KEYS = {
 
 def test_the_numbers_of_gpt_sovits_s1() -> None:
     """UPSTREAM.md: 450 / 113 / 50 batches and 3600 / 1800 / 1200 distinct clips on 1 / 2 / 3 cards."""
-    worlds = audit(of_systems.sovits_s1, (1, 2, 3)).to_json()["worlds"]
+    worlds = audit(system_faults.sovits_s1, (1, 2, 3)).to_json()["worlds"]
     assert [world["batches_per_rank"] for world in worlds] == [[450], [113] * 2, [50] * 3]
     assert [world["distinct"] for world in worlds] == [3600, 1800, 1200]
-    cured = audit(of_systems.sovits_s1_cured, (1, 2, 3)).to_json()["worlds"]
+    cured = audit(system_faults.sovits_s1_cured, (1, 2, 3)).to_json()["worlds"]
     assert [world["batches_per_rank"] for world in cured] == [[450], [225] * 2, [150] * 3]
     assert [world["distinct"] for world in cured] == [3600] * 3
 
 
 def test_the_json_holds_what_is_promised() -> None:
-    answer = json.loads(json.dumps(audit(of_shards.unsharded, (1, 2)).to_json()))
+    answer = json.loads(json.dumps(audit(shard_faults.unsharded, (1, 2)).to_json()))
     assert answer["dataset_size"] == 600
     assert answer["ok"] is False
     assert all(set(world) >= KEYS for world in answer["worlds"])
@@ -43,10 +43,10 @@ def test_the_json_holds_what_is_promised() -> None:
 
 
 def test_dropped_samples_are_counted_with_the_reason() -> None:
-    (world,) = audit(of_torch.torch_drop_last, [8]).to_json()["worlds"]
+    (world,) = audit(torch_loaders.torch_drop_last, [8]).to_json()["worlds"]
     assert (world["missing"], world["dropped"]) == (11, 11)
     assert world["dropped_why"] == "drop_last leaves out what does not fill the last step"
-    audited = audit(of_systems.f5_too_long, [1])
+    audited = audit(system_faults.f5_too_long, [1])
     long = np.flatnonzero(FRAMES > 2700)
     assert audited.to_json()["worlds"][0]["missing_ids"] == long[:20].tolist()
     assert f"{len(long)} of 600 samples" in audited.findings[0].text
@@ -55,9 +55,9 @@ def test_dropped_samples_are_counted_with_the_reason() -> None:
 
 
 def test_what_is_mis_shared_is_missing_and_not_dropped() -> None:
-    worlds = audit(of_systems.sovits_s1, (1, 2)).to_json()["worlds"]
+    worlds = audit(system_faults.sovits_s1, (1, 2)).to_json()["worlds"]
     assert [(world["missing"], world["dropped"]) for world in worlds] == [(0, 0), (1800, 0)]
-    worlds = audit(of_systems.sovits_s2_drops, (1, 2)).to_json()["worlds"]
+    worlds = audit(system_faults.sovits_s2_drops, (1, 2)).to_json()["worlds"]
     gone = int(((FRAMES <= 32) | (FRAMES > 1900)).sum())
     assert [(world["missing"], world["dropped"]) for world in worlds] == [(gone, gone)] * 2
     assert "by their lengths: those that are left out are" in worlds[0]["dropped_why"]
@@ -85,17 +85,17 @@ def test_padding_and_imbalance_are_those_of_the_batches() -> None:
 
 
 def test_steps_and_windows_of_a_loop() -> None:
-    (world,) = audit(of_steps.s1_steps, [1]).to_json()["worlds"]
+    (world,) = audit(step_faults.s1_steps, [1]).to_json()["worlds"]
     assert world["optimizer_steps_per_rank"] == [[7, 7]]
     assert world["micro_batches_per_step"] == 4
-    (world,) = audit(of_steps.s1_steps_cured, [1]).to_json()["worlds"]
+    (world,) = audit(step_faults.s1_steps_cured, [1]).to_json()["worlds"]
     assert world["optimizer_steps"] == 8
     assert world["short_windows"] == 1
-    assert audit(of_steps.musetalk_steps, [1]).to_json()["worlds"][0]["step_counts_micro_batches"] is True
+    assert audit(step_faults.musetalk_steps, [1]).to_json()["worlds"][0]["step_counts_micro_batches"] is True
 
 
 def test_the_first_window_of_five_and_the_leak_are_said() -> None:
-    text = audit(of_steps.s1_steps, [1]).findings[0].text
+    text = audit(step_faults.s1_steps, [1]).findings[0].text
     assert "Windows of 5, 4, 4, 4, 4, 4, 4, 6 …" in text
     assert "the last 1 micro-batches of epoch 0 leak" in text
 
@@ -129,7 +129,7 @@ def test_a_target_that_is_none_is_one_teaching_line(target, said, tmp_path) -> N
 
 def test_worlds_below_one_are_refused() -> None:
     with pytest.raises(InputError, match="a world has one rank or more"):
-        audit(of_memfit.own, [0])
+        audit(memfit_samplers.own, [0])
 
 
 def test_nothing_of_the_audit_stays_behind() -> None:
@@ -141,7 +141,7 @@ def test_nothing_of_the_audit_stays_behind() -> None:
     from torch.utils.data import DataLoader
 
     before = random.getstate(), torch.random.get_rng_state(), dict(os.environ), DataLoader._get_iterator
-    audit(of_torch.torch_asks_for_its_rank, [2])
+    audit(torch_loaders.torch_asks_for_its_rank, [2])
     assert not dist.is_initialized()
     assert random.getstate() == before[0]
     assert torch.equal(torch.random.get_rng_state(), before[1])

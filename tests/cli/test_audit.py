@@ -17,14 +17,14 @@ def memfit(*arguments, **environment):
 
 
 def test_a_fault_is_exit_code_4_and_one_json_object() -> None:
-    done = memfit(f"{TARGETS}/faults/of_systems.py:sovits_s1", "--world-sizes", "1,2,3", "--json")
+    done = memfit(f"{TARGETS}/faults/system_faults.py:sovits_s1", "--world-sizes", "1,2,3", "--json")
     assert done.returncode == 4
     answer = json.loads(done.stdout)
     assert {finding["code"] for finding in answer["findings"]} == {"double-sharding"}
 
 
 def test_what_is_right_is_exit_code_0_and_fits_80_columns_without_colour() -> None:
-    own = f"{TARGETS}/right/of_memfit.py:own"
+    own = f"{TARGETS}/right/memfit_samplers.py:own"
     done = memfit(own, "--world-sizes", "1,2,8", "--global-batch", "16000", "--unit", "frames")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("No fault")
@@ -34,8 +34,8 @@ def test_what_is_right_is_exit_code_0_and_fits_80_columns_without_colour() -> No
 
 
 def test_bad_input_is_exit_code_2_and_one_line() -> None:
-    for arguments in (["none"], [f"{TARGETS}/right/of_memfit.py:own", "--world-sizes", "two"],
-                      [f"{TARGETS}/right/of_memfit.py:own", "--global-batch", "0"]):  # fmt: skip
+    for arguments in (["none"], [f"{TARGETS}/right/memfit_samplers.py:own", "--world-sizes", "two"],
+                      [f"{TARGETS}/right/memfit_samplers.py:own", "--global-batch", "0"]):  # fmt: skip
         done = memfit(*arguments)
         assert done.returncode == 2
         assert done.stderr.count("\n") == 1

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from memfit.script.intervals import Intervals
-from tests.script.in_process import trace_here
+from tests.script.script_trace import trace_here
 
 NET = (
     "import torch\n"

@@ -7,7 +7,7 @@ from zipfile import ZipFile
 import pytest
 import torch
 
-from tests.script.in_process import trace_here
+from tests.script.script_trace import trace_here
 
 NET = (
     "import torch, copy\n"

@@ -22,7 +22,7 @@ def cpu_truth(console: Console) -> list[dict[str, Any]]:
     """Traced against really allocated bytes of small nets, one process for each, by phase."""
     answer: list[dict[str, Any]] = []
     for name in track(NETS, "CPU truth", console=console):
-        command = [sys.executable, "-m", "bench.accuracy_parts.others", name]
+        command = [sys.executable, "-m", "bench.accuracy_parts.further_sources", name]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
         if done.returncode:
             console.print(f"{name}: {(done.stderr.strip().splitlines() or ['failed'])[-1]}", style="red")

@@ -4,7 +4,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from memfit.batch import LengthBatchSampler
 from tests.audit.faults.data import FRAMES, Clips
-from tests.audit.faults.of_systems import FrameClips
+from tests.audit.faults.system_faults import FrameClips
 
 
 def _loader(rank, world, batch_size):

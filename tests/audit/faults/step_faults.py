@@ -3,7 +3,7 @@
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from tests.audit.faults.of_systems import RankBuckets
+from tests.audit.faults.system_faults import RankBuckets
 
 
 def s1_steps(rank, world, observe):
