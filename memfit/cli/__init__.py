@@ -32,7 +32,7 @@ VERBS = {
     "calibrate": "Measure this machine's rates and its card's context, and keep them.",
     "probe": "Run the step on this machine, and compare it with its prediction.",
     "run": "Train a plan inside its memory budget.",
-    "export": "Write a plan for DeepSpeed, Accelerate or torchrun.",
+    "export": "Write a plan for torchrun, Accelerate, DeepSpeed, Lightning, Slurm and others.",
     "verify": "Compare one device with many: losses, gradients and weights of each step.",
     "validate": "Validate a run's newest checkpoint, or another.",
     "report": "Write a run, a plan or a trace as one HTML file.",
