@@ -7,9 +7,9 @@ import torch
 
 from bench import measure_gpu
 from bench.accuracy_parts import gpu_overheads
+from bench.accuracy_parts.further_sources import beside, measured
 from bench.accuracy_parts.gpu_step import measure
 from bench.accuracy_parts.measured import Measured, append_measured, read_measured
-from bench.accuracy_parts.others import beside, measured
 from memfit.errors import InputError
 
 STEP = Measured(

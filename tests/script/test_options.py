@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from memfit.script.outcome import ScriptOption, ScriptOutcome
-from tests.script.in_process import trace_here
+from tests.script.script_trace import trace_here
 
 NET = (
     "import torch, copy, contextlib\n"

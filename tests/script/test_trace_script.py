@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.script.in_process import trace_here
+from tests.script.script_trace import trace_here
 
 SAMPLES = Path(__file__).parent / "samples"
 ROOT = Path(__file__).parents[2]
