@@ -94,6 +94,7 @@ def _run(plan: str, wandb: bool, as_json: bool, values: dict[str, Any]) -> int:
     from memfit.train.launch.outcome import say
     from memfit.train.launch.process_guard import alone_in
     from memfit.train.launch.stop_signals import end_with
+    from memfit.train.launch.watchdog import made_no_progress
     from memfit.train.run_folder import RunFolder
 
     place = torchrun_env()
@@ -133,6 +134,9 @@ def _run(plan: str, wandb: bool, as_json: bool, values: dict[str, Any]) -> int:
             sys.stdout.flush()
             end_with(launched.code)
         if launched.code not in (Exit.BAD_INPUT, Exit.FAULT) and not launched.signalled:
+            if made_no_progress(folder):
+                say(f"no report is written, since it runs the job's code too; memfit report {folder.path} writes it")
+                return launched.code
             with progress("writing the report", quiet=as_json):
                 write_report(folder)
         return launched.code

@@ -256,6 +256,11 @@ def ranks_that_held(folder: RunFolder) -> list[str]:
     return [str(file) for file in sorted(folder.stacks.glob("held-*")) if file.stat().st_size]
 
 
+def made_no_progress(folder: RunFolder) -> bool:
+    """Whether ranks of the last launch have left stacks: the job's code hung in one of them."""
+    return any(folder.stacks.glob("rank-*")) or bool(ranks_that_held(folder))
+
+
 def remove_temporary_stacks(folder: RunFolder) -> None:
     """Removes what the ended processes of a launch have left beside their stacks: marks, and empty files that killed
     ones had kept open."""
