@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import linecache
 import os
@@ -54,6 +55,26 @@ class InputError(Exception):
     def __init__(self, seen: str, why: str, write: str) -> None:
         self.seen, self.why, self.write = seen, why, write
         super().__init__(one_line(f"{seen}: {why}; {write}"))
+
+
+def unwritable(seen: str, error: OSError) -> InputError:
+    """A file or folder of the user's that could not be written, with what to do about that error.
+
+    Args:
+        seen: the option and its path, as the user wrote it.
+    """
+    write = _WRITE_INSTEAD.get(error.errno or 0, "write it in a folder that can be written")
+    return InputError(seen, f"cannot be written: {error.strerror or error}", write)
+
+
+_WRITE_INSTEAD = {
+    errno.ENOSPC: "make room on that disk, or write it to another",
+    errno.EDQUOT: "make room within your quota, or write it to another disk",
+    errno.ENOENT: "write it in a folder that is there",
+    errno.ENOTDIR: "write it in a folder that is there",
+    errno.EISDIR: "write the path of a file, not of a folder",
+    errno.ENAMETOOLONG: "write a shorter path",
+}
 
 
 def install_extra(extra: str) -> str:

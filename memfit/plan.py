@@ -11,7 +11,7 @@ from typing import Any
 
 from memfit import toml
 from memfit.atomic_file import write_atomic
-from memfit.errors import InputError
+from memfit.errors import InputError, unwritable
 from memfit.job import Precision
 from memfit.mesh import MeshShape, mesh_of
 
@@ -170,9 +170,7 @@ def write_plan(plan: Plan, path: str | Path) -> None:
     try:
         write_atomic(target, text)
     except OSError as error:
-        raise InputError(
-            f"plan file {path}", f"cannot be written: {error.strerror}", "write --out to a folder that can be written"
-        ) from error
+        raise unwritable(f"plan file {path}", error) from error
 
 
 def read_plan(path: str | Path) -> Plan:

@@ -11,6 +11,7 @@ import threading
 import pytest
 
 from memfit.atomic_file import open_atomic, temporary_name, write_atomic
+from memfit.errors import unwritable
 
 
 def test_content_mode_and_links_are_kept(tmp_path):
@@ -96,3 +97,24 @@ def test_a_name_as_long_as_the_file_system_takes(tmp_path):
     path = tmp_path / ("n" * 255)
     write_atomic(path, "x")
     assert path.read_text() == "x"
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("/dev/full", "make room on that disk"),
+        ("none/file", "a folder that is there"),
+        ("file/file", "a folder that is there"),
+        ("folder", "not of a folder"),
+        ("x" * 300, "a shorter path"),
+    ],
+    ids=["full disk", "no folder", "in a file", "a folder", "long name"],
+)
+def test_what_to_write_instead_follows_from_the_error(tmp_path, name, write):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError) as failed:
+        write_atomic(tmp_path / name, "text")
+    line = str(unwritable(f"--out {name}", failed.value))
+    assert line.startswith(f"--out {name}: cannot be written: ")
+    assert write in line

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memfit.cli.options import TOOLS, json_option, print_json, whole_number
-from memfit.errors import Exit, InputError
+from memfit.errors import Exit, InputError, unwritable
 
 if TYPE_CHECKING:
     from memfit.plan import Plan
@@ -60,8 +60,7 @@ def command(plan: str, to: str, nnodes: str, out: str | None, as_json: bool) -> 
     try:
         write_atomic(file, exported.text)
     except OSError as error:
-        write = "write --out as a file in a folder that can be written"
-        raise InputError(f"--out {file}", f"cannot be written: {error.strerror}", write) from error
+        raise unwritable(f"--out {file}", error) from error
     if as_json:
         print_json({"file": str(file), **exported_json(exported, read, to)})
         return Exit.DONE

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memfit.errors import InputError
+from memfit.errors import unwritable
 from memfit.printable import one_line
 from memfit.sizes import format_size
 
@@ -78,9 +78,7 @@ def write_snapshot_file(path: str, prediction: Prediction, device: Device) -> No
     try:
         write_snapshot(Path(path), prediction.trace, allocator_limit(device))
     except OSError as error:
-        raise InputError(
-            f"--snapshot {path}", f"cannot be written: {error.strerror}", "write a file in a folder that can be written"
-        ) from error
+        raise unwritable(f"--snapshot {path}", error) from error
 
 
 def write_trace_file(path: Path, prediction: Prediction) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from memfit.errors import Exit, InputError
+from memfit.errors import Exit, InputError, unwritable
 
 PLACEHOLDER = "{batch}"
 
@@ -223,9 +223,7 @@ def _write_json(path: str, answer: dict[str, Any]) -> None:
     try:
         write_atomic(path, json.dumps(answer, indent=2, default=str, allow_nan=False) + "\n")
     except OSError as error:
-        raise InputError(
-            f"--json {path}", f"cannot be written: {error.strerror}", "write a path in a folder that can be written"
-        ) from error
+        raise unwritable(f"--json {path}", error) from error
 
 
 def _json(requests: list[Any], outcomes: list[Any], scans: list[Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from memfit.accumulation.refusals import is_deepspeed_engine
 from memfit.accumulation.wrapped_optimizer import unwrapped
-from memfit.errors import InputError
+from memfit.errors import InputError, unwritable
 from memfit.monitoring.engine_steps import EngineStepHook
 from memfit.monitoring.epoch_lengths import EpochLengths
 from memfit.monitoring.holders import holders
@@ -262,8 +262,7 @@ def _opened(out: str | Path | None) -> Any:
     try:
         return open(out, "a", buffering=1 << 16)
     except OSError as error:
-        write = "write out= as a file in a folder that can be written, or out=None"
-        raise InputError(f"memfit.watch(out={str(out)!r})", f"cannot be written: {error.strerror}", write) from error
+        raise unwritable(f"memfit.watch(out={str(out)!r})", error) from error
 
 
 def _outputs(tensorboard: str | Path | None, wandb: str | Path | None, known: dict[str, int]) -> Iterator[Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from memfit.atomic_file import write_atomic
-from memfit.errors import InputError
+from memfit.errors import InputError, unwritable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +92,7 @@ def write_page(page: Page, path: str | Path) -> None:
     try:
         write_atomic(path, render(page))
     except OSError as error:
-        raise InputError(
-            f"report {path}", f"cannot be written: {error.strerror}", "write --out as a file in a folder that is there"
-        ) from error
+        raise unwritable(f"report {path}", error) from error
 
 
 def environment() -> Any:
@@ -106,7 +104,7 @@ def environment() -> Any:
     try:
         jinja2 = import_module("jinja2")
     except ImportError:
-        raise InputError("memfit report", "jinja2 is not installed", "run pip install jinja2") from None
+        raise InputError("an HTML page", "jinja2 is not installed", "run pip install jinja2") from None
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.filters["path"] = _path
     return environment

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from memfit.atomic_file import open_atomic
-from memfit.errors import InputError
+from memfit.errors import unwritable
 from memfit.events import CATEGORIES, Trace
 from memfit.show.timeline import alive_by_category, spans_of
 
@@ -35,9 +35,7 @@ def write_perfetto(path: Path, trace: Trace, name: str) -> None:
             file.write(",\n".join(json.dumps(entry, separators=(",", ":")) for entry in entries(trace, name)).encode())
             file.write(b"\n]}\n")
     except OSError as error:
-        raise InputError(
-            f"--trace {path}", f"cannot be written: {error.strerror}", "write a path in a folder that is there"
-        ) from error
+        raise unwritable(f"--trace {path}", error) from error
 
 
 def entries(trace: Trace, name: str) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from memfit.device.hardware.catalogue import Device, find_device, with_memory
-from memfit.errors import InputError
+from memfit.errors import unwritable
 from memfit.job import Shape
 from memfit.planner.predict import Prediction
 from memfit.script.outcome import ScriptOutcome, TraceRequest
@@ -33,8 +33,7 @@ def write_script_files(
         try:
             write_snapshot(Path(snapshot), prediction.trace, allocator_limit(prediction.device))
         except OSError as error:
-            write = "write a file in a folder that can be written"
-            raise InputError(f"--snapshot {snapshot}", f"cannot be written: {error.strerror}", write) from error
+            raise unwritable(f"--snapshot {snapshot}", error) from error
     if trace and trace.endswith(".npz"):
         write_trace(Path(trace), prediction)
     elif trace:

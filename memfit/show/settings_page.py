@@ -14,7 +14,7 @@ import numpy as np
 
 from memfit.atomic_file import write_atomic
 from memfit.device.hardware.catalogue import Device, catalogue, nccl_bytes
-from memfit.errors import InputError
+from memfit.errors import unwritable
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 from memfit.job import Job
 from memfit.planner.derived_steps import CardGroup, StepRange
@@ -53,9 +53,7 @@ def write_settings_page(
     try:
         write_atomic(path, html)
     except OSError as error:
-        raise InputError(
-            f"--out {path}", f"cannot be written: {error.strerror}", "write a file in a folder that is there"
-        ) from error
+        raise unwritable(f"--out {path}", error) from error
 
 
 def page_data(job: Job, name: str, pairs: Sequence[str], groups: Sequence[CardGroup], ranks: int = 1) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from memfit.atomic_file import open_atomic
 from memfit.device.hardware.catalogue import Device
-from memfit.errors import InputError
+from memfit.errors import InputError, unwritable
 from memfit.events import Trace
 from memfit.footprint import Footprint, PeakLocation, PhaseFootprint, Request
 from memfit.job import Shape
@@ -50,9 +50,7 @@ def write_trace(path: Path, prediction: Prediction) -> None:
         with open_atomic(path) as file:
             np.savez_compressed(file, told=np.array(json.dumps(metadata, default=str)), **columns)
     except OSError as error:
-        raise InputError(
-            f"--trace {path}", f"cannot be written: {error.strerror}", "write a path in a folder that is there"
-        ) from error
+        raise unwritable(f"--trace {path}", error) from error
 
 
 def read_trace(path: Path) -> Prediction:

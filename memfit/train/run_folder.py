@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from memfit.atomic_file import write_atomic
-from memfit.errors import InputError
+from memfit.errors import InputError, unwritable
 from memfit.plan import Plan
 from memfit.train.metrics_file import describe_windows, format_line, missing_windows, read_lines
 from memfit.wording import counted
@@ -118,11 +118,7 @@ class RunFolder:
             raise self._unwritable(error) from error
 
     def _unwritable(self, error: OSError) -> InputError:
-        return InputError(
-            f"run folder {self.path}",
-            f"cannot be written: {error.strerror}",
-            "write --out as a folder that can be written",
-        )
+        return unwritable(f"run folder {self.path}", error)
 
     def _is_run(self) -> bool:
         files = (MARK, "samples.jsonl", "metrics.jsonl")
