@@ -18,7 +18,7 @@ BUILTIN: dict[str, str] = {
     "latentsync/stage2": "memfit.jobs.latentsync:LatentSyncStage2",
     "latentsync/stage2_512": "memfit.jobs.latentsync:LatentSyncStage2At512",
     "latentsync/stage2_efficient": "memfit.jobs.latentsync:LatentSyncStage2Efficient",
-    "latentsync/tiny": "memfit.jobs.latentsync:LatentSyncTiny",
+    "latentsync/tiny": "memfit.jobs.latentsync_tiny:LatentSyncTiny",
     "musetalk/stage1": "memfit.jobs.musetalk:MuseTalkStage1",
     "musetalk/stage2": "memfit.jobs.musetalk:MuseTalkStage2",
     "musetalk/tiny": "memfit.jobs.musetalk:MuseTalkTiny",

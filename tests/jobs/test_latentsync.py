@@ -17,8 +17,8 @@ from memfit.jobs.latentsync import (
     LatentSyncStage1At512,
     LatentSyncStage2,
     LatentSyncStage2Efficient,
-    LatentSyncTiny,
 )
+from memfit.jobs.latentsync_tiny import LatentSyncTiny
 from memfit.jobs.nets.diffusion import ddim, one_step
 from memfit.planner.predict import footprint_on
 from memfit.trace.step import Tracing, trace_job
