@@ -74,14 +74,14 @@ def header(packages: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def command() -> str:
-    """This process's command, without the option that names the file."""
+    """This process's command, without the option that names the file; paths are relative to the repository's root."""
     arguments = iter(sys.argv[1:])
     kept = []
     for argument in arguments:
         if argument == "--json":
             next(arguments, None)
         elif not argument.startswith("--json="):
-            kept.append(argument)
+            kept.append(os.path.relpath(argument, ROOT) if os.path.isabs(argument) else argument)
     return shlex.join(["python", "-m", f"bench.{_name()}", *kept])
 
 

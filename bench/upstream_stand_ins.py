@@ -24,22 +24,74 @@ class MelSpectrogram(torch.nn.Module):
         return self.bank @ torch.stft(wave, self.n_fft, self.hop, self.win, self.window, return_complex=True).abs()
 """
 TORCHVISION_TRANSFORMS = """
+import random
 from enum import Enum
-from torch.nn import functional
+import numpy, torch
+from torch.nn import functional as nearby
 class InterpolationMode(Enum):
-    BILINEAR = "bilinear"
-    BICUBIC = "bicubic"
+    NEAREST, BILINEAR, BICUBIC, BOX, HAMMING, LANCZOS = "nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"
+class Compose:
+    def __init__(self, parts):
+        self.parts = parts
+    def __call__(self, image):
+        for part in self.parts:
+            image = part(image)
+        return image
+class Lambda:
+    def __init__(self, function):
+        self.function = function
+    def __call__(self, image):
+        return self.function(image)
+def pair(size):
+    return (size, size) if isinstance(size, int) else tuple(size)
 class Resize:
-    def __init__(self, size, **options):
+    def __init__(self, size, interpolation=InterpolationMode.BILINEAR, **options):
         self.size = size
     def __call__(self, image):
-        rows = functional.interpolate(image.reshape(-1, *image.shape[-3:]).float(), self.size, mode="bilinear")
+        if not isinstance(image, torch.Tensor):
+            return image.resize(pair(self.size))
+        rows = nearby.interpolate(image.reshape(-1, *image.shape[-3:]).float(), self.size, mode="bilinear")
         return rows.reshape(*image.shape[:-3], *rows.shape[1:])
+class RandomResizedCrop(Resize):
+    pass
+class CenterCrop:
+    def __init__(self, size):
+        self.rows, self.columns = pair(size)
+    def __call__(self, image):
+        width, height = image.size
+        left, top = (width - self.columns) // 2, (height - self.rows) // 2
+        return image.crop((left, top, left + self.columns, top + self.rows))
+class RandomCrop(CenterCrop):
+    pass
+class RandomHorizontalFlip:
+    def __call__(self, image):
+        return image.transpose(0) if random.random() < 0.5 else image
+class PILToTensor:
+    def __call__(self, image):
+        return torch.from_numpy(numpy.array(image)).permute(2, 0, 1)
+class ToTensor(PILToTensor):
+    def __call__(self, image):
+        return super().__call__(image).float() / 255
+class ConvertImageDtype:
+    def __init__(self, dtype):
+        self.dtype = dtype
+    def __call__(self, image):
+        return image.to(self.dtype) / 255
 class Normalize:
     def __init__(self, mean, deviation, inplace=False):
         self.mean, self.deviation = mean[0], deviation[0]
     def __call__(self, image):
         return (image - self.mean) / self.deviation
+"""
+TORCHVISION_OPS = """
+from torch import nn
+class FrozenBatchNorm2d(nn.Module):
+    pass
+"""
+TORCHVISION_DATASETS = """
+class ImageFolder:
+    pass
+CIFAR100 = CIFAR10 = MNIST = KMNIST = FashionMNIST = ImageFolder
 """
 FFMPEG = """
 import numpy
@@ -75,7 +127,11 @@ STAND_INS = {
     "torchaudio/__init__.py": TORCHAUDIO,
     "torchaudio/transforms.py": TORCHAUDIO_TRANSFORMS,
     "torchvision/__init__.py": "from torchvision import transforms\n",
-    "torchvision/transforms.py": TORCHVISION_TRANSFORMS,
+    "torchvision/transforms/__init__.py": TORCHVISION_TRANSFORMS,
+    "torchvision/transforms/functional.py": "from torchvision.transforms import InterpolationMode\n",
+    "torchvision/ops/__init__.py": "",
+    "torchvision/ops/misc.py": TORCHVISION_OPS,
+    "torchvision/datasets.py": TORCHVISION_DATASETS,
     "ffmpeg.py": FFMPEG,
     "older_libraries.py": OLDER_LIBRARIES,
 }

@@ -75,8 +75,9 @@ def measure(*, tests: str) -> dict[str, Any]:
         counts = _add(_run_tests(list(SUBSET)), _run_tests([TRUTH, "-k", TRUTH_JOBS]))
     elif tests == "folders":
         counts = _run_tests(list(FOLDERS))
-    elif tests == "again" and kept is not None and kept["failed"]:
-        counts = _add(kept | {"failed": []}, _run_tests([_node(name) for name in kept["failed"]]))
+    elif tests == "again" and kept is not None and kept.get("tests", "none") != "none":
+        nodes = [_node(name) for name in kept["failed"]]
+        counts = _add(kept | {"failed": []}, _run_tests(nodes)) if nodes else {name: kept[name] for name in counts}
         tests = kept["tests"]
     test = subprocess.run([sys.executable, "-m", "memfit.trace.self_test"], capture_output=True, text=True, cwd=ROOT)
     return {

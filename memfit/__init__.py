@@ -4,10 +4,10 @@ The names that a job needs (``memfit.Job``, ``memfit.Loss``, …) and the ways t
 before it is used, so that ``import memfit`` costs nothing.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # not typing's, whose import is most of the time before a signal to memfit is one line
 if TYPE_CHECKING:
+    from typing import Any
+
     from memfit.accumulation.guard import guard
     from memfit.device.hardware.catalogue import Device, find_device
     from memfit.errors import InputError
@@ -56,7 +56,9 @@ _INTEGRATIONS = {
 """Modules of ``memfit.integrations`` by the name that follows ``memfit.``, and the extra that each needs."""
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
+    from importlib import import_module
+
     if name in _INTEGRATIONS:
         return _integration(name)
     if name not in _MODULE_OF:
@@ -65,7 +67,9 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-def _integration(name: str) -> Any:
+def _integration(name: str) -> "Any":
+    from importlib import import_module
+
     try:
         return import_module(f"memfit.integrations.{name}")
     except ModuleNotFoundError as error:

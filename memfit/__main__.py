@@ -2,40 +2,46 @@
 
 import os
 import signal
-from typing import Any
 
-_STOPPED = 5
-"""``memfit.errors.Exit.STOPPED``, before anything of memfit is imported."""
-
-
-def _stop(number: int, frame: Any) -> None:
-    """Ends the process at once: an import that is interrupted may turn the interrupt into an error of its own."""
-    os.write(2, b"memfit: stopped\n")
-    os._exit(_STOPPED)
-
-
-class InterruptedVerb(KeyboardInterrupt):
-    """Ctrl-C. Where KeyboardInterrupt itself passes through ``exec``, as under a dataclass, Python ends by the signal,
-    whatever was made of the exception (``run_eval_code_obj`` in Python/pythonrun.c)."""
-
-
-def _interrupt(number: int, frame: Any) -> None:
-    raise InterruptedVerb
+STOPPED = 5
+"""``memfit.errors.Exit.STOPPED``, before anything else of memfit is imported."""
 
 
 def main() -> None:
-    """Runs one verb. Ctrl-C is one line from the first import on; once the verb has ended, it changes nothing."""
-    is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if is_ours:
-        signal.signal(signal.SIGINT, _stop)
-    from memfit.cli import main as run_verb
+    """Runs one verb. A signal to stop is one line from the first import on; once the verb has ended, it changes
+    nothing."""
+    numbers = own_signals()
+    for number in numbers:
+        signal.signal(number, end_at_once)
+    from memfit.interruption import interrupted_by
+    from memfit.no_memory import end_without_memory, says_no_memory
 
     try:
-        if is_ours:
-            signal.signal(signal.SIGINT, _interrupt)
-        run_verb()
+        from memfit.cli import main as run_verb
+
+        with interrupted_by(numbers):
+            run_verb()
+    except (MemoryError, OSError, SystemError) as error:
+        if not says_no_memory(error):
+            raise
+        end_without_memory()
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+
+
+def own_signals() -> list[int]:
+    """The signals that would end this process as Python starts it: not those that nohup or a shell has it ignore."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return [number for number in numbers if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL)]
+
+
+def end_at_once(number: int, frame: object) -> None:
+    """A handler for the first imports: one that is interrupted may turn the interrupt into an error of its own."""
+    try:
+        os.write(2, b"memfit: stopped\n")
+    finally:
+        os._exit(STOPPED)
 
 
 if __name__ == "__main__":

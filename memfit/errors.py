@@ -88,13 +88,11 @@ def missing_extra(error: BaseException, seen: str) -> InputError | None:
     Args:
         seen: what needs the module, as the user wrote it.
     """
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in chain_of(error):
         name = (cause.name or "").partition(".")[0] if isinstance(cause, ModuleNotFoundError) else ""
         for extra, modules in EXTRAS.items():
             if name in modules and not is_installed(name):
                 return InputError(seen, f"it needs {name}, which is not installed", f"run {install_extra(extra)}")
-        cause = cause.__cause__ or cause.__context__
     return None
 
 
@@ -140,10 +138,21 @@ def mistake_in_job(error: BaseException, *, changed: bool = False) -> InputError
     return InputError(seen, describe(error), "take back what --set changed") if changed else None
 
 
+_NO_CARD = (
+    "not compiled with CUDA enabled", "not linked with support for cuda", "Found no NVIDIA driver",
+    "No CUDA GPUs are available",
+)  # fmt: skip
+"""What torch says where code asks for a card that is not there: builds for the CPU, no driver, no card."""
+
+
 def _remedy(error: BaseException, frames: Iterable[tuple[FrameType, int]]) -> str:
     """What to do about an exception in a job's code."""
     if isinstance(error, OSError) and any(frame.f_code.co_name == "from_pretrained" for frame, _ in frames):
         return "download it once where there is a network, or build the net from its configuration, which needs none"
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"install {error.name.partition('.')[0]}, or take the import out"
+    if any(words in str(error) for words in _NO_CARD):
+        return "leave .cuda() and device='cuda' out: memfit moves nets and batches to the device"
     return "mend the job at that line"
 
 
@@ -247,6 +256,16 @@ def _last_line(error: BaseException) -> str:
     """The last line of a message of several; empty for another."""
     lines = [line.strip() for line in message_of(error).splitlines() if line.strip()]
     return lines[-1] if len(lines) > 1 else ""
+
+
+def chain_of(error: BaseException) -> Iterator[BaseException]:
+    """An exception, what it was raised from and what was being handled then, each once."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or link.__context__
 
 
 def _root(error: BaseException) -> BaseException:

@@ -73,6 +73,18 @@ def collected_before() -> Iterator[None]:
             gc.enable()
 
 
+def skip_last_collection() -> None:
+    """The process ends without collecting garbage, unless a library counts what was not collected (nanobind)."""
+    atexit.register(_before_last_collection)
+
+
+def _before_last_collection() -> None:
+    if any(kind.__module__ == "nanobind" for kind in type.__subclasses__(type)):  # its types have metaclasses of it
+        gc.unfreeze()
+    else:
+        gc.freeze()
+
+
 def _freeze() -> None:
     global _modules
     gc.freeze()

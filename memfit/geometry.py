@@ -7,12 +7,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Protocol
 
 from memfit.errors import InputError
-from memfit.job import Job, Shape
+from memfit.job import Shape
 
 MOST = 2**31 - 1
 """Units of a batch: PyTorch's kernels index with 32 bits."""
+MOST_MICRO_BATCHES = 1 << 20
+"""Micro-batches of one window over all ranks, which a plan lists: 64 for each of 16,384 ranks."""
+
+
+class HasUnit(Protocol):
+    """A job, or what is known of one."""
+
+    @property
+    def unit(self) -> str:
+        """What its batches are counted in."""
+
+    @property
+    def longest(self) -> int | None:
+        """Units of its longest item; None where items have no length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +57,7 @@ class Geometry:
         return len(self.micro_batches)
 
     def arithmetic(self) -> str:
-        """The split as a sum: ``64 = 13 x 5 - 1``-like, written as ``64 = 12 x 5 + 4 on 1 device``."""
+        """The split as a sum: ``64 = 12 x 5 + 4 on 1 device``, ``11 = 2 x 4 + 3 on 3 devices, at most 2 at once``."""
         first = self.micro_batches[0]
         full, rest = first.count(self.micro_batch), sum(first) - first.count(self.micro_batch) * self.micro_batch
         own = f"{full} x {self.micro_batch}" + (f" + {rest}" if rest else "")
@@ -49,7 +65,8 @@ class Geometry:
             return f"{self.global_batch} = {own} on 1 device"
         if len(set(self.micro_batches)) == 1:
             return f"{self.global_batch} = {self.data_parallel} devices x ({own})"
-        parts = " + ".join(str(sum(rank)) for rank in self.micro_batches)
+        shares = [(share, len(list(ranks))) for share, ranks in groupby(map(sum, self.micro_batches))]
+        parts = " + ".join(f"{share}" if count == 1 else f"{count} x {share}" for share, count in shares)
         return f"{self.global_batch} = {parts} on {self.data_parallel} devices, at most {self.micro_batch} at once"
 
 
@@ -64,8 +81,18 @@ def split(global_batch: int, micro_batch: int, unit: str, ranks: int = 1) -> Geo
             f"fewer than one of the {unit} for each of {ranks} devices",
             f"write {ranks} or more",
         )
+    least = least_micro_batch(global_batch, ranks)
+    if micro_batch < least:
+        why = f"a window of {global_batch} {unit} has at most {MOST_MICRO_BATCHES} micro-batches"
+        raise InputError(f"--micro-batch {micro_batch}", why, f"write {least} or more")
     sizes = rank_sizes(global_batch, micro_batch, ranks)
     return Geometry(unit=unit, global_batch=global_batch, micro_batch=max(sizes[0]), micro_batches=sizes)
+
+
+def least_micro_batch(global_batch: int, ranks: int = 1) -> int:
+    """The smallest micro-batch, in units, with which a window has no more than ``MOST_MICRO_BATCHES``."""
+    share = -(-global_batch // ranks)
+    return -(-share // max(MOST_MICRO_BATCHES // ranks, 1))
 
 
 def rank_sizes(count: int, micro_batch: int, ranks: int) -> tuple[tuple[int, ...], ...]:
@@ -79,7 +106,12 @@ def rank_sizes(count: int, micro_batch: int, ranks: int) -> tuple[tuple[int, ...
     return tuple(tuple(min(micro_batch, part - start) for start in range(0, part, micro_batch)) for part in parts)
 
 
-def shape_of(job: Job, units: int) -> Shape:
+def counted_in(job: HasUnit) -> str:
+    """What a length is counted in: the job's unit, which a job whose samples have a length may not have named."""
+    return "units of length" if job.longest is not None and job.unit == "samples" else job.unit
+
+
+def shape_of(job: HasUnit, units: int) -> Shape:
     """The shape of a micro-batch of so many units: samples, or the fewest equal items of at most the longest length."""
     check_count("--micro-batch", units)
     if job.longest is None:
@@ -88,7 +120,7 @@ def shape_of(job: Job, units: int) -> Shape:
     return Shape(items=items, length=-(-units // items))
 
 
-def parse_shape(text: str, job: Job) -> Shape:
+def parse_shape(text: str, job: HasUnit) -> Shape:
     """``8x400``: items x length; for a job whose samples have no length, ``8``."""
     try:
         numbers = [int(part) for part in text.lower().split("x")]
@@ -98,9 +130,9 @@ def parse_shape(text: str, job: Job) -> Shape:
         raise InputError(f"--shape {text}", "not items x length", "write a shape such as 8x400")
     if (len(numbers) == 2) != (job.longest is not None):
         wants = "items x length, such as 8x400" if job.longest else "items alone, such as 8"
-        raise InputError(f"--shape {text}", f"this job's batches are counted in {job.unit}", f"write {wants}")
+        raise InputError(f"--shape {text}", f"this job's batches are counted in {counted_in(job)}", f"write {wants}")
     if math.prod(numbers) > MOST:
-        raise InputError(f"--shape {text}", f"more than {MOST} {job.unit}", "write a smaller shape")
+        raise InputError(f"--shape {text}", f"more than {MOST} {counted_in(job)}", "write a smaller shape")
     return Shape(items=numbers[0], length=numbers[1] if len(numbers) == 2 else None)
 
 

@@ -128,6 +128,15 @@ def _jobs_of(module: ModuleType) -> str:
     return "|".join(names[:8]) or "Name, with class Name(memfit.Job) in it"
 
 
+_FILE = "memfit_file_"
+"""Begins the name of a job file's module: a file may be named as a library is."""
+
+
+def module_in_words(name: str) -> str:
+    """A module's name as a person wrote it: ``train`` for the job file train.py."""
+    return name.removeprefix(_FILE)
+
+
 def module_of_file(path: Path, name: str) -> tuple[ModuleType, Callable[[], None]]:
     """(a module for a file, known by this name and not run yet; what runs it). Its folder is importable from now on."""
     spec = importlib.util.spec_from_file_location(name, path)
@@ -145,7 +154,7 @@ def _load_file(path: Path) -> ModuleType:
     """Runs a job's file. Its folder stays importable, as under ``python file.py``: its nets may import on first use."""
     if not path.is_file():
         raise InputError(f"job {path}", "no such file", "write the path of a Python file, as path/file.py:Name")
-    module, run = module_of_file(path, f"memfit_file_{path.stem}")
+    module, run = module_of_file(path, f"{_FILE}{path.stem}")
     try:
         run()
     except InputError:

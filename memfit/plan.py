@@ -282,6 +282,9 @@ def _checked(values: dict[str, Any], path: str) -> Plan:
             raise InputError(
                 f"plan file {path}: phases.{name}", "not a table with allocated_bytes and process_bytes", _AGAIN
             )
+        categories = phase.get("categories", {})
+        if not isinstance(categories, dict) or not all(type(nbytes) is int for nbytes in categories.values()):
+            raise InputError(f"plan file {path}: phases.{name}.categories", "not a table of whole numbers", _AGAIN)
     for option in values.get("options", []):
         if not isinstance(option, dict):
             raise InputError(f"plan file {path}: options", f"{option!r} is not a table", _AGAIN)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Iterable
+from typing import Any, TextIO
 
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -14,6 +17,36 @@ and newlines stay."""
 def printable(text: str) -> str:
     """The text with every control character written out: ``\\x1b[2J`` rather than a cleared screen."""
     return _CONTROL.sub(_written_out, text)
+
+
+class PrintableStream:
+    """A text stream on which control characters are written out; carriage returns stay, since progress bars need them.
+
+    Args:
+        stream: what is written to.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write("\r".join(map(printable, text.split("\r"))))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def keep_terminal_safe() -> None:
+    """From now on, what Python code of this process prints to a terminal has its control characters written out."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None and stream.isatty():
+            setattr(sys, name, PrintableStream(stream))
 
 
 def one_line(text: str) -> str:

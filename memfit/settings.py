@@ -10,6 +10,7 @@ import typing
 from typing import Any, ClassVar
 
 from memfit.errors import InputError, describe
+from memfit.printable import shortened
 
 _WANTS = {
     int: ("a whole number", "4"),
@@ -39,6 +40,20 @@ class Settings:
             if not hasattr(self, name):
                 write = f"write {name}: {_written(kind)} = {_WANTS.get(kind, ('', '...'))[1]}, say, in the class"
                 raise InputError(f"setting {name!r}", f"{type(self).__name__} gives it no default", write)
+            if name not in values:
+                self._check_default(name, kind)
+
+    def _check_default(self, name: str, kind: Any) -> None:
+        """Refuses a default that is not of its type; a text may stand for it as in ``--set``, and None for any."""
+        default = getattr(self, name)
+        if default is None or is_of_kind(default, kind):
+            return
+        try:
+            _coerce(name, default, kind)
+        except Exception as error:
+            seen = f"{type(self).__name__}.{name} = {shortened(repr(default))}"
+            write = "write such a default, or another annotation"
+            raise InputError(seen, f"its annotation says {kind_in_words(kind)}", write) from error
 
     @classmethod
     def setting_types(cls) -> dict[str, Any]:

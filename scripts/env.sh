@@ -2,7 +2,7 @@
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 python=${PYTHON:-python3}
-"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "memfit needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 2; }
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "the development environment (constraints.txt) needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 2; }
 want=$(cat pyproject.toml constraints.txt | sha256sum | cut -d' ' -f1)
 if [ "$(cat .venv/.memfit-env 2>/dev/null)" != "$want" ]; then
     [ -x .venv/bin/python ] || "$python" -m venv .venv

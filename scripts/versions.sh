@@ -10,7 +10,8 @@
 #
 #   TESTS=none         runs the self-test, the checks of libraries and the comparison of bytes alone: 3 minutes a version.
 #   TESTS=folders      runs the folders of device, trace, replay, apply and planner whole: 10 to 25 minutes a version.
-#   TESTS=again        runs the tests that failed in the committed results of the version, and keeps their other counts.
+#   TESTS=again        runs the tests that failed in the committed results of the version, keeps their other
+#                      counts, and checks the libraries again.
 #   ENVIRONMENTS=DIR   where environments are made (default: a temporary folder). One that is there is used, and kept.
 #   PARTS=DIR          where each version's part is written (default: a temporary folder).
 set -euo pipefail
@@ -20,13 +21,13 @@ environments=${ENVIRONMENTS:-$(mktemp -d)}
 parts=${PARTS:-$(mktemp -d)}
 tests=${TESTS:-subset}
 mkdir -p "$environments" "$parts"
-[ $# -gt 0 ] || set -- ==2.8.0 ==2.9.1 ==2.10.0 ==2.11.0 ==2.12.1 ==2.13.0 ===2.13.0 ==2.14.1 ==2.15.0
+[ $# -gt 0 ] || set -- ==2.6.0 ==2.7.1 ==2.8.0 ==2.9.1 ==2.10.0 ==2.11.0 ==2.12.1 ==2.13.0 ===2.13.0 ==2.14.1 ==2.15.0
 
 for asked in "$@"; do
     version=${asked%@*}
     python=python3
     [ "$version" = "$asked" ] || python=${asked#*@}
-    name=torch${version//[^0-9.=]/}
+    name=torch${version//[^0-9.=]/}-$("$python" -c 'import platform; print(platform.python_version())')
     folder=$environments/${name//=/_}
     kept=yes
     if [ ! -x "$folder/bin/python" ]; then

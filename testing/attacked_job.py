@@ -248,3 +248,57 @@ class NotFiniteInSecondTurn(Gan):
         if bool((batch["x"][:, 0] == 123.0).any()):
             error.register_hook(lambda gradient: gradient * float("nan"))
         return error, units
+
+
+class Raises(Validated):
+    """The job's own RuntimeError with a text of its choice, on the last rank alone, in one place after its tenth loss:
+    ``loss``, ``backward`` (of an autograd function), ``hook`` (of a gradient), ``collate`` or ``validate``."""
+
+    place: str = "loss"
+    text: str = ""
+
+    def at(self, place):
+        last = int(os.environ.get("RANK", "0")) == int(os.environ.get("WORLD_SIZE", "1")) - 1
+        if place == self.place and last and self.__dict__.get("losses", 0) > 10:
+            raise RuntimeError(self.text)
+
+    def collate(self, samples):
+        self.at("collate")
+        return super().collate(samples)
+
+    def loss(self, nets, batch):
+        self.losses = self.__dict__.get("losses", 0) + 1
+        self.at("loss")
+        error, units = super().loss(nets, batch)
+        error = RaisesInBackward.apply(error, self)
+        error.register_hook(lambda gradient: self.at("hook"))
+        return error, units
+
+    def validate(self, nets, batch):
+        self.at("validate")
+        return super().validate(nets, batch)
+
+
+class RaisesInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, error, job):
+        ctx.job = job
+        return error.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.job.at("backward")
+        return gradient, None
+
+
+class Closes(Plain):
+    """Closes descriptors at each loss after the tenth: ``first`` to ``last``, which is left out."""
+
+    first: int = 3
+    last: int = 1000
+
+    def loss(self, nets, batch):
+        self.losses = self.__dict__.get("losses", 0) + 1
+        if self.losses > 10:
+            os.closerange(self.first, self.last)
+        return super().loss(nets, batch)

@@ -12,6 +12,7 @@ settings.register_profile("busy machine", deadline=None, suppress_health_check=[
 settings.load_profile("busy machine")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+os.environ["COLUMNS"] = "80"  # whatever terminal the tests are started from: lines are broken at the same places
 os.environ.setdefault("MEMFIT_KEEP_TRACES", "0")  # tests that replace parts of memfit must trace
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from memfit.batch.windows import Windows
 from memfit.errors import InputError
-from memfit.geometry import Geometry, parse_shape, shape_of, split
+from memfit.geometry import MOST_MICRO_BATCHES, Geometry, parse_shape, shape_of, split
 from memfit.job import Job
 
 
@@ -80,3 +80,28 @@ def test_items_without_length_are_a_count():
 def test_the_arithmetic_is_the_sum_that_is_run(arguments, words):
     global_batch, micro_batch, ranks = arguments
     assert split(global_batch, micro_batch, "samples", ranks).arithmetic() == words
+
+
+@pytest.mark.parametrize(("ranks", "least"), [(1, 2048), (3, 2049), (16384, 2048)])
+def test_a_window_of_too_many_micro_batches_is_refused_before_they_are_listed(ranks, least):
+    with pytest.raises(
+        InputError, match=rf"^--micro-batch 1: .* at most 1048576 micro-batches; write {least} or more$"
+    ):
+        split(2**31 - 1, 1, "samples", ranks)
+    with pytest.raises(InputError, match=f"write {least} or more$"):
+        split(2**31 - 1, least - 1, "samples", ranks)
+    geometry = split(2**31 - 1, least, "samples", ranks)
+    assert 0.9 * MOST_MICRO_BATCHES < sum(map(len, geometry.micro_batches)) <= MOST_MICRO_BATCHES
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ((20001, 1, 9999), "20001 = 3 x 3 + 9996 x 2 on 9999 devices, at most 1 at once"),
+        ((5, 2, 3), "5 = 2 x 2 + 1 on 3 devices, at most 2 at once"),
+        ((9, 4, 2), "9 = 5 + 4 on 2 devices, at most 4 at once"),
+    ],
+)
+def test_the_sum_counts_equal_shares(asked, text):
+    global_batch, micro_batch, ranks = asked
+    assert split(global_batch, micro_batch, "samples", ranks).arithmetic() == text

@@ -3,17 +3,24 @@
 python -m pytest tests/test_printable.py
 """
 
+import contextlib
 import io
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from rich.live import Live
 
 from memfit.engine.collectives import is_memory_failure
-from memfit.engine.process_group import is_lost_rank
+from memfit.engine.lost_rank import is_lost_rank
 from memfit.errors import InputError, describe
 from memfit.printable import one_line, printable
 from memfit.show.console import make_console
 
+ROOT = Path(__file__).parents[1]
 HOSTILE = "\x1b]0;owned\x07\x1b[2Jx\x9b31m\u202egnp.exe\r\x08"
 
 
@@ -63,3 +70,68 @@ def test_a_name_that_is_no_markup_is_printed_as_it_is():
     file = io.StringIO()
     make_console(file=file, width=200).print("Written to a[/b].toml")
     assert file.getvalue() == "Written to a[/b].toml\n"
+
+
+PRINTS = """
+import sys
+from memfit.printable import keep_terminal_safe
+keep_terminal_safe()
+print("\\x1b]0;owned\\x07out", end="\\r\\n")
+sys.stderr.writelines(["\\x1b[2Jerror\\n"])
+print(f"{sys.stdout.isatty()=}")
+"""
+
+
+def on_a_terminal(command, **options):
+    """What a command says to a terminal."""
+    parent, child = pty.openpty()
+    said = b""
+    with subprocess.Popen(command, stdout=child, stderr=child, cwd=ROOT, **options) as process:
+        os.close(child)
+        with contextlib.suppress(OSError):  # the terminal is closed when the last process that holds it has ended
+            while part := os.read(parent, 1 << 16):
+                said += part
+    os.close(parent)
+    assert process.returncode == 0, said
+    return said.decode()
+
+
+def test_what_a_process_prints_to_a_terminal_is_written_out():
+    said = on_a_terminal([sys.executable, "-c", PRINTS])
+    assert "\x1b" not in said
+    assert "\x07" not in said
+    assert "\\x1b]0;owned\\x07out\r" in said
+    assert "\\x1b[2Jerror" in said
+    assert "isatty()=True" in said
+
+
+HOSTILE_JOB = """
+import torch
+from torch import nn
+from memfit.job import Job
+
+class Prints(Job):
+    def nets(self):
+        print("\\x1b]0;owned\\x07nets")
+        return {"net": nn.Linear(16, 4)}
+
+    def optimizers(self, nets):
+        return {"net": torch.optim.SGD(nets["net"].parameters(), 0.1)}
+
+    def batch(self, shape):
+        return torch.zeros(shape.items, 16)
+
+    def loss(self, nets, batch):
+        return nets["net"](batch).sum(), len(batch)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", ["predict JOB --device rtx4090 --micro-batch 4", "verify JOB --world-sizes 1,2"])
+def test_what_a_job_prints_within_a_verb_is_written_out(tmp_path, options):
+    job = tmp_path / "prints.py"
+    job.write_text(HOSTILE_JOB)
+    words = options.replace("JOB", f"{job}:Prints").split()
+    said = on_a_terminal([sys.executable, "-m", "memfit", *words], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert "\x1b]0;" not in said
+    assert "owned" in said

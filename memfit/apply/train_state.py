@@ -126,9 +126,7 @@ def _averages(job: Job, nets: Nets, engine: Engine, average: str) -> Nets:
 def _schedule(train_state: TrainState, rate: float, warmup_windows: int) -> None:
     """Multiplies the learning rates by ``rate``, and makes the job's schedules and the warm-up to the larger rate."""
     job, optimizers = train_state.job, train_state.optimizers
-    if rate != 1.0:
-        for name, optimizer in optimizers.items():
-            _multiply_rates(name, optimizer, rate)
+    multiply_rates(optimizers, rate)
     train_state.schedules = _checked_schedules(job, job.schedules(optimizers, job.windows))
     if warmup_windows and rate > 1:
         train_state.schedules |= {
@@ -137,12 +135,21 @@ def _schedule(train_state: TrainState, rate: float, warmup_windows: int) -> None
         }
 
 
-def _multiply_rates(name: str, optimizer: Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        if group.get("lr") is None:
-            seen, why = f"optimizer {name!r}", f"{type(optimizer).__name__} has no learning rate that can be multiplied"
-            raise InputError(seen, why, "plan with --learning-rate none, or write learning_rate = 1.0 in the plan")
-        group["lr"] *= rate
+def multiply_rates(optimizers: Mapping[str, Optimizer], rate: float) -> None:
+    """Multiplies the learning rates of optimizers in place; a factor of 1 leaves them.
+
+    Raises:
+        InputError: an optimizer has no learning rate.
+    """
+    if rate == 1.0:
+        return
+    for name, optimizer in optimizers.items():
+        for group in optimizer.param_groups:
+            if group.get("lr") is None:
+                seen, kind = f"optimizer {name!r}", type(optimizer).__name__
+                write = "plan with --learning-rate none, or write learning_rate = 1.0 in the plan"
+                raise InputError(seen, f"{kind} has no learning rate that can be multiplied", write)
+            group["lr"] *= rate
 
 
 def _wrap(train_state: TrainState, name: str) -> None:

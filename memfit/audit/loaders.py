@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from memfit.audit.ids import _scalar, sample_of
+from memfit.device.hardware.process_limits import check_simulated_workers
 from memfit.torch_compat.data_workers import (
     GET_ITERATOR,
     DataLoaderIterator,
@@ -110,6 +111,7 @@ def _as_tensor(index: Any) -> Any:
 
 def _samples(loader: Any) -> Iterator[Any]:
     """Batches of ids of an iterable data set, of its workers in turn."""
+    check_simulated_workers(loader.num_workers)
     workers = [_worker(loader, number) for number in range(loader.num_workers)] or [_batches(loader, loader.dataset)]
     while workers:
         for worker in list(workers):

@@ -92,7 +92,7 @@ def _run_given(given: Any, rank: int, world: int, size: int | None) -> Drawn:
     for epoch in range(EPOCHS):
         set_epoch(given, epoch)
         iterator = iter(given)
-        drawn, ended = _run_epoch(iterator, declared)
+        drawn, ended = _run_epoch(iterator, declared, getattr(given, "num_workers", 0))
         if not ended:
             return _endless(drawn, declared, rank, world, declared.size or size)
         once = epoch > 0 and (isinstance(given, (list, tuple)) or (iterator is given and not drawn))
@@ -112,8 +112,12 @@ def _chosen(given: Any) -> Any:
     return given
 
 
-def _run_epoch(iterator: Any, declared: Declared) -> tuple[list[Batch], bool]:
-    """Batches of an epoch, and whether it ended by itself."""
+def _run_epoch(iterator: Any, declared: Declared, workers: int = 0) -> tuple[list[Batch], bool]:
+    """Batches of an epoch, and whether it ended by itself.
+
+    Each worker of an iterable data set that does not divide its samples gives them all, in turn with the others.
+    """
+    repeats = 6 * max(workers, 1)
     batches: list[Batch] = []
     samples, seen = 0, set[Any]()
     most = 3 * declared.size + 1024 if declared.size else MOST_UNKNOWN
@@ -121,7 +125,7 @@ def _run_epoch(iterator: Any, declared: Declared) -> tuple[list[Batch], bool]:
         batches.append(batch_of(element))
         samples += len(batches[-1].ids)
         seen.update(batches[-1].ids)
-        again = not declared.size and samples > 1024 and samples > 6 * len(seen)
+        again = not declared.size and samples > 1024 and samples > repeats * len(seen)
         if again or samples > most or len(batches) > 2 * most:
             return batches, False
     return batches, True

@@ -14,6 +14,7 @@ from memfit.audit.observe import run_rank
 from memfit.audit.target import load_target
 from memfit.child_process import die_with_parent
 from memfit.errors import describe
+from memfit.printable import keep_terminal_safe
 
 
 def main(target: str, rank: int, world: int, folder: str) -> int:
@@ -34,6 +35,7 @@ def main(target: str, rank: int, world: int, folder: str) -> int:
 
 if __name__ == "__main__":
     die_with_parent()
+    keep_terminal_safe()
     code = main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
     sys.stdout.flush()
     sys.stderr.flush()

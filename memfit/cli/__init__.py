@@ -2,20 +2,20 @@
 used.
 """
 
-import atexit
-import gc
 import importlib
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
 
+from memfit import no_memory
 from memfit.cli.output import complain, prepare_output
-from memfit.cli.usage_errors import check_given_once, mistake, unknown_verb
+from memfit.cli.usage_errors import check_options, mistake, refuse_script, unknown_verb
 from memfit.errors import Exit, InputError, mistake_in_job, mistake_of_leaving
+from memfit.garbage import skip_last_collection
 from memfit.printable import shortened
 
 VERBS = {
@@ -42,6 +42,15 @@ VERBS = {
 }
 
 
+@contextmanager
+def _aborted_quietly() -> Iterator[None]:
+    """Makes Ctrl-C click's Abort, without the empty line that click would print."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise click.Abort from None
+
+
 class Verbs(click.Group):
     """A group whose commands live in ``memfit.cli.VERB`` and are imported on first use."""
 
@@ -60,17 +69,20 @@ class Verbs(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in VERBS and not args[0].startswith("-") and not ctx.resilient_parsing:
             raise unknown_verb(args[0], VERBS)
+        if not ctx.resilient_parsing:
+            refuse_script(args)
         resolved = super().resolve_command(ctx, args)
         if resolved[1] is not None and not ctx.resilient_parsing:
-            check_given_once(resolved[1], resolved[2])
+            check_options(resolved[1], resolved[2])
         return resolved
 
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        with _aborted_quietly():
+            return super().make_context(*arguments, **options)
+
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the verb. Ctrl-C becomes click's Abort without the empty line that click would print."""
-        try:
+        with _aborted_quietly():
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise click.Abort from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
@@ -96,11 +108,12 @@ def root() -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs one verb and exits with one of ``memfit.errors.Exit``; a user's mistake is one line on standard error.
 
-    Garbage is not collected at exit: the process frees it anyway, and collecting took an eighth of a prediction.
+    Garbage is not collected at exit where nothing counts it: the process frees it anyway, and collecting took an eighth
+    of a prediction.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        atexit.register(gc.freeze)
+        skip_last_collection()
         prepare_output()
         code = root.main(args=arguments or ["--help"], prog_name="memfit", standalone_mode=False)
         sys.stdout.flush()
@@ -138,8 +151,7 @@ def _mistake(error: Exception, arguments: Sequence[str]) -> InputError | None:
     with suppress(MemoryError):
         if (mistaken := mistake_in_job(error, changed=changed)) is not None:
             return mistaken
-    why = "the memory that this process may take ran out"
-    return InputError("this command", why, "free some, or lift the limit that it was started under (ulimit -d)")
+    return InputError("this command", no_memory.WHY, no_memory.REMEDY)
 
 
 def _named(error: OSError, arguments: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ import click
 from memfit.cli.options import (
     choose_devices,
     device_names_option,
+    fresh_option,
     headroom_option,
     json_option,
     print_json,
@@ -39,16 +40,16 @@ if TYPE_CHECKING:
 @click.option(
     "--no-largest", is_flag=True, help="Do not search for the largest micro-batch, which takes most of the time."
 )
+@fresh_option
 @json_option
 def command(
     job: str, pairs: tuple[str, ...], micro_batch: str | None, shape: str | None, global_batch: str | None,
-    prices: str | None, device_names: tuple[str, ...], headroom: str | None, no_largest: bool, as_json: bool,
+    prices: str | None, device_names: tuple[str, ...], headroom: str | None, no_largest: bool,
+    fresh: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Compare the cards for JOB: whether it fits, memory, largest micro-batch; time, energy and cost of an epoch."""
-    from memfit.cli.job_options import micro_batch_shape
+    from memfit.cli.job_options import asked_job, micro_batch_shape
     from memfit.cli.progress import progress
-    from memfit.garbage import keep_frozen
-    from memfit.loading import load_job, read_settings
 
     targets = choose_devices(device_names or ("all",), None, headroom)
     count, batch = whole_number("--micro-batch", micro_batch), whole_number("--global-batch", global_batch)
@@ -57,24 +58,24 @@ def command(
         from memfit.planner.card_comparison import compare_cards, read_prices, units_of_an_epoch
 
         known = read_prices(prices) if prices is not None else None
-        loaded = load_job(job, read_settings(pairs))
-        keep_frozen()
-        asked = micro_batch_shape(loaded, shape, count)
-        units, unknown = units_of_an_epoch(loaded)
-        cards = compare_cards(
-            loaded, job, asked, targets, global_batch=batch, prices=known, epoch_units=units,
-            find_largest=not no_largest,
-        )  # fmt: skip
+        with asked_job(job, pairs, fresh=fresh) as answers:
+            facts = answers.facts
+            asked = micro_batch_shape(facts, shape, count)
+            units, unknown = units_of_an_epoch(answers)
+            cards = compare_cards(
+                answers, asked, targets, global_batch=batch, prices=known, epoch_units=units,
+                find_largest=not no_largest,
+            )  # fmt: skip
     if as_json:
         seconds = time.perf_counter() - begin
         print_json({
-            "job": job, "unit": loaded.unit, "micro_batch": asked.units, "global_batch": batch or asked.units,
+            "job": job, "unit": facts.unit, "micro_batch": asked.units, "global_batch": batch or asked.units,
             "epoch_units": units, "cards": [_json(card) for card in cards], "seconds": seconds,
         })  # fmt: skip
     else:
         from memfit.show.cards_table import show_cards
 
-        show_cards(cards, loaded.unit, unknown)
+        show_cards(cards, facts.unit, unknown)
     return Exit.DONE if any(card.prediction.footprint.fits for card in cards) else Exit.NOTHING_FITS
 
 

@@ -12,6 +12,7 @@ import click
 from memfit.cli.options import (
     choose_device,
     device_option,
+    fresh_option,
     headroom_option,
     json_option,
     memory_option,
@@ -23,6 +24,7 @@ from memfit.plan import ENGINES
 
 if TYPE_CHECKING:
     from memfit.device.hardware.catalogue import Device
+    from memfit.planner.asked_job import AskedJob
     from memfit.planner.comparison import Subject, Variant
 
 
@@ -53,20 +55,21 @@ if TYPE_CHECKING:
 @device_option
 @memory_option
 @headroom_option
+@fresh_option
 @json_option
 def command(
     targets: tuple[str, ...], settings: tuple[str, ...], precisions: tuple[str, ...], checkpoints: tuple[str, ...],
     engines: tuple[str, ...], world: str, micro_batch: str | None, shape: str | None, device_name: str | None,
-    memory: str | None, headroom: str | None, as_json: bool,
+    memory: str | None, headroom: str | None, fresh: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Compare memory and time of A, B, ... and of variants of them with the first.
 
     A is a job, a plan file, a trace file (F.npz) or a run's folder. Example, what LoRA saves: memfit compare JOB --set
     lora=16.
     """
+    from memfit.cli.job_options import asked_job
     from memfit.cli.progress import progress
     from memfit.device.hardware.process_limits import check_fake_ranks
-    from memfit.garbage import keep_frozen
 
     if shape is not None and micro_batch is not None:
         raise InputError("--shape and --micro-batch", "both say the same", "write one of them")
@@ -78,13 +81,15 @@ def command(
     with progress(f"comparing {', '.join(targets)}", quiet=as_json):
         from memfit.planner.comparison import differing_choices, job_subjects, variants_of
 
+        def ask(target: str, variant: Variant) -> AskedJob:
+            return asked_job(target, variant.settings, variant.precision, fresh=fresh)
+
         variants = variants_of(settings, precisions, checkpoints, engines, ranks)
-        keep_frozen()
         subjects: list[Subject] = []
         for target in targets:
             subject = _of_file(target, variants, device if named else None)
             subjects += [subject] if subject is not None else job_subjects(
-                target, variants, device, micro_batch=count, shape=shape
+                target, variants, device, ask, micro_batch=count, shape=shape
             )  # fmt: skip
     if len(subjects) < 2:
         write = "write a second one, or a change such as --set lora=16 or --checkpoint all"

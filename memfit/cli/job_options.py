@@ -8,6 +8,7 @@ from memfit.errors import InputError
 
 if TYPE_CHECKING:
     from memfit.job import Job, Shape
+    from memfit.planner.asked_job import AskedJob, JobFacts
 
 
 def load_with(job: str, pairs: tuple[str, ...], precision: str | None, checkpoint: str | None = None) -> Job:
@@ -30,7 +31,25 @@ def load_with(job: str, pairs: tuple[str, ...], precision: str | None, checkpoin
     return with_precision(load_job(job, settings), precision)
 
 
-def micro_batch_shape(job: Job, shape: str | None, count: int | None) -> Shape:
+def asked_job(job: str, pairs: tuple[str, ...], precision: str | None = None, *, fresh: bool = False) -> AskedJob:
+    """Returns the job for several questions, with traces that are kept in the user's cache.
+
+    Args:
+        fresh: whether to trace again what is kept.
+    """
+    from memfit.planner.asked_job import AskedJob
+
+    def load() -> Job:
+        from memfit.garbage import keep_frozen
+
+        loaded = load_with(job, pairs, precision)
+        keep_frozen()
+        return loaded
+
+    return AskedJob(job, load, {"pairs": sorted(pairs), "precision": precision}, fresh=fresh)
+
+
+def micro_batch_shape(job: Job | JobFacts, shape: str | None, count: int | None) -> Shape:
     """Returns the shape of --shape or --micro-batch; by default one item of the longest length.
 
     Raises:

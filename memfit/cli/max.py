@@ -11,6 +11,7 @@ import click
 from memfit.cli.options import (
     choose_devices,
     device_names_option,
+    fresh_option,
     headroom_option,
     json_option,
     memory_option,
@@ -21,8 +22,8 @@ from memfit.cli.options import (
 from memfit.errors import Exit, InputError
 
 if TYPE_CHECKING:
-    from memfit.job import Job
-    from memfit.planner.largest import Largest
+    from memfit.planner.asked_job import JobFacts
+    from memfit.planner.largest import Largest, Vary
 
 
 @click.command("max")
@@ -36,19 +37,19 @@ if TYPE_CHECKING:
 @click.option(
     "--items", metavar="N", default="1", show_default=True, help="Items of the micro-batch under --length and --vary."
 )
+@fresh_option
 @json_option
 def command(
     job: str, pairs: tuple[str, ...], device_names: tuple[str, ...], memory: str | None, headroom: str | None,
-    by_length: bool, vary: str | None, items: str, as_json: bool,
+    by_length: bool, vary: str | None, items: str, fresh: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Find the largest micro-batch of JOB that fits each device: keeping everything, recomputing, with LoRA or 8-bit
     state.
 
     Every answer is predicted as memfit predict does: it fits, and the next size does not.
     """
+    from memfit.cli.job_options import asked_job
     from memfit.cli.progress import progress
-    from memfit.garbage import keep_frozen
-    from memfit.loading import load_job, read_settings
 
     if by_length and vary is not None:
         raise InputError("--length and --vary", "each asks for another largest value", "write one of them")
@@ -57,44 +58,40 @@ def command(
     begin = time.perf_counter()
     with progress(f"searching the largest that fits of {job}", quiet=as_json):
         from memfit.planner import largest
-        from memfit.planner.traced_questions import TracedQuestions
 
-        loaded = load_job(job, read_settings(pairs))
-        keep_frozen()
-        sizes, what = _sizes(loaded, by_length, vary, count)
-        questions = TracedQuestions()
-        answers = [
-            largest.largest_of(policy, job, device, questions, sizes)
-            for policy in largest.batch_policies(loaded)
-            for device in targets
-        ]
+        with asked_job(job, pairs, fresh=fresh) as asked:
+            facts = asked.facts
+            sizes, what = _sizes(facts, by_length, vary, count)
+            answers = [
+                largest.largest_of(policy, device, asked, sizes) for policy in facts.policies for device in targets
+            ]
     if as_json:
         seconds = time.perf_counter() - begin
-        results = [_json(answer, loaded, what) for answer in answers]
-        print_json({"job": job, "unit": loaded.unit, "of": what, "results": results, "seconds": seconds})
+        results = [_json(answer, what) for answer in answers]
+        print_json({"job": job, "unit": facts.unit, "of": what, "results": results, "seconds": seconds})
     else:
         from memfit.show.largest_table import show_largest
 
-        show_largest(answers, what, loaded.unit)
+        show_largest(answers, what, facts.unit)
     return Exit.DONE if any(answer.size is not None for answer in answers) else Exit.NOTHING_FITS
 
 
-def _sizes(job: Job, by_length: bool, vary: str | None, items: int) -> tuple[Any, str]:
-    """Returns the function from a size to a micro-batch, and the name of what is sized."""
+def _sizes(facts: JobFacts, by_length: bool, vary: str | None, items: int) -> tuple[Vary, str]:
+    """Returns what a size is of, and its name."""
     from memfit.job import Shape
     from memfit.planner import largest
 
     if vary is not None:
-        return largest.by_setting(job, vary, Shape(items=items, length=job.longest)), vary
+        return largest.by_setting(facts, vary, Shape(items=items, length=facts.longest)), vary
     if not by_length:
-        return largest.by_items(job.longest), "micro_batch"
-    if job.longest is None:
+        return largest.by_items(facts.longest), "micro_batch"
+    if facts.longest is None:
         write = "write --vary with the setting that holds the length"
-        raise InputError("--length", f"this job's batches are counted in {job.unit}, without a length", write)
+        raise InputError("--length", f"this job's batches are counted in {facts.unit}, without a length", write)
     return largest.by_length(items), "length"
 
 
-def _json(answer: Largest, job: Job, what: str) -> dict[str, Any]:
+def _json(answer: Largest, what: str) -> dict[str, Any]:
     prediction, device = answer.prediction, answer.device
     footprint = prediction.footprint if prediction is not None else None
     size = answer.size
@@ -113,4 +110,5 @@ def _json(answer: Largest, job: Job, what: str) -> dict[str, Any]:
         "process_bytes": footprint and footprint.phases[footprint.limiting_phase].process_bytes,
         "limiting_phase": footprint and footprint.limiting_phase,
         "headroom_bytes": footprint and footprint.headroom_bytes,
+        "assumed": list(footprint.assumed) if footprint is not None else [],
     }

@@ -43,6 +43,9 @@ headroom_option = click.option(
 )
 
 
+fresh_option = click.option(
+    "--fresh", is_flag=True, help="Trace again, even if earlier traces of the same job are kept."
+)
 device_names_option = click.option(
     "--device",
     "device_names",

@@ -73,7 +73,10 @@ if TYPE_CHECKING:
 )
 @click.option("--out", metavar="F", type=click.Path(dir_okay=False), help="Write the plan file that memfit run takes.")
 @click.option(
-    "--for", "tool", type=click.Choice(TOOLS), help="Also show the plan as the configuration or arguments of this tool."
+    "--for",
+    "tool",
+    type=click.Choice(TOOLS),
+    help="Also show the plan, or a script's edits, in the words of this tool: configuration or arguments.",
 )
 @json_option
 def command(
@@ -90,10 +93,7 @@ def command(
                 "a script sets its batch itself",
                 "write one of them",
             )
-        if tool is not None:
-            why = "a trace gives edits of its script, which has the trainer's arguments"
-            raise InputError("--for with --from-trace", why, "leave --for out, or name a job")
-        return _edits_of_script(trace_file, device_names, memory, headroom, as_json=as_json)
+        return _edits_of_script(trace_file, device_names, memory, headroom, tool, as_json=as_json)
     if job is None:
         raise _missing("job")
     if global_batch is None:
@@ -164,18 +164,25 @@ def _missing(name: str) -> click.MissingParameter:
 
 
 def _edits_of_script(
-    trace_file: str, device_names: tuple[str, ...], memory: str | None, headroom: str | None, *, as_json: bool
-) -> int:
+    trace_file: str, device_names: tuple[str, ...], memory: str | None, headroom: str | None, tool: str | None, *,
+    as_json: bool,
+) -> int:  # fmt: skip
     from memfit.script.saved_answer import read_answer_file
+    from memfit.script.tool_arguments import SCRIPT_TOOLS
     from memfit.show.script_options import options_json, show_options
 
+    if tool is not None and tool not in SCRIPT_TOOLS:
+        why = "it starts a script, and has no argument for an edit of one"
+        raise InputError(
+            f"--for {tool} with --from-trace", why, f"write one of {', '.join(SCRIPT_TOOLS)}, or name a job"
+        )
     answer = read_answer_file(trace_file)
     devices = choose_devices(device_names or (answer.device,), memory, headroom)
     if as_json:
-        print_json({"devices": {device.key: options_json(answer, device) for device in devices}})
+        print_json({"devices": {device.key: options_json(answer, device, tool) for device in devices}})
     else:
         for device in devices:
-            show_options(answer, device)
+            show_options(answer, device, tool)
     fits = any(device.usable_bytes is None or answer.process_bytes <= device.usable_bytes for device in devices)
     return Exit.DONE if fits else Exit.NOTHING_FITS
 

@@ -227,6 +227,7 @@ def _traced(request: PredictRequest, targets: list[Device]) -> tuple[Job, list[P
     from memfit.planner.kept_questions import keep_question
     from memfit.planner.traced_questions import TracedQuestions
 
+    key = request.key()  # before the imports, which may set variables: torch 2.15 sets TORCHINDUCTOR_CACHE_DIR
     questions = TracedQuestions()
     with recorded_reads() as reads:
         job = load_with(request.job, request.pairs, request.precision, request.checkpoint)
@@ -240,7 +241,7 @@ def _traced(request: PredictRequest, targets: list[Device]) -> tuple[Job, list[P
             )
             for target in targets
         ]  # fmt: skip
-    depends, key = dependencies(reads), request.key()
+    depends = dependencies(reads)
     for question in questions.all():
         keep_question(key, question, depends)
     return job, predictions

@@ -10,6 +10,7 @@ import click
 
 from memfit.cli.options import json_option, print_json, whole_number
 from memfit.errors import Exit, InputError
+from memfit.geometry import MOST
 
 if TYPE_CHECKING:
     from memfit.engine.node_rendezvous import Nodes
@@ -77,14 +78,21 @@ def command(plan: str, *, wandb: bool, as_json: bool, **values: Any) -> int:
     """
     from memfit.train.launch.stop_signals import ended_by_signals
 
-    with ended_by_signals(lambda: click.echo("memfit: stopped before the first window", err=True)):
+    with ended_by_signals(lambda: click.echo(_stopped_early(plan, values["out"]), err=True)):
         return _run(plan, wandb, as_json, values)
+
+
+def _stopped_early(plan: str, out: str) -> str:
+    """What is said where a signal comes before the run's processes are there."""
+    from memfit.printable import printable
+
+    resume = " --resume" if os.path.isdir(out) and os.listdir(out) else ""
+    return printable(f"memfit: stopped before the first window; go on with: memfit run {plan} --out {out}{resume}")
 
 
 def _run(plan: str, wandb: bool, as_json: bool, values: dict[str, Any]) -> int:
     """Runs a plan; returns the exit code."""
-    from memfit.cli.progress import progress
-    from memfit.cli.run_monitor import attended, keepers, write_report
+    from memfit.cli.run_monitor import attended, keepers
     from memfit.device.hardware.process_limits import RANK_BYTES, check_cards, check_ranks, check_workers
     from memfit.engine.torchrun_env import is_restart, torchrun_env
     from memfit.plan import read_plan
@@ -137,9 +145,27 @@ def _run(plan: str, wandb: bool, as_json: bool, values: dict[str, Any]) -> int:
             if made_no_progress(folder):
                 say(f"no report is written, since it runs the job's code too; memfit report {folder.path} writes it")
                 return launched.code
-            with progress("writing the report", quiet=as_json):
-                write_report(folder)
+            _report(folder, launched.code, as_json=as_json)
         return launched.code
+
+
+def _report(folder: RunFolder, code: int, *, as_json: bool) -> None:
+    """Writes the report of a run that has ended. A signal leaves it out, and changes no exit code."""
+    from memfit.cli.progress import progress
+    from memfit.cli.run_monitor import write_report
+    from memfit.interruption import InterruptedVerb, interrupted_by
+    from memfit.printable import printable
+    from memfit.train.launch.outcome import say
+    from memfit.train.launch.stop_signals import SIGNALS
+
+    line = printable(f"no report is written, since a signal came; memfit report {folder.path} writes it")
+    if code == Exit.DONE:
+        line = f"the run is done; {line}"
+    try:
+        with interrupted_by(list(SIGNALS), code, line), progress("writing the report", quiet=as_json):
+            write_report(folder)
+    except InterruptedVerb:
+        say(line)
 
 
 def _peak(plan: Plan) -> int:
@@ -209,8 +235,8 @@ def _seconds(option: str, text: str | None) -> float | None:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 1 <= value < float("inf"):
-        raise InputError(f"{option} {text!r}", "not a number of seconds from 1", f"write {option} 300, say")
+    if not 1 <= value <= MOST:
+        raise InputError(f"{option} {text!r}", f"not a number of seconds from 1 to {MOST}", f"write {option} 300, say")
     return value
 
 
@@ -226,7 +252,12 @@ def _prepare(folder: RunFolder, plan: Plan, options: RunOptions) -> None:
     folder.open(resume=options.resume)
     if options.resume and folder.plan.exists():
         check_same_samples(read_plan(folder.plan), plan, folder.plan)
-    write_plan(plan, folder.plan)
+    try:
+        write_plan(plan, folder.plan)
+    except InputError:
+        if not options.resume:
+            folder.take_back()
+        raise
 
 
 def show_summary(folder: RunFolder, plan: Plan, *, as_json: bool) -> None:

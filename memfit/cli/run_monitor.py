@@ -14,7 +14,8 @@ from dataclasses import asdict
 import click
 from rich.console import Console
 
-from memfit.errors import InputError, describe
+from memfit.errors import InputError, describe, mistake_of_leaving
+from memfit.interruption import InterruptedVerb
 from memfit.plan import Plan
 from memfit.show.console import make_console
 from memfit.show.live_view import LiveView
@@ -74,9 +75,13 @@ def write_report(folder: RunFolder) -> None:
         from memfit.show.report import run_report
 
         write_page(run_report(folder.path, curves=False), folder.path / "report.html")
+    except InterruptedVerb:
+        raise
     except Exception as error:
         why = str(error) if isinstance(error, InputError) else describe(error)
         click.echo(f"memfit: no report was written: {why}", err=True)
+    except BaseException as error:
+        click.echo(f"memfit: no report was written: {mistake_of_leaving(error)}", err=True)
 
 
 class _Attendant:

@@ -118,7 +118,9 @@ def seconds_of(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 1e6:
-        raise InputError(f"--limit {text}", "no time", "write a time such as 90s, 10m or 1h")
+        raise InputError(
+            f"--limit {text}", "not a time of more than 0 s and less than 10^6 s", "write a time such as 90s, 10m or 1h"
+        )
     return seconds
 
 

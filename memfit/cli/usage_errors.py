@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
 import click
 from click.exceptions import MissingParameter, NoSuchOption
@@ -46,25 +47,45 @@ def mistake(error: click.ClickException) -> InputError:
     return InputError(verb, error.format_message().rstrip("."), help_of)
 
 
-def check_given_once(command: click.Command, arguments: Sequence[str]) -> None:
-    """Refuses a single-valued option that is given twice; click would silently take the last value.
+def check_options(command: click.Command, arguments: Sequence[str]) -> None:
+    """Refuses a single-valued option that is given twice, of which click would silently take the last value, and a
+    value that is empty, which would be taken for none.
 
     Raises:
-        InputError: an option is given twice.
+        InputError: an option is given twice, or without a value.
     """
-    single = {
+    valued = {
         name: parameter
         for parameter in command.params
-        if isinstance(parameter, click.Option) and not parameter.multiple and not parameter.is_flag
+        if isinstance(parameter, click.Option) and not parameter.is_flag
         for name in parameter.opts
     }
-    given: set[str] = set()
-    for argument in arguments:
-        if argument == "--":
+    given: set[click.Option] = set()
+    for argument, next_one in zip_longest(arguments, arguments[1:], fillvalue=None):
+        if argument is None or argument == "--":
             return
-        parameter = single.get(argument.partition("=")[0])
-        if parameter is not None and parameter.name is not None:
-            if parameter.name in given:
-                name = max(parameter.opts, key=len)
-                raise InputError(f"{name} twice", f"memfit {command.name} takes one", "write it once")
-            given.add(parameter.name)
+        written, equals, value = argument.partition("=")
+        parameter = valued.get(written)
+        if parameter is None:
+            continue
+        name = max(parameter.opts, key=len)
+        if parameter in given and not parameter.multiple:
+            raise InputError(f"{name} twice", f"memfit {command.name} takes one", "write it once")
+        given.add(parameter)
+        text = value if equals else next_one
+        if text is not None and not text.strip(" \t\n,"):
+            write = f"write {name} {parameter.metavar or parameter.type.name.upper()}, or leave it out"
+            raise InputError(f"{name} {text!r}", "it is empty", write)
+
+
+def refuse_script(arguments: Sequence[str]) -> None:
+    """Raises InputError where a verb that asks a job is given a script's command behind ``--``."""
+    if not arguments or arguments[0] not in ("predict", "max", "cards", "compare", "ui") or "--" not in arguments:
+        return
+    words = list(arguments[arguments.index("--") + 1 :])
+    if len(words) > 1 and any(word.endswith(".py") or word == "-m" for word in words):
+        said = " ".join(words)
+        write = (
+            f"write memfit trace -- {said}: every card's verdict, and with {{batch}} in place of it the largest batch"
+        )
+        raise InputError(f"memfit {arguments[0]} -- {said}", "it asks a job; a script is traced by memfit trace", write)

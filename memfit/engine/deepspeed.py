@@ -77,7 +77,7 @@ def load() -> None:
     from deepspeed.utils import logger
 
     logger.setLevel(logging.ERROR)
-    ops.__compatible_ops__[_SHARED_MEMORY] = False
+    ops.__compatible_ops__ = {_SHARED_MEMORY: False}  # looked for, it would be filled by runs of a compiler
     with replaced(torch, compile=lambda function=None, **how: function or (lambda decorated: decorated)):
         for module in _LATER:
             importlib.import_module(module)

@@ -37,7 +37,7 @@ from memfit.engine.torch_state_mixin import TorchStateMixin
 from memfit.errors import InputError
 from memfit.job import Job, Nets, is_trained
 from memfit.torch_compat.attributes import own_parameters, unsharded_gradient
-from memfit.torch_compat.distributed import fsdp_groups
+from memfit.torch_compat.distributed import fsdp_groups, sum_gradients
 
 LEAST = BUCKET_BYTES
 """Bytes that are worth a gather of their own: DDP's bucket."""
@@ -180,8 +180,7 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
             module = net.get_submodule(path)
             fully_shard(module, mesh=mesh, mp_policy=policy)
             ContainerSync().watch(module)
-            module.set_gradient_divide_factor(1.0)  # type: ignore[operator]
-            module.set_force_sum_reduction_for_comms(True)  # type: ignore[operator]
+            sum_gradients(module)
 
 
 def reshard(nets: Nets) -> None:

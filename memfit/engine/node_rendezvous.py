@@ -9,6 +9,7 @@ have ended with their broken connections.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ NODE_SECONDS = 900.0
 """Seconds that nodes wait for one that is not there, at the start and after one was lost."""
 _TIMEOUT = timedelta(seconds=300)
 _LOOKS_EVERY = 0.2
+_SAYS_AFTER = 5.0
+"""Seconds after which node 0 says for which nodes it waits."""
 _ROUND = "round"
 _meetings: dict[str, Meeting] = {}
 
@@ -58,6 +61,7 @@ class Meeting:
 
     Args:
         is_over: whether the run has ended, so that no round is waited for.
+        is_stopped: whether this process has been sent a signal to stop.
 
     Raises:
         RendezvousTimeoutError: a node was not there in ``NODE_SECONDS``, naming it.
@@ -65,8 +69,16 @@ class Meeting:
         RendezvousClosedError: the run has ended.
     """
 
-    def __init__(self, nodes: Nodes, run_id: str, store: dist.TCPStore, is_over: Callable[[], bool]) -> None:
-        self.nodes, self.run_id, self.store, self._is_over = nodes, run_id, store, is_over
+    def __init__(
+        self,
+        nodes: Nodes,
+        run_id: str,
+        store: dist.TCPStore,
+        is_over: Callable[[], bool],
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.nodes, self.run_id, self.store = nodes, run_id, store
+        self._is_over, self._is_stopped = is_over, is_stopped
         self._last = 0
         _meetings[run_id] = self
 
@@ -91,11 +103,21 @@ class Meeting:
     def _call(self, until: float) -> int:
         """On node 0: begins a round and waits for the others."""
         number = int(self.store.add(_ROUND, 1))
+        says_at: float | None = time.monotonic() + _SAYS_AFTER
         for other in range(1, self.nodes.count):
             while not self.store.check([_joined(number, other)]):
+                if says_at is not None and time.monotonic() > says_at:
+                    says_at = None
+                    self._say_missing(number)
                 self._wait(until, f"node {other}")
         self.store.set(_complete(number), "1")
         return number
+
+    def _say_missing(self, number: int) -> None:
+        others = range(1, self.nodes.count)
+        missing = sum(not self.store.check([_joined(number, other)]) for other in others)
+        where = f"{self.nodes.host}:{self.nodes.port}"
+        print(f"memfit: waiting at {where} for {missing} of {len(others)} other nodes", file=sys.stderr, flush=True)
 
     def _answer(self, until: float) -> int:
         """On another node: joins the newest round that it has not joined, until one is complete."""
@@ -113,6 +135,8 @@ class Meeting:
     def _wait(self, until: float, who: str) -> None:
         if self._is_over():
             raise RendezvousClosedError("the run has ended")
+        if self._is_stopped():
+            raise RendezvousClosedError(f"a signal to stop came while {who} was waited for")
         if time.monotonic() > until:
             raise RendezvousTimeoutError(f"{who} was not there in {NODE_SECONDS:g} s")
         time.sleep(_LOOKS_EVERY)
@@ -167,16 +191,22 @@ class NodeRendezvous(RendezvousHandler):
         return True
 
 
-def serve(nodes: Nodes, run_id: str, is_over: Callable[[], bool] = lambda: False) -> Meeting:
+def serve(
+    nodes: Nodes,
+    run_id: str,
+    is_over: Callable[[], bool] = lambda: False,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> Meeting:
     """Opens the store of a run, on the node of rank 0.
 
     Args:
         is_over: see ``Meeting``.
+        is_stopped: see ``Meeting``.
 
     Raises:
         OSError: the address and port cannot be listened on.
     """
-    return Meeting(nodes, run_id, open_store(nodes.host, _TIMEOUT, nodes.port), is_over)
+    return Meeting(nodes, run_id, open_store(nodes.host, _TIMEOUT, nodes.port), is_over, is_stopped)
 
 
 def register_rendezvous() -> None:

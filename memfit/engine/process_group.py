@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from memfit.device.hardware.loopback import is_loopback, loopback_environment
 from memfit.engine.listen_address import is_one_node, open_store, store_host
-from memfit.errors import InputError, message_of
+from memfit.errors import InputError
 from memfit.mesh import MeshShape
 
 DATA = "data"
@@ -99,11 +99,3 @@ def every_rank(mesh: DeviceMesh) -> dist.ProcessGroup:
         return mesh.get_group(DATA)
     assert dist.group.WORLD is not None
     return dist.group.WORLD
-
-
-def is_lost_rank(error: BaseException) -> bool:
-    """Whether a collective failed because another rank is gone or waits elsewhere."""
-    if isinstance(error, dist.DistError):
-        return True
-    words = ("gloo", "Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe")
-    return isinstance(error, RuntimeError) and any(word in message_of(error) for word in words)

@@ -129,6 +129,8 @@ def _why(evidence: Evidence, failure: MemoryFailure, cause: str) -> str:
 
 
 def _verdict_without_failure(evidence: Evidence, cause: str) -> str:
+    if cause == "leak" and evidence.growth is not None and evidence.growth.of_host:
+        return f"The host's memory {evidence.growth}: the loop or the data set keeps objects from one step to the next."
     if cause == "leak":
         return f"Memory {evidence.growth}: something keeps tensors from one step to the next."
     if cause == "long_sample":

@@ -140,7 +140,11 @@ class Holder:
 
 @dataclass(frozen=True, kw_only=True)
 class StepGrowth:
-    """Bytes that grew over most of the readings."""
+    """Bytes that grew over most of the readings.
+
+    Attributes:
+        of_host: whether they are the host's memory, and not the card's.
+    """
 
     first: int
     last: int
@@ -148,6 +152,7 @@ class StepGrowth:
     end: int
     unit: str = "step"
     holder: str | None = None
+    of_host: bool = False
 
     @property
     def per_step(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from memfit.explain.evidence import Evidence
@@ -15,6 +16,8 @@ _MEMORY = re.compile(r"(?:allocated|reserved|process|resident|memory|mem|vram|_b
 _SCALES = (("_bytes", 1), ("gib", 2**30), ("(gib)", 2**30), ("_gb", 2**30), ("mib", 2**20), ("_mb", 2**20))
 _FIRST = ("measured_process_bytes", "process_bytes", "reserved_bytes", "allocated_bytes", "host_bytes")
 """The readings that are preferred, in this order."""
+_HOST = re.compile(r"host|rss|cpu|\bram\b", re.IGNORECASE)
+"""Readings of the host's memory."""
 _NOT_READINGS = re.compile(r"predict|budget|limit|total|capacity|utili[sz]ation|percent|fraction|pct|%", re.IGNORECASE)
 
 
@@ -38,12 +41,12 @@ def read_metrics(text: str) -> Evidence | None:
     grown = {name: growth_of(readings) for name, readings in series.items()}
     name = next((name for name in _FIRST if name in series), max(series, key=lambda key: len(series[key]), default=""))
     worst = next((key for key in dict.fromkeys([name, *_FIRST, *series]) if grown.get(key)), name)
-    readings = series.get(worst, [])
+    readings, growth = series.get(worst, []), grown.get(worst)
     if not readings:
         return Evidence(kind="metrics", notes=("No line of the file names bytes of memory.",))
     return Evidence(
         kind="metrics",
-        growth=grown[worst],
+        growth=None if growth is None else replace(growth, of_host=bool(_HOST.search(worst))),
         spike=spike_of(readings),
         readings=len(readings),
         notes=(f"Read from {worst!r}, {len(readings)} lines.",),

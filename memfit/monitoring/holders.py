@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from memfit.errors import is_library
+from memfit.frame_variables import frame_variables
 from memfit.sizes import format_size
 from memfit.torch_compat.attributes import HELD_BY_MODULES
 from memfit.train.recovery.memory_growth import held_by, plain_attributes
@@ -49,7 +50,7 @@ def _roots(modules: Sequence[nn.Module]) -> list[tuple[str, Any]]:
         name = frame.f_globals.get("__name__", "")
         if not name.startswith("memfit.") and not is_library(code.co_filename):
             place = f"{Path(code.co_filename).name}:{frame.f_lineno}"
-            values = plain_attributes(frame.f_locals)
+            values = plain_attributes(frame_variables(frame))
             roots += [(f"{key} ({place})", value) for key, value in values.items()]
         frame = frame.f_back
     main = sys.modules.get("__main__")

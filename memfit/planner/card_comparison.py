@@ -11,11 +11,10 @@ from pathlib import Path
 from memfit.device.hardware.catalogue import Device, catalogue
 from memfit.errors import InputError, describe
 from memfit.job import Job, Shape
-from memfit.planner.largest import Policy, by_items, largest_of
-from memfit.planner.predict import default_checkpointing, plain_nets
+from memfit.planner.asked_job import AskedJob, Policy
+from memfit.planner.largest import by_items, largest_of
 from memfit.planner.prediction import Prediction
 from memfit.planner.timing.roofline import window_seconds
-from memfit.planner.traced_questions import TracedQuestions
 
 PRICE_COLUMNS = ("card", "price_per_hour", "currency")
 
@@ -49,8 +48,7 @@ class Card:
 
 
 def compare_cards(
-    job: Job,
-    name: str,
+    asked: AskedJob,
     shape: Shape,
     devices: Sequence[Device],
     *,
@@ -65,21 +63,20 @@ def compare_cards(
         global_batch: units that one optimizer step learns from; None: one micro-batch.
         epoch_units: units of an epoch; None: unknown.
     """
-    own = default_checkpointing(job, plain_nets(job))
-    policy = Policy(name="the job's own", job=job, checkpointing=own, changes={})
-    questions, cards = TracedQuestions(), []
+    facts, cards = asked.facts, []
+    policy = Policy(name="the job's own", checkpointing=facts.own, changes={})
     batch = global_batch or shape.units
     micro_batches = math.ceil(batch / shape.units)
     for device in devices:
-        prediction = questions.predict(job, name, shape, device, checkpointing=own)
-        best = largest_of(policy, name, device, questions, by_items(job.longest)).prediction if find_largest else None
-        window = window_seconds(prediction.trace, device, micro_batches, job.precision) if device.is_cuda else None
+        prediction = asked.predict(shape, device, checkpointing=facts.own)
+        largest = largest_of(policy, device, asked, by_items(facts.longest)).size if find_largest else None
+        window = window_seconds(prediction.trace, device, micro_batches, facts.precision) if device.is_cuda else None
         epoch = None if window is None or epoch_units is None else window * epoch_units / batch
         price = (prices or {}).get(device.key)
         cards.append(
             Card(
                 prediction=prediction,
-                largest=None if best is None else best.micro_batch,
+                largest=None if largest is None else largest * (facts.longest or 1),
                 window_seconds=window,
                 epoch_seconds=epoch,
                 epoch_joules=None if epoch is None or device.board_watts is None else epoch * device.board_watts,
@@ -90,8 +87,17 @@ def compare_cards(
     return cards
 
 
-def units_of_an_epoch(job: Job) -> tuple[int | None, str]:
-    """(units in the job's data set, why they are unknown)."""
+def units_of_an_epoch(asked: AskedJob) -> tuple[int | None, str]:
+    """(units in the job's data set, why they are unknown); kept where they are known, or the job has no data set."""
+    known = asked.remembered("epoch")
+    if known is None:
+        known = _units_of_an_epoch(asked.job)
+        if known[0] is not None or type(asked.job).dataset is Job.dataset:
+            asked.remember("epoch", list(known))
+    return known[0], known[1]
+
+
+def _units_of_an_epoch(job: Job) -> tuple[int | None, str]:
     try:
         lengths = job.lengths()
         return (len(job.dataset()) if lengths is None else sum(int(length) for length in lengths)), ""

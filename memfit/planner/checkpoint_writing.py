@@ -61,8 +61,9 @@ def copy_bytes(plan: Plan) -> int:
     """What the copy adds to each phase that a plan predicts; 0 where its run holds none on the device."""
     if plan.checkpoint_writing != "asynchronous" or plan.device != "cpu" or not plan.phases:
         return 0
-    categories = (plan.phases.get("save") or plan.phases["train"])["categories"]
-    return int(sum(categories[name] for name in _STATE)) // 2  # the state itself, and its copy among the buffers
+    phase = plan.phases.get("save") or plan.phases.get("train") or {}
+    categories = phase.get("categories", {})  # a plan written by hand may lack some
+    return int(sum(categories.get(name, 0) for name in _STATE)) // 2  # the state itself, and its copy among the buffers
 
 
 def _copied(footprint: Footprint) -> int:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from memfit.device.hardware.catalogue import Device, find_device
 from memfit.geometry import parse_shape, shape_of
-from memfit.loading import load_job, read_settings
 from memfit.plan import Plan
-from memfit.planner.predict import checkpoint_all, plain_nets, predict, with_precision
+from memfit.planner.asked_job import AskedJob
 from memfit.planner.prediction import Prediction
 from memfit.planner.timing.roofline import window_seconds
 
@@ -56,18 +55,29 @@ def variants_of(
 
 
 def job_subjects(
-    target: str, variants: Iterable[Variant], device: Device, *, micro_batch: int | None, shape: str | None
-) -> list[Subject]:
+    target: str, variants: Iterable[Variant], device: Device, ask: Callable[[str, Variant], AskedJob], *,
+    micro_batch: int | None, shape: str | None,
+) -> list[Subject]:  # fmt: skip
     """A job's column for each variant.
+
+    Args:
+        ask: the job with a variant's settings and precision.
 
     Raises:
         InputError: the job cannot be loaded, or a variant is none of it.
     """
-    return [_of_variant(target, variant, device, micro_batch, shape) for variant in variants]
+    subjects = []
+    for variant in variants:
+        with ask(target, variant) as asked:
+            subjects.append(_of_variant(asked, variant, device, micro_batch, shape))
+    return subjects
 
 
 def plan_subject(name: str, plan: Plan, device: Device | None) -> Subject:
     """A plan's column; ``device`` None: on the plan's own."""
+    from memfit.loading import load_job
+    from memfit.planner.predict import predict
+
     job = load_job(plan.job, dict(plan.settings), unit=plan.unit)
     target = device or replace(find_device(plan.device), usable_bytes=plan.budget_bytes)
     prediction = predict(
@@ -97,15 +107,17 @@ def _facts(prediction: Prediction) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def _of_variant(target: str, variant: Variant, device: Device, micro_batch: int | None, shape: str | None) -> Subject:
-    job = with_precision(load_job(target, read_settings(variant.settings)), variant.precision)
-    asked = parse_shape(shape, job) if shape is not None else shape_of(job, micro_batch or job.longest or 1)
-    modes = {"none": {}, "all": checkpoint_all(job, plain_nets(job)), None: None}[variant.checkpoint]
-    prediction = predict(
-        job, target, asked, device, checkpointing=modes, engine=variant.engine, world=variant.world
+def _of_variant(
+    asked: AskedJob, variant: Variant, device: Device, micro_batch: int | None, shape: str | None
+) -> Subject:
+    facts = asked.facts
+    batch = parse_shape(shape, facts) if shape is not None else shape_of(facts, micro_batch or facts.longest or 1)
+    modes = {"none": {}, "all": facts.every, None: facts.own}[variant.checkpoint]
+    prediction = asked.predict(
+        batch, device, checkpointing=modes, engine=variant.engine, world=variant.world
     )  # fmt: skip
-    seconds = window_seconds(prediction.trace, device, 1, job.precision) if device.is_cuda else None
-    return Subject(name=f"{target} {variant.name}".strip(), prediction=prediction, window_seconds=seconds)
+    seconds = window_seconds(prediction.trace, device, 1, facts.precision) if device.is_cuda else None
+    return Subject(name=f"{asked.name} {variant.name}".strip(), prediction=prediction, window_seconds=seconds)
 
 
 def _pairs(text: str) -> tuple[str, ...]:

@@ -31,7 +31,16 @@ def recorded_reads() -> Iterator[set[str]]:
     try:
         yield reads
     finally:
-        _recorders.pop()
+        _recorders[:] = [recorder for recorder in _recorders if recorder is not reads]
+
+
+@cache
+def reads_of_this_process() -> set[str]:
+    """Every file that this process opens for reading, from the first call on."""
+    reads: set[str] = set()
+    _install_hook()
+    _recorders.append(reads)
+    return reads
 
 
 def dependencies(reads: set[str]) -> dict[str, str]:

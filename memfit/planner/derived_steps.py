@@ -12,17 +12,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-
-import numpy as np
+from typing import Any
 
 from memfit.device.hardware.catalogue import Device, catalogue
 from memfit.errors import InputError, describe
 from memfit.events import FAILED, Trace
+from memfit.footprint import Footprint
 from memfit.geometry import MOST
-from memfit.job import Job, Shape
+from memfit.job import Shape
+from memfit.planner.asked_job import AskedJob, JobFacts
 from memfit.planner.largest import largest_size
-from memfit.planner.predict import checkpoint_all, plain_nets, trace_question
 from memfit.planner.prediction import TracedQuestion, footprint_on, holds_for
+from memfit.planner.step_range import StepRange, is_on, range_between
 from memfit.trace.extra_window import with_third_window
 from memfit.trace.interpolation import interpolated
 
@@ -34,8 +35,6 @@ BEYOND = 1.1
 """The largest micro-batch needs this multiple of the largest card's memory."""
 LENGTH_PARTS = (4, 2, 1)
 """Lengths are the longest one over each of these."""
-EXACT = 1 << 53
-"""Whole numbers below it are exact as JavaScript's doubles."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,26 +48,6 @@ class StepKind:
     world: int
     """Ranks: 1, or those of DDP."""
     length: int | None
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class StepRange:
-    """Micro-batches of ``low`` to ``high`` items whose steps make the same events."""
-
-    low: int
-    high: int
-    trace: Trace
-    """The step at ``low``."""
-    high_bytes: np.ndarray
-    """int64 (S,): bytes of the storages at ``high``."""
-
-    def bytes_at(self, items: int) -> np.ndarray | None:
-        """int64 (S,): bytes of the storages at so many items; None where one is no whole number."""
-        if self.low == self.high:
-            return self.trace.nbytes
-        products = (self.high_bytes - self.trace.nbytes) * (items - self.low)
-        added, rest = np.divmod(products, self.high - self.low)
-        return None if rest.any() else self.trace.nbytes + added
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,45 +68,69 @@ class CardGroup:
     kinds: tuple[DerivedKind, ...]
 
 
-def traced_lengths(job: Job) -> tuple[int | None, ...]:
+def traced_lengths(facts: JobFacts) -> tuple[int | None, ...]:
     """The lengths at which steps are traced; multiples of 32 where the longest item allows it."""
-    if job.longest is None:
+    longest = facts.longest
+    if longest is None:
         return (None,)
-    parts = {job.longest // part for part in LENGTH_PARTS if job.longest >= part}
-    return tuple(sorted({length // 32 * 32 if 32 <= length < job.longest else length for length in parts}))
+    parts = {longest // part for part in LENGTH_PARTS if longest >= part}
+    return tuple(sorted({length // 32 * 32 if 32 <= length < longest else length for length in parts}))
 
 
-def card_groups(job: Job, devices: Sequence[Device], ranks: int = 1) -> list[CardGroup]:
+def card_groups(
+    asked: AskedJob, devices: Sequence[Device], ranks: int = 1, others: Sequence[Device] = ()
+) -> list[CardGroup]:
     """The steps of a job, traced for each of these cards whose traces no earlier one shares.
 
     Args:
         ranks: further to one rank, steps of so many under DDP are derived.
+        others: further cards. Of those that share no traces, only the step that a page starts with is traced. Without
+            any, cards of the catalogue that share traces are added.
 
     Raises:
         InputError: a device is no card, or its memory is not known.
     """
     groups: list[CardGroup] = []
+    others = [other for other in others if other.key not in {device.key for device in devices}]
+    cards = others or [
+        card for card in catalogue().values() if card.usable_bytes and card.key not in {item.key for item in devices}
+    ]
     for device in devices:
         if not device.is_cuda:
             raise InputError(f"device {device.key}", "steps are derived for cards alone", "write --device rtx4090")
         if device.usable_bytes is None:
             raise InputError(f"device {device.key}", "its memory is not known", "give --memory SIZE")
         if not any(device in group.cards for group in groups):
-            groups.append(_group(job, device, (1, ranks) if ranks > 1 else (1,)))
+            groups.append(_group(asked, device, [*devices, *cards], (1, ranks) if ranks > 1 else (1,)))
+    for other in others:
+        if not any(other in group.cards for group in groups):
+            groups.append(_group(asked, other, others, ()))
     return groups
 
 
-def _group(job: Job, device: Device, worlds: Sequence[int]) -> CardGroup:
-    steps = _Steps(job, device)
-    recomputed = bool(steps.modes["all"])
+def start_kind(facts: JobFacts) -> StepKind:
+    """The step that a page starts with: the job's own recomputation, its longest items, one micro-batch, one device."""
+    checkpoint = "all" if facts.own else "none"
+    return StepKind(checkpoint=checkpoint, accumulated=False, world=1, length=traced_lengths(facts)[-1])
+
+
+def start_footprint(group: CardGroup, facts: JobFacts, device: Device) -> Footprint | None:
+    """The need of the smallest micro-batch of the step that a page starts with; None where none was traced."""
+    derived = next(item for item in group.kinds if item.kind == start_kind(facts))
+    return footprint_on(derived.ranges[0].trace, device) if derived.ranges else None
+
+
+def _group(asked: AskedJob, device: Device, sharing: Sequence[Device], worlds: Sequence[int]) -> CardGroup:
+    """Steps on a card and on those that share its traces; without ``worlds``, the step that a page starts with."""
+    facts, steps = asked.facts, _Steps(asked, device, sharing)
     kinds = [
         StepKind(checkpoint=checkpoint, accumulated=accumulated, world=world, length=length)
         for world in worlds
-        for checkpoint in (("none", "all") if recomputed else ("none",))
+        for checkpoint in (("none", "all") if facts.every else ("none",))
         for accumulated in (False, True)
-        for length in traced_lengths(job)
-    ]
-    most = {length: steps.most_items(length) for length in traced_lengths(job)}
+        for length in traced_lengths(facts)
+    ] or [start_kind(facts)]
+    most = {length: steps.most_items(length, kinds) for length in {kind.length: None for kind in kinds}}
     derived = tuple(steps.derived(kind, most[kind.length]) for kind in kinds)
     return CardGroup(cards=tuple(steps.sharing_cards()), kinds=derived)
 
@@ -135,19 +138,20 @@ def _group(job: Job, device: Device, worlds: Sequence[int]) -> CardGroup:
 class _Steps:
     """The traced steps of a job on one card."""
 
-    def __init__(self, job: Job, device: Device) -> None:
-        self._job, self._device = job, device
-        self.modes: dict[str, dict[str, str]] = {"none": {}, "all": checkpoint_all(job, plain_nets(job))}
+    def __init__(self, asked: AskedJob, device: Device, sharing: Sequence[Device]) -> None:
+        self._asked, self._device, self._sharing = asked, device, sharing
         self._questions: list[TracedQuestion] = []
         self._trace = cache(self._traced)
 
     def _traced(self, kind: StepKind, items: int) -> Trace | str:
         """The trace that a card's allocator replays, or what the job's code raised."""
+        modes: dict[str, Any] = {"none": {}, "all": self._asked.facts.every}
+        several: dict[str, Any] = {"micro_batches": 2} if kind.accumulated else {}
+        ranks: dict[str, Any] = {"engine": "ddp", "world": kind.world} if kind.world > 1 else {}
         try:
-            question = trace_question(
-                self._job, Shape(items=items, length=kind.length), self._device,
-                micro_batches=1 + kind.accumulated, checkpointing=self.modes[kind.checkpoint],
-                engine="ddp" if kind.world > 1 else "single", world=kind.world,
+            question = self._asked.question(
+                Shape(items=items, length=kind.length), self._device, derive=False,
+                checkpointing=modes[kind.checkpoint], **several, **ranks,
             )  # fmt: skip
         except Exception as error:  # the job's code is the user's: sizes that it refuses are not derived
             return describe(error)
@@ -155,9 +159,10 @@ class _Steps:
         (trace,) = question.traces.values()
         return with_third_window(trace)
 
-    def most_items(self, length: int | None) -> int:
+    def most_items(self, length: int | None, kinds: Sequence[StepKind]) -> int:
         """Items that no card of the group holds, by the line through two steps that need least memory."""
-        kind = StepKind(checkpoint="all" if self.modes["all"] else "none", accumulated=False, world=1, length=length)
+        checkpoint = max((kind.checkpoint for kind in kinds), key=("none", "all").index)
+        kind = StepKind(checkpoint=checkpoint, accumulated=False, world=1, length=length)
         bound = min(LARGEST, MOST // (length or 1))
         low, high = self._trace(kind, 2), self._trace(kind, 4)
         if isinstance(low, str) or isinstance(high, str):
@@ -175,7 +180,7 @@ class _Steps:
 
     def sharing_cards(self) -> list[Device]:
         """Cards for which every trace so far holds; the card itself first."""
-        others = [card for card in catalogue().values() if card.key != self._device.key and card.usable_bytes]
+        others = [card for card in self._sharing if card.key != self._device.key]
         return [
             self._device,
             *(card for card in others if all(holds_for(question, card) for question in self._questions)),
@@ -209,13 +214,13 @@ def derived_ranges(trace_at: Callable[[int], Trace | str], most: int) -> list[St
     open_ends = deque([(2, most)])
     while open_ends:
         low, high = open_ends.popleft()
-        line = _line(low, trace(low), high, trace(high))
+        line = range_between(low, trace(low), high, trace(high))
         middle = _between(low, high)
         if middle in (low, high):
             ranges += [line] if line is not None else [*_alone(low, trace(low)), *_alone(high, trace(high))]
         elif len(known) >= TRACES:
             ranges += [*_alone(low, trace(low)), *_alone(high, trace(high))]
-        elif line is not None and _is_on(line, middle, trace(middle)):
+        elif line is not None and is_on(line, middle, trace(middle)):
             ranges.append(line)
         else:
             open_ends += [(low, middle), (middle, high)]
@@ -228,28 +233,9 @@ def _between(low: int, high: int) -> int:
     return middle if low < middle < high else (low + high) // 2
 
 
-def _line(low: int, first: Trace | None, high: int, last: Trace | None) -> StepRange | None:
-    """The range between two sizes; None where their steps differ by more than bytes, or reach beyond exact numbers."""
-    if first is None or last is None or not _same_events(first, last):
-        return None
-    largest = max(int(trace.nbytes.astype(object).sum()) for trace in (first, last))
-    steepest = int(np.abs(last.nbytes - first.nbytes).max(initial=0))
-    if 2 * largest >= EXACT or steepest * (high - low) >= EXACT:
-        return None
-    return StepRange(low=low, high=high, trace=first, high_bytes=last.nbytes)
-
-
-def _is_on(line: StepRange, items: int, trace: Trace | None) -> bool:
-    nbytes = line.bytes_at(items)
-    return (
-        trace is not None and nbytes is not None and _same_events(line.trace, trace)
-        and np.array_equal(nbytes, trace.nbytes)
-    )  # fmt: skip
-
-
 def _alone(items: int, trace: Trace | None) -> list[StepRange]:
     """The range of one traced size."""
-    line = _line(items, trace, items, trace)
+    line = range_between(items, trace, items, trace)
     return [] if line is None else [line]
 
 
@@ -259,12 +245,3 @@ def _without_repeats(ranges: list[StepRange]) -> list[StepRange]:
     ends = {end for item in wide for end in (item.low, item.high)}
     single = {item.low: item for item in ranges if item.low == item.high and item.low not in ends}
     return sorted([*wide, *single.values()], key=lambda item: item.low)
-
-
-def _same_events(first: Trace, other: Trace) -> bool:
-    columns = ("kind", "storage", "category", "stream")
-    return (
-        first.phases == other.phases
-        and first.net_kind == other.net_kind
-        and all(np.array_equal(getattr(first, name), getattr(other, name)) for name in columns)
-    )

@@ -9,25 +9,27 @@ import os
 import platform
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from memfit.atomic_file import open_atomic
+from memfit.atomic_file import open_atomic, write_atomic
 from memfit.device.hardware.catalogue import Device
 from memfit.events import Trace
 from memfit.job import Shape
-from memfit.planner.dependencies import own_fingerprint, still_hold
-from memfit.planner.prediction import NetSize, TracedQuestion, holds_for
+from memfit.planner.dependencies import dependencies, own_fingerprint, reads_of_this_process, still_hold
+from memfit.planner.prediction import NetSize, TracedQuestion, device_facts, holds_for
 from memfit.user_cache import cache_folder
 
-FILES = 64
-"""Questions that are kept; the oldest go."""
+FILES, BYTES = 2048, 1 << 30
+"""Files that are kept, and their bytes; the oldest go."""
 SWITCH = "MEMFIT_KEEP_TRACES"
 """The environment variable that turns this off with 0."""
+_TORN = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
+"""What reading a file that was cut off or written by another version raises."""
 VOLATILE = frozenset(
     ("_", "COLUMNS", "DISPLAY", "LINES", "OLDPWD", "PWD", "SHLVL", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "TERM",
      "TMUX", "TMUX_PANE", "WINDOWID", "XDG_SESSION_ID")
@@ -42,23 +44,109 @@ def question_key(job: str, asked: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, default=str, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def kept_question(key: str, device: Device) -> TracedQuestion | None:
-    """The question of this key that holds for a device; None where there is none, or a file it depends on changed."""
+def kept_question(
+    key: str, device: Device, holds: Callable[[Mapping[str, str]], bool] = still_hold
+) -> TracedQuestion | None:
+    """The question of this key that holds for a device; None where there is none, or a file it depends on changed.
+
+    Args:
+        holds: whether the files that a question depends on are as they were.
+    """
     if not _is_on() or not device.is_cuda:
         return None
     for path in _folder().glob(f"{key}-*.npz"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
+        with contextlib.suppress(*_TORN):
             with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 facts = json.loads(str(file["question"]))
                 known = facts.pop("dependencies")
+                if facts["facts"] != _as_json(device_facts(device, facts["facts"].keys() - {"cpu"})):
+                    continue
                 question = _question(facts, file)
-            if holds_for(question, device) and still_hold(known):
+            if holds_for(question, device) and holds(known):
                 return question
     return None
 
 
+class Shelf:
+    """What is kept of one job: its traced questions, and answers that are plain JSON.
+
+    Args:
+        name: the job's.
+        asked: what further names it, such as its settings.
+        fresh: whether to read nothing of what is kept.
+    """
+
+    def __init__(self, name: str, asked: Mapping[str, Any], *, fresh: bool) -> None:
+        self._key = question_key(name, asked)
+        self._fresh = fresh
+        self._held: dict[str, bool] = {}
+        self._missing: set[tuple[str, str]] = set()
+        self._added: dict[str, list[TracedQuestion]] = {}
+        self._dependencies: dict[str, str] = {}
+        reads_of_this_process()
+        self.answers: dict[str, Any] = {}
+        if not fresh and _is_on():
+            self._read_answers()
+        self._before = json.dumps(self.answers, sort_keys=True)
+
+    def find(self, key: str, device: Device) -> TracedQuestion | None:
+        """A kept question that holds for a device; None where there is none."""
+        if self._fresh or (key, device.key) in self._missing:
+            return None
+        question = kept_question(f"{self._key}.{key}", device, self._holds)
+        if question is None:
+            self._missing.add((key, device.key))
+        return question
+
+    def sizes(self, identity: str) -> set[int]:
+        """Items of the kept questions ``identity.ITEMS``."""
+        paths = () if self._fresh else _folder().glob(f"{self._key}.{identity}.*-*.npz")
+        return {int(path.name.removeprefix(f"{self._key}.{identity}.").partition("-")[0]) for path in paths}
+
+    def add(self, key: str, question: TracedQuestion) -> None:
+        """A question to keep."""
+        self._added.setdefault(key, []).append(question)
+
+    def keep(self, *, loaded: bool) -> None:
+        """Writes what was added, and the answers.
+
+        Args:
+            loaded: whether the job's code ran in this process; otherwise answers depend on what they did.
+        """
+        known = dependencies(reads_of_this_process()) if loaded else self._dependencies
+        for key, questions in self._added.items():
+            for question in questions:
+                _write_question(f"{self._key}.{key}", question, known)
+        self._added.clear()
+        _drop_oldest()
+        if not _is_on() or json.dumps(self.answers, sort_keys=True) == self._before:
+            return
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            text = json.dumps({"dependencies": known, "answers": self.answers}, allow_nan=False)
+            _folder().mkdir(parents=True, exist_ok=True)
+            write_atomic(_folder() / f"{self._key}.json", text)
+
+    def _read_answers(self) -> None:
+        with contextlib.suppress(*_TORN):
+            kept = json.loads((_folder() / f"{self._key}.json").read_text())
+            answers, known = dict(kept["answers"]), dict(kept["dependencies"])
+            if self._holds(known):
+                self.answers, self._dependencies = answers, known
+
+    def _holds(self, known: Mapping[str, str]) -> bool:
+        text = json.dumps(known, sort_keys=True)
+        if text not in self._held:
+            self._held[text] = still_hold(known)
+        return self._held[text]
+
+
 def keep_question(key: str, question: TracedQuestion, known: Mapping[str, str]) -> None:
     """Keeps a question; one whose settings are no plain values is left out, as is every one where the disk is full."""
+    _write_question(key, question, known)
+    _drop_oldest()
+
+
+def _write_question(key: str, question: TracedQuestion, known: Mapping[str, str]) -> None:
     facts: dict[str, Any] = {
         field.name: getattr(question, field.name) for field in fields(TracedQuestion) if field.name != "traces"
     }
@@ -78,7 +166,6 @@ def keep_question(key: str, question: TracedQuestion, known: Mapping[str, str]) 
         _folder().mkdir(parents=True, exist_ok=True)
         with open_atomic(_folder() / f"{key}-{name}.npz") as file:
             np.savez(file, question=np.array(text), **columns)
-        _drop_oldest()
 
 
 def _question(facts: dict[str, Any], file: Mapping[str, Any]) -> TracedQuestion:
@@ -98,9 +185,18 @@ def _question(facts: dict[str, Any], file: Mapping[str, Any]) -> TracedQuestion:
 
 
 def _drop_oldest() -> None:
-    files = sorted(_folder().glob("*.npz"), key=lambda path: path.stat().st_mtime)
-    for path in files[:-FILES]:
-        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        paths = [path for path in _folder().iterdir() if path.suffix in (".npz", ".json")]
+        files = sorted(((path.stat(), path) for path in paths), key=lambda pair: -pair[0].st_mtime)
+        total = 0
+        for number, (status, path) in enumerate(files):
+            total += status.st_size
+            if number >= FILES or total > BYTES:
+                path.unlink(missing_ok=True)
+
+
+def _as_json(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=str))
 
 
 def _folder() -> Path:

@@ -1,42 +1,40 @@
 """The largest micro-batch, sequence or setting that fits: sizes are predicted until one fits and the next does not.
 
 Storages grow nearly in proportion to the size, so that the traces of two sizes lead close to the limit: their storages'
-bytes are interpolated and replayed. Every candidate is then predicted itself, exactly as ``memfit predict`` does.
+bytes are interpolated and replayed. Every candidate is then predicted itself, exactly as ``memfit predict`` does: from
+a trace of its own, or from those of sizes around it (``memfit.planner.step_range``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from memfit.apply.phase_memory import with_settings
-from memfit.device.hardware.catalogue import Device
+from memfit.device.hardware.catalogue import Device, catalogue
 from memfit.errors import InputError
 from memfit.footprint import Footprint
 from memfit.geometry import MOST
-from memfit.job import Job, Shape
-from memfit.planner.predict import checkpoint_all, default_checkpointing, plain_nets
-from memfit.planner.prediction import Prediction, footprint_on
-from memfit.planner.traced_questions import TracedQuestions
+from memfit.job import Shape
+from memfit.planner.asked_job import AskedJob, JobFacts, Policy
+from memfit.planner.prediction import Prediction, TracedQuestion, footprint_on, holds_for
 from memfit.trace.interpolation import interpolated
 
+Vary = Callable[[int], tuple[Mapping[str, Any], Shape]]
+"""(settings that differ from the job's, the micro-batch) of a size."""
 QUESTIONS = 40
 """Predictions for one answer, at most."""
 SECANT = 8
 """Predictions after which every second one halves what is left."""
-LORA_RANK = 16
-
-
-@dataclass(frozen=True, kw_only=True)
-class Policy:
-    """A way to run a job: its settings, and what it recomputes."""
-
-    name: str
-    job: Job
-    checkpointing: Mapping[str, str]
-    changes: Mapping[str, Any]
-    """Settings that differ from the job's."""
+LARGEST = 1 << 16
+"""Items of the micro-batch that is traced beside the smallest where one item more needs no more memory."""
+FEWEST = 8
+"""Items from which on smaller steps are traced on a CPU, see ``memfit.trace.scratch_by_size``."""
+BEYOND = 1.5
+"""That micro-batch needs about this multiple of the memory of the largest card for which the traces hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,58 +50,91 @@ class Largest:
     """Whether the next size was predicted and does not fit."""
 
 
-def batch_policies(job: Job) -> Iterator[Policy]:
-    """Keeping everything, recomputing every block, and settings of the job that need less memory."""
-    nets = plain_nets(job)
-    own, every = default_checkpointing(job, nets), checkpoint_all(job, nets)
-    yield Policy(name="keep everything", job=job, checkpointing={}, changes={})
-    if every:
-        yield Policy(name="recompute everything", job=job, checkpointing=every, changes={})
-    if own and own != every:
-        yield Policy(name="the job's own", job=job, checkpointing=own, changes={})
-    for setting, value in _smaller_state(job):
-        other = with_settings(job, {setting: value})
-        yield Policy(name=f"{setting}={value}", job=other, checkpointing={}, changes={setting: value})
-
-
-def largest_of(
-    policy: Policy, name: str, device: Device, questions: TracedQuestions, vary: Callable[[Job, int], tuple[Job, Shape]]
-) -> Largest:
+def largest_of(policy: Policy, device: Device, asked: AskedJob, vary: Vary) -> Largest:
     """The largest size that fits.
 
     Args:
-        vary: (the job, its micro-batch) of a size.
+        vary: what a size is of.
     """
-    sizes = _Sizes(policy, name, device, questions, vary)
-    size, exact = largest_size(sizes.needs, device.usable_bytes or 0, sizes.likely)
-    prediction = sizes.predictions[size] if size is not None else None
+    sizes = _Sizes(policy, device, asked, vary)
+    known = asked.remembered(sizes.key)
+    if known is None:
+        size, exact = largest_size(sizes.needs, device.usable_bytes or 0, sizes.likely)
+        asked.remember(sizes.key, [size, exact])
+    else:
+        size, exact = known
+    prediction = sizes.prediction(size) if size is not None else None
     return Largest(device=device, policy=policy, size=size, prediction=prediction, exact=exact)
 
 
 class _Sizes:
     """Predictions of one policy on one device by size; arguments as of ``largest_of``."""
 
-    def __init__(
-        self, policy: Policy, name: str, device: Device, questions: TracedQuestions,
-        vary: Callable[[Job, int], tuple[Job, Shape]],
-    ) -> None:  # fmt: skip
-        self._policy, self._name, self._device = policy, name, device
-        self._questions, self._vary = questions, vary
-        self.predictions: dict[int, Prediction] = {}
+    def __init__(self, policy: Policy, device: Device, asked: AskedJob, vary: Vary) -> None:
+        self._policy, self._device, self._asked, self._vary = policy, device, asked, vary
+        self._known: dict[int, Prediction] = {}
+        self._is_bracketed = False
+
+    @property
+    def key(self) -> str:
+        """What the answer is kept under."""
+        sizes = [self._vary(size) for size in (1, 2)]
+        return f"largest {hashlib.sha256(repr((self._policy, sizes, self._device)).encode()).hexdigest()[:32]}"
+
+    def prediction(self, size: int) -> Prediction:
+        """A size predicted as ``memfit predict`` does."""
+        if size not in self._known:
+            changes, shape = self._vary(size)
+            if not self._device.is_cuda and not changes and shape.items == size >= FEWEST:
+                self._trace_smaller(shape)
+            changes = {**self._policy.changes, **changes}
+            self._known[size] = self._asked.predict(
+                shape, self._device, checkpointing=self._policy.checkpointing, changes=changes
+            )
+        return self._known[size]
 
     def needs(self, size: int) -> int:
         """Process bytes of a size."""
-        job, shape = self._vary(self._policy.job, size)
-        self.predictions[size] = self._questions.predict(
-            job, self._name, shape, self._device, checkpointing=self._policy.checkpointing
+        if size > 2 and not self._is_bracketed:
+            self._is_bracketed = True
+            self._bracket()
+        return self._bytes(self.prediction(size).footprint)
+
+    def _trace_smaller(self, shape: Shape) -> None:
+        """Traces the steps that spare one of a size most measurements of what its calls allocate."""
+        most = max(4, shape.items // 8)
+        with suppress(Exception):  # the job's code may refuse a size that nobody asked for
+            for items in (most // 2, 3 * most // 4, most):  # not 1, whose tensors have other strides
+                self._question(Shape(items=items, length=shape.length))
+
+    def _bracket(self) -> None:
+        """Traces a size that no card holds and one in between, from which all others follow on every card."""
+        (_, first), (changes, second) = self._vary(1), self._vary(2)
+        if changes or (first.length, second.items) != (second.length, 2):
+            return
+        question = self._question(second)
+        sharing = [card for card in catalogue().values() if card.is_cuda and holds_for(question, card)]
+        limit = max(card.usable_bytes or 0 for card in (self._device, *sharing)) * BEYOND
+        one, two = (
+            max(phase.allocated_bytes for phase in self.prediction(size).footprint.phases.values()) for size in (1, 2)
         )
-        return self._bytes(self.predictions[size].footprint)
+        enough = int((limit - one) / (two - one)) + 2 if two > one else LARGEST
+        most = min(enough, MOST // (second.length or 1))
+        for items in (most, math.isqrt(2 * most)):
+            if items > 2 and self._device.is_cuda:
+                with suppress(Exception):  # the job's code may refuse a size that nobody asked for
+                    self._question(Shape(items=items, length=second.length))
+
+    def _question(self, shape: Shape) -> TracedQuestion:
+        return self._asked.question(
+            shape, self._device, checkpointing=self._policy.checkpointing, changes=self._policy.changes
+        )
 
     def likely(self, low: int, other: int, high: int) -> int | None:
         """The largest size from ``low`` to below ``high`` that fits if storages grow as between ``low`` and ``other``;
         None where their events differ."""
-        first, second = (self.predictions[size].trace for size in (low, other))
-        known = self.predictions[low]
+        first, second = (self.prediction(size).trace for size in (low, other))
+        known = self.prediction(low)
 
         def needs(more: int) -> int:
             trace = interpolated(first, second, (more - 1) / (other - low))
@@ -168,38 +199,23 @@ def _next_size(
     return int(min(max(low + (limit - known[low]) / slope, low + 1), high - 1, 64 * low + 64))
 
 
-def by_items(length: int | None) -> Callable[[Job, int], tuple[Job, Shape]]:
+def by_items(length: int | None) -> Vary:
     """Sizes are items of this length (None: samples have no length)."""
-    return lambda job, size: (job, Shape(items=size, length=length))
+    return lambda size: ({}, Shape(items=size, length=length))
 
 
-def by_length(items: int) -> Callable[[Job, int], tuple[Job, Shape]]:
+def by_length(items: int) -> Vary:
     """Sizes are the length of so many items."""
-    return lambda job, size: (job, Shape(items=items, length=size))
+    return lambda size: ({}, Shape(items=items, length=size))
 
 
-def by_setting(job: Job, setting: str, shape: Shape) -> Callable[[Job, int], tuple[Job, Shape]]:
+def by_setting(facts: JobFacts, setting: str, shape: Shape) -> Vary:
     """Sizes are a whole-number setting's values.
 
     Raises:
         InputError: the job has no such setting.
     """
-    types = job.setting_types()
-    if types.get(setting) not in (int, int | None):
-        numbers = ", ".join(name for name, kind in types.items() if kind in (int, int | None))
+    if setting not in facts.whole_numbers:
+        numbers = ", ".join(facts.whole_numbers)
         raise InputError(f"--vary {setting}", "no whole-number setting of the job", f"write one of {numbers}")
-    return lambda varied, size: (with_settings(varied, {setting: size}), shape)
-
-
-def _smaller_state(job: Job) -> Iterator[tuple[str, Any]]:
-    """LoRA and 8-bit optimizer state, where the job has a setting for them that is off."""
-    import typing
-
-    for setting, kind in job.setting_types().items():
-        now = getattr(job, setting)
-        if setting in ("lora", "lora_rank") and not now:
-            yield setting, LORA_RANK
-        choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
-        eight_bit = [choice for choice in choices if "8bit" in str(choice).replace("-", "").replace("_", "")]
-        if eight_bit and now not in eight_bit:
-            yield setting, eight_bit[0]
+    return lambda size: ({setting: size}, shape)

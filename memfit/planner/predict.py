@@ -16,11 +16,13 @@ from memfit.device.virtual.card_rules import recorded_facts
 from memfit.engine.capabilities import CAPABILITIES, dimensions
 from memfit.engine.zero_partition import most_gradients
 from memfit.errors import InputError
+from memfit.geometry import counted_in
 from memfit.job import Job, Nets, Shape
 from memfit.mesh import MeshShape
 from memfit.plan import Plan
 from memfit.planner.batch_check import check_batch
 from memfit.planner.prediction import NetSize, Prediction, TracedQuestion, answer, device_facts, footprint_on
+from memfit.trace.scratch_by_size import ScratchBySize
 from memfit.trace.step import Tracing, trace_job
 from memfit.trace.tracer import Tracer
 
@@ -85,8 +87,13 @@ def trace_question(
     rank: int | None = None,
     engine_choices: Mapping[str, Any] | None = None,
     plan: Plan | None = None,
+    scratch_by_size: ScratchBySize | None = None,
 ) -> TracedQuestion:
-    """The traces that ``predict`` replays; arguments as there."""
+    """The traces that ``predict`` replays; arguments as there.
+
+    Args:
+        scratch_by_size: of the same question with other items, see ``memfit.trace.scratch_by_size``.
+    """
     check_world(world, mesh)
     _check_ranks(engine, world, rank)
     mesh = dimensions(engine, mesh)
@@ -95,7 +102,7 @@ def trace_question(
     modes = default_checkpointing(job, nets) if checkpointing is None else dict(checkpointing)
     how = Tracing(
         device=device, micro_batches=micro_batches, checkpointing=modes, engine=engine, world=world,
-        mesh=mesh, engine_choices=engine_choices or {},
+        mesh=mesh, engine_choices=engine_choices or {}, scratch_by_size=scratch_by_size,
     )  # fmt: skip
     if plan is not None:
         how = replace(
@@ -105,6 +112,8 @@ def trace_question(
     ranks = binding_ranks(job, nets, engine, world) if rank is None else (rank,)
     with recorded_facts() as read:
         traces = {rank: trace_job(job, shape, replace(how, rank=rank)) for rank in ranks}
+    if assumed := assumed_lengths(job, shape):
+        traces = {rank: replace(trace, assumed=(assumed, *trace.assumed)) for rank, trace in traces.items()}
     return TracedQuestion(
         settings=job.settings(),
         shape=shape,
@@ -119,6 +128,13 @@ def trace_question(
         mesh=mesh.sizes() if mesh is not None else {},
         rank_reason=binding_reason(mesh) if mesh is not None and rank is None else "",
     )
+
+
+def assumed_lengths(job: Job, shape: Shape) -> str:
+    """Says that a job's ``lengths()`` is not read where a shape holds its longest samples; else empty."""
+    if type(job).lengths is Job.lengths or job.longest is None or shape.length != job.longest:
+        return ""
+    return f"every sample is as long as the longest, {job.longest} {counted_in(job)}; memfit plan reads lengths()"
 
 
 def binding_ranks(job: Job, nets: Nets, engine: str, world: int) -> tuple[int, ...]:

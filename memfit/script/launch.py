@@ -17,6 +17,9 @@ from memfit.script.outcome_codec import AnswerError, read_answer
 from memfit.script.request_json import request_to_json
 from memfit.script.worker import NO_SANDBOX
 
+_WORKER = "import sys; sys.path[:] = filter(None, sys.path); from memfit.script.worker import main; main()"
+"""What the traced process runs. A file of the current folder must not hide a module of memfit's or of the standard
+library's; the option for it, ``-P``, is new in Python 3.11."""
 DEFAULT_CARD = "a100-80gb"
 """The card whose kernels a trace uses if the command names none."""
 _HOST_SHARE = 0.8
@@ -49,7 +52,7 @@ def trace_script(request: TraceRequest, *, output: IO[str] | None = None) -> Scr
         asked.flush()
         asked.seek(0)
         command = [
-            sys.executable, "-P", "-m", "memfit.script.worker", str(asked.fileno()), str(answered.fileno()),
+            sys.executable, "-c", _WORKER, str(asked.fileno()), str(answered.fileno()),
         ]  # fmt: skip
         files = (asked.fileno(), answered.fileno())
         process = subprocess.Popen(

@@ -200,5 +200,5 @@ def _not_seen(running: Running, error: ScriptError | None) -> tuple[str, ...]:
         if not known.steps and watch.windows:
             lines.append(f"the optimizer of {known.line.file}:{known.line.line} never stepped")
     if error is not None and watch.windows:
-        lines.append(f"the rest of the script, after the error: {error.summary}")
+        lines.append(f"the rest of the script, after the error: {error.summary.rstrip('.')}")
     return tuple(lines)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
+from memfit.script import tool_arguments
 from memfit.script.outcome import ScriptOption
 from memfit.script.source_lines import NOWHERE, Line
 from memfit.script.variables import HeldVariable
@@ -23,6 +24,11 @@ _EIGHT_BIT_OPTIMIZERS = {
 """torch's optimizers, and the optimizers of bitsandbytes with the same arithmetic and 8-bit state."""
 _FUSED_OPTIMIZERS = frozenset({"Adam", "AdamW", "SGD", "Adagrad"})
 """torch's optimizers that take ``fused=True``."""
+_IN_BF16 = re.compile(
+    r"aten\.(mm|addmm|bmm|baddbmm|linear|convolution|_scaled_dot_product\w*|relu|leaky_relu|hardtanh|gelu|silu)\.\w+"
+)
+"""Operators whose results are bf16 under autocast: its own list of products, and activation functions, which mostly
+follow one. Others take the widest type of their inputs, which a trace does not have; they are counted as float32."""
 _NUMBERED = re.compile(r"^(.*?)\.(\d+)(?:\.|$)")
 
 
@@ -117,6 +123,7 @@ def _optimizer(
             ScriptOption(
                 name="8-bit optimizer state", saves_bytes=int(state * _EIGHT_BIT), where=where,
                 write=f"bitsandbytes.optim.{eight_bit}(...) instead", reason="changes the arithmetic of the step",
+                for_tools=tool_arguments.eight_bit_state(optimizer),
             )
         )  # fmt: skip
     can_fuse = optimizer in _FUSED_OPTIMIZERS
@@ -128,6 +135,7 @@ def _optimizer(
                 name="fused step" if can_fuse else "step without foreach", saves_bytes=peak - elsewhere, where=where,
                 write="fused=True" if can_fuse else "foreach=False",
                 reason="the peak is the optimizer's own temporaries",
+                for_tools=tool_arguments.fused_step(optimizer) if can_fuse else {},
             )
         )  # fmt: skip
     return options
@@ -157,6 +165,7 @@ def _checkpointing(trace: Trace, there: np.ndarray, lines: Mapping[str, Line]) -
                     name=f"checkpoint {path}", saves_bytes=saves, where=f"{line.file}:{line.line}",
                     write=f"torch.utils.checkpoint.checkpoint(block, ..., use_reentrant=False) for each of {path}",
                     reason="estimated from what each block keeps; costs one more forward of them",
+                    for_tools=tool_arguments.CHECKPOINT_BLOCKS,
                 )
             )  # fmt: skip
     return options
@@ -184,15 +193,20 @@ def _smaller_activations(
             name="half the micro-batch", saves_bytes=(activations + others) // 2,
             where=where, write="half the batch size, and one optimizer step for every second batch",
             reason="estimated: what a batch holds at the peak, halved; BatchNorm then sees smaller batches",
+            for_tools=tool_arguments.HALF_BATCH,
         )
     ]  # fmt: skip
     if trace.net_kind.endswith("float32"):
         copies = _held(trace, there, "parameters") // 2
+        in_bf16 = np.array([bool(_IN_BF16.fullmatch(name)) for name in trace.names])
+        made_so = in_bf16[trace.operator_name[trace.made_by]]
+        halved = _held(trace, there & ~constant & made_so, "activations") // 2
         options.append(
             ScriptOption(
-                name="bf16 autocast", saves_bytes=max(activations // 2 - copies, 0), where=where,
+                name="bf16 autocast", saves_bytes=max(halved - copies, 0), where=where,
                 write='with torch.autocast("cuda", torch.bfloat16):  (around the forward and the loss)',
-                reason="estimated: activations halved, less the copies of the weights; changes the arithmetic",
+                reason="estimated: results of products halved, less the copies of the weights; changes the arithmetic",
+                for_tools=tool_arguments.BF16_AUTOCAST,
             )
         )  # fmt: skip
     return options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -125,6 +126,7 @@ class ScriptOption:
         saves_bytes: of the training peak; None if it was not computed.
         where: the line to edit, ``file:line``.
         write: what to write there.
+        for_tools: the same in the words of trainers that have an argument for it, by ``SCRIPT_TOOLS``.
     """
 
     name: str
@@ -132,6 +134,7 @@ class ScriptOption:
     where: str
     write: str
     reason: str = ""
+    for_tools: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,12 +74,15 @@ def script_ranks(tracer: ScriptTracer) -> Iterator[None]:
             replaced(ddp.DistributedDataParallel, __init__=_wrapping(ddp.DistributedDataParallel, tracer))
         )
         stack.enter_context(replaced(OffsetBasedRNGTracker, **{DISTRIBUTE_REGION: _same_numbers}))
-        stack.enter_context(
-            replaced(torch.cuda, device_count=lambda: int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-        )  # a script that spawns a process for each card asks
+        stack.enter_context(replaced(torch.cuda, device_count=_device_count))
         stack.enter_context(replaced(torch.cuda.nccl, version=lambda: _NCCL))
         stack.enter_context(replaced(DeviceMesh, __init__=_mesh(DeviceMesh.__init__)))
         yield
+
+
+def _device_count() -> int:
+    """Cards of this machine: a script that spawns a process for each asks. On the virtual CPU there is none."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if torch.cuda.is_available() else 0
 
 
 def _all_replaced(name: str, function: Callable[..., Any]) -> ExitStack:

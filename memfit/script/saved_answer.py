@@ -53,8 +53,18 @@ def read_answer_file(path: str) -> SavedAnswer:
             device=str(values["device"]["name"]),
             process_bytes=max(needs.values()),
             training_bytes=needs["train"],
-            options=tuple(ScriptOption(**option) for option in values["options"]),
+            options=tuple(map(_read_option, values["options"])),
             largest_batch=(values["largest_batch"] or {}).get("batch"),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"--from-trace {path}", "it is not an answer of memfit trace", _WRITE) from error
+
+
+def _read_option(values: Any) -> ScriptOption:
+    """An option of a file that anyone may have written."""
+    saves = values["saves_bytes"]
+    return ScriptOption(
+        name=str(values["name"]), saves_bytes=None if saves is None else int(saves), where=str(values["where"]),
+        write=str(values["write"]), reason=str(values.get("reason", "")),
+        for_tools={str(tool): str(words) for tool, words in values.get("for_tools", {}).items()},
+    )  # fmt: skip

@@ -107,8 +107,8 @@ class StepWatch:
         known = list(self.optimizers.values())
         return [optimizer for optimizer in known if max(optimizer.made_at, optimizer.last_step) >= since] or known
 
-    def on_operator(self) -> None:
-        """Called before each operator: validation goes on as long as gradients are off."""
+    def after_operator(self) -> None:
+        """Called after each operator: validation goes on as long as gradients are off."""
         if self.phase == "validate" and not torch.is_grad_enabled():
             self.last = len(self.tracer.kind)
 

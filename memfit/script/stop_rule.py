@@ -56,7 +56,6 @@ class TraceStop:
 
     def check(self) -> None:
         """Called before each operator."""
-        self.watch.on_operator()
         self._operators += 1
         looks = self._operators % _OPERATORS_BETWEEN_LOOKS == 0
         if looks and time.perf_counter() - self.begin > self.request.limit_seconds:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memfit.device.virtual.data_dependent import HOLDS_IF_FINITE, asks_data
+from memfit.device.virtual.assumptions import HOLDS_IF_FINITE
+from memfit.device.virtual.data_dependent import asks_data
 from memfit.device.virtual.hybrid_mode import HybridMode, is_real_call
 from memfit.device.virtual.virtual_device import Virtual
 from memfit.script.source_lines import NOWHERE, Line, SourceLines
@@ -104,6 +105,7 @@ class ScriptTracer(Tracer):
             if answered is not None:
                 return answered
         out = super().__torch_dispatch__(func, types, args, kwargs)
+        self.watch.after_operator()
         if (func in _BELOW and args[1] == math.inf) or (func in _ABOVE and args[1] == -math.inf):
             out.__dict__[HOLDS_IF_FINITE] = True
         return out
@@ -120,6 +122,7 @@ class ScriptTracer(Tracer):
             kind = operator(func)
             self._see_call(kind, func, args, kwargs, out, node)
             self.call_memory.note(kind, func, args, kwargs, node)
+        self.watch.after_operator()
         return out
 
     def _from_content(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from memfit.frame_variables import frame_variables
 from memfit.script.outcome import KeptVariable
 from memfit.script.source_lines import own_frames
 from memfit.script.tracer import ScriptTracer
@@ -50,7 +51,7 @@ def _storages(tracer: ScriptTracer) -> Iterator[tuple[str, FrameType, Tensor, in
     """Yields (variable, its frame, tensor, storage) of the user's frames, each storage once."""
     seen: set[int] = set()
     for frame in own_frames(tracer.lines):
-        for name, value in list(frame.f_locals.items()):
+        for name, value in frame_variables(frame).items():
             if name.startswith("__"):
                 continue
             for path, tensor in _tensors(value, name):

@@ -1,7 +1,7 @@
 """The traced process: enters the sandbox, runs the script on the virtual device, and hands back the outcome.
 
-``python -P -m memfit.script.worker REQUEST RESULT``: both are numbers of open files. Nothing that starts a thread may
-be imported before the sandbox is entered.
+``launch`` starts ``main`` with the numbers of two open files: the request's and the result's. Nothing that starts a
+thread may be imported before the sandbox is entered.
 """
 
 from __future__ import annotations
@@ -87,7 +87,3 @@ def run(request: TraceRequest, result_file: int) -> None:
     if request.unsafe_writes:
         report((0, []))
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

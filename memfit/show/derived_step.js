@@ -28,7 +28,7 @@ function footprintOf(data, setting) {
   const card = data.cards.find((item) => item.key === setting.card);
   if (card !== undefined && card.group === null) return { why: card.why };
   const kind = kindOf(data, setting);
-  if (kind === undefined) return { why: "This kind of step was not traced." };
+  if (kind === undefined) return { why: "This kind of step was not traced for this card." };
   const range = kind.ranges.find((item) => setting.items >= item.low && setting.items <= item.high);
   if (range === undefined) return { why: whyNot(kind, setting.items) };
   const nbytes = bytesAt(range, setting.items);

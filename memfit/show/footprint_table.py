@@ -16,7 +16,7 @@ from memfit.wording import counted
 if TYPE_CHECKING:
     from memfit.device.hardware.catalogue import Device
     from memfit.footprint import Footprint, PhaseFootprint
-    from memfit.planner.predict import Prediction
+    from memfit.planner.prediction import Prediction
 
 _COLOURS = {"yes": "green", "close": "yellow", "no": "red"}
 _BAR = 24

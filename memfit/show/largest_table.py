@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from memfit.show.console import make_console
-from memfit.show.footprint_table import of_sizes, phase_name, short_name
+from memfit.show.footprint_table import assumptions, of_sizes, phase_name, short_name
 from memfit.sizes import format_size
 
 if TYPE_CHECKING:
@@ -43,6 +43,9 @@ def show_largest(answers: Sequence[Largest], what: str, unit: str, console: Cons
         )  # fmt: skip
     console.print()
     console.print(table)
+    footprints = [answer.prediction.footprint for answer in answers if answer.prediction is not None]
+    for line in dict.fromkeys(line for footprint in footprints for line in assumptions(footprint)):
+        console.print(line, soft_wrap=True)
 
 
 def largest_line(answers: Sequence[Largest], what: str, unit: str) -> str:

@@ -45,11 +45,14 @@ class Section:
     folded: Sequence[Table] = ()
     """Tables that are opened by hand."""
     strips: Sequence[dict[str, Any]] = ()
+    commands: Sequence[str] = ()
+    """Lines for a shell."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """A report. ``tone`` is good, close, bad or plain; ``notes`` say what is not in it, and why."""
+    """A report. ``tone`` is good, close, bad or plain; ``notes`` say what is not in it, and why; ``advice`` is what to
+    do next."""
 
     title: str
     verdict: str
@@ -57,6 +60,7 @@ class Page:
     about: Sequence[str]
     sections: Sequence[Section]
     notes: Sequence[str] = ()
+    advice: str = ""
 
 
 def render(page: Page) -> str:

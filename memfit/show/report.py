@@ -15,10 +15,20 @@ from memfit.loading import load_job
 from memfit.plan import MemoryOption, Plan, read_plan
 from memfit.planner.checkpoint_writing import with_copy
 from memfit.planner.memory_vs_batch import memory_curve
-from memfit.planner.predict import Prediction, plain_nets, predict
+from memfit.planner.predict import plain_nets, trace_question
+from memfit.planner.prediction import Prediction, answer
 from memfit.show.footprint_table import footprint_remarks, of_sizes, phase_name, prediction_headline
 from memfit.show.page import Page, Section, Table
 from memfit.show.plan_table import memory_of
+from memfit.show.report_advice import (
+    MEANINGS,
+    advice_on_plan,
+    advice_on_prediction,
+    advice_on_run,
+    card_sections,
+    command_section,
+    plan_commands,
+)
 from memfit.show.report_baseline import untouched_section
 from memfit.show.report_curve import curve_section
 from memfit.show.report_memory import memory_sections
@@ -51,7 +61,7 @@ def report(path: str | Path, *, trace: bool = True) -> Page:
         return run_report(path, trace=trace)
     if path.suffix == ".npz":
         return prediction_report(read_trace(path), trace=trace)
-    return plan_report(read_plan(path), trace=trace)
+    return plan_report(read_plan(path), path, trace=trace)
 
 
 def prediction_report(prediction: Prediction, *, trace: bool = True) -> Page:
@@ -64,6 +74,7 @@ def prediction_report(prediction: Prediction, *, trace: bool = True) -> Page:
         tone=TONES[prediction.footprint.verdict],
         about=_about(prediction),
         sections=[*memory_sections(prediction, _state(job)), *more],
+        advice=advice_on_prediction(prediction),
         notes=[
             *([f"Parameters are not split by module: {problem}"] if problem else []),
             *footprint_remarks(prediction.footprint),
@@ -72,8 +83,12 @@ def prediction_report(prediction: Prediction, *, trace: bool = True) -> Page:
     )
 
 
-def plan_report(plan: Plan, *, trace: bool = True) -> Page:
-    """The report of a plan: its split and options, and its step traced again."""
+def plan_report(plan: Plan, path: Path = Path("plan.toml"), *, trace: bool = True) -> Page:
+    """The report of a plan: its split and options, and its step traced again.
+
+    Args:
+        path: the plan's file, which the commands name.
+    """
     verdict, tone = plan_verdict(plan)
     memory, notes = _memory(plan) if trace else ([], [f"Memory over the step is not here: {NOT_LOADED}"])
     return Page(
@@ -81,8 +96,9 @@ def plan_report(plan: Plan, *, trace: bool = True) -> Page:
         verdict=verdict,
         tone=tone,
         about=_plan_facts(plan),
-        sections=[plan_section(plan), *memory],
+        sections=[plan_section(plan), *memory, command_section(plan_commands(path))],
         notes=notes,
+        advice=advice_on_plan(path, tone),
     )
 
 
@@ -108,10 +124,13 @@ def run_report(path: Path, *, curves: bool = True, trace: bool = True) -> Page:
     verdict, tone = run_verdict(path, plan, lines)
     memory, notes = _memory(plan, curves) if trace else ([], [f"Memory over the step is not here: {NOT_LOADED}"])
     failure = flight_section(path / "flight.json")
-    sections = [*failure, *run_sections(plan, lines, ids), plan_section(plan), *memory]
+    commands = command_section(plan_commands(folder.plan))
+    sections = [*failure, *run_sections(plan, lines, ids), plan_section(plan), *memory, commands]
+    done = (path / "final").is_dir() and any((path / "final").iterdir())
     return Page(
-        title=f"run of {plan.job}", verdict=verdict, tone=tone, about=_plan_facts(plan), sections=sections, notes=notes
-    )
+        title=f"run of {plan.job}", verdict=verdict, tone=tone, about=_plan_facts(plan), sections=sections,
+        notes=[*([MEANINGS] if memory and lines else []), *notes], advice=advice_on_run(path, tone, done=done),
+    )  # fmt: skip
 
 
 def plan_verdict(plan: Plan) -> tuple[str, str]:
@@ -207,11 +226,12 @@ def _memory(plan: Plan, curves: bool = True) -> tuple[list[Section], list[str]]:
         count = len(plan.micro_batches[0])
         shape, modes = shape_of(job, plan.micro_batch), plan.checkpointing
         try:
-            prediction = predict(
-                job, plan.job, shape, _device(plan), micro_batches=count, checkpointing=modes, plan=plan
-            )
+            device = _device(plan)
+            question = trace_question(job, shape, device, micro_batches=count, checkpointing=modes, plan=plan)
+            prediction = answer(question, plan.job, device)
             untouched = untouched_section(job, plan, prediction)
-            sections, notes = [*untouched, *memory_sections(prediction, _state(job))], _changes(plan, prediction)
+            sections = [*untouched, *memory_sections(prediction, _state(job)), *card_sections(question, plan)]
+            notes = _changes(plan, prediction)
         except Exception as error:  # the job's code is the user's: a report says what it raised
             problem = _first_line(error)
         else:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from memfit.events import CATEGORIES
-from memfit.planner.predict import Prediction
+from memfit.planner.prediction import Prediction
 from memfit.show.module_totals import ITSELF, module_totals
 from memfit.show.page import Section, Table
 from memfit.show.timeline import Timeline, allocator_limit, place_of, timeline

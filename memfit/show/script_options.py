@@ -22,8 +22,8 @@ def is_enough(answer: SavedAnswer, option: ScriptOption, device: Device) -> bool
     return answer.training_bytes - option.saves_bytes <= device.usable_bytes
 
 
-def options_json(answer: SavedAnswer, device: Device) -> dict[str, Any]:
-    """The answer of ``--json``."""
+def options_json(answer: SavedAnswer, device: Device, tool: str | None = None) -> dict[str, Any]:
+    """The answer of ``--json``; the options with their words for a trainer under ``for`` (null where it has none)."""
     return {
         "script": answer.script,
         "device": device.key,
@@ -31,12 +31,17 @@ def options_json(answer: SavedAnswer, device: Device) -> dict[str, Any]:
         "training_bytes": answer.training_bytes,
         "fits": None if device.usable_bytes is None else answer.process_bytes <= device.usable_bytes,
         "largest_batch": answer.largest_batch,
-        "options": [asdict(option) | {"fits": is_enough(answer, option, device)} for option in answer.options],
+        "options": [
+            asdict(option)
+            | {"fits": is_enough(answer, option, device)}
+            | ({} if tool is None else {"for": option.for_tools.get(tool)})
+            for option in answer.options
+        ],
     }
 
 
-def show_options(answer: SavedAnswer, device: Device) -> None:
-    """Prints the verdict and the table of edits."""
+def show_options(answer: SavedAnswer, device: Device, tool: str | None = None) -> None:
+    """Prints the verdict and the table of edits, in the words of a trainer where it has an argument for one."""
     console = make_console()
     usable = device.usable_bytes
     need = format_size(answer.process_bytes)
@@ -59,6 +64,8 @@ def show_options(answer: SavedAnswer, device: Device) -> None:
     for option in answer.options:
         saves = "unknown" if option.saves_bytes is None else format_size(option.saves_bytes)
         fits = words[is_enough(answer, option, device)]
-        table.add_row(saves, fits, option.name, option.where, Text(option.write), Text(option.reason))
+        words_of_tool = option.for_tools.get(tool or "")
+        where, write = (option.where, option.write) if words_of_tool is None else (tool, words_of_tool)
+        table.add_row(saves, fits, option.name, where, Text(write), Text(option.reason))
     console.print(table)
     console.print(Text("The savings of several edits do not add up: trace the script again with them.", style="dim"))

@@ -44,9 +44,10 @@ function commandsOf(data, setting) {
   const ranks = setting.world > 1;
   const accumulate = setting.accumulate > 1 ? ` --accumulate ${setting.accumulate}` : "";
   const batch = unitsOf(setting) * setting.accumulate * setting.world;
+  const device = `--device ${setting.card}${data.cards.find((card) => card.key === setting.card)?.options || ""}`;
   return {
-    predict: `memfit predict ${data.arguments} --device ${setting.card} --shape ${shapeText(setting)}${accumulate} --checkpoint ${setting.checkpoint}${ranks ? ` --engine ddp --world ${setting.world}` : ""}`,
-    plan: `memfit plan ${data.arguments} --device ${setting.card} --global-batch ${batch}${ranks ? ` --devices ${setting.world}` : ""} --out plan.toml`,
+    predict: `memfit predict ${data.arguments} ${device} --shape ${shapeText(setting)}${accumulate} --checkpoint ${setting.checkpoint}${ranks ? ` --engine ddp --world ${setting.world}` : ""}`,
+    plan: `memfit plan ${data.arguments} ${device} --global-batch ${batch}${ranks ? ` --devices ${setting.world}` : ""} --out plan.toml`,
   };
 }
 
@@ -110,7 +111,7 @@ function showBars(data, setting, answer) {
 function showCards(data, setting) {
   const rows = data.cards.filter((card) => card.group !== null).map((card) => {
     const answer = footprintOf(data, { ...setting, card: card.key });
-    if (answer.why) return make("tr", {}, make("th", { scope: "row" }, card.key), make("td", { colspan: "4" }, "not derived"));
+    if (answer.why) return make("tr", {}, make("th", { scope: "row" }, card.key), make("td", { colspan: "4" }, `not derived: memfit ui ${data.arguments} --device ${card.key}`));
     const [mark, tone, word] = MARKS[answer.verdict];
     const cells = [answer.phases[answer.limiting_phase]?.process_bytes, card.usable, answer.headroom_bytes];
     return make("tr", {}, make("th", { scope: "row", class: "short" }, card.key), make("td", { class: tone }, `${mark} ${word}`), ...cells.map((bytes) => make("td", { class: "n" }, sizeText(bytes))));

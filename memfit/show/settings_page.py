@@ -6,7 +6,7 @@ import base64
 import gzip
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ from memfit.atomic_file import write_atomic
 from memfit.device.hardware.catalogue import Device, catalogue, nccl_bytes
 from memfit.errors import unwritable
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
-from memfit.job import Job
-from memfit.planner.derived_steps import CardGroup, StepRange
-from memfit.planner.predict import net_sizes, plain_nets
+from memfit.planner.asked_job import JobFacts
+from memfit.planner.derived_steps import CardGroup, start_kind
+from memfit.planner.step_range import StepRange
 from memfit.replay.margins import margin_of
 from memfit.show.page import environment, own_file, script_hash
 from memfit.show.report_memory import LAYERS
@@ -28,12 +28,14 @@ SCRIPTS = ("caching_allocator.js", "derived_step.js", "settings_page.js")
 
 
 def write_settings_page(
-    path: str | Path, job: Job, name: str, pairs: Sequence[str], groups: Sequence[CardGroup], ranks: int = 1
-) -> None:
+    path: str | Path, facts: JobFacts, name: str, pairs: Sequence[str], groups: Sequence[CardGroup], ranks: int = 1,
+    repeat: Mapping[str, str] | None = None,
+) -> None:  # fmt: skip
     """Writes the page.
 
     Args:
         name, pairs: the job and its settings, as the command line has them.
+        repeat: options by card with which a command repeats its memory, such as ``--headroom 1GiB``.
         groups: the job's steps; the page starts on the first one's first card.
 
     Raises:
@@ -41,12 +43,12 @@ def write_settings_page(
     """
     from markupsafe import Markup
 
-    data = page_data(job, name, pairs, groups, ranks)
+    data = page_data(facts, name, pairs, groups, ranks, repeat)
     packed = base64.b64encode(gzip.compress(json.dumps(data, separators=(",", ":"), allow_nan=False).encode(), mtime=0))
     scripts = [own_file(script) for script in SCRIPTS]
     net_kind = next((step["net_kind"] for step in data["steps"]), "")
     html = environment().from_string(own_file("settings_page.html")).render(
-        title=f"settings of {name}", about=_about(job, name, pairs, net_kind), layers=LAYERS,
+        title=f"settings of {name}", about=_about(facts, name, pairs, net_kind), layers=LAYERS,
         css=Markup(own_file("report.css") + own_file("settings_page.css")), data=Markup(packed.decode()),
         scripts=[Markup(script) for script in scripts], script_hashes=" ".join(map(script_hash, scripts)),
     )  # fmt: skip
@@ -56,8 +58,11 @@ def write_settings_page(
         raise unwritable(f"--out {path}", error) from error
 
 
-def page_data(job: Job, name: str, pairs: Sequence[str], groups: Sequence[CardGroup], ranks: int = 1) -> dict[str, Any]:
-    """What the page's scripts read."""
+def page_data(
+    facts: JobFacts, name: str, pairs: Sequence[str], groups: Sequence[CardGroup], ranks: int = 1,
+    repeat: Mapping[str, str] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """What the page's scripts read; arguments as of ``write_settings_page``."""
     steps = _Steps()
     kinds = [
         [
@@ -76,19 +81,19 @@ def page_data(job: Job, name: str, pairs: Sequence[str], groups: Sequence[CardGr
     )
     arguments = [name, *(word for pair in pairs for word in ("--set", pair))]
     return {
-        "unit": job.unit,
+        "unit": facts.unit,
         "arguments": shlex.join(arguments),
         "categories": list(CATEGORIES),
         "layers": list(LAYERS),
         "lengths": [*lengths] or [None],
         "checkpoints": [mode for mode in ("none", "all") if mode in seen],
         "worlds": [1, ranks] if ranks > 1 else [1],
-        "cards": _cards(groups, shlex.join(arguments)),
+        "cards": _cards(groups, shlex.join(arguments), repeat or {}),
         "groups": kinds,
         "steps": steps.json,
         "start": {
             "card": groups[0].cards[0].key, "items": 1, "length": lengths[-1] if lengths else None, "accumulate": 1,
-            "checkpoint": job.checkpoint if job.checkpoint in seen else "none", "world": 1,
+            "checkpoint": start_kind(facts).checkpoint, "world": 1,
         },
     }  # fmt: skip
 
@@ -136,9 +141,13 @@ def step_json(trace: Trace) -> dict[str, Any]:
     }
 
 
-def _cards(groups: Sequence[CardGroup], arguments: str) -> list[dict[str, Any]]:
+def _cards(groups: Sequence[CardGroup], arguments: str, repeat: Mapping[str, str]) -> list[dict[str, Any]]:
     """Cards with steps, and those without, which say how to get them."""
-    cards = {card.key: _card(card, number) for number, group in enumerate(groups) for card in group.cards[::-1]}
+    cards = {
+        card.key: _card(card, number) | {"options": repeat.get(card.key, "")}
+        for number, group in enumerate(groups)
+        for card in group.cards[::-1]
+    }
     for card in catalogue().values():
         if card.is_cuda and card.usable_bytes is not None and card.key not in cards:
             why = f"Not traced, since its architecture differs: memfit ui {arguments} --device {card.key}"
@@ -150,12 +159,11 @@ def _card(card: Device, group: int | None) -> dict[str, Any]:
     context = [card.context_low or 0, card.context_bytes or 0, card.context_high or 0]
     return {
         "key": card.key, "name": card.name, "usable": card.usable_bytes, "context": context,
-        "nccl": list(nccl_bytes(card)), "group": group, "why": "",
+        "nccl": list(nccl_bytes(card)), "group": group, "why": "", "options": "",
     }  # fmt: skip
 
 
-def _about(job: Job, name: str, pairs: Sequence[str], net_kind: str) -> list[str]:
-    sizes = net_sizes(plain_nets(job))
-    parameters, trained = (sum(getattr(size, what) for size in sizes) for what in ("parameters", "trainable"))
+def _about(facts: JobFacts, name: str, pairs: Sequence[str], net_kind: str) -> list[str]:
+    parameters, trained = (sum(getattr(size, what) for size in facts.nets) for what in ("parameters", "trainable"))
     counts = f"{parameters / 1e6:,.1f} M parameters, {trained / 1e6:,.1f} M of them trained"
-    return [" ".join([name, *pairs]), counts, precision_words(job.precision, net_kind)]
+    return [" ".join([name, *pairs]), counts, precision_words(facts.precision, net_kind)]

@@ -31,6 +31,8 @@ try:
     from torch.utils._python_dispatch import _get_current_dispatch_mode as current_dispatch_mode
     from torch.utils._pytree import arg_tree_leaves, tree_flatten, tree_map, tree_map_only, tree_unflatten
 
+    from memfit.torch_compat.saved_hooks import top_saved_tensors_hooks
+
     c_bindings = torch._C
     """For patches: torch's Python code looks functions up in it."""
     current_autograd_node: Any = c_bindings._current_autograd_node
@@ -39,8 +41,6 @@ try:
     """The number that autograd gives to the next node."""
     engine_run_backward: Any = torch.autograd._engine_run_backward
     """What runs a backward; ``torch.autograd`` looks it up under this name, so that it can be replaced."""
-    top_saved_tensors_hooks: Any = c_bindings._autograd._top_saved_tensors_default_hooks
-    """The hooks that a saved tensor would go through now; None where there are none."""
     storage_use_count: Any = c_bindings._storage_Use_Count
     """References to a storage, of C++ and Python; ``tensor._use_count()`` is the same of a tensor."""
     warn_on_data_pointer: Any = c_bindings._set_warn_deprecated_on_mutable_data_ptr

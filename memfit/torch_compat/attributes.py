@@ -6,17 +6,20 @@ with an AttributeError that names it. tests/torch_compat/test_private_names.py h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from operator import attrgetter, methodcaller
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 
 from memfit.torch_compat.versions import lacks
 
 try:
+    from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
     from torch.nn.modules.module import _IncompatibleKeys as IncompatibleKeys
 
     make_subclass: Any = Tensor._make_subclass
@@ -59,13 +62,32 @@ def current_module_apply() -> Callable[..., nn.Module]:
     return nn.Module._apply
 
 
+@contextmanager
+def fake_parameters_swapped(module: nn.Module) -> Iterator[None]:
+    """A context in which ``Module._apply`` keeps a module's own parameters where they are fake: it swaps tensors.
+
+    An optimizer that was made before holds them still. From 2.8 on torch does so without it.
+    """
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    fake = any(isinstance(parameter, FakeTensor) for parameter in own_parameters(module).values())
+    torch.__future__.set_swap_module_params_on_conversion(before or fake)
+    try:
+        yield
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+
+
 def storage_id_of(tensor: Tensor) -> int:
     """``storage_id`` of a tensor's storage."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def local_tensor(tensor: Any) -> Any:
-    """The shard of this rank where a tensor is a DTensor, else the tensor: without the autograd of ``to_local``."""
+    """The shard of this rank where a tensor is a DTensor, without the autograd of ``to_local``; within ``torch.func``
+    (``vmap``, ``grad``), the tensor that is wrapped; else the tensor itself.
+    """
+    while isinstance(tensor, Tensor) and is_functorch_wrapped_tensor(tensor):
+        tensor = get_unwrapped(tensor)
     return getattr(tensor, "_local_tensor", tensor)
 
 
@@ -118,6 +140,7 @@ __all__ = [
     "apply_to_tensors",
     "current_module_apply",
     "fake_outputs",
+    "fake_parameters_swapped",
     "has_communication_hook",
     "has_load_hooks",
     "has_step_hooks",

@@ -40,6 +40,8 @@ def register_backend(module: Any, is_available: Callable[[], bool]) -> None:
         _register_in_python(module, is_available)
     else:
         register_before_2_10(NAME, module, is_available)
+    if release_number(torch.__version__) < (2, 7):  # it counts the devices of the guard; later versions ask the module
+        torch.accelerator.is_available = is_available
 
 
 def _register_in_python(module: Any, is_available: Callable[[], bool]) -> None:

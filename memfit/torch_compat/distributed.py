@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, overload
 
 import torch
+from torch import Tensor
 
 from memfit.torch_compat.versions import lacks
 
 try:
     import torch.nn.parallel.distributed as ddp
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp._fully_shard import _fsdp_param as fsdp_param
     from torch.distributed.tensor._random import OffsetBasedRNGTracker
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -28,6 +31,39 @@ SHAPE_PROPAGATION = (
     "_propagate_tensor_meta", "_propagate_tensor_meta_non_cached", "_propagate_tensor_meta_cached",
 )  # fmt: skip
 """Methods of ShardingPropagator that compute shapes on tensors of the global shape; a version has some of them."""
+CHUNKS = "_chunk_with_empty"
+"""For patches of ``fsdp_param``: what cuts a parameter into the shards of all ranks."""
+
+
+class Chunks(Sequence[Tensor]):
+    """The shards of a tensor over ``num_chunks`` ranks, as FSDP2 cuts it: each is made when it is asked for.
+
+    FSDP2 makes a tensor for every rank and takes those of two, which at thousands of ranks takes minutes in a trace.
+    """
+
+    def __init__(self, tensor: Tensor, num_chunks: int, dim: int) -> None:
+        self._tensor, self._count, self._dim = tensor, num_chunks, dim
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, rank: int) -> Tensor: ...
+
+    @overload
+    def __getitem__(self, rank: slice) -> list[Tensor]: ...
+
+    def __getitem__(self, rank: int | slice) -> Tensor | list[Tensor]:
+        """The rank's part, as ``torch.chunk`` gives it; past the tensor's end a tensor of no elements."""
+        numbers = range(self._count)[rank]
+        if isinstance(numbers, range):
+            return [self[number] for number in numbers]
+        size = self._tensor.size(self._dim)
+        length = -(-size // self._count)
+        start = numbers * length
+        if size and start >= size:
+            return self._tensor.new_empty(0)
+        return self._tensor.narrow(self._dim, start, min(length, size - start))
 
 
 @cache
@@ -80,6 +116,27 @@ def fsdp_groups(module: Any) -> list[Any]:
     return [state._fsdp_param_group] if state._fsdp_param_group else []
 
 
+def sum_gradients(module: Any) -> None:
+    """FSDP2 sums a module's gradients over the ranks, and divides them by nothing."""
+    if hasattr(module, "set_gradient_divide_factor"):  # from torch 2.8 on
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+    else:
+        _divide_by_one()
+
+
+@cache
+def _divide_by_one() -> None:
+    """torch before 2.8 sums only where FSDP2 divides before and after, as for fp16; else it takes the mean.
+
+    The second call does nothing. It lasts as long as the process.
+    """
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives
+
+    collectives: Any = _fsdp_collectives
+    collectives._get_gradient_divide_factors = lambda *args, **kwargs: (1.0, 1.0)
+
+
 _kept: list[Any] = []
 
 
@@ -89,9 +146,11 @@ def methods_of(owner: type, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 __all__ = [
+    "CHUNKS",
     "DISTRIBUTE_REGION",
     "MESH_ARITHMETIC",
     "SHAPE_PROPAGATION",
+    "Chunks",
     "DeviceMesh",
     "FakeStore",
     "OffsetBasedRNGTracker",
@@ -99,6 +158,8 @@ __all__ = [
     "ddp",
     "forget_sharding",
     "fsdp_groups",
+    "fsdp_param",
     "give_collectives_shapes",
     "methods_of",
+    "sum_gradients",
 ]  # fmt: skip

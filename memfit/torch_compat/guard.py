@@ -1,4 +1,4 @@
-"""PrivateUse1 in torch 2.8 and 2.9, which take a device's guard and hooks from C++ alone. Linux on x86-64.
+"""PrivateUse1 in torch 2.6 to 2.9, which take a device's guard and hooks from C++ alone. Linux on x86-64.
 
 Both are objects of one pointer, to a table of virtual functions (C++ ABI of Itanium). The tables are copies of those
 that torch has for devices without work (meta's guard, HPU's default hooks). In the guard's, what names a device or a

@@ -9,8 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ABSENT = {"_fused_rms_norm_backward.default": (2, 9)}
+from memfit.torch_compat.versions import release_number
+
+ABSENT = {"_fused_rms_norm.default": (2, 8), "_fused_rms_norm_backward.default": (2, 9)}
 """Operators that older versions lack, and the first version that has them. Every other one must be there."""
+
+
+FLASH_STATE_BYTES = 24
+"""Random state that flash attention keeps for its backward: seed and offset in one tensor, and an unused number."""
+
+
+def flash_state_bytes(version: str = torch.__version__) -> int:
+    """The same with a version of torch; before 2.7 it is a seed and an offset, in two tensors."""
+    return FLASH_STATE_BYTES if release_number(version) >= (2, 7) else 16
 
 
 def operator(name: str) -> Any:

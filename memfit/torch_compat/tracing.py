@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 from memfit.torch_compat.versions import lacks
@@ -10,7 +12,9 @@ try:
     import torch._meta_registrations as shape_functions
     import torch.optim.optimizer as optimizer_module
     import torch.utils._foreach_utils as foreach_module
+    from torch._C import _len_torch_function_stack as number_of_modes
     from torch._dynamo import trace_rules
+    from torch.overrides import _pop_mode_temporarily as mode_popped
 except (ImportError, AttributeError) as error:
     raise lacks(error) from error
 
@@ -20,4 +24,14 @@ def foreach_types() -> tuple[list[Any], list[Any]]:
     return optimizer_module._foreach_supported_types, foreach_module._foreach_supported_types
 
 
-__all__ = ["foreach_types", "shape_functions", "trace_rules"]
+def without_newest_mode(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, answered as if the newest mode for torch functions had not been entered."""
+
+    def call(*args: Any) -> Any:
+        with mode_popped() if number_of_modes() else contextlib.nullcontext():
+            return function(*args)
+
+    return call
+
+
+__all__ = ["foreach_types", "shape_functions", "trace_rules", "without_newest_mode"]

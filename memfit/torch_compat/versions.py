@@ -15,9 +15,9 @@ import torch
 from memfit.errors import InputError
 from memfit.user_cache import keep, read_kept
 
-OLDEST = (2, 8)
-"""The oldest minor version that works: torch 2.7 has no shape functions for several operators that a step uses."""
-NEWEST = (2, 14)
+OLDEST = (2, 6)
+"""The oldest minor version that was tested, and works; see docs/versions.md."""
+NEWEST = (2, 15)
 """The newest minor version that every test was run with; see docs/versions.md."""
 
 SELF_TEST = "memfit.trace.self_test"

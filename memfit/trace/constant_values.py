@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memfit.device.virtual.data_dependent import ASSUMED, assumed_integer
+from memfit.device.virtual.assumptions import ASSUMED, assumed_integer
 from memfit.torch_compat import FakeTensor, disable_current_modes
-from memfit.torch_compat.attributes import schema_of
+from memfit.torch_compat.attributes import schema_of, storage_id_of
 
 MOST_ELEMENTS = 1 << 16
 """Integers and booleans of at most so many elements are followed."""
@@ -40,15 +40,24 @@ _IS_ITSELF, _IS_NOT = _aten.eq.Tensor, _aten.ne.Scalar
 _UNKNOWN_EFFECT = torch.Tag.nondeterministic_seeded
 
 
+class _Memory:
+    """Whether the content of a tensor and of its views is known: what is written to one of them is in all."""
+
+    is_known = True
+
+
 class _Content:
     """A tensor's content beside it; a copy of the tensor (of a net, for its average) gets a copy of it."""
 
-    def __init__(self, value: Tensor) -> None:
+    def __init__(self, value: Tensor, memory: _Memory | None = None) -> None:
         self.value = value
+        self.memory = memory or _Memory()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Content:
         with disable_current_modes():
-            return _Content(self.value.clone())
+            copy = _Content(self.value.clone())
+        copy.memory.is_known = self.memory.is_known
+        return copy
 
 
 def small(tensor: Any) -> bool:
@@ -62,7 +71,7 @@ def value_of(tensor: Any) -> Tensor | None:
     """The tensor's real content, on the CPU, where it is known."""
     if isinstance(tensor, FakeTensor):
         content = tensor.__dict__.get("_memfit_value")
-        return None if content is None else content.value
+        return content.value if content is not None and content.memory.is_known else None
     return tensor if isinstance(tensor, Tensor) and small(tensor) else None
 
 
@@ -94,15 +103,25 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
         for tensor in changed:
             if isinstance(tensor, FakeTensor):
                 tensor.__dict__.pop(ASSUMED, None)
-                tensor.__dict__.pop("_memfit_value", None)
                 tensor.__dict__.pop("_memfit_true", None)
+                content = tensor.__dict__.pop("_memfit_value", None)
+                if content is not None:
+                    content.memory.is_known = False
         return
     with disable_current_modes():
         result = func(*values[0], **values[1])
+        memories = _memories(args)
     results = result if isinstance(result, list | tuple) else (result,)
     for produced, known in zip(outs, results, strict=True):
         if isinstance(produced, FakeTensor) and isinstance(known, Tensor):
-            produced._memfit_value = _Content(known)  # type: ignore[attr-defined]
+            produced._memfit_value = _Content(known, memories.get(storage_id_of(known)))  # type: ignore[attr-defined]
+
+
+def _memories(args: Any) -> dict[int, _Memory]:
+    """The memory of each tensor among the arguments, by the storage of its content, which views of it share."""
+    flat = [part for argument in args for part in (argument if isinstance(argument, list | tuple) else (argument,))]
+    contents = [tensor.__dict__.get("_memfit_value") for tensor in flat if isinstance(tensor, FakeTensor)]
+    return {storage_id_of(content.value): content.memory for content in contents if content is not None}
 
 
 def _is_true(func: Any, args: Any) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from memfit.device.virtual.data_dependent import DOUBT, unknown_integers
+from memfit.device.virtual.assumptions import DOUBT, unknown_integers
 from memfit.events import Trace
 
 _decides: dict[tuple[type, str], bool] = {}

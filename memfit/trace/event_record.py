@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from memfit.device.virtual import backend
-from memfit.device.virtual.data_dependent import source_line
+from memfit.device.virtual.assumptions import source_line
 from memfit.errors import InputError
 from memfit.events import ALLOCATE, FREE
 from memfit.torch_compat.attributes import local_tensor, storage_id, storage_id_of

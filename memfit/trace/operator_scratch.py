@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import json
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -66,10 +66,16 @@ def call_key(func: Any, args: Any, kwargs: Any) -> Key | None:
         return None
 
 
-def with_scratch(trace: Trace, calls: Iterable[Call]) -> Trace:
-    """The trace with each measured call's scratch, allocated when its outputs are there and freed at once."""
+def with_scratch(trace: Trace, calls: Iterable[Call], estimates: Mapping[Key, int] | None = None) -> Trace:
+    """The trace with each measured call's scratch, allocated when its outputs are there and freed at once.
+
+    Args:
+        estimates: bytes of calls that are not measured.
+    """
     wanted = [call for call in calls if call[0] <= len(trace.kind)]
-    sizes, too_large = measure({key for _, _, key in wanted if isinstance(key, str)})
+    estimated = dict(estimates or {})
+    sizes, too_large = measure({key for _, _, key in wanted if isinstance(key, str)} - estimated.keys())
+    sizes |= estimated
     failed = {json.loads(key)[0] for key, nbytes in sizes.items() if nbytes is None}
     large = {json.loads(key)[0] for key in too_large}
     unknown = [*map(_FAILED.format, sorted(failed)), *map(_TOO_LARGE.format, sorted(large))]

@@ -24,7 +24,7 @@ from memfit.trace.categories import categorise_state, mark
 from memfit.trace.columns import of_operators, of_storages
 from memfit.trace.operator_scratch import Key, with_scratch
 from memfit.trace.step import Tracing, virtual_job
-from memfit.trace.step_phases import synthetic_micro_batch
+from memfit.trace.step_phases import check_stepped, synthetic_micro_batch
 from memfit.trace.tracer import Tracer
 
 
@@ -217,7 +217,7 @@ def open_session(job: Job, how: Tracing, shape: Shape) -> Iterator[Session]:
     with virtual_job(job, how) as (virtual, tracer, train_state):
         with recompute(train_state.nets, how.checkpointing):
             micro = synthetic_micro_batch(job, shape, virtual.device, tracer)
-            run_window(train_state, [micro], lambda part: mark(tracer, train_state, part))
+            check_stepped(run_window(train_state, [micro], lambda part: mark(tracer, train_state, part)))
             categorise_state(tracer, train_state)
             tracer.collect_cycles()
         for optimizer in train_state.optimizers.values():

@@ -32,7 +32,14 @@ from memfit.trace.doubtful_sizes import without_other_numbers
 from memfit.trace.operator_scratch import Call, with_scratch
 from memfit.trace.polynomial import fit
 from memfit.trace.repeated_loops import traced_repeats
-from memfit.trace.step_phases import fetch_synthetic, save_once, synthetic_micro_batch, validate_once
+from memfit.trace.scratch_by_size import ScratchBySize
+from memfit.trace.step_phases import (
+    check_stepped,
+    fetch_synthetic,
+    save_once,
+    synthetic_micro_batch,
+    validate_once,
+)
 from memfit.trace.trace_family import Kind, Member, TraceFamily, events_before, sample_shapes, storages_in, varying
 from memfit.trace.tracer import Tracer
 
@@ -49,6 +56,7 @@ class Tracing:
         micro_batches: micro-batches in a window; above two the further ones repeat the second.
         checkpointing: mode by module path, see ``memfit.apply.checkpointing``.
         scratch: whether a trace of one shape has what operators allocate inside of themselves.
+        scratch_by_size: what spares steps of more items measurements on a CPU.
         engine: how the nets are put onto ranks; one of ``memfit.engine.factory``'s names.
         world: ranks.
         mesh: the ranks by dimension; None: all of them in the one that the engine is for.
@@ -61,6 +69,7 @@ class Tracing:
     micro_batches: int = 1
     checkpointing: Mapping[str, str] = field(default_factory=dict)
     scratch: bool = True
+    scratch_by_size: ScratchBySize | None = None
     engine: str = "single"
     world: int = 1
     mesh: MeshShape | None = None
@@ -82,7 +91,11 @@ def trace_job(job: Job, shape: Shape, how: Tracing) -> Trace:
     """
     trace, _, _, calls = _record(job, [shape], how)
     trace = without_other_numbers(trace, type(job), lambda: _record(job, [shape], how)[0])
-    return with_scratch(trace, calls) if how.scratch else trace
+    if not how.scratch:
+        return trace
+    by_size = how.scratch_by_size
+    estimates = by_size.estimates(how.rank, shape.items, trace, calls) if by_size is not None else {}
+    return with_scratch(trace, calls, estimates)
 
 
 def trace_family(job: Job, how: Tracing, like: Shape) -> TraceFamily:
@@ -131,7 +144,7 @@ def traced_windows(job: Job, shape: Shape, how: Tracing) -> Iterator[tuple[Virtu
                 with tracer.phase("train"):
                     micro = synthetic_micro_batch(job, shape, virtual.device, tracer)
                     repeated = [micro] * min(how.micro_batches, 2)
-                    run_window(train_state, repeated, lambda part: mark(tracer, train_state, part))
+                    check_stepped(run_window(train_state, repeated, lambda part: mark(tracer, train_state, part)))
                     categorise_state(tracer, train_state)
                     if is_first:
                         tracer.collect_cycles()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from memfit.apply.train_state import TrainState, tensors_in
-from memfit.apply.window import MicroBatch
+from memfit.apply.window import MicroBatch, WindowResult
 from memfit.engine.capabilities import CAPABILITIES
 from memfit.engine.fsdp2 import reshard
 from memfit.errors import InputError
@@ -86,3 +86,17 @@ def saved_by_job(train_state: TrainState) -> Mapping[str, Any]:
         seen, write = f"{type(train_state.job).__name__}.saved()", "write saved(...) -> {'name': state_dict}"
         raise InputError(seen, f"gave {type(saved).__name__}, not a dict", write)
     return saved
+
+
+def check_stepped(result: WindowResult) -> None:
+    """Refuses a window in which a turn took no step, since a trace without it lacks its gradients and state.
+
+    Raises:
+        InputError: the losses of a turn have no valid unit in the made-up micro-batch.
+    """
+    for name in result.skipped:
+        raise InputError(
+            f"turn {name!r}",
+            "its losses have 0 valid units in the made-up micro-batch, so that a trace would leave out its step",
+            "write batch(self, shape) with units that count, such as labels other than the one that is ignored",
+        )

@@ -172,8 +172,13 @@ class Tracer(EventRecord, TorchDispatchMode):
             if number is not None:
                 numbers.after(number, out)
         constant_values.follow(func, args, kwargs, out)
-        kind = operator(func)
-        self._see_call(kind, func, args, kwargs, out, node)
+        kind, row = operator(func), len(self.op_rows)
+        try:
+            self._see_call(kind, func, args, kwargs, out, node)
+        except BaseException:  # out of memory: a script may handle it, and what was made so far refers to this row
+            if len(self.op_rows) == row:
+                self._note_operator(str(func), node, 0, 0, func, args, kwargs)
+            raise
         if kind.holds:
             for tensor, category in collectives.held(func, args, kwargs):
                 self.categorise(tensor, category)
@@ -235,7 +240,8 @@ class Tracer(EventRecord, TorchDispatchMode):
     def _see_overwritten(self, target: Any) -> None:
         if isinstance(target, Tensor):
             i = self.number_of(target)
-            if i is not None and self.op_rows[self.made_by[i]][3]:
+            is_made_by_this_call = i is not None and self.made_by[i] == len(self.op_rows)  # as by set_ of a storage
+            if i is not None and not is_made_by_this_call and self.op_rows[self.made_by[i]][3]:
                 self.overwritten.add(self.op_rows[self.made_by[i]][1])
 
     def _allocate_number(self) -> int:

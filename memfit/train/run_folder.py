@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import math
 import os
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ from typing import Any
 from memfit.atomic_file import write_atomic
 from memfit.errors import InputError, unwritable
 from memfit.plan import Plan
+from memfit.train.append_file import AppendFile
 from memfit.train.metrics_file import describe_windows, format_line, missing_windows, read_lines
 from memfit.wording import counted
 
@@ -39,31 +37,19 @@ def _cannot_write(path: Path, error: OSError) -> CannotWriteError:
     return CannotWriteError(f"{why}; {write}, and go on with --resume")
 
 
-FLUSH_EVERY = 0.1
-"""Seconds for which lines wait at most where windows are shorter. A killed process loses lines of windows that no
-checkpoint holds, which the resumed run does again."""
-
-LATEST_FLUSH = 0.4
-"""Seconds after which lines are written though no line follows."""
-
 MARK = ".memfit-run"
 """A file that every run's folder has, so that no other folder is taken for one."""
 
 
 class RunFolder:
-    """Where a run writes. Lines are appended whole; files appear under their name only when they are complete.
-
-    ``append`` and ``flush`` may be called from several threads.
-    """
+    """Where a run writes. Lines are appended whole; files appear under their name only when they are complete."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._files: dict[str, int] = {}
+        self._files: dict[str, AppendFile] = {}
         """Open descriptors: lines then cost one write."""
-        self._waiting: dict[str, list[dict[str, Any]]] = {}
-        self._flushed = -math.inf
-        self._lock = threading.Lock()
-        self._fault: CannotWriteError | None = None
+        self._made = False
+        """Whether the folder was not there before."""
 
     @property
     def plan(self) -> Path:
@@ -89,6 +75,7 @@ class RunFolder:
             InputError: it is not empty and ``resume`` is not set, it is no run's folder, or it cannot be made.
         """
         try:
+            self._made |= not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
             filled = any(self.path.iterdir())
         except OSError as error:
@@ -115,7 +102,18 @@ class RunFolder:
             (self.path / MARK).touch()
             self.checkpoints.mkdir(exist_ok=True)
         except OSError as error:
+            if not resume:
+                self.take_back()
             raise self._unwritable(error) from error
+
+    def take_back(self) -> None:
+        """Removes what ``open`` made, where nothing else is in it, so that the next launch needs no ``--resume``."""
+        with contextlib.suppress(OSError):
+            with contextlib.suppress(FileNotFoundError):
+                self.checkpoints.rmdir()
+            (self.path / MARK).unlink(missing_ok=True)
+            if self._made:
+                self.path.rmdir()
 
     def _unwritable(self, error: OSError) -> InputError:
         return unwritable(f"run folder {self.path}", error)
@@ -134,56 +132,25 @@ class RunFolder:
             write_atomic(self.window_range, json.dumps({"first": first, "last": last}))
 
     def append(self, name: str, line: dict[str, Any]) -> None:
-        """Adds one line to ``name``.jsonl; it is in the file after ``flush``, or with a line of ``FLUSH_EVERY`` later.
-        Until then it is kept as it is, and must not be changed.
+        """Writes one line at the end of ``name``.jsonl. Nothing waits: a process may hang or be killed at any moment,
+        and two lines a window cost 12 microseconds more than lines that are written together.
 
         Raises:
             CannotWriteError: it cannot be written, as on a full disk.
         """
-        with self._lock:
-            self._waiting.setdefault(name, []).append(line)
-        if time.monotonic() - self._flushed > FLUSH_EVERY:
-            self.flush()
-
-    def flush(self) -> None:
-        """Writes the lines that wait: before a checkpoint of their windows, and at the end.
-
-        Raises:
-            CannotWriteError: they cannot be written, as on a full disk.
-        """
-        with self._lock:
-            if self._fault is not None:
-                raise self._fault
-            try:
-                for name in list(self._waiting):
-                    self._write(name, "".join(format_line(line) for line in self._waiting.pop(name)).encode())
-            except CannotWriteError as error:
-                self._fault = error
-                raise
-            self._flushed = time.monotonic()
-
-    def flush_waiting(self) -> None:
-        """Writes lines that wait longer than ``LATEST_FLUSH``; for a thread beside the training. What fails is raised
-        by the next ``flush``."""
-        if self._waiting and time.monotonic() - self._flushed > LATEST_FLUSH:
-            with contextlib.suppress(CannotWriteError):
-                self.flush()
+        self._write(name, format_line(line).encode())
 
     def close(self) -> None:
-        """Writes the lines that wait, and closes the files."""
-        try:
-            self.flush()
-        finally:
-            with self._lock:
-                for name in list(self._files):
-                    os.close(self._files.pop(name))
+        """Closes the files."""
+        for name in list(self._files):
+            self._files.pop(name).close()
 
     def _write(self, name: str, content: bytes) -> None:
         if name not in self._files:
             with writing(self.lines(name)):
-                self._files[name] = os.open(self.lines(name), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+                self._files[name] = AppendFile(self.lines(name))
         try:
-            written = os.write(self._files[name], content)
+            written = self._files[name].write(content)
         except OSError as error:
             raise _cannot_write(self.lines(name), error) from error
         if written != len(content):

@@ -126,7 +126,7 @@ def _run(plan: Plan, world: int, windows: int) -> dict[str, Any]:
             code = done.returncode
         else:
             os.environ.update(for_child())
-            code = torchrun(world, RANKS, arguments, folder, max_restarts=0)
+            code = torchrun(world, RANKS, arguments, folder, max_restarts=0, resumable=False)
         if code == Exit.DONE:
             result: dict[str, Any] = json.loads((folder / "result.json").read_text())
             return result

@@ -23,14 +23,17 @@ from memfit.apply.train_state import TrainState, build
 from memfit.apply.window import run_window
 from memfit.atomic_file import write_atomic
 from memfit.batch.windows import Window, Windows
+from memfit.device.hardware.process_limits import check_windows
 from memfit.engine.collectives import gather_shares
 from memfit.engine.factory import make_engine, syncs_in_backward
-from memfit.engine.process_group import is_lost_rank, join, join_alone
+from memfit.engine.lost_rank import is_lost_rank
+from memfit.engine.process_group import join, join_alone
 from memfit.engine.protocol import Engine
 from memfit.engine.single import Single
 from memfit.engine.torchrun_env import TorchrunEnv, torchrun_env
 from memfit.errors import Exit, InputError, mistake_in_job, mistake_of_leaving
 from memfit.plan import Plan, read_plan
+from memfit.torch_compat import tree_flatten
 from memfit.train.checkpoint.state_codec import decode, encode
 from memfit.train.loop.rng import seed_all
 from memfit.train.loop.run_context import RunContext, micro_batches
@@ -170,6 +173,8 @@ def _alone(plan: Plan, windows: int) -> list[dict[str, Any]]:
     with recompute(train_state.nets, plan.checkpointing):
         for number in range(windows):
             begin = copy.deepcopy(_state(train_state))
+            if number == 1:  # the optimizers have their states now
+                check_windows(windows, _tensor_bytes(begin))
             window = context.windows.window(number)
             single_rank = Window(number=number, epoch=window.epoch, ranks=(window.micro_batches,))
             optimizers = {name: copy.deepcopy(optimizer) for name, optimizer in train_state.optimizers.items()}
@@ -227,6 +232,11 @@ def _state(train_state: TrainState) -> dict[str, Any]:
         "nets": {name: net.state_dict() for name, net in train_state.nets.items()},
         "optimizers": {name: optimizer.state_dict() for name, optimizer in train_state.optimizers.items()},
     }
+
+
+def _tensor_bytes(state: dict[str, Any]) -> int:
+    """Bytes of the tensors in a state."""
+    return sum(leaf.nbytes for leaf in tree_flatten(state)[0] if isinstance(leaf, torch.Tensor))
 
 
 def _put_back(train_state: TrainState, engine: Engine, state: dict[str, Any]) -> None:

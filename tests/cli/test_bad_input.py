@@ -18,11 +18,38 @@ from tests.cli.asking import AT, JOBS, RIGHT, Run, is_one_line, really
 from tests.cli.wrong_jobs import NoRate
 
 OPTIONS = {
+    "a rule for an optimizer without a rate": (
+        [
+            "plan",
+            f"{JOBS}:NoRate",
+            "--device",
+            "cpu",
+            "--global-batch",
+            "8",
+            "--tuned-for",
+            "4",
+            "--learning-rate",
+            "linear",
+        ],
+        ["no learning rate that can be multiplied", "--learning-rate none"],
+    ),
+    "no ranks": (["verify", RIGHT, "--world-sizes="], ["--world-sizes ''", "it is empty", "write --world-sizes N,N"]),
+    "an empty engine": (["verify", RIGHT, "--engine", ""], ["--engine ''", "it is empty", "or leave it out"]),
+    "only a comma": (["plan", RIGHT, "--global-batch", "8", "--keep", ","], ["--keep ','", "it is empty"]),
+    "an empty one of several": (["max", RIGHT, "--device", "t4", "--device="], ["--device ''", "it is empty"]),
     "no such verb": (["predic", RIGHT], ["verb 'predic'", "write memfit predict"]),
     "a verb like no other": (["xyz"], ["verb 'xyz'", "not one of ", "devices, jobs", "see memfit --help"]),
     "no such option": (["predict", RIGHT, "--devise", "cpu"], ["option --devise", "write --device"]),
     "no such option before the verb": (["--jsn", "devices"], ["option --jsn", "see memfit --help"]),
     "an option without its value": (["predict", RIGHT, "--device"], ["Option '--device' requires an argument"]),
+    "more seconds than a clock holds": (
+        ["run", "no/plan.toml", "--out", "no/run", "--patience", "1e300"],
+        ["--patience '1e300'", "not a number of seconds from 1 to 2147483647", "write --patience 300"],
+    ),
+    "a limit of years": (
+        ["trace", "--limit", "99999h", "--", "python", "examples/gan.py"],
+        ["--limit 99999h", "less than 10^6 s", "write a time such as 90s"],
+    ),
     "no job": (["predict"], ["memfit predict: JOB is missing"]),
     "one argument too many": (["predict", RIGHT, "more"], ["unexpected extra argument (more)"]),
     "no global batch": (["plan", RIGHT, "--device", "cpu"], ["--global-batch is missing", "write --global-batch N"]),
@@ -36,11 +63,11 @@ OPTIONS = {
     ),
     "a plan without a name": (
         ["plan", RIGHT, "--device", "cpu", "--global-batch", "8", "--out", ""],
-        ["--out ''", "not the name of a file"],
+        ["--out ''", "it is empty"],
     ),
     "lengths for nothing": (["predict", RIGHT, "--device", "cpu", "--lengths", "f.csv:x"], ["write --epoch N too"]),
     "an unknown device": (["predict", RIGHT, "--device", "rtx409"], ["device 'rtx409'", "write rtx4090"]),
-    "a device without a name": (["predict", RIGHT, "--device", ""], ["device ''", "not one of t4"]),
+    "a device without a name": (["predict", RIGHT, "--device", ""], ["--device ''", "it is empty"]),
     "an unknown device of devices": (["devices", "h1000"], ["device 'h1000'", "write h100"]),
     "an unknown job of jobs": (["jobs", "f5_tts/bse"], ["job 'f5_tts/bse'", "write f5_tts/base"]),
     "a global batch of nothing": (
@@ -74,7 +101,7 @@ VALUES = {
     "a unit that is none": (["--memory", "24 GBs"], ["size '24 GBs'", "not a number and a unit"]),
     "memory below zero": (["--memory", "-1GiB"], ["size '-1GiB'"]),
     "memory that is not a number": (["--memory", "nan"], ["size 'nan'"]),
-    "memory left empty": (["--memory", ""], ["size ''"]),
+    "memory left empty": (["--memory", ""], ["--memory ''", "it is empty"]),
     "memory beyond all machines": (["--memory", "9" * 30 + "GiB"], ["more than a machine can address"]),
     "micro-batch 0": (["--micro-batch", "0"], ["--micro-batch '0'", "write --micro-batch 1 or more"]),
     "micro-batch -1": (["--micro-batch", "-1"], ["--micro-batch '-1'"]),
@@ -120,6 +147,11 @@ VALUES = {
 }
 
 WRONG_JOBS = {
+    "NetOfAMissingModule": ["in nets()", "No module named 'not_there'", "install not_there, or take the import out"],
+    "NetOnACard": ["in nets()", "leave .cuda() and device='cuda' out: memfit moves nets and batches to the device"],
+    "NothingValid": ["turn 'loss'", "0 valid units in the made-up micro-batch", "write batch(self, shape)"],
+    "DefaultOutsideItsValues": ["DefaultOutsideItsValues.kind = 'other'", "its annotation says one of plain, wide"],
+    "DefaultOfAnotherType": ["DefaultOfAnotherType.width = 'eight'", "its annotation says a whole number"],
     "NoNets": ["NoNets: the job has no nets()"],
     "NoOptimizers": ["the job has no optimizers()"],
     "NoBatch": ["the job has no batch()"],
@@ -147,7 +179,7 @@ WRONG_JOBS = {
     "LossInWholeNumbers": ["does not depend on any trained parameter"],
     "LossesNone": ["turn 'loss'", "gave no loss"],
     "LossRaises": ["in loss()", "ValueError: no such"],
-    "LossMeetsUnique": ["unique at", "wrong_jobs.py:", "depends on data"],
+    "LossCountsValues": ["bincount at", "wrong_jobs.py:", "depends on data"],
     "LossInPlace": ["turn 'loss'", "has no backward", "inplace operation"],
     "UnitsZero": ["loss 'loss'", "0 valid units", "1 or more"],
     "UnitsNegative": ["-3 valid units"],
@@ -306,3 +338,13 @@ def test_a_mistake_for_real() -> None:
     is_one_line(really("predict", f"{JOBS}:LossOfShapesThatDoNotMatch", "--device", "t4"), "in loss()", "broadcast")
     answer = really("predict", f"{JOBS}:LossRaises", "--device", "rtx4090", "--json")
     is_one_line(answer, f"{JOBS}:", "ValueError: no such")
+
+
+@pytest.mark.parametrize("verb", ["predict", "max", "cards", "compare", "ui"])
+def test_a_script_in_place_of_a_job_is_sent_to_trace(verb, capsys):
+    with pytest.raises(SystemExit) as left:
+        main([verb, "--device", "t4", "--", "python", "train.py"])
+    assert left.value.code == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "write memfit trace -- python train.py" in error

@@ -43,6 +43,33 @@ def test_an_interrupt_that_passes_through_exec_ends_with_the_exit_code() -> None
     assert (code, err) == (5, "memfit: stopped\n")
 
 
+WHILE_IMPORTING = """
+import os, signal, sys
+class Interrupts:
+    def find_spec(self, name, *rest):
+        if name == "{module}":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupts())
+from memfit.__main__ import main
+main()
+"""
+WHILE_ARGUMENTS_ARE_READ = """
+import os, signal, memfit.cli, memfit.__main__
+memfit.cli.root.parse_args = lambda *rest: os.kill(os.getpid(), signal.SIGINT)
+memfit.__main__.main()
+"""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [*(WHILE_IMPORTING.format(module=f"memfit.{module}") for module in ("interruption", "no_memory", "cli")),
+     WHILE_ARGUMENTS_ARE_READ],
+)  # fmt: skip
+def test_an_interrupt_before_the_verb_begins_is_one_line(source: str) -> None:
+    done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (5, "memfit: stopped\n")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.3, 1.0, 2.5])
 @pytest.mark.parametrize("verb", VERBS)
@@ -50,3 +77,30 @@ def test_one_line(verb: str, seconds: float) -> None:
     code, err = interrupt([sys.executable, "-m", "memfit", *VERBS[verb]], seconds)
     assert (code, err) in ((5, "memfit: stopped\n"), (0, err))
     assert "Traceback" not in err
+
+
+WHILE_AN_OBJECT_ENDS = """
+import os, signal, time
+import memfit.cli, memfit.__main__
+
+class Ending:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)  # the handler runs here
+
+def work(**options):
+    Ending()
+    time.sleep(20)
+
+memfit.cli.root.main = work
+memfit.__main__.main()
+"""
+
+
+def test_an_interrupt_while_an_object_is_finalized_is_not_lost() -> None:
+    begin = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", WHILE_AN_OBJECT_ENDS], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (5, "memfit: stopped\n")
+    assert time.monotonic() - begin < 8

@@ -66,6 +66,7 @@ def test_a_warning_is_written_once(run: Run, tmp_path) -> None:
 DEVICES = {
     "a100": "write a100-40gb or a100-80gb",
     "h100-80gb": "write h100",
+    "24G": "write rtx3090 or rtx4090 or quadro-rtx6000 or rtx3090ti or a10 or a10g or a30 or l4",
     "gaudi3": "write --device NAME of the most similar one with --memory SIZE",
     "rtx409": "write rtx4090",
 }

@@ -151,7 +151,6 @@ def test_layers_that_are_all_recomputed_are_gradient_checkpointing(tmp_path: Pat
     ("words", "expected"),
     [
         (["tests/verify/jobs.py:Sound", "--global-batch", "8", "--device", "t4", "--device", "l40s"], "--for with 2"),
-        (["--from-trace", "trace.json"], "--for with --from-trace"),
     ],
 )
 def test_wrong_use_is_one_line(words: list[str], expected: str) -> None:

@@ -55,6 +55,13 @@ def test_a_rank_of_a_mesh_holds_what_its_shards_say_and_a_communicator_of_each_d
     assert outside[2] - outside[0] == 3 * (outside[1] - outside[0]) > 0
 
 
+def test_one_rank_of_zero_is_predicted_and_holds_all_of_the_optimizer(alone):
+    answer = predicted("--engine", "zero2", "--world", "1")
+    assert (answer["engine"], answer["world"], answer["rank"]) == ("zero2", 1, 0)
+    saved, undisturbed = answer["phases"]["save"]["categories"], alone["phases"]["save"]["categories"]
+    assert saved["optimizer"] >= undisturbed["optimizer"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -67,3 +74,9 @@ def test_a_rank_of_a_mesh_holds_what_its_shards_say_and_a_communicator_of_each_d
 )
 def test_ranks_that_are_not_there(words, said):
     is_one_line(really("predict", NETS, "--device", "rtx4090", *words), said)
+
+
+@pytest.mark.parametrize("mesh", ["dp_shard=99999", "dp_shard=2,tp=50000"])
+def test_a_plan_for_too_large_a_mesh_names_the_option_that_was_written(mesh):
+    said = f"--mesh {mesh}: memfit simulates at most"
+    is_one_line(really("plan", NETS, "--device", "rtx4090", "--global-batch", "8", "--mesh", mesh), said)

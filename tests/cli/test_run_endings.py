@@ -3,6 +3,10 @@
 python -m pytest tests/cli/test_run_endings.py
 """
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from memfit.cli import main, run_monitor
@@ -10,6 +14,7 @@ from memfit.errors import Exit
 from memfit.train.launch import launch
 from memfit.train.launch.launch import Launched
 from testing.kill_and_resume import make_plan
+from tests.cli.asking import ROOT
 
 
 @pytest.mark.parametrize("left", [None, "rank-1.txt", "held-0.txt"])
@@ -31,3 +36,22 @@ def test_with_a_mocked_launch_a_run_whose_job_hung_writes_no_report_that_would_r
     assert ended.value.code == Exit.STOPPED
     assert len(reports) == (left is None)
     assert ("no report is written" in capsys.readouterr().err) is (left is not None)
+
+
+@pytest.mark.parametrize(("is_filled", "end"), [(False, "--out run\n"), (True, "--out run --resume\n")])
+def test_a_run_that_is_stopped_before_its_processes_are_there_says_how_to_go_on(tmp_path, is_filled, end):
+    (tmp_path / "run").mkdir()
+    if is_filled:
+        (tmp_path / "run" / "plan.toml").touch()
+    source = (
+        "import os, signal, sys, time, memfit.cli, memfit.cli.run as run\n"
+        "run._run = lambda *values: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(20))\n"
+        "memfit.cli.main(['run', 'plan.toml', '--out', 'run', '--resume'])\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ask = [sys.executable, "-c", source]
+    done = subprocess.run(ask, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == Exit.STOPPED
+    assert done.stderr == f"memfit: stopped before the first window; go on with: memfit run plan.toml {end}", (
+        done.stderr
+    )

@@ -47,7 +47,6 @@ class Keeps:
 def with_lines(folder, count):
     for number in range(count):
         folder.append("metrics", {"window": number, "loss": None, "units_per_second": 1.0})
-    folder.flush()
 
 
 def test_a_watcher_that_fails_is_left_out_and_the_others_get_every_line(tmp_path, capsys):

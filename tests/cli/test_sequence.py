@@ -75,3 +75,13 @@ def test_what_cannot_be_replayed_is_refused(tmp_path, monkeypatch, options, seen
     )
     assert isinstance(done.exception, InputError)
     assert str(done.exception).startswith(seen)
+
+
+@pytest.mark.parametrize("epoch", ["1000001", "2147483647"])
+def test_more_windows_than_are_replayed_are_refused(tmp_path, epoch):
+    (tmp_path / "data.csv").write_text("frames\n64\n32\n")
+    lengths = f"{tmp_path}/data.csv:frames"
+    done = ask("--device", "t4", "--micro-batch", "512", "--epoch", epoch, "--lengths", lengths)
+    assert isinstance(done.exception, InputError)
+    assert str(done.exception).startswith(f"--epoch {epoch}: ")
+    assert str(done.exception).endswith("write --epoch 1000000, or fewer")

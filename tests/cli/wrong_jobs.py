@@ -35,6 +35,35 @@ class Right(memfit.Job):
 not_a_job = 3
 
 
+class NetOfAMissingModule(Right):
+    def nets(self):
+        from not_there.nets import Net
+
+        return {"net": Net()}
+
+
+class NetOnACard(Right):
+    def nets(self):
+        nets = super().nets()
+        for net in nets.values():
+            net.cuda()
+        return nets
+
+
+class NothingValid(Right):
+    def loss(self, nets, batch):
+        value, _ = super().loss(nets, batch)
+        return value, torch.zeros((), dtype=torch.int64)
+
+
+class DefaultOutsideItsValues(Right):
+    kind: Literal["plain", "wide"] = "other"
+
+
+class DefaultOfAnotherType(Right):
+    width = "eight"
+
+
 class NoNets(memfit.Job):
     pass
 
@@ -203,9 +232,10 @@ class LossRaises(Right):
         raise ValueError("no such\nthing")
 
 
-class LossMeetsUnique(Right):
+class LossCountsValues(Right):
     def loss(self, nets, batch):
-        return nets["net"](batch.unique(dim=0)).square().sum(), len(batch)
+        out = nets["net"](batch)
+        return out.square().sum() * torch.bincount(out.argmax(1)).sum(), len(batch)
 
 
 class LossInPlace(Right):

@@ -74,7 +74,6 @@ def test_a_mask_becomes_indices_first(no_gc):
 @pytest.mark.parametrize(
     ("call", "name"),
     [
-        (lambda x: torch.unique_consecutive(x), "unique_consecutive"),
         (lambda x: torch.bincount(x.long()), "bincount"),
         (lambda x: torch.repeat_interleave(x, x.long()), "repeat_interleave"),
     ],
@@ -85,6 +84,39 @@ def test_what_cannot_be_bounded_is_refused(traced, call, name):
         InputError, match=rf"{name} at .*test_data_dependent\.py:\d+: the size of its result depends on data"
     ):
         call(x)
+
+
+def test_values_that_differ_are_as_many_as_there_can_be(traced):
+    x = torch.rand(4, 5, device=traced.device)
+    assert [part.shape for part in torch.unique_consecutive(x, return_inverse=True)] == [(20,), (4, 5)]
+    values, inverse, counts = torch.unique_consecutive(x, return_inverse=True, return_counts=True, dim=1)
+    assert (values.shape, inverse.shape, counts.shape) == ((4, 5), (5,), (5,))
+    assert [part.shape for part in torch.unique(x, dim=0, return_counts=True)] == [(4, 5), (4,)]
+    assert {assumption.most for assumption in traced.assumptions} == {20, 5, 4}
+
+
+def test_sizes_that_the_code_gives_are_taken(traced):
+    x = torch.rand(4, device=traced.device)
+    assert torch.bincount(x.long(), minlength=9).shape == (9,)
+    assert torch.bincount(x.long(), x.half(), minlength=9).dtype is torch.float64
+    assert [assumption.doubtful for assumption in traced.assumptions] == [True, True]
+    before = len(traced.assumptions)
+    assert torch.repeat_interleave(x, x.long(), output_size=12).shape == (12,)
+    assert len(traced.assumptions) == before
+
+
+def test_sizes_that_a_person_gives_are_taken(traced):
+    x = torch.rand(4, device=traced.device)
+    traced.assumptions.given[__file__, sys._getframe().f_lineno + 1] = "30"
+    assert torch.repeat_interleave(x, x.long()).shape == (30,)
+
+
+@pytest.mark.parametrize(("kind", "given"), [(bool, "4"), (int, "True"), (int, "4.5"), (float, "True")])
+def test_an_answer_of_another_type_is_refused(kind, given):
+    assumptions = data_dependent.Assumptions()
+    assumptions.given["train.py", 7] = given
+    with pytest.raises(InputError, match=r"--assume train\.py:7=.* asks for .*write --assume train\.py:7="):
+        assumptions.answer(kind(), "train.py:7")
 
 
 def test_a_loop_that_waits_for_data_ends(traced, monkeypatch):

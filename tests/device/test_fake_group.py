@@ -25,6 +25,8 @@ from memfit.device.virtual.fake_group import fake_world, wrapped_by_ddp
 from memfit.device.virtual.virtual_device import virtual_gpu
 from memfit.job import Shape
 from memfit.planner.predict import predict
+from memfit.torch_compat import TorchDispatchMode
+from memfit.torch_compat.distributed import CHUNKS, Chunks, fsdp_param
 from memfit.torch_compat.versions import release_number
 from testing.nets import JOBS
 from tests.device import minimal_tracer
@@ -140,6 +142,43 @@ def test_shape_propagation_is_not_recorded(quiet, peak):
     root = Path(__file__).parents[2]
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True)
     assert float(run.stdout.split()[-1]) == peak
+
+
+class CountsOperators(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_sharding_makes_no_tensor_for_each_of_many_ranks():
+    """With 9,999 ranks FSDP2's own cut makes 9,999 tensors of each parameter: minutes for one plan."""
+    counts = {}
+    for world in (4, 9999):
+        with virtual_gpu(CardRules()) as gpu, fake_world(world):
+            with torch.device(gpu.device):
+                net = nn.Linear(8, 8)
+            mesh = init_device_mesh(NAME, (world,))
+            with CountsOperators() as counted:
+                fully_shard(net, mesh=mesh)
+            counts[world] = counted.count
+    assert counts[9999] <= counts[4] + 8
+
+
+@pytest.mark.parametrize(("size", "world"), [(8, 3), (7, 4), (5, 8), (1, 4), (0, 3), (6, 6), (9, 1)])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_shards_are_those_of_fsdp2(size, world, dim):
+    tensor = torch.arange(size * 2).reshape((size, 2) if dim == 0 else (2, size))
+    expected = getattr(fsdp_param, CHUNKS)(tensor, world, dim=dim)
+    shards = Chunks(tensor, world, dim=dim)
+    assert len(shards) == len(expected) == world
+    for shard, same in zip(shards, expected, strict=True):
+        assert shard.shape == same.shape
+        assert shard.stride() == same.stride()
+        assert torch.equal(shard, same)
+    assert torch.equal(shards[-1], expected[-1])
+    assert len(shards[1:]) == world - 1
 
 
 def test_the_group_is_gone_afterwards():

@@ -6,7 +6,7 @@ import pytest
 
 from memfit.cli import main
 from memfit.device.hardware import process_limits
-from memfit.device.hardware.process_limits import check_cards, check_fake_ranks, check_ranks, rank_limit
+from memfit.device.hardware.process_limits import check_cards, check_fake_ranks, check_ranks, check_windows, rank_limit
 from memfit.errors import InputError
 from memfit.plan import Plan, write_plan
 
@@ -51,6 +51,13 @@ def test_simulated_ranks_are_bounded_by_memory_too(machine, monkeypatch):
     monkeypatch.setattr(process_limits, "available_bytes", lambda: GIB >> 4)
     with pytest.raises(InputError, match="at most 921 ranks"):
         check_fake_ranks("--world 922", 922)
+
+
+def test_windows_whose_states_fill_the_memory_are_refused(machine):
+    check_windows(7, GIB >> 2)
+    with pytest.raises(InputError, match=r"^--windows 8: memfit keeps about 1.00 GiB of each .*; write 7 or fewer$"):
+        check_windows(8, GIB >> 2)
+    check_windows(1, 100 * GIB)
 
 
 def test_a_control_group_bounds_the_memory(tmp_path):

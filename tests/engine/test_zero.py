@@ -171,3 +171,20 @@ def test_every_choice_of_an_engine_is_one_that_it_takes():
 )
 def test_the_rank_with_the_most_gradients_keeps_each_that_enters_its_part(groups, world, rank):
     assert most_gradients(groups, world) == rank
+
+
+_COUNTS_FOLDERS = """
+import tempfile
+made, make = [], tempfile.mkdtemp
+tempfile.mkdtemp = lambda *args, **kwargs: made.append(make(*args, **kwargs)) or made[-1]
+from memfit.engine.deepspeed import load
+load()
+assert not made, made
+"""
+
+
+def test_deepspeed_is_loaded_without_runs_of_a_compiler_and_their_temporary_files():
+    done = subprocess.run(
+        [sys.executable, "-c", _COUNTS_FOLDERS], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -89,6 +89,19 @@ def test_metrics_that_grow() -> None:
     assert explain(evidence).cause == "leak"
 
 
+def test_metrics_whose_host_memory_grows_alone() -> None:
+    objects = [{"step": i, "reserved_bytes": 6 << 30, "host_bytes": (2 << 30) + i * (50 << 20)} for i in range(40)]
+    evidence = read_metrics("\n".join(map(json.dumps, objects)))
+    assert evidence is not None
+    diagnosis = explain(evidence)
+    assert diagnosis.verdict.startswith("The host's memory grew from 2.10 GiB (step 2)")
+    assert [change.name for change in diagnosis.changes] == ["let go of what each step keeps on the host"]
+    objects = [each | {"reserved_bytes": each["host_bytes"]} for each in objects]
+    evidence = read_metrics("\n".join(map(json.dumps, objects)))
+    assert evidence is not None
+    assert explain(evidence).verdict.startswith("Memory grew")
+
+
 def test_metrics_with_one_long_sample() -> None:
     evidence = read_metrics(lines([GIB] * 20 + [2 * GIB] + [GIB] * 20))
     assert evidence is not None

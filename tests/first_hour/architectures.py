@@ -161,3 +161,9 @@ class Architecture(memfit.Job):
 
     def dataset(self):
         return [self.sample() for _ in range(16)]
+
+
+class HalfArchitecture(Architecture):
+    """Any of them under bf16 autocast."""
+
+    precision = "bf16"

@@ -23,11 +23,11 @@ from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 from testing.truth import measured_peaks
 from tests.cli.asking import ROOT
-from tests.first_hour.architectures import KINDS, Architecture, architectures, configuration
+from tests.first_hour.architectures import KINDS, Architecture, HalfArchitecture, architectures, configuration
 
 SEED = int(os.environ.get("MEMFIT_SEED", "0"))
 ITEMS = 8
-JOB = "tests.first_hour.architectures:Architecture"
+JOBS = "tests.first_hour.architectures"
 
 
 def runs(model_type: str, class_name: str) -> bool:
@@ -54,23 +54,26 @@ def drawn(kind: str) -> tuple[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_architecture_predicts_plans_runs_and_reports(kind: str, tmp_path: Path) -> None:
+def test_an_architecture_predicts_plans_runs_and_reports(kind: str, precision: str, tmp_path: Path) -> None:
     model_type, class_name = drawn(kind)
-    print(f"{kind}: {class_name}")
-    job = Architecture(model_type=model_type, class_name=class_name)
+    print(f"{kind}: {class_name} in {precision}")
+    made = {"fp32": Architecture, "bf16": HalfArchitecture}[precision]
+    job = made(model_type=model_type, class_name=class_name)
     cpu = with_memory(find_device("cpu"), 8 << 30)
 
-    kept = predict(job, JOB, Shape(items=ITEMS), cpu, checkpointing={})
+    name = f"{JOBS}:{type(job).__name__}"
+    kept = predict(job, name, Shape(items=ITEMS), cpu, checkpointing={})
     modes = checkpoint_all(job, plain_nets(job))
-    recomputed = predict(job, JOB, Shape(items=ITEMS), cpu, checkpointing=modes)
+    recomputed = predict(job, name, Shape(items=ITEMS), cpu, checkpointing=modes)
     peaks = [item.footprint.phases["train"].allocated_bytes for item in (kept, recomputed)]
     if peaks[1] > peaks[0]:  # a forward that needs much memory, as of linear attention, needs it beside gradients
         assert measured(job, modes) > measured(job, {})
 
     saves = modes and peaks[1] < 0.95 * peaks[0]
     budget = budget_for(sum(peaks) // 2 if saves else int(1.05 * peaks[0]), cpu)
-    request = PlanRequest(name=JOB, global_batch=ITEMS, device=with_memory(cpu, budget), micro_batch=ITEMS)
+    request = PlanRequest(name=name, global_batch=ITEMS, device=with_memory(cpu, budget), micro_batch=ITEMS)
     plan = find_plan(job, request).plan
     assert plan is not None
     assert any(mode != "keep" for mode in plan.checkpointing.values()) or not saves

@@ -11,6 +11,7 @@ from memfit.cli import main
 from memfit.device.hardware.catalogue import catalogue, find_device
 from memfit.errors import InputError
 from memfit.job import Shape
+from memfit.planner.asked_job import AskedJob
 from memfit.planner.card_comparison import compare_cards, read_prices
 from memfit.planner.predict import predict
 from memfit.show.cards_table import cards_line
@@ -21,7 +22,13 @@ def test_each_card_s_figures_are_those_of_predict():
     devices = [find_device(name) for name in ("t4", "rtx4090")]
     prices = read_prices("examples/prices.csv")
     cards = compare_cards(
-        JOB, "dit", Shape(items=4), devices, global_batch=16, prices=prices, epoch_units=3200, find_largest=False
+        AskedJob("dit", lambda: JOB),
+        Shape(items=4),
+        devices,
+        global_batch=16,
+        prices=prices,
+        epoch_units=3200,
+        find_largest=False,
     )
     assert [card.prediction.footprint for card in cards] == [
         predict(JOB, "dit", Shape(items=4), device).footprint for device in devices

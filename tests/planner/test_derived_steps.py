@@ -7,8 +7,11 @@ import pytest
 from memfit.device.hardware.catalogue import find_device
 from memfit.errors import InputError
 from memfit.job import Shape
-from memfit.planner.derived_steps import EXACT, TRACES, card_groups, derived_ranges, traced_lengths
+from memfit.planner.asked_job import AskedJob
+from memfit.planner.derived_steps import TRACES, card_groups, derived_ranges, traced_lengths
+from memfit.planner.job_facts import facts_of
 from memfit.planner.predict import trace_question
+from memfit.planner.step_range import EXACT
 from testing.linear_layer import LinearLayer
 
 MOST = 5000
@@ -69,13 +72,14 @@ def test_lengths_are_the_longest_its_half_and_its_quarter():
     class Long(LinearLayer):
         longest = 1000
 
-    assert traced_lengths(Long()) == (224, 480, 1000)
-    assert traced_lengths(LinearLayer()) == (None,)
+    assert traced_lengths(facts_of(Long())) == (224, 480, 1000)
+    assert traced_lengths(facts_of(LinearLayer())) == (None,)
 
 
 def test_cards_of_one_architecture_share_traces_and_a_processor_has_none():
-    group, other = card_groups(LinearLayer(), [find_device("rtx4090"), find_device("l4"), find_device("t4")])
+    asked = AskedJob("linear", LinearLayer)
+    group, other = card_groups(asked, [find_device("rtx4090"), find_device("l4"), find_device("t4")])
     assert {"rtx4090", "l4"} <= {card.key for card in group.cards}
     assert "t4" in {card.key for card in other.cards}
     with pytest.raises(InputError, match="cards alone"):
-        card_groups(LinearLayer(), [find_device("cpu")])
+        card_groups(asked, [find_device("cpu")])

@@ -49,7 +49,11 @@ def folder(tmp_path, monkeypatch):
 
 def ask(folder, *arguments, device="rtx4090"):
     """(the prediction, whether it was traced)."""
-    command = [sys.executable, "-c", ASK, "predict", "job.py:Plain", "--device", device, "--json", *arguments]
+    return ask_verb(folder, "predict", "--device", device, *arguments)
+
+
+def ask_verb(folder, verb, *arguments):
+    command = [sys.executable, "-c", ASK, verb, "job.py:Plain", "--json", *arguments]
     answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr
     return {**json.loads(answer.stdout), "seconds": 0}, answer.stderr.split()[-1] == "True"
@@ -65,6 +69,12 @@ def test_the_second_question_is_answered_without_torch_and_to_the_byte(folder):
     assert ask(folder, "--fresh", device="l40s") == (other, True)
     assert ask(folder, "--memory", "1GiB")[1] is False
     assert ask(folder, device="t4")[1]
+
+
+def test_a_variable_that_an_import_sets_does_not_hide_what_was_kept(folder):
+    (folder / "job.py").write_text(f'import os\nos.environ["SET_BY_AN_IMPORT"] = "1"\n{JOB}')
+    first, _ = ask(folder)
+    assert ask(folder) == (first, False)
 
 
 @pytest.mark.slow
@@ -97,3 +107,27 @@ def test_a_module_that_torch_writes_anew_in_each_process_is_no_dependency(folder
     (folder / "job.py").write_text(f"import torch.distributed.nn\n{job}")
     first, _ = ask(folder)
     assert ask(folder) == (first, False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("verb", "first", "second"),
+    [
+        ("max", "--device rtx4090", "--device l40s --memory 6GiB"),
+        ("cards", "--device rtx4090 --device t4", "--device t4 --headroom 1GiB --micro-batch 9"),
+        ("compare", "--device rtx4090 --set depth=3", "--device l40s --set depth=3 --headroom 5%"),
+        ("ui", "--device rtx4090", "--device rtx4090 --memory 1GiB"),
+    ],
+)
+def test_other_questions_are_answered_from_what_was_kept(folder, verb, first, second):
+    """Whatever the card or the budget: no torch, and what tracing anew answers."""
+    first, second = first.split(), second.split()
+    assert ask_verb(folder, verb, *first)[1]
+    assert not ask_verb(folder, verb, *first)[1]
+    answer, traced = ask_verb(folder, verb, *second)
+    assert not traced
+    assert ask_verb(folder, verb, *second, "--fresh") == (answer, True)
+    (folder / "helper.py").write_text("WIDTH = 2048\n")
+    other, traced = ask_verb(folder, verb, *second)
+    assert traced
+    assert other != answer

@@ -14,7 +14,9 @@ from memfit.cli import main
 from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.errors import InputError
 from memfit.job import Shape
-from memfit.planner.largest import batch_policies, by_items, by_setting, largest_of, largest_size
+from memfit.planner.asked_job import AskedJob
+from memfit.planner.job_facts import facts_of
+from memfit.planner.largest import by_items, by_setting, largest_of, largest_size
 from memfit.planner.predict import predict
 from memfit.planner.traced_questions import TracedQuestions
 from memfit.trace.interpolation import interpolated
@@ -55,9 +57,8 @@ def test_a_need_that_never_grows_is_not_called_exact():
 
 @pytest.mark.slow
 def test_the_largest_micro_batch_is_what_predict_says():
-    keep, recompute = (
-        largest_of(policy, "dit", CARD, TracedQuestions(), by_items(None)) for policy in list(batch_policies(JOB))[:2]
-    )
+    asked = AskedJob("dit", lambda: JOB)
+    keep, recompute = (largest_of(policy, CARD, asked, by_items(None)) for policy in asked.facts.policies[:2])
     assert keep.exact
     assert keep.size < recompute.size
     for answer in (keep, recompute):
@@ -70,14 +71,13 @@ def test_the_largest_micro_batch_is_what_predict_says():
 
 def test_interpolated_traces_lead_to_the_answer_in_a_few_questions():
     """Segments grow in steps of 2 MiB, so that most sizes need what the one before needs."""
-    questions, job = TracedQuestions(), LinearLayer()
-    policy = next(iter(batch_policies(job)))
+    asked = AskedJob("wide", LinearLayer)
     for name in ("rtx3060", "rtx3090"):
-        answer = largest_of(policy, "wide", find_device(name), questions, by_items(None))
+        answer = largest_of(asked.facts.policies[0], find_device(name), asked, by_items(None))
         assert answer.exact
         assert answer.size > 1_000_000
         assert answer.prediction.footprint.fits
-    assert questions.traced <= 6
+    assert asked.traced <= 7
 
 
 def test_traces_of_other_events_are_not_interpolated():
@@ -112,9 +112,21 @@ def test_a_job_that_asks_for_its_card_is_traced_for_each():
 
 def test_a_setting_that_is_no_whole_number_is_refused():
     with pytest.raises(InputError, match="no whole-number setting"):
-        by_setting(JOB, "precision", Shape(items=1))
-    varied, shape = by_setting(JOB, "depth", Shape(items=2))(JOB, 5)
-    assert (varied.depth, shape.items) == (5, 2)
+        by_setting(facts_of(JOB), "precision", Shape(items=1))
+    changes, shape = by_setting(facts_of(JOB), "depth", Shape(items=2))(5)
+    assert (changes, shape.items) == ({"depth": 5}, 2)
+
+
+def test_sizes_between_traced_ones_are_those_of_predict_and_need_no_trace():
+    asked = AskedJob("dit", lambda: JOB)
+    largest_of(asked.facts.policies[0], CARD, asked, by_items(None))
+    traced = asked.traced
+    for items in (3, 7, 31, 50):
+        prediction = asked.predict(Shape(items=items), CARD, checkpointing={}, changes={})
+        again = predict(JOB, "dit", Shape(items=items), CARD, checkpointing={})
+        assert prediction.footprint == again.footprint
+        assert np.allclose(prediction.trace.operator_flops, again.trace.operator_flops, rtol=1e-6)
+    assert asked.traced == traced
 
 
 def asked(capsys, *arguments):
@@ -141,3 +153,20 @@ def test_a_length_is_refused_where_items_have_none(capsys):
         main(["max", "testing/nets.py:Convolution", "--length", "--device", "t4"])
     assert ended.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_lengths_that_are_not_read_are_said_to_be_assumed(capsys):
+    code = "tests.planner.test_largest:Varied"
+    for verb, *more in (("predict", "--micro-batch", "6"), ("max",)):
+        with pytest.raises(SystemExit) as stop:
+            main([verb, code, *more, "--device", "rtx4090"])
+        assert stop.value.code == 0
+        line = "Assumed: every sample is as long as the longest, 3 units of length; memfit plan reads lengths()."
+        assert " ".join(capsys.readouterr().out.split()).count(line) == 1
+
+
+class Varied(LinearLayer):
+    longest = 3
+
+    def lengths(self):
+        return [1, 2, 3]

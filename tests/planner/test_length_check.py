@@ -8,6 +8,7 @@ from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.errors import InputError
 from memfit.job import Shape
 from memfit.plan import read_plan, write_plan
+from memfit.planner.predict import assumed_lengths
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 from memfit.planner.variable_length.length_check import LengthCheck
@@ -126,3 +127,21 @@ def test_a_limit_that_makes_the_allocator_return_its_cache_is_told_by_what_is_re
     none = _within(family, windows, free.allocated_bytes - (1 << 20), config)
     assert none.failed_window is not None
     assert none.reserved_bytes == free.reserved_bytes
+
+
+def test_a_length_of_a_job_that_names_no_unit_for_it_is_not_counted_in_samples():
+    class Unnamed(JOBS["dit"]):
+        unit, longest = "samples", 50
+
+        def lengths(self):
+            return [9, 40]
+
+    device = with_memory(find_device("cpu"), 1 << 30)
+    words = (
+        "longer than the largest micro-batch, 4 units of length; write --global-batch 40 or more, in units of length"
+    )
+    with pytest.raises(InputError, match=words):
+        find_plan(Unnamed(), PlanRequest(name="unnamed", global_batch=4, device=device))
+    assert assumed_lengths(Unnamed(), Shape(items=1, length=50)).startswith(
+        "every sample is as long as the longest, 50 units of length;"
+    )

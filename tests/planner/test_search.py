@@ -21,6 +21,7 @@ from memfit.planner.cpu_margin import budget_for, without_cpu_margin
 from memfit.planner.lr_scaling import learning_rate
 from memfit.planner.predict import predict
 from memfit.planner.request import PlanRequest
+from memfit.planner.search import search as search_module
 from memfit.planner.search.candidate_search import CandidateSearch, sizes
 from memfit.planner.search.search import find_plan
 from memfit.planner.search.traced_job import open_traced_job
@@ -44,11 +45,11 @@ def card(mib: int):
     [(64, (64, 32, 22, 16, 13, 11, 10, 8, 7)), (1, (1,)), (7, (7, 4, 3, 2, 1))],
 )
 def test_micro_batches_split_a_share_evenly(share, expected):
-    result = sizes(share, None, None)
+    result = sizes(share, 1, None)
     assert tuple(result[: len(expected)]) == expected
     assert result[-1] == 1
     assert result == sorted(set(result), reverse=True)
-    assert sizes(share, None, 3) == [min(3, share)]
+    assert sizes(share, 1, 3) == [min(3, share)]
 
 
 def test_a_micro_batch_holds_the_longest_item():
@@ -167,6 +168,22 @@ def test_a_setting_that_is_not_enough_is_not_recommended():
     show_answer(planned, card(8), None, console)
     assert "None of them is enough alone" in console.file.getvalue()
     assert "write --set" not in console.file.getvalue()
+
+
+def test_suggestions_are_traced_once_and_not_for_each_engine(monkeypatch):
+    traced = []
+
+    def count(job, how, device):
+        traced.append(how.engine)
+        return smaller_settings(job, how, device)
+
+    monkeypatch.setattr(search_module, "smaller_settings", count)
+    request = PlanRequest(name="dit", global_batch=4, device=card(8), devices=2)
+    planned = find_plan(WithSmallerSetting(dim=64, depth=2, heads=4, frames=4096), request)
+    assert planned.plan is None
+    assert traced == [planned.floor.engine]
+    assert planned.smaller_settings
+    assert planned.larger_hardware
 
 
 def test_a_smaller_setting_that_is_no_setting_is_refused_by_name():

@@ -24,35 +24,34 @@ from memfit.device.hardware.benchmarks import AllocatorEvents, _peaks
 _BEGIN, _LAST = "begin ", "last"
 
 
-class _EndsLater(TorchDispatchMode):
-    """Validation goes on as long as operators run without gradients."""
+class Phases(TorchDispatchMode):
+    """Marks in the profile: where a part of training, validation or saving begins, and where one ended last.
 
-    def __init__(self, phases: "Phases") -> None:
-        super().__init__()
-        self._phases = phases
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not torch.is_grad_enabled():
-            self._phases.mark(_LAST)
-        return func(*args, **(kwargs or {}))
-
-
-class Phases:
-    """Marks in the profile: where a part of training, validation or saving begins, and where one ended last."""
+    Validation goes on as long as operators run without gradients. The mode sees them all: one that is entered within
+    ``torch.inference_mode`` is silently left at that context's end.
+    """
 
     def __init__(self, events: AllocatorEvents) -> None:
+        super().__init__()
         self._events = events
         self._trained: set[int] = set()
         self._depth = 0
-        self._validation = _EndsLater(self)
-        self._validates = False
+        self._phase = ""
+        self._marks = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self._phase == "validate" and not self._marks and not torch.is_grad_enabled():
+            self.mark(_LAST)
+        return result
 
     def mark(self, name: str) -> None:
-        if name.startswith(_BEGIN) and self._validates != (name == _BEGIN + "validate"):
-            self._validates = not self._validates
-            self._validation.__enter__() if self._validates else self._validation.__exit__(None, None, None)
-        with self._events.phase(name):
+        if name.startswith(_BEGIN):
+            self._phase = name.removeprefix(_BEGIN)
+        self._marks = True
+        with self._events.phase(name):  # an operator itself
             pass
+        self._marks = False
 
     def step_begins(self, optimizer: Optimizer, *rest: Any) -> None:
         self._trained |= {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -99,7 +98,7 @@ def spans(
         elif name.removeprefix(_BEGIN) != phase:
             ended = last if phase != "setup" else at
             edge = min(next((time for time in allocations if time >= ended), at), at)
-            answer.append((start, edge, phase))
+            answer.append((start, edge - 1, phase))
             phase, start = name.removeprefix(_BEGIN), edge
     return [*answer, (start, end, phase)]
 
@@ -119,7 +118,8 @@ def main() -> None:
         register_optimizer_step_post_hook(phases.step_ended)
         register_module_forward_pre_hook(phases.enter)
         register_module_forward_hook(phases.leave, always_call=True)
-        runpy.run_path(script, run_name="__main__")
+        with phases:
+            runpy.run_path(script, run_name="__main__")
         phases.mark("end")
     records, marks = events._read(operators)
     *marks, (end, _, _) = marks

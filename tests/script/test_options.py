@@ -174,3 +174,37 @@ def test_a_variable_that_outlives_its_graph_saves_nothing_at_a_peak_that_needs_i
         "    net[2](kept).sum().backward(); optimizer.step(); optimizer.zero_grad()\n"
     )
     assert option_of(trace_here(tmp_path, script), "free kept") is None
+
+
+TRAINER = """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+class Words(torch.utils.data.Dataset):
+    def __len__(self):
+        return 48
+    def __getitem__(self, i):
+        ids = torch.full((256,), i)
+        return {"input_ids": ids, "labels": ids}
+
+given = dict(per_device_train_batch_size=8, num_train_epochs=1, save_strategy="no", report_to="none", disable_tqdm=True)
+model = GPT2LMHeadModel(GPT2Config(n_layer=8, n_embd=256, n_head=4, vocab_size=500))
+Trainer(model, TrainingArguments("out", **given | ADDED), train_dataset=Words()).train()
+"""
+
+
+@pytest.mark.parametrize(("name", "most"), [("checkpoint transformer.h", 1.25), ("bf16 autocast", 2)])
+def test_the_trainers_own_arguments_save_what_the_option_says(tmp_path: Path, name: str, most: float) -> None:
+    """The words are evaluated as they are printed, given to the real Trainer, and the script is traced again. bf16
+    saves more than is promised: of results that are no products' it is not known."""
+    before = trace_here(tmp_path, TRAINER.replace("ADDED", "{}"))
+    option = option_of(before, name)
+    assert option is not None
+    assert option.saves_bytes is not None
+    words = option.for_tools["transformers"].replace("TrainingArguments(", "dict(")
+    after = trace_here(tmp_path, TRAINER.replace("ADDED", words))
+    assert after.error is None
+    assert before.footprint is not None
+    assert after.footprint is not None
+    saved = before.footprint.phases["train"].allocated_bytes - after.footprint.phases["train"].allocated_bytes
+    assert option.saves_bytes <= saved <= most * option.saves_bytes

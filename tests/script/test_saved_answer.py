@@ -41,6 +41,8 @@ def test_each_option_says_whether_training_fits_with_it(tmp_path: Path) -> None:
     [
         ("no json", "not JSON"), ("{}", "not an answer of memfit trace"), ("[1]", "not an answer of memfit trace"),
         (json.dumps(ANSWER | {"windows": 1}), "no verdict"),
+        (json.dumps(ANSWER | {"options": [OPTIONS[0] | {"for_tools": "lightning"}]}), "not an answer of memfit trace"),
+        (json.dumps(ANSWER | {"options": [OPTIONS[0] | {"saves_bytes": [3]}]}), "not an answer of memfit trace"),
     ],
 )  # fmt: skip
 def test_another_file_is_refused(tmp_path: Path, content: str, says: str) -> None:

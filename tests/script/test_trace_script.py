@@ -215,3 +215,16 @@ def test_a_script_that_spawns_more_ranks_than_are_simulated_is_told_the_most(tmp
     error = trace_here(tmp_path, script).error
     assert error is not None
     assert error.summary.startswith("init_process_group(world_size=99999999): memfit simulates at most ")
+
+
+def test_a_file_of_the_current_folder_hides_no_module_of_the_traced_process(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise RuntimeError('hidden')")
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    (scripts / "train.py").write_text((SAMPLES / "plain_loop.py").read_text())
+    memfit = str(Path(sys.executable).with_name("memfit"))  # python -m would look into the current folder itself
+    command = [memfit, "trace", "--device", "rtx4090", "--", "python", "scripts/train.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Fits on"), done.stdout

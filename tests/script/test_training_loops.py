@@ -342,3 +342,56 @@ def test_results_on_the_virtual_cpu_become_arrays(tmp_path: Path) -> None:
         device="cpu",
     )
     assert outcome.error is None, outcome.error.text
+
+
+def test_real_tensors_are_copied_within_a_step_on_the_virtual_cpu_which_has_no_cards(tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path,
+        "import copy, torch\n"
+        "net = torch.nn.Linear(8, 8)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "assert torch.cuda.device_count() == 0 and not torch.cuda.is_available()\n"
+        "for step in range(3):\n"
+        "    loss = net(torch.ones(4, 8)).sum()\n"
+        "    assert copy.deepcopy(torch.arange(3.0)).tolist() == [0, 1, 2]\n"
+        "    loss.backward(); optimizer.step(); optimizer.zero_grad()\n",
+        device="cpu",
+    )
+    assert outcome.error is None, outcome.error.text
+
+
+def test_nets_called_within_functional_transforms_are_traced(tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path,
+        NET + "from torch.func import functional_call, grad, vmap\n"
+        "def error(weights, x):\n"
+        "    return functional_call(net, weights, (x,)).square().mean()\n"
+        "def after_a_step(weights, x):\n"
+        "    gradients = grad(error)(weights, x)\n"
+        "    return error({name: value - gradients[name] for name, value in weights.items()}, x)\n"
+        "for step in range(3):\n"
+        "    weights = dict(net.named_parameters())\n"
+        "    loss = vmap(after_a_step, (None, 0))(weights, torch.randn(4, 8, 256, device='cuda')).mean()\n"
+        f"    {STEP}",
+    )
+    assert outcome.error is None, outcome.error.text
+    assert outcome.windows == 3
+
+
+def test_a_last_attempt_that_runs_out_of_memory_leaves_an_answer(tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path,
+        NET + "for step in range(3):\n"
+        "    loss = net(torch.ones(4, 256, device='cuda')).sum()\n"
+        f"    {STEP}"
+        "try:\n"
+        "    x = torch.ones(1 << 18, 256, device='cuda')\n"
+        "    net(net(net(net(x))))\n"
+        "except torch.OutOfMemoryError:\n"
+        "    pass\n",
+        memory_bytes=1 << 30,
+        enforced=True,
+    )
+    assert outcome.error is None, outcome.error.text
+    assert outcome.windows == 3
+    assert outcome.failed_attempts == 1

@@ -9,8 +9,9 @@ from memfit.audit import Meant, audit
 from memfit.cli import main
 from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.geometry import shape_of
+from memfit.job import Shape
 from memfit.loading import load_job
-from memfit.plan import MemoryOption, Plan, write_plan
+from memfit.plan import MemoryOption, Plan, read_plan, write_plan
 from memfit.planner.predict import predict
 from memfit.show.page import render, write_page
 from memfit.show.report import report
@@ -19,6 +20,7 @@ from memfit.show.timeline import place_of
 from memfit.show.trace_file import write_trace
 from memfit.sizes import format_size
 from testing.browser import browser, missing, opened, show_as, text
+from testing.linear_layer import LinearLayer
 from tests.hostile import HOSTILE, JOB
 
 pytest.importorskip("selenium")
@@ -209,6 +211,8 @@ def test_a_plan_with_hostile_names_shows_them_as_text(driver, plan, tmp_path, wi
     module = driver.execute_script("return document.querySelector('#timeline .plot').data.at(-1).text.join(' ')")
     assert "<script>" not in module
     assert "net.&lt;/script&gt;" in module or "onerror" in module
+    assert "What to do." in text(driver, "p.cure")
+    assert f"memfit probe {tmp_path}/plan.toml" in [line.text for line in driver.find_elements("css selector", "pre")]
 
 
 def test_a_run_shows_what_was_measured_against_what_was_predicted(driver, plan, tmp_path) -> None:
@@ -220,6 +224,7 @@ def test_a_run_shows_what_was_measured_against_what_was_predicted(driver, plan, 
         driver.find_element("css selector", "h1").text
         == "≈ Not finished: stopped after 9000 windows, loss 2 to 1; peak 1.2 KiB of 1.00 GiB"
     )
+    assert f"memfit run {tmp_path}/plan.toml --out {tmp_path} --resume" in text(driver, "p.cure")
     assert "23.4% more" in driver.find_element("css selector", "section p").text
     memory = driver.execute_script("return JSON.parse(document.querySelector('#data').textContent)[0].panels[0].lines")
     collected = [(line["name"], max(line["y"])) for line in memory]
@@ -355,3 +360,19 @@ def test_two_runs_side_by_side(driver, plan, tmp_path) -> None:
     assert rows[0] == ["windows", "20", "10", "B:", "50.0%", "less"]
     memory = driver.execute_script("return document.querySelector('#windows .plot').data.map(line => line.y.length)")
     assert memory == [20] * 8
+
+
+def test_a_plan_shows_the_other_cards_as_predict_does(tmp_path):
+    main_exit(["plan", "testing/linear_layer.py:LinearLayer", "--global-batch", "64", "--device", "l40s", "--out",
+               str(tmp_path / "plan.toml")])  # fmt: skip
+    page = report(tmp_path / "plan.toml")
+    cards = next(section for section in page.sections if section.title == "Other cards").tables[0]
+    plan = read_plan(tmp_path / "plan.toml")
+    predicted = predict(
+        LinearLayer(), "linear", Shape(items=plan.micro_batch), find_device("rtx4090"), plan=plan,
+        micro_batches=len(plan.micro_batches[0]), checkpointing=plan.checkpointing,
+    ).footprint  # fmt: skip
+    row = next(row for row in cards.rows if row[0] == "rtx4090")
+    need = max(phase.process_bytes for phase in predicted.phases.values())
+    assert row[1:3] == (predicted.verdict, format_size(need))
+    assert page.advice == f"Run it: memfit run {tmp_path}/plan.toml --out RUN."

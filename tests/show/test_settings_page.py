@@ -1,5 +1,6 @@
 """pytest tests/show/test_settings_page.py: the page of memfit ui in real Chromium, against predict to the byte."""
 
+import json
 import random
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from memfit.footprint import Footprint
 from memfit.garbage import keep_frozen
 from memfit.job import Shape
 from memfit.loading import load_job
+from memfit.planner.asked_job import AskedJob
 from memfit.planner.derived_steps import card_groups
 from memfit.planner.predict import checkpoint_all, plain_nets
 from memfit.planner.traced_questions import TracedQuestions
@@ -69,8 +71,9 @@ def driver():
 def tagger_page(tmp_path_factory):
     keep_frozen()
     path = tmp_path_factory.mktemp("ui") / "tagger.html"
-    groups = card_groups(Tagger(), [find_device("rtx4060")])
-    write_settings_page(path, Tagger(), "tagger.py:Tagger", (), groups)
+    asked = AskedJob("tagger.py:Tagger", Tagger)
+    groups = card_groups(asked, [find_device("rtx4060")])
+    write_settings_page(path, asked.facts, "tagger.py:Tagger", (), groups)
     return path
 
 
@@ -210,7 +213,9 @@ def test_texts_of_a_job_run_nothing(driver, tmp_path):
     (tmp_path / "job.py").write_text(JOB)
     job = load_job(f"{tmp_path}/job.py:Hostile")
     page = tmp_path / "hostile.html"
-    write_settings_page(page, job, HOSTILE, (f"name={HOSTILE}",), card_groups(job, [find_device("rtx4090")]))
+    asked = AskedJob(HOSTILE, lambda: job)
+    groups = card_groups(asked, [find_device("rtx4090")])
+    write_settings_page(page, asked.facts, HOSTILE, (f"name={HOSTILE}",), groups)
     ready(driver, page)
     assert HOSTILE in text(driver, "title")
     assert HOSTILE in text(driver, ".about")
@@ -218,13 +223,42 @@ def test_texts_of_a_job_run_nothing(driver, tmp_path):
     assert driver.execute_script("return document.images.length") == 0
 
 
-def test_the_command_writes_a_page(tmp_path, capsys):
+def test_the_command_writes_a_page(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("memfit.cli.ui._other_cards", lambda targets, headroom: [find_device("l4")])
     out = tmp_path / "page.html"
     with pytest.raises(SystemExit) as left:
         main(["ui", f"{LINEAR}:LinearLayer", "--device", "rtx4060", "--out", str(out)])
     assert left.value.code == 0
-    assert capsys.readouterr().out.startswith(f"Written to {out}: open it in a browser.\n")
+    verdict, written = capsys.readouterr().out.splitlines()
+    assert verdict.startswith("Fits on RTX 4060 with ")
+    assert written == f"Written to {out}, with 2 cards: open it in a browser."
     assert out.read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.slow
+def test_the_page_has_every_card_and_the_memory_that_was_asked_for(driver, tmp_path, capsys):
+    out, every = (
+        tmp_path / "page.html",
+        [key for key, card in catalogue().items() if card.is_cuda and card.usable_bytes],
+    )
+    with pytest.raises(SystemExit):
+        main(["ui", f"{LINEAR}:LinearLayer", "--memory", "2GiB", "--headroom", "10%", "--out", str(out)])
+    assert "starts with rtx4090" in capsys.readouterr().out
+    ready(driver, out)
+    WebDriverWait(driver, 30).until(lambda d: d.find_elements("css selector", "#card-rows tr"))
+    rows = driver.execute_script("return [...document.querySelectorAll('#card-rows tr')].map((r) => r.textContent)")
+    assert len(rows) == len(every)
+    assert not any("not derived" in row for row in rows)
+    assert "--device rtx4090 --memory 2GiB --headroom 10%" in text(driver, "#command-predict")
+    for card, options in (("rtx4090", ("--memory", "2GiB")), ("h200", ())):
+        asked = dict(driver.execute_script("return memfit.data.start"), card=card, items=3)
+        page = driver.execute_script("return memfit.footprint(arguments[0])", asked)
+        with pytest.raises(SystemExit):
+            main(["predict", f"{LINEAR}:LinearLayer", "--device", card, *options, "--headroom", "10%", "--shape", "3",
+                  "--json"])  # fmt: skip
+        predicted = json.loads(capsys.readouterr().out)
+        assert page["headroom_bytes"] == predicted["headroom_bytes"]
+        assert page["phases"]["train"]["process_bytes"] == predicted["phases"]["train"]["process_bytes"]
 
 
 def test_a_processor_and_a_folder_that_is_not_there_are_refused(tmp_path, capsys):
@@ -242,8 +276,9 @@ def test_a_processor_and_a_folder_that_is_not_there_are_refused(tmp_path, capsys
 )
 def test_other_nets_agree_with_predict(driver, tmp_path, name, cards, ranks):
     job = JOBS[name]()
-    groups = card_groups(job, [find_device(card) for card in cards], ranks)
-    write_settings_page(tmp_path / "page.html", job, name, (), groups, ranks)
+    asked = AskedJob(name, lambda: job)
+    groups = card_groups(asked, [find_device(card) for card in cards], ranks)
+    write_settings_page(tmp_path / "page.html", asked.facts, name, (), groups, ranks)
     ready(driver, tmp_path / "page.html")
     wrong = disagreements(driver, job, SETTINGS)
     assert not wrong, f"seed {SEED}: {len(wrong)} of {SETTINGS}\n" + "\n".join(wrong[:3])

@@ -34,7 +34,7 @@ def installed(monkeypatch, tmp_path):
     versions.check_torch_version.cache_clear()
 
 
-@pytest.mark.parametrize("version", ["2.8.0+cu128", "2.13.1+cu130", "2.14.9"])
+@pytest.mark.parametrize("version", ["2.6.0+cu124", "2.13.1+cu130", "2.14.9", "2.15.0"])
 def test_a_tested_version_passes_without_a_self_test(installed, version, capsys):
     runs = installed(version)
     versions.check_torch_version()
@@ -43,8 +43,8 @@ def test_a_tested_version_passes_without_a_self_test(installed, version, capsys)
 
 
 def test_an_old_version_is_refused_in_one_line(installed):
-    installed("2.7.1")
-    with pytest.raises(InputError, match=r'torch 2\.7\.1: memfit needs torch 2\.8 or newer; .*"torch>=2\.8,<2\.15"'):
+    installed("2.5.1")
+    with pytest.raises(InputError, match=r'torch 2\.5\.1: memfit needs torch 2\.6 or newer; .*"torch>=2\.6,<2\.16"'):
         versions.check_torch_version()
     with pytest.raises(InputError):
         versions.refuse_old()
@@ -55,7 +55,7 @@ def test_a_newer_version_is_tested_and_warned_of_once(installed, capsys):
     versions.check_torch_version()
     assert runs == ["memfit.trace.self_test"]
     error = capsys.readouterr().err
-    assert "torch 2.99.0 is newer than 2.14" in error
+    assert "torch 2.99.0 is newer than 2.15" in error
 
     versions.check_torch_version.cache_clear()
     with virtual_gpu(CardRules()):

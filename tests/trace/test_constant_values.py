@@ -8,6 +8,7 @@ from torch import nn
 
 from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.virtual_device import virtual_cpu, virtual_gpu
+from memfit.trace import constant_values
 from memfit.trace.tracer import Tracer
 
 
@@ -69,3 +70,20 @@ def test_a_slice_from_a_random_place_keeps_its_width(device):
         assert x[:, starts[1] : ends[1]].shape == (2, 32)
         lasts = torch.randint(32, 64, (3,), device=virtual.device)
         assert x[:, lasts[2] - 8 : lasts[2]].shape == (2, 8)
+
+
+@pytest.mark.parametrize("device", [virtual_cpu, lambda: virtual_gpu(CardRules())], ids=["cpu", "gpu"])
+def test_what_is_written_through_a_view_is_forgotten_of_the_whole(device):
+    """``pad_sequence`` copies sequences into the rows of a tensor of zeros: it was taken for zeros afterwards."""
+    with device() as virtual, Tracer(virtual).recording(), virtual.device:
+        padded = nn.utils.rnn.pad_sequence([torch.randint(3, 9, (length,)) for length in (5, 2)], batch_first=True)
+        assert padded.shape == (2, 5)
+        valid = (padded != 0).sum()
+        assert bool(valid == 0) is False
+        counts = torch.zeros(4, dtype=torch.int64)
+        first, row = counts[:2], counts.view(2, 2)[1]
+        row.fill_(7)
+        assert (counts.sum().item(), first.sum().item()) == (14, 0)
+        first.copy_(torch.randint(3, 9, (2,)))
+        assert constant_values.known_item(row[0]) is None
+        assert constant_values.known_item(counts.sum()) is None

@@ -18,6 +18,7 @@ from memfit.trace.step import Tracing, trace_job
 class Mixed(Job):
     inputs: str = "float32"
     classes: str = "int64"
+    pixels: int = 0
 
     def nets(self):
         return {"net": nn.Linear(8, 4)}
@@ -26,11 +27,14 @@ class Mixed(Job):
         return {"sgd": torch.optim.SGD(nets["net"].parameters())}
 
     def batch(self, shape):
-        classes = torch.zeros(shape.items, dtype=getattr(torch, self.classes))
-        return torch.ones(shape.items, 8, dtype=getattr(torch, self.inputs)), classes
+        pixels = (self.pixels,) if self.pixels else ()
+        classes = torch.zeros(shape.items, *pixels, dtype=getattr(torch, self.classes))
+        return torch.ones(shape.items, *pixels, 8, dtype=getattr(torch, self.inputs)), classes
 
     def loss(self, nets, batch):
-        return nn.functional.cross_entropy(nets["net"](batch[0]), batch[1], reduction="sum"), len(batch[0])
+        out = nets["net"](batch[0])
+        out = out.transpose(1, 2) if self.pixels else out
+        return nn.functional.cross_entropy(out, batch[1], reduction="sum"), len(batch[0])
 
 
 @pytest.mark.parametrize(
@@ -40,6 +44,7 @@ class Mixed(Job):
         ({"inputs": "bfloat16"}, "same dtype", "a matrix product at .*: bfloat16 times float32"),
         ({"classes": "int32"}, "Long", "a loss over classes at .*test_operand_types.py:.*: its classes are int32"),
         ({"classes": "bool"}, "Long", "its classes are bool"),
+        ({"classes": "uint8", "pixels": 3}, "Long", "its classes are uint8"),
     ],
 )
 @pytest.mark.parametrize("device", ["cpu", "rtx4090"])
@@ -51,7 +56,9 @@ def test_types_that_a_real_step_refuses(settings: dict[str, str], real: str, wor
         trace_job(job, Shape(items=2), Tracing(device=find_device(device)))
 
 
-@pytest.mark.parametrize("settings", [{}, {"inputs": "bfloat16", "precision": "bf16"}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"inputs": "bfloat16", "precision": "bf16"}, {"classes": "uint8"}, {"pixels": 3}]
+)
 def test_types_that_a_real_step_takes(settings: dict[str, str]) -> None:
     job = Mixed(**settings)
     run = partial(job.loss, job.nets(), job.batch(Shape(items=2)))

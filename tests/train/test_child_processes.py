@@ -3,12 +3,14 @@
 python -m pytest tests/train/test_child_processes.py
 """
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +35,22 @@ print(code, supervisor.killed_early, supervisor.killed, supervisor.signalled is 
 """)
     assert (code, words) == (0, "-9 True False True\n")
     assert seconds < 30
+
+
+def test_a_signal_right_before_the_end_is_noted():
+    code, words, _ = said("""
+import os, signal
+from memfit.train.launch.supervisor import Supervisor
+noted = []
+for _ in range(5):
+    supervisor = Supervisor()
+    with supervisor.guarding():
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        os.kill(os.getpid(), signal.SIGTERM)
+    noted.append(supervisor.signalled is not None)
+print(noted)
+""")
+    assert (code, words) == (0, f"{[True] * 5}\n")
 
 
 def test_what_a_killed_process_leaves_behind_is_ended():
@@ -166,3 +184,24 @@ def test_a_signal_to_a_run_that_is_done_ends_it_with_its_code_and_its_line(line,
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
     assert (done.returncode, done.stdout) == (0, said), done.stderr
+
+
+def test_a_launch_of_ranks_that_is_killed_leaves_no_temporary_files(tmp_path):
+    script = """
+from pathlib import Path
+from memfit.train.launch.outcome import spare_folder
+from memfit.train.launch.torchrun import torchrun
+with spare_folder():
+    torchrun(2, "timeit", ["-n1", "-r1", "import time; time.sleep(60)"], Path())
+"""
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, env=environment) as process:
+        until, ranks = time.monotonic() + 60, []
+        while len(ranks) < 2 and time.monotonic() < until:
+            time.sleep(0.05)
+            ranks = [child for child in psutil.Process(process.pid).children() if "timeit" in child.cmdline()]
+        process.kill()
+    for rank in ranks:
+        rank.kill()
+    assert len(ranks) == 2
+    assert list(tmp_path.iterdir()) == []

@@ -197,7 +197,12 @@ def test_one_that_raises_later_ends_the_run_with_4_after_its_last_window(undistu
     code, run, said = start(undisturbed, tmp_path, "validate", "raise")
     assert code == Exit.CHECK_FAILED
     assert "validation was left out: ZeroDivisionError: planted" in said
-    assert len((run / "metrics.jsonl").read_text().splitlines()) == 6
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 6
+    assert json.loads(lines[-1])["validation"] is None
+    (run / "mark").unlink()
+    assert undisturbed[0].run(run, resume=True)["code"] == Exit.DONE
+    assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["validation"] is not None
 
 
 DAMAGE = {

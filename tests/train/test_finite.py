@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from memfit.apply.train_state import build
+from memfit.loading import load_job
 from memfit.train.loop.finite import NotFiniteError, check_state, is_finite, not_finite_buffers
-from memfit.train.recovery.memory_growth import MemoryGrowth, largest_holder
+from memfit.train.recovery.memory_growth import FEW, MemoryGrowth, largest_holder
 from testing.faulty_jobs import Gan, Noisy
 
 INFINITE = torch.tensor(float("inf"))
@@ -80,12 +81,31 @@ def test_growth_is_steady_or_none():
     assert len(readings(range(100_000))._readings) <= 64
 
 
+def test_few_readings_show_a_fast_growth_where_memory_has_run_out():
+    assert readings([100, 110, 120, 130, 140, 150]).steady() is None
+    for values in ([100, 110, 120, 130, 140, 150], range(100, 180, 10), range(100, 170, 10)):
+        grown = readings(values).steady(FEW)
+        assert grown.bytes == 10 * (grown.last - grown.first)
+    assert readings([100, 110, 120, 130, 140]).steady(FEW) is None
+    assert readings([100, 110, 120, 130, 130, 150]).steady(FEW) is None
+    assert readings([100, 110, 120, 130, 200, 150]).steady(FEW) is None
+
+
 def test_the_holder_of_most_bytes_is_named():
     train_state = build(Noisy(), "cpu")
     samples = train_state.job.dataset()
     train_state.job.__dict__["small"] = [torch.zeros(10)]
     train_state.job.__dict__["history"] = {"losses": [torch.zeros(1 << 16) for _ in range(4)]}
     assert largest_holder(train_state, samples).startswith("Noisy.history holds 4 tensors, 1.0 MiB")
+
+
+def test_a_holder_in_the_jobs_file_is_named_as_the_file_is(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import torch\nfrom testing.faulty_jobs import Noisy\nclass Mine(Noisy): ...\nKEPT = [torch.zeros(1 << 16)]\n"
+    )
+    train_state = build(load_job(f"{file}:Mine"), "cpu")
+    assert largest_holder(train_state, []).startswith("mine.KEPT holds 1 tensors, 256 KiB")
 
 
 class Deprecated:

@@ -259,3 +259,17 @@ def test_an_exported_script_starts_both_machines_with_stand_ins_for_the_schedule
     assert [process.wait(timeout=300) for process in started] == [0] * len(started)
     (weights,) = tmp_path.glob("**/final/net.safetensors")
     assert load_file(weights).keys() == two[1].keys()
+
+
+@pytest.mark.slow
+def test_node_0_says_that_it_waits_and_ends_on_a_signal(two, nodes, tmp_path):
+    """Signals are blocked while torchrun starts ranks: node 0 alone waited 900 s, whatever it was sent."""
+    alone = start(two[0], tmp_path / "run", nodes[0])
+    said = next(line for line in alone.stderr if line.startswith("memfit: "))
+    begin = time.monotonic()
+    alone.terminate()
+    rest = alone.communicate(timeout=60)[1]
+    assert said.startswith("memfit: waiting ")
+    assert time.monotonic() - begin < 10
+    assert alone.returncode == 5, rest
+    assert "Traceback" not in rest

@@ -6,8 +6,11 @@ python -m pytest tests/train/test_outcome.py
 import os
 from pathlib import Path
 
+import pytest
+
 from memfit.errors import Exit
 from memfit.train.launch.outcome import SPARE, Outcome, read_outcome, say, spare_folder, write_outcome
+from memfit.train.launch.torchrun import _code_of
 from memfit.train.launch.watchdog import remove_temporary_stacks
 from memfit.train.run_folder import RunFolder
 
@@ -16,6 +19,7 @@ def test_an_outcome_is_written_into_a_spare_folder_where_the_run_cannot_be_writt
     gone = tmp_path / "gone"
     with spare_folder():
         spare = Path(os.environ[SPARE])
+        assert not spare.exists()  # a launch that is killed now leaves nothing
         write_outcome(gone, Outcome(code=Exit.STOPPED), "stopped")
         write_outcome(gone, Outcome(code=Exit.BAD_INPUT), "another rank ended")
         assert read_outcome(gone).code == Exit.STOPPED
@@ -27,6 +31,7 @@ def test_an_outcome_is_written_into_a_spare_folder_where_the_run_cannot_be_writt
 
 def test_an_outcome_that_is_written_in_part_is_passed_over(tmp_path, monkeypatch):
     with spare_folder():
+        Path(os.environ[SPARE]).mkdir()
         (Path(os.environ[SPARE]) / ".ended-once").write_text('{"code": 5}')
         (tmp_path / ".ended-once").touch()
         assert read_outcome(tmp_path).code == Exit.STOPPED
@@ -48,3 +53,19 @@ def test_what_killed_processes_leave_beside_stacks_is_removed(tmp_path):
 def test_a_folder_whose_name_has_control_characters_is_said_in_one_plain_line(capsys):
     say("go on with: memfit run a\x1b[2J\nb/plan.toml")
     assert capsys.readouterr().err == "memfit: go on with: memfit run a\\x1b[2J\\nb/plan.toml\n"
+
+
+@pytest.mark.parametrize(
+    ("exits", "resumable", "words"),
+    [
+        ([2, Exit.STOPPED], True, "memfit: ranks ended too often, out of memory or unable to write the run's folder; "),
+        ([2, Exit.STOPPED], False, ""),
+        ([-9], True, "memfit: ranks were killed by signal 9 too often; go on with --resume"),
+        ([-9], False, "memfit: ranks were killed by signal 9\n"),
+    ],
+)
+def test_ranks_of_what_cannot_be_resumed_speak_of_no_resuming(tmp_path, capsys, exits, resumable, words):
+    assert _code_of(tmp_path, exits, resumable) == Exit.STOPPED
+    heard = capsys.readouterr().err
+    assert heard.startswith(words)
+    assert ("resume" in heard) is resumable

@@ -5,7 +5,13 @@ import dataclasses
 import pytest
 
 from memfit.plan import Plan
-from memfit.train.recovery.reduced_limits import NO_REDUCTION, ReducedLimits, read_reduced_limits, write_reduced_limits
+from memfit.train.recovery.reduced_limits import (
+    NO_REDUCTION,
+    ReducedLimits,
+    forget_earlier_stop,
+    read_reduced_limits,
+    write_reduced_limits,
+)
 from memfit.train.run_folder import CannotWriteError, RunFolder
 
 PLAN = Plan(
@@ -48,6 +54,17 @@ def test_a_stop_counts_in_its_own_launch_alone(tmp_path, monkeypatch):
     assert (limits.most, limits.stops_before, limits.reason, limits.code) == (1, 9, "no room", 2)
     write_reduced_limits(folder, PLAN, ReducedLimits(stops_before=7, reason="less room"))
     assert read_reduced_limits(folder, PLAN).stops_before == 7
+
+
+def test_a_launch_whose_ranks_start_again_does_not_stop_where_an_earlier_one_did(tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path)
+    write_reduced_limits(folder, PLAN, ReducedLimits(most=2, stops_before=9, reason="no room", validates=False))
+    forget_earlier_stop(folder, PLAN)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert read_reduced_limits(folder, PLAN) == ReducedLimits(most=2)
+    write_reduced_limits(folder, PLAN, ReducedLimits(validates=False))
+    forget_earlier_stop(folder, PLAN)
+    assert read_reduced_limits(folder, PLAN) == ReducedLimits(most=2, validates=False)
 
 
 def test_a_disk_that_is_full_is_one_line(tmp_path):

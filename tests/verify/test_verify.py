@@ -96,12 +96,21 @@ def test_ranks_under_zero_are_the_same_to_rounding(engine):
         assert 0 < world["of_bounds"]["parameters"] <= 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["zero1", "zero2", "zero3"])
+def test_a_net_that_each_rank_trains_alone_is_carried_under_zero_and_named(engine):
+    code, answer = verify("Unsynchronised", "--world-sizes", "2", "--windows", "1", "--engine", engine)
+    assert code == 0
+    assert [finding["code"] for finding in answer["findings"]] == ["unsynchronised"]
+    (two,) = answer["worlds"]
+    assert 0 < two["max_relative_difference"]["gradients"] <= two["bound"]
+
+
 @pytest.mark.parametrize(
     ("name", "engine", "said"),
     [
         ("Sound", "hsdp", "--engine hsdp: no engine of several ranks; write one of ddp, fsdp2, zero1, zero2, zero3"),
         pytest.param("Unsynchronised", "fsdp2", "write --engine ddp", marks=pytest.mark.slow),
-        pytest.param("Unsynchronised", "zero2", "write --engine ddp", marks=pytest.mark.slow),
     ],
 )
 def test_an_engine_that_is_not_there_or_cannot_carry_the_job_is_refused_by_name(name, engine, said):

@@ -271,6 +271,9 @@ def _named(what: str, known: Mapping[str, Entry], name: str) -> Entry:
     without_size = _plain(re.sub(r"[-_ ]\d+ *gi?b?$", "", name.lower()))
     if not same:
         same = [key for short, key in keys.items() if short == without_size]
+    if what == "device" and (size := re.fullmatch(r"(\d+) *g(i?b)?", name.strip().lower())):
+        held = int(size[1]) << 30
+        same = [key for key, card in known.items() if abs((getattr(card, "memory_bytes", 0) or 0) - held) <= held / 8]
     near = same or difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     other = (
         "write --device NAME of the most similar one with --memory SIZE" if what == "device" else "write one of them"

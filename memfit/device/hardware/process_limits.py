@@ -35,6 +35,15 @@ FAKE_RANKS = 16384
 FAKE_RANK_BYTES = 64 << 10
 """Measured 17 KB a rank with ZeRO's stage 3 of 222 tensors; for larger nets, four times that."""
 
+SIMULATED_WORKERS = 1024
+"""Workers of a loader that one process simulates; more than any machine has cores for."""
+
+WINDOW_COPIES = 4
+"""Copies of a job's state that ``memfit verify`` keeps of each window: 3.4 measured for a GAN with Adam. They are what
+the window began with, its optimizers, and its gradients and weights."""
+WINDOW_BYTES = 64 << 10
+"""Python's objects for one such window: a bound for small nets."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankLimit:
@@ -104,6 +113,26 @@ def check_workers(workers: int | None, ranks: int) -> None:
         each = f" for each of {ranks} ranks" if ranks > 1 else ""
         why = f"at most {most} workers{each} fit on this machine: {reason}"
         raise InputError(f"--workers {workers}", why, f"write {most} or fewer")
+
+
+def check_windows(windows: int, state_bytes: int) -> None:
+    """Raises InputError where this machine does not hold what ``memfit verify`` keeps of so many windows.
+
+    Args:
+        state_bytes: weights, buffers and optimizer states of the job after its first step.
+    """
+    each, available = WINDOW_COPIES * state_bytes + WINDOW_BYTES, available_bytes()
+    most = max(int(available * (1 - RESERVED) // each), 1)
+    if windows > most:
+        why = f"memfit keeps about {format_size(each)} of each window, and {format_size(available)} is free"
+        raise InputError(f"--windows {windows}", why, f"write {most} or fewer")
+
+
+def check_simulated_workers(workers: int) -> None:
+    """Raises InputError where a loader has more workers than are simulated in one process."""
+    if workers > SIMULATED_WORKERS:
+        why = f"memfit simulates at most {SIMULATED_WORKERS} workers, and no machine has cores for so many"
+        raise InputError(f"num_workers={workers} of a loader", why, f"write {SIMULATED_WORKERS} or fewer")
 
 
 def check_fake_ranks(option: str, ranks: int) -> None:

@@ -7,171 +7,33 @@ Works for fake tensors on any device.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from memfit.device.virtual.raising_branch import passing_answer
+from memfit.device.virtual.assumptions import (
+    HOLDS_IF_FINITE,
+    Assumptions,
+    answer_that_passes,
+    assumed_integer,
+    source_line,
+)
 from memfit.errors import InputError
 from memfit.torch_compat import FakeTensor, disable_current_modes
 
 NOT_HANDLED: Any = object()
 """What ``answer`` returns for an operator that asks nothing of data."""
 
-ASSUMED = "_memfit_assumed"
-"""Attribute of a fake tensor of integers: the value of each, where that follows from integers that are taken for 0 or
-for the least random number."""
-
-HOLDS_IF_FINITE = "_memfit_holds_if_finite"
-"""Attribute of a fake tensor of one truth value: it is true of every finite number, as ``loss < float("inf")`` is."""
-
-DOUBT = "where that is a size, a run needs more than predicted"
-"""The end of what is said of an integer that was assumed."""
-
-MOST_PER_LINE = 10_000
-"""Answers that one line of a user's code may ask for: past it, it is a loop that waits for data."""
-
-_integer = [0]
-
-
-@contextmanager
-def unknown_integers(answer: int) -> Iterator[None]:
-    """Inside, an integer that is not known is taken for this one, not for 0."""
-    _integer.append(answer)
-    try:
-        yield
-    finally:
-        _integer.pop()
-
-
-def assumed_integer(tensor: Tensor) -> int:
-    """What one integer that is not known is taken for."""
-    assumed: int = tensor.__dict__.get(ASSUMED, _integer[-1])
-    return assumed
-
-
 _aten = torch.ops.aten
-_OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
-_TRACES = str(Path(__file__).parents[2] / "trace" / "step.py")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Assumption:
-    """One place where a trace assumed data."""
-
-    operator: str
-    answer: str
-    """The assumed value, or the assumed size."""
-    where: str
-    """``file:line`` of the code that asked."""
-    doubtful: bool
-    """True where the answer is an integer that code may use as a size."""
-    most: int
-    """Elements taken, where the answer is how many there are: as many as there can be. 0 for another answer."""
-    times: int
-
-
-class Assumptions:
-    """What a trace assumed of data, by place."""
-
-    def __init__(self) -> None:
-        self.given: dict[tuple[str, int], str] = {}
-        """Answers that a person gave, by file and line."""
-        self._times: dict[tuple[str, str, str, bool, int], int] = {}
-
-    def answer(self, value: Any, where: str) -> Any:
-        """The value that was given for this place, in the type of ``value``; ``value`` where none was."""
-        file, _, line = where.rpartition(":")
-        for (name, number), given in self.given.items():
-            if number == int(line or 0) and (file == name or file.endswith("/" + name)):
-                return given == "True" if type(value) is bool else type(value)(given)
-        return value
-
-    def note(self, operator: str, answer: str, *, doubtful: bool = False, most: int = 0) -> None:
-        """Raises:
-        InputError: the same line of the user's code asks for the 10,001st time.
-        """
-        where, users = source_line()
-        entry = (operator, answer, where, doubtful, most)
-        times = self._times[entry] = self._times.get(entry, 0) + 1
-        if users and times > MOST_PER_LINE:
-            raise InputError(
-                f"{where}: {operator} was asked {MOST_PER_LINE} times",
-                f"a trace has no data, so it is always answered {answer}, and a loop that waits for another never ends",
-                "give the loop a fixed number of rounds while torch tensors are fake, or trace without it",
-            )
-
-    def __iter__(self) -> Any:
-        for (operator, answer, where, doubtful, most), times in self._times.items():
-            yield Assumption(operator=operator, answer=answer, where=where, doubtful=doubtful, most=most, times=times)
-
-    def of_sizes(self) -> tuple[str, ...]:
-        """A line for each place whose answer decides sizes: the prediction is too high there, or too low."""
-        most: dict[tuple[str, str], int] = {}
-        doubtful = []
-        for assumption in self:
-            if assumption.most:
-                most[assumption.where, assumption.operator] = max(
-                    assumption.most, most.get((assumption.where, assumption.operator), 0)
-                )
-            elif assumption.doubtful:
-                doubtful.append(
-                    f"{assumption.where}: {assumption.operator}() was answered {assumption.answer}; {DOUBT}"
-                )
-        bounds = [
-            f"{where}: {operator} was taken to find all {count:,}; a run needs less where its data has fewer"
-            for (where, operator), count in most.items()
-        ]
-        return (*bounds, *doubtful)
-
-    def __len__(self) -> int:
-        return len(self._times)
-
-
-def _passing_answer() -> bool | None:
-    """The answer with which the check that asks goes on, where it is one."""
-    frame, _ = _asking()
-    return passing_answer(frame) if frame is not None else None
-
-
-def source_line() -> tuple[str, bool]:
-    """``file:line`` of the innermost frame outside torch and memfit, and True; failing that, of the caller in torch.
-
-    What called the trace, such as a script or the standard library, is no code of a job.
-    """
-    frame, innermost = _asking()
-    return (f"{frame.f_code.co_filename}:{frame.f_lineno}", True) if frame is not None else (innermost, False)
-
-
-def _asking() -> tuple[FrameType | None, str]:
-    """The innermost frame outside torch and memfit, or None and where torch was called."""
-    frame: Any = sys._getframe(1)
-    innermost = ""
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if name.startswith(_TRACES):
-            break
-        if not name.startswith(_OURS):
-            if not name.startswith("<") and frame.f_code.co_name != "__torch_dispatch__":
-                return frame, innermost
-        elif not innermost and name.startswith(_OURS[0]) and not name.endswith(("_ops.py", "_stats.py")):
-            innermost = f"{name}:{frame.f_lineno}"
-        frame = frame.f_back
-    return None, innermost
 
 
 def _item(assumptions: Assumptions, tensor: Tensor) -> Any:
     if isinstance(tensor, FakeTensor) and tensor.constant is not None:
         return NOT_HANDLED
     if tensor.dtype is torch.bool:
-        passing = _passing_answer()
+        passing = answer_that_passes()
         value: Any = HOLDS_IF_FINITE in tensor.__dict__ if passing is None else passing
     elif tensor.is_floating_point():
         value = 0.5
@@ -240,6 +102,75 @@ def _unique(assumptions: Assumptions, tensor: Tensor, *flags: bool, **named: boo
     return torch.empty((tensor.numel(),), dtype=tensor.dtype, device=tensor.device), places, times
 
 
+def _unique_along(assumptions: Assumptions, tensor: Tensor, dim: int | None, *flags: bool) -> tuple[Tensor, ...]:
+    """As many different slices as the dimension is long; along none, as many values as elements.
+
+    Args:
+        flags: whether the inverse and the counts are asked for; the CPU's kernel gives both along a dimension.
+    """
+    inverse, counts = (True, True) if dim is not None and tensor.device.type == "cpu" else flags
+    length = tensor.numel() if dim is None else tensor.shape[dim]
+    assumptions.note("unique", f"all {length}", most=length)
+    values = tensor.new_empty((length,) if dim is None else tensor.shape)
+    of_inverse = tensor.shape if dim is None else (length,)
+    places = torch.empty(of_inverse if inverse else (0,), dtype=torch.int64, device=tensor.device)
+    times = torch.empty((length if counts else 0,), dtype=torch.int64, device=tensor.device)
+    return values, places, times
+
+
+def _unique_consecutive(
+    assumptions: Assumptions, tensor: Tensor, return_inverse: bool = False, return_counts: bool = False,
+    dim: int | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    return _unique_along(assumptions, tensor, dim, return_inverse, return_counts)
+
+
+def _unique_dim_consecutive(
+    assumptions: Assumptions, tensor: Tensor, dim: int, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[Tensor, ...]:
+    return _unique_along(assumptions, tensor, dim, return_inverse, return_counts)
+
+
+def _unique_dim(
+    assumptions: Assumptions, tensor: Tensor, dim: int, sorted: bool = True, return_inverse: bool = False,
+    return_counts: bool = False,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    return _unique_along(assumptions, tensor, dim, return_inverse, return_counts)
+
+
+def _bincount(assumptions: Assumptions, tensor: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    """As many counts as a person gave for the line, else as the code asks for at the least."""
+    length = _given_size(
+        assumptions, "bincount", minlength or None, "write minlength=N, the number of different values"
+    )
+    dtype = torch.int64
+    if weights is not None:
+        dtype = weights.dtype if weights.dtype is torch.float32 else torch.float64
+    return torch.empty((length,), dtype=dtype, device=tensor.device)
+
+
+def _repeat_interleave(assumptions: Assumptions, repeats: Tensor, *, output_size: int | None = None) -> Tensor:
+    """Indices: as many as the code says itself, else as a person gave for the line."""
+    if output_size is None:
+        output_size = _given_size(assumptions, "repeat_interleave", None, "write output_size=N, the sum of the repeats")
+    return torch.empty((output_size,), dtype=repeats.dtype, device=repeats.device)
+
+
+def _given_size(assumptions: Assumptions, operator: str, least: int | None, write: str) -> int:
+    """The size that a person gave for the line that asks; else the least one, as an assumption that may be too low.
+
+    Raises:
+        InputError: neither is there.
+    """
+    where = source_line()[0]
+    size = int(assumptions.answer(-1 if least is None else least, where))
+    if size < 0:
+        why = "the size of its result depends on data, which a trace does not have"
+        raise InputError(f"{operator} at {where}", why, f"{write}, or give memfit trace --assume {where}=N")
+    assumptions.note(operator, str(size), doubtful=True)
+    return size
+
+
 def _ctc_loss(
     assumptions: Assumptions, log_probs: Tensor, targets: Tensor, *rest: Any, **named: Any
 ) -> tuple[Tensor, Tensor]:
@@ -288,10 +219,11 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     _aten.index.Tensor: _index,
     _aten._unique2.default: _unique,
     _aten.split_with_sizes.default: _split,
-    _aten.unique_dim.default: _refused("unique"),
-    _aten.unique_consecutive.default: _refused("unique_consecutive"),
-    _aten.bincount.default: _refused("bincount"),
-    _aten.repeat_interleave.Tensor: _refused("repeat_interleave"),
+    _aten.unique_dim.default: _unique_dim,
+    _aten.unique_dim_consecutive.default: _unique_dim_consecutive,
+    _aten.unique_consecutive.default: _unique_consecutive,
+    _aten.bincount.default: _bincount,
+    _aten.repeat_interleave.Tensor: _repeat_interleave,
     _aten._ctc_loss.Tensor: _ctc_loss,
     _aten._ctc_loss.default: _ctc_loss,
     _aten._ctc_loss_backward.default: _ctc_loss_backward,

@@ -20,13 +20,16 @@ from memfit.device.virtual import backend
 from memfit.device.virtual.patching import replaced
 from memfit.torch_compat import FakeTensor, disable_current_modes
 from memfit.torch_compat.distributed import (
+    CHUNKS,
     MESH_ARITHMETIC,
     SHAPE_PROPAGATION,
+    Chunks,
     DeviceMesh,
     FakeStore,
     ShardingPropagator,
     ddp,
     forget_sharding,
+    fsdp_param,
     give_collectives_shapes,
     methods_of,
 )
@@ -85,6 +88,7 @@ def fake_world(world: int, *, rank: int = 0, quiet: Quiet = contextlib.nullconte
             stack.enter_context(replaced(torch.accelerator, current_stream=backend.current_stream))
         stack.enter_context(replaced(DeviceMesh, **mesh))
         stack.enter_context(replaced(ShardingPropagator, **shapes))
+        stack.enter_context(replaced(fsdp_param, **{CHUNKS: Chunks}))
         stack.enter_context(
             replaced(
                 ddp,

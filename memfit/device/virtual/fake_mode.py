@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from memfit.device.virtual import grouped_products, meta_kernels
+from memfit.device.virtual.assumptions import Assumptions
 from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.cuda_kernels import cuda_outputs
-from memfit.device.virtual.data_dependent import NOT_HANDLED, Assumptions, answer_operator, asks_data
+from memfit.device.virtual.data_dependent import NOT_HANDLED, answer_operator, asks_data
 from memfit.device.virtual.redirect import SaysCuda
 from memfit.errors import InputError
 from memfit.torch_compat import (
@@ -128,6 +129,8 @@ def _all_unknown(tensors: list[FakeTensor]) -> bool:
     return all(type(tensor) is FakeTensor and tensor.constant is None for tensor in tensors)
 
 
+_CLASSES_AT = {torch.ops.aten.nll_loss_forward.default: 1, torch.ops.aten.nll_loss_backward.default: 2}
+"""Losses over classes, and which argument the classes are."""
 _LOSSES_OF_FULL_SIZE = frozenset(
     {
         _aten.mse_loss.default, _aten.smooth_l1_loss.default, _aten.soft_margin_loss.default,
@@ -183,6 +186,10 @@ class VirtualMode(FakeTensorMode):
         tensors: list[FakeTensor] = []
         key = _key(func, args, kwargs, tensors)
         if key is None:
+            args, kwargs = tree_map(self._in_place_of_real, (args, kwargs))
+            tensors = []
+            key = _key(func, args, kwargs, tensors)
+        if key is None:
             return super().__torch_dispatch__(func, types, args, kwargs)
         make = _makers.get(key)
         if make is not None:
@@ -197,6 +204,8 @@ class VirtualMode(FakeTensorMode):
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any, tensors: list[FakeTensor]) -> Any:
         """The outputs of a call that nothing is remembered of."""
+        if func in _CLASSES_AT:
+            args = self._with_wide_classes(args, _CLASSES_AT[func])
         with self:
             product = grouped_products.run(func, args, kwargs)
         if product is not NOT_HANDLED:
@@ -229,6 +238,15 @@ class VirtualMode(FakeTensorMode):
             write = "use one whose outputs do not (bitsandbytes: 4-bit weights, or threshold=0 with 8-bit ones)"
             raise InputError(f"operator {func}", why, write) from None
 
+    def _with_wide_classes(self, args: Any, position: int) -> Any:
+        """The arguments of a loss over classes, whose kernels take uint8 and whose function for shapes does not."""
+        classes = args[position]
+        if classes.dtype is not torch.uint8:
+            return args
+        with DisableTorchDispatch():
+            wide = torch.empty(classes.shape, dtype=torch.int64, device=_META)
+        return (*args[:position], self.new(wide, classes.fake_device), *args[position + 1 :])
+
     def _of_full_size(self, loss: FakeTensor, args: Any) -> FakeTensor:
         """A loss that is reduced within the storage of its elements: they stay allocated as long as the loss does."""
         with DisableTorchDispatch():
@@ -258,6 +276,17 @@ class VirtualMode(FakeTensorMode):
         content = metas.describer.get_storage_id(out.constant.untyped_storage())
         metas.storage_memo[content] = elem.untyped_storage()
         return out
+
+    def fake_like(self, real: Tensor) -> FakeTensor:
+        """A fake tensor of a real one's shape, strides, type and device."""
+        with DisableTorchDispatch():
+            elem = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=_META)
+            return self.new(elem, real.device)
+
+    def _in_place_of_real(self, value: Any) -> Any:
+        """What an operator takes for an argument: a fake tensor for a real one of plain strides."""
+        is_real = type(value) in (Tensor, Parameter) and value.layout is torch.strided
+        return self.fake_like(value) if is_real else value
 
     def new(self, elem: Tensor, device: torch.device) -> FakeTensor:
         """A fake tensor on ``device`` over a meta tensor; what ``FakeTensor(mode, elem, device)`` gives, faster."""

@@ -106,12 +106,6 @@ class HybridMode(VirtualMode):
                 return out
             return func(*args, **kwargs)
 
-    def fake_like(self, real: Tensor) -> FakeTensor:
-        """A fake tensor of a real one's shape, strides, type and device."""
-        with DisableTorchDispatch():
-            elem = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
-            return self.new(elem, real.device)
-
     def stand_in(self, fake: FakeTensor, dtype: torch.dtype | None, otherwise: Callable[[], Any]) -> Any:
         """A real CPU tensor for what comes back from the card: its known content, else 0.5 or 0.
 

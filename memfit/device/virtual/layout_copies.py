@@ -19,7 +19,7 @@ _aten = torch.ops.aten
 _READ_CONTIGUOUS: dict[Any, tuple[int, ...]] = {
     _aten.native_layer_norm.default: (0,),
     _aten.native_layer_norm_backward.default: (0, 1),
-    _aten._fused_rms_norm.default: (0,),
+    optional("_fused_rms_norm.default"): (0,),
     optional("_fused_rms_norm_backward.default"): (0, 1),
     _aten._softmax.default: (0,),
     _aten._softmax_backward_data.default: (0, 1),

@@ -27,8 +27,9 @@ from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.cuda_module import LEGACY_DTYPES, stubs
 from memfit.device.virtual.patching import replaced
 from memfit.torch_compat import FakeTensor, Generator, default_device_context, forget_default_device, tree_map_only
-from memfit.torch_compat.attributes import MODULE_APPLY, current_module_apply
+from memfit.torch_compat.attributes import MODULE_APPLY, current_module_apply, fake_parameters_swapped
 from memfit.torch_compat.backend import current_engine, engine_replaced
+from memfit.torch_compat.tracing import without_newest_mode
 
 _CUDA = re.compile(r"cuda(:\d+)?")
 
@@ -229,7 +230,8 @@ def _apply_in_module() -> Callable[..., nn.Module]:
         held = vars(self)
         for name in [name for name, value in held.items() if isinstance(value, FakeTensor) and not value.is_leaf]:
             held[name] = held[name].detach()
-        return apply(self, *args, **kwargs)
+        with fake_parameters_swapped(self):
+            return apply(self, *args, **kwargs)
 
     return _apply
 
@@ -285,6 +287,9 @@ def says_cuda(card: CardRules, emptied: Callable[[], None]) -> Iterator[None]:
         stack.enter_context(replaced(nn.Module, **{MODULE_APPLY: _apply_in_module()}))
         stack.enter_context(replaced(nn.DataParallel, forward=_on_one_card))
         stack.enter_context(replaced(torch, set_default_tensor_type=_set_default_tensor_type))
+        # nn.TransformerEncoderLayer and nn.MultiheadAttention ask it before they take their fused kernels
+        asked = without_newest_mode(torch.overrides.has_torch_function)
+        stack.enter_context(replaced(torch.overrides, has_torch_function=asked))
         for module, attributes in stubs(card, emptied):
             stack.enter_context(replaced(module, **attributes))
         set_default = torch.set_default_device

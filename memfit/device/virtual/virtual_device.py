@@ -23,12 +23,14 @@ from torch.amp.grad_scaler import GradScaler
 from torch.compiler import set_stance
 
 from memfit.device.virtual import backend
+from memfit.device.virtual.assumptions import Assumptions
 from memfit.device.virtual.attention import attend, cuda_attention
 from memfit.device.virtual.autocast import HALF_TO_FLOAT, cuda_autocast
 from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.cuda_kernels import COMPOSITES, FUSED_ON_CUDA, cuda_kernels
-from memfit.device.virtual.data_dependent import NOT_HANDLED, Assumptions, answer_operator, asks_data
+from memfit.device.virtual.data_dependent import NOT_HANDLED, answer_operator, asks_data
 from memfit.device.virtual.fake_mode import VirtualMode
+from memfit.device.virtual.fused_encoder import FUSED_IN_EVALUATION
 from memfit.device.virtual.parameter_classes import parameter_classes_kept
 from memfit.device.virtual.patching import appended, replaced
 from memfit.device.virtual.pretrained import without_weights
@@ -65,6 +67,12 @@ class Virtual:
         These are questions to data, and operators that inference mode hands over whole. Operators that they are
         made of are dispatched through ``mode`` again.
         """
+        fused = FUSED_IN_EVALUATION.get(func)
+        if fused is not None:
+            with mode:
+                result = fused(self.rules, *args, **kwargs)
+            if result is not NotImplemented:
+                return result
         if torch.is_inference_mode_enabled():
             kernel = self._inference_kernel(func)
             if kernel is not None:

@@ -124,7 +124,7 @@ def _sizes(
     if count > 1:
         name, micro = "at once", share
     else:
-        smaller = sizes(share, search.job.longest, None)[1:2]
+        smaller = sizes(share, search.job.longest or 1, None)[1:2]
         if not smaller:
             return None, {}
         name, micro = "split", smaller[0]

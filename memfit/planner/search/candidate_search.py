@@ -16,7 +16,7 @@ import numpy as np
 
 from memfit.device.hardware.catalogue import Device
 from memfit.errors import InputError
-from memfit.geometry import Geometry, shape_of, split
+from memfit.geometry import Geometry, least_micro_batch, shape_of, split
 from memfit.job import Shape
 from memfit.mesh import MeshShape
 from memfit.planner.predict import footprint_on
@@ -71,8 +71,8 @@ class CandidateSearch:
         self.traced_job, self.device, self.modes = traced_job, device, modes
         self.job = traced_job.job
         self.budget = device.usable_bytes or 0
-        share = -(-global_batch // ranks)
-        self.geometries = [split(global_batch, m, self.job.unit, ranks) for m in sizes(share, self.job.longest, fixed)]
+        share, smallest = -(-global_batch // ranks), max(self.job.longest or 1, least_micro_batch(global_batch, ranks))
+        self.geometries = [split(global_batch, m, self.job.unit, ranks) for m in sizes(share, smallest, fixed)]
         self.refuses_single = self._leave_out_single_items()
         """What the nets raise at a micro-batch of one item, with which no geometry is left; empty: nothing."""
         self.step_seconds = traced_job.step_seconds()
@@ -318,14 +318,11 @@ class CandidateSearch:
         return micro_seconds * longest / geometry.micro_batch + self.step_seconds + communication
 
 
-def sizes(share: int, longest: int | None, fixed: int | None) -> list[int]:
-    """Micro-batches that split a rank's share into as even parts as can be, from all of it to the smallest.
-
-    A micro-batch holds the longest item at least.
-    """
+def sizes(share: int, smallest: int, fixed: int | None) -> list[int]:
+    """Micro-batches that split a rank's share into as even parts as can be, from all of it to the smallest."""
     if fixed is not None:
         return [min(fixed, share)]
-    smallest = min(longest or 1, share)
+    smallest = min(smallest, share)
     candidates: list[int] = []
     count = 1
     while True:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 
+from memfit.apply.train_state import make_optimizers, multiply_rates
 from memfit.device.hardware.catalogue import Device
 from memfit.engine.capabilities import dimensions
 from memfit.geometry import shape_of
@@ -23,9 +24,8 @@ from memfit.planner.search.candidate_search import Candidate, CandidateSearch
 from memfit.planner.search.engine_choice import Communicates, communication_model
 from memfit.planner.search.full_step import FullStep, ReplayedCandidate, trace_full_step
 from memfit.planner.search.traced_job import TracedJob, open_traced_job
-from memfit.planner.suggestions.larger_hardware import larger_hardware
 from memfit.planner.suggestions.larger_memory import LargerMemory, next_step
-from memfit.planner.suggestions.smaller_settings import SmallerSetting, smaller_settings
+from memfit.planner.suggestions.smaller_settings import SmallerSetting
 from memfit.planner.timing.time_error import with_time_error
 from memfit.planner.variable_length.length_check import EXPANDABLE, LengthCheck, check_lengths
 from memfit.trace.step import Tracing
@@ -49,6 +49,8 @@ class Answer:
     """Settings of the job that would make it smaller, where nothing fits."""
     larger_hardware: tuple[str, ...] = ()
     """Other hardware or choices with which it would fit, in words, where nothing fits."""
+    how: Tracing | None = None
+    """How the smallest need was traced, where nothing fits."""
     learning_rate: Rate = field(default_factory=lambda: learning_rate(None, 1))
     seconds: float = 0.0
 
@@ -111,18 +113,19 @@ class _EngineSearch:
     @cached_property
     def rate(self) -> Rate:
         request = self.request
-        return learning_rate(request.tuned_for, request.global_batch, request.learning_rate_rule)
+        rate = learning_rate(request.tuned_for, request.global_batch, request.learning_rate_rule)
+        if rate.factor != 1.0:
+            multiply_rates(make_optimizers(self.job, self.nets), rate.factor)  # refused here rather than by a run
+        return rate
 
     def answer(self) -> Answer:
         rate = self.rate
         outcome = self._outcome()
-        how, candidate, result = outcome.full_step.how, outcome.candidate, outcome.result
+        candidate, result = outcome.candidate, outcome.result
         if not outcome.fits:
             return Answer(
                 plan=None, chosen=None, floor=candidate, alternatives=tuple(result.alternatives), learning_rate=rate,
-                smaller_settings=tuple(smaller_settings(self.job, how, self.device)),
-                larger_hardware=tuple(larger_hardware(candidate.footprint, self.job.precision, self.device)),
-                lengths=outcome.lengths,
+                lengths=outcome.lengths, how=outcome.full_step.how,
             )  # fmt: skip
         writing, ahead = choose_writing(candidate.footprint, self.device), read_ahead(candidate.footprint)
         candidate = replace(candidate, footprint=writing.footprint)

@@ -18,11 +18,14 @@ from memfit.errors import InputError
 from memfit.geometry import shape_of
 from memfit.job import Job
 from memfit.planner.batch_check import check_batch
+from memfit.planner.cpu_margin import without_cpu_margin
 from memfit.planner.options.offload_options import offload_choices
 from memfit.planner.predict import check_world, with_precision
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.engine_choice import engine_candidates
 from memfit.planner.search.engine_search import Answer, search_with_engine
+from memfit.planner.suggestions.larger_hardware import larger_hardware
+from memfit.planner.suggestions.smaller_settings import smaller_settings
 from memfit.planner.variable_length.length_check import check_longest
 from memfit.sizes import format_size
 
@@ -35,7 +38,8 @@ def find_plan(job: Job, request: PlanRequest) -> Answer:
             or cannot carry the job, or lengths of samples with which no plan could run.
     """
     begin = time.perf_counter()
-    check_fake_ranks(f"--devices {request.devices}", request.devices)
+    asked = f"--devices {request.devices}" if request.mesh is None else f"--mesh {request.mesh}"
+    check_fake_ranks(asked, request.world)
     check_world(request.world, request.mesh)
     check_longest(job, request)
     check_batch(job, shape_of(job, request.micro_batch or -(-request.global_batch // request.devices)))
@@ -79,9 +83,27 @@ def _fastest_engine(job: Job, request: PlanRequest, engines: Sequence[str]) -> A
         answers.append(answer)
         remarks.append(_remark(answer))
     best = _best(answers)
-    if best.plan is None or request.world == 1:
+    if best.plan is None:
+        return _with_suggestions(best, job, request)
+    if request.world == 1:
         return best
     return replace(best, plan=replace(best.plan, reasons={**best.plan.reasons, "engine": "; ".join(remarks)}))
+
+
+def _with_suggestions(answer: Answer, job: Job, request: PlanRequest) -> Answer:
+    """The answer of a search in which nothing fits, with what would help; the suggestions are traced only here.
+
+    Raises:
+        InputError: ``smaller_settings`` of the job names no setting of it.
+    """
+    if answer.how is None:
+        return answer
+    device = without_cpu_margin(request.device)
+    return replace(
+        answer,
+        smaller_settings=tuple(smaller_settings(job, answer.how, device)),
+        larger_hardware=tuple(larger_hardware(answer.floor.footprint, job.precision, device)),
+    )
 
 
 def _remark(answer: Answer) -> str:

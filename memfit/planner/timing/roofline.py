@@ -14,7 +14,6 @@ import numpy as np
 
 from memfit.device.hardware.catalogue import Device
 from memfit.events import TO_DEVICE, TO_HOST, Trace
-from memfit.trace.durations import durations
 
 LAUNCH = 5e-6
 """Seconds that a kernel takes at least, from one launch to the next."""
@@ -42,6 +41,8 @@ def operator_seconds(
         link = np.isin(np.array(trace.names), (TO_HOST, TO_DEVICE))[trace.operator_name]
         seconds[link] = trace.operator_bytes[link] / device.link_bytes + launch
     if calls:
+        from memfit.trace.durations import durations
+
         timed = durations({call for call in calls if call is not None})
         for row, call in enumerate(calls):
             known = timed.get(call) if call is not None else None

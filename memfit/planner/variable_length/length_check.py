@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from memfit.batch.dataset import lengths_of
 from memfit.errors import InputError, describe
-from memfit.geometry import Geometry
+from memfit.geometry import Geometry, counted_in
 from memfit.job import Job
 from memfit.plan import MemoryOption
 from memfit.planner.request import PlanRequest
@@ -106,8 +106,8 @@ def check_longest(job: Job, request: PlanRequest) -> None:
         option = (
             f"--global-batch {longest * request.devices}" if request.micro_batch is None else f"--micro-batch {longest}"
         )
-        write = f"write {option} or more, in {job.unit}"
-        raise InputError(seen, f"longer than the largest micro-batch, {most} {job.unit}", write)
+        write = f"write {option} or more, in {counted_in(job)}"
+        raise InputError(seen, f"longer than the largest micro-batch, {most} {counted_in(job)}", write)
 
 
 def check_lengths(

@@ -20,6 +20,9 @@ from memfit.replay.window_sequence import SequencePeaks, Window, replay_sequence
 from memfit.trace.step import Tracing, trace_family
 from memfit.trace.trace_family import TraceFamily
 
+MOST_WINDOWS = 1_000_000
+"""Windows that are drawn to be replayed: each takes some 500 bytes, and longer runs are not published."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SequencePrediction:
@@ -37,11 +40,17 @@ def drawn_windows(
 
     Args:
         lengths: units of each sample; None: the job's own data set is asked.
+
+    Raises:
+        InputError: more than ``MOST_WINDOWS``.
     """
     sample_lengths = lengths_of(job) if lengths is None else as_lengths(lengths).tolist()
     size = len(dataset_of(job)) if sample_lengths is None else len(sample_lengths)
     windows = Windows(size=size, lengths=sample_lengths, global_batch=global_batch, micro_batch=micro_batch, seed=seed)
     total = count or windows.per_epoch(0)
+    if total > MOST_WINDOWS:
+        why = f"{total} windows are more than the {MOST_WINDOWS} that memfit replays"
+        raise InputError(f"--epoch {count}", why, f"write --epoch {MOST_WINDOWS}, or fewer")
     return [
         tuple(
             Shape(items=len(ids), length=None if sample_lengths is None else max(int(sample_lengths[i]) for i in ids))

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from memfit.errors import InputError
+from memfit.loading import module_in_words
 from memfit.torch_compat import is_traceable_wrapper_subclass
 from memfit.torch_compat.attributes import storage_id_of
 
@@ -195,7 +196,7 @@ class _Encoder:
             flat = torch.from_numpy(np.ascontiguousarray(value).reshape(-1).view(np.uint8).copy())
             return {"$array": self._name(flat, path), "numpy": value.dtype.str, "shape": list(value.shape)}
         write = f"keep {KEPT}, or leave it out of the state and make it anew"
-        raise InputError(f"{self._what}: {path}", f"a {kind.__module__}.{kind.__qualname__}", write)
+        raise InputError(f"{self._what}: {path}", f"a {module_in_words(kind.__module__)}.{kind.__qualname__}", write)
 
     def _tensor(self, value: Tensor, path: str) -> dict[str, Any]:
         plain = type(value) in (Tensor, torch.nn.Parameter)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 
-from memfit.errors import Exit, InputError
+from memfit.errors import Exit, InputError, chain_of
 from memfit.train.data.reader import ended_in_worker
 from memfit.train.launch.outcome import Outcome
 from memfit.train.loop.run_context import RunContext
@@ -47,6 +48,17 @@ def ended_by_job(error: BaseException) -> str:
     """What is said where the job's code ends the process."""
     failure = ended_in_worker(error)
     return str(InputError(failure.seen, failure.why, failure.write))
+
+
+def closed_descriptor(error: BaseException) -> InputError | None:
+    """A descriptor of memfit's or a library's that is closed, as a mistake of the job, which alone closes others'."""
+    if not any(isinstance(link, OSError) and link.errno == errno.EBADF for link in chain_of(error)):
+        return None
+    return InputError(
+        "a file descriptor that the run needs is closed",
+        "code of the job closes descriptors that it did not open, such as with os.closerange",
+        "close only what the job opens, and go on with --resume",
+    )
 
 
 def reduced_words(limits: ReducedLimits, unit: str) -> str:

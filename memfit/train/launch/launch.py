@@ -69,7 +69,7 @@ def launch_node(plan: Plan, options: RunOptions, nodes: Nodes) -> Launched:
     if nodes.rank == 0:
         clear_outcome(folder.path)
     supervisor = Supervisor()
-    with spare_folder(), meet(nodes, folder.path) as meeting:
+    with spare_folder(), meet(nodes, folder.path, lambda: supervisor.signalled is not None) as meeting:
         with no_orphans(), supervisor.guarding():
             os.environ.update({**worker_environment(), **for_child()})
             options = replace(options, resume=options.resume or (nodes.rank > 0 and meeting.has_begun))
@@ -78,7 +78,8 @@ def launch_node(plan: Plan, options: RunOptions, nodes: Nodes) -> Launched:
         if nodes.rank > 0:
             acknowledge(meeting)
             return replace(launched, line="")
-        await_acknowledgements(meeting)
+        if meeting.has_begun:
+            await_acknowledgements(meeting)
     _clean(folder)
     return replace(launched, signalled=supervisor.signalled is not None)
 
@@ -139,7 +140,9 @@ def _judged(folder: RunFolder, code: int, supervisor: Supervisor) -> Launched:
         missing = missing_from(folder.path, outcome)
         if missing is not None:
             return Launched(code=Exit.STOPPED, line=f"the run is not done: {missing}; {again}")
-    return Launched(code=outcome.code)
+    if outcome.code == Exit.FAULT and outcome.unsaid:
+        return Launched(code=Exit.FAULT, line=f"the training process ended with a fault of memfit: {outcome.unsaid}")
+    return Launched(code=outcome.code, line=outcome.unsaid)
 
 
 def _trained(folder: RunFolder) -> str:

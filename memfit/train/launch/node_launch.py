@@ -10,7 +10,7 @@ import contextlib
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -32,8 +32,11 @@ _ACKNOWLEDGED_SECONDS = 10.0
 
 
 @contextlib.contextmanager
-def meet(nodes: Nodes, folder: Path) -> Iterator[Meeting]:
+def meet(nodes: Nodes, folder: Path, is_stopped: Callable[[], bool] = lambda: False) -> Iterator[Meeting]:
     """Opens a run's store on the first node, or reaches it from another one.
+
+    Args:
+        is_stopped: whether this process has been sent a signal to stop, while nodes are waited for.
 
     Raises:
         InputError: the address cannot be served or reached, or the nodes do not share the folder.
@@ -42,7 +45,7 @@ def meet(nodes: Nodes, folder: Path) -> Iterator[Meeting]:
         token = uuid.uuid4().hex
         mark = _mark(folder, token)
         try:
-            meeting = serve(nodes, f"memfit-{token}", partial(_is_over, folder))
+            meeting = serve(nodes, f"memfit-{token}", partial(_is_over, folder), is_stopped)
         except OSError as error:
             why = f"node 0 cannot listen there: {error.strerror}"
             raise InputError(f"--rdzv-endpoint {nodes.host}:{nodes.port}", why, "write another port") from error
@@ -67,7 +70,7 @@ def meet(nodes: Nodes, folder: Path) -> Iterator[Meeting]:
                 "write a folder on a file system that all nodes share",
             )
         time.sleep(0.2)
-    yield Meeting(nodes, f"memfit-{token}", store, partial(_is_over, folder))
+    yield Meeting(nodes, f"memfit-{token}", store, partial(_is_over, folder), is_stopped)
 
 
 def acknowledge(meeting: Meeting) -> None:

@@ -9,15 +9,20 @@ once with its code.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import shutil
 import sys
 import tempfile
+import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from memfit.atomic_file import write_atomic
 from memfit.printable import printable
+from memfit.train.append_file import identity
 from memfit.train.metrics_file import read_lines
 
 SPARE = "MEMFIT_SPARE_FOLDER"
@@ -39,22 +44,27 @@ class Outcome:
     """Name of the final checkpoint."""
     final: Mapping[str, int] = field(default_factory=dict)
     """Bytes of each file of final weights, by name."""
+    unsaid: str = ""
+    """The line of a process that could not print it, since its job has closed standard error."""
 
 
 @contextlib.contextmanager
 def spare_folder() -> Iterator[None]:
-    """Makes a temporary folder for outcomes. Without it, ranks whose disk is full are started again in vain."""
+    """Names a temporary folder for outcomes. Without it, ranks whose disk is full are started again in vain.
+
+    A rank makes it when it needs it: a launch that is killed before leaves nothing.
+    """
     try:
-        made = tempfile.TemporaryDirectory(prefix="memfit-outcome-", ignore_cleanup_errors=True)
+        path = Path(tempfile.gettempdir(), f"memfit-outcome-{uuid.uuid4().hex}")
     except OSError:
         yield
         return
-    with made as path:
-        os.environ[SPARE] = path
-        try:
-            yield
-        finally:
-            os.environ.pop(SPARE, None)
+    os.environ[SPARE] = str(path)
+    try:
+        yield
+    finally:
+        os.environ.pop(SPARE, None)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def clear_outcome(folder: Path) -> None:
@@ -78,18 +88,25 @@ def write_outcome(folder: Path, outcome: Outcome, line: str = "") -> None:
     """Writes how this launch ends. The first rank that does so prints the line."""
     for place in _folders(folder):
         try:
+            if place != folder:
+                place.mkdir(mode=0o700, exist_ok=True)
             with open(_file(place), "x") as file:
                 json.dump(asdict(outcome), file)
-            break
         except FileExistsError:
             return
         except OSError:
             continue
+        if line and not _print(line):
+            with contextlib.suppress(OSError):
+                write_atomic(_file(place), json.dumps(asdict(replace(outcome, unsaid=line))))
+        return
     if line:
         say(line)
 
 
 _spare_stderr: list[int] = []
+HIGH = 1000
+"""A number of a descriptor that a job which closes the first hundreds does not reach."""
 
 
 def keep_stderr() -> None:
@@ -97,17 +114,31 @@ def keep_stderr() -> None:
     if not _spare_stderr:
         with contextlib.suppress(OSError):
             _spare_stderr.append(os.dup(2))
+            _spare_stderr.append(fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, HIGH))
 
 
 def say(line: str) -> None:
     """One line on standard error. A terminal may be gone, and the job may have closed the stream or its descriptor."""
+    _print(line)
+
+
+def _print(line: str) -> bool:
+    """Prints a line as ``say`` does; whether that went well."""
     line = printable(line).replace("\n", "\\n")
     try:
         print(f"memfit: {line}", file=sys.stderr, flush=True)
+        return True
     except (OSError, ValueError):
         for descriptor in _spare_stderr:
             with contextlib.suppress(OSError):
                 os.write(descriptor, f"memfit: {line}\n".encode())
+                return True
+    return False
+
+
+def is_heard() -> bool:
+    """Whether what is printed on standard error can be read by somebody, as far as this process knows."""
+    return not sys.stderr.closed and identity(2) is not None
 
 
 def missing_from(folder: Path, outcome: Outcome) -> str | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from memfit.child_process import PARENT, die_with_parent, for_child
 from memfit.errors import InputError
 from memfit.printable import printable
+from memfit.train.append_file import identity
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -40,6 +41,7 @@ def alone_in(folder: Path, patience: float = 10.0, *, inherited: bool = False) -
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     os.set_inheritable(handle, inherited)
+    held = identity(handle)
     until = time.monotonic() + patience
     try:
         while not _locked(handle, folder):
@@ -49,7 +51,8 @@ def alone_in(folder: Path, patience: float = 10.0, *, inherited: bool = False) -
             time.sleep(0.1)
         yield
     finally:
-        os.close(handle)
+        if identity(handle) == held:  # else the job has closed it
+            os.close(handle)
 
 
 def _locked(handle: int, folder: Path) -> bool:

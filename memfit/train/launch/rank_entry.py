@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from memfit.engine.torchrun_env import is_restart
 from memfit.errors import Exit
+from memfit.printable import keep_terminal_safe
 from memfit.train.launch.memory_limit import lift
 from memfit.train.launch.outcome import read_outcome
 from memfit.train.launch.process_guard import die_with_parent
@@ -78,4 +79,5 @@ def _end(code: int) -> NoReturn:
 
 if __name__ == "__main__":
     die_with_parent()
+    keep_terminal_safe()
     leave(main(RunOptions.from_json(sys.argv[1])))

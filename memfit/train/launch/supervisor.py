@@ -59,15 +59,14 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             self._closed.set()
             thread.join()
+            self._note_signals(reader)  # one that came since its last look
             signal.set_wakeup_fd(before)
             for descriptor in (reader, writer):
                 os.close(descriptor)
 
     def _guard(self, reader: int) -> None:
         while not self._closed.wait(_LOOKS_EVERY):
-            with contextlib.suppress(BlockingIOError):
-                if any(number in SIGNALS for number in os.read(reader, 64)) and self.signalled is None:
-                    self.signalled = time.monotonic()
+            self._note_signals(reader)
             if self.signalled is None:
                 continue
             late = time.monotonic() - self.signalled > END_SECONDS + GRACE
@@ -79,6 +78,11 @@ class Supervisor:
                 self.killed_early |= early
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
+
+    def _note_signals(self, reader: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            if any(number in SIGNALS for number in os.read(reader, 64)) and self.signalled is None:
+                self.signalled = time.monotonic()
 
 
 def _no_action(number: int, frame: object) -> None:

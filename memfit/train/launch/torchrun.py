@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,6 +40,8 @@ def torchrun(
     folder: Path,
     max_restarts: int = MAX_RESTARTS,
     meeting: Meeting | None = None,
+    *,
+    resumable: bool = True,
 ) -> int:
     """Runs a module in so many processes by torchrun, in this process; gives an exit code of memfit.
 
@@ -49,6 +50,8 @@ def torchrun(
     Args:
         ranks: processes on this machine.
         meeting: where this machine meets the others of the run; None: it is the only one.
+        resumable: whether what ended can be resumed; else ranks that were told to stop are not spoken of, since the one
+            that ended first has said why.
 
     Raises:
         InputError: the system does not start so many processes.
@@ -71,16 +74,16 @@ def torchrun(
     options = ["--rdzv-backend", node_rendezvous.BACKEND, "--rdzv-id", meeting.run_id]
     options += ["--nnodes", str(meeting.nodes.count)]
     options += ["--nproc-per-node", str(ranks), "--max-restarts", str(max_restarts)]
+    options += ["--log-dir", os.devnull]  # a folder would be left in TMPDIR by a kill that nothing survives
     options += ["--shutdown-timeout", str(SHUTDOWN_SECONDS), "-m", module, *arguments]
     code: int = Exit.DONE
     parser, before = get_args_parser(), children()
     if "--signals-to-handle" in parser.format_help():  # not in every version of torch
         options = ["--signals-to-handle", ",".join(number.name for number in (*SIGNALS, signal.SIGQUIT)), *options]
     try:
-        with tempfile.TemporaryDirectory(prefix="memfit-torchrun-", ignore_cleanup_errors=True) as logs:
-            run(parser.parse_args(["--log-dir", logs, *options]))
+        run(parser.parse_args(options))
     except ChildFailedError as error:
-        code = _code_of(folder, [failure.exitcode for failure in error.failures.values()])
+        code = _code_of(folder, [failure.exitcode for failure in error.failures.values()], resumable)
     except SignalException:
         code = Exit.STOPPED
     except RendezvousError as error:
@@ -96,17 +99,19 @@ def torchrun(
     return code
 
 
-def _code_of(folder: Path, exits: Sequence[int]) -> int:
+def _code_of(folder: Path, exits: Sequence[int], resumable: bool) -> int:
     outcome = read_outcome(folder)
     if outcome is not None:
         return outcome.code
     if Exit.STOPPED in exits:
-        why = "ranks ended too often, out of memory or unable to write the run's folder"
-        print(f"memfit: {why}; go on with --resume", file=sys.stderr)
+        if resumable:
+            why = "ranks ended too often, out of memory or unable to write the run's folder"
+            print(f"memfit: {why}; go on with --resume", file=sys.stderr)
         return Exit.STOPPED
     killed = [-code for code in exits if code < 0]
     if killed and (set(killed) != {signal.SIGTERM} or len(killed) == len(exits)):
         names = ", ".join(map(str, killed))
-        print(f"memfit: ranks were killed by signal {names} too often; go on with --resume", file=sys.stderr)
+        again = " too often; go on with --resume" if resumable else ""
+        print(f"memfit: ranks were killed by signal {names}{again}", file=sys.stderr)
         return Exit.STOPPED
     return Exit.FAULT

@@ -21,6 +21,7 @@ from memfit.geometry import shape_of
 from memfit.job import Job, Shape
 from memfit.loading import load_job
 from memfit.plan import Plan
+from memfit.printable import keep_terminal_safe
 from memfit.sizes import format_size
 from memfit.trace.step_phases import validate_once
 from memfit.train.checkpoint.checkpoints import Checkpoint, Checkpoints, is_checkpoint, read_checkpoint
@@ -213,4 +214,5 @@ def _finite(value: Any) -> Any:
 
 if __name__ == "__main__":
     die_with_parent()
+    keep_terminal_safe()
     sys.exit(main(sys.argv[1:]))

@@ -2,7 +2,6 @@
 
 One thread in each training process. It looks on five times a second:
 
-- Lines of finished windows that wait are written within a second.
 - Where no part of a window has begun for longer than the patience, the stacks of all threads are written to
   RUN/stacks/rank-N.txt. The other ranks see the file and write theirs. The line that is printed names the call and the
   rank that the others wait for. The exit code is 5: the run continues from its newest checkpoint.
@@ -85,9 +84,13 @@ class Watchdog:
         self._signals: list[float] = []
         self._closed = threading.Event()
         self._armed = -ARMS_EVERY
+        self._arming = threading.Lock()
+        self._watching = False
         self._held = folder.stacks / f"held-{rank}{_launch()}"
         """Stacks that are written without the interpreter's lock."""
         self._held_file: IO[bytes] | None = None
+        self._earlier = frozenset(self._states("*"))
+        """Of an earlier launch: rank 0 removes them, and may begin later than this rank."""
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -96,6 +99,8 @@ class Watchdog:
         os.set_blocking(reader, False)
         os.set_blocking(writer, False)
         before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        self._watching = True
+        self._arm(time.monotonic())
         with small_stacks():
             thread = threading.Thread(target=self._watch, args=(reader,), name="memfit-watchdog", daemon=True)
             thread.start()
@@ -103,6 +108,7 @@ class Watchdog:
             yield
         finally:
             self._closed.set()
+            self._watching = False
             thread.join()
             faulthandler.cancel_dump_traceback_later()
             self._remove_held()
@@ -117,8 +123,8 @@ class Watchdog:
         if name == "fetch" and window is not None and self.part.window is not None and window > self.part.window:
             self._windows += 1
         self.part = Part(name=name, window=self.part.window if window is None else window, since=now)
-        if _kind(name) != kind:
-            self._armed = -ARMS_EVERY  # by the patience of what begins, which may be far shorter
+        if self._watching and _kind(name) != kind:
+            self._arm(now)  # by the patience of what begins, which may be far shorter, and may hold the lock at once
 
     @property
     def patience(self) -> float:
@@ -136,7 +142,6 @@ class Watchdog:
 
     def _look(self, reader: int) -> None:
         now = time.monotonic()
-        self._folder.flush_waiting()
         with contextlib.suppress(BlockingIOError):
             if any(number in SIGNALS for number in os.read(reader, 64)):
                 self._signals.append(now)
@@ -178,7 +183,14 @@ class Watchdog:
 
     def _count(self, pattern: str) -> int:
         """Files of this launch that ranks have written."""
-        return len(list(self._folder.stacks.glob(f"{pattern}{_launch()}")))
+        return sum(state not in self._earlier for state in self._states(pattern))
+
+    def _states(self, pattern: str) -> Iterator[tuple[str, int, int]]:
+        """(name, inode, time of the last write) of each file."""
+        for file in self._folder.stacks.glob(f"{pattern}{_launch()}"):
+            with contextlib.suppress(OSError):
+                status = file.stat()
+                yield file.name, status.st_ino, status.st_mtime_ns
 
     def _waits_for_others(self) -> bool:
         """Whether the main thread is in a collective, and not in code of the job."""
@@ -218,12 +230,12 @@ class Watchdog:
 
     def _arm(self, now: float) -> None:
         """Sets the timer that needs no interpreter lock, later than this thread would act."""
-        self._armed = now
-        left = max(self.patience - (now - self.part.since), 0.0)
-        if self._held_file is None:
-            self._folder.stacks.mkdir(exist_ok=True)
-            self._held_file = open(self._held, "wb", buffering=0)  # noqa: SIM115
-        with small_stacks():
+        with self._arming, contextlib.suppress(MemoryError, OSError, RuntimeError), small_stacks():
+            self._armed = now
+            left = max(self.patience - (now - self.part.since), 0.0)
+            if self._held_file is None:
+                self._folder.stacks.mkdir(exist_ok=True)
+                self._held_file = open(self._held, "wb", buffering=0)  # noqa: SIM115
             faulthandler.dump_traceback_later(left + 2 * _GRACE + ARMS_EVERY, exit=True, file=self._held_file)
 
     def _remove_held(self) -> None:
@@ -235,8 +247,6 @@ class Watchdog:
 
     def _end(self, line: str) -> None:
         """Ends the process, whatever its other threads are at."""
-        with contextlib.suppress(Exception):
-            self._folder.flush()
         self._remove_held()
         write_outcome(self._folder.path, Outcome(code=Exit.STOPPED), line)
         sys.stderr.flush()

@@ -16,7 +16,8 @@ from memfit.apply.buffer_snapshot import CannotRepeatError
 from memfit.apply.train_state import TrainState, build
 from memfit.device.virtual import backend
 from memfit.engine.factory import make_engine
-from memfit.engine.process_group import is_lost_rank, join, join_alone
+from memfit.engine.lost_rank import is_lost_rank
+from memfit.engine.process_group import join, join_alone
 from memfit.engine.protocol import Engine
 from memfit.engine.torchrun_env import is_restart, torchrun_env
 from memfit.errors import Exit, InputError, describe, message_of, mistake_in_job
@@ -33,13 +34,14 @@ from memfit.train.data.stream import StreamSamples
 from memfit.train.launch import memory_limit
 from memfit.train.launch.ending import (
     Ending,
+    closed_descriptor,
     ended_by_job,
     proof_of,
     reduced_words,
     resume_command,
     what_to_do,
 )
-from memfit.train.launch.outcome import Outcome, clear_outcome, keep_stderr, say, write_outcome
+from memfit.train.launch.outcome import Outcome, clear_outcome, is_heard, keep_stderr, read_outcome, say, write_outcome
 from memfit.train.launch.plan_device import device_of_plan
 from memfit.train.launch.process_guard import alone_in
 from memfit.train.launch.rank_agreement import check_rank_agreement, rank_agreement_of
@@ -55,6 +57,7 @@ from memfit.train.recovery.recovery import GIVES_UP
 from memfit.train.recovery.reduced_limits import (
     NO_REDUCTION,
     StartAgainError,
+    forget_earlier_stop,
     read_reduced_limits,
     write_reduced_limits,
 )
@@ -90,12 +93,14 @@ def main(options: RunOptions) -> int:
     except CannotWriteError as error:
         return _ends(folder, Exit.STOPPED, str(error))
     except Exception as error:
-        if place is not None and is_lost_rank(error):
-            say(f"rank {place.rank} ends: another rank is gone: {describe(error)}")
+        closed = closed_descriptor(error)
+        if closed is None and place is not None and is_lost_rank(error):
+            if read_outcome(folder.path) is None:  # else that rank has said why it ended
+                say(f"rank {place.rank} ends: another rank is gone: {describe(error)}")
             return Exit.FAULT
-        mistake = mistake_in_job(error)
+        mistake = mistake_in_job(error) or closed
         if mistake is None:
-            write_outcome(folder.path, Outcome(code=Exit.FAULT))
+            write_outcome(folder.path, Outcome(code=Exit.FAULT, unsaid="" if is_heard() else describe(error)))
             raise
         return _ends(folder, Exit.BAD_INPUT, str(mistake))
     except BaseException as error:
@@ -146,6 +151,8 @@ def run(folder: RunFolder, options: RunOptions, watchdog: Watchdog) -> Ending:
         join_alone()
     plan = read_plan(folder.plan)
     _check_ranks(plan)
+    if _rank() == 0:
+        forget_earlier_stop(folder, plan)
     device = device_of_plan(plan)
     engine = make_engine(plan.engine, device, plan.mesh_shape, **plan.engine_choices)
     data = load_run_data(plan, engine, options.workers)

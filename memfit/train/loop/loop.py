@@ -295,7 +295,6 @@ class TrainingLoop:
         if self._saver is None:
             return
         self._context.progress("save", next_window)
-        self._context.folder.flush()
         if self._engine.rank == 0 and isinstance(self._context.samples, StreamSamples):
             self._write_stream_state(next_window * self._context.plan.global_batch)
         check_state(self._state, next_window - 1, self._allowed_buffers)
@@ -382,4 +381,4 @@ class TrainingLoop:
             write_final(self._state, self._context.folder.path / "final")
         if not saved:
             return Exit.STOPPED
-        return Exit.CHECK_FAILED if self._phases.failed else Exit.DONE
+        return Exit.CHECK_FAILED if self._phases.failed or not self._context.limits.validates else Exit.DONE

@@ -16,7 +16,7 @@ from memfit.apply.random_state import random_state, set_random_state
 from memfit.apply.train_state import TrainState
 from memfit.device.virtual.patching import replaced
 from memfit.engine.collectives import gather
-from memfit.engine.process_group import is_lost_rank
+from memfit.engine.lost_rank import is_lost_rank
 from memfit.errors import InputError, describe
 from memfit.geometry import shape_of
 from memfit.job import Shape
@@ -30,8 +30,6 @@ from memfit.train.loop.validation_data import ValidationData, mean_of, metrics_o
 from memfit.train.recovery.failure import clear_frames, give_back
 from memfit.train.recovery.reduced_limits import NO_REDUCTION, ReducedLimits, StartAgainError
 
-STOPPED_NOTE = "the run was asked to stop"
-"""Note of a validation that a signal cut short; the resumed run does it again."""
 VALIDATION = 2
 """The purpose of validation's random stream: every validation draws the same."""
 
@@ -144,7 +142,7 @@ class Phases:
             mine = self._try(shape, briefly, strict, abandons)
             ranks = gather(self._state.engine, mine)
             if any(result.abandoned for result in ranks):
-                return ValidationResult(metrics=None, tries=tries, note=STOPPED_NOTE)
+                return ValidationResult(metrics=None, tries=tries, note="the run was asked to stop")
             failures = {rank: result for rank, result in enumerate(ranks) if result.reason is not None}
             if not failures:
                 return ValidationResult(metrics=mine.metrics, tries=tries)

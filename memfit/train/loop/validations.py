@@ -8,7 +8,7 @@ from typing import Any
 from memfit.apply.train_state import TrainState
 from memfit.engine.collectives import gather
 from memfit.train.launch.stop_signals import Stop
-from memfit.train.loop.phases import STOPPED_NOTE, Phases
+from memfit.train.loop.phases import Phases
 from memfit.train.loop.run_context import RunContext, validate_every
 
 
@@ -32,14 +32,13 @@ class Validations:
         return self._validate(window)
 
     def redo_missed(self) -> None:
-        """Does the validation again that the run was stopped in or before, on the weights of the same window."""
+        """Does the newest window's validation that gave nothing, on the same weights: the run was stopped in or before
+        it, it did not fit, or it raised and the job may have been mended."""
         context, window = self._context, self._context.first - 1
         if window < 0 or not self._is_due(window):
             return
         line = context.folder.metrics_of(window) if self._engine.rank == 0 else None
-        missed = (
-            line is not None and line.get("validation") is None and line.get("validation_note") in (None, STOPPED_NOTE)
-        )
+        missed = line is not None and line.get("validation") is None
         if not gather(self._engine, missed)[0]:
             return
         again = self._validate(window)

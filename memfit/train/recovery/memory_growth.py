@@ -19,11 +19,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from memfit.apply.train_state import TrainState
+from memfit.loading import module_in_words
 from memfit.sizes import format_size
 from memfit.torch_compat.attributes import HELD_BY_MODULES
 
 SETTLED = 3
 """Windows after which growth counts: the first ones make the optimizers' state and fill caches."""
+MANY = 8
+"""Readings that show a growth while the run goes on."""
+FEW = 3
+"""Readings that show it where memory has run out: a fast leak leaves no more."""
 POINTS = 64
 """Readings that are kept; when there are more, every second one is dropped."""
 PART_OF_BUDGET = 0.1
@@ -81,14 +86,19 @@ class MemoryGrowth:
             self._readings = self._readings[::2]
             self._stride *= 2
 
-    def steady(self) -> Growth | None:
-        """The growth over all readings, where it goes on in every quarter of them; None where it does not."""
-        if len(self._readings) < 8:
+    def steady(self, least: int = MANY) -> Growth | None:
+        """The growth over all readings, where it goes on in every quarter of them; None where it does not.
+
+        Args:
+            least: readings without which there is no answer; fewer than five have fewer parts than quarters.
+        """
+        if len(self._readings) < least:
             return None
-        quarters = [self._readings[i * (len(self._readings) - 1) // 4] for i in range(5)]
-        (first, begin), (last, end) = quarters[0], quarters[-1]
-        steps = [after - before for (_, before), (_, after) in itertools.pairwise(quarters)]
-        if end <= begin or min(steps) < (end - begin) / 16:
+        parts = min(4, len(self._readings) - 1)
+        chosen = [self._readings[i * (len(self._readings) - 1) // parts] for i in range(parts + 1)]
+        (first, begin), (last, end) = chosen[0], chosen[-1]
+        steps = [after - before for (_, before), (_, after) in itertools.pairwise(chosen)]
+        if end <= begin or min(steps) < (end - begin) / (4 * parts):
             return None
         return Growth(first=first, last=last, begin=begin, end=end)
 
@@ -106,7 +116,7 @@ def largest_holder(train_state: TrainState, samples: Any) -> str | None:
     ]
     module = sys.modules.get(type(job).__module__)
     if module is not None and not module.__name__.startswith(("memfit.", "torch")):
-        roots.append((module.__name__.rpartition(".")[2], plain_attributes(vars(module))))
+        roots.append((module_in_words(module.__name__).rpartition(".")[2], plain_attributes(vars(module))))
     roots.append(("dataset()", getattr(samples, "__dict__", samples)))
     for name, net in train_state.nets.items():
         for path, part in net.named_modules():

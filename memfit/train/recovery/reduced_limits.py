@@ -31,7 +31,7 @@ class ReducedLimits:
     validations: int = 0
     """Times that a validation ran out of memory: each next one needs less."""
     validates: bool = True
-    """Whether validation was not given up."""
+    """False once a validation of this launch has raised an error that is not of memory."""
     stops_before: int | None = None
     """Window before which the ranks that start again write a checkpoint and stop."""
     reason: str = ""
@@ -70,7 +70,8 @@ def read_reduced_limits(folder: RunFolder, plan: Plan) -> ReducedLimits:
         saved = json.loads((folder.path / "reduced_limits.json").read_text())
         if saved.pop("planned") == _planned(plan):
             if not is_restart():
-                saved |= {"stops_before": None, "reason": "", "code": Exit.STOPPED}  # an earlier launch stopped so
+                # an earlier launch stopped so, or its job could not validate
+                saved |= {"stops_before": None, "reason": "", "code": Exit.STOPPED, "validates": True}
             return ReducedLimits(**{**saved, "alone": tuple(saved["alone"]), "left_out": tuple(saved["left_out"])})
     except (OSError, ValueError, KeyError, TypeError):
         pass
@@ -83,7 +84,22 @@ def write_reduced_limits(folder: RunFolder, plan: Plan, limits: ReducedLimits) -
     Raises:
         CannotWriteError: it cannot be written.
     """
-    content = {"planned": _planned(plan), **asdict(read_reduced_limits(folder, plan).and_also(limits))}
+    _write(folder, plan, read_reduced_limits(folder, plan).and_also(limits))
+
+
+def forget_earlier_stop(folder: RunFolder, plan: Plan) -> None:
+    """Where a launch begins, removes from the file what only counted in an earlier one: ranks that are started again
+    in this launch would take it for their own.
+
+    Raises:
+        CannotWriteError: it cannot be written.
+    """
+    if not is_restart() and (folder.path / "reduced_limits.json").exists():
+        _write(folder, plan, read_reduced_limits(folder, plan))
+
+
+def _write(folder: RunFolder, plan: Plan, limits: ReducedLimits) -> None:
+    content = {"planned": _planned(plan), **asdict(limits)}
     with writing(folder.path / "reduced_limits.json"):
         write_atomic(folder.path / "reduced_limits.json", json.dumps(content) + "\n")
 

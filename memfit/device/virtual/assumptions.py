@@ -1,0 +1,177 @@
+"""What a trace assumes where code asks what only data can answer, and the line of the user's code that asked."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memfit.device.virtual.raising_branch import passing_answer
+from memfit.errors import InputError
+
+ASSUMED = "_memfit_assumed"
+"""Attribute of a fake tensor of integers: the value of each, where that follows from integers that are taken for 0 or
+for the least random number."""
+
+HOLDS_IF_FINITE = "_memfit_holds_if_finite"
+"""Attribute of a fake tensor of one truth value: it is true of every finite number, as ``loss < float("inf")`` is."""
+
+DOUBT = "where that is a size, a run needs more than predicted"
+"""The end of what is said of an integer that was assumed."""
+
+MOST_PER_LINE = 10_000
+"""Answers that one line of a user's code may ask for: past it, it is a loop that waits for data."""
+
+_integer = [0]
+
+
+@contextmanager
+def unknown_integers(answer: int) -> Iterator[None]:
+    """Inside, an integer that is not known is taken for this one, not for 0."""
+    _integer.append(answer)
+    try:
+        yield
+    finally:
+        _integer.pop()
+
+
+def assumed_integer(tensor: Tensor) -> int:
+    """What one integer that is not known is taken for."""
+    assumed: int = tensor.__dict__.get(ASSUMED, _integer[-1])
+    return assumed
+
+
+_OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+_TRACES = str(Path(__file__).parents[2] / "trace" / "step.py")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assumption:
+    """One place where a trace assumed data."""
+
+    operator: str
+    answer: str
+    """The assumed value, or the assumed size."""
+    where: str
+    """``file:line`` of the code that asked."""
+    doubtful: bool
+    """True where the answer is an integer that code may use as a size."""
+    most: int
+    """Elements taken, where the answer is how many there are: as many as there can be. 0 for another answer."""
+    times: int
+
+
+class Assumptions:
+    """What a trace assumed of data, by place."""
+
+    def __init__(self) -> None:
+        self.given: dict[tuple[str, int], str] = {}
+        """Answers that a person gave, by file and line."""
+        self._times: dict[tuple[str, str, str, bool, int], int] = {}
+
+    def answer(self, value: Any, where: str) -> Any:
+        """The value that was given for this place, in the type of ``value``; ``value`` where none was.
+
+        Raises:
+            InputError: what was given is no value of that type.
+        """
+        file, _, line = where.rpartition(":")
+        for (name, number), given in self.given.items():
+            if number == int(line or 0) and (file == name or file.endswith("/" + name)):
+                return _as_given(f"{name}:{number}", given, type(value))
+        return value
+
+    def note(self, operator: str, answer: str, *, doubtful: bool = False, most: int = 0) -> None:
+        """Raises:
+        InputError: the same line of the user's code asks for the 10,001st time.
+        """
+        where, users = source_line()
+        entry = (operator, answer, where, doubtful, most)
+        times = self._times[entry] = self._times.get(entry, 0) + 1
+        if users and times > MOST_PER_LINE:
+            raise InputError(
+                f"{where}: {operator} was asked {MOST_PER_LINE} times",
+                f"a trace has no data, so it is always answered {answer}, and a loop that waits for another never ends",
+                "give the loop a fixed number of rounds while torch tensors are fake, or trace without it",
+            )
+
+    def __iter__(self) -> Any:
+        for (operator, answer, where, doubtful, most), times in self._times.items():
+            yield Assumption(operator=operator, answer=answer, where=where, doubtful=doubtful, most=most, times=times)
+
+    def of_sizes(self) -> tuple[str, ...]:
+        """A line for each place whose answer decides sizes: the prediction is too high there, or too low."""
+        most: dict[tuple[str, str], int] = {}
+        doubtful = []
+        for assumption in self:
+            if assumption.most:
+                most[assumption.where, assumption.operator] = max(
+                    assumption.most, most.get((assumption.where, assumption.operator), 0)
+                )
+            elif assumption.doubtful:
+                doubtful.append(
+                    f"{assumption.where}: {assumption.operator}() was answered {assumption.answer}; {DOUBT}"
+                )
+        bounds = [
+            f"{where}: {operator} was taken to find all {count:,}; a run needs less where its data has fewer"
+            for (where, operator), count in most.items()
+        ]
+        return (*bounds, *doubtful)
+
+    def __len__(self) -> int:
+        return len(self._times)
+
+
+_ANSWERS = {bool: "True or False", int: "a whole number", float: "a number", complex: "a number"}
+"""What a person may give for each type of value."""
+
+
+def _as_given(place: str, given: str, kind: type) -> Any:
+    if kind is bool and given in ("True", "False"):
+        return given == "True"
+    with suppress(ValueError):
+        if kind is not bool:
+            return kind(given)
+    example = "True" if kind is bool else "4"
+    raise InputError(
+        f"--assume {place}={given}", f"the line asks for {_ANSWERS[kind]}", f"write --assume {place}={example}"
+    )
+
+
+def answer_that_passes() -> bool | None:
+    """The answer with which the check that asks goes on, where it is one."""
+    frame, _ = _asking()
+    return passing_answer(frame) if frame is not None else None
+
+
+def source_line() -> tuple[str, bool]:
+    """``file:line`` of the innermost frame outside torch and memfit, and True; failing that, of the caller in torch.
+
+    What called the trace, such as a script or the standard library, is no code of a job.
+    """
+    frame, innermost = _asking()
+    return (f"{frame.f_code.co_filename}:{frame.f_lineno}", True) if frame is not None else (innermost, False)
+
+
+def _asking() -> tuple[FrameType | None, str]:
+    """The innermost frame outside torch and memfit, or None and where torch was called."""
+    frame: Any = sys._getframe(1)
+    innermost = ""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(_TRACES):
+            break
+        if not name.startswith(_OURS):
+            if not name.startswith("<") and frame.f_code.co_name != "__torch_dispatch__":
+                return frame, innermost
+        elif not innermost and name.startswith(_OURS[0]) and not name.endswith(("_ops.py", "_stats.py")):
+            innermost = f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None, innermost

@@ -1,0 +1,199 @@
+"""A job to which several questions are asked: what was traced before is kept, and the job is loaded only to trace.
+
+Every step that was traced is kept in the user's cache for each card architecture, with what its trace depended on.
+A size between traced ones follows from them where ``memfit.planner.step_range`` says so, to the byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from memfit.device.hardware.catalogue import Device
+from memfit.events import Trace
+from memfit.job import Job, Shape
+from memfit.planner.prediction import NetSize, Prediction, TracedQuestion, answer, holds_for
+from memfit.planner.step_range import trace_between
+
+if TYPE_CHECKING:
+    from memfit.planner.kept_questions import Shelf
+    from memfit.trace.scratch_by_size import ScratchBySize
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """A way to run a job: settings that differ from the job's, and what it recomputes."""
+
+    name: str
+    checkpointing: Mapping[str, str]
+    changes: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFacts:
+    """What questions need of a job beside its traces."""
+
+    unit: str
+    longest: int | None
+    precision: str
+    checkpoint: str
+    nets: tuple[NetSize, ...]
+    own: Mapping[str, str]
+    """The job's own recomputation: mode by module path."""
+    every: Mapping[str, str]
+    """Every module that may be recomputed."""
+    whole_numbers: tuple[str, ...]
+    """Settings that hold a whole number."""
+    policies: tuple[Policy, ...]
+
+
+class AskedJob:
+    """A context: what was traced within is kept at its end.
+
+    Args:
+        name: what to call the job.
+        load: makes the job.
+        kept: what names the job in the cache, such as its settings; None: nothing is read from it or kept.
+        fresh: nothing is read from the cache.
+    """
+
+    def __init__(
+        self, name: str, load: Callable[[], Job], kept: Mapping[str, Any] | None = None, *, fresh: bool = False
+    ) -> None:
+        self.name = name
+        self._load = load
+        self._job: Job | None = None
+        self._facts: JobFacts | None = None
+        self._shelf: Shelf | None = None
+        self._known: dict[str, dict[int, list[TracedQuestion]]] = {}
+        self._changed: dict[str, Job] = {}
+        self._scratch: dict[str, ScratchBySize] = {}
+        self.traced = 0
+        """Questions that needed a trace."""
+        if kept is not None:
+            from memfit.planner.kept_questions import Shelf
+
+            self._shelf = Shelf(name, kept, fresh=fresh)
+
+    def __enter__(self) -> AskedJob:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._shelf is not None:
+            self._shelf.keep(loaded=self._job is not None)
+
+    @property
+    def job(self) -> Job:
+        """The job itself, loaded when it is first needed."""
+        if self._job is None:
+            self._job = self._load()
+        return self._job
+
+    @property
+    def facts(self) -> JobFacts:
+        """What questions need of the job beside its traces."""
+        if self._facts is None:
+            kept = self.remembered("facts")
+            self._facts = facts_from_json(kept) if kept is not None else None
+        if self._facts is None:
+            from memfit.planner.job_facts import facts_of, facts_to_json
+
+            self._facts = facts_of(self.job)
+            self.remember("facts", facts_to_json(self._facts))
+        return self._facts
+
+    def remembered(self, what: str) -> Any:
+        """An answer that was kept; None where there is none."""
+        return None if self._shelf is None else self._shelf.answers.get(what)
+
+    def remember(self, what: str, value: Any) -> None:
+        """Keeps an answer, which is plain JSON."""
+        if self._shelf is not None:
+            self._shelf.answers[what] = value
+
+    def predict(self, shape: Shape, device: Device, **choices: Any) -> Prediction:
+        """Predicts as ``memfit.planner.predict.predict`` does, to the byte; choices as of ``question``."""
+        begin = time.perf_counter()
+        prediction = answer(self.question(shape, device, **choices), self.name, device)
+        return replace(prediction, seconds=time.perf_counter() - begin)
+
+    def question(
+        self, shape: Shape, device: Device, *, changes: Mapping[str, Any] | None = None, derive: bool = True,
+        **choices: Any,
+    ) -> TracedQuestion:  # fmt: skip
+        """The traces of a step: known, derived, or made now.
+
+        Args:
+            changes: settings that differ from the job's.
+            derive: whether a size may follow from others.
+            choices: as of ``memfit.planner.predict.trace_question``.
+        """
+        identity = _digest([dict(changes or {}), shape.length, choices])
+        found = self._exact(identity, shape.items, device)
+        if found is None and derive:
+            found = self._from_others(identity, shape, device)
+        if found is None:
+            found = self._trace(identity, shape, device, changes or {}, choices)
+        return found
+
+    def _trace(
+        self, identity: str, shape: Shape, device: Device, changes: Mapping[str, Any], choices: Mapping[str, Any]
+    ) -> TracedQuestion:
+        from memfit.apply.phase_memory import with_settings
+        from memfit.planner.predict import trace_question
+        from memfit.trace.scratch_by_size import ScratchBySize
+
+        key = _digest(dict(changes))
+        if key not in self._changed:
+            self._changed[key] = with_settings(self.job, changes)
+        by_size = self._scratch.setdefault(identity, ScratchBySize())
+        question = trace_question(self._changed[key], shape, device, scratch_by_size=by_size, **choices)
+        self.traced += 1
+        self._known.setdefault(identity, {}).setdefault(shape.items, []).append(question)
+        if self._shelf is not None:
+            self._shelf.add(f"{identity}.{shape.items}", question)
+        return question
+
+    def _exact(self, identity: str, items: int, device: Device) -> TracedQuestion | None:
+        known = self._known.setdefault(identity, {}).setdefault(items, [])
+        found = next((question for question in known if holds_for(question, device)), None)
+        if found is None and self._shelf is not None:
+            found = self._shelf.find(f"{identity}.{items}", device)
+            known += [found] if found is not None else []
+        return found
+
+    def _from_others(self, identity: str, shape: Shape, device: Device) -> TracedQuestion | None:
+        known = {*self._known.get(identity, {}), *(self._shelf.sizes(identity) if self._shelf is not None else ())}
+        found = {items: self._exact(identity, items, device) for items in known}
+        questions = {items: question for items, question in found.items() if question and len(question.traces) == 1}
+        traces = {items: _only(question) for items, question in questions.items()}
+        trace = trace_between(traces, shape.items)
+        if trace is None:
+            return None
+        like = next(iter(questions.values()))
+        return replace(like, shape=shape, traces=dict.fromkeys(like.traces, trace))
+
+
+def _only(question: TracedQuestion) -> Trace:
+    (trace,) = question.traces.values()
+    return trace
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, default=str, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def facts_from_json(values: Mapping[str, Any]) -> JobFacts:
+    """What ``memfit.planner.job_facts.facts_to_json`` wrote."""
+    known = dict(values)
+    known["nets"] = tuple(NetSize(**net) for net in known["nets"])
+    known["policies"] = tuple(Policy(**policy) for policy in known["policies"])
+    known["whole_numbers"] = tuple(known["whole_numbers"])
+    return JobFacts(**known)
