@@ -235,8 +235,8 @@ class Job(Settings):
     def units(self, batch: Any) -> Mapping[str, int] | int | None:
         """Valid units of a micro-batch, known before its forward; by name where ``loss`` gives several.
 
-        None (the default): memfit takes them from the loss. Needed only where a window has several micro-batches and
-        several losses that count different units.
+        A number or a tensor of one number. None (the default): memfit takes them from the loss. Needed only where a
+        window has several micro-batches and several losses that count different units.
         """
         return None
 

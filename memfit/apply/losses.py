@@ -116,23 +116,30 @@ def _kind(value: Any) -> str:
     return "tensor" if isinstance(value, Tensor) else type(value).__name__
 
 
+def host_units(units: Any) -> Any:
+    """Returns what ``Job.units`` gave, with numbers for 0-d tensors (``(labels != -100).sum()``)."""
+    if isinstance(units, Mapping):
+        return {name: host_units(count) for name, count in units.items()}
+    return units.item() if isinstance(units, Tensor) and units.dim() == 0 else units
+
+
 def known_units(window_units: WindowUnits, names: Iterable[str]) -> dict[str, int] | None:
     """Returns the window's valid units by loss, or None if a micro-batch did not give its units before the forward."""
     known: dict[str, int] = {}
     for units in window_units.units:
         if units is None:
             return None
-        if not isinstance(units, int | Mapping):
+        if not isinstance(units, (*_NUMBERS, Mapping)):
             write = "write units(self, batch) -> a whole number, or {'name': valid units}"
             raise InputError("units(batch)", f"gave {_kind(units)}, not how many units are valid", write)
         for name in names:
             try:
-                count = units if isinstance(units, int) else units[name]
+                count = units[name] if isinstance(units, Mapping) else units
             except KeyError:
                 raise InputError(
                     f"loss {name!r}", "units(batch) does not name it", f"give {{{name!r}: valid units}} too"
                 ) from None
-            if not isinstance(count, Tensor) and not (isinstance(count, _NUMBERS) and 0 <= count < MOST_UNITS):
+            if not (isinstance(count, _NUMBERS) and 0 <= count < MOST_UNITS):
                 why = f"units(batch) gave {shortened(repr(count), 40)} valid units"
                 raise InputError(f"loss {name!r}", why, "give a whole number, 0 or more")
             known[name] = known.get(name, 0) + count

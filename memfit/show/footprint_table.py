@@ -41,11 +41,11 @@ def show_prediction(prediction: Prediction, console: Console | None = None) -> N
     console.print(phase_table(footprint, cuda=device.is_cuda))
     console.print(_categories(footprint))
     worst = footprint.phases[footprint.limiting_phase]
-    outside = "the step" if footprint.limiting_phase == "train" else phase_name(footprint.limiting_phase)
+    phase = footprint.limiting_phase
     console.print(
-        f"Peak in {worst.at.module or outside} ({worst.at.operator}); "
+        f"Peak in {place_name(worst.at.module, phase)} ({worst.at.operator}); "
         f"largest request {format_size(worst.largest_request.bytes)} "
-        f"in {worst.largest_request.module or outside}.",
+        f"in {place_name(worst.largest_request.module, phase)}.",
         soft_wrap=False,
     )
     for line in footprint_remarks(footprint):
@@ -129,7 +129,7 @@ def verdict_line(footprint: Footprint, device: Device) -> str:
         request = footprint.failed_request
         return (
             f"Does not fit on {short_name(device)}: {phase_name(request.phase)} fails to allocate "
-            f"{format_size(request.bytes)} in {request.module or 'the step'} ({peak})."
+            f"{format_size(request.bytes)} in {place_name(request.module, request.phase)} ({peak})."
         )
     spare = format_size(footprint.headroom_bytes)
     if footprint.verdict == "yes":
@@ -149,6 +149,12 @@ _PHASE_NAMES = {"train": "training", "validate": "validation", "save": "saving"}
 def phase_name(phase: str) -> str:
     """What a reader sees for a phase: ``training`` for ``train``."""
     return _PHASE_NAMES.get(phase, phase)
+
+
+def place_name(module: str, phase: str) -> str:
+    """Where something is allocated: the module, or what runs outside of modules in this phase."""
+    outside = {"train": "the step", "setup": "the building of the nets"}
+    return module or outside.get(phase) or phase_name(phase)
 
 
 def short_name(device: Device) -> str:

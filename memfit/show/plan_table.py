@@ -10,7 +10,7 @@ from rich.table import Table
 
 from memfit.planner.cpu_margin import cpu_margin_bytes
 from memfit.show.console import make_console
-from memfit.show.footprint_table import assumptions, footprint_remarks, phase_name, verdict_line
+from memfit.show.footprint_table import assumptions, footprint_remarks, phase_name, place_name, verdict_line
 from memfit.sizes import format_size
 from memfit.wording import precision_words
 
@@ -118,9 +118,10 @@ def _show_shortfall(answer: Answer, device: Device, console: Console) -> None:
         f"more ({floor.policy}, {floor.engine}, {floor.geometry.arithmetic()})."
     )
     if footprint.failed_request:
+        failed = footprint.failed_request
         console.print(
-            f"{phase_name(footprint.failed_request.phase).capitalize()} fails to allocate "
-            f"{format_size(footprint.failed_request.bytes)} in {footprint.failed_request.module or 'the step'}."
+            f"{phase_name(failed.phase).capitalize()} fails to allocate {format_size(failed.bytes)} "
+            f"in {place_name(failed.module, failed.phase)}."
         )
     _show_margin(device, console)
     for line in footprint_remarks(footprint) if footprint.limiting_phase == "setup" else ():

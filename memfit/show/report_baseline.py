@@ -8,7 +8,7 @@ from memfit.geometry import shape_of
 from memfit.job import Job
 from memfit.plan import Plan
 from memfit.planner.predict import Prediction, predict
-from memfit.show.footprint_table import of_sizes, phase_name
+from memfit.show.footprint_table import of_sizes, phase_name, place_name
 from memfit.show.page import Section, Table
 from memfit.sizes import format_size
 
@@ -41,7 +41,7 @@ def _without_plan(footprint: Footprint, plan: Plan) -> str:
     if footprint.failed_request is None:
         return f"{own}the peak is {of_sizes(peak, limit)}, in {phase_name(footprint.limiting_phase)}."
     failed = footprint.failed_request
-    where = f"{failed.module or 'the step'} ({failed.operator or 'unknown'})"
+    where = f"{place_name(failed.module, failed.phase)} ({failed.operator or 'unknown'})"
     size = format_size(failed.bytes)
     return f"{own}{phase_name(failed.phase)} runs out of memory: {where} fails to allocate {size}."
 
@@ -52,7 +52,7 @@ def _phases(footprint: Footprint, planned: Footprint) -> Table:
         under = planned.phases.get(name)
         here = "–" if under is None else format_size(under.process_bytes)
         failed = footprint.failed_request is not None and name == footprint.failed_request.phase
-        place = f"{phase.at.module or 'the step'} ({phase.at.operator})"
+        place = f"{place_name(phase.at.module, name)} ({phase.at.operator})"
         rows.append((name, format_size(phase.process_bytes), here, "out of memory" if failed else "–", place))
     return Table(
         caption="Peaks by phase; for the job without the plan, the need with unlimited memory",

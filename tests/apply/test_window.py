@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from memfit.apply.losses import WindowUnits, host_units, known_units
 from memfit.apply.train_state import build, map_tensors, tensors_in
 from memfit.apply.window import MicroBatch, run_window
 from memfit.errors import InputError
@@ -224,3 +225,15 @@ def test_turns_that_are_none_are_refused(turns, why):
 
     with pytest.raises(InputError, match=why):
         gradients(Wrong(), [64])
+
+
+@pytest.mark.parametrize("given", [torch.tensor(7), {"loss": torch.tensor(7)}, 7, {"loss": 7}, 7.0], ids=repr)
+def test_units_known_before_the_forward_may_be_tensors_of_one_number(given):
+    window_units = WindowUnits(units=(host_units(given), host_units(given)), padded=20)
+    assert known_units(window_units, ["loss"]) == {"loss": 14}
+
+
+@pytest.mark.parametrize("given", [torch.tensor([7]), {"loss": torch.tensor([7])}, "7", torch.tensor(-1)], ids=repr)
+def test_units_that_are_no_number_are_refused_in_one_line(given):
+    with pytest.raises(InputError, match="units"):
+        known_units(WindowUnits(units=(host_units(given),), padded=20), ["loss"])

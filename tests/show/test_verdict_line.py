@@ -26,3 +26,13 @@ def test_the_verdict_counts_the_largest_process_where_a_later_phase_inherits_a_l
     )  # fmt: skip
     line = verdict_line(footprint, card)
     assert line == "Fits on RTX 4090 with 9.00 GiB to spare (peak: training, 11.00 of 20.00 GiB)."
+
+
+def test_the_verdict_names_the_building_of_the_nets_where_setup_does_not_fit():
+    card = replace(find_device("rtx4090"), usable_bytes=20 * GIB)
+    failed = Request(bytes=GIB, module="", operator="aten.to", phase="setup")
+    footprint = Footprint(
+        phases={"setup": phase(21 * GIB), "train": phase(9 * GIB)}, fits=False, verdict="no", limiting_phase="setup",
+        headroom_bytes=-GIB, failed_request=failed, net_kind="", measured_runs=None, plan_searches=0, assumed=(),
+    )  # fmt: skip
+    assert "setup fails to allocate 1.00 GiB in the building of the nets (peak: setup" in verdict_line(footprint, card)

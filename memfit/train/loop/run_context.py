@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memfit.apply.batches import on_device
-from memfit.apply.losses import MicroBatch
+from memfit.apply.losses import MicroBatch, host_units
 from memfit.apply.train_state import TrainState
 from memfit.batch.windows import Window, Windows
 from memfit.engine.collectives import gather
@@ -123,7 +123,7 @@ def make_micro_batch(
     if early:
         context.progress("fetch", window)
         batch = collated()
-        units = train_state.job.units(batch)
+        units = host_units(train_state.job.units(batch))
         if keeps:
             host.append(batch)
     return MicroBatch(fetch=fetch, padded_units=padded_units(context, ids), ids=ids, units=units)
