@@ -57,7 +57,7 @@ TRUTH_JOBS = "(convolution or dit or recurrent or gan or checkpointed) and -2]"
 BYTES = ("convolution", "dit", "recurrent", "gan", "checkpointed")
 WHEEL_JOBS = {"gan.py:Waves": "64", "f5_tts/base": "3200"}
 """Jobs that an installed wheel predicts on the virtual RTX 4090, and the units of their micro-batches."""
-SECONDS = 1500
+SECONDS = 3600
 
 
 def measure(*, tests: str) -> dict[str, Any]:
