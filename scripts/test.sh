@@ -11,4 +11,6 @@ fi
 .venv/bin/mypy
 .venv/bin/lint-imports
 NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
-.venv/bin/python -m pytest -n 2 --dist loadfile -rs -m 'not slow' "$@"
+# A test that hangs for 10 minutes ends its worker, which names it and shows where each of its threads waits.
+.venv/bin/python -m pytest -n 2 --dist loadfile --max-worker-restart 2 -rs -m 'not slow' \
+    -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true "$@"
