@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from memfit.device.virtual import data_dependent
+from memfit.device.virtual import assumptions, data_dependent
 from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.virtual_device import virtual_cpu, virtual_gpu
 from memfit.errors import InputError
@@ -113,14 +113,14 @@ def test_sizes_that_a_person_gives_are_taken(traced):
 
 @pytest.mark.parametrize(("kind", "given"), [(bool, "4"), (int, "True"), (int, "4.5"), (float, "True")])
 def test_an_answer_of_another_type_is_refused(kind, given):
-    assumptions = data_dependent.Assumptions()
-    assumptions.given["train.py", 7] = given
+    given_here = assumptions.Assumptions()
+    given_here.given["train.py", 7] = given
     with pytest.raises(InputError, match=r"--assume train\.py:7=.* asks for .*write --assume train\.py:7="):
-        assumptions.answer(kind(), "train.py:7")
+        given_here.answer(kind(), "train.py:7")
 
 
 def test_a_loop_that_waits_for_data_ends(traced, monkeypatch):
-    monkeypatch.setattr(data_dependent, "MOST_PER_LINE", 100)
+    monkeypatch.setattr(assumptions, "MOST_PER_LINE", 100)
     x = torch.rand(4, device=traced.device)
     rounds = []
 
@@ -134,7 +134,7 @@ def test_a_loop_that_waits_for_data_ends(traced, monkeypatch):
 
 
 def test_torchs_own_lines_have_no_limit(traced, monkeypatch):
-    monkeypatch.setattr(data_dependent, "MOST_PER_LINE", 3)
+    monkeypatch.setattr(assumptions, "MOST_PER_LINE", 3)
     parameters = [nn.Parameter(torch.rand(2, device=traced.device)) for _ in range(4)]
     for _ in range(2):
         sum(p.sum() for p in parameters).backward()

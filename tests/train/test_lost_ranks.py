@@ -3,9 +3,11 @@
 python -m pytest tests/train/test_lost_ranks.py [-m slow]
 """
 
-import threading
+import subprocess
+import sys
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from memfit.engine.lost_rank import is_lost_rank
 from memfit.plan import read_plan, write_plan
 from testing.attacker import JOBS, make_plan, run_plan
 
+ROOT = Path(__file__).parents[2]
 WORDS = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection reset by peer"
 
 
@@ -24,31 +27,6 @@ def caught(function, *arguments):
     except Exception as error:
         return error
     raise AssertionError("nothing was raised")
-
-
-def gloo_group(store, rank):
-    return dist.ProcessGroupGloo(dist.PrefixStore("group", store), rank, 2, timedelta(seconds=0.5))
-
-
-def wait_in_vain():
-    """An all-reduce of rank 0, which rank 1 does not join."""
-    store, groups = dist.HashStore(), {}
-    threads = [
-        threading.Thread(target=lambda rank: groups.update({rank: gloo_group(store, rank)}), args=(rank,))
-        for rank in (0, 1)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    groups[0].allreduce([torch.ones(3)]).wait()
-
-
-def wait_in_vain_and_say_so():
-    try:
-        wait_in_vain()
-    except RuntimeError as error:
-        raise ValueError("my step failed") from error
 
 
 def say(kind, text):
@@ -61,9 +39,13 @@ def say_in_backward(text):
     tensor.sum().backward()
 
 
-@pytest.mark.parametrize("wait", [wait_in_vain, wait_in_vain_and_say_so])
-def test_a_collective_that_waits_in_vain_has_lost_a_rank(wait):
-    assert is_lost_rank(caught(wait))
+@pytest.mark.parametrize(
+    ("wait", "error"), [("wait_in_vain", "RuntimeError"), ("wait_in_vain_and_say_so", "ValueError")]
+)
+def test_a_collective_that_waits_in_vain_has_lost_a_rank(wait, error):
+    command = [sys.executable, "-m", "tests.train.lonely_rank", wait]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.stdout.split() == [error, "True"], ended.stderr
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, dist.DistBackendError, dist.DistNetworkError])
