@@ -47,7 +47,7 @@ def test_building_nets_that_needs_more_than_training_is_a_phase_with_its_own_adv
     assert footprint_remarks(footprint)[0].startswith("Building the nets needs more than training")
     shown = io.StringIO()
     show_prediction(prediction, make_console(file=shown))
-    assert "Peak in setup (" in shown.getvalue()
+    assert "Peak in the building of the nets (" in shown.getvalue()
     assert "setup" not in predict(Converted(convert=False), "job", Shape(items=1), cpu).footprint.phases
 
 
