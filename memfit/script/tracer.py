@@ -30,6 +30,8 @@ _DEVICE = torch.ops.prim.device.default
 _ITEM = _aten._local_scalar_dense.default
 _TO_COPY = _aten._to_copy.default
 _PACK = _aten._pack_padded_sequence.default
+_SELECT = _aten.masked_select.default
+_COUNT = _aten.bincount.default
 _INDEXED = frozenset(
     {
         _aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default,
@@ -137,9 +139,11 @@ class ScriptTracer(Tracer):
             for index, position in zip(args[1], positions, strict=True):
                 flat += [index] if position is None else position
             return self.__torch_dispatch__(func, types, (args[0], flat, *args[2:]), kwargs)
+        if func is _SELECT:
+            return self._masked(*args)
         real = constant_values.real_arguments(func, args, kwargs)
         if real is None:
-            return None
+            return self._counts(*args, **kwargs) if func is _COUNT else None
         with disable_current_modes():
             result = func(*real[0], **real[1])
         with self:
@@ -175,6 +179,37 @@ class ScriptTracer(Tracer):
             positions = mask.nonzero()
         with self:
             return list(self._on_device(positions).unbind(1))
+
+    def _masked(self, tensor: Tensor, mask: Tensor) -> Any:
+        """The result of ``masked_select`` by a mask of known content: on a card by ``x[mask]``, as its kernel has it.
+
+        The values are known where those of the tensor are.
+        """
+        content = constant_values.value_of(mask)
+        if content is None:
+            return None
+        values = constant_values.value_of(tensor)
+        with disable_current_modes():
+            shape = torch.broadcast_shapes(tensor.shape, mask.shape) or (1,)
+            selected = content.expand(shape)
+            if values is not None and self.device_type == "cpu":
+                return self.mode.fake_like(values.masked_select(content))
+            count = int(selected.sum())
+        with self:
+            if self.device_type == "cpu":
+                return tensor.new_empty((count,))
+            return tensor.expand(shape)[mask.expand(shape)]
+
+    def _counts(self, tensor: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:
+        """The result of ``bincount`` of known values with weights that are not known."""
+        values = constant_values.value_of(tensor)
+        if values is None or weights is None:
+            return None
+        with disable_current_modes():
+            length = max(minlength, int(values.max()) + 1 if values.numel() else 0)
+        dtype = weights.dtype if weights.dtype is torch.float32 else torch.float64
+        with self:
+            return weights.new_empty((length,), dtype=dtype)
 
     def _on_device(self, real: Tensor) -> Tensor:
         if self.device_type == "cpu":

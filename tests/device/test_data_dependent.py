@@ -28,6 +28,16 @@ def test_values(traced):
     assert [a.doubtful for a in traced.assumptions] == [False, False, False, True, False]
 
 
+def test_masked_select_on_a_card_holds_the_indices_that_it_makes_of_the_mask():
+    with virtual_gpu(CardRules()) as device, MinimalTracer(device) as tracer:
+        x = torch.rand(64, 64, device=device.device)
+        mask, before = x > 0, tracer.live
+        tracer.peak = before
+        chosen = torch.masked_select(x, mask)
+        assert chosen.shape == (64 * 64,)
+        assert tracer.peak - before == 64 * 64 * (2 * 8 + 4)
+
+
 def test_the_place_is_named(traced):
     x = torch.rand(3, device=traced.device)
     for _ in range(3):

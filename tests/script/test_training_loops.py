@@ -277,6 +277,45 @@ def test_a_mask_of_known_ids_selects_as_many_rows_as_it_has(tmp_path: Path) -> N
     assert outcome.error is None, outcome.error.text
 
 
+@pytest.mark.parametrize("device", ["rtx4090", "cpu"])
+def test_masked_select_by_a_known_mask_takes_as_many_of_a_net_as_of_data(tmp_path: Path, device: str) -> None:
+    outcome = trace_here(
+        tmp_path,
+        "import torch\n"
+        "where = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
+        "net = torch.nn.Linear(8, 1).to(where)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "lengths = torch.tensor([2, 5, 3])\n"
+        "spans = torch.arange(15).view(3, 5)\n"
+        "for step in range(3):\n"
+        "    known = torch.arange(5).to(where)[None] < lengths.to(where)[:, None]\n"
+        "    out = net(torch.ones(3, 5, 8).to(where))\n"
+        "    chosen, target = out.squeeze(-1).masked_select(known), spans.to(where).float().masked_select(known)\n"
+        "    assert chosen.shape == target.shape == (10,) and out.masked_select(known[..., None]).shape == (10,)\n"
+        "    assert torch.bincount(lengths.to(where), out.detach()[:, 0, 0]).shape == (6,)\n"
+        "    loss = (chosen - target).square().sum()\n"
+        f"    {STEP}",
+        device=device,
+    )
+    assert outcome.error is None, outcome.error.text
+
+
+def test_values_that_a_mask_selects_on_the_cpu_are_those_of_a_trace_and_no_memory_of_the_host(tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path,
+        "import torch\n"
+        "net = torch.nn.Linear(64, 64)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "for step in range(3):\n"
+        "    out = net(torch.ones(64, 64))\n"
+        "    loss = out.masked_select(out > 0).mean()\n"
+        "    assert loss.item() == 0.5\n"
+        f"    {STEP}",
+        device="cpu",
+    )
+    assert outcome.error is None, outcome.error.text
+
+
 def test_what_a_failed_attempt_held_until_its_error_was_handled_does_not_count(tmp_path: Path) -> None:
     outcome = trace_here(
         tmp_path,

@@ -68,13 +68,20 @@ def _same(assumptions: Assumptions, first: Tensor, second: Tensor, *rest: Any, *
 
 def _nonzero(assumptions: Assumptions, tensor: Tensor) -> Tensor:
     assumptions.note("nonzero", f"all {tensor.numel()}", most=tensor.numel())
-    return torch.empty((tensor.numel(), tensor.dim()), dtype=torch.int64, device=tensor.device)
+    return tensor.new_empty((tensor.numel(), tensor.dim()), dtype=torch.int64)
 
 
 def _masked_select(assumptions: Assumptions, tensor: Tensor, mask: Tensor) -> Tensor:
-    most = torch.broadcast_shapes(tensor.shape, mask.shape).numel()
+    """Every element is selected. On a card, the mask first becomes integer indices, as in ``x[mask]`` (ATen's
+    ``masked_select_out_cuda_impl``)."""
+    shape = torch.broadcast_shapes(tensor.shape, mask.shape)
+    most = shape.numel()
     assumptions.note("masked_select", f"all {most}", most=most)
-    return torch.empty((most,), dtype=tensor.dtype, device=tensor.device)
+    if tensor.device.type == "cpu":
+        return tensor.new_empty((most,))
+    positions = mask.new_empty((most, max(len(shape), 1)), dtype=torch.int64)
+    selected: Tensor = _aten.index.Tensor(tensor.expand(shape or (1,)), list(positions.unbind(1)))
+    return selected
 
 
 def _index(assumptions: Assumptions, tensor: Tensor, indices: Any) -> Any:
@@ -87,7 +94,7 @@ def _index(assumptions: Assumptions, tensor: Tensor, indices: Any) -> Any:
             positions.append(index)
         else:
             assumptions.note("index by a mask", f"all {index.numel()}", most=index.numel())
-            positions_of_mask = torch.empty((index.numel(), index.dim()), dtype=torch.int64, device=index.device)
+            positions_of_mask = index.new_empty((index.numel(), index.dim()), dtype=torch.int64)
             positions.extend(positions_of_mask.unbind(1))
     return _aten.index.Tensor(tensor, positions)
 
@@ -97,9 +104,9 @@ def _unique(assumptions: Assumptions, tensor: Tensor, *flags: bool, **named: boo
     assumptions.note("unique", f"all {tensor.numel()}", most=tensor.numel())
     inverse = named.get("return_inverse", flags[1] if len(flags) > 1 else False)
     counts = named.get("return_counts", flags[2] if len(flags) > 2 else False)
-    places = torch.empty(tensor.shape if inverse else (0,), dtype=torch.int64, device=tensor.device)
-    times = torch.empty((tensor.numel() if counts else 0,), dtype=torch.int64, device=tensor.device)
-    return torch.empty((tensor.numel(),), dtype=tensor.dtype, device=tensor.device), places, times
+    places = tensor.new_empty(tensor.shape if inverse else (0,), dtype=torch.int64)
+    times = tensor.new_empty((tensor.numel() if counts else 0,), dtype=torch.int64)
+    return tensor.new_empty((tensor.numel(),)), places, times
 
 
 def _unique_along(assumptions: Assumptions, tensor: Tensor, dim: int | None, *flags: bool) -> tuple[Tensor, ...]:
@@ -113,8 +120,8 @@ def _unique_along(assumptions: Assumptions, tensor: Tensor, dim: int | None, *fl
     assumptions.note("unique", f"all {length}", most=length)
     values = tensor.new_empty((length,) if dim is None else tensor.shape)
     of_inverse = tensor.shape if dim is None else (length,)
-    places = torch.empty(of_inverse if inverse else (0,), dtype=torch.int64, device=tensor.device)
-    times = torch.empty((length if counts else 0,), dtype=torch.int64, device=tensor.device)
+    places = tensor.new_empty(of_inverse if inverse else (0,), dtype=torch.int64)
+    times = tensor.new_empty((length if counts else 0,), dtype=torch.int64)
     return values, places, times
 
 
@@ -146,14 +153,14 @@ def _bincount(assumptions: Assumptions, tensor: Tensor, weights: Tensor | None =
     dtype = torch.int64
     if weights is not None:
         dtype = weights.dtype if weights.dtype is torch.float32 else torch.float64
-    return torch.empty((length,), dtype=dtype, device=tensor.device)
+    return tensor.new_empty((length,), dtype=dtype)
 
 
 def _repeat_interleave(assumptions: Assumptions, repeats: Tensor, *, output_size: int | None = None) -> Tensor:
     """Indices: as many as the code says itself, else as a person gave for the line."""
     if output_size is None:
         output_size = _given_size(assumptions, "repeat_interleave", None, "write output_size=N, the sum of the repeats")
-    return torch.empty((output_size,), dtype=repeats.dtype, device=repeats.device)
+    return repeats.new_empty((output_size,))
 
 
 def _given_size(assumptions: Assumptions, operator: str, least: int | None, write: str) -> int:
@@ -178,8 +185,8 @@ def _ctc_loss(
     longest = targets.shape[-1]
     assumptions.note("ctc_loss", f"targets of {longest}")
     time, batch = log_probs.shape[0], log_probs.shape[1] if log_probs.dim() == 3 else 1
-    loss = torch.empty((batch,), dtype=log_probs.dtype, device=log_probs.device)
-    return loss, torch.empty((batch, time, 2 * longest + 1), dtype=log_probs.dtype, device=log_probs.device)
+    loss = log_probs.new_empty((batch,))
+    return loss, log_probs.new_empty((batch, time, 2 * longest + 1))
 
 
 def _ctc_loss_backward(assumptions: Assumptions, grad: Tensor, log_probs: Tensor, *rest: Any, **named: Any) -> Tensor:
