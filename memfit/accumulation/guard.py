@@ -29,9 +29,9 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from memfit.accumulation.batch_split import halves, sample_count
+from memfit.accumulation.batch_split import halves, is_nesting, sample_count
 from memfit.accumulation.ranks import RankGroup
-from memfit.accumulation.refusals import refuse_inexact
+from memfit.accumulation.refusals import refuse_inexact, refuse_unnamed_wrapper
 from memfit.accumulation.wrapped_optimizer import unwrapped
 from memfit.apply.buffer_snapshot import BufferSnapshot
 from memfit.apply.random_state import random_state, set_random_state
@@ -74,7 +74,7 @@ class WindowGuard:
         self._buffers = BufferSnapshot({f"model{number}": module for number, module in enumerate(modules)})
         self._parts, self._provisional, self._own_units = 0, 0.0, 0.0
         self._current: GuardedMicroBatch | None = None
-        self._tried_alone = False
+        self._tried_alone = self._checked = False
         self.failures, self.units = 0, 0.0
         self.most_samples: int | None = None
         if repeat:
@@ -87,11 +87,17 @@ class WindowGuard:
         After the last one the gradients are normalised and ready to be clipped and stepped.
 
         Raises:
-            InputError: gradients are left from before, a part was not entered, or no backward ran.
+            InputError: gradients are left from before, a part was not entered, no backward ran, or FSDP2's ranks have
+                different numbers of micro-batches.
             OtherRankOutOfMemoryError: another rank could not finish.
         """
         todo = self._within_limit(list(batches))
         self._check_no_gradients()
+        if not self._checked:
+            refuse_unnamed_wrapper(self._parameters, self._ranks)
+            self._checked = True
+        if self._ranks.sharded:
+            self._check_same_number(len(todo))
         self._buffers.keep()
         random = random_state(self._device)
         self._tried_alone = False
@@ -139,13 +145,24 @@ class WindowGuard:
         if not self._provisional:
             first = max(count, 1.0) * self._parts
             self._provisional = self._ranks.most(first) if self._ranks.sharded else first
-        weighed = loss * (count / self._provisional) if count else torch.nan_to_num(loss) * 0.0
-        self._run_backward(weighed)
+        if count:
+            self._run_backward(loss * (count / self._provisional))
+        else:
+            self._pass_over(loss)
         self._own_units += count
         part.ran_backward = True
 
     def _run_backward(self, loss: Tensor) -> None:
         (self._scaler.scale(loss) if self._scaler is not None else loss).backward()
+
+    def _pass_over(self, loss: Tensor) -> None:
+        """Learns nothing: a mean over no unit is often 0 / 0, whose backward gives NaN whatever it is multiplied by."""
+        if not self._ranks.sharded:
+            return
+        if not bool(torch.isfinite(loss)):
+            write = "write loss.sum() / max(units, 1)"
+            raise InputError("guard.backward(loss, 0)", "FSDP2 would spread a loss that is not finite", write)
+        self._run_backward(loss * 0.0)
 
     def _within_limit(self, batches: list[Any]) -> list[Any]:
         """The batches, none of more samples than memory held so far."""
@@ -162,6 +179,13 @@ class WindowGuard:
         if left and any(bool(gradient.count_nonzero()) for gradient in left):
             write = "call optimizer.zero_grad() before the window"
             raise InputError("guard.window", "gradients are left from before", write)
+
+    def _check_same_number(self, parts: int) -> None:
+        most, least = self._ranks.most(parts), -self._ranks.most(-parts)
+        if most != least:
+            why = f"a rank has {least:.0f} micro-batches in this window and another {most:.0f}"
+            write = "give each rank the same number: FSDP2's ranks meet in every forward"
+            raise InputError("guard.window", why, write)
 
     def _smaller(self, batches: list[Any], failed: GuardedMicroBatch) -> list[Any]:
         """The window with the failed micro-batch, and those after it of its size, in halves.
@@ -183,9 +207,7 @@ class WindowGuard:
             self._restore()
             self._ranks.total(0.0, failed=True)
             if sys.version_info >= (3, 11):  # exceptions of Python 3.10 have no notes
-                failed.failure.add_note(
-                    "memfit.guard: one sample does not fit alone; memfit explain tells what would help"
-                )
+                failed.failure.add_note(_note_of(failed.batch))
             raise failed.failure
         samples = max(sample_count(part) for part in parts)
         if 0 < samples < sample_count(failed.batch):
@@ -276,6 +298,13 @@ def protect_step(optimizer: Optimizer) -> None:
 
     optimizer.step = MethodType(step_once, optimizer)  # type: ignore[method-assign]
     optimizer._memfit_protected = True  # type: ignore[attr-defined]
+
+
+def _note_of(batch: Any) -> str:
+    """Why a batch was not cut."""
+    if is_nesting(batch):
+        return "memfit.guard: one sample does not fit alone; memfit explain tells what would help"
+    return f"memfit.guard: a {type(batch).__name__} is not cut; write split=, a function that gives smaller batches"
 
 
 def _relieve(error: BaseException) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 
@@ -52,6 +55,22 @@ def refuse_inexact(
     held = {id(p) for module in modules for p in module.parameters()}
     if modules and not any(id(p) in held for o in optimizers for group in o.param_groups for p in group["params"]):
         raise InputError(seen, "the optimizer steps no parameter of the model", "write the model that it was made for")
+
+
+def refuse_unnamed_wrapper(parameters: Sequence[nn.Parameter], ranks: RankGroup) -> None:
+    """Raises InputError where DDP or FSDP2 holds the parameters, and the guard was given no such model.
+
+    Its backwards would reduce by themselves, and the units of the other ranks would be left out.
+    """
+    if ranks.world > 1 or not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    held = {id(p) for p in parameters}
+    wrappers = [each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel)]
+    names = ["DistributedDataParallel" for each in wrappers if any(id(p) in held for p in each.parameters())]
+    names += ["FSDP2" for p in parameters if isinstance(p, DTensor)]
+    if names:
+        write = "write memfit.guard(optimizer, model) with the model that is called in the forward"
+        raise InputError("memfit.guard", f"{names[0]} holds its parameters, and the guard was not given it", write)
 
 
 def is_deepspeed_engine(module: object) -> bool:

@@ -1,6 +1,7 @@
 """One rank of a guarded training: torchrun --nproc-per-node 2 guarded_rank.py WRAPPER FILE FAILURES.
 
-Rank 1's backwards with these numbers fail. Rank 0 writes the weights.
+Each window ends with a micro-batch without a valid unit. Rank 1's backwards with these numbers fail. Rank 0 writes the
+weights.
 """
 
 import os
@@ -15,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 import memfit
 from memfit.errors import InputError
-from tests.accumulation.nets import RANK_SIZES, Failures, Net, mean_loss, windows
+from tests.accumulation.nets import RANK_SIZES, Failures, Net, mean_loss, mean_over_nothing, windows
 
 
 def main() -> None:
@@ -36,10 +37,21 @@ def main() -> None:
         with pytest.raises(InputError, match="cannot repeat alone"):
             memfit.guard(optimizer, net)
     guard = memfit.guard(optimizer, net, repeat=wrapper != "fsdp2")
+    if wrapper == "fsdp2":
+        with pytest.raises(InputError, match="a rank has 1 micro-batches in this window and another 2"):
+            next(guard.window(windows(1, sizes)[0][: rank + 1]))
+    for models in ([], [net.module] if wrapper == "ddp" else []):
+        with pytest.raises(InputError, match="holds its parameters, and the guard was not given it"):
+            next(memfit.guard(optimizer, *models).window(windows(1, sizes)[0]))
     for batches in windows(3, sizes):
-        for part in guard.window(batches):
+        for part in guard.window([*batches, None]):
             with part as batch:
-                guard.backward(mean_loss(net, batch), len(batch[0]))
+                if batch is not None:
+                    guard.backward(mean_loss(net, batch), len(batch[0]))
+                elif wrapper == "fsdp2":
+                    guard.backward(mean_loss(net, batches[0]), 0)
+                else:
+                    guard.backward(mean_over_nothing(net, batches[0][0]), 0)
         optimizer.step()
         optimizer.zero_grad()
     if wrapper == "ddp" and rank == 1:

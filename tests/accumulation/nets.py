@@ -45,6 +45,12 @@ def mean_loss(net: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return (net(batch[0]) - batch[1]).square().mean()
 
 
+def mean_over_nothing(net: nn.Module, rows: Tensor) -> Tensor:
+    """The mean over the valid units of a micro-batch that has none: 0 / 0, as masked losses are written."""
+    valid = torch.zeros(len(rows), 1, dtype=rows.dtype)
+    return (net(rows) * valid).sum() / valid.sum()
+
+
 class Failures:
     """Raises in the backward calls with these numbers, counted over all."""
 

@@ -15,9 +15,8 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 import memfit
-from memfit.accumulation.batch_split import halves, sample_count
 from memfit.errors import InputError
-from tests.accumulation.nets import Failures, Net, failing_step, mean_loss, windows
+from tests.accumulation.nets import Failures, Net, failing_step, mean_loss, mean_over_nothing, windows
 
 EXACT = 1e-14
 
@@ -193,9 +192,20 @@ def test_a_part_without_units_and_a_window_without() -> None:
     guard, before = memfit.guard(optimizer, net), copy.deepcopy(net)
     for part in guard.window(windows(1)[0]):
         with part as batch:
-            guard.backward(mean_loss(net, batch) * float("nan"), 0)
+            guard.backward(mean_over_nothing(net, batch[0]), 0)
     optimizer.step()
     assert difference(net, before) == 0
+    data = windows(1)[0]
+    for part in guard.window([data[0], data[0][0], data[1]]):
+        with part as batch:
+            if isinstance(batch, torch.Tensor):
+                guard.backward(mean_over_nothing(net, batch), 0)
+            else:
+                guard.backward(mean_loss(net, batch), len(batch[0]))
+    optimizer.step()
+    reference(before, torch.optim.SGD(before.parameters(), lr=0.1), [data[:2]])
+    assert difference(net, before) < EXACT
+    optimizer.zero_grad()
     for part in guard.window([]):
         raise AssertionError(part)
 
@@ -209,6 +219,20 @@ def test_one_sample_that_does_not_fit_is_the_failure_itself() -> None:
         parts_of(guard, windows(1)[0], net)
     assert "one sample does not fit alone" in caught.value.__notes__[0]
     assert all(p.grad is None for p in net.parameters())
+
+
+def test_a_batch_that_is_not_cut_says_so() -> None:
+    net = Net()
+    guard = memfit.guard(torch.optim.SGD(net.parameters(), lr=0.1), net)
+    packed = torch.nn.utils.rnn.pack_sequence([torch.zeros(3), torch.zeros(2)])
+    window = guard.window([packed])
+    with next(window):
+        raise MemoryError
+    with next(window):
+        raise MemoryError
+    with pytest.raises(MemoryError) as caught:
+        next(window)
+    assert "a PackedSequence is not cut; write split=" in caught.value.__notes__[0]
 
 
 def test_another_error_passes_through() -> None:
@@ -252,28 +276,6 @@ def test_wrong_use_is_one_line() -> None:
             guard.backward(mean_loss(net, batch), 4)
     with pytest.raises(InputError, match="left from before"):
         next(guard.window(batches))
-
-
-@pytest.mark.parametrize(
-    ("batch", "first"),
-    [
-        (torch.arange(5), torch.arange(3)),
-        ({"ids": torch.ones(4, 9), "names": ["a", "b", "c", "d"], "k": 3}, {"names": ["a", "b"], "k": 3}),
-        ([torch.ones(4, 2), torch.ones(4), torch.ones(())], [2, 2, ()]),
-    ],
-)
-def test_halves(batch: Any, first: Any) -> None:
-    parts = halves(batch)
-    assert parts is not None
-    if isinstance(batch, torch.Tensor):
-        assert torch.equal(parts[0], first)
-    elif isinstance(batch, dict):
-        assert {key: parts[0][key] for key in first} == first
-        assert parts[1]["ids"].shape == (2, 9)
-    else:
-        assert [part.shape[0] if part.dim() else () for part in parts[0]] == first
-    assert sample_count(parts[0]) + sample_count(parts[1]) == sample_count(batch)
-    assert halves(torch.ones(1, 3)) is None
 
 
 def lightning_optimizer(optimizer: Any) -> Any:

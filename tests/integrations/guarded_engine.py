@@ -1,7 +1,8 @@
 """One rank of guarded DeepSpeed engines: torchrun --nproc-per-node N guarded_engine.py FILE FAILURES.
 
-Trains the same windows with stages 0, 1 and 2. The last rank's backwards with these numbers fail, and with one rank a
-write of an optimizer's step too. Rank 0 writes the weights of each stage, and what is refused.
+Trains the same windows with stages 0, 1 and 2; each ends with a micro-batch without a valid unit. The last rank's
+backwards with these numbers fail, and with one rank a write of an optimizer's step too. Rank 0 writes the weights of
+each stage, and what is refused.
 """
 
 import os
@@ -15,7 +16,7 @@ import torch.distributed as dist
 import memfit
 from memfit.engine.deepspeed import load
 from memfit.errors import InputError
-from tests.accumulation.nets import RANK_SIZES, Failures, Net, failing_step, mean_loss, windows
+from tests.accumulation.nets import RANK_SIZES, Failures, Net, failing_step, mean_loss, mean_over_nothing, windows
 
 
 def engine_of(stage: int, net: Net, **config: Any) -> Any:
@@ -60,9 +61,12 @@ def trained(stage: int, failures: set[int]) -> list[torch.Tensor]:
     engine = engine_of(stage, model)
     guard, watch = memfit.deepspeed.guard(engine), memfit.watch(engine, out=None)
     for number, batches in enumerate(windows(3, RANK_SIZES[rank])):
-        for part in guard.window(batches):
-            with part as (x, y):
-                guard.backward(mean_loss(engine, (x.float(), y.float())), len(x))
+        for part in guard.window([*batches, None]):
+            with part as batch:
+                if batch is None:
+                    guard.backward(mean_over_nothing(engine, batches[0][0].float()), 0)
+                else:
+                    guard.backward(mean_loss(engine, (batch[0].float(), batch[1].float())), len(batch[0]))
         if number == 1 and dist.get_world_size() == 1:
             with failing_step(stepped(engine), 1):
                 engine.step()
