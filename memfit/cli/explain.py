@@ -9,9 +9,11 @@ import click
 
 from memfit.cli.options import json_option, print_json, set_option, whole_number
 from memfit.errors import Exit, InputError
+from memfit.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from memfit.explain.diagnosis import Explanation
     from memfit.explain.evidence import Evidence
@@ -140,12 +142,10 @@ def _json(explanation: Explanation, prediction: StepPrediction | None) -> dict[s
 
 
 def _show(explanation: Explanation, prediction: StepPrediction | None, console: Console) -> None:
-    from rich.text import Text
-
     from memfit.sizes import format_size
 
     evidence = explanation.evidence
-    console.print(Text(explanation.verdict, style="bold"))
+    console.print(_text(explanation.verdict, style="bold"))
     if explanation.facts:
         console.print()
         _rows(console, [(name, value) for name, value in explanation.facts])
@@ -157,7 +157,7 @@ def _show(explanation: Explanation, prediction: StepPrediction | None, console: 
         for holder in evidence.alive[:SHOWN]:
             blocks = f"{holder.blocks} block{'s' if holder.blocks > 1 else ''}"
             line = f"  {format_size(holder.bytes):>9}  {holder.where} ({holder.category}, {blocks})"
-            console.print(Text(line), soft_wrap=True)
+            console.print(_text(line), soft_wrap=True)
     if prediction is not None:
         _show_prediction(explanation, prediction, console)
     if explanation.changes:
@@ -166,24 +166,22 @@ def _show(explanation: Explanation, prediction: StepPrediction | None, console: 
         size = (
             "" if not change.saves_bytes else f", {'up to ' * (change.helps != 'yes')}{format_size(change.saves_bytes)}"
         )
-        console.print(Text(f"  {change.helps}: {change.name}{size}"), soft_wrap=True)
-        console.print(Text(f"      {change.write}"), soft_wrap=True)
+        console.print(_text(f"  {change.helps}: {change.name}{size}"), soft_wrap=True)
+        console.print(_text(f"      {change.write}"), soft_wrap=True)
         if change.why:
-            console.print(Text(f"      {change.why}", style="dim"), soft_wrap=True)
+            console.print(_text(f"      {change.why}", style="dim"), soft_wrap=True)
     if explanation.unknown:
         console.print("\nNot known from this file")
     for text in explanation.unknown:
-        console.print(Text(f"  {text}"), soft_wrap=True)
+        console.print(_text(f"  {text}"), soft_wrap=True)
 
 
 def _show_prediction(explanation: Explanation, prediction: StepPrediction, console: Console) -> None:
-    from rich.text import Text
-
     from memfit.explain.prediction import conclusion, measured_and_predicted
     from memfit.sizes import format_size
 
     console.print()
-    console.print(Text(conclusion(explanation.evidence, prediction)), soft_wrap=True)
+    console.print(_text(conclusion(explanation.evidence, prediction)), soft_wrap=True)
     rows = [
         (name, f"{format_size(measured) if measured is not None else 'unknown':>10} measured, "
          f"{format_size(predicted):>10} predicted")
@@ -191,12 +189,17 @@ def _show_prediction(explanation: Explanation, prediction: StepPrediction, conso
     ]  # fmt: skip
     _rows(console, rows)
     for line, nbytes in prediction.lines:
-        console.print(Text(f"  {format_size(nbytes):>9}  {line}"), soft_wrap=True)
+        console.print(_text(f"  {format_size(nbytes):>9}  {line}"), soft_wrap=True)
+
+
+def _text(text: str, style: str = "") -> Text:
+    """Text of a file as a terminal may show it."""
+    from rich.text import Text
+
+    return Text(printable(text), style=style)
 
 
 def _rows(console: Console, rows: list[tuple[str, str]]) -> None:
-    from rich.text import Text
-
     width = max(len(name) for name, _ in rows) + 2
     for name, value in rows:
-        console.print(Text(f"  {name:<{width}}{value}"), soft_wrap=True)
+        console.print(_text(f"  {name:<{width}}{value}"), soft_wrap=True)

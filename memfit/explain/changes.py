@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from memfit.explain.evidence import Evidence, MemoryFailure
+from memfit.explain.evidence import AllocatorState, Evidence, MemoryFailure
 from memfit.explain.phase import BACKWARD, FORWARD, LOADING, OPTIMIZER, VALIDATION, attends, makes_logits, step_part
 from memfit.sizes import format_size
 
@@ -31,6 +31,8 @@ def changes_for(evidence: Evidence, failure: MemoryFailure | None, cause: str) -
         changes += _for_the_allocator(evidence, failure)
     if failure is not None and cause in ("too_large", "fragmentation", "long_sample", "limit") and _on_device(failure):
         changes += _for_the_step(evidence, failure)
+    if failure is None and cause == "unknown_request" and evidence.state is not None:
+        changes += _for_an_unknown_request(evidence.state)
     order = {"yes": 0, "perhaps": 1, "no": 2}
     named: dict[str, Change] = {}
     for change in changes:
@@ -106,17 +108,50 @@ def _for_the_allocator(evidence: Evidence, failure: MemoryFailure) -> Iterator[C
     if unallocated is not None and requested is not None and not expandable:
         missing = failure.short if failure.short is not None else requested
         enough = unallocated >= missing > 0
-        yield Change(
-            name="expandable segments", helps="perhaps" if enough else "no", saves_bytes=unallocated,
-            write="PYTORCH_ALLOC_CONF=expandable_segments:True  # before torch 2.9: PYTORCH_CUDA_ALLOC_CONF",
+        yield replace(
+            _EXPANDABLE, helps="perhaps" if enough else "no", saves_bytes=unallocated,
             why=f"it can join at most the {format_size(unallocated)} that was reserved and free; "
             f"{format_size(missing)} was missing",
         )  # fmt: skip
     if requested is not None:
-        yield Change(
-            name="torch.cuda.empty_cache()", helps="no", saves_bytes=0, write="# leave it out of the loop",
-            why="PyTorch gives every free segment back before it raises this error",
-        )  # fmt: skip
+        yield _EMPTY_CACHE
+
+
+def _for_an_unknown_request(state: AllocatorState) -> Iterator[Change]:
+    """What the allocator's figures say of a failure whose request is not known."""
+    releasable = state.releasable or 0
+    split, added = max(state.unallocated - releasable, 0), max((state.peak_allocated or 0) - state.allocated, 0)
+    yield replace(
+        _EXPANDABLE, helps="perhaps" if split else "no", saves_bytes=split,
+        why=f"it can join at most the {format_size(split)} that is free in segments with live blocks",
+    )  # fmt: skip
+    yield replace(
+        _EMPTY_CACHE, why=f"PyTorch gives free segments back before it raises the error; {format_size(releasable)} now"
+    )
+    yield replace(_HALF_BATCH, saves_bytes=added // 2 or None, why=_ADDED.format(format_size(added)))
+    yield replace(_CHECKPOINT, saves_bytes=added * 2 // 3 or None, why=_ADDED.format(format_size(added)))
+
+
+_ADDED = "the peak was {} above what is allocated now, which is the step's where the summary was made between steps"
+_EXPANDABLE = Change(
+    name="expandable segments", helps="perhaps",
+    write="PYTORCH_ALLOC_CONF=expandable_segments:True  # before torch 2.9: PYTORCH_CUDA_ALLOC_CONF",
+)  # fmt: skip
+_EMPTY_CACHE = Change(
+    name="torch.cuda.empty_cache()", helps="no", saves_bytes=0, write="# leave it out of the loop",
+    why="PyTorch gives every free segment back before it raises this error",
+)  # fmt: skip
+_HALF_BATCH = Change(
+    name="half the micro-batch, twice the accumulation", helps="perhaps",
+    write="for part in guard.window(batches): ...  # guard = memfit.guard(optimizer, model): exact",
+    why="activations and their gradients shrink with the micro-batch",
+)  # fmt: skip
+_CHECKPOINT = Change(
+    name="checkpoint activations", helps="perhaps",
+    write="model.gradient_checkpointing_enable()  # or torch.utils.checkpoint.checkpoint(block, x, "
+    "use_reentrant=False)",
+    why="a block's activations are made again in the backward",
+)  # fmt: skip
 
 
 def _for_the_step(evidence: Evidence, failure: MemoryFailure) -> Iterator[Change]:
@@ -159,16 +194,6 @@ def _for_the_step(evidence: Evidence, failure: MemoryFailure) -> Iterator[Change
             write="F.scaled_dot_product_attention(q, k, v)",
         )  # fmt: skip
     if part in (None, FORWARD, BACKWARD):
-        yield Change(
-            name="half the micro-batch, twice the accumulation", helps="perhaps",
-            saves_bytes=held["activations"] // 2 if held.get("activations") else None,
-            write="for part in guard.window(batches): ...  # guard = memfit.guard(optimizer, model): exact",
-            why="activations and their gradients shrink with the micro-batch",
-        )  # fmt: skip
-        yield Change(
-            name="checkpoint activations", helps="perhaps",
-            saves_bytes=held.get("activations") and held["activations"] * 2 // 3,
-            write="model.gradient_checkpointing_enable()  # or torch.utils.checkpoint.checkpoint(block, x, "
-            "use_reentrant=False)",
-            why="a block's activations are made again in the backward",
-        )  # fmt: skip
+        held_bytes = held.get("activations")
+        yield replace(_HALF_BATCH, saves_bytes=held_bytes // 2 if held_bytes else None)
+        yield replace(_CHECKPOINT, saves_bytes=held_bytes and held_bytes * 2 // 3)

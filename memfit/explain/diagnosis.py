@@ -18,6 +18,7 @@ CAUSES = {
     "long_sample": "one step needed far more than the others",
     "host": "the host's memory ran out, not the card's",
     "shared_memory": "the shared memory of the data loader's workers ran out",
+    "unknown_request": "a request failed, and the file does not say which",
     "none": "no failure",
 }
 
@@ -63,6 +64,8 @@ def _cause(evidence: Evidence, failure: MemoryFailure | None) -> str:
             return "leak"
         if evidence.spike is not None:
             return "long_sample"
+        if evidence.state is not None and evidence.state.ooms:
+            return "unknown_request"
         crowded = [device for device in evidence.devices if device.used > 0.5 * device.total]
         return "other_processes" if any(len(device.processes) > 1 for device in crowded) else "none"
     if failure.allocator in ("shared_memory", "host"):
@@ -98,10 +101,11 @@ def _verdict(evidence: Evidence, failure: MemoryFailure | None, cause: str) -> s
     memory = {"cpu": "host memory", "host": "host memory", "shared_memory": "shared memory"}.get(
         failure.allocator, "memory"
     )
-    frame = failure.own_frame
-    where = f" in {part}" if (part := step_part(failure.frames)) else ""
+    frame = failure.own_frame if failure.allocator != "host" else None  # where the end of a worker was noticed
+    where = f" in {part}" if frame and (part := step_part(failure.frames)) else ""
     where += f" at {frame.file}:{frame.line}" if frame else ""
-    return f"{rank} ran out of {memory}{where}: {_why(evidence, failure, cause)}."
+    went_on = ", and the run went on" if failure.last_step is not None else ""
+    return f"{rank} ran out of {memory}{where}{went_on}: {_why(evidence, failure, cause)}."
 
 
 def _why(evidence: Evidence, failure: MemoryFailure, cause: str) -> str:
@@ -138,17 +142,27 @@ def _verdict_without_failure(evidence: Evidence, cause: str) -> str:
     if evidence.devices:
         return _verdict_of_devices(evidence.devices)
     if evidence.state is not None:
-        return (
-            f"No failure is recorded: {format_size(evidence.state.allocated)} is allocated and "
-            f"{format_size(evidence.state.unallocated)} reserved and free."
-        )
+        return _verdict_of_state(evidence.state)
     return f"No failure, and no growth over {evidence.readings} readings of memory."
+
+
+def _verdict_of_state(state: AllocatorState) -> str:
+    now = f"{format_size(state.allocated)} is allocated now and {format_size(state.unallocated)} is reserved and free"
+    if state.ooms:
+        failed = "A request failed" if state.ooms == 1 else f"{state.ooms} requests failed"
+        peak = f"; the peak was {format_size(state.peak_allocated)}" if state.peak_allocated is not None else ""
+        return f"{failed}, and the summary does not say of how many bytes: {now}{peak}."
+    if state.retries:
+        times = "once" if state.retries == 1 else f"{state.retries} times"
+        return f"No failure, and little room: the allocator gave its cache back {times} to serve a request. {now}."
+    return f"No failure is recorded: {now}."
 
 
 def _verdict_of_devices(devices: tuple[DeviceUse, ...]) -> str:
     fullest = max(devices, key=lambda device: device.used / max(device.total, 1))
     free = format_size(fullest.total - fullest.used)
-    text = f"GPU {fullest.index} ({fullest.name}) has {free} of {format_size(fullest.total)} free"
+    name = f" ({fullest.name})" if fullest.name else ""
+    text = f"GPU {fullest.index}{name} has {free} of {format_size(fullest.total)} free"
     known = [process for process in fullest.processes if process[2]]
     if not known:
         return f"{text}."
@@ -166,7 +180,10 @@ def _facts(evidence: Evidence, failure: MemoryFailure | None) -> list[tuple[str,
     if evidence.state is not None:
         facts += _facts_of_state(evidence.state, failure)
     for device in evidence.devices:
-        facts.append((f"GPU {device.index}", f"{format_size(device.used)} of {format_size(device.total)} used"))
+        instance = f", MIG{device.name.partition(' MIG')[2]}" if " MIG" in device.name else ""
+        facts.append(
+            (f"GPU {device.index}{instance}", f"{format_size(device.used)} of {format_size(device.total)} used")
+        )
         facts += [
             (f"  process {number}", f"{name}, {format_size(nbytes) if nbytes else 'unknown bytes'}")
             for number, name, nbytes in device.processes
@@ -201,7 +218,8 @@ def _facts_of(failure: MemoryFailure) -> list[tuple[str, str]]:
     if inner is not None and inner is not failure.own_frame:
         facts.insert(1, ("library line", f"{inner}{f': {inner.text}' if inner.text else ''}"))
     if failure.step is not None:
-        facts.insert(0, ("step", str(failure.step)))
+        went_on = f"; the run went on to step {failure.last_step}" if failure.last_step is not None else ""
+        facts.insert(0, ("step", f"{failure.step}{went_on}"))
     return facts
 
 
@@ -226,6 +244,8 @@ def _facts_of_state(state: AllocatorState, failure: MemoryFailure | None) -> lis
 
 def _unknown(evidence: Evidence, failure: MemoryFailure | None) -> list[str]:
     unknown = list(evidence.notes)
+    if failure is None and evidence.state is not None and evidence.state.ooms:
+        unknown.append("Which line asked, and for how much: the text of the error tells it. Give the whole log.")
     if failure is not None and failure.allocator not in ("host", "shared_memory"):
         if failure.own_frame is None and evidence.kind != "memory snapshot":
             unknown.append("Which line asked: the traceback is not in the text. Give the whole log.")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from memfit.sizes import format_size
 
 _BINARY = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-SIZE = r"(\d+(?:\.\d+)?)\s?([KMGT]i?B|bytes|[KMGT]|B)\b"
+SIZE = r"(\d{1,18}(?:\.\d{1,18})?)\s?([KMGT]i?B|bytes|[KMGT]|B)\b"
 """A number and its unit, as PyTorch's allocators, nvidia-smi and kernels write them."""
 
 
@@ -64,6 +64,8 @@ class MemoryFailure:
     """Of the traceback above the message, the outermost first."""
     step: int | None = None
     """The last step that the log names before the failure."""
+    last_step: int | None = None
+    """The last step that it names after the failure, where the run went on."""
 
     @property
     def reserved(self) -> int | None:
@@ -186,7 +188,7 @@ class Evidence:
     kind: str
     """message, log, memory summary, memory snapshot, nvidia-smi or metrics"""
     failures: tuple[MemoryFailure, ...] = ()
-    """The earliest first."""
+    """Those that ended the run first, the earliest before the others."""
     state: AllocatorState | None = None
     alive: tuple[Holder, ...] = ()
     """The largest first."""

@@ -9,9 +9,10 @@ from pathlib import Path
 from memfit.errors import InputError
 from memfit.explain.evidence import Evidence
 from memfit.explain.log import read_log
+from memfit.explain.memory_summary import read_memory_summary
 from memfit.explain.metrics import read_metrics
+from memfit.explain.nvidia_smi import read_nvidia_smi
 from memfit.explain.snapshot import read_snapshot
-from memfit.explain.tables import read_memory_summary, read_nvidia_smi
 
 LARGEST = 4 << 30
 """Bytes of a file at most."""
@@ -42,14 +43,27 @@ def read_evidence(name: str) -> Evidence:
             text = data.decode("utf-16", "replace")
         else:
             raise InputError(seen, "a binary file that is no memory snapshot", f"write {_KINDS}")
-    evidence = read_metrics(text) or read_memory_summary(text)
-    logged = read_log(text)
-    if evidence is not None and evidence.kind == "memory summary" and logged is not None:
-        return replace(logged, state=evidence.state)
-    evidence = evidence or logged or read_nvidia_smi(text)
+    evidence = _joined(text)
     if evidence is None:
         raise InputError(seen, "no memory failure and no reading of memory is in it", f"write {_KINDS}")
     return evidence
+
+
+def _joined(text: str) -> Evidence | None:
+    """What all readers find in a text: a log may hold a failure, metrics, a memory summary and a table of cards."""
+    logged, metrics, cards = read_log(text), read_metrics(text), read_nvidia_smi(text)
+    failure = logged.failures[0] if logged is not None and logged.failures else None
+    summary = read_memory_summary(text, failure.device if failure is not None else None)
+    if failure is None or logged is None:
+        over_steps = logged if logged is not None and (logged.growth or logged.spike) else None
+        return metrics or summary or over_steps or cards or logged
+    if metrics is not None:
+        logged = replace(
+            logged, growth=metrics.growth, spike=metrics.spike, readings=metrics.readings, notes=metrics.notes
+        )
+    return replace(
+        logged, state=summary.state if summary is not None else None, devices=cards.devices if cards is not None else ()
+    )  # fmt: skip
 
 
 def _content(path: Path) -> bytes:

@@ -7,7 +7,7 @@ from statistics import median
 
 from memfit.explain.evidence import StepGrowth
 from memfit.sizes import format_size
-from memfit.train.recovery.memory_growth import MemoryGrowth
+from memfit.train.recovery.memory_growth import POINTS, MemoryGrowth
 
 SETTLED = 2
 """Readings at the beginning that do not count: the first steps make gradients and the optimizer's state."""
@@ -18,9 +18,17 @@ LEAST_GROWTH = 0.02
 
 
 def growth_of(readings: Sequence[tuple[int, int]], unit: str = "step", holder: str | None = None) -> StepGrowth | None:
-    """Steady growth over (step, bytes) readings, the rule of ``memfit run``; None where there is none."""
+    """Steady growth over (step, bytes) readings, the rule of ``memfit run``; None where there is none.
+
+    Of many readings, the least of each of ``POINTS`` parts is compared: what is held from step to step.
+    """
     series = MemoryGrowth()
-    for step, nbytes in readings[SETTLED:] if len(readings) > 8 + SETTLED else readings:
+    settled = readings[SETTLED:] if len(readings) > 8 + SETTLED else readings
+    parts = min(len(settled), POINTS)
+    for part in range(parts):
+        step, nbytes = min(
+            settled[part * len(settled) // parts : (part + 1) * len(settled) // parts], key=lambda reading: reading[1]
+        )
         series.note(step, nbytes)
     growth = series.steady()
     if growth is None or growth.bytes < growth.begin * LEAST_GROWTH:

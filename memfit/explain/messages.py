@@ -26,8 +26,12 @@ STARTS = tuple(
         ("library", r"CUDA(?: driver)? error: out of memory|HIP error: out of memory|cudaErrorMemoryAllocation"),
         ("library", r"CU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_ALLOC_FAILED"),
         ("library", r"Cuda failure(?: \d+)? '?out of memory|torch\.(?:cuda\.)?OutOfMemoryError"),
-        ("shared_memory", r"out of shared memory|unable to (?:open|mmap|allocate) shared memory"),
+        (
+            "shared_memory",
+            r"insufficient shared memory|out of shared memory|unable to (?:open|mmap|allocate) shared memory",
+        ),
         ("host", r"[Oo]ut of memory: Kill(?:ed)? process \d+|oom-kill:|oom_reaper: reaped process|OOMKilled"),
+        ("host", r"ray\.exceptions\.OutOfMemoryError|[Nn]ode (?:was|running) low on (?:memory|resource: memory)"),
         ("host", r"Detected \d+ oom[-_]kill event|Exceeded (?:job|step) memory limit"),
         ("host", r"exit(?:ed with)? code:? 137|exitcode\s*:\s*-9\b|Signal 9 \(SIGKILL\)|by signal: Killed"),
         ("host", r"^Killed\s*$|^\s*.*: line \d+: +\d+ Killed\b"),
@@ -36,8 +40,14 @@ STARTS = tuple(
 """How each kind of refusal begins; of a line that fits several, the first."""
 
 
+_ANY = re.compile(r"memory|alloc|kill|oom|exit|errno", re.IGNORECASE)
+"""A word that every refusal holds."""
+
+
 def kind_of(line: str) -> str | None:
     """The allocator whose refusal this line states; None where it states none."""
+    if _ANY.search(line) is None:
+        return None
     return next((name for name, pattern in STARTS if pattern.search(line)), None)
 
 
@@ -63,8 +73,8 @@ def _device_message(text: str, allocator: str) -> MemoryFailure:
     unallocated = _size(rf"{SIZE} is reserved by PyTorch but unallocated", text)
     if unallocated is None and in_total is not None and allocated is not None:
         unallocated = max(in_total - allocated, 0)
-    device = re.search(r"GPU (\d+)", text)
-    others = re.findall(rf"[Pp]rocess (\d+) has {SIZE} memory in use", text)
+    device = re.search(r"GPU (\d{1,9})", text)
+    others = re.findall(rf"[Pp]rocess (\d{{1,15}}) has {SIZE} memory in use", text)
     return MemoryFailure(
         allocator=allocator,
         message=first_line(text),
@@ -93,7 +103,7 @@ def _mps_message(text: str) -> MemoryFailure:
 
 def _host_message(text: str) -> MemoryFailure:
     """A process that the kernel ended; ``anon-rss`` is what it held."""
-    held = re.search(r"anon-rss:(\d+)\s?kB", text)
+    held = re.search(r"anon-rss:(\d{1,15})\s?kB", text)
     return MemoryFailure(
         allocator="host", message=first_line(text), allocated=int(held[1]) * 1024 if held else None
     )  # fmt: skip

@@ -57,7 +57,7 @@ def read_snapshot(path: Path, data: bytes) -> Evidence:
         raise InputError(str(path), "a pickle without segments, which a memory snapshot has", write)
     try:
         return _read(snapshot)
-    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError, OverflowError) as error:
         raise InputError(str(path), f"no memory snapshot that torch writes ({type(error).__name__})", write) from None
 
 
@@ -71,10 +71,12 @@ def _read(snapshot: dict[str, Any]) -> Evidence:
     state = AllocatorState(
         device=device,
         allocated=sum(block.size for block in live),
-        reserved=sum(int(segment["total_size"]) for segment in segments),
+        reserved=sum(_size(segment["total_size"]) for segment in segments),
         requested=sum(block.requested or block.size for block in live),
         largest_hole=max((block.size for block in blocks if not block.live), default=0),
-        releasable=sum(int(segment["total_size"]) for segment in segments if not any(b.live for b in _blocks(segment))),
+        releasable=sum(
+            _size(segment["total_size"]) for segment in segments if not any(b.live for b in _blocks(segment))
+        ),
         expandable=any(bool(segment.get("is_expandable")) for segment in segments),
         ooms=sum(entry["action"] == "oom" for entry in entries) if entries else None,
     )
@@ -101,7 +103,7 @@ _NO_FRAMES = (
 def _largest_device(segments: Sequence[Any], traces: Sequence[Any]) -> int:
     reserved: dict[int, int] = defaultdict(int)
     for segment in segments:
-        reserved[int(segment.get("device", 0))] += int(segment["total_size"])
+        reserved[int(segment.get("device", 0))] += _size(segment["total_size"])
     failed = [number for number, entries in enumerate(traces) if any(entry["action"] == "oom" for entry in entries)]
     return failed[0] if failed else max(reserved, key=lambda number: reserved[number], default=0)
 
@@ -112,9 +114,21 @@ def _blocks(segment: dict[str, Any]) -> Iterator[_Block]:
         live = block["state"] in LIVE
         where, category = _origin(frames) if live else ("", "")
         yield _Block(
-            size=int(block["size"]), requested=int(block.get("requested_size", 0)), live=live, where=where,
+            size=_size(block["size"]), requested=_size(block.get("requested_size", 0)), live=live, where=where,
             category=category,
         )  # fmt: skip
+
+
+def _size(value: Any) -> int:
+    """Bytes.
+
+    Raises:
+        ValueError: no number of bytes that a card can have.
+    """
+    nbytes = int(value)
+    if not 0 <= nbytes < 1 << 50:
+        raise ValueError(value)
+    return nbytes
 
 
 def _old_frames(block: dict[str, Any]) -> list[Any]:
@@ -158,8 +172,8 @@ def _failure(entry: dict[str, Any], state: AllocatorState) -> MemoryFailure:
         for frame in reversed(entry.get("frames") or [])
     )
     return MemoryFailure(
-        allocator="cuda", message="out of memory", requested=int(entry["size"]), device=state.device,
-        free=int(entry["device_free"]) if "device_free" in entry else None, allocated=state.allocated,
+        allocator="cuda", message="out of memory", requested=_size(entry["size"]), device=state.device,
+        free=_size(entry["device_free"]) if "device_free" in entry else None, allocated=state.allocated,
         unallocated=state.unallocated, frames=frames,
     )  # fmt: skip
 
@@ -167,7 +181,7 @@ def _failure(entry: dict[str, Any], state: AllocatorState) -> MemoryFailure:
 def _growth(entries: Sequence[dict[str, Any]], allocated: int) -> StepGrowth | None:
     """Growth of the least live bytes of each part of the history, where that shows several steps."""
     changes = [
-        (int(entry["size"]) if entry["action"] == "alloc" else -int(entry["size"]), entry)
+        (_size(entry["size"]) if entry["action"] == "alloc" else -_size(entry["size"]), entry)
         for entry in entries
         if entry["action"] in ("alloc", "free_completed")
     ]

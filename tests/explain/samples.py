@@ -128,3 +128,96 @@ NVIDIA_SMI = """\
 |    0   N/A  N/A      9999      C   /opt/other/bin/python3                       9500MiB |
 +-----------------------------------------------------------------------------------------+
 """
+NVIDIA_SMI_418 = """\
+Mon May  1 10:00:00 2019
++-----------------------------------------------------------------------------+
+| NVIDIA-SMI 418.67       Driver Version: 418.67       CUDA Version: 10.1     |
+|-------------------------------+----------------------+----------------------+
+| GPU  Name        Persistence-M| Bus-Id        Disp.A | Volatile Uncorr. ECC |
+| Fan  Temp  Perf  Pwr:Usage/Cap|         Memory-Usage | GPU-Util  Compute M. |
+|===============================+======================+======================|
+|   0  Tesla V100-SXM2...  On   | 00000000:00:1E.0 Off |                    0 |
+| N/A   40C    P0    60W / 300W |  15500MiB / 16130MiB |     97%      Default |
++-------------------------------+----------------------+----------------------+
+|   1  GeForce RTX 208...  Off  | 00000000:02:00.0  On |                  N/A |
+| 35%   50C    P2   100W / 250W |   3000MiB / 11019MiB |     10%      Default |
++-------------------------------+----------------------+----------------------+
++-----------------------------------------------------------------------------+
+| Processes:                                                       GPU Memory |
+|  GPU       PID   Type   Process name                             Usage      |
+|=============================================================================|
+|    0      1234      C   python                                     8000MiB |
+|    0      4321      C   .../envs/x/bin/python3                     7400MiB |
+|    1      1000      G   /usr/lib/xorg/Xorg                           40MiB |
++-----------------------------------------------------------------------------+
+"""
+NVIDIA_SMI_525 = """\
++-----------------------------------------------------------------------------+
+| NVIDIA-SMI 525.85.12    Driver Version: 525.85.12    CUDA Version: 12.0     |
+|-------------------------------+----------------------+----------------------+
+|   0  NVIDIA A100-SXM...  On   | 00000000:07:00.0 Off |                    0 |
+| N/A   40C    P0    60W / 400W |  79000MiB / 81920MiB |     97%      Default |
+|                               |                      |             Disabled |
++-------------------------------+----------------------+----------------------+
+| Processes:                                                                  |
+|  GPU   GI   CI        PID   Type   Process name                  GPU Memory |
+|        ID   ID                                                   Usage      |
+|=============================================================================|
+|    0   N/A  N/A      1234      C   python                          40000MiB |
+|    0   N/A  N/A      1235    C+G   ...cal\\Programs\\My App\\a.exe    N/A      |
+|    0   N/A  N/A      1236      C   [Not Found]                     38000MiB |
++-----------------------------------------------------------------------------+
+"""
+NVIDIA_SMI_MIG = """\
+| NVIDIA-SMI 535.54.03              Driver Version: 535.54.03    CUDA Version: 12.2     |
+|   0  NVIDIA A100-SXM4-80GB          On  | 00000000:07:00.0 Off |                   On |
+| N/A   40C    P0              60W / 400W |  9900MiB / 81920MiB |     N/A      Default |
+|                                         |                      |              Enabled |
++---------------------------------------------------------------------------------------+
+| MIG devices:                                                                          |
++------------------+--------------------------------+-----------+-----------------------+
+| GPU  GI  CI  MIG |                   Memory-Usage |        Vol|      Shared           |
+|      ID  ID  Dev |                     BAR1-Usage | SM     Unc| CE ENC DEC OFA JPG    |
+|==================+================================+===========+=======================|
+|  0    1   0   0  |            9856MiB / 40192MiB  | 42      0 |  3   0    2    0    0 |
+|                  |               2MiB / 65535MiB  |           |                       |
++------------------+--------------------------------+-----------+-----------------------+
+|  0    2   0   1  |              37MiB / 40192MiB  | 42      0 |  3   0    2    0    0 |
++------------------+--------------------------------+-----------+-----------------------+
+| Processes:                                                                            |
+|    0    1    0       1234      C   python                                     9800MiB |
+"""
+NVIDIA_SMI_Q = """\
+==============NVSMI LOG==============
+Timestamp                                 : Mon May  1 10:00:00 2023
+Driver Version                            : 535.54.03
+CUDA Version                              : 12.2
+Attached GPUs                             : 2
+GPU 00000000:07:00.0
+    Product Name                          : NVIDIA A100-SXM4-80GB
+    Minor Number                          : 0
+    FB Memory Usage
+        Total                             : 81920 MiB
+        Reserved                          : 600 MiB
+        Used                              : 79000 MiB
+        Free                              : 2320 MiB
+    BAR1 Memory Usage
+        Total                             : 131072 MiB
+        Used                              : 1 MiB
+    Processes
+        GPU instance ID                   : N/A
+        Process ID                        : 1234
+            Type                          : C
+            Name                          : python
+            Used GPU Memory               : 40000 MiB
+        Process ID                        : 1235
+            Type                          : C
+            Name                          : python
+            Used GPU Memory               : 38000 MiB
+GPU 00000000:0A:00.0
+    Product Name                          : NVIDIA A100-SXM4-80GB
+    FB Memory Usage
+        Total                             : 81920 MiB
+        Used                              : 10 MiB
+    Processes                             : None
+"""

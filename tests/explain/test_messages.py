@@ -88,6 +88,7 @@ def test_the_message_of_the_installed_torch() -> None:
         samples.KERNEL, "Killed", "srun: error: Detected 1 oom_kill event in StepId=1.0", "exit code 137",
         "train.sh: line 3:  4242 Killed                  python train.py",
         "  exitcode  : -9 (pid: 4242)", "Last State: Terminated  Reason: OOMKilled  Exit Code: 137",
+        "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
     ],
 )  # fmt: skip
 def test_a_process_that_the_system_ended(text: str) -> None:
@@ -108,8 +109,9 @@ def test_shared_memory_of_a_loader() -> None:
         "\nRuntimeError: DataLoader worker (pid 12) is killed by signal: Bus error. It is possible that dataloader's "
     )
     text += "workers are out of shared memory. Please try to raise your shared memory limit."
+    for said in (text, text.splitlines()[0]):
+        assert explain(read(said)).cause == "shared_memory"
     explanation = explain(read(text))
-    assert explanation.cause == "shared_memory"
     assert "--shm-size" in explanation.changes[0].write
 
 
