@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from memfit.lint.source import LOOPS, Finding, Source, dotted, keyword
+from memfit.lint.source import FUNCTIONS, LOOPS, Finding, Source, dotted, keyword
 
 _CHECKPOINT = "torch.utils.checkpoint"
 
@@ -45,15 +45,23 @@ def _checkpoint_names(source: Source) -> tuple[set[str], set[str]]:
 def empty_cache_in_loop(source: Source) -> Iterator[Finding]:
     """``torch.cuda.empty_cache()`` in every step of a training loop."""
     loops = source.training_loops()
+    names = {
+        alias.asname or alias.name
+        for node in source.nodes
+        if isinstance(node, ast.ImportFrom) and node.module == "torch.cuda"
+        for alias in node.names
+        if alias.name == "empty_cache"
+    }
     for call in source.calls:
-        if not dotted(call.func).endswith(("cuda.empty_cache", "get_accelerator().empty_cache")):
+        name = dotted(call.func)
+        if name not in names and not name.endswith(("cuda.empty_cache", "get_accelerator().empty_cache")):
             continue
         around = source.loops(call)
-        if not around or around[0] not in loops:
+        if not (around and around[0] in loops) and not (not around and source.is_step(source.scope(call))):
             continue
         between = []
         for part in source.above(call):
-            if isinstance(part, LOOPS):
+            if isinstance(part, (*LOOPS, *FUNCTIONS)):
                 break
             between.append(part)
         if any(isinstance(part, ast.If | ast.ExceptHandler | ast.Try) for part in between):

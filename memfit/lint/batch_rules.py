@@ -43,12 +43,22 @@ def constant_accumulation(source: Source) -> Iterator[Finding]:
 
 
 def _divisor(node: ast.AST, losses: set[str], backward: ast.Call) -> ast.expr | None:
-    """What a loss is divided by, in ``loss = loss / n``, ``loss /= n`` and ``(loss / n).backward()``."""
+    """What a loss is divided by: ``loss = loss / n``, ``loss = f(x) / n``, ``loss /= n``, ``loss * (1 / n)``."""
     if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div) and set(target_names(node)) & losses:
         return node.value
-    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Div):
+    weighed = node.value if isinstance(node, ast.Assign) else node
+    if not isinstance(weighed, ast.BinOp) or weighed.lineno > backward.lineno:
         return None
-    return node.right if dotted(node.left) in losses and getattr(node, "lineno", 0) <= backward.lineno else None
+    if isinstance(node, ast.Assign):
+        is_loss = isinstance(weighed.left, ast.Call) and bool(set(target_names(node)) & losses)
+    else:
+        is_loss = dotted(weighed.left) in losses
+    if not is_loss:
+        return None
+    inverse = weighed.right
+    if isinstance(weighed.op, ast.Mult) and isinstance(inverse, ast.BinOp) and isinstance(inverse.op, ast.Div):
+        return inverse.right if is_constant(inverse.left, 1) else None
+    return inverse if isinstance(weighed.op, ast.Div) else None
 
 
 def _ragged_loaders(source: Source) -> set[str]:
@@ -116,9 +126,10 @@ def _twice(source: Source, call: ast.Call, what: str) -> Finding:
 def _splits(call: ast.Call) -> bool:
     if called(call) == "split_dataset_by_node":
         return True
-    return called(call) == "shard" and bool(keyword(call, "num_shards")) and bool(
-        re.search(r"world|num_processes|n_ranks|size", ast.unparse(keyword(call, "num_shards") or call))
-    )  # fmt: skip
+    if called(call) != "shard":
+        return False
+    shards = keyword(call, "num_shards") or next(iter(call.args), None)
+    return shards is not None and bool(re.search(r"world|num_processes|n_ranks|size", ast.unparse(shards)))
 
 
 def _names_of(source: Source, is_kind: object) -> dict[str, ast.Call]:

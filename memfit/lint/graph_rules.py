@@ -16,21 +16,51 @@ _VALIDATES = re.compile(
 
 
 def kept_losses(source: Source) -> Iterator[Finding]:
-    """``losses.append(loss)``: a list that outlives the step and keeps each loss with its graph."""
-    for call in source.calls:
-        if called(call) != "append" or len(call.args) != 1 or not isinstance(call.args[0], ast.Name):
+    """``losses.append(loss)``: a list that outlives the step and keeps each loss, or a net's output, with its graph."""
+    for node, kept, value in _kept(source):
+        scope, loops = source.scope(node), source.loops(node)
+        trained = source.trained_losses(scope)
+        if value not in trained | _outputs(source, scope, trained) or _is_detached(source, scope, value, node):
             continue
-        scope, loops = source.scope(call), source.loops(call)
-        assert isinstance(call.func, ast.Attribute)
-        kept, loss = dotted(call.func.value), call.args[0].id
-        if not loops or loss not in source.trained_losses(scope) or _is_detached(source, scope, loss, call):
+        if not loops and not (kept.startswith("self.") and source.is_step(scope)):
             continue
-        if kept in source.trained_losses(scope) or _is_made_in(loops[0], kept) or _feeds_backward(source, scope, kept):
+        if kept in trained or _is_made_anew(source, kept, loops) or _feeds_backward(source, scope, kept):
             continue
         yield source.finding(
-            call, "kept-loss", f"{kept}.append({loss}) keeps every {loss} with its graph",
-            "memory grows with each step, until it runs out", f"{kept}.append({loss}.detach())",
+            node, "kept-loss", f"{kept} keeps every {value} with its graph",
+            "memory grows with each step, until it runs out", f"{kept}.append({value}.detach())",
         )  # fmt: skip
+
+
+def _kept(source: Source) -> Iterator[tuple[ast.expr | ast.stmt, str, str]]:
+    """(node, list, name) of ``kept.append(name)`` and ``kept += [name]``."""
+    for call in source.calls:
+        if called(call) != "append" or not isinstance(call.func, ast.Attribute):
+            continue
+        if len(call.args) == 1 and isinstance(call.args[0], ast.Name):
+            yield call, dotted(call.func.value), call.args[0].id
+    for node in source.nodes:
+        if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and isinstance(node.value, ast.List):
+            for each in node.value.elts:
+                if isinstance(each, ast.Name):
+                    yield node, dotted(node.target), each.id
+
+
+def _outputs(source: Source, scope: Scope, trained: set[str]) -> set[str]:
+    """Names of a net's outputs, of which a trained loss is made. A net is what the file asks for its parameters."""
+    nets = {dotted(call.func).removesuffix(".parameters") for call in source.calls if called(call) == "parameters"}
+    assigned = [node for node in ast.walk(scope) if isinstance(node, ast.Assign)]
+    read = {name for node in assigned if set(target_names(node)) & trained for name in names_in(node.value)}
+    made = [node for node in assigned if isinstance(node.value, ast.Call) and dotted(node.value.func) in nets]
+    return {name for node in made for name in target_names(node)} & read
+
+
+def _is_made_anew(source: Source, kept: str, loops: list[Loop]) -> bool:
+    """Whether a list does not outlive the step; an attribute may be emptied by any method but ``__init__``."""
+    if loops:
+        return _is_made_in(loops[0], kept)
+    functions = [node for node in source.nodes if isinstance(node, FUNCTIONS) and node.name != "__init__"]
+    return any(_is_made_in(function, kept) for function in functions)
 
 
 def summed_losses(source: Source) -> Iterator[Finding]:
@@ -57,17 +87,22 @@ def _added(node: ast.AugAssign | ast.Assign, target: str, trained: set[str]) -> 
     """The loss that a statement adds to a running sum as it is."""
     if isinstance(node, ast.AugAssign):
         added = [node.value] if isinstance(node.op, ast.Add) else []
-    elif isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.Add):
-        sides = [node.value.left, node.value.right]
-        added = [side for side in sides if dotted(side) != target] if target in map(dotted, sides) else []
     else:
-        added = []
+        value = node.value.orelse if isinstance(node.value, ast.IfExp) else node.value
+        sides = [value.left, value.right] if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add) else []
+        holds = [target in names_in(side) and not _calls(side) for side in sides]
+        added = [side for side, held in zip(sides, holds, strict=True) if not held] if any(holds) else []
     for value in added:
         while isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult | ast.Div):
             value = value.left if not isinstance(value.left, ast.Constant) else value.right
         if isinstance(value, ast.Name) and value.id in trained:
             return value.id
     return None
+
+
+def _calls(node: ast.AST) -> bool:
+    """Whether an expression calls something, such as ``detach``."""
+    return any(isinstance(part, ast.Call) for part in ast.walk(node))
 
 
 def _is_detached(source: Source, scope: Scope, name: str, before: ast.AST) -> bool:
@@ -86,7 +121,7 @@ def _of(call: ast.Call, name: str) -> bool:
     return name in names_in(call)
 
 
-def _is_made_in(loop: Loop, name: str, but: ast.AST | None = None) -> bool:
+def _is_made_in(loop: ast.AST, name: str, but: ast.AST | None = None) -> bool:
     """Whether the loop's own body makes a name anew, so that it does not outlive the step."""
     for node in ast.walk(loop):
         if isinstance(node, ast.Assign) and node is not but and name in target_names(node):

@@ -87,6 +87,14 @@ class Source:
         innermost = [loops[0] for call, _ in self.backward_calls if (loops := self.loops(call))]
         return list(dict.fromkeys(innermost))
 
+    def is_step(self, scope: Scope) -> bool:
+        """Whether a function runs one training step: a backward outside of loops, and a loop of the file calls it."""
+        if isinstance(scope, ast.Module) or not any(
+            self.scope(call) is scope and not self.loops(call) for call, _ in self.backward_calls
+        ):
+            return False
+        return any(called(call) == scope.name and self.loops(call) for call in self.calls)
+
     def trained_losses(self, scope: Scope) -> set[str]:
         """Names on which a backward runs in this scope."""
         return {name for call, names in self.backward_calls if self.scope(call) is scope for name in names}

@@ -3,6 +3,21 @@
 WRONG: dict[str, list[str]] = {
     "constant-accumulation": [
         """
+loader = DataLoader(data, batch_size=8)
+for i, (x, y) in enumerate(loader):
+    loss = criterion(model(x), y) / 4  # HERE
+    loss.backward()
+    if (i + 1) % 4 == 0:
+        optimizer.step()
+""",
+        """
+loader = DataLoader(data, batch_size=8)
+for i, batch in enumerate(loader):
+    loss = model(batch)
+    loss = loss * (1 / args.accum)  # HERE
+    loss.backward()
+""",
+        """
 loader = DataLoader(data, batch_size=8, shuffle=True)
 for step, batch in enumerate(loader):
     loss = model(batch)
@@ -69,6 +84,31 @@ for epoch in range(3):
     ],
     "kept-loss": [
         """
+for batch in loader:
+    loss = model(batch)
+    loss.backward()
+    losses += [loss]  # HERE
+""",
+        """
+optimizer = SGD(model.parameters(), lr=0.1)
+for batch in loader:
+    output = model(batch)
+    loss = output.mean()
+    loss.backward()
+    outputs.append(output)  # HERE
+""",
+        """
+class Run:
+    def step(self, batch):
+        loss = self.model(batch).mean()
+        loss.backward()
+        self.losses.append(loss)  # HERE
+
+    def fit(self):
+        for batch in self.loader:
+            self.step(batch)
+""",
+        """
 losses = []
 for batch in loader:
     loss = model(batch)
@@ -85,6 +125,12 @@ class T:
 """,
     ],
     "summed-loss": [
+        """
+for batch in loader:
+    loss = model(batch)
+    loss.backward()
+    smooth = loss if smooth is None else 0.9 * smooth + 0.1 * loss  # HERE
+""",
         """
 total = 0
 for batch in loader:
@@ -110,6 +156,12 @@ for epoch in range(3):
 """,
     ],
     "sharded-twice": [
+        """
+accelerator = Accelerator()
+data = data.shard(accelerator.num_processes, accelerator.process_index)
+loader = DataLoader(data, batch_size=8)
+model, loader = accelerator.prepare(model, loader)  # HERE
+""",
         """
 accelerator = Accelerator()
 sampler = DistributedSampler(data, shuffle=False)
@@ -148,6 +200,20 @@ x = torch.utils.checkpoint.checkpoint(block, x)  # HERE
 """,
     ],
     "empty-cache-in-loop": [
+        """
+from torch.cuda import empty_cache
+for batch in loader:
+    model(batch).backward()
+    empty_cache()  # HERE
+""",
+        """
+def step(batch):
+    model(batch).backward()
+    torch.cuda.empty_cache()  # HERE
+
+for batch in loader:
+    step(batch)
+""",
         """
 for batch in loader:
     model(batch).backward()
@@ -232,6 +298,38 @@ for batch in loader:
     ],
     "kept-loss": [
         """
+def append(item):
+    pass
+
+for batch in loader:
+    loss = model(batch)
+    loss.backward()
+    append(loss)
+""",
+        """
+optimizer = SGD(model.parameters(), lr=0.1)
+for batch in loader:
+    ids = tokenizer(batch)
+    loss = model(ids)
+    loss.backward()
+    seen.append(ids)
+""",
+        """
+class Run:
+    def step(self, batch):
+        loss = self.model(batch).mean()
+        loss.backward()
+        self.losses.append(loss)
+
+    def fit(self):
+        for batch in self.loader:
+            self.step(batch)
+            self.log()
+
+    def log(self):
+        self.losses.clear()
+""",
+        """
 losses = []
 for batch in loader:
     loss = model(batch)
@@ -257,6 +355,12 @@ for batch in loader:
 """,
     ],
     "summed-loss": [
+        """
+for batch in loader:
+    loss = model(batch)
+    loss.backward()
+    smooth = 0.9 * smooth.detach() + 0.1 * loss
+""",
         """
 for batch in loader:
     total = 0
@@ -316,6 +420,15 @@ x = checkpoint(block, x, **options)
         "x = store.checkpoint(block)\n",
     ],
     "empty-cache-in-loop": [
+        """
+def step(batch):
+    model(batch).backward()
+    torch.cuda.empty_cache()
+
+step(first)
+for batch in loader:
+    other(batch)
+""",
         """
 for step, batch in enumerate(loader):
     try:
