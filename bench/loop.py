@@ -1,13 +1,17 @@
-"""The loop's own cost over a hand-written loop, beside Accelerate's, in the same process: A B C A B C …
+"""The loop's own cost over a hand-written loop, beside Accelerate's, in the same process: A B C A B C …, and its parts.
 
 python -m bench.loop [--windows N] [--rounds 3] [--json F]
 
 A step of about 2 ms on one core: an MLP, AdamW. Every loop collates the same samples and clips. memfit is the whole of
-``memfit.train.loop.loop.train``: recovery, monitors, lines of metrics and samples for each window; no validation, no
-saving.
+``memfit.train.loop.loop.train``: recovery, monitors, watchdog, lines of metrics and samples for each window, which are
+written when it ends; no validation, no saving.
 Each loop has a thread, and hands on to the next after 20 windows: what disturbs the machine falls on all of them alike.
 A window's time is that of its thread on a core; the first of a turn, with cold caches, is left out. Printed: what the
 windows of a turn take, and what that adds to the hand-written loop's turn beside it, as medians over turns.
+
+Then memfit's loop runs once more, alone, with its functions timed: what each part takes for itself, without the parts
+that it calls, as medians over windows. The sum of the parts is less than what the loop adds: between two operators of
+torch other code has run, so that they find colder caches than in a short loop.
 """
 
 import argparse
@@ -16,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from unittest.mock import patch
 
@@ -25,12 +29,14 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench.part_timer import PartTimer
 from bench.result_file import add_json_option, target, write_result
 from memfit.apply.train_state import build
 from memfit.batch.windows import Windows
 from memfit.engine.single import Single
 from memfit.job import Job, Loss
 from memfit.plan import Plan
+from memfit.train.launch.watchdog import Watchdog
 from memfit.train.loop.loop import train
 from memfit.train.loop.run_context import RunContext
 from memfit.train.run_folder import RunFolder
@@ -106,10 +112,15 @@ def ours(job: Net, windows: int, folder: Path) -> None:
     train_state, samples = build(job, "cpu", Single()), job.dataset()
     context = RunContext(
         plan=plan, folder=run, samples=samples, lengths=None, first=0, last=windows,
-        windows=Windows(size=len(samples), lengths=None, global_batch=BATCH, micro_batch=BATCH), saver=_NoSaver(),
+        windows=windows_of(samples), saver=_NoSaver(), progress=Watchdog(run, rank=0, world=1).progress,
     )  # fmt: skip
     with patch("signal.signal"):  # only a main thread may set handlers of signals
         train(train_state, context)
+
+
+def windows_of(samples: Sequence[object]) -> Windows:
+    """The samples of each step, the same in every loop."""
+    return Windows(size=len(samples), lengths=None, global_batch=BATCH, micro_batch=BATCH)
 
 
 class _NoSaver:
@@ -126,9 +137,9 @@ class _NoSaver:
 
 def batches(job: Net, windows: int) -> Iterator[list[torch.Tensor]]:
     samples = job.dataset()
+    order = windows_of(samples)
     for number in range(windows):
-        start = number * BATCH % len(samples)
-        yield job.collate(samples[start : start + BATCH])
+        yield job.collate([samples[i] for i in order.window(number).ids])
 
 
 def by_hand(job: Net, windows: int, folder: Path) -> None:
@@ -160,6 +171,47 @@ def accelerate(job: Net, windows: int, folder: Path) -> None:
 
 LOOPS = {"by hand": by_hand, "memfit": ours, "accelerate": accelerate}
 
+APPLY, LOOP, TRAIN = "memfit.apply.window", "memfit.train.loop.loop", "memfit.train"
+PARTS = {
+    "the step, as by hand": [
+        f"{__name__}:Net.collate", f"{__name__}:Net.loss", "torch:Tensor.backward", "torch.nn.utils:clip_grad_norm_",
+        "memfit.engine.torch_optim_mixin:TorchOptimMixin.step",
+        "memfit.engine.torch_optim_mixin:TorchOptimMixin.zero_grad",
+    ],
+    "lines of metrics and samples, written to disk": [
+        f"{LOOP}:window_line", f"{LOOP}:sum_of_ranks", f"{LOOP}:check_finite", f"{LOOP}:TrainingLoop._report",
+        f"{LOOP}:TrainingLoop._write_lines", f"{TRAIN}.run_folder:RunFolder.append",
+    ],
+    "random streams of reading and of the loss": [
+        f"{TRAIN}.data.reader:seed_stream", f"{TRAIN}.loop.run_context:seed_stream",
+    ],
+    "what lets a step be applied once": [f"{TRAIN}.recovery.exactly_once:ExactlyOnce.__call__"],
+    "what lets a forward be repeated": [
+        "memfit.apply.buffer_snapshot:BufferSnapshot.keep", "memfit.apply.buffer_snapshot:BufferSnapshot.learn",
+        f"{TRAIN}.recovery.recovery:Recovery._gradients", f"{TRAIN}.recovery.recovery:Recovery.begin",
+        f"{TRAIN}.recovery.recovery:Recovery.end",
+    ],
+    "losses by valid units, checked": [
+        f"{APPLY}:losses_of", f"{APPLY}:normalised", f"{APPLY}:known_units", f"{APPLY}:_add", f"{APPLY}:_none_valid",
+        f"{LOOP}:check_gradients",
+    ],
+    "order and reading of the samples": [
+        "memfit.batch.windows:Windows.window", f"{LOOP}:micro_batches", f"{TRAIN}.data.reader:BatchReader.read",
+        f"{TRAIN}.loop.run_context:on_device",
+    ],
+    "memory, speed, alarms, watchdog": [
+        f"{TRAIN}.loop.monitor:Monitor.begin", f"{TRAIN}.loop.monitor:Monitor.end", f"{LOOP}:TrainingLoop._mark",
+        f"{TRAIN}.loop.memory_reports:MemoryReports.warn_of_growth",
+        f"{TRAIN}.loop.validations:Validations.after",
+    ],
+    "the window's own code": [
+        f"{LOOP}:run_window", f"{APPLY}:_gradients", f"{APPLY}:_backwards", f"{APPLY}:_finish_gradients",
+        f"{APPLY}:_turns", f"{APPLY}:_after_the_steps", f"{LOOP}:TrainingLoop._learn",
+        f"{LOOP}:TrainingLoop._train_window",
+    ],
+}  # fmt: skip
+"""The functions of a window, by what they are for."""
+
 
 def main() -> None:
     """Prints and writes what each loop takes, round by round."""
@@ -174,7 +226,19 @@ def main() -> None:
         rounds.append(measure(asked.windows))
         for name, row in rounds[-1].items():
             print(f"{number} {name:11} {row['milliseconds']:.3f} ms a step   {row['added_milliseconds']:+.3f} ms")
-    write_result(target(asked.json), {"windows": asked.windows, "rounds": rounds}, packages=["accelerate"])
+    parts = microseconds_of_parts(asked.windows)
+    for name, value in sorted(parts.items(), key=lambda part: -part[1]):
+        print(f"{value:7.1f} us  {name}")
+    figures = {"windows": asked.windows, "rounds": rounds, "microseconds_of_parts": parts}
+    write_result(target(asked.json), figures, packages=["accelerate"])
+
+
+def microseconds_of_parts(windows: int) -> dict[str, float]:
+    """What each part of a window takes for itself."""
+    timer = PartTimer(PARTS)
+    with tempfile.TemporaryDirectory() as folder, timer.timing():
+        ours(Net(timer.next_turn), windows, Path(folder))
+    return timer.microseconds(cold=TURN)
 
 
 def measure(windows: int) -> dict[str, dict[str, float]]:

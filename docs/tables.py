@@ -179,6 +179,16 @@ def loop() -> str:
     return table(["loop", "ms a step", "more than by hand, ms"], rows)
 
 
+def loop_parts() -> str:
+    """Where the time of the loop's own code goes."""
+    parts = dict(result("loop")["microseconds_of_parts"])
+    step = parts.pop("the step, as by hand")
+    rows = [[name, f"{value:.0f}"] for name, value in sorted(parts.items(), key=lambda part: -part[1])]
+    rows.append(["**together**", f"**{sum(parts.values()):.0f}**"])
+    made = table(["part of memfit's loop", "microseconds a window"], rows)
+    return f"{made}\n\nThe step itself takes {step:.0f} microseconds in it."
+
+
 def loading() -> str:
     figures = result("loading")
     rows = (
@@ -342,8 +352,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "accuracy on xMem's runs": accuracy_tables.accuracy_xmem_families,
     "accuracy of limits under AMP": accuracy_tables.accuracy_timm_amp,
     "convolution workspace": accuracy_tables.accuracy_workspace, "plans for cards": cards, "time estimates": timing,
-    "plan speed": plan_speed, "prediction speed": variants, "samplers": samplers, "loop": loop, "loading": loading,
-    "saving": saving,
+    "plan speed": plan_speed, "prediction speed": variants, "samplers": samplers, "loop": loop,
+    "loop parts": loop_parts, "loading": loading, "saving": saving,
     "kills": kills, "faults": faults, "epochs": sequence, "probe": probe, "creep": creep,
     "checkpoint selection": checkpoint_selection, "accumulation": accumulation,
 }  # fmt: skip

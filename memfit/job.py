@@ -8,6 +8,7 @@ import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from memfit.errors import InputError, describe
@@ -73,7 +74,8 @@ class Turn:
         if not callable(self.loss):
             raise InputError(f"turn {self.name!r}", f"its loss is a {type(self.loss).__name__}, not a function", write)
         try:
-            inspect.signature(self.loss).bind("nets", "batch", "shared")
+            if not _has_three_parameters(self.loss):
+                inspect.signature(self.loss).bind("nets", "batch", "shared")
         except TypeError as error:
             takes = "write a loss that takes (nets, batch, shared)"
             raise InputError(f"turn {self.name!r}", f"its loss: {error}", takes) from None
@@ -81,6 +83,16 @@ class Turn:
             pass
         if isinstance(self.optimizers, str) or not isinstance(self.optimizers, Sequence):
             raise InputError(f"turn {self.name!r}", f"optimizers = {self.optimizers!r} is not a tuple of names", write)
+
+
+def _has_three_parameters(loss: Callable[..., Any]) -> bool:
+    """Whether a plain function or method takes exactly three arguments by position. Turns are made in every window, and
+    ``inspect.signature`` takes as long as a small layer."""
+    bound = type(loss) is MethodType
+    function: Any = loss.__func__ if isinstance(loss, MethodType) else loss
+    if type(function) is not FunctionType or vars(function):
+        return False
+    return function.__code__.co_argcount == 3 + bound and not function.__code__.co_kwonlyargcount
 
 
 class Job(Settings):

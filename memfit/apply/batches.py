@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from memfit.apply.job_objects import job_object
+from memfit.apply.job_objects import JobCall
 from memfit.apply.train_state import map_tensors
 
 
@@ -16,7 +16,7 @@ def on_device(batch: Any, device: torch.device) -> Any:
     Raises:
         InputError: a part of it cannot be moved.
     """
-    with job_object("a batch", "give tensors that can be copied to the device, or objects whose to(device) does it"):
+    with JobCall("a batch", "give tensors that can be copied to the device, or objects whose to(device) does it"):
         return map_tensors(
             batch,
             lambda tensor: tensor.to(device, non_blocking=True),

@@ -8,7 +8,7 @@ that are not tensors, and writes to parameters that DeepSpeed gathers and drops.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +34,15 @@ class BufferSnapshot:
         }
         self._seen_to_change: set[tuple[int, str]] = set()
         self._kept: dict[tuple[int, str], tuple[Tensor | None, Tensor | None]] = {}
-        self._watched: dict[tuple[int, str], tuple[int, int]] = {}
+        self._copied: list[_Place] = []
+        """Places that are copied by each ``keep``."""
+        self._watched: list[_Place] = []
+        self._marks: tuple[list[int], list[int]] = ([], [])
+        """Of what the watched places held."""
+        self._has_learned = False
+        """Whether more is to be copied than before."""
+        self._is_plain = False
+        """Whether none of what is watched is gathered and dropped by DeepSpeed."""
         self._modes: list[bool] = []
         self._learns: list[bool] = []
         self._parameters = list({id(p): p for net in nets.values() for p in net.parameters()}.values())
@@ -43,34 +51,52 @@ class BufferSnapshot:
 
     def keep(self) -> None:
         """Remembers the present state. A tensor that never changes costs nothing; every other tensor is copied once."""
-        before, self._kept, self._watched = self._kept, {}, {}
-        if len(self._places) != sum(map(len, self._holders)):
-            self._places = list(_places(self._modules))
-        for module, holder, name, key, is_buffer in self._places:
+        modes = [module.training for module in self._modules]
+        if modes != self._modes or len(self._places) != sum(map(len, self._holders)) or self._has_learned:
+            self._sort_places()
+        held = self._held()
+        if any(tensor is None for tensor in held):
+            self._sort_places()
+            held = self._held()
+        before, self._kept = self._kept, {}
+        for _, holder, name, key, is_buffer in self._copied:
             tensor = holder.get(name)
-            if tensor is None:
-                if is_buffer:
-                    self._kept[key] = (None, None)
-            elif key in self._seen_to_change or (is_buffer and module.training):
+            if tensor is not None:
                 copy = before.get(key, (None, None))[1]
                 if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
                     copy = torch.empty_like(tensor, requires_grad=False)
                 with torch.no_grad():
                     self._kept[key] = (tensor, copy.copy_(tensor))
-            else:
-                self._watched[key] = _mark(tensor)
-        self._modes = [module.training for module in self._modules]
+            elif is_buffer:
+                self._kept[key] = (None, None)
+        self._marks = _marks(held, plain=self._is_plain)
+        self._modes = modes
         self._learns = [parameter.requires_grad for parameter in self._parameters]
+
+    def _sort_places(self) -> None:
+        """Sorts what the modules hold into what is copied and what is watched."""
+        self._places, self._copied, self._watched = list(_places(self._modules)), [], []
+        for place in self._places:
+            module, holder, name, key, is_buffer = place
+            copies = holder[name] is None or key in self._seen_to_change or (is_buffer and module.training)
+            (self._copied if copies else self._watched).append(place)
+        self._has_learned = False
+        self._is_plain = not any(hasattr(tensor, GATHERED) for tensor in self._held())
+
+    def _held(self) -> list[Any]:
+        """What the watched places hold now."""
+        return [holder.get(name) for _, holder, name, _, _ in self._watched]
 
     def watch(self) -> None:
         """Takes the present value of every tensor without a copy as the one to keep."""
-        for _, holder, name, key, _ in self._places:
-            if key in self._watched and (now := holder.get(name)) is not None:
-                self._watched[key] = _mark(now)
+        self._marks = _marks(self._held(), plain=self._is_plain)
 
     def learn(self) -> None:
         """Ends a window: tensors that it changed and that had no copy are copied from now on."""
-        self._seen_to_change |= {key for _, key in self._changes()}
+        changes = self._changes()
+        if changes:
+            self._seen_to_change |= {key for _, key in changes}
+            self._has_learned = True
 
     def restore(self, *, checked: bool = True) -> None:
         """Puts back what ``keep`` remembered. Graphs that hold these tensors stay valid.
@@ -104,11 +130,12 @@ class BufferSnapshot:
 
     def _changes(self) -> list[tuple[nn.Module, tuple[int, str]]]:
         """The watched tensors that have changed."""
-        return [
-            (module, key)
-            for module, holder, name, key, _ in self._places
-            if key in self._watched and (now := holder.get(name)) is not None and self._watched[key] != _mark(now)
-        ]
+        held = self._held()
+        marks = _marks(held, plain=self._is_plain)
+        if marks == self._marks:
+            return []
+        changed = zip(self._watched, held, zip(*marks, strict=True), zip(*self._marks, strict=True), strict=True)
+        return [(place[0], place[3]) for place, now, mark, before in changed if now is not None and mark != before]
 
 
 _Place = tuple[nn.Module, dict[str, Any], str, tuple[int, str], bool]
@@ -123,9 +150,21 @@ def _places(modules: list[nn.Module]) -> Iterator[_Place]:
 
 
 _PLAIN = frozenset((Tensor, nn.Parameter))
+GATHERED = "ds_tensor"
+"""What DeepSpeed keeps at a parameter that it gathers and drops."""
+
+
+def _marks(tensors: Sequence[Any], *, plain: bool) -> tuple[list[int], list[int]]:
+    """Versions and addresses, which change where a tensor is written to or replaced.
+
+    Args:
+        plain: False where some of them may be gathered and dropped, which have no mark.
+    """
+    if plain and _PLAIN.issuperset(map(type, tensors)):
+        return list(map(version_of, tensors)), list(map(Tensor.data_ptr, tensors))
+    pairs = [(0, 0) if tensor is None or hasattr(tensor, GATHERED) else _mark(tensor) for tensor in tensors]
+    return [version for version, _ in pairs], [address for _, address in pairs]
 
 
 def _mark(tensor: Any) -> tuple[int, int]:
-    if hasattr(tensor, "ds_tensor"):
-        return 0, 0
     return version_of(tensor), tensor.data_ptr() if type(tensor) in _PLAIN else 0

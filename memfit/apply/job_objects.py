@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 from memfit.engine.collectives import is_memory_failure
 from memfit.errors import InputError, describe, line_of_job
 
 
-@contextmanager
-def job_object(seen: str, write: str) -> Iterator[None]:
+class JobCall:
     """Around a call of such an object. An exception with a line of the job's code in it passes: that line is named.
 
     Args:
@@ -21,11 +19,17 @@ def job_object(seen: str, write: str) -> Iterator[None]:
     Raises:
         InputError: the call raised, and not since memory ran out.
     """
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, InputError) or is_memory_failure(error):
-            raise
-        if line_of_job(traceback.walk_tb(error.__traceback__)) is not None:
-            raise
-        raise InputError(seen, describe(error), write) from error
+
+    def __init__(self, seen: str, write: str) -> None:
+        self._seen, self._write = seen, write
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not isinstance(error, Exception) or isinstance(error, InputError) or is_memory_failure(error):
+            return
+        if line_of_job(traceback.walk_tb(trace)) is None:
+            raise InputError(self._seen, describe(error), self._write) from error

@@ -23,7 +23,7 @@ from memfit.engine.ddp import BUCKET_BYTES
 from memfit.engine.protocol import Engine
 from memfit.engine.single import Single
 from memfit.errors import InputError
-from memfit.job import Job, Nets, is_trained
+from memfit.job import Job, Nets, Turn, is_trained
 from memfit.torch_compat.attributes import apply_to_tensors
 
 
@@ -50,6 +50,8 @@ class TrainState:
     """Where ``ema`` is between its updates: device or host."""
     stepped: dict[str, list[nn.Parameter]] = field(default_factory=dict)
     """The parameters that each optimizer steps."""
+    turns: list[Turn] | None = None
+    """The turns of every window, where the job has the default ones and they were checked."""
 
     def shares(self, optimizers: tuple[str, ...]) -> bool:
         """Whether ranks share the gradients of these optimizers; False if each trains by itself

@@ -22,14 +22,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from memfit.apply.job_objects import job_object
+from memfit.apply.job_objects import JobCall
 from memfit.apply.losses import MicroBatch, WindowUnits, known_units, losses_of, normalised, nothing
 from memfit.apply.state_streaming import streamed, streams
 from memfit.apply.train_state import TrainState, update_ema
 from memfit.apply.turn_cache import TurnCache
 from memfit.engine.collectives import Units, gather_shares, together, total
 from memfit.errors import InputError, describe, message_of
-from memfit.job import Turn
+from memfit.job import Job, Turn
 from memfit.torch_compat.grad_scaler import allow_another_step
 
 Mark = Callable[[str], None]
@@ -237,7 +237,9 @@ def _none_valid(units: Mapping[str, Units]) -> bool:
 
 
 def _turns(train_state: TrainState) -> list[Turn]:
-    """Returns the job's turns, checked."""
+    """Returns the job's turns, checked. A job may give other turns in every window; the default ones are made once."""
+    if train_state.turns is not None:
+        return train_state.turns
     turns = train_state.job.turns(list(train_state.optimizers))
     write = "write turns(self, optimizers) -> [memfit.Turn(...), ...]"
     seen = f"{type(train_state.job).__name__}.turns()"
@@ -253,6 +255,8 @@ def _turns(train_state: TrainState) -> list[Turn]:
                     f"the job has no optimizer {name!r}",
                     f"write one of {', '.join(map(repr, train_state.optimizers))}",
                 )
+    if getattr(train_state.job.turns, "__func__", None) is Job.turns:
+        train_state.turns = turns
     return turns
 
 
@@ -319,7 +323,7 @@ def _after_the_steps(train_state: TrainState, mark: Mark, guard: Guard, *, stepp
         train_state.scaler.update()
     for name, schedule in train_state.schedules.items():
         write = "write one in schedules(self, optimizers, windows) that lasts for that many windows"
-        with job_object(f"schedule {name!r}", write):
+        with JobCall(f"schedule {name!r}", write):
             schedule.step()
     train_state.engine.share_buffers(train_state.nets)
     if train_state.ema:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -55,7 +54,8 @@ class AppendFile:
 
 def identity(descriptor: int) -> tuple[int, int] | None:
     """Device and inode of what a descriptor stands for; None where it is closed."""
-    with contextlib.suppress(OSError):
+    try:
         status = os.fstat(descriptor)
-        return status.st_dev, status.st_ino
-    return None
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+_FINITE_JSON = json.JSONEncoder(allow_nan=False)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LinesRead:
@@ -63,9 +65,9 @@ def parse_line(text: bytes) -> dict[str, Any] | None:
 def format_line(line: dict[str, Any]) -> str:
     """A line of JSON; a number that is not finite becomes null, which JSON has."""
     try:
-        return json.dumps(line, allow_nan=False) + "\n"
+        return _FINITE_JSON.encode(line) + "\n"
     except ValueError:
-        return json.dumps(_finite(line), allow_nan=False) + "\n"
+        return _FINITE_JSON.encode(_finite(line)) + "\n"
 
 
 def missing_windows(lines: Iterable[dict[str, Any]], windows: int) -> list[int]:

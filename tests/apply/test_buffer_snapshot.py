@@ -33,3 +33,40 @@ def test_statistics_come_back_and_a_changed_parameter_is_named_and_then_learned(
         net[0].weight.add_(1)
     snapshot.restore()
     assert torch.equal(net[0].weight, weight + 1)
+
+
+class Moody(nn.Module):
+    """Changes its mode, replaces a buffer and drops one."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(2))
+        self.register_buffer("cache", None)
+        self.weight = nn.Parameter(torch.ones(2))
+
+
+def test_what_is_copied_follows_the_modes_of_modules_and_what_they_hold():
+    net = Moody().eval()
+    snapshot = BufferSnapshot({"net": net})
+    snapshot.keep()
+    net.seen.add_(1)
+    assert snapshot.changed() == ["net.seen"]  # no copy: the module does not train
+    net.train()
+    snapshot.keep()
+    net.seen.add_(1)
+    net.cache = torch.ones(3)
+    snapshot.restore()
+    assert net.seen.tolist() == [1, 1]
+    assert net.cache is None
+
+    net.cache = torch.ones(3)
+    snapshot.keep()
+    net.cache = None
+    snapshot.restore()
+    assert net.cache.tolist() == [1, 1, 1]
+
+    snapshot.keep()
+    net.weight = nn.Parameter(torch.ones(2))
+    assert snapshot.changed() == ["net.weight"]
+    snapshot.watch()
+    assert snapshot.changed() == []

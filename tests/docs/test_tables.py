@@ -16,7 +16,7 @@ FIGURES: dict[str, dict[str, Any]] = {
     "loop": {"rounds": [
         {name: {"milliseconds": took, "added_milliseconds": added} for name, took, added in rows}
         for rows in ([("by hand", 1.9, 0.0), ("memfit", 2.4, 0.5)], [("by hand", 2.0, 0.0), ("memfit", 2.6, 0.57)])
-    ]},
+    ], "microseconds_of_parts": {"the step, as by hand": 700.2, "reading": 12.4, "lines": 30.3}},
     "kills": {"writing": {
         "synchronous": {"kills": 100, "while_saving": 85, "finished": 8, "passed_over": 0, "repeated": 86},
     }},
@@ -55,6 +55,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("results")
 def test_a_result_becomes_a_table() -> None:
     assert "| memfit | 2.40 to 2.60 | 0.50 to 0.57 |" in tables.loop()
+    assert "| lines | 30 |\n| reading | 12 |\n| **together** | **43** |" in tables.loop_parts()
     assert "| synchronous | 100 | 85 | 8 | 0 | 86 |" in tables.kills()
     assert "| step | 7 | 7 | 7 | 7 | 0 |" in tables.faults()
     assert "| raw | 0.50 | 1.00 | 1.00 to 1.00 | 0.40 |" in tables.saving()

@@ -6,6 +6,7 @@ python -m pytest tests/train/test_exactly_once.py
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memfit.apply.losses import MicroBatch
@@ -13,6 +14,7 @@ from memfit.apply.state_streaming import PER_PARAMETER
 from memfit.apply.train_state import build
 from memfit.apply.window import Guard, run_window
 from memfit.job import Job
+from memfit.torch_compat import current_dispatch_mode
 from memfit.train.recovery.exactly_once import ExactlyOnce, TornStepError
 from memfit.train.recovery.recovery import Recovery
 
@@ -31,6 +33,21 @@ class FailsAt(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class FunctionFailsAt(TorchFunctionMode):
+    """The same at the n-th function of torch that writes. No dispatch mode is there, and versions count."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.left = at
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.left -= func.__name__.endswith("_") and not func.__name__.endswith("__")
+        if self.left == 0:
+            self.left = -1
+            torch.empty(1 << 60, dtype=torch.uint8)
+        return func(*args, **(kwargs or {}))
+
+
 def parameters():
     torch.manual_seed(0)
     return [nn.Parameter(torch.randn(shape)) for shape in ((4, 3), (3,), (2, 5))]
@@ -41,7 +58,7 @@ def gradients(step):
     return [torch.randn(p.shape, generator=generator) for p in parameters()]
 
 
-def stepped(make, steps, once=None, fail_at=0, fail_in=0):
+def stepped(make, steps, once=None, fail_at=0, fail_in=0, failing=FailsAt):
     """(parameters and state after the steps, whether it failed)."""
     learned = parameters()
     optimizer, failed = make(learned), False
@@ -49,7 +66,7 @@ def stepped(make, steps, once=None, fail_at=0, fail_in=0):
         for parameter, gradient in zip(learned, gradients(step), strict=True):
             parameter.grad = gradient.clone()
         if step == fail_in and fail_at:
-            with FailsAt(fail_at) as mode:
+            with failing(fail_at) as mode:
                 once(optimizer.step, optimizer)
             failed = mode.left <= 0
         elif once:
@@ -72,6 +89,9 @@ CASES = {kind.__name__: as_plain(kind) for kind in sorted(PER_PARAMETER, key=lam
     "two groups": lambda learned: torch.optim.Adam(
         [{"params": learned[:1], "lr": 0.3}, {"params": learned[1:]}], lr=0.1
     ),
+    "two groups fused": lambda learned: torch.optim.Adam(
+        [{"params": learned[:1], "lr": 0.3}, {"params": learned[1:]}], lr=0.1, fused=True
+    ),
     "past the counter": lambda learned: Past(learned, lr=0.1),
     "hooked": lambda learned: hooked(torch.optim.AdamW(learned, lr=0.1)),
 }
@@ -87,14 +107,18 @@ def hooked(optimizer):
 
 
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
-@pytest.mark.parametrize("fail_in", [0, 1], ids=["first step", "later step"])
-def test_a_failure_at_every_operator_of_a_step(make, fail_in):
+@pytest.mark.parametrize(
+    ("fail_in", "failing"),
+    [(0, FailsAt), (1, FailsAt), (1, FunctionFailsAt)],
+    ids=["first step", "later step, every write counted", "later step"],
+)
+def test_a_failure_at_every_operator_of_a_step(make, fail_in, failing):
     wanted, _ = stepped(make, 3)
     undisturbed, given_up, at = 0, 0, 0
     while True:
         at += 1
         try:
-            answer, failed = stepped(make, 3, ExactlyOnce(lambda error: None), at, fail_in)
+            answer, failed = stepped(make, 3, ExactlyOnce(lambda error: None), at, fail_in, failing)
         except TornStepError:
             given_up += 1
             continue
@@ -106,6 +130,17 @@ def test_a_failure_at_every_operator_of_a_step(make, fail_in):
     assert undisturbed >= 1
     if make not in READ_BEFORE_WRITE:
         assert given_up == 0
+
+
+@pytest.mark.parametrize("make", [CASES["AdamW"], CASES["AdamW foreach"], CASES["SGD foreach"]])
+def test_no_dispatch_mode_slows_a_step_whose_writes_the_version_counter_sees(make):
+    learned, modes = parameters(), []
+    optimizer, once = make(learned), ExactlyOnce(lambda error: None)
+    for step in range(3):
+        for parameter, gradient in zip(learned, gradients(step), strict=True):
+            parameter.grad = gradient
+        once(lambda: (optimizer.step(), modes.append(current_dispatch_mode())), optimizer)
+    assert modes[-2:] == [None, None]
 
 
 class Past(torch.optim.SGD):

@@ -7,12 +7,12 @@ import os
 
 import pytest
 
-from memfit.train.launch.forked_copy import ends_forked_copies
+from memfit.train.launch.forked_copy import ForkedCopyGuard
 
 
 def leaves(how):
     """Exit code of a process that is forked inside and comes out so."""
-    with ends_forked_copies():
+    with ForkedCopyGuard():
         forked = os.fork()
         if forked == 0 and how == "exit":
             raise SystemExit(3)
@@ -33,5 +33,5 @@ def test_a_copy_does_not_come_out(how, code, words, capfd):
 
 
 def test_what_the_process_itself_raises_passes():
-    with pytest.raises(ValueError, match="mine"), ends_forked_copies():
+    with pytest.raises(ValueError, match="mine"), ForkedCopyGuard():
         raise ValueError("mine")

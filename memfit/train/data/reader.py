@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from memfit.apply.job_objects import job_object
+from memfit.apply.job_objects import JobCall
 from memfit.errors import InputError, describe, how_it_left, line_of_job, message_of, mistake_in_job
 from memfit.train.data.stream import StreamSamples, StreamState
 from memfit.train.data.transport import Packed, SharedSlots, pack
 from memfit.train.launch import memory_limit
-from memfit.train.launch.forked_copy import ends_forked_copies
+from memfit.train.launch.forked_copy import ForkedCopyGuard
 from memfit.train.loop.rng import COLLATE, seed_stream
 
 Ids = tuple[int, ...]
@@ -55,18 +55,22 @@ class BatchReader:
         Raises:
             InputError: the data set has no such sample, and the reason is not in the job's own code.
         """
-        with ends_forked_copies():
+        with ForkedCopyGuard():
             if not isinstance(self.samples, StreamSamples):
                 seed_stream(self.seed, window, ids[0], COLLATE)
-            samples = [self._sample(i) for i in ids]
+            samples = self._samples(ids)
             if isinstance(self.samples, StreamSamples):
                 seed_stream(self.seed, window, ids[0], COLLATE)
             return self.collate(samples)
 
-    def _sample(self, position: int) -> Any:
-        write = "write dataset(self) -> samples by index, from 0 to one less than their number"
-        with job_object(f"dataset()[{position}]", write):
-            return self.samples[position]
+    def _samples(self, ids: Ids) -> list[Any]:
+        position = ids[0]
+        try:
+            return [self.samples[position := i] for i in ids]
+        except Exception:
+            write = "write dataset(self) -> samples by index, from 0 to one less than their number"
+            with JobCall(f"dataset()[{position}]", write):
+                raise
 
     def load(self, state: StreamState | None) -> None:
         """Goes on in a stream from this state."""

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 from typing import NoReturn
 
 from memfit.errors import Exit, describe
 
 
-@contextmanager
-def ends_forked_copies() -> Iterator[None]:
+class ForkedCopyGuard:
     """Around calls of a job. A process that was forked inside and comes out, by a return or an exception, is ended
     here: it shares the run's files, and its sockets with the other ranks."""
-    process = os.getpid()
-    try:
-        yield
-    except BaseException as error:
-        if os.getpid() != process:
+
+    def __enter__(self) -> None:
+        self._process = os.getpid()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if os.getpid() != self._process:
             _end(error)
-        raise
-    if os.getpid() != process:
-        _end(None)
 
 
 def _end(error: BaseException | None) -> NoReturn:

@@ -24,9 +24,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from memfit.engine.torchrun_env import RESTARTS
 from memfit.errors import Exit, line_of_job, line_of_job_in, with_source
@@ -54,9 +53,8 @@ _GRACE = 3.0
 """Seconds in which the other ranks write their stacks."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """What a process is at."""
+class Part(NamedTuple):
+    """What a process is at. A new one is made in every part of a window."""
 
     name: str
     window: int | None
@@ -118,11 +116,13 @@ class Watchdog:
 
     def progress(self, name: str, window: int | None = None) -> None:
         """Notes that a part begins: of a window, or ``validate``, ``save``, ``start``."""
-        now, kind = time.monotonic(), _kind(self.part.name)
-        self._longest[kind] = max(self._longest.get(kind, 0.0), now - self.part.since)
-        if name == "fetch" and window is not None and self.part.window is not None and window > self.part.window:
+        before, now = self.part, time.monotonic()
+        kind = _kind(before.name)
+        if now - before.since > self._longest.get(kind, 0.0):
+            self._longest[kind] = now - before.since
+        if name == "fetch" and window is not None and before.window is not None and window > before.window:
             self._windows += 1
-        self.part = Part(name=name, window=self.part.window if window is None else window, since=now)
+        self.part = Part(name, before.window if window is None else window, now)
         if self._watching and _kind(name) != kind:
             self._arm(now)  # by the patience of what begins, which may be far shorter, and may hold the lock at once
 

@@ -28,7 +28,7 @@ from memfit.train.data.loader import WorkerDiedError
 from memfit.train.data.stream import StreamSamples
 from memfit.train.data.stream_file import read_stream_state, write_stream_state
 from memfit.train.launch import memory_limit
-from memfit.train.launch.forked_copy import ends_forked_copies
+from memfit.train.launch.forked_copy import ForkedCopyGuard
 from memfit.train.launch.stop_signals import AbandonedError, Stop
 from memfit.train.loop.finite import NotFiniteError, check_gradients, check_state, not_finite_buffers
 from memfit.train.loop.memory_reports import MemoryReports
@@ -90,6 +90,10 @@ class TrainingLoop:
         self._state, self._context, self._engine = train_state, context, train_state.engine
         self._stop, self._saver = Stop(), context.saver
         self._at = Position(context.first)
+        self._expected_bytes = {
+            "predicted_process_bytes": context.plan.phases.get("train", {}).get("process_bytes"),
+            "planned_process_bytes": planned_process_bytes(context.plan),
+        }
         self._monitor = Monitor(train_state, context.memory)
         self._phases = Phases(
             train_state, context.plan, context.folder.path, context.say, context.limits, context.validation
@@ -167,7 +171,7 @@ class TrainingLoop:
         self._at.window, self._at.stepped = number, False
         begin = time.perf_counter()
         try:
-            with ends_forked_copies():
+            with ForkedCopyGuard():
                 result = self._learn(window)
         except NotFiniteError as error:
             self._save_before(number, error, together=True)
@@ -203,8 +207,8 @@ class TrainingLoop:
         context, number = self._context, window.number
         self._recovery.begin()
         parts = micro_batches(self._state, context, window, self._recovery)
-        self._monitor.begin(parts, number)
-        self._reports.warn_of_growth(number)
+        if self._monitor.begin(parts, number):
+            self._reports.warn_of_growth(number)
         verifies = context.proof is not None and context.proof.begins(self._state, number)
         result = run_window(self._state, parts, self._mark, guard=self._recovery.guard)
         self._recovery.end()
@@ -257,11 +261,10 @@ class TrainingLoop:
         """Rank 0's lines of samples and metrics."""
         if self._engine.rank != 0:
             return
-        folder, plan = self._context.folder, self._context.plan
+        folder = self._context.folder
         same_samples = self._engine.world // self._engine.data_world
         line |= sum_of_ranks(reports, line["seconds"], same_samples)
-        line["predicted_process_bytes"] = plan.phases.get("train", {}).get("process_bytes")
-        line["planned_process_bytes"] = planned_process_bytes(plan)
+        line |= self._expected_bytes
         for rank, report in enumerate(reports[::same_samples]):
             folder.append("samples", {"window": window.number, "rank": rank, "ids": list(report.ids)})
         folder.append("metrics", line)
@@ -279,7 +282,7 @@ class TrainingLoop:
         parts = [make_micro_batch(self._state, context, context.first, ids) for _ in range(count)]
         sizes = {name: phase.get("process_bytes", 0) for name, phase in context.plan.phases.items()}
         try:
-            with ends_forked_copies(), preflight_training(self._state, parts, self._recovery, self._mark):
+            with ForkedCopyGuard(), preflight_training(self._state, parts, self._recovery, self._mark):
                 for name in sorted(("validate", "save"), key=lambda name: -sizes.get(name, 0)):
                     context.progress(name, context.first)
                     if name == "validate":

@@ -52,11 +52,13 @@ class Monitor:
         self.growth = MemoryGrowth()
         """What is held when windows begin."""
 
-    def begin(self, parts: Sequence[MicroBatch], window: int = 0) -> None:
-        """A window of these micro-batches begins."""
+    def begin(self, parts: Sequence[MicroBatch], window: int = 0) -> bool:
+        """A window of these micro-batches begins; gives whether it was read what is held now."""
         self._parts, self._fetched, self._small = parts, 0, None
-        if self.growth.wants(window):
+        reads = self.growth.wants(window)
+        if reads:
             self.growth.note(window, self._held())
+        return reads
 
     def fetches(self) -> None:
         """A micro-batch begins; before the second one, the first one's gradient lies there."""

@@ -23,7 +23,7 @@ from memfit.job import Shape
 from memfit.plan import PhasePolicy, Plan
 from memfit.trace.step_phases import validate_once
 from memfit.train.launch import memory_limit
-from memfit.train.launch.forked_copy import ends_forked_copies
+from memfit.train.launch.forked_copy import ForkedCopyGuard
 from memfit.train.launch.stop_signals import AbandonedError
 from memfit.train.loop.rng import seed_stream
 from memfit.train.loop.validation_data import ValidationData, mean_of, metrics_of
@@ -163,7 +163,7 @@ class Phases:
         self, shape: Shape, briefly: bool, strict: bool, abandons: Callable[[], AbstractContextManager[None]]
     ) -> _Tried:
         try:
-            with ends_forked_copies(), self.phase("validate"), abandons():
+            with ForkedCopyGuard(), self.phase("validate"), abandons():
                 return _Tried(metrics=self._once(shape, briefly))
         except AbandonedError as error:
             clear_frames(error)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from memfit.apply.batches import on_device
-from memfit.apply.job_objects import job_object
+from memfit.apply.job_objects import JobCall
 from memfit.apply.train_state import TrainState
 from memfit.batch.dataset import count_of
 from memfit.errors import InputError, describe
@@ -55,7 +55,7 @@ Fetch = Callable[[], Any]
 def _fetch(job: Job, samples: Sequence[Any], numbers: range, device: torch.device) -> Fetch:
     def sample(position: int) -> Any:
         write = "write validation_dataset(self) -> samples by index, from 0 to one less than their number"
-        with job_object(f"validation_dataset()[{position}]", write):
+        with JobCall(f"validation_dataset()[{position}]", write):
             return samples[position]
 
     return lambda: on_device(job.validation_collate([sample(i) for i in numbers]), device)

@@ -9,13 +9,15 @@ Three cases:
   which the first attempt had already changed, the step is given up.
 - A step that is given up (``TornStepError``) must not be saved: the run goes on from its last checkpoint.
 
-Operators on lists, fused steps and writes through ``.data`` leave the version counter as it is; there a dispatch mode
-counts from the start. Not seen: writes outside of torch's operators.
+Fused steps leave the version counter as it is; a dispatch mode notes those that are done. Where a first step shows that
+the counter misses other writes too (through ``.data``, or of operators on lists in older versions of torch), a dispatch
+mode counts every write from the start, which takes as long as the step. Not seen: writes outside of torch's operators.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -31,6 +33,7 @@ from memfit.torch_compat.attributes import schema_of, storage_id_of, version_of
 from memfit.train.launch.memory_limit import is_memory_failure
 
 ATTEMPTS = 3
+_NO_MODE = nullcontext()
 
 
 class TornStepError(RuntimeError):
@@ -52,26 +55,39 @@ class ExactlyOnce:
             TornStepError: it stopped in the middle, and what is left cannot be done alone.
         """
         if optimizer is None:
-            self._written_once(act, lambda: further, [], counted=True)
+            self._written_once(act, further, [], counted=True)
             return
-        learning = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        learning, written = _changed_by(optimizer)
         new = set(map(id, learning)) - self._stepped
-        if not any(id(p) in new and not _has_state(optimizer, p) for p in learning):
-            self._stepped |= new
-            counted = id(optimizer) in self._unseen or _by_lists(optimizer) or current_dispatch_mode() is not None
-            self._written_once(act, lambda: _changed_by(optimizer), numbers_of(optimizer), counted=counted)
-            return
-        versions = [version_of(p) for p in learning]
+        if new and any(id(p) in new and not _has_state(optimizer, p) for p in learning):
+            self._first_step(act, optimizer, learning)
+        else:
+            counted = id(optimizer) in self._unseen or current_dispatch_mode() is not None
+            fused = not counted and _is_fused(optimizer)
+            self._written_once(act, written, numbers_of(optimizer), counted=counted, fused=fused)
+        self._stepped |= new
+
+    def _first_step(self, act: Callable[[], None], optimizer: Optimizer, learning: list[nn.Parameter]) -> None:
+        """The step that makes the optimizer's state. It shows whether the version counter sees its writes."""
+        versions = list(map(version_of, learning))
+        fused: set[int] = set()
+
+        def noted() -> None:
+            with _FusedWrites() as record:
+                act()
+            fused.update(record.counts())
+
+        step = noted if _is_fused(optimizer) else act
         if streams(optimizer):
             for group in optimizer.param_groups:
                 for parameter in [p for p in group["params"] if p.grad is not None]:
                     with alone(optimizer, group, [parameter]):
-                        self._first(act, optimizer, [parameter])
+                        self._first(step, optimizer, [parameter])
         else:
-            self._first(act, optimizer, learning)
-        if any(version_of(p) == version for p, version in zip(learning, versions, strict=True)):
+            self._first(step, optimizer, learning)
+        unmoved = [p for p, before in zip(learning, versions, strict=True) if version_of(p) == before]
+        if any(_key(parameter) not in fused for parameter in unmoved):
             self._unseen.add(id(optimizer))
-        self._stepped |= new
 
     def _first(self, act: Callable[[], None], optimizer: Optimizer, parameters: list[nn.Parameter]) -> None:
         """A first step of these parameters, undone and done again where it fails."""
@@ -122,20 +138,27 @@ class ExactlyOnce:
     def _written_once(
         self,
         act: Callable[[], None],
-        changes: Callable[[], Iterable[Tensor]],
+        written: Sequence[Tensor],
         numbers: list[tuple[dict[Any, Any], dict[Any, Any]]],
         *,
         counted: bool,
+        fused: bool = False,
     ) -> None:
-        """Runs ``act``; after a failure again, without the writes that were done."""
-        before = [(tensor, version_of(tensor)) for tensor in changes()]
-        counter = _WithoutTheDone({_key(tensor): 0 for tensor, _ in before}) if counted else None
-        with counter or nullcontext():
+        """Runs ``act``; after a failure again, without the writes that were done.
+
+        Args:
+            counted: whether a dispatch mode counts every write.
+            fused: whether one notes those of fused steps.
+        """
+        versions = list(map(version_of, written))
+        counter = _WithoutTheDone({_key(tensor): 0 for tensor in written}) if counted else None
+        record = _FusedWrites() if fused else None
+        with counter or record or _NO_MODE:
             failure = self._failure_of(act)
         if failure is None:
             return
-        done = counter.done if counter else {_key(tensor): version_of(tensor) - version for tensor, version in before}
-        alike = len(done) == len(before) and all(type(tensor) in (Tensor, nn.Parameter) for tensor, _ in before)
+        done = counter.done if counter else _writes_since(written, versions, record)
+        alike = len(done) == len(written) and all(type(tensor) in (Tensor, nn.Parameter) for tensor in written)
         if any(done.values()) and not alike:
             raise TornStepError(failure)
         for _ in range(ATTEMPTS):
@@ -145,6 +168,35 @@ class ExactlyOnce:
             if failure is None:
                 return
         raise TornStepError(failure)
+
+
+class _FusedWrites(TorchDispatchMode):
+    """Notes what fused steps write to, which do not raise the versions of it; nor does what works on lists, inside of a
+    dispatch mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._fused: list[Any] = []
+        self._counts: Counter[int] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not func.__name__.startswith(("_fused_", "_foreach_")):
+            return func(*args, **kwargs)
+        written, _ = _split_arguments(func, args, kwargs)
+        first = next(tensors_in(written), None)
+        before = None if first is None else version_of(first)
+        given = func(*args, **kwargs)
+        if first is not None and version_of(first) == before:
+            if func.__name__.startswith("_fused_"):
+                self._fused.append(written)  # all of it stays after the step, so that only a failure has to look at it
+            else:
+                self._counts.update(map(_key, tensors_in(written)))
+        return given
+
+    def counts(self) -> Counter[int]:
+        """How often each tensor was written to, by the key of its storage."""
+        return self._counts + Counter(map(_key, tensors_in(self._fused)))
 
 
 class _WithoutTheDone(TorchDispatchMode):
@@ -161,17 +213,10 @@ class _WithoutTheDone(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        written: list[Any] = []
-        read: list[Tensor] = []
-        for position, argument in enumerate(schema_of(func).arguments):
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                written.append(value)
-            else:
-                read += tensors_in(value)
+        written, read = _split_arguments(func, args, kwargs)
         targets = list(tensors_in(written))
         skipped = [self._is_done(tensor) for tensor in targets]
-        stale = any(self._is_stale(tensor) for tensor in read)
+        stale = any(self._is_stale(tensor) for tensor in tensors_in(read))
         if not targets:
             given = func(*args, **kwargs)
             self._note(given, stale)
@@ -223,22 +268,53 @@ class _WithoutTheDone(TorchDispatchMode):
                 (self._stale.add if stale else self._stale.discard)(_key(tensor))
 
 
+def _split_arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+    """(what an operator writes to, what it only reads)."""
+    written: list[Any] = []
+    read: list[Any] = []
+    for position, argument in enumerate(schema_of(func).arguments):
+        value = args[position] if position < len(args) else kwargs.get(argument.name)
+        writes = argument.alias_info is not None and argument.alias_info.is_write
+        (written if writes else read).append(value)
+    return written, read
+
+
 def _key(tensor: Tensor) -> int:
     return storage_id_of(tensor)
 
 
-def _changed_by(optimizer: Optimizer) -> list[Tensor]:
-    values: list[Tensor] = []
-    for group in optimizer.param_groups:
-        values += group["params"]
-        values += [p.grad for p in group["params"] if p.grad is not None]
-    for state in optimizer.state.values():
-        for value in state.values() if type(state) is dict else (state,):
-            if type(value) is Tensor:
-                values.append(value)
-            elif type(value) not in _NUMBERS:
-                values += tensors_in(value)
-    return values
+def _writes_since(tensors: Sequence[Tensor], versions: Sequence[int], record: _FusedWrites | None) -> dict[int, int]:
+    """How often each tensor was written to after it had this version."""
+    done = {_key(tensor): version_of(tensor) - before for tensor, before in zip(tensors, versions, strict=True)}
+    for key, count in (record.counts() if record else {}).items():
+        if key in done:
+            done[key] += count
+    return done
+
+
+def _changed_by(optimizer: Optimizer) -> tuple[list[nn.Parameter], list[Tensor]]:
+    """(parameters with a gradient, all tensors that a step may write to)."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    pairs = [(p, p.grad) for p in parameters]
+    learning = [p for p, gradient in pairs if gradient is not None]
+    changed = parameters + [gradient for _, gradient in pairs if gradient is not None]
+    values = _state_values(optimizer)
+    if _TENSORS.issuperset(map(type, values)):
+        return learning, changed + values
+    for value in values:
+        if type(value) is Tensor:
+            changed.append(value)
+        elif type(value) not in _NUMBERS:
+            changed += tensors_in(value)
+    return learning, changed
+
+
+def _state_values(optimizer: Optimizer) -> list[Any]:
+    """All that an optimizer keeps of its parameters."""
+    states = optimizer.state.values()
+    if _DICTS.issuperset(map(type, states)):
+        return [value for state in states for value in state.values()]
+    return [value for state in states for value in (state.values() if type(state) is dict else (state,))]
 
 
 def _has_state(optimizer: Optimizer, parameter: Tensor) -> bool:
@@ -246,11 +322,14 @@ def _has_state(optimizer: Optimizer, parameter: Tensor) -> bool:
 
 
 _NUMBERS = frozenset((int, float, bool))
+_TENSORS, _DICTS = frozenset((Tensor,)), frozenset((dict,))
 
 
 def numbers_of(optimizer: Optimizer) -> list[tuple[dict[Any, Any], dict[Any, Any]]]:
     """Dicts of the optimizer, with what they hold beside tensors."""
-    dicts = [*optimizer.param_groups, *(state for state in optimizer.state.values() if isinstance(state, dict))]
+    dicts: list[dict[Any, Any]] = list(optimizer.param_groups)
+    if not _TENSORS.issuperset(map(type, _state_values(optimizer))):
+        dicts += [state for state in optimizer.state.values() if isinstance(state, dict)]
     return [
         (table, {k: v for k, v in table.items() if type(v) in _NUMBERS})
         for table in dicts
@@ -263,10 +342,6 @@ def put_numbers_back(numbers: list[tuple[dict[Any, Any], dict[Any, Any]]]) -> No
         table.update(values)
 
 
-def _by_lists(optimizer: Optimizer) -> bool:
-    """Whether its step works on lists of tensors, as far as it says so; on a CPU the default is one by one."""
-    device = next(p.device.type for group in optimizer.param_groups for p in group["params"])
-    return any(
-        group.get("fused") or (group.get("foreach") is not False and (group.get("foreach") or device != "cpu"))
-        for group in optimizer.param_groups
-    )
+def _is_fused(optimizer: Optimizer) -> bool:
+    """Whether a step may run fused operators, as far as the optimizer says so."""
+    return any(group.get("fused") for group in optimizer.param_groups)

@@ -78,4 +78,6 @@ def describe_request(failure: Failure, held_before: int = 0) -> str:
 
 def allocator_retries(device: torch.device) -> int:
     """Times that a card's allocator had to give its cache back to serve a request."""
-    return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0)) if device.type == "cuda" else 0
+    if device.type != "cuda":
+        return 0
+    return int(torch.cuda.memory_stats_as_nested_dict(device).get("num_alloc_retries", 0))
