@@ -114,6 +114,9 @@ class Plan:
     checkpoint_writing: str = "synchronous"
     read_ahead_bytes: int | None = None
     """Host memory of each rank for batches that workers have read before their window; absent: 1 GiB."""
+    copy_ahead_bytes: int = 0
+    """The most that copies of those batches take of a card beside its phases, in the pool of their own stream; 0: the
+    copies have none, and wait for what is computed before them."""
     allocator: str = "default"
     """expandable_segments: ``memfit run`` sets PYTORCH_CUDA_ALLOC_CONF to it, unless the variable is set."""
     mesh: dict[str, int] = field(default_factory=dict)
@@ -245,8 +248,9 @@ def _checked(values: dict[str, Any], path: str) -> Plan:
     for name in ("step_seconds", "step_seconds_low", "step_seconds_high"):
         if not 0 <= values.get(name, 0) < float("inf"):
             raise InputError(f"plan file {path}: {name} = {values[name]}", "not a number of 0 or more", _AGAIN)
-    if values.get("read_ahead_bytes", 1) < 1:
-        raise InputError(f"plan file {path}: read_ahead_bytes = {values['read_ahead_bytes']}", "less than 1", _AGAIN)
+    for name, least in {"read_ahead_bytes": 1, "copy_ahead_bytes": 0}.items():
+        if values.get(name, least) < least:
+            raise InputError(f"plan file {path}: {name} = {values[name]}", f"less than {least}", _AGAIN)
     if values.get("warmup_windows", 0) < 0:
         seen = f"plan file {path}: warmup_windows = {values['warmup_windows']}"
         raise InputError(seen, "less than 0", "write 0 for no warm-up")

@@ -40,11 +40,12 @@ def budget_for(nbytes: int, device: Device) -> int:
 
 def planned_process_bytes(plan: Plan) -> int | None:
     """Bytes that a plan expects of a rank's process in the phase that needs most, which its measured peak is compared
-    with: on a CPU the predicted tensors and what is reserved for all else. None where the plan predicts nothing."""
+    with: on a CPU the predicted tensors and what is reserved for all else; on a card with the pool of the batches that
+    are copied ahead. None where the plan predicts nothing."""
     phases = [int(phase["process_bytes"]) for phase in plan.phases.values() if "process_bytes" in phase]
     if not phases:
         return None
-    return max(phases) + (_margin_of(plan.budget_bytes) if plan.device == "cpu" else 0)
+    return max(phases) + (_margin_of(plan.budget_bytes) if plan.device == "cpu" else plan.copy_ahead_bytes)
 
 
 def check_budget(plan: Plan, path: str) -> None:
@@ -60,7 +61,8 @@ def check_budget(plan: Plan, path: str) -> None:
     if needed is None or needed <= plan.budget_bytes:
         return
     tensors = max(int(phase["process_bytes"]) for phase in plan.phases.values() if "process_bytes" in phase)
-    others = f", {format_size(needed - tensors)} of it for what is no tensor" if needed > tensors else ""
+    rest = "what is no tensor" if plan.device == "cpu" else "batches that are copied ahead"
+    others = f", {format_size(needed - tensors)} of it for {rest}" if needed > tensors else ""
     raise InputError(
         f"plan file {path}: budget_bytes = {plan.budget_bytes} ({format_size(plan.budget_bytes)})",
         f"the plan needs {format_size(needed)} by its own prediction{others}",

@@ -1,9 +1,11 @@
-"""Host memory for the batches that a run's workers read before their window, as a plan prices and bounds it."""
+"""Memory for the batches that a run's workers read before their window, as a plan prices and bounds it: host memory,
+pinned where a card is trained, and what copies of them take of the card."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memfit.device.hardware.catalogue import Device
 from memfit.footprint import Footprint
 from memfit.sizes import format_size
 
@@ -12,6 +14,12 @@ BATCHES = 18
 LEAST_BATCHES = 3
 """Batches without which reading does not run beside training."""
 MOST_BYTES = 4 << 30
+ON_CARD = 2
+"""Batches in the pool of the copies' stream: the one at hand and the one that is copied."""
+LARGEST_SMALL = 1 << 20
+SMALL_SEGMENT, LARGE_SEGMENT = 2 << 20, 20 << 20
+"""Segments of the caching allocator (torch 2.13.0, c10/core/CachingDeviceAllocator.h) for requests of up to 1 MiB and
+up to 10 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +29,26 @@ class ReadAhead:
     nbytes: int | None
     """None: the footprint tells no bytes of a batch."""
     reason: str
+
+
+def copy_ahead(footprint: Footprint, device: Device) -> ReadAhead:
+    """What the copies of the batches take of a card where they have a stream of their own; 0 where it has no room.
+
+    The caching allocator serves each stream from its own segments. Requests of at most half a segment fill it to more
+    than half; larger ones have a segment of their size, rounded up to 2 MiB. So a pool takes at most twice its tensors'
+    bytes and one segment of each kind. What the phase itself holds of its batch stays counted.
+    """
+    train = footprint.phases["train"]
+    batch = train.categories.get("inputs", 0)
+    if not batch or not device.is_cuda:
+        return ReadAhead(nbytes=0, reason="")
+    pool = 2 * ON_CARD * batch + SMALL_SEGMENT + (LARGE_SEGMENT if batch > LARGEST_SMALL else 0)
+    most = max(max(phase.process_bytes, phase.process_bytes_high) for phase in footprint.phases.values())
+    if most + pool > (device.usable_bytes or 0):
+        why = f"0: the next batch is not copied beside the computation, for which {format_size(pool)} may be needed"
+        return ReadAhead(nbytes=0, reason=why)
+    reason = f"at most {format_size(pool)} of the card, beside the phases: workers' batches are copied on a stream of "
+    return ReadAhead(nbytes=pool, reason=reason + "their own while the one before is computed")
 
 
 def read_ahead(footprint: Footprint) -> ReadAhead:

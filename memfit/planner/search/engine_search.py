@@ -18,7 +18,7 @@ from memfit.planner.options import options
 from memfit.planner.options.option_context import OptionContext
 from memfit.planner.options.option_traces import OptionTraces, trace_options
 from memfit.planner.predict import BINDING_RANK, default_checkpointing, nets_and_readings
-from memfit.planner.read_ahead import read_ahead
+from memfit.planner.read_ahead import copy_ahead, read_ahead
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.candidate_search import Candidate, CandidateSearch
 from memfit.planner.search.engine_choice import Communicates, communication_model
@@ -128,6 +128,7 @@ class _EngineSearch:
                 lengths=outcome.lengths, how=outcome.full_step.how,
             )  # fmt: skip
         writing, ahead = choose_writing(candidate.footprint, self.device), read_ahead(candidate.footprint)
+        copies = copy_ahead(candidate.footprint, self.device)
         candidate = replace(candidate, footprint=writing.footprint)
         plan = with_time_error(self._plan(outcome), result.net_kind, self.device, result.probed)
         if outcome.lengths is not None:
@@ -137,10 +138,12 @@ class _EngineSearch:
             net_kind=result.net_kind,
             checkpoint_writing=writing.how,
             read_ahead_bytes=ahead.nbytes,
+            copy_ahead_bytes=copies.nbytes or 0,
             reasons={
                 **plan.reasons,
                 "checkpoint_writing": writing.reason,
                 **({"read_ahead_bytes": ahead.reason} if ahead.nbytes else {}),
+                **({"copy_ahead_bytes": copies.reason} if copies.reason else {}),
             },
             phases={phase: asdict(footprint) for phase, footprint in candidate.footprint.phases.items()},
         )

@@ -49,7 +49,7 @@ class BatchLoader:
         ahead: batches that each of them may have ready.
         kept: batches of the window at hand that stay.
         slot_bytes: shared memory for one batch; a larger one goes through a pipe.
-        pins: whether the shared memory is pinned, for copies to a card.
+        pins: whether the shared memory is pinned, for copies to a card, which hold one batch more.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class BatchLoader:
     ) -> None:
         self.workers, self.ahead = workers, ahead
         self._states: list[StreamState] = []
-        self._slots = SharedSlots(workers * ahead + kept, slot_bytes)
+        self._slots = SharedSlots(workers * ahead + kept + pins, slot_bytes)
         self._order = RequestOrder(self._slots)
         self._stacks = tuple(os.memfd_create(f"memfit-worker-{number}") for number in range(workers))
         self._kept = KeptBatches(kept)

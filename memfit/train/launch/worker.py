@@ -28,6 +28,7 @@ from memfit.train.checkpoint.checkpoints import Checkpoints
 from memfit.train.checkpoint.resume import resume
 from memfit.train.checkpoint.saver import Saver
 from memfit.train.checkpoint.sharded_saver import ShardedSaver
+from memfit.train.data.device_copies import DeviceCopies
 from memfit.train.data.loader import WorkerDiedError
 from memfit.train.data.run_data import RunData, load_run_data
 from memfit.train.data.stream import StreamSamples
@@ -274,6 +275,7 @@ def _train(
         proof=_proof(folder, data.job, engine.world, options.verify_every) if options.verify_every else None,
         progress=watchdog.progress,
         loader=data.loader,
+        copies=_copies(plan, device, data),
     )
     code = train(train_state, context)
     if context.proof is not None and not context.proof.finish() and code == Exit.DONE:
@@ -322,6 +324,13 @@ def _saver(
     if engine.rank == 0:
         return Saver(**common, asynchronous=plan.checkpoint_writing == "asynchronous")
     return None
+
+
+def _copies(plan: Plan, device: torch.device, data: RunData) -> DeviceCopies | None:
+    """What copies the batches of workers to a card; None on a CPU, and where this process reads."""
+    if device.type != "cuda" or data.loader is None:
+        return None
+    return DeviceCopies(device, beside=plan.copy_ahead_bytes > 0)
 
 
 def _proof(folder: RunFolder, job: Job, ranks: int, every: int) -> OnlineVerify:

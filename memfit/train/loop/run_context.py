@@ -15,6 +15,7 @@ from memfit.job import Job
 from memfit.plan import Plan
 from memfit.train.checkpoint.saver import Saver
 from memfit.train.checkpoint.sharded_saver import ShardedSaver
+from memfit.train.data.device_copies import DeviceCopies
 from memfit.train.data.loader import BatchLoader
 from memfit.train.data.reader import BatchReader
 from memfit.train.data.stream import StreamWindows
@@ -62,6 +63,8 @@ class RunContext:
     progress: Progress = lambda part, window: None
     loader: BatchLoader | None = None
     """Reads the batches in workers; None: this process reads them."""
+    copies: DeviceCopies | None = None
+    """Copies to a card what workers have read; None: each batch is copied where the training stands."""
 
 
 def micro_batches(
@@ -117,7 +120,7 @@ def make_micro_batch(
     def fetch() -> Any:
         batch = host.pop() if host else collated()
         seed_stream(seed, window, ids[0], LOSS)
-        return on_device(batch, train_state.device)
+        return on_device(batch, train_state.device) if context.copies is None else context.copies.copy(batch)
 
     units = None
     if early:
