@@ -23,12 +23,19 @@ def load_with(job: str, pairs: tuple[str, ...], precision: str | None, checkpoin
     from memfit.loading import load_job, read_settings
     from memfit.planner.predict import with_precision
 
+    check_contradictions(pairs, precision, checkpoint)
+    return with_precision(load_job(job, read_settings(pairs)), precision)
+
+
+def check_contradictions(pairs: tuple[str, ...], precision: str | None, checkpoint: str | None) -> None:
+    """Raises InputError where a setting contradicts an option."""
+    from memfit.loading import read_settings
+
     settings = read_settings(pairs)
     for name, value in {"precision": precision, "checkpoint": checkpoint}.items():
         if value is not None and settings.get(name, value) != value:
             seen = f"--set {name}={settings[name]} and --{name} {value}"
             raise InputError(seen, "they contradict each other", "write one of them")
-    return with_precision(load_job(job, settings), precision)
 
 
 def asked_job(job: str, pairs: tuple[str, ...], precision: str | None = None, *, fresh: bool = False) -> AskedJob:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from memfit.cli.job_options import load_with, micro_batch_shape
+from memfit.cli.job_options import asked_job, check_contradictions, micro_batch_shape
 from memfit.cli.mesh_option import asked_ranks, mesh_option
 from memfit.cli.options import (
     choose_devices,
     device_names_option,
+    fresh_option,
     headroom_option,
     json_option,
     memory_option,
@@ -30,41 +33,15 @@ from memfit.cli.prediction_output import (
 )
 from memfit.cli.progress import progress
 from memfit.errors import Exit, InputError
-from memfit.garbage import keep_frozen
 from memfit.plan import ENGINES
 from memfit.sizes import parse_size
 
 if TYPE_CHECKING:
     from memfit.device.hardware.catalogue import Device
-    from memfit.job import Job
-    from memfit.mesh import MeshShape
+    from memfit.job import Shape
     from memfit.plan import Plan
+    from memfit.planner.asked_job import AskedJob
     from memfit.planner.prediction import Prediction
-
-
-@dataclass(frozen=True, kw_only=True)
-class PredictRequest:
-    """What ``memfit predict`` is asked, as far as the trace depends on it."""
-
-    job: str
-    pairs: tuple[str, ...]
-    micro_batch: int | None
-    shape: str | None
-    precision: str | None
-    checkpoint: str | None
-    plan: str | None
-    """The text of the plan that ``checkpoint`` names."""
-    micro_batches: int
-    engine: str
-    world: int
-    mesh: MeshShape | None
-    rank: int | None
-
-    def key(self) -> str:
-        """The name under which the trace is kept."""
-        from memfit.planner.kept_questions import question_key
-
-        return question_key(self.job, asdict(self))
 
 
 @click.command("predict")
@@ -129,7 +106,7 @@ class PredictRequest:
     type=click.Path(dir_okay=False),
     help="Write the events: F.json for ui.perfetto.dev, F.npz for memfit report.",
 )
-@click.option("--fresh", is_flag=True, help="Trace again, even if an earlier trace of the same question is kept.")
+@fresh_option
 @json_option
 def command(
     job: str, pairs: tuple[str, ...], micro_batch: str | None, shape: str | None, device_names: tuple[str, ...],
@@ -158,33 +135,52 @@ def command(
             f"--lengths {lengths}", "nothing uses them without --epoch", "write --epoch N too (0: one epoch)"
         )
     ranks = asked_ranks(engine, whole_number("--world", world), mesh)
-    request = PredictRequest(
-        job=job, pairs=tuple(sorted(pairs)), shape=shape, precision=precision, checkpoint=checkpoint,
-        micro_batches=whole_number("--accumulate", accumulate), micro_batch=whole_number("--micro-batch", micro_batch),
-        engine=ranks.engine, world=ranks.world, mesh=ranks.mesh, rank=whole_number("--rank", rank, least=0),
-        plan=_plan_text(checkpoint),
-    )  # fmt: skip
-    with progress(f"tracing {job}", quiet=as_json):
-        kept = None if fresh or epoch is not None or shapes is not None else _answered(request, targets)
-        if kept is None:
-            loaded, predictions = _traced(request, targets)
+    check_contradictions(pairs, precision, checkpoint)
+    how: dict[str, Any] = {
+        "micro_batches": whole_number("--accumulate", accumulate), "engine": ranks.engine, "world": ranks.world,
+        "mesh": ranks.mesh, "rank": whole_number("--rank", rank, least=0),
+    }  # fmt: skip
+    count, plan = whole_number("--micro-batch", micro_batch), _plan(checkpoint)
+    begin = time.perf_counter()
+    with asked_job(job, pairs, precision, fresh=fresh) as asked:
+        with progress(f"tracing {job}", quiet=as_json):
+            asked_shape = micro_batch_shape(asked.facts, shape, count)
+            modes = {"none": {}, "all": asked.facts.every, None: asked.facts.own}
+            how |= {"plan": plan, "checkpointing": modes[checkpoint] if plan is None else dict(plan.checkpointing)}
+            predictions = [asked.predict(asked_shape, target, **how) for target in targets]
+            sequence = None
+            if epoch is not None or shapes is not None:
+                sequence = _sequence(asked.job, predictions[0], how["micro_batches"], epoch, lengths, shapes)
+        if snapshot is not None:
+            write_snapshot_file(snapshot, predictions[0], targets[0])
+        if trace is not None:
+            write_trace_file(Path(trace), predictions[0])
+        if as_json:
+            print_json(predictions_json(predictions, sequence, limit))
         else:
-            predictions = kept
-        sequence = None
-        if epoch is not None or shapes is not None:
-            sequence = _sequence(loaded, predictions[0], request.micro_batches, epoch, lengths, shapes)
-    if snapshot is not None:
-        write_snapshot_file(snapshot, predictions[0], targets[0])
-    if trace is not None:
-        write_trace_file(Path(trace), predictions[0])
-    if as_json:
-        print_json(predictions_json(predictions, sequence, limit))
-    else:
-        _print(predictions, sequence, limit, ci=ci)
+            _print(predictions, sequence, limit, ci=ci)
+        if asked.traced and asked.is_kept and not (fresh or ci):
+            sys.stdout.flush()
+            _trace_ahead(asked, asked_shape, targets[0], time.perf_counter() - begin, how, quiet=as_json)
     fits = any(prediction.footprint.fits for prediction in predictions)
     fits = fits and (sequence is None or sequence.plain.failed_window is None)
     within = all(limit is None or highest_peak(prediction) <= limit for prediction in predictions)
     return Exit.DONE if fits and within else Exit.NOTHING_FITS
+
+
+def _trace_ahead(
+    asked: AskedJob, shape: Shape, device: Device, seconds: float, how: dict[str, Any], *, quiet: bool
+) -> None:
+    """Traces for the next questions; the answer is printed, so that Ctrl-C only ends this."""
+    from memfit.planner.trace_ahead import PART, trace_ahead
+
+    until = time.perf_counter() + PART * seconds
+    text = "tracing other micro-batches and cards for the next question (Ctrl-C leaves them out)"
+    with (
+        suppress(KeyboardInterrupt), progress(text, quiet=quiet), open(os.devnull, "w") as nowhere,
+        redirect_stdout(nowhere), redirect_stderr(nowhere),
+    ):  # fmt: skip
+        trace_ahead(asked, shape, device, until, **how)
 
 
 def _print(predictions: list[Prediction], sequence: Any, limit: int | None, *, ci: bool) -> None:
@@ -206,64 +202,8 @@ def _print(predictions: list[Prediction], sequence: Any, limit: int | None, *, c
         click.echo(line if ci else line.removeprefix("::error::").removeprefix("::notice::"))
 
 
-def _answered(request: PredictRequest, targets: list[Device]) -> list[Prediction] | None:
-    """Returns every device's prediction from kept traces; None if one of them is not kept."""
-    from memfit.planner.kept_questions import kept_question
-    from memfit.planner.prediction import answer
-
-    begin, key, predictions = time.perf_counter(), request.key(), []
-    for device in targets:
-        question = kept_question(key, device)
-        if question is None:
-            return None
-        predictions.append(answer(question, request.job, device))
-    seconds = time.perf_counter() - begin
-    return [replace(prediction, seconds=seconds) for prediction in predictions]
-
-
-def _traced(request: PredictRequest, targets: list[Device]) -> tuple[Job, list[Prediction]]:
-    """Traces the step and keeps the traces; returns the job and every device's prediction."""
-    from memfit.planner.dependencies import dependencies, recorded_reads
-    from memfit.planner.kept_questions import keep_question
-    from memfit.planner.traced_questions import TracedQuestions
-
-    key = request.key()  # before the imports, which may set variables: torch 2.15 sets TORCHINDUCTOR_CACHE_DIR
-    questions = TracedQuestions()
-    with recorded_reads() as reads:
-        job = load_with(request.job, request.pairs, request.precision, request.checkpoint)
-        keep_frozen()
-        shape = micro_batch_shape(job, request.shape, request.micro_batch)
-        modes, plan = _checkpointing(job, request.checkpoint)
-        predictions = [
-            questions.predict(
-                job, request.job, shape, target, micro_batches=request.micro_batches, checkpointing=modes, plan=plan,
-                engine=request.engine, world=request.world, mesh=request.mesh, rank=request.rank,
-            )
-            for target in targets
-        ]  # fmt: skip
-    depends = dependencies(reads)
-    for question in questions.all():
-        keep_question(key, question, depends)
-    return job, predictions
-
-
-def _checkpointing(job: Job, checkpoint: str | None) -> tuple[dict[str, str] | None, Plan | None]:
-    """Returns the modes that --checkpoint names (None: the job's own), and the plan where it names a plan's file."""
-    from memfit.plan import read_plan
-    from memfit.planner.predict import checkpoint_all, plain_nets
-
-    if checkpoint is None:
-        return None, None
-    if checkpoint == "none":
-        return {}, None
-    if checkpoint == "all":
-        return dict(checkpoint_all(job, plain_nets(job))), None
-    plan = read_plan(checkpoint)
-    return dict(plan.checkpointing), plan
-
-
-def _plan_text(checkpoint: str | None) -> str | None:
-    """Returns the text of the plan file that --checkpoint names.
+def _plan(checkpoint: str | None) -> Plan | None:
+    """Returns the plan whose file --checkpoint names.
 
     Raises:
         InputError: the value is neither none, all nor a file.
@@ -278,7 +218,7 @@ def _plan_text(checkpoint: str | None) -> str | None:
         )
     from memfit.plan import read_plan
 
-    return repr(read_plan(checkpoint))
+    return read_plan(checkpoint)
 
 
 def _sequence(

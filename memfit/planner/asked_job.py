@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from memfit.trace.scratch_by_size import ScratchBySize
 
 
+DEFAULTS: Mapping[str, Any] = {
+    "micro_batches": 1, "engine": "single", "world": 1, "mesh": None, "rank": None, "engine_choices": None, "plan": None
+}  # fmt: skip
+"""Choices of ``memfit.planner.predict.trace_question`` that make no other question."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Policy:
     """A way to run a job: settings that differ from the job's, and what it recomputes."""
@@ -109,6 +115,11 @@ class AskedJob:
             self.remember("facts", facts_to_json(self._facts))
         return self._facts
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether what is traced is kept for a later process."""
+        return self._shelf is not None and self._shelf.is_on
+
     def remembered(self, what: str) -> Any:
         """An answer that was kept; None where there is none."""
         return None if self._shelf is None else self._shelf.answers.get(what)
@@ -135,7 +146,8 @@ class AskedJob:
             derive: whether a size may follow from others.
             choices: as of ``memfit.planner.predict.trace_question``.
         """
-        identity = _digest([dict(changes or {}), shape.length, choices])
+        named = {name: value for name, value in choices.items() if (name, value) not in DEFAULTS.items()}
+        identity = _digest([dict(changes or {}), shape.length, named])
         found = self._exact(identity, shape.items, device)
         if found is None and derive:
             found = self._from_others(identity, shape, device)
@@ -154,7 +166,8 @@ class AskedJob:
         if key not in self._changed:
             self._changed[key] = with_settings(self.job, changes)
         by_size = self._scratch.setdefault(identity, ScratchBySize())
-        question = trace_question(self._changed[key], shape, device, scratch_by_size=by_size, **choices)
+        sizes = self._facts.nets if self._facts is not None and not changes else None
+        question = trace_question(self._changed[key], shape, device, scratch_by_size=by_size, sizes=sizes, **choices)
         self.traced += 1
         self._known.setdefault(identity, {}).setdefault(shape.items, []).append(question)
         if self._shelf is not None:

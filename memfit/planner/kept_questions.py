@@ -89,6 +89,11 @@ class Shelf:
             self._read_answers()
         self._before = json.dumps(self.answers, sort_keys=True)
 
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is kept: the environment may turn it off."""
+        return _is_on()
+
     def find(self, key: str, device: Device) -> TracedQuestion | None:
         """A kept question that holds for a device; None where there is none."""
         if self._fresh or (key, device.key) in self._missing:
@@ -138,12 +143,6 @@ class Shelf:
         if text not in self._held:
             self._held[text] = still_hold(known)
         return self._held[text]
-
-
-def keep_question(key: str, question: TracedQuestion, known: Mapping[str, str]) -> None:
-    """Keeps a question; one whose settings are no plain values is left out, as is every one where the disk is full."""
-    _write_question(key, question, known)
-    _drop_oldest()
 
 
 def _write_question(key: str, question: TracedQuestion, known: Mapping[str, str]) -> None:

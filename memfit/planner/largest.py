@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -31,10 +31,10 @@ SECANT = 8
 """Predictions after which every second one halves what is left."""
 LARGEST = 1 << 16
 """Items of the micro-batch that is traced beside the smallest where one item more needs no more memory."""
-FEWEST = 8
-"""Items from which on smaller steps are traced on a CPU, see ``memfit.trace.scratch_by_size``."""
 BEYOND = 1.5
 """That micro-batch needs about this multiple of the memory of the largest card for which the traces hold."""
+FEWEST = 8
+"""Items from which on smaller steps are traced on a CPU, see ``memfit.trace.scratch_by_size``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,14 +112,8 @@ class _Sizes:
         (_, first), (changes, second) = self._vary(1), self._vary(2)
         if changes or (first.length, second.items) != (second.length, 2):
             return
-        question = self._question(second)
-        sharing = [card for card in catalogue().values() if card.is_cuda and holds_for(question, card)]
-        limit = max(card.usable_bytes or 0 for card in (self._device, *sharing)) * BEYOND
-        one, two = (
-            max(phase.allocated_bytes for phase in self.prediction(size).footprint.phases.values()) for size in (1, 2)
-        )
-        enough = int((limit - one) / (two - one)) + 2 if two > one else LARGEST
-        most = min(enough, MOST // (second.length or 1))
+        sharing = sharing_cards(self._question(second))
+        most = items_beyond(self.prediction(1), self.prediction(2), (self._device, *sharing))
         for items in (most, math.isqrt(2 * most)):
             if items > 2 and self._device.is_cuda:
                 with suppress(Exception):  # the job's code may refuse a size that nobody asked for
@@ -219,3 +213,18 @@ def by_setting(facts: JobFacts, setting: str, shape: Shape) -> Vary:
         numbers = ", ".join(facts.whole_numbers)
         raise InputError(f"--vary {setting}", "no whole-number setting of the job", f"write one of {numbers}")
     return lambda size: ({setting: size}, shape)
+
+
+def items_beyond(low: Prediction, high: Prediction, cards: Iterable[Device]) -> int:
+    """Items that no card holds, by the line through two predictions of the same length."""
+    limit = max(card.usable_bytes or 0 for card in cards) * BEYOND
+    first, second = low.shape.items, high.shape.items
+    needs = [max(phase.allocated_bytes for phase in known.footprint.phases.values()) for known in (low, high)]
+    each = (needs[1] - needs[0]) / (second - first)
+    enough = first + int((limit - needs[0]) / each) + 1 if each > 0 else LARGEST
+    return min(enough, MOST // (low.shape.length or 1))
+
+
+def sharing_cards(question: TracedQuestion) -> list[Device]:
+    """Cards of the catalogue for which a question's traces hold."""
+    return [card for card in catalogue().values() if card.is_cuda and holds_for(question, card)]

@@ -88,16 +88,19 @@ def trace_question(
     engine_choices: Mapping[str, Any] | None = None,
     plan: Plan | None = None,
     scratch_by_size: ScratchBySize | None = None,
+    sizes: tuple[NetSize, ...] | None = None,
 ) -> TracedQuestion:
     """The traces that ``predict`` replays; arguments as there.
 
     Args:
         scratch_by_size: of the same question with other items, see ``memfit.trace.scratch_by_size``.
+        sizes: of the job's nets, where they are known; with ``checkpointing`` and one rank, nothing else is read of
+            nets that are built for it.
     """
     check_world(world, mesh)
     _check_ranks(engine, world, rank)
     mesh = dimensions(engine, mesh)
-    nets = plain_nets(job, world)
+    nets = plain_nets(job, world) if sizes is None or checkpointing is None or world > 1 else {}
     check_batch(job, shape)
     modes = default_checkpointing(job, nets) if checkpointing is None else dict(checkpointing)
     how = Tracing(
@@ -118,7 +121,7 @@ def trace_question(
         settings=job.settings(),
         shape=shape,
         unit=job.unit,
-        nets=net_sizes(nets),
+        nets=net_sizes(nets) if nets or sizes is None else sizes,
         checkpointing=modes,
         engine=engine,
         world=world,

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from memfit.device.hardware.catalogue import Device, nccl_bytes
+from memfit.device.virtual.card_rules import card_facts
 from memfit.errors import InputError
 from memfit.events import Trace
 from memfit.footprint import Footprint
@@ -81,12 +82,10 @@ class TracedQuestion:
 
 
 def device_facts(device: Device, read: Collection[str]) -> dict[str, Any]:
-    """Facts of a device by name: of a card those that a trace read, of a CPU what its workspaces depend on."""
+    """Facts of a device: of a card those that a trace asked for, of a CPU what its workspaces depend on."""
     if not device.is_cuda:
         return {"cpu": [os.cpu_count(), os.environ.get("OMP_NUM_THREADS", "")]}
-    facts = {"compute_capability": device.compute_capability, "name": device.name,
-             "memory_bytes": device.memory_bytes, "multiprocessors": device.multiprocessors}  # fmt: skip
-    return {name: facts[name] for name in sorted({"compute_capability", *read})}
+    return card_facts(device, read)
 
 
 def holds_for(question: TracedQuestion, device: Device) -> bool:

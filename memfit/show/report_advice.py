@@ -79,7 +79,7 @@ def card_sections(question: TracedQuestion, plan: Plan) -> list[Section]:
     if not rows:
         return []
     table = Table(
-        caption="This step on cards of the same architecture",
+        caption="This step on cards that run the same kernels",
         columns=("card", "fits", "process", "usable", "to spare"), rows=rows, numeric=("process", "usable", "to spare"),
     )  # fmt: skip
     text = f"Every card of the catalogue: memfit cards {shlex.quote(plan.job)}."

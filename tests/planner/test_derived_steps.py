@@ -76,10 +76,10 @@ def test_lengths_are_the_longest_its_half_and_its_quarter():
     assert traced_lengths(facts_of(LinearLayer())) == (None,)
 
 
-def test_cards_of_one_architecture_share_traces_and_a_processor_has_none():
+def test_cards_that_run_the_same_kernels_share_traces_and_a_processor_has_none():
     asked = AskedJob("linear", LinearLayer)
-    group, other = card_groups(asked, [find_device("rtx4090"), find_device("l4"), find_device("t4")])
-    assert {"rtx4090", "l4"} <= {card.key for card in group.cards}
-    assert "t4" in {card.key for card in other.cards}
+    group, other = card_groups(asked, [find_device("rtx4090"), find_device("t4"), find_device("h100")])
+    assert {"rtx4090", "l4", "t4"} <= {card.key for card in group.cards}
+    assert "h100" in {card.key for card in other.cards}
     with pytest.raises(InputError, match="cards alone"):
         card_groups(asked, [find_device("cpu")])

@@ -68,7 +68,24 @@ def test_the_second_question_is_answered_without_torch_and_to_the_byte(folder):
     assert not traced, "a card of the same architecture"
     assert ask(folder, "--fresh", device="l40s") == (other, True)
     assert ask(folder, "--memory", "1GiB")[1] is False
-    assert ask(folder, device="t4")[1]
+
+
+def test_other_cards_and_micro_batches_are_answered_without_torch_and_to_the_byte(folder):
+    assert ask(folder)[1]
+    for device, more in (("h100", ()), ("t4", ("--micro-batch", "7"))):
+        answer, traced = ask(folder, *more, device=device)
+        assert not traced, (device, more)
+        assert ask(folder, *more, "--fresh", device=device) == (answer, True)
+
+
+@pytest.mark.slow
+def test_nothing_is_traced_ahead_under_ci_and_fresh(folder):
+    for more in (("--fresh",), ("--budget", "8GiB", "--ci")):
+        command = [sys.executable, "-c", ASK, "predict", "job.py:Plain", "--device", "rtx4090", *more]
+        subprocess.run(command, cwd=folder, capture_output=True, check=True)
+        assert ask(folder, device="h100")[1]
+        for path in (folder / "cache").rglob("*.npz"):
+            path.unlink()
 
 
 def test_a_variable_that_an_import_sets_does_not_hide_what_was_kept(folder):

@@ -18,11 +18,11 @@ from memfit.planner.asked_job import AskedJob
 from memfit.planner.job_facts import facts_of
 from memfit.planner.largest import by_items, by_setting, largest_of, largest_size
 from memfit.planner.predict import predict
-from memfit.planner.traced_questions import TracedQuestions
 from memfit.trace.interpolation import interpolated
 from memfit.trace.step import Tracing, trace_job
 from testing.large_nets import Dit
 from testing.linear_layer import LinearLayer
+from testing.traced_questions import TracedQuestions
 
 JOB = Dit(dim=64, depth=2, heads=4, frames=64)
 CARD = with_memory(find_device("rtx4090"), 600 << 20)

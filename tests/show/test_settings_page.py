@@ -18,10 +18,10 @@ from memfit.loading import load_job
 from memfit.planner.asked_job import AskedJob
 from memfit.planner.derived_steps import card_groups
 from memfit.planner.predict import checkpoint_all, plain_nets
-from memfit.planner.traced_questions import TracedQuestions
 from memfit.show.settings_page import write_settings_page
 from testing.browser import browser, missing, opened, show_as, text
 from testing.nets import JOBS
+from testing.traced_questions import TracedQuestions
 from tests.hostile import HOSTILE, JOB
 
 pytest.importorskip("selenium")

@@ -19,11 +19,13 @@ Entry = TypeVar("Entry")
 
 CUBLAS_WORKSPACE, CUBLAS_WORKSPACE_LARGE = (4096 * 2 + 16 * 8) * 1024, 32 << 20
 """Bytes of one cuBLAS workspace, as parseChosenWorkspaceSize in libtorch_cuda.so of torch 2.13.0 computes it."""
+LARGE_WORKSPACE_MAJORS = (9, 10, 12)
+"""Majors of the compute capabilities with the large workspace: Hopper and Blackwell."""
 
 
 def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:
     """One workspace's bytes by default. The caching allocator holds one for each thread and stream that multiplies."""
-    return CUBLAS_WORKSPACE_LARGE if compute_capability[0] in (9, 10, 12) else CUBLAS_WORKSPACE
+    return CUBLAS_WORKSPACE_LARGE if compute_capability[0] in LARGE_WORKSPACE_MAJORS else CUBLAS_WORKSPACE
 
 
 @dataclass(frozen=True, kw_only=True)

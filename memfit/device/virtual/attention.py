@@ -61,6 +61,18 @@ def _cudnn_first(card: CardRules) -> bool:
     return card.prefers_cudnn_attention and os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1"
 
 
+def _is_within(card: CardRules, first: tuple[int, int], last: tuple[int, int]) -> bool:
+    return card.is_at_least(*first) and card.is_at_most(*last)
+
+
+def _is_hopper_like(card: CardRules) -> bool:
+    return _is_within(card, (9, 0), (9, 0)) or card.has_major(10)
+
+
+def _has_small_shared_memory(card: CardRules) -> bool:
+    return _is_within(card, (8, 6), (8, 9)) or card.is_at_least(12, 0)
+
+
 def _trains(query: Tensor, key: Tensor, value: Tensor) -> bool:
     return torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
 
@@ -88,16 +100,15 @@ def _flash(
     is_causal: bool, enable_gqa: bool,
 ) -> bool:  # fmt: skip
     head = query.size(-1)
-    if attn_mask is not None or query.dtype not in _HALF or not (8, 0) <= card.compute_capability <= (12, 1):
+    if attn_mask is not None or query.dtype not in _HALF or not _is_within(card, (8, 0), (12, 1)):
         return False
     if not _fused_at_all(query, key, value, enable_gqa) or not head == key.size(-1) == value.size(-1) or head > 256:
         return False
     if is_causal and query.size(-2) != key.size(-2):
         return False
-    if (8, 6) <= card.compute_capability <= (8, 9) or card.compute_capability >= (12, 0):
-        fits_backward = head <= 192 or (head > 224 and dropout_p == 0)
-        if _trains(query, key, value) and not fits_backward:
-            return False
+    fits_every_backward = head <= 192 or (head > 224 and dropout_p == 0)
+    if not fits_every_backward and _trains(query, key, value) and _has_small_shared_memory(card):
+        return False
     return all(_last_stride_is_1(t) for t in (query, key, value))
 
 
@@ -105,9 +116,9 @@ def _efficient(
     card: CardRules, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float,
     is_causal: bool, enable_gqa: bool,
 ) -> bool:  # fmt: skip
-    if not (5, 0) <= card.compute_capability <= (12, 1) or not _fused_at_all(query, key, value, enable_gqa=False):
+    if not _is_within(card, (5, 0), (12, 1)) or not _fused_at_all(query, key, value, enable_gqa=False):
         return False
-    newer = card.compute_capability >= (8, 0)
+    newer = card.is_at_least(8, 0)
     if query.dtype not in (torch.float32, torch.float16) and not (newer and query.dtype is torch.bfloat16):
         return False
     alignment = _gemm_alignment(card, query.dtype)
@@ -120,25 +131,24 @@ def _efficient(
 
 def _gemm_alignment(card: CardRules, dtype: torch.dtype) -> int:
     """Elements to which head dimensions must be aligned."""
-    major, half = card.compute_capability[0], dtype in _HALF
-    if major >= 8:
+    half = dtype in _HALF
+    if card.is_at_least(8, 0):
         return 8 if half else 4
-    return 8 if major == 7 and half else 1
+    return 8 if half and card.has_major(7) else 1
 
 
 def _cudnn(
     card: CardRules, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float,
     is_causal: bool, enable_gqa: bool,
 ) -> bool:  # fmt: skip
-    if query.dtype not in _HALF or not (8, 0) <= card.compute_capability <= (12, 1):
+    if query.dtype not in _HALF or not _is_within(card, (8, 0), (12, 1)):
         return False
     if not _fused_at_all(query, key, value, enable_gqa, same_kv_heads=False):
         return False
     if dropout_p * 16 != math.floor(dropout_p * 16) or (dropout_p and query.size(2) != 1):
         return False
     head, head_v = query.size(3), value.size(3)
-    hopper_like = card.compute_capability == (9, 0) or card.compute_capability[0] == 10
-    largest = 192 if hopper_like and (head, head_v) == (192, 128) else 128
+    largest = 192 if (head, head_v) == (192, 128) and _is_hopper_like(card) else 128
     if max(head, head_v) > largest or head % 8 or head_v % 8 or key.size(2) == 1:
         return False
     return all(_last_stride_is_1(t) for t in (query, key, value))

@@ -1,8 +1,10 @@
 """What the virtual GPU must know of a card to choose kernels as CUDA would."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import wraps
 from typing import Any
 
 from memfit.device.hardware.catalogue import Device
@@ -24,32 +26,80 @@ class CardRules:
     multiprocessors: int = 108
     """What get_device_properties answers."""
 
+    def is_at_least(self, major: int, minor: int) -> bool:
+        """Whether the compute capability is this one or a later one."""
+        return self.compute_capability >= (major, minor)
+
+    def is_at_most(self, major: int, minor: int) -> bool:
+        """Whether the compute capability is this one or an earlier one."""
+        return self.compute_capability <= (major, minor)
+
+    def has_major(self, *majors: int) -> bool:
+        """Whether the compute capability begins with one of these numbers."""
+        return self.compute_capability[0] in majors
+
+    def flash_splits(self, blocks: int, key_blocks: int) -> int:
+        """Parts in which flash takes the keys, so that no multiprocessor is idle; 1: it does not split them.
+
+        FlashAttention 2 splits where the blocks of queries leave more than a fifth of twice the multiprocessors idle,
+        and takes the fewest splits within 85 % of the best use.
+        """
+        slots = 2 * self.multiprocessors
+        if blocks >= 0.8 * slots:
+            return 1
+        use = {
+            splits: (waves := blocks * splits / slots) / math.ceil(waves)
+            for splits in range(1, min(128, slots, key_blocks) + 1)
+            if splits == 1 or math.ceil(key_blocks / splits) != math.ceil(key_blocks / (splits - 1))
+        }
+        return next(splits for splits in use if use[splits] >= 0.85 * max(use.values()))
+
     @property
     def prefers_cudnn_attention(self) -> bool:
         """Hopper and data centre Blackwell (sdp_utils.cpp, check_prefer_cudnn_attention), unless set otherwise."""
         if self.cudnn_attention_first is not None:
             return self.cudnn_attention_first
-        return self.compute_capability[0] in (9, 10)
+        return self.has_major(9, 10)
 
 
 _recorders: list[set[str]] = []
 """Open recorders; not by thread, since autograd reads rules in threads of its own."""
-_FACTS = frozenset(field.name for field in fields(CardRules))
+_FIELDS = frozenset(field.name for field in fields(CardRules))
+_QUESTIONS = frozenset(("is_at_least", "is_at_most", "has_major", "flash_splits"))
+"""Methods of the rules that are asked with whole numbers."""
 
 
 class _RecordedRules(CardRules):
-    """Rules that note which of them are read."""
+    """Rules that note what is asked of them: a field by its name, a method by its name and numbers."""
 
     def __getattribute__(self, name: str) -> Any:
-        if name in _FACTS:
-            for read in _recorders:
-                read.add(name)
-        return super().__getattribute__(name)
+        if name in _FIELDS:
+            _note(name)
+        value = super().__getattribute__(name)
+        if name not in _QUESTIONS:
+            return value
+
+        @wraps(value)
+        def asked(*numbers: int) -> Any:
+            _note(" ".join(map(str, (name, *numbers))))
+            return getattr(_plain(self), name)(*numbers)
+
+        return asked
+
+
+def _note(fact: str) -> None:
+    for read in _recorders:
+        read.add(fact)
+
+
+def _plain(rules: CardRules) -> CardRules:
+    """The same rules, which note nothing."""
+    return CardRules(**{name: object.__getattribute__(rules, name) for name in _FIELDS})
 
 
 @contextmanager
 def recorded_facts() -> Iterator[set[str]]:
-    """Notes which facts of a card traces read: they are the same on every card where these facts are the same."""
+    """Notes which facts of a card traces ask for: they are the same on every card where these facts are the same."""
     read: set[str] = set()
     _recorders.append(read)
     try:
@@ -69,3 +119,14 @@ def card_rules(device: Device) -> CardRules:
         memory_bytes=device.memory_bytes,
         multiprocessors=device.multiprocessors or CardRules.multiprocessors,
     )
+
+
+def card_facts(device: Device, asked: Collection[str]) -> dict[str, Any]:
+    """What a card answers to facts that ``recorded_facts`` noted, such as ``name`` or ``is_at_least 8 0``."""
+    rules = _plain(card_rules(device))
+    facts = {}
+    for fact in sorted(asked):
+        name, *numbers = fact.split(" ")
+        value = getattr(rules, name)
+        facts[fact] = value(*map(int, numbers)) if name in _QUESTIONS else value
+    return facts

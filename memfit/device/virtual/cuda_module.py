@@ -101,19 +101,18 @@ def _random_functions() -> dict[str, Any]:
 
 
 def _device_functions(card: CardRules) -> dict[str, Any]:
-    major, minor = card.compute_capability
     cuda: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
-        "is_bf16_supported": lambda including_emulation=True: including_emulation or major >= 8,
-        "is_tf32_supported": lambda: major >= 8,
+        "is_bf16_supported": lambda including_emulation=True: including_emulation or card.is_at_least(8, 0),
+        "is_tf32_supported": lambda: card.is_at_least(8, 0),
         "is_current_stream_capturing": lambda: False,
         "device_count": lambda: 1,
         "current_device": _zero,
         "get_device_name": lambda device=None: card.name,
         "get_device_capability": lambda device=None: card.compute_capability,
         "get_device_properties": lambda device=None: _properties(card),
-        "get_arch_list": lambda: [f"sm_{major}{minor}"],
+        "get_arch_list": lambda: ["sm_{}{}".format(*card.compute_capability)],
         "can_device_access_peer": lambda device, peer: False,
         "Stream": Stream,
         "Event": Event,

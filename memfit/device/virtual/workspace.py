@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memfit.device.hardware.catalogue import cublas_workspace_bytes
+from memfit.device.hardware.catalogue import CUBLAS_WORKSPACE, CUBLAS_WORKSPACE_LARGE, LARGE_WORKSPACE_MAJORS
 from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.layout_copies import COPYING, convolution_layout, copies
 
@@ -48,7 +48,7 @@ def cublas_workspace(card: CardRules) -> int:
     configured = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     if configured:
         return sum(int(kib) * 1024 * int(count) for kib, count in configured)
-    return cublas_workspace_bytes(card.compute_capability)
+    return CUBLAS_WORKSPACE_LARGE if card.has_major(*LARGE_WORKSPACE_MAJORS) else CUBLAS_WORKSPACE
 
 
 def convolution_backward_workspace(card: CardRules, args: Any) -> int:
@@ -70,33 +70,21 @@ def convolution_backward_workspace(card: CardRules, args: Any) -> int:
 
 def _runs_on_tensor_cores(card: CardRules, dtype: torch.dtype) -> bool:
     if dtype in _HALF:
-        return card.compute_capability >= ((8, 0) if dtype is torch.bfloat16 else (7, 0))
-    return dtype is torch.float32 and card.compute_capability >= (8, 0) and torch.backends.cudnn.allow_tf32
+        return card.is_at_least(8 if dtype is torch.bfloat16 else 7, 0)
+    return dtype is torch.float32 and torch.backends.cudnn.allow_tf32 and card.is_at_least(8, 0)
 
 
 def flash_forward_scratch(card: CardRules, query: Tensor, key: Tensor, dropout_p: float) -> int:
     """Bytes of the partial outputs where flash splits the keys over idle multiprocessors; 0 where it does not.
 
-    query (B, H, Lq, D), key (B, Hk, Lk, D). FlashAttention 2 splits where B x H x ceil(Lq / 64) blocks leave more than
-    a fifth of twice the multiprocessors idle, and takes the fewest splits within 85 % of the best use.
+    query (B, H, Lq, D), key (B, Hk, Lk, D). The queries are B x H x ceil(Lq / 64) blocks.
     """
     batch, heads, lq, head = query.shape
     if dropout_p:
         return 0
     block = 256 if head <= 64 else 128 if head <= 128 else 64
-    splits = _splits(batch * heads * math.ceil(lq / 64), 2 * card.multiprocessors, math.ceil(key.shape[2] / block))
+    splits = card.flash_splits(batch * heads * math.ceil(lq / 64), math.ceil(key.shape[2] / block))
     return splits * batch * heads * lq * (1 + _rounded_head(head)) * _FLOAT if splits > 1 else 0
-
-
-def _splits(blocks: int, slots: int, key_blocks: int) -> int:
-    if blocks >= 0.8 * slots:
-        return 1
-    use = {
-        splits: (waves := blocks * splits / slots) / math.ceil(waves)
-        for splits in range(1, min(128, slots, key_blocks) + 1)
-        if splits == 1 or math.ceil(key_blocks / splits) != math.ceil(key_blocks / (splits - 1))
-    }
-    return next(splits for splits in use if use[splits] >= 0.85 * max(use.values()))
 
 
 def _rounded_head(head: int) -> int:
@@ -120,7 +108,7 @@ def efficient_backward_scratch(card: CardRules, query: Tensor, key: Tensor, valu
     """
     batch, heads, lq, head = query.shape
     per_row = batch * heads * lq * _FLOAT
-    if query.dtype not in _HALF or card.compute_capability == (7, 0):
+    if query.dtype not in _HALF or (card.is_at_least(7, 0) and card.is_at_most(7, 0)):
         return batch * heads * lq * value.shape[3] * _FLOAT + per_row
     blocks = math.ceil(lq / 64) * math.ceil(head / 64) * (64 * 64 * _FLOAT + 16)
     if head > 128:

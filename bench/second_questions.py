@@ -1,0 +1,105 @@
+"""Seconds of first and second questions to the same job, by the clock and of the processor.
+
+python -m bench.second_questions [--rounds 5] [--only TEXT] [--json F]
+
+Each job is asked once with an empty cache, then every second question once. Rounds follow, each with every second
+question in a random order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.result_file import ROOT, add_json_option, target, write_result
+
+JOBS = {
+    "f5_tts/base": "--shape 3x2812",
+    "examples/llama_lora.py:Llama8B": "--micro-batch 6144",
+    "examples/unet.py:Discs": "--micro-batch 24",
+    "examples/gan.py:Waves": "--micro-batch 24",
+}
+"""Jobs, and another micro-batch of each."""
+FIRST = "predict {job} --device rtx4090"
+SECOND = {
+    "the same": "predict {job} --device rtx4090",
+    "budget": "predict {job} --device rtx4090 --budget 20GiB --headroom 5%",
+    "card, same kernels": "predict {job} --device l40s",
+    "card, other kernels": "predict {job} --device h100",
+    "every card": "predict {job} --device all",
+    "micro-batch": "predict {job} --device rtx4090 {other}",
+    "max": "max {job} --device rtx4090",
+    "max, another card": "max {job} --device l4",
+    "cards": "cards {job}",
+    "compare": "compare {job} --checkpoint all --device rtx4090",
+    "ui": "ui {job} --device rtx4090 --out {folder}/page.html",
+}
+"""Second questions; those of a command that was not asked before are asked once before the rounds."""
+
+
+def asked(command: str, job: str, cache: str, folder: str) -> dict[str, float]:
+    """Seconds by the clock and of the processor of one command."""
+    arguments = command.format(job=job, other=JOBS[job], folder=folder).split()
+    environment = {**os.environ, "XDG_CACHE_HOME": cache, "MEMFIT_KEEP_TRACES": "1", "PYTHONWARNINGS": "ignore"}
+    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "memfit", *arguments], cwd=ROOT, env=environment, capture_output=True, check=False
+    )
+    clock, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode not in (0, 3):
+        raise RuntimeError(f"{' '.join(arguments)}: exit code {done.returncode}: {done.stderr.decode()[-500:]}")
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"clock": clock, "processor": used}
+
+
+def spread(samples: list[dict[str, float]]) -> dict[str, Any]:
+    """Least, median and most of each kind of seconds."""
+    rows: dict[str, Any] = {"count": len(samples)}
+    for kind in ("clock", "processor"):
+        values = [sample[kind] for sample in samples]
+        rows[kind] = {"least": min(values), "median": statistics.median(values), "most": max(values)}
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help="text that a job's name contains")
+    add_json_option(parser)
+    options = parser.parse_args()
+    chance, jobs = random.Random(0), {}
+    for job in [name for name in JOBS if options.only in name]:
+        with tempfile.TemporaryDirectory() as folder:
+            cache = f"{folder}/cache"
+            first = asked(FIRST, job, cache, folder)
+            before = {name: asked(command, job, cache, folder) for name, command in SECOND.items()}
+            samples: dict[str, list[dict[str, float]]] = {name: [] for name in SECOND}
+            for _ in range(options.rounds):
+                for name in chance.sample(list(SECOND), len(SECOND)):
+                    samples[name].append(asked(SECOND[name], job, cache, folder))
+        rows = {name: spread(values) for name, values in samples.items()}
+        jobs[job] = {"first": first, "once_before": before, "second": rows}
+        for name, row in rows.items():
+            clock, used = row["clock"], row["processor"]
+            print(
+                f"{job:32} {name:20} {clock['median']:6.2f} s ({clock['least']:.2f} to {clock['most']:.2f}), "
+                f"processor {used['median']:.2f} s; once before {before[name]['clock']:.1f} s",
+                flush=True,
+            )
+    figures = {"rounds": options.rounds, "commands": {"first": FIRST, **SECOND}, "jobs": jobs}
+    write_result(target(options.json, complete=not options.only), figures)
+
+
+if __name__ == "__main__":
+    main()

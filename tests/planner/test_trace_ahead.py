@@ -1,0 +1,122 @@
+"""What is traced after an answer, for the next questions: other micro-batches and other cards.
+
+python -m pytest tests/planner/test_trace_ahead.py
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from memfit.device.hardware.catalogue import catalogue, find_device
+from memfit.job import Shape
+from memfit.planner.asked_job import AskedJob
+from memfit.planner.predict import predict, trace_question
+from memfit.planner.prediction import holds_for
+from memfit.planner.trace_ahead import trace_ahead
+from testing.large_nets import Decoder, Dit, UNet
+from testing.linear_layer import LinearLayer
+from testing.nets import JOBS
+
+CARD = find_device("rtx4090")
+SLOW = """
+import time, torch, memfit
+
+class Slow(memfit.Job):
+    def nets(self):
+        return {"net": torch.nn.Linear(8, 8)}
+    def optimizers(self, nets):
+        return {"net": torch.optim.SGD(nets["net"].parameters())}
+    def batch(self, shape):
+        if shape.items == 2:
+            open("begun", "w").close()
+            time.sleep(60)
+        return torch.zeros(shape.items, 8)
+    def loss(self, nets, batch):
+        return nets["net"](batch).sum(), len(batch)
+"""
+
+
+def test_every_card_and_micro_batch_follows_from_what_is_traced_ahead():
+    asked, shape = AskedJob("linear", LinearLayer), Shape(items=3)
+    trace_ahead(asked, shape, CARD, time.perf_counter() + 1000)
+    traced = asked.traced
+    for card in catalogue().values():
+        if card.is_cuda and card.usable_bytes:
+            asked.predict(shape, card)
+    for items in (1, 2, 5, 1000, 60_000):
+        prediction = asked.predict(Shape(items=items), CARD)
+        assert prediction.footprint == predict(LinearLayer(), "linear", Shape(items=items), CARD).footprint
+    assert asked.traced == traced <= 6
+
+
+def test_no_trace_begins_after_its_time_and_none_is_made_for_a_cpu():
+    asked = AskedJob("linear", LinearLayer)
+    trace_ahead(asked, Shape(items=3), CARD, time.perf_counter())
+    trace_ahead(asked, Shape(items=3), find_device("cpu"), time.perf_counter() + 1000)
+    assert asked.traced == 0
+
+
+def test_steps_that_the_job_refuses_are_left_out():
+    class One(LinearLayer):
+        def batch(self, shape):
+            if shape.items > 1:
+                raise ValueError("one item alone")
+            return super().batch(shape)
+
+    asked = AskedJob("one", One)
+    trace_ahead(asked, Shape(items=1), CARD, time.perf_counter() + 1000)
+    traced = asked.traced
+    asked.predict(Shape(items=1), find_device("h100"))
+    assert asked.traced == traced > 0
+
+
+def cards_by_capability():
+    """A card of each compute capability of the catalogue."""
+    cards = {card.compute_capability: card for card in catalogue().values() if card.is_cuda and card.usable_bytes}
+    return list(cards.values())
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        Dit(dim=64, depth=1, heads=4, frames=64), Dit(dim=64, depth=1, heads=4, frames=64, precision="bf16"),
+        Dit(dim=64, depth=1, heads=4, frames=64, precision="fp16"),
+        Dit(dim=208, depth=1, heads=1, frames=64, precision="bf16"),
+        Decoder(dim=64, depth=1, heads=2, length=64, precision="bf16"), JOBS["unet"](precision="fp16"), JOBS["convolution"](),
+        pytest.param(UNet(widths="32,32,32,32", side=16, precision="fp16"), marks=pytest.mark.slow),
+    ],
+    ids=["dit", "dit bf16", "dit fp16", "wide heads", "decoder", "unet", "convolution", "diffusers"],
+)  # fmt: skip
+def test_cards_that_share_a_trace_need_what_a_trace_of_their_own_says(job):
+    """Two cards share a trace where they answer alike whatever the trace asked of its card."""
+    shape, shared = Shape(items=2, length=job.longest and 40), 0
+    questions = [(card, trace_question(job, shape, card)) for card in cards_by_capability()]
+    for first, question in questions:
+        for other, own in questions:
+            if other is not first and holds_for(question, other):
+                shared += 1
+                (trace,), (its,) = question.traces.values(), own.traces.values()
+                assert (trace.kind == its.kind).all()
+                assert (trace.nbytes == its.nbytes).all()
+    assert shared
+
+
+def test_a_signal_while_tracing_ahead_keeps_the_answer_and_its_exit_code(tmp_path):
+    (tmp_path / "job.py").write_text(SLOW)
+    environment = {**os.environ, "MEMFIT_KEEP_TRACES": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "memfit", "predict", "job.py:Slow", "--device", "rtx4090"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    while not (tmp_path / "begun").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    printed, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert printed.startswith("Fits on RTX 4090")
+    assert not said
