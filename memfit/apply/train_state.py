@@ -90,7 +90,7 @@ def build(
     """
     device, engine = torch.device(device), engine or Single()
     nets = nets_of(job, device)
-    _check_nets(job, nets)
+    check_nets(job, nets)
     for net in nets.values():
         net.to(device)
     _check_places(engine, optimizer_state, average)
@@ -273,7 +273,7 @@ def _kind(value: Any) -> str:
     return "an empty dict" if isinstance(value, dict) else type(value).__name__
 
 
-def _check_nets(job: Job, nets: Any) -> None:
+def check_nets(job: Job, nets: Any) -> None:
     write = "write nets(self) -> {'name': module}"
     if not isinstance(nets, dict) or not nets:
         raise InputError(f"{type(job).__name__}.nets()", f"gave {_kind(nets)}, not a dict of modules", write)

@@ -13,7 +13,8 @@ import click
 
 from memfit import no_memory
 from memfit.cli.output import complain, prepare_output
-from memfit.cli.usage_errors import check_options, mistake, refuse_script, unknown_verb
+from memfit.cli.script_arguments import joined_scripts
+from memfit.cli.usage_errors import check_options, mistake, unknown_verb
 from memfit.errors import Exit, InputError, mistake_in_job, mistake_of_leaving
 from memfit.garbage import skip_last_collection
 from memfit.printable import shortened
@@ -70,7 +71,7 @@ class Verbs(click.Group):
         if args[0] not in VERBS and not args[0].startswith("-") and not ctx.resilient_parsing:
             raise unknown_verb(args[0], VERBS)
         if not ctx.resilient_parsing:
-            refuse_script(args)
+            args = joined_scripts(args)
         resolved = super().resolve_command(ctx, args)
         if resolved[1] is not None and not ctx.resilient_parsing:
             check_options(resolved[1], resolved[2])

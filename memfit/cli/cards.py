@@ -47,29 +47,33 @@ def command(
     prices: str | None, device_names: tuple[str, ...], headroom: str | None, no_largest: bool,
     fresh: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    """Compare the cards for JOB: whether it fits, memory, largest micro-batch; time, energy and cost of an epoch."""
+    """Compare the cards for JOB: whether it fits, memory, largest micro-batch; time, energy and cost of an epoch.
+
+    JOB is as of memfit predict. Of -- python train.py ARGS, only memory is told: memfit max finds its largest batch.
+    """
     from memfit.cli.job_options import asked_job, micro_batch_shape
     from memfit.cli.progress import progress
+    from memfit.cli.script_arguments import MARK, is_script
 
     targets = choose_devices(device_names or ("all",), None, headroom)
     count, batch = whole_number("--micro-batch", micro_batch), whole_number("--global-batch", global_batch)
     begin = time.perf_counter()
-    with progress(f"comparing {len(targets)} cards for {job}", quiet=as_json):
+    with progress(f"comparing {len(targets)} cards for {job.removeprefix(MARK)}", quiet=as_json):
         from memfit.planner.card_comparison import compare_cards, read_prices, units_of_an_epoch
 
         known = read_prices(prices) if prices is not None else None
         with asked_job(job, pairs, fresh=fresh) as answers:
             facts = answers.facts
             asked = micro_batch_shape(facts, shape, count)
-            units, unknown = units_of_an_epoch(answers)
+            units, unknown = (None, "") if is_script(job) else units_of_an_epoch(answers)
             cards = compare_cards(
                 answers, asked, targets, global_batch=batch, prices=known, epoch_units=units,
-                find_largest=not no_largest,
+                find_largest=not (no_largest or is_script(job)),
             )  # fmt: skip
     if as_json:
         seconds = time.perf_counter() - begin
         print_json({
-            "job": job, "unit": facts.unit, "micro_batch": asked.units, "global_batch": batch or asked.units,
+            "job": answers.name, "unit": facts.unit, "micro_batch": asked.units, "global_batch": batch or asked.units,
             "epoch_units": units, "cards": [_json(card) for card in cards], "seconds": seconds,
         })  # fmt: skip
     else:

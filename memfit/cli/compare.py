@@ -19,6 +19,7 @@ from memfit.cli.options import (
     print_json,
     whole_number,
 )
+from memfit.cli.script_arguments import MARK, is_script
 from memfit.errors import Exit, InputError
 from memfit.plan import ENGINES
 
@@ -64,8 +65,8 @@ def command(
 ) -> int:  # fmt: skip
     """Compare memory and time of A, B, ... and of variants of them with the first.
 
-    A is a job, a plan file, a trace file (F.npz) or a run's folder. Example, what LoRA saves: memfit compare JOB --set
-    lora=16.
+    A is a job, a plan file, a trace file (F.npz), a run's folder, or a script's command: -- python a.py -- python b.py.
+    Example, what LoRA saves: memfit compare JOB --set lora=16.
     """
     from memfit.cli.job_options import asked_job
     from memfit.cli.progress import progress
@@ -78,13 +79,14 @@ def command(
     count, ranks = whole_number("--micro-batch", micro_batch), whole_number("--world", world, least=2)
     check_fake_ranks(f"--world {ranks}", ranks)
     begin = time.perf_counter()
-    with progress(f"comparing {', '.join(targets)}", quiet=as_json):
+    with progress(f"comparing {', '.join(target.removeprefix(MARK) for target in targets)}", quiet=as_json):
         from memfit.planner.comparison import differing_choices, job_subjects, variants_of
 
         def ask(target: str, variant: Variant) -> AskedJob:
-            return asked_job(target, variant.settings, variant.precision, fresh=fresh)
+            return asked_job(target, variant.settings, variant.precision, variant.checkpoint, fresh=fresh)
 
         variants = variants_of(settings, precisions, checkpoints, engines, ranks)
+        _check_scripts(targets, variants)
         subjects: list[Subject] = []
         for target in targets:
             subject = _of_file(target, variants, device if named else None)
@@ -104,6 +106,14 @@ def command(
 
         show_comparison(subjects, differing_choices(subjects))
     return Exit.DONE
+
+
+def _check_scripts(targets: tuple[str, ...], variants: list[Variant]) -> None:
+    """Raises InputError where a variant of a script is asked for."""
+    script = next((target.removeprefix(MARK) for target in targets if is_script(target)), None)
+    if script is not None and len(variants) > 1:
+        write = f"write the other command behind another --: memfit compare -- {script} -- {script} ARGS"
+        raise InputError(f"a variant of {script}", "a script is compared as it is written", write)
 
 
 def _of_file(target: str, variants: list[Variant], device: Device | None) -> Subject | None:

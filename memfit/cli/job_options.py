@@ -38,12 +38,24 @@ def check_contradictions(pairs: tuple[str, ...], precision: str | None, checkpoi
             raise InputError(seen, "they contradict each other", "write one of them")
 
 
-def asked_job(job: str, pairs: tuple[str, ...], precision: str | None = None, *, fresh: bool = False) -> AskedJob:
-    """Returns the job for several questions, with traces that are kept in the user's cache.
+def asked_job(
+    job: str, pairs: tuple[str, ...], precision: str | None = None, checkpoint: str | None = None, *,
+    fresh: bool = False,
+) -> AskedJob:  # fmt: skip
+    """Returns the job or script for several questions; traces of a job are kept in the user's cache.
 
     Args:
+        checkpoint: what --checkpoint says.
         fresh: whether to trace again what is kept.
+
+    Raises:
+        InputError: a setting contradicts an option, or a script is given options of jobs.
     """
+    from memfit.cli.script_arguments import asked_script, is_script
+
+    if is_script(job):
+        return asked_script(job, {"--set": pairs, "--precision": precision, "--checkpoint": checkpoint})
+    check_contradictions(pairs, precision, checkpoint)
     from memfit.planner.asked_job import AskedJob
 
     def load() -> Job:

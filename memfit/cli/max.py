@@ -22,6 +22,7 @@ from memfit.cli.options import (
 from memfit.errors import Exit, InputError
 
 if TYPE_CHECKING:
+    from memfit.device.hardware.catalogue import Device
     from memfit.planner.asked_job import JobFacts
     from memfit.planner.largest import Largest, Vary
 
@@ -46,16 +47,21 @@ def command(
     """Find the largest micro-batch of JOB that fits each device: keeping everything, recomputing, with LoRA or 8-bit
     state.
 
-    Every answer is predicted as memfit predict does: it fits, and the next size does not.
+    Every answer is predicted as memfit predict does: it fits, and the next size does not. Of a script's command, memfit
+    max -- python train.py --batch-size {batch} finds the largest number in place of {batch}.
     """
     from memfit.cli.job_options import asked_job
     from memfit.cli.progress import progress
+    from memfit.cli.script_arguments import is_script
 
     if by_length and vary is not None:
         raise InputError("--length and --vary", "each asks for another largest value", "write one of them")
     targets = choose_devices(device_names, memory, headroom)
     count = whole_number("--items", items)
     begin = time.perf_counter()
+    if is_script(job):
+        options = {"--set": pairs, "--length": by_length, "--vary": vary, "--items": count > 1}
+        return _largest_of_script(job, targets, options, as_json=as_json)
     with progress(f"searching the largest that fits of {job}", quiet=as_json):
         from memfit.planner import largest
 
@@ -74,6 +80,44 @@ def command(
 
         show_largest(answers, what, facts.unit)
     return Exit.DONE if any(answer.size is not None for answer in answers) else Exit.NOTHING_FITS
+
+
+def _largest_of_script(job: str, targets: list[Device], options: dict[str, Any], *, as_json: bool) -> int:
+    """Answers with the largest batch of a script on each device.
+
+    Args:
+        options: those of jobs, of which a script takes none.
+
+    Raises:
+        InputError: the command has no place for the batch, or the script fails.
+    """
+    from memfit.cli.progress import progress
+    from memfit.cli.script_arguments import asked_script
+    from memfit.script.asked_script import AS_WRITTEN
+    from memfit.script.batch_scan import PLACEHOLDER, SIZES, scan_batches
+    from memfit.show.script_table import largest_batch
+
+    begin, script = time.perf_counter(), asked_script(job, options)
+    if not script.has_sizes:
+        write = f"write {PLACEHOLDER} there, as in --batch-size {PLACEHOLDER}"
+        raise InputError(f"memfit max -- {script.name}", "the command has no place for the batch", write)
+    with progress(f"searching the largest batch of {script.name}", quiet=as_json):
+        scans = [scan_batches(script.request(device), SIZES) for device in targets]
+    if not as_json:
+        for scan in scans:
+            click.echo(largest_batch(scan))
+    else:
+        results: list[dict[str, Any]] = [
+            {
+                "device": device.key, "usable_bytes": device.usable_bytes, "policy": AS_WRITTEN, "settings": {},
+                "checkpoint": "none", "largest": scan.largest.batch, "exact": scan.largest.verified,
+                "process_bytes": scan.largest.process_bytes, "reason": scan.largest.reason,
+            }
+            for device, scan in zip(targets, scans, strict=True)
+        ]  # fmt: skip
+        seconds = time.perf_counter() - begin
+        print_json({"job": script.name, "unit": "samples", "of": "micro_batch", "results": results, "seconds": seconds})
+    return Exit.DONE if any(scan.largest.batch for scan in scans) else Exit.NOTHING_FITS
 
 
 def _sizes(facts: JobFacts, by_length: bool, vary: str | None, items: int) -> tuple[Vary, str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from memfit.cli.job_options import asked_job, check_contradictions, micro_batch_shape
+from memfit.cli.job_options import asked_job, micro_batch_shape
 from memfit.cli.mesh_option import asked_ranks, mesh_option
 from memfit.cli.options import (
     choose_devices,
@@ -118,7 +118,7 @@ def command(
 ) -> int:  # fmt: skip
     """Predict whether JOB fits, in training, validation and saving.
 
-    JOB is a built-in name (memfit jobs), package.module:Name or path/file.py:Name.
+    JOB is a built-in name (memfit jobs), package.module:Name, path/file.py:Name, or -- python train.py ARGS.
     """
     targets = choose_devices(device_names, memory, headroom)
     limit = parse_size(budget) if budget is not None else None
@@ -135,15 +135,14 @@ def command(
             f"--lengths {lengths}", "nothing uses them without --epoch", "write --epoch N too (0: one epoch)"
         )
     ranks = asked_ranks(engine, whole_number("--world", world), mesh)
-    check_contradictions(pairs, precision, checkpoint)
     how: dict[str, Any] = {
         "micro_batches": whole_number("--accumulate", accumulate), "engine": ranks.engine, "world": ranks.world,
         "mesh": ranks.mesh, "rank": whole_number("--rank", rank, least=0),
     }  # fmt: skip
     count, plan = whole_number("--micro-batch", micro_batch), _plan(checkpoint)
     begin = time.perf_counter()
-    with asked_job(job, pairs, precision, fresh=fresh) as asked:
-        with progress(f"tracing {job}", quiet=as_json):
+    with asked_job(job, pairs, precision, checkpoint, fresh=fresh) as asked:
+        with progress(f"tracing {asked.name}", quiet=as_json):
             asked_shape = micro_batch_shape(asked.facts, shape, count)
             modes = {"none": {}, "all": asked.facts.every, None: asked.facts.own}
             how |= {"plan": plan, "checkpointing": modes[checkpoint] if plan is None else dict(plan.checkpointing)}

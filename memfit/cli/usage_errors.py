@@ -76,16 +76,3 @@ def check_options(command: click.Command, arguments: Sequence[str]) -> None:
         if text is not None and not text.strip(" \t\n,"):
             write = f"write {name} {parameter.metavar or parameter.type.name.upper()}, or leave it out"
             raise InputError(f"{name} {text!r}", "it is empty", write)
-
-
-def refuse_script(arguments: Sequence[str]) -> None:
-    """Raises InputError where a verb that asks a job is given a script's command behind ``--``."""
-    if not arguments or arguments[0] not in ("predict", "max", "cards", "compare", "ui") or "--" not in arguments:
-        return
-    words = list(arguments[arguments.index("--") + 1 :])
-    if len(words) > 1 and any(word.endswith(".py") or word == "-m" for word in words):
-        said = " ".join(words)
-        write = (
-            f"write memfit trace -- {said}: every card's verdict, and with {{batch}} in place of it the largest batch"
-        )
-        raise InputError(f"memfit {arguments[0]} -- {said}", "it asks a job; a script is traced by memfit trace", write)

@@ -47,6 +47,7 @@ class JobFacts:
     unit: str
     longest: int | None
     precision: str
+    """Empty where it is not known, as of a script."""
     checkpoint: str
     nets: tuple[NetSize, ...]
     own: Mapping[str, str]
@@ -158,6 +159,16 @@ class AskedJob:
     def _trace(
         self, identity: str, shape: Shape, device: Device, changes: Mapping[str, Any], choices: Mapping[str, Any]
     ) -> TracedQuestion:
+        question = self._traced(identity, shape, device, changes, choices)
+        self.traced += 1
+        self._known.setdefault(identity, {}).setdefault(shape.items, []).append(question)
+        if self._shelf is not None:
+            self._shelf.add(f"{identity}.{shape.items}", question)
+        return question
+
+    def _traced(
+        self, identity: str, shape: Shape, device: Device, changes: Mapping[str, Any], choices: Mapping[str, Any]
+    ) -> TracedQuestion:
         from memfit.apply.phase_memory import with_settings
         from memfit.planner.predict import trace_question
         from memfit.trace.scratch_by_size import ScratchBySize
@@ -167,12 +178,7 @@ class AskedJob:
             self._changed[key] = with_settings(self.job, changes)
         by_size = self._scratch.setdefault(identity, ScratchBySize())
         sizes = self._facts.nets if self._facts is not None and not changes else None
-        question = trace_question(self._changed[key], shape, device, scratch_by_size=by_size, sizes=sizes, **choices)
-        self.traced += 1
-        self._known.setdefault(identity, {}).setdefault(shape.items, []).append(question)
-        if self._shelf is not None:
-            self._shelf.add(f"{identity}.{shape.items}", question)
-        return question
+        return trace_question(self._changed[key], shape, device, scratch_by_size=by_size, sizes=sizes, **choices)
 
     def _exact(self, identity: str, items: int, device: Device) -> TracedQuestion | None:
         known = self._known.setdefault(identity, {}).setdefault(items, [])

@@ -70,7 +70,8 @@ def compare_cards(
     for device in devices:
         prediction = asked.predict(shape, device, checkpointing=facts.own)
         largest = largest_of(policy, device, asked, by_items(facts.longest)).size if find_largest else None
-        window = window_seconds(prediction.trace, device, micro_batches, facts.precision) if device.is_cuda else None
+        is_timed = device.is_cuda and facts.precision
+        window = window_seconds(prediction.trace, device, micro_batches, facts.precision) if is_timed else None
         epoch = None if window is None or epoch_units is None else window * epoch_units / batch
         price = (prices or {}).get(device.key)
         cards.append(

@@ -116,7 +116,8 @@ def _of_variant(
     prediction = asked.predict(
         batch, device, checkpointing=modes, engine=variant.engine, world=variant.world
     )  # fmt: skip
-    seconds = window_seconds(prediction.trace, device, 1, facts.precision) if device.is_cuda else None
+    is_timed = device.is_cuda and facts.precision
+    seconds = window_seconds(prediction.trace, device, 1, facts.precision) if is_timed else None
     return Subject(name=f"{asked.name} {variant.name}".strip(), prediction=prediction, window_seconds=seconds)
 
 

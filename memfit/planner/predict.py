@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from memfit.apply.build_nets import nets_of
+from memfit.apply.train_state import check_nets
 from memfit.blocks import checkpoint_candidates
 from memfit.device.hardware.catalogue import Device
 from memfit.device.hardware.process_limits import check_fake_ranks
@@ -189,6 +190,7 @@ def plain_nets(job: Job, world: int = 1) -> Nets:
         Tracer(virtual).recording(),
     ):  # fmt: skip
         nets: Nets = nets_of(job, virtual.device)
+    check_nets(job, nets)
     return nets
 
 

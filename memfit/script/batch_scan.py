@@ -23,6 +23,8 @@ from memfit.sizes import format_size
 from memfit.wording import counted
 
 PLACEHOLDER = "{batch}"
+SIZES = (2, 3, 5)
+"""Sizes that are traced first; PyTorch treats a size of 1 apart."""
 MOST = 1 << 20
 """Larger sizes are not tried."""
 

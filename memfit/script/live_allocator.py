@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from memfit.device.virtual.card_rules import note_fact
 from memfit.replay.block_pool import FREE, LIVE
 from memfit.replay.caching_allocator import CachingAllocator
 from memfit.replay.errors import OutOfMemory
@@ -60,6 +61,7 @@ class LiveAllocator:
     @property
     def unreserved(self) -> int:
         """Bytes of the card that are not taken."""
+        note_fact("memory_bytes")
         return max(self.total - self._context - self._allocator.reserved, 0)
 
     def answers(self) -> dict[str, Callable[..., Any]]:

@@ -76,6 +76,7 @@ def outcome_of(running: Running, ended: str, error: ScriptError | None) -> Scrip
         processor_seconds=time.process_time(),
         bare=bare,
         row_lines=tuple(tracer.row_lines),
+        facts=tuple(sorted(running.facts - {"cudnn_attention_first"})),
     )
 
 

@@ -192,3 +192,5 @@ class ScriptOutcome:
     """The trace without memory that operators take within a call, which does not follow from the batch size."""
     row_lines: Any = None
     """The line (``Line``) of each operator of the trace."""
+    facts: tuple[str, ...] = ()
+    """What the trace asked of its card, see ``memfit.device.virtual.card_rules``."""

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from memfit.device.hardware.catalogue import Device
 from memfit.device.virtual import redirect
 from memfit.device.virtual.backend import NAME
-from memfit.device.virtual.card_rules import card_rules
+from memfit.device.virtual.card_rules import card_rules, recorded_facts
 from memfit.device.virtual.hybrid_mode import HybridMode, fake_parameters
 from memfit.device.virtual.library_patches import as_in_a_real_run
 from memfit.device.virtual.patching import replaced
@@ -70,6 +70,8 @@ class Running:
     stop: TraceStop
     observations: Observations
     intervals: Intervals
+    facts: set[str]
+    """What was asked of the card, as ``recorded_facts`` notes it."""
     begin: float
 
 
@@ -80,6 +82,7 @@ def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -
     begin = time.perf_counter()
     ended, failure = "the script ended", None
     with ExitStack() as stack:
+        facts = stack.enter_context(recorded_facts())
         virtual = stack.enter_context(_virtual(device))
         virtual.assumptions.given.update({(file, line): value for file, line, value in request.assumed})
         tracer = ScriptTracer(virtual)
@@ -89,7 +92,7 @@ def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -
         intervals = Intervals(windows=lambda: watch.windows, allows=partial(_may_hold_early, tracer))
         running = Running(
             request=request, device=device, tracer=tracer, watch=watch, stop=stop, observations=observations,
-            intervals=intervals, begin=begin,
+            intervals=intervals, facts=facts, begin=begin,
         )  # fmt: skip
 
         def finish_now(why: str) -> None:

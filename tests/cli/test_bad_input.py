@@ -338,13 +338,3 @@ def test_a_mistake_for_real() -> None:
     is_one_line(really("predict", f"{JOBS}:LossOfShapesThatDoNotMatch", "--device", "t4"), "in loss()", "broadcast")
     answer = really("predict", f"{JOBS}:LossRaises", "--device", "rtx4090", "--json")
     is_one_line(answer, f"{JOBS}:", "ValueError: no such")
-
-
-@pytest.mark.parametrize("verb", ["predict", "max", "cards", "compare", "ui"])
-def test_a_script_in_place_of_a_job_is_sent_to_trace(verb, capsys):
-    with pytest.raises(SystemExit) as left:
-        main([verb, "--device", "t4", "--", "python", "train.py"])
-    assert left.value.code == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "write memfit trace -- python train.py" in error

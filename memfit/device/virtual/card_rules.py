@@ -74,20 +74,21 @@ class _RecordedRules(CardRules):
 
     def __getattribute__(self, name: str) -> Any:
         if name in _FIELDS:
-            _note(name)
+            note_fact(name)
         value = super().__getattribute__(name)
         if name not in _QUESTIONS:
             return value
 
         @wraps(value)
         def asked(*numbers: int) -> Any:
-            _note(" ".join(map(str, (name, *numbers))))
+            note_fact(" ".join(map(str, (name, *numbers))))
             return getattr(_plain(self), name)(*numbers)
 
         return asked
 
 
-def _note(fact: str) -> None:
+def note_fact(fact: str) -> None:
+    """Notes that a trace asked for a fact of its card, where something else than its rules answers."""
     for read in _recorders:
         read.add(fact)
 

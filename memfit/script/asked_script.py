@@ -1,0 +1,94 @@
+"""A training command to which several questions are asked, as to a job: a micro-batch is what ``{batch}`` stands for.
+
+Each question runs the script in a process of its own. A card that answers alike whatever a trace asked of its card
+shares that trace, and a size between traced ones follows from them, as of a job (``memfit.planner.asked_job``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from memfit.device.hardware.catalogue import Device, find_device
+from memfit.errors import InputError
+from memfit.job import Job, Shape
+from memfit.planner.asked_job import DEFAULTS, AskedJob, JobFacts, Policy
+from memfit.planner.prediction import TracedQuestion, device_facts
+from memfit.script.batch_scan import PLACEHOLDER, at_size
+from memfit.script.command import parse_command
+from memfit.script.launch import free_host_bytes, trace_script
+from memfit.script.outcome import ScriptOutcome, TraceRequest
+
+AS_WRITTEN = "as written"
+"""The only policy of a script: memfit does not edit it."""
+
+
+class AskedScript(AskedJob):
+    """The command's questions.
+
+    Args:
+        words: the command, ``{batch}`` in place of its micro-batch.
+
+    Raises:
+        InputError: the command names no script.
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        super().__init__(" ".join(words), self._no_job)
+        self._words = tuple(words)
+        self._command = parse_command(words)
+
+    @property
+    def facts(self) -> JobFacts:
+        """What questions need; what only a job has is empty."""
+        policy = Policy(name=AS_WRITTEN, checkpointing={}, changes={})
+        return JobFacts(
+            unit="samples" if self.has_sizes else "batch", longest=None, precision="", checkpoint="none", nets=(),
+            own={}, every={}, whole_numbers=(), policies=(policy,),
+        )  # fmt: skip
+
+    @property
+    def has_sizes(self) -> bool:
+        """Whether the command has a place for the micro-batch."""
+        return any(PLACEHOLDER in word for word in self._words)
+
+    def request(self, device: Device) -> TraceRequest:
+        """How the script is traced for a device."""
+        own_memory = device.is_cuda and device.memory_bytes != find_device(device.key).memory_bytes
+        return TraceRequest(
+            command=self._command, device=device.key, memory_bytes=device.memory_bytes if own_memory else None,
+            every_card=False, host_bytes=free_host_bytes(),
+        )  # fmt: skip
+
+    def _traced(
+        self, identity: str, shape: Shape, device: Device, changes: Mapping[str, Any], choices: Mapping[str, Any]
+    ) -> TracedQuestion:
+        if not self.has_sizes and shape.items != 1:
+            why = "the command has no place for the micro-batch"
+            raise InputError(
+                f"{shape.items} samples", why, f"write {PLACEHOLDER} there, as in --batch-size {PLACEHOLDER}"
+            )
+        known = {**DEFAULTS, "checkpointing": {}}
+        if other := next((name for name, value in choices.items() if known.get(name) != value), None):
+            option = "--accumulate" if other == "micro_batches" else f"--{other}"
+            raise InputError(f"{option} with {self.name}", "a script is asked as it is written", f"leave {option} out")
+        outcome = trace_script(at_size(self.request(device), shape.items))
+        trace = self._checked(outcome, device).trace
+        assert trace is not None
+        return TracedQuestion(
+            settings={}, shape=shape, unit=self.facts.unit, nets=(), checkpointing={}, engine="single",
+            world=self._command.world, traces={0: trace}, allocator="default",
+            facts=device_facts(device, outcome.facts),
+        )  # fmt: skip
+
+    def _checked(self, outcome: ScriptOutcome, device: Device) -> ScriptOutcome:
+        if outcome.error is not None:
+            write = "correct the script" if device.is_cuda else "correct the script, or name a card: --device rtx4090"
+            raise InputError(self.name, outcome.error.summary, outcome.error.hint or write)
+        if outcome.footprint is None or outcome.windows < 2:
+            write = f"write memfit trace -- {self.name}: it says what was seen"
+            raise InputError(self.name, f"it was not traced to two complete steps ({outcome.ended})", write)
+        return outcome
+
+    def _no_job(self) -> Job:
+        raise InputError(self.name, "a script has no such question", "write a job, as docs/job.md says")

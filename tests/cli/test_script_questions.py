@@ -1,0 +1,112 @@
+"""A script's command in place of a job: predict, max, cards and compare answer with the bytes of memfit trace.
+
+python -m pytest tests/cli/test_script_questions.py
+"""
+
+import json
+
+import pytest
+
+from memfit.cli import main
+
+SCRIPT = """
+import argparse, torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=4)
+parser.add_argument("--width", type=int, default=256)
+given = parser.parse_args()
+net = torch.nn.Sequential(torch.nn.Linear(given.width, given.width), torch.nn.BatchNorm1d(given.width)).cuda()
+optimizer = torch.optim.AdamW(net.parameters())
+for _ in range(8):
+    net(torch.randn(given.batch_size, given.width, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+KEYS = ("allocated_bytes", "reserved_bytes", "process_bytes", "process_bytes_low", "process_bytes_high", "categories")
+
+
+@pytest.fixture
+def script(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return ("--", "python", str(tmp_path / "train.py"))
+
+
+def asked(capfd, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments])
+    return ended.value.code, capfd.readouterr()
+
+
+def phases(answer):
+    return {name: {key: phase[key] for key in KEYS} for name, phase in answer["phases"].items() if phase}
+
+
+def test_predict_answers_for_a_script_as_trace_does(capfd, script):
+    _, traced = asked(capfd, "trace", "--device", "t4", "--json", "-", *script)
+    code, predicted = asked(capfd, "predict", "--device", "t4", "--json", *script)
+    assert code == 0
+    assert phases(json.loads(predicted.out)) == phases(json.loads(traced.out))
+
+
+@pytest.mark.slow
+def test_each_card_of_a_script_needs_what_predict_and_trace_say(capfd, script):
+    code, compared = asked(capfd, "cards", "--device", "t4", "--device", "h100", "--json", *script)
+    assert code == 0
+    _, predicted = asked(capfd, "predict", "--device", "t4", "--device", "h100", "--json", *script)
+    for card in json.loads(compared.out)["cards"]:
+        _, traced = asked(capfd, "trace", "--device", card["device"], "--json", "-", *script)
+        for known in (json.loads(traced.out), json.loads(predicted.out)["devices"][card["device"]]):
+            assert card["process_bytes"] == max(phase["process_bytes"] for phase in known["phases"].values() if phase)
+            assert (card["verdict"], card["headroom_bytes"]) == (known["verdict"], known["headroom_bytes"])
+
+
+@pytest.mark.slow
+def test_compare_takes_a_command_behind_each_dash(capfd, script):
+    code, compared = asked(capfd, "compare", "--device", "t4", "--json", *script, *script, "--width", "512")
+    assert code == 0
+    first, second = json.loads(compared.out)["subjects"]
+    _, traced = asked(capfd, "trace", "--device", "t4", "--json", "-", *script, "--width", "512")
+    assert phases(second) == phases(json.loads(traced.out))
+    assert second["saves_bytes"] == first["process_bytes"] - second["process_bytes"] < 0
+
+
+@pytest.mark.slow
+def test_the_largest_batch_needs_what_predict_says_and_the_next_does_not_fit(capfd, script):
+    batch = (*script, "--batch-size", "{batch}")
+    code, found = asked(capfd, "max", "--device", "t4", "--memory", "256MiB", "--json", *batch)
+    assert code == 0
+    (result,) = json.loads(found.out)["results"]
+    assert result["exact"]
+    asking = ("predict", "--device", "t4", "--memory", "256MiB", "--json", "--micro-batch")
+    code, fits = asked(capfd, *asking, str(result["largest"]), *batch)
+    assert code == 0
+    need = max(phase["process_bytes"] for phase in json.loads(fits.out)["phases"].values())
+    assert need == result["process_bytes"]
+    assert asked(capfd, *asking, str(result["largest"] + 1), *batch)[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("max", "--device", "t4"), "write {batch} there"),
+        (("predict", "--micro-batch", "4"), "write {batch} there"),
+        (("predict", "--checkpoint", "all"), "leave --checkpoint out"),
+        (("predict", "--engine", "ddp", "--world", "2"), "leave --engine out"),
+        (("compare", "--set", "width=3"), "behind another --"),
+        (("max", "--length"), "leave --length out"),
+        (("ui",), "memfit trace --report"),
+    ],
+)
+def test_options_of_jobs_are_refused_in_one_line(capfd, script, arguments, said):
+    code, printed = asked(capfd, *arguments, *script)
+    assert code == 2
+    assert printed.err.count("\n") == 1
+    assert said in printed.err
+
+
+def test_a_script_that_fails_is_refused_in_one_line(capfd, tmp_path):
+    (tmp_path / "train.py").write_text("raise ValueError('no data')")
+    code, printed = asked(capfd, "predict", "--device", "t4", "--", "python", str(tmp_path / "train.py"))
+    assert code == 2
+    assert "ValueError: no data" in printed.err.splitlines()[-1]
