@@ -37,7 +37,7 @@ from memfit.engine.torch_state_mixin import TorchStateMixin
 from memfit.errors import InputError
 from memfit.job import Job, Nets, is_trained
 from memfit.torch_compat.attributes import own_parameters, unsharded_gradient
-from memfit.torch_compat.distributed import fsdp_groups, sum_gradients
+from memfit.torch_compat.distributed import complete_cpu_streams, fsdp_groups, sum_gradients
 
 LEAST = BUCKET_BYTES
 """Bytes that are worth a gather of their own: DDP's bucket."""
@@ -90,6 +90,7 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
             InputError: the ranks built different nets, or a net cannot be sharded.
         """
         check_shared(job, self.name)
+        complete_cpu_streams()
         self._replicas.place(job, nets)
         trained = {name: net for name, net in nets.items() if is_trained(net)}
         for name, net in trained.items():

@@ -96,6 +96,14 @@ def _collective(operator: Any) -> Any:
     return run
 
 
+@cache
+def complete_cpu_streams() -> None:
+    """Streams of the CPU, which do nothing, have the methods that FSDP2 calls, as from torch 2.7 on."""
+    for name in ("record_event", "wait_event"):
+        if not hasattr(torch.cpu.Stream, name):
+            setattr(torch.cpu.Stream, name, lambda self, event=None: None)
+
+
 def forget_sharding() -> None:
     """Empties DTensor's caches of how operators are sharded: their meshes hold the groups of the rank that filled them,
     and are equal to those of another rank."""
