@@ -14,6 +14,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from memfit.device.hardware.loopback import LOOPBACK
+from memfit.torch_compat.distributed import served_store
 
 
 def is_one_node() -> bool:
@@ -38,10 +39,7 @@ def open_store(host: str, timeout: timedelta, port: int = 0) -> dist.TCPStore:
     listener = _listener(host, port)
     if listener is None:
         return dist.TCPStore(host, port, is_master=True, timeout=timeout, wait_for_workers=False)
-    port = listener.getsockname()[1]
-    return dist.TCPStore(
-        host, port, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=listener.detach()
-    )
+    return served_store(host, listener, timeout)
 
 
 def _listener(host: str, port: int = 0) -> socket.socket | None:

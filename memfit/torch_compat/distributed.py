@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Sequence
+from datetime import timedelta
 from functools import cache
 from typing import Any, overload
 
@@ -94,6 +97,26 @@ def _collective(operator: Any) -> Any:
         return (None, work, (args[0], work))[returned]
 
     return run
+
+
+def served_store(host: str, listener: socket.socket, timeout: timedelta) -> torch.distributed.TCPStore:
+    """A store that this process serves on a socket that listens already, which becomes the store's.
+
+    torch 2.6's server over libuv takes no such socket; its older server does.
+    """
+    port = listener.getsockname()[1]
+
+    def serve(**backend: bool) -> torch.distributed.TCPStore:
+        return torch.distributed.TCPStore(
+            host, port, is_master=True, timeout=timeout, wait_for_workers=False,
+            master_listen_fd=os.dup(listener.fileno()), **backend,
+        )  # fmt: skip
+
+    with listener:
+        try:
+            return serve()
+        except NotImplementedError:
+            return serve(use_libuv=False)
 
 
 @cache
