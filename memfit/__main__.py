@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import suppress
 
 STOPPED = 5
 """``memfit.errors.Exit.STOPPED``, before anything else of memfit is imported."""
@@ -21,13 +22,14 @@ def main() -> None:
 
         with interrupted_by(numbers):
             run_verb()
-    except (MemoryError, OSError, SystemError) as error:
+    except (MemoryError, OSError, SystemError, ImportError) as error:
         if not says_no_memory(error):
             raise
         end_without_memory()
     finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_IGN)
+        with suppress(MemoryError, SystemError):  # the verb has said why it ends
+            for number in numbers:
+                signal.signal(number, signal.SIG_IGN)
 
 
 def own_signals() -> list[int]:

@@ -14,19 +14,32 @@ WHY = "the memory that this process may take ran out"
 REMEDY = "free some, or lift the limit that it was started under (ulimit -d)"
 BAD_INPUT = 2
 """``memfit.errors.Exit.BAD_INPUT``, before anything of memfit is imported."""
+_OF_A_LIBRARY = 16 << 20
 _LINE = f"memfit: this command: {WHY}; {REMEDY}\n".encode()
 
 
 def says_no_memory(error: BaseException) -> bool:
     """Tells whether an exception means that memory ran out.
 
-    Python loses some of its own memory errors and raises a SystemError in their place, seen under RLIMIT_DATA with
-    Python 3.11.7: "error return without exception set".
+    Python loses some of its own memory errors, seen under RLIMIT_DATA with Python 3.11.7: it raises a SystemError in
+    their place ("error return without exception set"), or an ImportError where a library could not be mapped
+    ("cannot import name 'sha512' from 'hashlib'"). So of an ImportError, whether there is memory is tried.
     """
+    if isinstance(error, ImportError):
+        return _is_full()
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     lost = isinstance(error, SystemError) and "without exception set" in str(error)
     return lost or isinstance(error, MemoryError)
+
+
+def _is_full() -> bool:
+    """Whether this process cannot have as much more memory as a library of a command takes."""
+    try:
+        bytearray(_OF_A_LIBRARY)
+    except MemoryError:
+        return True
+    return False
 
 
 def end_without_memory() -> NoReturn:

@@ -50,8 +50,9 @@ class TrainState:
     """Where ``ema`` is between its updates: device or host."""
     stepped: dict[str, list[nn.Parameter]] = field(default_factory=dict)
     """The parameters that each optimizer steps."""
-    turns: list[Turn] | None = None
-    """The turns of every window, where the job has the default ones and they were checked."""
+    turns: list[Turn] | None = field(default=None, init=False)
+    """The turns of every window, where the job has the default ones and they were checked. Not those of a copy of this
+    state with another job."""
 
     def shares(self, optimizers: tuple[str, ...]) -> bool:
         """Whether ranks share the gradients of these optimizers; False if each trains by itself

@@ -105,6 +105,31 @@ def test_memory_that_runs_out_in_memfit_itself_is_one_line():
     assert not [said for said in failed if not said.startswith(NO_MEMORY) or said.count("\n") != 1]
 
 
+LIBRARY_FAILS = f"""
+import resource, sys
+import memfit.cli
+class Unmapped:
+    def find_spec(self, name, path, target=None):
+        if name == "memfit.cli.devices":
+            limit = {24 << 20}
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+            raise ImportError("cannot import name 'sha512' from 'hashlib'")
+sys.meta_path.insert(0, Unmapped())
+sys.argv[1:] = ["devices"]
+from memfit.__main__ import main
+main()
+"""
+
+
+def test_a_library_that_cannot_be_mapped_for_want_of_memory_is_the_same_line():
+    """Python then says that a name is not in a module."""
+    command = [sys.executable, "-c", "kept = bytearray(16 << 20)\n" + LIBRARY_FAILS]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 2
+    assert done.stderr.startswith(NO_MEMORY)
+    assert done.stderr.count("\n") == 1
+
+
 def python_gave_up(answer: subprocess.CompletedProcess) -> bool:
     """Within a few KiB of the least that a verb needs, Python 3.11 aborts before any handler runs."""
     return answer.returncode == -signal.SIGABRT and "Fatal Python error" in answer.stderr
