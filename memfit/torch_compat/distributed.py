@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Sequence
 from datetime import timedelta
@@ -12,7 +11,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from memfit.torch_compat.versions import lacks
+from memfit.torch_compat.versions import lacks, release_number
 
 try:
     import torch.nn.parallel.distributed as ddp
@@ -102,21 +101,14 @@ def _collective(operator: Any) -> Any:
 def served_store(host: str, listener: socket.socket, timeout: timedelta) -> torch.distributed.TCPStore:
     """A store that this process serves on a socket that listens already, which becomes the store's.
 
-    torch 2.6's server over libuv takes no such socket; its older server does.
+    The server over libuv takes no such socket before torch 2.8; the older server does.
     """
+    backend = {"use_libuv": False} if release_number(torch.__version__) < (2, 8) else {}
     port = listener.getsockname()[1]
-
-    def serve(**backend: bool) -> torch.distributed.TCPStore:
-        return torch.distributed.TCPStore(
-            host, port, is_master=True, timeout=timeout, wait_for_workers=False,
-            master_listen_fd=os.dup(listener.fileno()), **backend,
-        )  # fmt: skip
-
-    with listener:
-        try:
-            return serve()
-        except NotImplementedError:
-            return serve(use_libuv=False)
+    return torch.distributed.TCPStore(
+        host, port, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=listener.detach(),
+        **backend,
+    )  # fmt: skip
 
 
 @cache

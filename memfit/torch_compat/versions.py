@@ -47,6 +47,18 @@ def refuse_old() -> None:
         raise refused(f"memfit needs torch {written(OLDEST)} or newer")
 
 
+def refuse_sharded_ranks(engine: str, device_type: str) -> None:
+    """Raises:
+    InputError: real ranks would train under FSDP2 on the CPU with torch 2.6.
+    """
+    if engine == "fsdp2" and device_type == "cpu" and release_number(torch.__version__) < (2, 7):
+        raise InputError(
+            f"torch {torch.__version__}",
+            "its FSDP2 on the CPU takes a second gather of weights for a write to them, and backward fails",
+            "install torch 2.7 or newer, or write --engine ddp",
+        )
+
+
 def refused(why: str) -> InputError:
     """An error that names the installed torch, and the versions to install instead."""
     return InputError(

@@ -34,6 +34,7 @@ from memfit.engine.torchrun_env import TorchrunEnv, torchrun_env
 from memfit.errors import Exit, InputError, mistake_in_job, mistake_of_leaving
 from memfit.plan import Plan, read_plan
 from memfit.torch_compat import tree_flatten
+from memfit.torch_compat.versions import refuse_sharded_ranks
 from memfit.train.checkpoint.state_codec import decode, encode
 from memfit.train.loop.rng import seed_all
 from memfit.train.loop.run_context import RunContext, micro_batches
@@ -64,6 +65,7 @@ def main(arguments: list[str]) -> int:
         alone = _alone_first(plan, started, folder, windows)
         if started is not None:
             join()
+        refuse_sharded_ranks(plan.engine, "cpu")
         engine = make_engine(plan.engine, torch.device("cpu"), plan.mesh_shape, **plan.engine_choices)
         result = verify_world(plan, engine, folder, alone)
         if engine.world == 1:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -101,3 +102,13 @@ def test_private_names_are_chosen_by_what_torch_has():
     code = "import torch; torch.__version__ = '2.9.1'; import memfit.torch_compat"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize(("version", "engine", "refused"), [
+    ("2.6.0", "fsdp2", True), ("2.6.0+cu124", "fsdp2", True), ("2.6.0", "ddp", False), ("2.7.1", "fsdp2", False),
+])  # fmt: skip
+def test_sharded_ranks_on_the_cpu_are_refused_where_torchs_own_backward_fails(monkeypatch, version, engine, refused):
+    monkeypatch.setattr(torch, "__version__", version)
+    with pytest.raises(InputError, match=r"install torch 2\.7 or newer") if refused else nullcontext():
+        versions.refuse_sharded_ranks(engine, "cpu")
+    versions.refuse_sharded_ranks(engine, "cuda")

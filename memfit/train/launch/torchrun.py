@@ -75,13 +75,17 @@ def torchrun(
     options += ["--nnodes", str(meeting.nodes.count)]
     options += ["--nproc-per-node", str(ranks), "--max-restarts", str(max_restarts)]
     options += ["--log-dir", os.devnull]  # a folder would be left in TMPDIR by a kill that nothing survives
-    options += ["--shutdown-timeout", str(SHUTDOWN_SECONDS), "-m", module, *arguments]
     code: int = Exit.DONE
     parser, before = get_args_parser(), children()
-    if "--signals-to-handle" in parser.format_help():  # not in every version of torch
-        options = ["--signals-to-handle", ",".join(number.name for number in (*SIGNALS, signal.SIGQUIT)), *options]
+    optional = {
+        "--shutdown-timeout": str(SHUTDOWN_SECONDS),
+        "--signals-to-handle": ",".join(number.name for number in (*SIGNALS, signal.SIGQUIT)),
+    }
+    known = parser.format_help()
+    for name, value in optional.items():
+        options += [name, value] if name in known else []  # not in every version of torch
     try:
-        run(parser.parse_args(options))
+        run(parser.parse_args([*options, "-m", module, *arguments]))
     except ChildFailedError as error:
         code = _code_of(folder, [failure.exitcode for failure in error.failures.values()], resumable)
     except SignalException:

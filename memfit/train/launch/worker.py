@@ -24,6 +24,7 @@ from memfit.errors import Exit, InputError, describe, message_of, mistake_in_job
 from memfit.job import Job
 from memfit.plan import Plan, read_plan
 from memfit.sizes import format_size
+from memfit.torch_compat.versions import refuse_sharded_ranks
 from memfit.train.checkpoint.checkpoints import Checkpoints
 from memfit.train.checkpoint.resume import resume
 from memfit.train.checkpoint.saver import Saver
@@ -155,6 +156,7 @@ def run(folder: RunFolder, options: RunOptions, watchdog: Watchdog) -> Ending:
     if _rank() == 0:
         forget_earlier_stop(folder, plan)
     device = device_of_plan(plan)
+    refuse_sharded_ranks(plan.engine, device.type)
     engine = make_engine(plan.engine, device, plan.mesh_shape, **plan.engine_choices)
     data = load_run_data(plan, engine, options.workers)
     if data.loader is not None:
