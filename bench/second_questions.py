@@ -1,6 +1,6 @@
 """Seconds of first and second questions to the same job, by the clock and of the processor.
 
-python -m bench.second_questions [--rounds 5] [--only TEXT] [--json F]
+python -m bench.second_questions [--rounds 3] [--only TEXT] [--json F]
 
 Each job is asked once with an empty cache, then every second question once. Rounds follow, each with every second
 question in a random order.
@@ -41,16 +41,15 @@ SECOND = {
     "micro-batch": "predict {job} --device rtx4090 {other}",
     "max": "max {job} --device rtx4090",
     "max, another card": "max {job} --device l4",
-    "cards": "cards {job}",
+    "cards": "cards {job} --no-largest",
     "compare": "compare {job} --checkpoint all --device rtx4090",
-    "ui": "ui {job} --device rtx4090 --out {folder}/page.html",
 }
 """Second questions; those of a command that was not asked before are asked once before the rounds."""
 
 
-def asked(command: str, job: str, cache: str, folder: str) -> dict[str, float]:
+def asked(command: str, job: str, cache: str) -> dict[str, float]:
     """Seconds by the clock and of the processor of one command."""
-    arguments = command.format(job=job, other=JOBS[job], folder=folder).split()
+    arguments = command.format(job=job, other=JOBS[job]).split()
     environment = {**os.environ, "XDG_CACHE_HOME": cache, "MEMFIT_KEEP_TRACES": "1", "PYTHONWARNINGS": "ignore"}
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run(
@@ -74,7 +73,7 @@ def spread(samples: list[dict[str, float]]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="text that a job's name contains")
     add_json_option(parser)
     options = parser.parse_args()
@@ -82,12 +81,12 @@ def main() -> None:
     for job in [name for name in JOBS if options.only in name]:
         with tempfile.TemporaryDirectory() as folder:
             cache = f"{folder}/cache"
-            first = asked(FIRST, job, cache, folder)
-            before = {name: asked(command, job, cache, folder) for name, command in SECOND.items()}
+            first = asked(FIRST, job, cache)
+            before = {name: asked(command, job, cache) for name, command in SECOND.items()}
             samples: dict[str, list[dict[str, float]]] = {name: [] for name in SECOND}
             for _ in range(options.rounds):
                 for name in chance.sample(list(SECOND), len(SECOND)):
-                    samples[name].append(asked(SECOND[name], job, cache, folder))
+                    samples[name].append(asked(SECOND[name], job, cache))
         rows = {name: spread(values) for name, values in samples.items()}
         jobs[job] = {"first": first, "once_before": before, "second": rows}
         for name, row in rows.items():

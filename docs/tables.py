@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bench.result_file import EARLIER, RESULTS
-from docs import accuracy_tables
+from docs import accuracy_tables, benchmark_tables
 from docs.results import GIB, gib, result, table
 
 
@@ -356,6 +356,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "loop parts": loop_parts, "loading": loading, "saving": saving,
     "kills": kills, "faults": faults, "epochs": sequence, "probe": probe, "creep": creep,
     "checkpoint selection": checkpoint_selection, "accumulation": accumulation,
+    "peers": benchmark_tables.peers, "second questions": benchmark_tables.second_questions,
 }  # fmt: skip
 
 

@@ -150,7 +150,7 @@ def _cards(groups: Sequence[CardGroup], arguments: str, repeat: Mapping[str, str
     }
     for card in catalogue().values():
         if card.is_cuda and card.usable_bytes is not None and card.key not in cards:
-            why = f"Not traced, since its architecture differs: memfit ui {arguments} --device {card.key}"
+            why = f"Not traced, since it runs other kernels: memfit ui {arguments} --device {card.key}"
             cards[card.key] = _card(card, None) | {"why": why}
     return sorted(cards.values(), key=lambda card: (card["group"] is None, card["usable"], card["key"]))
 

@@ -275,10 +275,21 @@ def test_a_processor_and_a_folder_that_is_not_there_are_refused(tmp_path, capsys
     [("dit", ("rtx4060", "a100-40gb"), 2), ("unet", ("rtx4060",), 1), ("gan", ("rtx4060",), 1)],
 )
 def test_other_nets_agree_with_predict(driver, tmp_path, name, cards, ranks):
-    job = JOBS[name]()
+    agrees(driver, tmp_path, JOBS[name](), name, cards, ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["f5_tts/base", "llama_lora.py:Llama8B", "unet.py:Discs", "gan.py:Waves"])
+def test_large_jobs_agree_with_predict(driver, tmp_path, name):
+    spec = name if "/" in name else f"{Path(__file__).parents[2] / 'examples'}/{name}"
+    agrees(driver, tmp_path, load_job(spec), spec, ("rtx4090", "h100"), 1)
+
+
+def agrees(driver, folder, job, name, cards, ranks):
+    """Asserts that a job's page says at random settings what predict says, to the byte."""
     asked = AskedJob(name, lambda: job)
     groups = card_groups(asked, [find_device(card) for card in cards], ranks)
-    write_settings_page(tmp_path / "page.html", asked.facts, name, (), groups, ranks)
-    ready(driver, tmp_path / "page.html")
+    write_settings_page(folder / "page.html", asked.facts, name, (), groups, ranks)
+    ready(driver, folder / "page.html")
     wrong = disagreements(driver, job, SETTINGS)
     assert not wrong, f"seed {SEED}: {len(wrong)} of {SETTINGS}\n" + "\n".join(wrong[:3])

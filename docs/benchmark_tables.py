@@ -1,0 +1,46 @@
+"""Tables of docs/benchmarks.md and docs/questions.md: memfit beside its peers, and seconds of second questions."""
+
+from __future__ import annotations
+
+from docs.results import result, table
+
+MIB = 1 << 20
+
+
+def peers() -> str:
+    """Every estimator on every step, against the bytes that the step really took."""
+    known, rows = result("peers"), []
+    for row in known["rows"]:
+        if row["bytes"] is None:
+            answer, error = f"none: {row['why']}", ""
+        else:
+            answer, error = f"{row['bytes'] / MIB:,.1f}", f"{100 * row['error']:+.2f} %"
+        seconds = row["processor_seconds"]
+        spread = f"{seconds['median']:.1f} ({seconds['least']:.1f} to {seconds['most']:.1f})"
+        tool = f"{row['tool']} {known['tools'][row['tool']]}" if row["tool"] != "memfit" else "memfit"
+        measured = f"{row['measured_bytes'] / MIB:,.1f}"
+        rows.append([row["work"], tool, measured, answer, error, spread, f"{row['peak_mib']:,.0f}"])
+    head = ["step", "tool", "measured, MiB", "estimated, MiB", "error", "processor seconds", "memory of the tool, MiB"]
+    return table(head, rows)
+
+
+def second_questions() -> str:
+    """The clock's seconds of second questions by job: medians, and the longest."""
+    known = result("second_questions")
+    jobs = known["jobs"]
+    head = ["second question", *(f"`{job}`" for job in jobs)]
+    rows = []
+    for name in known["commands"]:
+        if name == "first":
+            continue
+        cells = []
+        for job in jobs:
+            row = jobs[job]["second"][name]
+            cells.append(f"{row['clock']['median']:.2f} s ({row['processor']['median']:.2f} s)")
+        rows.append([name, *cells])
+    first = ["the first question", *(_first(jobs[job]["first"]) for job in jobs)]
+    return table(head, [first, *rows])
+
+
+def _first(seconds: dict[str, float]) -> str:
+    return f"{seconds['clock']:.1f} s ({seconds['processor']:.1f} s)"
