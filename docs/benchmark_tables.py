@@ -25,22 +25,18 @@ def peers() -> str:
 
 
 def second_questions() -> str:
-    """The clock's seconds of second questions by job: medians, and the longest."""
+    """The clock's seconds of second questions by job: the first time that each is asked, and the median of later ones."""
     known = result("second_questions")
     jobs = known["jobs"]
-    head = ["second question", *(f"`{job}`" for job in jobs)]
+    head = ["question", *(f"`{job}`" for job in jobs)]
     rows = []
     for name in known["commands"]:
         if name == "first":
             continue
         cells = []
         for job in jobs:
-            row = jobs[job]["second"][name]
-            cells.append(f"{row['clock']['median']:.2f} s ({row['processor']['median']:.2f} s)")
+            first, later = jobs[job]["once_before"][name], jobs[job]["second"][name]
+            cells.append(f"{first['clock']:.1f} s, then {later['clock']['median']:.1f} s")
         rows.append([name, *cells])
-    first = ["the first question", *(_first(jobs[job]["first"]) for job in jobs)]
+    first = ["the first question", *(f"{jobs[job]['first']['clock']:.1f} s" for job in jobs)]
     return table(head, [first, *rows])
-
-
-def _first(seconds: dict[str, float]) -> str:
-    return f"{seconds['clock']:.1f} s ({seconds['processor']:.1f} s)"

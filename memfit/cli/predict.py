@@ -140,7 +140,6 @@ def command(
         "mesh": ranks.mesh, "rank": whole_number("--rank", rank, least=0),
     }  # fmt: skip
     count, plan = whole_number("--micro-batch", micro_batch), _plan(checkpoint)
-    begin = time.perf_counter()
     with asked_job(job, pairs, precision, checkpoint, fresh=fresh) as asked:
         with progress(f"tracing {asked.name}", quiet=as_json):
             asked_shape = micro_batch_shape(asked.facts, shape, count)
@@ -160,20 +159,18 @@ def command(
             _print(predictions, sequence, limit, ci=ci)
         if asked.traced and asked.is_kept and not (fresh or ci):
             sys.stdout.flush()
-            _trace_ahead(asked, asked_shape, targets[0], time.perf_counter() - begin, how, quiet=as_json)
+            _trace_ahead(asked, asked_shape, targets[0], how, quiet=as_json)
     fits = any(prediction.footprint.fits for prediction in predictions)
     fits = fits and (sequence is None or sequence.plain.failed_window is None)
     within = all(limit is None or highest_peak(prediction) <= limit for prediction in predictions)
     return Exit.DONE if fits and within else Exit.NOTHING_FITS
 
 
-def _trace_ahead(
-    asked: AskedJob, shape: Shape, device: Device, seconds: float, how: dict[str, Any], *, quiet: bool
-) -> None:
+def _trace_ahead(asked: AskedJob, shape: Shape, device: Device, how: dict[str, Any], *, quiet: bool) -> None:
     """Traces for the next questions; the answer is printed, so that Ctrl-C only ends this."""
     from memfit.planner.trace_ahead import PART, trace_ahead
 
-    until = time.perf_counter() + PART * seconds
+    until = (1 + PART) * time.process_time()
     text = "tracing other micro-batches and cards for the next question (Ctrl-C leaves them out)"
     with (
         suppress(KeyboardInterrupt), progress(text, quiet=quiet), open(os.devnull, "w") as nowhere,

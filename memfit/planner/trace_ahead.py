@@ -18,8 +18,8 @@ from memfit.planner.derived_steps import derived_ranges
 from memfit.planner.largest import items_beyond, sharing_cards
 from memfit.planner.prediction import TracedQuestion, answer
 
-PART = 3
-"""Traces for later questions take at most so many times as long as the answer did."""
+PART = 4
+"""Traces for later questions take at most so many times the processor's time that the answer took."""
 
 
 def trace_ahead(asked: AskedJob, shape: Shape, device: Device, until: float, **choices: Any) -> None:
@@ -29,13 +29,13 @@ def trace_ahead(asked: AskedJob, shape: Shape, device: Device, until: float, **c
 
     Args:
         shape, device, choices: the question that was answered, as of ``AskedJob.question``.
-        until: the time of ``time.perf_counter`` at which no further trace begins.
+        until: the time of ``time.process_time`` at which no further trace begins.
     """
     if not device.is_cuda:
         return
 
     def traced(items: int, card: Device) -> TracedQuestion | None:
-        if time.perf_counter() < until:
+        if time.process_time() < until:
             with suppress(Exception):
                 return asked.question(Shape(items=items, length=shape.length), card, **choices)
         return None

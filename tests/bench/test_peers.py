@@ -1,4 +1,5 @@
-"""pytest tests/bench/test_peers.py: what the benchmark of estimators asks of each, and what one without an answer says."""
+"""pytest tests/bench/test_peers.py: what the benchmark of estimators asks of each, and what one without an answer
+says."""
 
 from bench.peers import answer_of, by_accelerate, by_memfit
 from bench.peers_works import Pictures
