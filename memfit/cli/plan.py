@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from memfit.cli.export import exported_json, show_exported
 from memfit.cli.mesh_option import mesh_option
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from memfit.plan import Plan
     from memfit.planner.memory_vs_batch import Point
     from memfit.planner.search.engine_search import Answer
+    from memfit.script.saved_answer import SavedAnswer
     from memfit.show.export import Exported
     from memfit.show.upstream_edits import UpstreamEdit
 
@@ -85,7 +87,19 @@ def command(
     headroom: str | None, keep: str | None, allow: str | None, tuned_for: str | None, rule: str, curve: bool, seed: str,
     out: str | None, tool: str | None, as_json: bool,
 ) -> int:  # fmt: skip
-    """Plan JOB's global batch for the device: micro-batch, accumulation and recomputation, with reasons."""
+    """Plan JOB's global batch for the device: micro-batch, accumulation and recomputation, with reasons.
+
+    JOB may be a script too: "train.py ARGS", or "torchrun --nproc-per-node 2 train.py" in quotes. It is traced on the
+    virtual card, as memfit trace does, and its memory-saving options are edits.
+    """
+    from memfit.script.command_line import is_command_line
+
+    if job is not None and is_command_line(job) and trace_file is None:
+        if global_batch is not None:
+            why = "a script sets its batch itself"
+            raise InputError(f"--global-batch with {job}", why, f"leave it out, or name a job: {job.split()[0]}:Name")
+        _refuse_job_options(job)
+        return _edits_of_script(job, None, device_names, memory, headroom, tool, as_json=as_json)
     if trace_file is not None:
         if job is not None or global_batch is not None:
             raise InputError(
@@ -93,7 +107,8 @@ def command(
                 "a script sets its batch itself",
                 "write one of them",
             )
-        return _edits_of_script(trace_file, device_names, memory, headroom, tool, as_json=as_json)
+        _refuse_job_options("--from-trace")
+        return _edits_of_script(None, trace_file, device_names, memory, headroom, tool, as_json=as_json)
     if job is None:
         raise _missing("job")
     if global_batch is None:
@@ -164,20 +179,25 @@ def _missing(name: str) -> click.MissingParameter:
 
 
 def _edits_of_script(
-    trace_file: str, device_names: tuple[str, ...], memory: str | None, headroom: str | None, tool: str | None, *,
-    as_json: bool,
+    script: str | None, trace_file: str | None, device_names: tuple[str, ...], memory: str | None,
+    headroom: str | None, tool: str | None, *, as_json: bool,
 ) -> int:  # fmt: skip
+    """The edits of a script that is traced now, or was traced before."""
     from memfit.script.saved_answer import read_answer_file
     from memfit.script.tool_arguments import SCRIPT_TOOLS
     from memfit.show.script_options import options_json, show_options
 
     if tool is not None and tool not in SCRIPT_TOOLS:
         why = "it starts a script, and has no argument for an edit of one"
-        raise InputError(
-            f"--for {tool} with --from-trace", why, f"write one of {', '.join(SCRIPT_TOOLS)}, or name a job"
-        )
-    answer = read_answer_file(trace_file)
-    devices = choose_devices(device_names or (answer.device,), memory, headroom)
+        with_what = f"with {script}" if script is not None else "with --from-trace"
+        write = f"write one of {', '.join(SCRIPT_TOOLS)}, or name a job"
+        raise InputError(f"--for {tool} {with_what}", why, write)
+    if script is not None:
+        devices = choose_devices(device_names, memory, headroom)
+        answer = _traced_answer(script, devices[0])
+    else:
+        answer = read_answer_file(str(trace_file))
+        devices = choose_devices(device_names or (answer.device,), memory, headroom)
     if as_json:
         print_json({"devices": {device.key: options_json(answer, device, tool) for device in devices}})
     else:
@@ -185,6 +205,39 @@ def _edits_of_script(
             show_options(answer, device, tool)
     fits = any(device.usable_bytes is None or answer.process_bytes <= device.usable_bytes for device in devices)
     return Exit.DONE if fits else Exit.NOTHING_FITS
+
+
+_OF_SCRIPTS = frozenset(("job", "global_batch", "trace_file", "device_names", "memory", "headroom", "tool", "as_json"))
+"""Parameters that a script has too."""
+
+
+def _refuse_job_options(script: str) -> None:
+    """Raises InputError for an option that would change nothing."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name not in _OF_SCRIPTS and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            why = "it is an option of jobs, and a script sets it itself"
+            raise InputError(f"{parameter.opts[0]} with {script}", why, "leave it out, or name a job")
+
+
+def _traced_answer(script: str, device: Device) -> SavedAnswer:
+    """The script's trace on a device; its own output goes to standard error."""
+    from memfit.script.answer_json import answer_json
+    from memfit.script.command_line import parse_command_line
+    from memfit.script.launch import free_host_bytes, trace_with_need
+    from memfit.script.outcome import TraceRequest
+    from memfit.script.saved_answer import read_answer
+
+    request = TraceRequest(command=parse_command_line(script), device=device.key, host_bytes=free_host_bytes())
+    outcome = trace_with_need(request)
+    write = f"see what memfit trace -- {script} says"
+    if outcome.error is not None and not outcome.error.out_of_memory:
+        raise InputError(script, f"the script failed: {outcome.error.summary}", outcome.error.hint or write)
+    if outcome.windows < 2:
+        job = f", or of a job in it, write {script}:Name --global-batch N" if len(script.split()) == 1 else ""
+        raise InputError(script, f"the trace saw {outcome.windows} optimizer steps of two", f"{write}{job}")
+    return read_answer(answer_json(request, outcome, None), script, write)
 
 
 def _json(answers: dict[str, Answer], changes: list[UpstreamEdit], points: list[Point] | None) -> dict[str, Any]:

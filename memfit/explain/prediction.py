@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -78,13 +77,11 @@ def predict_job(job: Job, name: str, shape: Shape, device: Device) -> StepPredic
 
 def predict_script(command: str, device: Device) -> StepPrediction | None:
     """The steps of a script on the virtual card; None where it ended before its first step."""
-    from memfit.script.command import parse_command
+    from memfit.script.command_line import parse_command_line
     from memfit.script.launch import trace_with_need
     from memfit.script.outcome import TraceRequest
 
-    words = shlex.split(command)
-    parsed = parse_command(["python", *words] if words and words[0].endswith(".py") else words)
-    outcome = trace_with_need(TraceRequest(command=parsed, device=device.key))
+    outcome = trace_with_need(TraceRequest(command=parse_command_line(command), device=device.key))
     if outcome.footprint is None:
         return None
     changes = [

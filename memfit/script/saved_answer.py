@@ -44,9 +44,21 @@ def read_answer_file(path: str) -> SavedAnswer:
         raise InputError(f"--from-trace {path}", f"it cannot be read: {error.strerror}", _WRITE) from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"--from-trace {path}", "it is not JSON", _WRITE) from error
+    return read_answer(values, f"--from-trace {path}", _WRITE)
+
+
+def read_answer(values: Any, seen: str, write: str) -> SavedAnswer:
+    """The answer of ``memfit.script.answer_json``.
+
+    Args:
+        seen: what gave the values, as the user wrote it; for an error, as is ``write``.
+
+    Raises:
+        InputError: it is no such answer, or one without a verdict.
+    """
     try:
         if not values["phases"] or values["windows"] < 2:
-            raise InputError(f"--from-trace {path}", "the trace reached no verdict", "trace the script to two steps")
+            raise InputError(seen, "the trace reached no verdict", "trace the script to two steps")
         needs = {name: int(phase["process_bytes"]) for name, phase in values["phases"].items()}
         return SavedAnswer(
             script=str(values["script"]),
@@ -57,7 +69,7 @@ def read_answer_file(path: str) -> SavedAnswer:
             largest_batch=(values["largest_batch"] or {}).get("batch"),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"--from-trace {path}", "it is not an answer of memfit trace", _WRITE) from error
+        raise InputError(seen, "it is not an answer of memfit trace", write) from error
 
 
 def _read_option(values: Any) -> ScriptOption:
