@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import warnings
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from memfit.errors import is_library
 from memfit.frame_variables import frame_variables
@@ -24,6 +26,13 @@ def holders(modules: Sequence[nn.Module], optimizers: Sequence[Optimizer], most:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # names that a library deprecates warn where they are looked at
         return _holders(modules, optimizers)[:most]
+
+
+def data_sets_of_workers() -> list[str]:
+    """The data sets of loaders with workers, in words."""
+    loaders = [each for each in gc.get_objects() if issubclass(type(each), DataLoader) and each.num_workers > 0]
+    names = dict.fromkeys(f"{type(each.dataset).__qualname__} of a loader with workers" for each in loaders)
+    return [f"data set {name} keeps something" for name in names]
 
 
 def _holders(modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> list[str]:

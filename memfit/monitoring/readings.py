@@ -23,8 +23,10 @@ class HostMemory:
         return (int(resident) - int(shared)) * PAGE
 
     def close(self) -> None:
-        """Closes the file."""
-        os.close(self._file)
+        """Closes the file. It can be called again."""
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
 
 
 def children_bytes() -> int:

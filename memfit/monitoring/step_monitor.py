@@ -8,11 +8,11 @@ all readings is a leak: it is named once with what holds it, and again each time
 
 from __future__ import annotations
 
-import json
+import inspect
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,18 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from memfit.accumulation.refusals import is_deepspeed_engine
 from memfit.accumulation.wrapped_optimizer import unwrapped
-from memfit.errors import InputError, unwritable
+from memfit.errors import InputError
 from memfit.monitoring.engine_steps import EngineStepHook
 from memfit.monitoring.epoch_lengths import EpochLengths
-from memfit.monitoring.holders import holders
+from memfit.monitoring.holders import data_sets_of_workers, holders
 from memfit.monitoring.predicted import predicted_bytes
 from memfit.monitoring.readings import CardMemory, HostMemory, children_bytes
-from memfit.show.scalars import TensorBoard, Wandb
+from memfit.monitoring.step_outputs import StepOutputs
 from memfit.sizes import format_size
 from memfit.train.recovery.memory_growth import Growth, MemoryGrowth
 
-CHILDREN_EVERY, FLUSH_EVERY = 1.0, 1.0
-"""Seconds between two readings of the workers' memory, and between two writes to the disk."""
+CHILDREN_EVERY = 1.0
+"""Seconds between two readings of the workers' memory."""
 LEAST_LEAK = 8 << 20
 """Bytes from which on growth is named."""
 LEAST_PART = 0.02
@@ -71,19 +71,20 @@ class StepMonitor:
         models: Sequence[nn.Module] = (),
         epoch: EpochLengths | None = None,
     ) -> None:
+        _check_options(units, callback, models, epoch)
         self._epoch, self._epoch_step = epoch, 0
         self._modules = [*models, *([target] if isinstance(target, nn.Module) else [])]
         self._optimizers: list[Optimizer] = [target] if isinstance(target, Optimizer) else []
         self._units, self._counted = units, 0.0
         self._predicted = {f"predicted_{k}": v for k, v in predicted_bytes(prediction).items()} if prediction else {}
-        self._outputs = [*_outputs(tensorboard, wandb, self._predicted)]
         self._callback = callback
-        self._file = _opened(out)
-        self._host, self._card = HostMemory(), _card(_device(target))
+        self._outputs = StepOutputs(out, tensorboard, wandb, self._predicted)
+        self._host, self._target = HostMemory(), target
+        self._card: CardMemory | None = None
         self._children, self._children_at = 0, 0.0
         self._growth = {name: MemoryGrowth() for name in _KEYS}
         self._notes, self._named = 0, dict.fromkeys(self._growth, 0)
-        self._before = self._flushed = time.perf_counter()
+        self._before = time.perf_counter()
         self.steps = 0
         self.line: dict[str, Any] = {}
         self.leaks: list[str] = []
@@ -98,6 +99,8 @@ class StepMonitor:
     def _stepped(self) -> None:
         now = time.perf_counter()
         seconds, self._before = now - self._before, now
+        if not self.steps:
+            self._card = _card(_device(self._target))
         if now - self._children_at > CHILDREN_EVERY:
             self._children, self._children_at = children_bytes(), now
         line = {
@@ -112,13 +115,7 @@ class StepMonitor:
             line |= self._card.read()
         self.line, self._counted = line, 0.0
         self._note(line)
-        if self._file is not None:
-            self._file.write(_text(line))
-            if now - self._flushed > FLUSH_EVERY:
-                self._file.flush()
-                self._flushed = now
-        for output in self._outputs:
-            output.line(line)
+        self._outputs.line(line)
         if self._callback is not None:
             self._callback(line)
         self.steps += 1
@@ -127,7 +124,12 @@ class StepMonitor:
             self._warn_of_next()
 
     def new_epoch(self, epoch: EpochLengths) -> None:
-        """Begins an epoch of these lengths."""
+        """Begins an epoch of these lengths.
+
+        Raises:
+            InputError: no EpochLengths.
+        """
+        _check_options(0, None, (), epoch)
         self._epoch, self._epoch_step = epoch, 0
 
     def _warn_of_next(self) -> None:
@@ -172,19 +174,18 @@ class StepMonitor:
             f"(step {growth.last}), {format_size(per_step)} a step"
         )
         if name == "workers' memory":
-            return f"{text}: the data set or its workers keep something"
-        largest = holders(self._modules, self._optimizers)
+            return f"{text}: {'; '.join(data_sets_of_workers()) or 'the data set or its workers keep something'}"
+        try:
+            largest = holders(self._modules, self._optimizers)
+        except Exception as error:  # an object of the script may raise where it is looked at
+            return f"{text}: what holds it cannot be searched ({type(error).__name__})"
         return f"{text}: {'; '.join(largest)}" if largest else f"{text}: no object of Python holds it"
 
     def close(self) -> None:
         """Ends the watch: files are whole, and the hook is gone. It can be called again."""
         self._hook.remove()
-        if self._file is not None and not self._file.closed:
-            self._file.close()
-            self._host.close()
-        for output in self._outputs:
-            output.close()
-        self._outputs.clear()
+        self._outputs.close()
+        self._host.close()
 
     def __enter__(self) -> StepMonitor:
         return self
@@ -211,14 +212,26 @@ def watch(target: Optimizer | nn.Module, **options: Any) -> StepMonitor:
     if not isinstance(target, Optimizer | nn.Module):
         write = "write memfit.watch(optimizer) or memfit.watch(model)"
         raise InputError(f"memfit.watch({type(target).__name__})", "neither an optimizer nor a model", write)
+    known = [name for name in inspect.signature(StepMonitor).parameters if name != "target"]
+    for name in options.keys() - known:
+        raise InputError(f"memfit.watch({name}=...)", "no such option", f"write one of {', '.join(known)}")
     return StepMonitor(target, **options)
 
 
-def _text(line: dict[str, Any]) -> str:
-    """A line of JSON; without a leak it holds finite numbers alone, for which this is half of what json takes."""
-    if "leak" in line:
-        return json.dumps(line) + "\n"
-    return "{" + ", ".join([f'"{name}": {value}' for name, value in line.items()]) + "}\n"
+def _check_options(units: Any, callback: Any, models: Any, epoch: Any) -> None:
+    """Raises InputError for a value that would end the training in a later step."""
+    if isinstance(units, bool) or not isinstance(units, int | float) or not 0 <= units < float("inf"):
+        raise InputError(
+            f"memfit.watch(units={units!r})", "no number of units", "write the samples or tokens of a step"
+        )
+    if callback is not None and not callable(callback):
+        write = "write a function that takes the line, a dict"
+        raise InputError(f"memfit.watch(callback={callback!r})", "it cannot be called", write)
+    if not isinstance(models, Sequence) or not all(isinstance(each, nn.Module) for each in models):
+        raise InputError("memfit.watch(models=...)", "not a list of nn.Module", "write models=[model]")
+    if epoch is not None and not isinstance(epoch, EpochLengths):
+        write = "write epoch=memfit.epoch_lengths(batches, lengths)"
+        raise InputError(f"memfit.watch(epoch={type(epoch).__name__})", "no EpochLengths", write)
 
 
 def _register(monitor: StepMonitor, target: Optimizer | nn.Module) -> Any:
@@ -233,15 +246,23 @@ def _register(monitor: StepMonitor, target: Optimizer | nn.Module) -> Any:
         return target.register_step_post_hook(stepped)
     if is_deepspeed_engine(target):
         return EngineStepHook(target, stepped)
-    held = {id(p) for p in target.parameters()}
+    others: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
     def any_stepped(optimizer: Optimizer, *_: Any) -> None:
         alive = own()
-        if alive is not None and any(id(p) in held for group in optimizer.param_groups for p in group["params"][:1]):
-            if optimizer not in alive._optimizers:
-                alive._optimizers.append(optimizer)
-            if optimizer is alive._optimizers[0]:
-                alive._stepped()
+        if alive is None or optimizer in others:
+            return
+        if not any(optimizer is each for each in alive._optimizers):
+            assert isinstance(alive._target, nn.Module)
+            held = {
+                id(p) for p in alive._target.parameters()
+            }  # those of now: a wrapper or to_empty() replaces parameters
+            if not any(id(p) in held for group in optimizer.param_groups for p in group["params"]):
+                others.add(optimizer)
+                return
+            alive._optimizers.append(optimizer)
+        if optimizer is alive._optimizers[0]:
+            alive._stepped()
 
     return register_optimizer_step_post_hook(any_stepped)
 
@@ -254,19 +275,3 @@ def _device(target: Optimizer | nn.Module) -> torch.device:
 
 def _card(device: torch.device) -> CardMemory | None:
     return CardMemory(device) if device.type == "cuda" else None
-
-
-def _opened(out: str | Path | None) -> Any:
-    if out is None:
-        return None
-    try:
-        return open(out, "a", buffering=1 << 16)
-    except OSError as error:
-        raise unwritable(f"memfit.watch(out={str(out)!r})", error) from error
-
-
-def _outputs(tensorboard: str | Path | None, wandb: str | Path | None, known: dict[str, int]) -> Iterator[Any]:
-    if tensorboard is not None:
-        yield TensorBoard(Path(tensorboard))
-    if wandb is not None:
-        yield Wandb(Path(wandb), known)

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 import memfit
 from memfit.errors import InputError
 from memfit.explain.evidence_reader import read_evidence
+from memfit.monitoring import step_monitor
 from memfit.monitoring.predicted import predicted_bytes
 from memfit.train.recovery.failure import give_back
 
@@ -114,6 +116,77 @@ def test_a_leak_in_a_module_is_named_with_its_path() -> None:
     assert "model.0.seen holds" in monitor.leaks[0]
 
 
+def test_a_loader_whose_workers_keep_something_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_monitor, "CHILDREN_EVERY", 0.0)
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    loader = DataLoader(KeepsAll(), batch_size=2, num_workers=1)
+    with memfit.watch(optimizer, out=None) as monitor:
+        for rows, _ in zip(loader, range(40), strict=False):
+            net(rows).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert monitor.leaks[0].startswith("workers' memory grew from")
+    assert monitor.leaks[0].endswith(": data set KeepsAll of a loader with workers keeps something")
+
+
+class KeepsAll(Dataset[torch.Tensor]):
+    def __init__(self) -> None:
+        self.kept: list[bytearray] = []
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.kept.append(bytearray(b"x" * 1_500_000))
+        return torch.randn(4)
+
+
+def test_an_object_that_raises_where_it_is_looked_at_does_not_end_the_training(tmp_path: Path) -> None:
+    class Shy:
+        @property
+        def __class__(self) -> type:
+            raise RuntimeError("not now")
+
+    net = nn.Linear(4, 2)
+    net.shy = [Shy()]  # type: ignore[assignment]
+    kept: list[torch.Tensor] = []
+    with memfit.watch(net, out=None) as monitor:
+        trained(net, 40, keep=kept)
+    assert monitor.leaks[0].endswith("what holds it cannot be searched (RuntimeError)")
+
+
+def test_a_full_disk_does_not_end_the_training(capsys: pytest.CaptureFixture[str]) -> None:
+    net = nn.Linear(4, 2)
+    with memfit.watch(net, out="/dev/full") as monitor:
+        trained(net, 400)
+    assert monitor.steps == 400
+    said = capsys.readouterr().err
+    assert said == "memfit: /dev/full cannot be written: No space left on device; the training goes on without it\n"
+
+
+def test_each_rank_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = nn.Linear(4, 2)
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        with memfit.watch(net, out=tmp_path / "metrics.jsonl", tensorboard=tmp_path / "board"):
+            trained(net, 2)
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "metrics-rank1.jsonl", "board"}
+    assert len(lines(tmp_path / "metrics.jsonl")) == len(lines(tmp_path / "metrics-rank1.jsonl")) == 2
+    assert len([*(tmp_path / "board").iterdir()]) == 1
+
+
+def test_the_card_is_that_of_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model may get other parameters on its card after the watch is made; a mock stands for the card."""
+    asked: list[str] = []
+    monkeypatch.setattr(step_monitor, "_card", lambda device: asked.append(device.type))
+    net = nn.Linear(4, 2, device="meta")
+    with memfit.watch(net, out=None):
+        net.to_empty(device="cpu")
+        trained(net, 3)
+    assert asked == ["cpu"]
+
+
 def test_steps_that_keep_nothing_are_no_leak() -> None:
     net = nn.Linear(4, 2)
     with memfit.watch(net, out=None) as monitor:
@@ -143,9 +216,11 @@ def test_a_watch_does_not_keep_itself_alive() -> None:
 @pytest.mark.parametrize(
     ("target", "options"),
     [(3, {}), (nn.Linear(1, 1), {"out": "/no/such/folder/m.jsonl"}), (nn.Linear(1, 1), {"prediction": "no.json"}),
-     (nn.Linear(1, 1), {"prediction": {"a": 1}})],
+     (nn.Linear(1, 1), {"prediction": {"a": 1}}), (nn.Linear(1, 1), {"unit": 3}), (nn.Linear(1, 1), {"units": "8"}),
+     (nn.Linear(1, 1), {"callback": 3}), (nn.Linear(1, 1), {"models": ["net"]}), (nn.Linear(1, 1), {"epoch": [1, 2]})],
 )  # fmt: skip
 def test_wrong_use_is_one_line(target: Any, options: dict) -> None:
+    """When the watch is made, and not in a later step."""
     with pytest.raises(InputError):
         memfit.watch(target, **options)
 
