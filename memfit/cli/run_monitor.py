@@ -21,7 +21,7 @@ from memfit.show.console import make_console
 from memfit.show.live_view import LiveView
 from memfit.show.run_follower import Lines, Watcher
 from memfit.show.scalars import TensorBoard, Wandb, has_tensorboard
-from memfit.train.metrics_file import read_lines
+from memfit.train.metrics_file import last_window
 from memfit.train.run_folder import RunFolder
 
 LOOKS_EVERY = 0.1
@@ -93,7 +93,7 @@ class _Attendant:
 
     def __init__(self, folder: RunFolder, plan: Plan, kept_by: list[Watcher], terminal: tuple[Console, int] | None):
         self._folder, self._plan, self._watchers = folder, plan, list(kept_by)
-        self._lines = Lines(folder.lines("metrics"), behind=_last_window(folder))
+        self._lines = Lines(folder.lines("metrics"), behind=last_window(folder.lines("metrics")))
         self._terminal = terminal
         self._view: LiveView | None = None
         self._shows = terminal is not None
@@ -194,8 +194,3 @@ def _available(pipe: int) -> list[str]:
     except BlockingIOError:
         pass
     return output.decode(errors="replace").splitlines()
-
-
-def _last_window(folder: RunFolder) -> int:
-    """The last window of an earlier part of the run; -1 if there is none."""
-    return max((line["window"] for line in read_lines(folder.lines("metrics")).lines), default=-1)

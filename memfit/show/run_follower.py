@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from memfit.train.line_parts import parts_of
 from memfit.train.metrics_file import parse_line
 
 
@@ -23,7 +24,7 @@ class Lines:
     """The whole lines that are new in a file of JSON lines.
 
     A resumed run replaces the file and does some windows again: lines of windows that were given before the file was
-    replaced come again, those still in it do not.
+    replaced come again, those still in it do not. A long run begins the file anew: what was not given yet is in a part.
     """
 
     def __init__(self, path: Path, *, behind: int = -1) -> None:
@@ -41,12 +42,22 @@ class Lines:
             inode = self._path.stat().st_ino
             if inode != self._file:
                 self._file, self._offset = inode, 0
+                for part in parts_of(self._path):
+                    if part.last > self._behind:
+                        yield from filter(None, map(self._next, part.lines()))
             file.seek(self._offset)
             for text in file:
                 if not text.endswith(b"\n"):
                     return
                 self._offset += len(text)
-                line = parse_line(text)
-                if line is not None and line["window"] > self._behind:
-                    self._behind = line["window"]
+                line = self._next(text)
+                if line is not None:
                     yield line
+
+    def _next(self, text: bytes) -> dict[str, Any] | None:
+        """A line that was not given yet."""
+        line = parse_line(text)
+        if line is None or line["window"] <= self._behind:
+            return None
+        self._behind = line["window"]
+        return line

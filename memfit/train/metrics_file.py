@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from memfit.train.line_parts import all_lines, parts_of
+
+END_BYTES = 1 << 20
+"""Of a file, in which its last whole line is looked for."""
 _FINITE_JSON = json.JSONEncoder(allow_nan=False)
 
 
@@ -32,14 +37,10 @@ def expected_bytes(line: Mapping[str, Any]) -> Any:
 
 
 def read_lines(path: Path) -> LinesRead:
-    """Reads a file of lines; one that is not there has none."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        content = b""
+    """Reads a file of lines and its parts; one that is not there has none."""
     lines: dict[tuple[int, int], dict[str, Any]] = {}
     damaged = 0
-    for text in content.split(b"\n"):
+    for text in all_lines(path):
         if not text.strip():
             continue
         line = parse_line(text)
@@ -48,6 +49,50 @@ def read_lines(path: Path) -> LinesRead:
         else:
             lines[line["window"], line.get("rank", 0)] = line
     return LinesRead(lines=[lines[key] for key in sorted(lines)], damaged=damaged)
+
+
+def last_window(path: Path) -> int:
+    """The last window that a file or its parts have a line of; -1 where there is none. Only ends are read."""
+    return max([window_range(path)[1], *(part.last for part in parts_of(path))])
+
+
+def window_range(path: Path) -> tuple[int, int]:
+    """The first and the last window in a file's ends, without its parts; (-1, -1) where there is no whole line."""
+    try:
+        with open(path, "rb") as file:
+            content = file.read(END_BYTES)
+            file.seek(max(os.fstat(file.fileno()).st_size - END_BYTES, 0))
+            content += b"\n" + file.read()
+    except OSError:
+        return -1, -1
+    windows = [line["window"] for line in map(parse_line, content.split(b"\n")) if line is not None]
+    return min(windows, default=-1), max(windows, default=-1)
+
+
+def kept_before(path: Path, window: int) -> Iterator[bytes]:
+    """The whole lines of windows before this one, each once, in the order of windows; nothing else is held in memory
+    where they are in order.
+
+    A line that comes too early or twice has all of them sorted first.
+    """
+    before = (-1, -1)
+    for text in all_lines(path):
+        line = parse_line(text)
+        if line is None:
+            continue
+        key = line["window"], line.get("rank", 0)
+        if key <= before:
+            break
+        before = key
+    else:
+        for text in all_lines(path):
+            line = parse_line(text)
+            if line is not None and line["window"] < window:
+                yield text if text.endswith(b"\n") else text + b"\n"
+        return
+    for line in read_lines(path).lines:
+        if line["window"] < window:
+            yield format_line(line).encode()
 
 
 def parse_line(text: bytes) -> dict[str, Any] | None:
@@ -70,10 +115,9 @@ def format_line(line: dict[str, Any]) -> str:
         return _FINITE_JSON.encode(_finite(line)) + "\n"
 
 
-def missing_windows(lines: Iterable[dict[str, Any]], windows: int) -> list[int]:
-    """Windows of [0, windows) that have no line."""
-    present = {line["window"] for line in lines}
-    return [number for number in range(windows) if number not in present]
+def missing_windows(present: bytes | bytearray) -> list[int]:
+    """Windows that have no line, of a byte for each that is not 0 where it has one."""
+    return [number for number, has_line in enumerate(present) if not has_line]
 
 
 def describe_windows(numbers: list[int]) -> str:

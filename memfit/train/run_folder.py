@@ -10,11 +10,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from memfit.atomic_file import write_atomic
+from memfit.atomic_file import open_atomic, write_atomic
 from memfit.errors import InputError, unwritable
 from memfit.plan import Plan
+from memfit.train import line_parts
 from memfit.train.append_file import AppendFile
-from memfit.train.metrics_file import describe_windows, format_line, missing_windows, read_lines
+from memfit.train.line_parts import parts_of
+from memfit.train.metrics_file import (
+    describe_windows,
+    format_line,
+    kept_before,
+    last_window,
+    missing_windows,
+    parse_line,
+    read_lines,
+    window_range,
+)
 from memfit.wording import counted
 
 
@@ -48,6 +59,8 @@ class RunFolder:
         self.path = Path(path)
         self._files: dict[str, AppendFile] = {}
         """Open descriptors: lines then cost one write."""
+        self._sizes: dict[str, int] = {}
+        """Bytes in each."""
         self._made = False
         """Whether the folder was not there before."""
 
@@ -138,6 +151,8 @@ class RunFolder:
         Raises:
             CannotWriteError: it cannot be written, as on a full disk.
         """
+        if self._sizes.get(name, 0) >= line_parts.PART_BYTES and line.get("rank", 0) == 0:
+            self._begin_part(name)
         self._write(name, format_line(line).encode())
 
     def close(self) -> None:
@@ -149,12 +164,23 @@ class RunFolder:
         if name not in self._files:
             with writing(self.lines(name)):
                 self._files[name] = AppendFile(self.lines(name))
+                self._sizes[name] = self.lines(name).stat().st_size
         try:
             written = self._files[name].write(content)
         except OSError as error:
             raise _cannot_write(self.lines(name), error) from error
         if written != len(content):
             raise _cannot_write(self.lines(name), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        self._sizes[name] += written
+
+    def _begin_part(self, name: str) -> None:
+        """Compresses the file's lines into a part. Where that cannot be written, the file grows on, and it is tried
+        again when it has grown by as much."""
+        path = self.lines(name)
+        self._sizes[name] = 0
+        with contextlib.suppress(OSError):
+            line_parts.compress(path, *window_range(path))
+            self._files.pop(name).close()
 
     def lines(self, name: str) -> Path:
         """Where the lines of ``metrics`` or ``samples`` are."""
@@ -172,17 +198,40 @@ class RunFolder:
         lost: list[str] = []
         for name in ("metrics", "samples"):
             path = self.lines(name)
-            content = read_lines(path)
-            lines = [line for line in content.lines if line["window"] < window]
-            if missing := missing_windows(lines, window):
+            if missing := missing_windows(self._rewrite(path, window)):
                 lost.append(
                     f"{path.name} has lost the lines of {counted(len(missing), 'window')} "
                     f"({describe_windows(missing)}); the checkpoint holds what was learned from them"
                 )
-            if path.exists():
-                with writing(path):
-                    write_atomic(path, "".join(map(format_line, lines)))
         return lost
+
+    @staticmethod
+    def _rewrite(path: Path, window: int, instead: dict[str, Any] | None = None) -> bytearray:
+        """Leaves the lines before a window in a file and its parts; gives a byte for each window, 1 where it has one.
+
+        Lines of a part that holds others too go back into the file, whose lines are never all in memory.
+
+        Args:
+            instead: a line that takes the place of its window's.
+        """
+        present, parts = bytearray(window), parts_of(path)
+        if not path.exists() and not parts:
+            return present
+        whole = [part for part in parts if part.last < (window if instead is None else instead["window"])]
+        covered = max((part.last for part in whole), default=-1)
+        with writing(path):
+            with open_atomic(path) as file:
+                for text in kept_before(path, window):
+                    line = parse_line(text)
+                    assert line is not None
+                    present[line["window"]] = 1
+                    if instead is not None and line["window"] == instead["window"]:
+                        text = format_line(instead).encode()
+                    if line["window"] > covered:
+                        file.write(text)
+            for part in parts[len(whole) :]:
+                part.path.unlink(missing_ok=True)
+        return present
 
     def metrics_of(self, window: int) -> dict[str, Any] | None:
         """The line of metrics of a window; None where there is none."""
@@ -195,9 +244,7 @@ class RunFolder:
             CannotWriteError: the file cannot be written.
         """
         path = self.lines("metrics")
-        lines = [line if old["window"] == line["window"] else old for old in read_lines(path).lines]
-        with writing(path):
-            write_atomic(path, "".join(map(format_line, lines)))
+        self._rewrite(path, last_window(path) + 1, line)
 
 
 SAME = ("job", "settings", "unit", "global_batch", "precision", "seed")

@@ -23,7 +23,7 @@ from pathlib import Path
 from memfit.atomic_file import write_atomic
 from memfit.printable import printable
 from memfit.train.append_file import identity
-from memfit.train.metrics_file import read_lines
+from memfit.train.metrics_file import last_window
 
 SPARE = "MEMFIT_SPARE_FOLDER"
 """Environment variable with a second folder for outcomes, where RUN cannot be written."""
@@ -145,7 +145,7 @@ def missing_from(folder: Path, outcome: Outcome) -> str | None:
     """What a launch that says it is done has not left on disk, in words; None: everything is there and agrees."""
     if outcome.windows is None:
         return "it does not say how many windows it trained"
-    last = max((line["window"] for line in read_lines(folder / "metrics.jsonl").lines), default=-1)
+    last = last_window(folder / "metrics.jsonl")
     if outcome.trained and last != outcome.windows - 1:
         return f"the last line of metrics.jsonl is of window {last}, and not of window {outcome.windows - 1}"
     if outcome.checkpoint is None:
