@@ -73,8 +73,8 @@ def command(plan: str, *, wandb: bool, as_json: bool, **values: Any) -> int:
     """Train PLAN, a file that memfit plan wrote, in a process that cannot take more than the plan's budget.
 
     A plan for N devices is run by N processes: torchrun starts them on this machine, and starts them again from the
-    last checkpoint if one is lost. On several machines, start memfit run on each, with --nnodes, --node-rank,
-    --rdzv-endpoint and a RUN that they share.
+    last checkpoint if one is lost. On several machines, start memfit run on each, with --nnodes, --node-rank and
+    --rdzv-endpoint. RUN may be a folder that they share; else the one of machine 0 holds the run.
     """
     from memfit.train.launch.stop_signals import ended_by_signals
 

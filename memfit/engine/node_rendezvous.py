@@ -62,6 +62,7 @@ class Meeting:
     Args:
         is_over: whether the run has ended, so that no round is waited for.
         is_stopped: whether this process has been sent a signal to stop.
+        is_separate: whether this node's folder is not the first node's.
 
     Raises:
         RendezvousTimeoutError: a node was not there in ``NODE_SECONDS``, naming it.
@@ -76,8 +77,11 @@ class Meeting:
         store: dist.TCPStore,
         is_over: Callable[[], bool],
         is_stopped: Callable[[], bool] = lambda: False,
+        *,
+        is_separate: bool = False,
     ) -> None:
         self.nodes, self.run_id, self.store = nodes, run_id, store
+        self.is_separate = is_separate
         self._is_over, self._is_stopped = is_over, is_stopped
         self._last = 0
         _meetings[run_id] = self

@@ -4,6 +4,7 @@ python -m pytest tests/train/test_nodes.py -m "slow or not slow"
 """
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,7 +26,8 @@ from memfit.engine.node_rendezvous import Nodes
 from memfit.errors import InputError
 from memfit.plan import read_plan, write_plan
 from memfit.train.launch import node_launch
-from memfit.train.launch.node_launch import meet
+from memfit.train.launch.node_launch import meet, shared_outcome
+from memfit.train.launch.outcome import Outcome, read_outcome, write_outcome
 from memfit.verify.verify_plan import on_ranks
 from tests.train.test_ranks import lines, memfit, plan
 
@@ -126,14 +128,34 @@ def test_a_first_node_that_goes_away_is_named(nodes, tmp_path):
             second.next_round()
 
 
-def test_nodes_that_do_not_share_the_folder_are_refused(nodes, tmp_path, monkeypatch):
+@pytest.mark.parametrize("first_to_end", [0, 1])
+def test_nodes_without_a_shared_folder_tell_each_other_how_the_launch_ended(nodes, tmp_path, monkeypatch, first_to_end):
     monkeypatch.setattr(node_launch, "_VISIBLE_SECONDS", 0.3)
-    for name in ("shared", "another"):
-        (tmp_path / name).mkdir()
+    folders = [tmp_path / "first", tmp_path / "second"]
+    folders[0].mkdir()
+    with meet(nodes[0], folders[0]) as first, meet(nodes[1], folders[1]) as second:
+        assert (first.is_separate, second.is_separate) == (False, True)
+        with shared_outcome(first, folders[0]), shared_outcome(second, folders[1]):
+            monkeypatch.setenv("TORCHELASTIC_RUN_ID", first.run_id)
+            write_outcome(folders[first_to_end], Outcome(code=5))
+            write_outcome(folders[first_to_end], Outcome(code=2))
+            until = time.monotonic() + 20
+            while read_outcome(folders[1 - first_to_end]) is None and time.monotonic() < until:
+                time.sleep(0.05)
+        assert [read_outcome(folder).code for folder in folders] == [5, 5]
+    assert (folders[1] / ".separate").exists()
+    assert (folders[1] / ".memfit-run").exists()
+
+
+def test_a_folder_that_is_no_runs_is_not_taken_for_a_nodes_own(nodes, tmp_path, monkeypatch):
+    monkeypatch.setattr(node_launch, "_VISIBLE_SECONDS", 0.3)
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second" / "thesis.txt").write_text("mine")
     with (
-        meet(nodes[0], tmp_path / "shared"),
-        pytest.raises(InputError, match="not the folder that node 0 writes"),
-        meet(nodes[1], tmp_path / "another"),
+        meet(nodes[0], tmp_path / "first"),
+        pytest.raises(InputError, match="no run has written into it"),
+        meet(nodes[1], tmp_path / "second"),
     ):
         pass
 
@@ -193,6 +215,37 @@ def test_a_node_that_is_lost_and_comes_back_goes_on(nodes, two, tmp_path):
     assert before < WINDOWS
     for name, weight in load_file(run / "final" / "net.safetensors").items():
         assert torch.equal(weight, weights[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_nodes_without_a_shared_folder_train_the_same_and_an_empty_node_replaces_a_lost_one(nodes, tmp_path, engine):
+    """The second node is killed, and its disk is lost: what it starts with comes from the first one."""
+    read = on_ranks(read_plan(plan(tmp_path, name="Still")), engine, 2)
+    write_plan(read, tmp_path / "two.toml")
+    whole = memfit("run", tmp_path / "two.toml", "--out", tmp_path / "whole", "--windows", WINDOWS)
+    assert whole.returncode == 0, whole.stderr
+    folders = [tmp_path / "first", tmp_path / "second"]
+    first, second = (start(tmp_path / "two.toml", *place) for place in zip(folders, nodes, strict=True))
+    wait_for(folders[0], 5, first, second)
+    os.killpg(second.pid, signal.SIGKILL)
+    second.communicate()
+    before = trained(folders[0])
+    shutil.rmtree(folders[1])
+    again = start(tmp_path / "two.toml", folders[1], nodes[1])
+    for process in (first, again):
+        said = process.communicate(timeout=400)
+        assert process.returncode == 0, said
+        assert "Traceback" not in said[1]
+    assert 0 < before < WINDOWS
+    weights = load_file(tmp_path / "whole" / "final" / "net.safetensors")
+    for name, weight in load_file(folders[0] / "final" / "net.safetensors").items():
+        assert torch.equal(weight, weights[name])
+    numbers = [int(entry.name) for entry in (folders[1] / "checkpoints").iterdir()]
+    assert numbers
+    assert max(numbers) < WINDOWS, "it was given the checkpoint with which it started, and writes none itself"
+    assert not (folders[1] / "final").exists()
+    assert not [path for folder in folders for path in folder.glob(".ended*")]
 
 
 @pytest.mark.slow

@@ -161,6 +161,19 @@ class Checkpoints:
             _write_manifest(unfinished, next_window, plan, {"parts": parts})
 
     @contextlib.contextmanager
+    def received(self, next_window: int) -> Iterator[Path]:
+        """A folder into which a whole checkpoint of another node is copied; it has its place afterwards.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        unfinished = self.path / f".{next_window:08d}.received"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        with self._put_in_place(unfinished, next_window, ()):
+            unfinished.mkdir(parents=True)
+            yield unfinished
+
+    @contextlib.contextmanager
     def _put_in_place(self, unfinished: Path, next_window: int, lines: Sequence[Path]) -> Iterator[None]:
         """Around the writing of a checkpoint: synced and renamed to its place, or removed."""
         try:

@@ -20,8 +20,9 @@ def write_final(train_state: TrainState, folder: Path) -> None:
     Raises:
         CannotWriteError: a file cannot be written.
     """
-    with writing(folder):
-        folder.mkdir(exist_ok=True)
+    if train_state.engine.rank == 0:
+        with writing(folder):
+            folder.mkdir(exist_ok=True)
     for name, net in train_state.nets.items():
         if is_trained(net):
             path = folder / f"{name}.safetensors"

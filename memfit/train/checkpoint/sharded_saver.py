@@ -27,6 +27,10 @@ class ShardedSaver:
     lines: Sequence[Path] = ()
     every: float = 60.0
     say: Callable[[str], None] = lambda line: None
+    collect: Callable[[Path], str | None] = lambda parts: None
+    """Brings the parts of all ranks together on rank 0's node; gives what failed."""
+    clears: Sequence[int] = ()
+    """Ranks that write into a folder of their own node, and remove what they have sent."""
     written: int | None = None
     held: float = 0.0
     failed: bool = False
@@ -54,13 +58,15 @@ class ShardedSaver:
             return
         begin, engine = time.perf_counter(), train_state.engine
         unfinished = self.checkpoints.unfinished(next_window)
-        if engine.rank == 0:
+        clears = engine.rank == 0 or engine.rank in self.clears
+        if clears:
             shutil.rmtree(unfinished, ignore_errors=True)
         gather(engine, None)
         fault = None
         try:
             save_sharded(train_state, unfinished / "parts")
-            if engine.rank == 0:
+            fault = self.collect(unfinished / "parts")
+            if engine.rank == 0 and fault is None:
                 self.checkpoints.write_parts(next_window, self.plan, self.lines)
         except OSError as error:
             fault = error.strerror or describe(error)
@@ -69,6 +75,8 @@ class ShardedSaver:
                 raise
             fault = f"no memory for it: {describe(error)}"
         fault = reported(engine, fault)
+        if clears and engine.rank > 0:
+            shutil.rmtree(unfinished, ignore_errors=True)
         self.failed = fault is not None
         if fault is None:
             self.written = next_window

@@ -10,10 +10,17 @@ from dataclasses import dataclass, replace
 from memfit.child_process import no_orphans
 from memfit.engine.node_rendezvous import Nodes
 from memfit.errors import Exit
-from memfit.plan import Plan
+from memfit.plan import Plan, write_plan
 from memfit.train.checkpoint.checkpoints import Checkpoints
 from memfit.train.launch.memory_limit import ENVIRONMENT
-from memfit.train.launch.node_launch import acknowledge, await_acknowledgements, meet
+from memfit.train.launch.node_folders import SEPARATE
+from memfit.train.launch.node_launch import (
+    acknowledge,
+    await_acknowledgements,
+    await_outcome,
+    meet,
+    shared_outcome,
+)
 from memfit.train.launch.outcome import clear_outcome, missing_from, read_outcome, spare_folder
 from memfit.train.launch.process_guard import for_child
 from memfit.train.launch.supervisor import Supervisor, run_child
@@ -70,13 +77,20 @@ def launch_node(plan: Plan, options: RunOptions, nodes: Nodes) -> Launched:
         clear_outcome(folder.path)
     supervisor = Supervisor()
     with spare_folder(), meet(nodes, folder.path, lambda: supervisor.signalled is not None) as meeting:
-        with no_orphans(), supervisor.guarding():
+        if meeting.is_separate:
+            write_plan(plan, folder.plan)
+            os.environ[SEPARATE] = "1"
+        with no_orphans(), supervisor.guarding(), shared_outcome(meeting, folder.path):
             os.environ.update({**worker_environment(), **for_child()})
             options = replace(options, resume=options.resume or (nodes.rank > 0 and meeting.has_begun))
             code = torchrun(ranks, RANK, [_argument(options)], folder.path, restarts(plan), meeting)
-        launched = _judged(folder, code, supervisor)
+        if meeting.is_separate:
+            await_outcome(meeting, folder.path)
+        launched = _judged(folder, code, supervisor, keeps_run=not meeting.is_separate)
         if nodes.rank > 0:
             acknowledge(meeting)
+            if meeting.is_separate:
+                _clean(folder)
             return replace(launched, line="")
         if meeting.has_begun:
             await_acknowledgements(meeting)
@@ -110,8 +124,12 @@ def _clean(folder: RunFolder) -> None:
     clear_outcome(folder.path)
 
 
-def _judged(folder: RunFolder, code: int, supervisor: Supervisor) -> Launched:
-    """The exit code of a launch, by its outcome and by what is on disk."""
+def _judged(folder: RunFolder, code: int, supervisor: Supervisor, *, keeps_run: bool = True) -> Launched:
+    """The exit code of a launch, by its outcome and by what is on disk.
+
+    Args:
+        keeps_run: whether the run is in this folder, and not in another node's.
+    """
     again = f"go on with: memfit run {folder.plan} --out {folder.path} --resume"
     outcome = read_outcome(folder.path)
     was_stopped = supervisor.killed_early or (supervisor.signalled is not None and code == Exit.STOPPED)
@@ -136,7 +154,7 @@ def _judged(folder: RunFolder, code: int, supervisor: Supervisor) -> Launched:
             line=f"the training ended by itself with exit code {code}, after {_trained(folder)}: "
             f"code of the job or of a library ends the process (os._exit); {again}",
         )
-    if outcome.code == Exit.DONE:
+    if outcome.code == Exit.DONE and keeps_run:
         missing = missing_from(folder.path, outcome)
         if missing is not None:
             return Launched(code=Exit.STOPPED, line=f"the run is not done: {missing}; {again}")

@@ -1,13 +1,15 @@
 """How the machines of one run come together, and how each learns how the launch ended.
 
 The first node prepares the run's folder, serves the store and judges the launch. Another node looks for a file in the
-folder whose name it reads from the store: they must share the folder, in which checkpoints and outcomes are.
+folder whose name it reads from the store. Where it finds none, they share no file system: it makes a folder of its own,
+ranks send each other what they need of checkpoints (``node_folders``), and how the launch ended goes through the store.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -17,11 +19,16 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from memfit.atomic_file import write_atomic
 from memfit.engine.node_rendezvous import NODE_SECONDS, Meeting, Nodes, serve
 from memfit.errors import InputError
-from memfit.train.launch.outcome import read_outcome
+from memfit.train.launch.outcome import clear_outcome, read_outcome
+from memfit.train.run_folder import RunFolder
 
-TOKEN = "token"
+TOKEN, OUTCOME = "token", "outcome"
+OWN_FOLDER = ".separate"
+"""A file in the folder of a node that does not share the first node's."""
+_SHARES_EVERY = 0.2
 _TRY = timedelta(seconds=2)
 """How long one attempt to reach the first node takes."""
 _SAYS_AFTER = 5.0
@@ -39,7 +46,7 @@ def meet(nodes: Nodes, folder: Path, is_stopped: Callable[[], bool] = lambda: Fa
         is_stopped: whether this process has been sent a signal to stop, while nodes are waited for.
 
     Raises:
-        InputError: the address cannot be served or reached, or the nodes do not share the folder.
+        InputError: the address cannot be served or reached, or this node's own folder cannot be made.
     """
     if nodes.rank == 0:
         token = uuid.uuid4().hex
@@ -61,16 +68,63 @@ def meet(nodes: Nodes, folder: Path, is_stopped: Callable[[], bool] = lambda: Fa
         return
     store = _reach(nodes)
     token = store.get(TOKEN).decode()
-    until = time.monotonic() + _VISIBLE_SECONDS
-    while not _mark(folder, token).exists():
-        if time.monotonic() > until:
-            raise InputError(
-                f"--out {folder} on node {nodes.rank}",
-                "it is not the folder that node 0 writes",
-                "write a folder on a file system that all nodes share",
-            )
+    own = folder / OWN_FOLDER
+    until = time.monotonic() + (0.0 if own.exists() else _VISIBLE_SECONDS)
+    while not _mark(folder, token).exists() and time.monotonic() < until:
         time.sleep(0.2)
-    yield Meeting(nodes, f"memfit-{token}", store, partial(_is_over, folder), is_stopped)
+    separate = not _mark(folder, token).exists()
+    if separate:
+        RunFolder(folder).open(resume=True)
+        own.touch()
+        clear_outcome(folder)
+        print(f"memfit: {folder} on node {nodes.rank} is not node 0's folder, which holds the run", file=sys.stderr)
+    over, run_id = partial(_is_over, folder), f"memfit-{token}"
+    yield Meeting(nodes, run_id, store, over, is_stopped, is_separate=separate)
+
+
+@contextlib.contextmanager
+def shared_outcome(meeting: Meeting, folder: Path) -> Iterator[None]:
+    """While this is open, how a launch ended is told to the other nodes, and what they tell is written into the folder.
+
+    A node that shares the first one's folder has nothing to tell.
+    """
+    if meeting.nodes.rank > 0 and not meeting.is_separate:
+        yield
+        return
+    closed = threading.Event()
+    thread = threading.Thread(target=_share_outcome, args=(meeting, folder, closed), name="memfit-outcome", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        closed.set()
+        thread.join()
+
+
+def _share_outcome(meeting: Meeting, folder: Path, closed: threading.Event) -> None:
+    nodes, file = meeting.nodes, folder / f".ended-{meeting.run_id}"
+    with contextlib.suppress(RuntimeError, OSError):
+        store = dist.TCPStore(nodes.host, meeting.store.port, is_master=False, timeout=_TRY, wait_for_workers=False)
+        while not closed.wait(_SHARES_EVERY):
+            _exchange(store, file)
+        _exchange(store, file)
+
+
+def _exchange(store: dist.TCPStore, file: Path) -> None:
+    told = store.check([OUTCOME])
+    if file.exists() and not told:
+        store.compare_set(OUTCOME, "", file.read_text())
+    elif told and not file.exists():
+        write_atomic(file, store.get(OUTCOME))
+
+
+def await_outcome(meeting: Meeting, folder: Path) -> None:
+    """On a node with a folder of its own: waits until the first node has said how the launch ended."""
+    until = time.monotonic() + _ACKNOWLEDGED_SECONDS
+    while read_outcome(folder) is None and time.monotonic() < until:
+        with contextlib.suppress(RuntimeError):
+            _exchange(meeting.store, folder / f".ended-{meeting.run_id}")
+        time.sleep(_SHARES_EVERY)
 
 
 def acknowledge(meeting: Meeting) -> None:

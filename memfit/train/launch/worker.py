@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from memfit.apply.buffer_snapshot import CannotRepeatError
 from memfit.apply.train_state import TrainState, build
 from memfit.device.virtual import backend
+from memfit.engine.collectives import gather
 from memfit.engine.factory import make_engine
 from memfit.engine.lost_rank import is_lost_rank
 from memfit.engine.process_group import join, join_alone
@@ -43,6 +45,7 @@ from memfit.train.launch.ending import (
     resume_command,
     what_to_do,
 )
+from memfit.train.launch.node_folders import NodeFolders, collect_parts, node_folders, send_run
 from memfit.train.launch.outcome import Outcome, clear_outcome, is_heard, keep_stderr, read_outcome, say, write_outcome
 from memfit.train.launch.plan_device import device_of_plan
 from memfit.train.launch.process_guard import alone_in
@@ -246,7 +249,11 @@ def _train(
     speaks = say if engine.rank == 0 else _silent
     checkpoints = Checkpoints(folder.checkpoints, options.keep)
     first, last = 0, options.windows or data.job.windows
-    if options.resume or is_restart():
+    folders = node_folders(engine)
+    goes_on = any(gather(engine, options.resume or is_restart()))
+    if folders.separate and goes_on:
+        send_run(engine, folders, folder, plan)
+    if goes_on:
         first = resume(train_state, plan, checkpoints, speaks, lengths=data.lengths is not None)
     if first > last:
         seen = f"--windows {options.windows}" if options.windows else f"{data.job.windows} windows of the job"
@@ -268,7 +275,7 @@ def _train(
         first=first,
         last=last,
         memory=memory,
-        saver=_saver(train_state, plan, folder, checkpoints, options, first),
+        saver=_saver(train_state, plan, folder, checkpoints, options, first, folders),
         say=speaks,
         proves=UNPROVEN not in os.environ and limits.stops_before is None,
         skips=options.skip_oversized,
@@ -310,6 +317,7 @@ def _saver(
     checkpoints: Checkpoints,
     options: RunOptions,
     first: int,
+    folders: NodeFolders,
 ) -> Saver | ShardedSaver | None:
     """The saver of this rank; None where rank 0 alone saves."""
     engine = train_state.engine
@@ -322,7 +330,7 @@ def _saver(
         "written": first or None,
     }
     if engine.sharded_state:
-        return ShardedSaver(**common)
+        return ShardedSaver(**common, collect=partial(collect_parts, engine, folders), clears=folders.writers)
     if engine.rank == 0:
         return Saver(**common, asynchronous=plan.checkpoint_writing == "asynchronous")
     return None

@@ -87,6 +87,15 @@ def write_reduced_limits(folder: RunFolder, plan: Plan, limits: ReducedLimits) -
     _write(folder, plan, read_reduced_limits(folder, plan).and_also(limits))
 
 
+def set_reduced_limits(folder: RunFolder, plan: Plan, limits: ReducedLimits) -> None:
+    """Writes these limits, whatever was written before.
+
+    Raises:
+        CannotWriteError: they cannot be written.
+    """
+    _write(folder, plan, limits)
+
+
 def forget_earlier_stop(folder: RunFolder, plan: Plan) -> None:
     """Where a launch begins, removes from the file what only counted in an earlier one: ranks that are started again
     in this launch would take it for their own.
