@@ -5,6 +5,7 @@ python -m pytest tests/train/test_data_workers.py [-m slow]
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from memfit.plan import Plan, write_plan
 from memfit.train.data.loader import BatchLoader
 from memfit.train.data.reader import BatchReader
 from memfit.train.data.stream import StreamSamples, checksum
+from memfit.train.data.stream_file import read_stream_state, write_stream_state
+from memfit.train.run_folder import RunFolder
 from testing.kill_and_resume import ROOT, new_run, same_end, server
 from testing.loaded_job import ShuffledStream, StatefulStream
 
@@ -247,6 +250,35 @@ def test_a_state_that_is_whole_is_gone_on_from(tmp_path, monkeypatch):
     resumed.load(known.newest_state())
     assert [checksum(resumed[position]) for position in range(48, 64)] == expected[48:]
     assert [int(line) for line in log.read_text().split()] == [position % 23 for position in range(48, 64)]
+
+
+class OrderOfItsOwn:
+    """Can only be iterated, and keeps no state; the order follows from ``seed``, or from nothing."""
+
+    def __init__(self, seed):
+        self.seed = seed
+
+    def __iter__(self):
+        chance = random.SystemRandom() if self.seed is None else random.Random(self.seed)
+        yield from (torch.tensor(float(number)) for number in chance.sample(range(1000), 1000))
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_stream_without_a_state_whose_order_changes_is_said_where_it_is_gone_on_with(seed, tmp_path, capsys):
+    folder = RunFolder(tmp_path)
+    before = StreamSamples(OrderOfItsOwn(seed), seed=0, window=16, keep=32)
+    expected = [float(before[position]) for position in range(64)]
+    write_stream_state(folder, before.newest_state())
+    state = read_stream_state(folder, 64)
+    assert state is not None
+    assert (state.position, state.state) == (48, None)
+    resumed = StreamSamples(OrderOfItsOwn(seed), seed=0, window=16, keep=32)
+    resumed.load(state)
+    values = [float(resumed[position]) for position in range(48, 64)]
+    said = capsys.readouterr().err
+    assert ("its order changes when it begins anew, so samples may be left out or come twice" in said) == (seed is None)
+    assert said.count("\n") == (seed is None)
+    assert (values == expected[48:]) == (seed is not None)
 
 
 def stream_of(kind):

@@ -41,7 +41,8 @@ class StreamState:
     epoch: int
     position_in_epoch: int
     state: Any
-    """What the data set's ``state_dict`` gave."""
+    """What the data set's ``state_dict`` gave; None: it has none, or one that does not bring its order back, and
+    reading begins anew."""
     checksum: int = 0
     """Of the sample at the position, by which a resumed run sees whether the state brings its order back."""
 
@@ -76,6 +77,9 @@ class StreamSamples:
         self._first_state = self._state_dict() if self._has_state else None
         self._iterator: Iterator[Any] | None = None
         self._begins_with: StreamState | None = None
+        self._expected: StreamState | None = None
+        """Without a state of the data set: a position, and the checksum of the sample that an earlier process read
+        there."""
         self._at, self._epoch, self._in_epoch = 0, 0, 0
 
     def __getitem__(self, position: int) -> Any:
@@ -96,7 +100,10 @@ class StreamSamples:
         if self._known == state:
             return
         self._known = state
-        self._states[state.position] = state
+        if state.state is None:
+            self._expected = state
+        else:
+            self._states[state.position] = state
         self._go_back(state.position)
 
     def forget(self) -> None:
@@ -110,7 +117,7 @@ class StreamSamples:
         self._kept.clear()
         self._noted = None
         state = max(
-            (known for known in self._states.values() if known.position <= position),
+            (known for known in self._states.values() if known.position <= position and known.state is not None),
             key=lambda known: known.position,
             default=None,
         )
@@ -152,7 +159,7 @@ class StreamSamples:
         self._at, self._in_epoch = self._at + 1, self._in_epoch + 1
         while len(self._kept) > self._keep:
             self._kept.popitem(last=False)
-        if self._has_state and self._at % self._window == 0 and self._at not in self._states:
+        if self._at % self._window == 0 and self._at not in self._states:
             self._note_state()
 
     def _agrees(self, sample: Any) -> bool:
@@ -167,6 +174,12 @@ class StreamSamples:
             self._stream.load_state_dict(_copied(self._first_state))  # type: ignore[attr-defined]
             self._go_back(0)
             return False
+        expected = self._expected
+        if expected is not None and expected.position == self._at:
+            self._expected = None
+            if expected.checksum != checksum(sample):
+                why = f"the data set gave another sample at {self._at} before: its order changes when it begins anew"
+                print(f"memfit: {why}, so samples may be left out or come twice; give it a seed", file=sys.stderr)
         if self._noted is not None and self._noted.position == self._at:
             self._states[self._at] = replace(self._noted, checksum=checksum(sample))
             self._noted = None
@@ -174,7 +187,10 @@ class StreamSamples:
 
     def _note_state(self) -> None:
         self._noted = StreamState(
-            position=self._at, epoch=self._epoch, position_in_epoch=self._in_epoch, state=self._state_dict()
+            position=self._at,
+            epoch=self._epoch,
+            position_in_epoch=self._in_epoch,
+            state=self._state_dict() if self._has_state else None,
         )
         while len(self._states) > MOST_STATES:
             self._states.popitem(last=False)
