@@ -45,7 +45,7 @@ def copy_ahead(footprint: Footprint, device: Device) -> ReadAhead:
     pool = 2 * ON_CARD * batch + SMALL_SEGMENT + (LARGE_SEGMENT if batch > LARGEST_SMALL else 0)
     most = max(max(phase.process_bytes, phase.process_bytes_high) for phase in footprint.phases.values())
     if most + pool > (device.usable_bytes or 0):
-        why = f"0: the next batch is not copied beside the computation, for which {format_size(pool)} may be needed"
+        why = f"0, since the card has no room for up to {format_size(pool)}: copies wait for what is computed before"
         return ReadAhead(nbytes=0, reason=why)
     reason = f"at most {format_size(pool)} of the card, beside the phases: workers' batches are copied on a stream of "
     return ReadAhead(nbytes=pool, reason=reason + "their own while the one before is computed")

@@ -66,4 +66,4 @@ def test_a_plan_prices_the_copies_where_the_card_has_room_and_has_none_where_not
     assert copy_ahead(footprint, enough).nbytes == plan.copy_ahead_bytes
     without = copy_ahead(footprint, replace(CARD, usable_bytes=high + plan.copy_ahead_bytes - 1))
     assert without.nbytes == 0
-    assert "not copied beside the computation" in without.reason
+    assert "copies wait for what is computed before" in without.reason

@@ -74,7 +74,8 @@ def test_two_ranks_share_no_sample_and_go_on_after_a_kill(tmp_path, name):
     by_window = {}
     for line in ids_of(tmp_path / "whole"):
         by_window.setdefault(line["window"], []).extend(line["ids"])
-    assert all(len(ids) == len(set(ids)) == WINDOW for ids in by_window.values())
+    assert all(len(ids) == len(set(ids)) <= WINDOW for ids in by_window.values())
+    assert len(by_window[0]) == WINDOW
     killed = tmp_path / "killed"
     command = [sys.executable, "-m", "memfit", "run", str(plan), "--out", str(killed), "--workers", "1"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "STREAM_FOLDER": str(samples)}
