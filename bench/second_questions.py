@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import pty
 import random
 import resource
 import statistics
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +54,20 @@ def asked(command: str, job: str, cache: str) -> dict[str, float]:
     arguments = command.format(job=job, other=JOBS[job]).split()
     environment = {**os.environ, "XDG_CACHE_HOME": cache, "MEMFIT_KEEP_TRACES": "1", "PYTHONWARNINGS": "ignore"}
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", "memfit", *arguments], cwd=ROOT, env=environment, capture_output=True, check=False
+    master, terminal = pty.openpty()  # a person asks, and reads: only then is more traced after an answer
+    done = subprocess.Popen(
+        [sys.executable, "-m", "memfit", *arguments], cwd=ROOT, env=environment, stdout=terminal, stderr=terminal
     )
+    os.close(terminal)
+    said = b""
+    with suppress(OSError):  # what a terminal says once the last process that holds it has ended
+        while part := os.read(master, 1 << 16):
+            said += part
+    os.close(master)
+    done.wait()
     clock, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode not in (0, 3):
-        raise RuntimeError(f"{' '.join(arguments)}: exit code {done.returncode}: {done.stderr.decode()[-500:]}")
+        raise RuntimeError(f"{' '.join(arguments)}: exit code {done.returncode}: {said.decode()[-500:]}")
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {"clock": clock, "processor": used}
 

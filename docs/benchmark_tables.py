@@ -25,7 +25,7 @@ def peers() -> str:
 
 
 def second_questions() -> str:
-    """The clock's seconds of second questions by job: the first time that each is asked, and the median of later ones."""
+    """The clock's seconds of second questions by job: each one's first time, and the median of later ones."""
     known = result("second_questions")
     jobs = known["jobs"]
     head = ["question", *(f"`{job}`" for job in jobs)]

@@ -157,23 +157,24 @@ def command(
             print_json(predictions_json(predictions, sequence, limit))
         else:
             _print(predictions, sequence, limit, ci=ci)
-        if asked.traced and asked.is_kept and not (fresh or ci):
+        is_read = sys.stdout.isatty() and sys.stderr.isatty() and not as_json
+        if is_read and asked.traced and asked.is_kept and not (fresh or ci):
             sys.stdout.flush()
-            _trace_ahead(asked, asked_shape, targets[0], how, quiet=as_json)
+            _trace_ahead(asked, asked_shape, targets[0], how)
     fits = any(prediction.footprint.fits for prediction in predictions)
     fits = fits and (sequence is None or sequence.plain.failed_window is None)
     within = all(limit is None or highest_peak(prediction) <= limit for prediction in predictions)
     return Exit.DONE if fits and within else Exit.NOTHING_FITS
 
 
-def _trace_ahead(asked: AskedJob, shape: Shape, device: Device, how: dict[str, Any], *, quiet: bool) -> None:
-    """Traces for the next questions; the answer is printed, so that Ctrl-C only ends this."""
+def _trace_ahead(asked: AskedJob, shape: Shape, device: Device, how: dict[str, Any]) -> None:
+    """Traces for the next questions while a person reads the answer; Ctrl-C only ends this."""
     from memfit.planner.trace_ahead import PART, trace_ahead
 
     until = (1 + PART) * time.process_time()
     text = "tracing other micro-batches and cards for the next question (Ctrl-C leaves them out)"
     with (
-        suppress(KeyboardInterrupt), progress(text, quiet=quiet), open(os.devnull, "w") as nowhere,
+        suppress(KeyboardInterrupt), progress(text), open(os.devnull, "w") as nowhere,
         redirect_stdout(nowhere), redirect_stderr(nowhere),
     ):  # fmt: skip
         trace_ahead(asked, shape, device, until, **how)

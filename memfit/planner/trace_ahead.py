@@ -18,7 +18,7 @@ from memfit.planner.derived_steps import derived_ranges
 from memfit.planner.largest import items_beyond, sharing_cards
 from memfit.planner.prediction import TracedQuestion, answer
 
-PART = 4
+PART = 2
 """Traces for later questions take at most so many times the processor's time that the answer took."""
 
 
