@@ -39,4 +39,5 @@ def second_questions() -> str:
             cells.append(f"{first['clock']:.1f} s, then {later['clock']['median']:.1f} s")
         rows.append([name, *cells])
     first = ["the first question", *(f"{jobs[job]['first']['clock']:.1f} s" for job in jobs)]
-    return table(head, [first, *rows])
+    machine = known["machine"]
+    return f"{table(head, [first, *rows])}\n\nMeasured at a load of {machine['load']} on {machine['cores']} cores."
