@@ -58,6 +58,8 @@ class TrainState:
         """Whether ranks share the gradients of these optimizers; False if each trains by itself
         (``Job.unsynchronised``).
         """
+        if not self.job.unsynchronised:
+            return True
         own = {id(p) for name in self.job.unsynchronised if name in self.nets for p in self.nets[name].parameters()}
         return not own or not all(id(p) in own for p in self.parameters_of(optimizers))
 

@@ -160,7 +160,8 @@ def _gradients(
     """
     engine, shared_by_ranks = train_state.engine, train_state.shares(turn.optimizers)
     own = WindowUnits.by(micro_batches)
-    window_units = WindowUnits.by_all(gather_shares(engine, own)) if shared_by_ranks else own
+    all_ranks = shared_by_ranks and engine.world > 1
+    window_units = WindowUnits.by_all(gather_shares(engine, own)) if all_ranks else own
     with together(engine):
         sums, units = _backwards(train_state, turn, micro_batches, shared, mark, window_units)
     mark("clip")
@@ -169,7 +170,7 @@ def _gradients(
         units = all_units
     norm, empty = None, _none_valid(units)
     if finish and not _none_valid(all_units):
-        if shared_by_ranks and engine.world > 1:
+        if all_ranks:
             parameters = train_state.parameters_of(turn.optimizers)
             with together(engine):
                 prepared = engine.prepare(parameters)
