@@ -133,6 +133,7 @@ def _json(explanation: Explanation, prediction: StepPrediction | None) -> dict[s
             "device": prediction.device.key,
             "conclusion": conclusion(evidence, prediction),
             "footprint": asdict(prediction.footprint),
+            "largest_window": None if prediction.epoch is None else asdict(prediction.epoch),
             "compared": [
                 {"name": name, "measured_bytes": measured, "predicted_bytes": predicted}
                 for name, measured, predicted in measured_and_predicted(evidence, prediction)
@@ -188,6 +189,8 @@ def _show_prediction(explanation: Explanation, prediction: StepPrediction, conso
         for name, measured, predicted in measured_and_predicted(explanation.evidence, prediction)
     ]  # fmt: skip
     _rows(console, rows)
+    if prediction.epoch is not None:
+        console.print(_text(f"  Over an epoch: {prediction.epoch}."), soft_wrap=True)
     for line, nbytes in prediction.lines:
         console.print(_text(f"  {format_size(nbytes):>9}  {line}"), soft_wrap=True)
 

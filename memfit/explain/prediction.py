@@ -30,6 +30,27 @@ class StepPrediction:
     lines: tuple[tuple[str, int], ...]
     """Of a script: the lines that hold most, with their bytes."""
     changes: tuple[Change, ...]
+    epoch: LargestWindow | None = None
+    """Of a job whose samples have lengths."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargestWindow:
+    """When an epoch meets its largest micro-batch, in the order that ``memfit run`` draws."""
+
+    window: int
+    windows: int
+    shape: Shape
+    process_bytes: int
+    fits: bool
+
+    def __str__(self) -> str:
+        batch = f"{self.shape.items} x {self.shape.length}"
+        verdict = "fits" if self.fits else "does not fit"
+        return (
+            f"the largest micro-batch of an epoch, {batch}, comes in window {self.window} of {self.windows} (counted "
+            f"from 0): {format_size(self.process_bytes)} predicted, which {verdict}"
+        )
 
 
 def device_for(name: str | None, failure: MemoryFailure | None) -> Device:
@@ -71,7 +92,25 @@ def predict_job(job: Job, name: str, shape: Shape, device: Device) -> StepPredic
         changes.append(_change("checkpoint activations", write, peak, recomputed.footprint))
     return StepPrediction(
         of=f"{name}, micro-batch {shape.units} {job.unit}", device=device, footprint=own.footprint, lines=(),
-        changes=tuple(changes),
+        changes=tuple(changes), epoch=_largest_window(job, name, shape, device),
+    )  # fmt: skip
+
+
+def _largest_window(job: Job, name: str, shape: Shape, device: Device) -> LargestWindow | None:
+    """The window of the first epoch with the largest micro-batch, by items times length; None without lengths."""
+    from memfit.batch.dataset import lengths_of
+    from memfit.planner.predict import predict
+    from memfit.planner.variable_length.sequence import drawn_windows
+
+    lengths = lengths_of(job) if job.longest is not None else None
+    if not lengths or min(lengths) == max(lengths):
+        return None
+    windows = drawn_windows(job, lengths, global_batch=shape.units, micro_batch=shape.units, count=0)
+    largest = max(range(len(windows)), key=lambda number: max(each.units for each in windows[number]))
+    worst = max(windows[largest], key=lambda each: each.units)
+    footprint = predict(job, name, worst, device).footprint
+    return LargestWindow(
+        window=largest, windows=len(windows), shape=worst, process_bytes=_peak(footprint), fits=footprint.fits
     )  # fmt: skip
 
 

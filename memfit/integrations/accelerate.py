@@ -45,6 +45,7 @@ def prepare(accelerator: Any, *objects: Any, repeat: bool = True) -> tuple[Any, 
         raise InputError(
             seen, "a model or an optimizer is missing", "write prepare(accelerator, model, optimizer, ...)"
         )
+    accelerator.sync_gradients = True  # an Accelerator that accumulated in this process before may have left it False
     guard = WindowGuard(optimizers, models, scaler=accelerator.scaler, repeat=repeat)
     return (*values, guard)
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from memfit.cli import main
+from memfit.loading import load_job
+from memfit.planner.variable_length.sequence import drawn_windows
 from tests.explain import samples
 from tests.explain.samples import GIB
 
@@ -73,3 +75,52 @@ def test_the_prediction_of_the_same_step_beside_it(capsys: pytest.CaptureFixture
     assert 0 < compared["allocated"]["predicted_bytes"] < GIB
     halved = [change for change in answer["changes"] if change["name"].startswith("micro-batch 128")]
     assert halved[0]["saves_bytes"] >= 0
+
+
+VARIED = """
+import torch
+from torch import nn
+import memfit
+
+
+class Varied(memfit.Job):
+    unit, longest = "tokens", 64
+
+    def nets(self):
+        return {"net": nn.Sequential(nn.Embedding(100, 32), nn.Linear(32, 100))}
+
+    def optimizers(self, nets):
+        return {"sgd": torch.optim.SGD(nets["net"].parameters(), lr=0.1)}
+
+    def batch(self, shape):
+        return torch.randint(100, (shape.items, shape.length))
+
+    def loss(self, nets, ids):
+        logits = nets["net"](ids).flatten(0, 1)
+        return memfit.Loss(nn.functional.cross_entropy(logits, ids.flatten(), reduction="sum"), ids.numel())
+
+    def dataset(self):
+        return [torch.zeros(length, dtype=torch.long) for length in self.lengths()]
+
+    def lengths(self):
+        return [8 + i % 5 for i in range(60)] + [64]
+"""
+
+
+def test_the_window_of_an_epoch_with_the_largest_micro_batch(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "log").write_text(samples.TORCH_2_14)
+    (tmp_path / "job.py").write_text(VARIED)
+    asked = (str(tmp_path / "log"), "--job", f"{tmp_path}/job.py:Varied", "--micro-batch", "64", "--device", "t4")
+    code, out, _ = ask(capsys, *asked, "--json")
+    assert code == 0
+    answer = json.loads(out)["prediction"]
+    largest = answer["largest_window"]
+    drawn = drawn_windows(load_job(f"{tmp_path}/job.py:Varied"), None, global_batch=64, micro_batch=64, count=0)
+    units = [max(shape.items * shape.length for shape in window) for window in drawn]
+    assert (largest["window"], largest["windows"]) == (units.index(max(units)), len(units))
+    assert largest["shape"]["items"] * largest["shape"]["length"] == max(units)
+    assert largest["fits"]
+    _, out, _ = ask(capsys, *asked)
+    assert f"comes in window {largest['window']} of {len(units)} (counted from 0)" in out

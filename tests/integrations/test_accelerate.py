@@ -69,6 +69,14 @@ def test_accelerates_own_last_window_is_wrong() -> None:
     assert difference(net, reference()) > 1e-3
 
 
+def test_windows_are_exact_after_another_accelerator_ended_in_the_middle_of_a_window() -> None:
+    """Accelerate shares that state over a process: its optimizers then neither step nor clear gradients."""
+    other = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=3)
+    with other.accumulate(other.prepare(Net())):
+        assert not other.sync_gradients
+    assert difference(trained(set()), reference()) < 1e-13
+
+
 def test_a_watch_beside_accelerate_sees_each_step() -> None:
     accelerator, net = accelerate.Accelerator(cpu=True), Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -77,6 +77,33 @@ def test_found_was_run_in_few_trials_of_a_simulated_machine(need, found, trials)
     assert (answer.largest, asked) == (found, trials)
 
 
+def test_a_few_units_in_thousands_are_no_further_trial_on_a_simulated_machine():
+    """The process's own bytes differ by some pages from trial to trial."""
+
+    class Small(SimulatedProber):
+        def footprint(self, units: int):
+            footprint = super().footprint(units)
+            footprint.allocated_bytes = footprint.process_bytes = (10 << 20) + units * (128 << 10)
+            return footprint
+
+    asked: list[int] = []
+
+    def run(question: Question) -> Trial:
+        asked.append(question.items)
+        allocated = (10 << 20) + question.items * (128 << 10)
+        process_bytes = allocated + (2 << 20) - len(asked) * (300 << 10)
+        return Trial(
+            micro_batch=question.items, ok=True, allocated_bytes=allocated, process_bytes=process_bytes,
+            phases={"train": allocated},
+        )  # fmt: skip
+
+    device = with_memory(find_device("cpu"), BUDGET)
+    job = SimpleNamespace(longest=None, settings=dict)
+    answer = probe(Small(job, "simulated", device, BUDGET, Tracing(device=device), run), BUDGET, 1)
+    assert len(asked) == 2
+    assert answer.largest == asked[-1] > 7800
+
+
 def test_proof_runs_one_more_on_a_simulated_machine():
     prober, asked = simulated(exact)
     answer = probe(prober, BUDGET, 1, prove=True)

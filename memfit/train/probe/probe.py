@@ -24,6 +24,8 @@ CPU_BOUND = 0.02
 """Of a CPU's allocated bytes: what prediction and truth may differ by (tests/trace/test_cpu_truth.py)."""
 MARGIN, MARGIN_BYTES = 0.02, 24 << 20
 """Left by the first trial for what is no tensor, until it was measured."""
+GAIN = 0.01
+"""After a trial that ran, the next is of a micro-batch that is larger by this part at least; a proof asks for all."""
 MOST_TRIALS = 4
 STEPS_OF_LONGEST = 64
 
@@ -154,7 +156,7 @@ def probe(prober: Prober, budget: int, start: int, *, prove: bool = False) -> Pr
             margin = 2 * margin + MARGIN_BYTES
             better = prober.largest(budget - margin, units)
         better = better if failed is None else min(better, failed - prober.step)
-        if better > ok:
+        if better > ok and (prove or better - ok >= GAIN * ok):
             units = better
         elif prove and ok and failed != ok + prober.step:
             units = ok + prober.step
