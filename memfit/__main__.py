@@ -15,9 +15,10 @@ def main() -> None:
     for number in numbers:
         signal.signal(number, end_at_once)
     from memfit.interruption import interrupted_by
-    from memfit.no_memory import end_without_memory, says_no_memory
+    from memfit.no_memory import check_start, end_without_memory, says_no_memory
 
     try:
+        check_start()
         from memfit.cli import main as run_verb
 
         with interrupted_by(numbers):

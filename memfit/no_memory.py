@@ -14,7 +14,8 @@ WHY = "the memory that this process may take ran out"
 REMEDY = "free some, or lift the limit that it was started under (ulimit -d)"
 BAD_INPUT = 2
 """``memfit.errors.Exit.BAD_INPUT``, before anything of memfit is imported."""
-_OF_A_LIBRARY = 16 << 20
+_OF_IMPORTS = 16 << 20
+"""More than `memfit devices` takes beyond its first imports: 8 MiB with Python 3.11."""
 _LINE = f"memfit: this command: {WHY}; {REMEDY}\n".encode()
 
 
@@ -33,10 +34,20 @@ def says_no_memory(error: BaseException) -> bool:
     return lost or isinstance(error, MemoryError)
 
 
+def check_start() -> None:
+    """Ends the process where it cannot have the memory that the imports of any command take.
+
+    Python 3.11 spins for ever where memory runs out while it looks for the handler of an exception within an import
+    (``exception_unwind`` in ceval.c begins anew where it cannot make the number of an instruction).
+    """
+    if _is_full():
+        end_without_memory()
+
+
 def _is_full() -> bool:
-    """Whether this process cannot have as much more memory as a library of a command takes."""
+    """Whether this process cannot have as much more memory as the imports of a command take."""
     try:
-        bytearray(_OF_A_LIBRARY)
+        bytearray(_OF_IMPORTS)
     except MemoryError:
         return True
     return False

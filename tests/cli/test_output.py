@@ -92,7 +92,7 @@ def under(kibibytes: int, *words: str) -> subprocess.CompletedProcess:
     """Runs Python in a process that may take so much memory (RLIMIT_DATA)."""
     limit = kibibytes << 10
     return subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, check=False, cwd=ROOT,
+        [sys.executable, *words], capture_output=True, text=True, check=False, cwd=ROOT, timeout=120,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit)),
     )  # fmt: skip
 
