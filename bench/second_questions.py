@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import argparse
 import os
-import pty
 import random
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.result_file import ROOT, add_json_option, target, write_result
+from testing.terminal import run_on_terminal
 
 JOBS = {
     "f5_tts/base": "--shape 3x2812",
@@ -54,20 +52,11 @@ def asked(command: str, job: str, cache: str) -> dict[str, float]:
     arguments = command.format(job=job, other=JOBS[job]).split()
     environment = {**os.environ, "XDG_CACHE_HOME": cache, "MEMFIT_KEEP_TRACES": "1", "PYTHONWARNINGS": "ignore"}
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    master, terminal = pty.openpty()  # a person asks, and reads: only then is more traced after an answer
-    done = subprocess.Popen(
-        [sys.executable, "-m", "memfit", *arguments], cwd=ROOT, env=environment, stdout=terminal, stderr=terminal
-    )
-    os.close(terminal)
-    said = b""
-    with suppress(OSError):  # what a terminal says once the last process that holds it has ended
-        while part := os.read(master, 1 << 16):
-            said += part
-    os.close(master)
-    done.wait()
+    command = [sys.executable, "-m", "memfit", *arguments]
+    code, shown = run_on_terminal(command, ROOT, environment)  # only then is more traced after an answer
     clock, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
-    if done.returncode not in (0, 3):
-        raise RuntimeError(f"{' '.join(arguments)}: exit code {done.returncode}: {said.decode()[-500:]}")
+    if code not in (0, 3):
+        raise RuntimeError(f"{' '.join(arguments)}: exit code {code}: {shown[-500:]}")
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {"clock": clock, "processor": used}
 

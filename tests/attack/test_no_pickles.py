@@ -18,7 +18,7 @@ WRITES_IN_PLACE = {
     "atomic_file.py": "writes the temporary file",
     "audit/rank_entry.py": "a private temporary folder, read after the process has ended",
     "cli/predict.py": "the null device",
-    "monitoring/step_monitor.py": "appends lines",
+    "monitoring/step_outputs.py": "appends lines",
     "script/files.py": "patches what a script calls, in its sandbox",
     "script/namespaces.py": "the kernel's own files",
     "script/worker.py": "answers through an open file",
@@ -26,8 +26,10 @@ WRITES_IN_PLACE = {
     "train/checkpoint/checkpoints.py": "a folder that is renamed when it is whole",
     "train/checkpoint/tensor_file.py": "a folder that is renamed when it is whole",
     "train/launch/memory_limit.py": "the kernel's own files",
+    "train/launch/node_folders.py": "a checkpoint's copy, whose manifest comes last",
     "train/launch/outcome.py": "the first of several ranks creates it; one that is cut is passed over",
     "train/launch/watchdog.py": "written while the process is being ended",
+    "train/line_parts.py": "compresses into a file that is renamed when it is whole",
     "verify/world_worker.py": "a private temporary folder, read after all ranks have met",
 }
 

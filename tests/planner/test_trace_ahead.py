@@ -4,12 +4,10 @@ python -m pytest tests/planner/test_trace_ahead.py
 """
 
 import os
-import pty
 import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 
 import pytest
 
@@ -22,6 +20,7 @@ from memfit.planner.trace_ahead import trace_ahead
 from testing.large_nets import Decoder, Dit, UNet
 from testing.linear_layer import LinearLayer
 from testing.nets import JOBS
+from testing.terminal import run_on_terminal
 
 CARD = find_device("rtx4090")
 SLOW = """
@@ -108,34 +107,29 @@ def test_cards_that_share_a_trace_need_what_a_trace_of_their_own_says(job):
     assert shared
 
 
-def started(folder, output):
-    """`memfit predict` of a job whose step of 2 items, which is traced ahead, takes a minute."""
+def slow_job(folder):
+    """(command, environment) of `memfit predict` of a job whose step of 2 items, which is traced ahead, takes a
+    minute."""
     (folder / "job.py").write_text(SLOW)
     environment = {**os.environ, "MEMFIT_KEEP_TRACES": "1", "XDG_CACHE_HOME": str(folder / "cache"), "TERM": "dumb"}
-    command = [sys.executable, "-m", "memfit", "predict", "job.py:Slow", "--device", "rtx4090"]
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=output)
+    return [sys.executable, "-m", "memfit", "predict", "job.py:Slow", "--device", "rtx4090"], environment
 
 
 def test_a_signal_while_tracing_ahead_keeps_the_answer_and_its_exit_code(tmp_path):
-    master, terminal = pty.openpty()
-    process = started(tmp_path, terminal)
-    os.close(terminal)
-    while not (tmp_path / "begun").exists():
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    printed = b""
-    with suppress(OSError):  # what a terminal says once the last process that holds it has ended
-        while part := os.read(master, 1 << 16):
-            printed += part
-    os.close(master)
-    assert process.wait(timeout=60) == 0, printed
-    assert b"Fits on RTX 4090" in printed
-    assert b"Traceback" not in printed
+    def interrupt(process):
+        while not (tmp_path / "begun").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+
+    command, environment = slow_job(tmp_path)
+    code, shown = run_on_terminal(command, tmp_path, environment, interrupt)
+    assert code == 0, shown
+    assert "Fits on RTX 4090" in shown
+    assert "Traceback" not in shown
 
 
 def test_nothing_is_traced_ahead_where_no_person_reads_the_answer(tmp_path):
-    process = started(tmp_path, subprocess.PIPE)
-    printed, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, printed
+    command, environment = slow_job(tmp_path)
+    subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=True, timeout=300)
     assert not (tmp_path / "begun").exists()
