@@ -25,6 +25,15 @@ def for_child() -> dict[str, str]:
     return {PARENT: str(os.getpid())}
 
 
+def error_descriptor() -> int:
+    """The file descriptor that a child's output goes to: that of ``sys.stderr``, or the process's own where that is no
+    file (a notebook, output that is captured)."""
+    try:
+        return sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):
+        return 2
+
+
 def die_with_parent() -> None:
     """Asks the system to kill this process when its parent ends; ends it at once where the parent already has."""
     if sys.platform == "linux" and PARENT in os.environ:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from memfit.audit.drawn_json import drawn_from_json
 from memfit.audit.observe import Drawn
-from memfit.child_process import for_child
+from memfit.child_process import error_descriptor, for_child
 from memfit.device.hardware.loopback import loopback_environment
 from memfit.errors import InputError, describe
 
@@ -49,7 +49,7 @@ def _start(target: str, rank: int, world: int, folder: str) -> subprocess.Popen[
     }  # fmt: skip
     arguments = [sys.executable, "-m", "memfit.audit.rank_entry", target, str(rank), str(world), folder]
     try:
-        return subprocess.Popen(arguments, env=environment, stdout=sys.stderr.fileno(), start_new_session=True)
+        return subprocess.Popen(arguments, env=environment, stdout=error_descriptor(), start_new_session=True)
     except OSError as error:
         why = f"the system does not start rank {rank}: {describe(error)}"
         raise InputError(f"--world-sizes {world} with --real", why, f"write {max(rank, 1)} or fewer") from error

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 import memfit
+from memfit.child_process import error_descriptor
 from memfit.errors import InputError
 from memfit.script.outcome import FileChange, ScriptOutcome, TraceRequest
 from memfit.script.outcome_codec import AnswerError, read_answer
@@ -56,7 +57,7 @@ def trace_script(request: TraceRequest, *, output: IO[str] | None = None) -> Scr
         ]  # fmt: skip
         files = (asked.fileno(), answered.fileno())
         process = subprocess.Popen(
-            command, pass_fds=files, stdout=output or sys.stderr, stdin=subprocess.DEVNULL, env=_environment(),
+            command, pass_fds=files, stdout=output or error_descriptor(), stdin=subprocess.DEVNULL, env=_environment(),
             start_new_session=True,
         )  # fmt: skip  # Ctrl-C comes to this process alone, which ends that one
         try:
