@@ -1,0 +1,100 @@
+"""What a traced script reads of its tensors: values and sizes, known or assumed."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.script.script_trace import trace_here
+from tests.script.test_training_loops import NET, STEP
+
+
+def test_a_mask_of_known_ids_selects_as_many_rows_as_it_has(tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path,
+        NET + "ids = torch.tensor([[1, 2, 3, 0, 0, 0]] * 4).cuda()\n"
+        "mask = ids != 0\n"
+        "for step in range(3):\n"
+        "    out = net(torch.ones(4, 6, 256).cuda())\n"
+        "    assert out[mask].shape == (12, 256) and ids[mask].shape == (12,)\n"
+        "    assert torch.where(mask)[0].shape == mask.nonzero()[:, 0].shape == (12,)\n"
+        f"    loss = out[mask].sum(); {STEP}",
+    )
+    assert outcome.error is None, outcome.error.text
+
+
+@pytest.mark.parametrize("device", ["rtx4090", "cpu"])
+def test_masked_select_by_a_known_mask_takes_as_many_of_a_net_as_of_data(tmp_path: Path, device: str) -> None:
+    outcome = trace_here(
+        tmp_path,
+        "import torch\n"
+        "where = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
+        "net = torch.nn.Linear(8, 1).to(where)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "lengths = torch.tensor([2, 5, 3])\n"
+        "spans = torch.arange(15).view(3, 5)\n"
+        "for step in range(3):\n"
+        "    known = torch.arange(5).to(where)[None] < lengths.to(where)[:, None]\n"
+        "    out = net(torch.ones(3, 5, 8).to(where))\n"
+        "    chosen, target = out.squeeze(-1).masked_select(known), spans.to(where).float().masked_select(known)\n"
+        "    assert chosen.shape == target.shape == (10,) and out.masked_select(known[..., None]).shape == (10,)\n"
+        "    assert torch.bincount(lengths.to(where), out.detach()[:, 0, 0]).shape == (6,)\n"
+        "    loss = (chosen - target).square().sum()\n"
+        f"    {STEP}",
+        device=device,
+    )
+    assert outcome.error is None, outcome.error.text
+
+
+def test_values_that_a_mask_selects_on_the_cpu_are_those_of_a_trace_and_no_memory_of_the_host(tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path,
+        "import torch\n"
+        "net = torch.nn.Linear(64, 64)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "for step in range(3):\n"
+        "    out = net(torch.ones(64, 64))\n"
+        "    loss = out.masked_select(out > 0).mean()\n"
+        "    assert loss.item() == 0.5\n"
+        f"    {STEP}",
+        device="cpu",
+    )
+    assert outcome.error is None, outcome.error.text
+
+
+def test_the_first_value_is_better_than_infinity(tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path,
+        NET + "best, saves = float('inf'), 0\n"
+        "for step in range(4):\n"
+        f"    loss = net(torch.ones(4, 256).cuda()).sum(); {STEP}"
+        "    if loss.detach() < best:\n"
+        "        best, saves = loss.detach(), saves + 1\n"
+        "        torch.save(net.state_dict(), 'best.pt')\n"
+        "assert saves == 1 and not loss < -float('inf') and loss > -float('inf')\n",
+    )
+    assert outcome.error is None, outcome.error.text
+    assert outcome.footprint is not None
+    assert "save" in outcome.footprint.phases
+    line = next(answer for answer in outcome.assumed if answer.where.endswith(":8") and answer.answer == "True")
+    assert line.operator == "item"
+
+
+def test_a_tensor_of_the_card_prints_as_one_without_data(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    trace_here(tmp_path, NET + "loss = net(torch.ones(4, 256).cuda())\nprint(loss, f'{loss=}', [loss])\n")
+    said = capfd.readouterr().out
+    assert said.count("tensor(..., device='cuda:0', size=(4, 256), dtype=torch.float32)") == 3
+
+
+def test_results_on_the_virtual_cpu_become_arrays(tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path,
+        "import numpy, torch\n"
+        "net = torch.nn.Linear(8, 8)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "for step in range(3):\n"
+        "    out = net(torch.ones(4, 8))\n"
+        "    out.sum().backward(); optimizer.step(); optimizer.zero_grad()\n"
+        "    assert out.detach().cpu().numpy().shape == numpy.asarray(out.detach()).shape == (4, 8)\n",
+        device="cpu",
+    )
+    assert outcome.error is None, outcome.error.text
