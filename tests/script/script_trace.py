@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from memfit.script.launch import trace_script
 from memfit.script.outcome import ScriptCommand, ScriptOutcome, TraceRequest
 from memfit.script.run_script import run_script
+
+LIBRARIES = {"accelerate.state", "transformers.trainer", "lightning.pytorch.trainer"}
 
 
 def trace_here(folder: Path, text: str, *, world: int = 1, device: str = "rtx4090", **request: Any) -> ScriptOutcome:
@@ -27,14 +30,28 @@ def trace_here(folder: Path, text: str, *, world: int = 1, device: str = "rtx409
     return outcomes[0]
 
 
+def trace_alone(folder: Path, text: str, *, device: str = "rtx4090", **request: Any) -> ScriptOutcome:
+    """The same for a script of a library's trainer, in a process of its own."""
+    script = folder / "train.py"
+    script.write_text(text)
+    command = ScriptCommand(target=str(script), args=())
+    return trace_script(TraceRequest(command=command, device=device, every_card=False, **request))
+
+
 @contextlib.contextmanager
 def _process_kept(folder: Path) -> Iterator[None]:
-    """What a script's run changes for good, since it has a process of its own."""
+    """Takes back what a script's run changes for good, since it has a process of its own.
+
+    Raises:
+        AssertionError: the script uses a library of trainers, which stays rewritten, and keeps the device of a process.
+    """
     argv, path, environment, here = sys.argv, list(sys.path), dict(os.environ), os.getcwd()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM)}
     os.chdir(folder)
+    loaded = LIBRARIES & sys.modules.keys()
     try:
         yield
+        assert loaded == LIBRARIES & sys.modules.keys(), "a library's trainer stays as it is traced: write trace_alone"
     finally:
         os.chdir(here)
         sys.argv, sys.path[:] = argv, path

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from memfit.script.outcome import ScriptOption, ScriptOutcome
-from tests.script.script_trace import trace_here
+from tests.script.script_trace import trace_alone, trace_here
 
 NET = (
     "import torch, copy, contextlib\n"
@@ -197,12 +197,12 @@ Trainer(model, TrainingArguments("out", **given | ADDED), train_dataset=Words())
 def test_the_trainers_own_arguments_save_what_the_option_says(tmp_path: Path, name: str, most: float) -> None:
     """The words are evaluated as they are printed, given to the real Trainer, and the script is traced again. bf16
     saves more than is promised: of results that are no products' it is not known."""
-    before = trace_here(tmp_path, TRAINER.replace("ADDED", "{}"))
+    before = trace_alone(tmp_path, TRAINER.replace("ADDED", "{}"))
     option = option_of(before, name)
     assert option is not None
     assert option.saves_bytes is not None
     words = option.for_tools["transformers"].replace("TrainingArguments(", "dict(")
-    after = trace_here(tmp_path, TRAINER.replace("ADDED", words))
+    after = trace_alone(tmp_path, TRAINER.replace("ADDED", words))
     assert after.error is None
     assert before.footprint is not None
     assert after.footprint is not None
