@@ -47,10 +47,15 @@ def parts_of(path: Path) -> list[LinePart]:
     return sorted(parts, key=lambda part: part.first)
 
 
-def all_lines(path: Path) -> Iterator[bytes]:
-    """The lines of the parts, and then of the file; none where it cannot be read."""
+def all_lines(path: Path, window: int | None = None) -> Iterator[bytes]:
+    """The lines of the parts, and then of the file; none where it cannot be read.
+
+    Args:
+        window: parts without this window are left out.
+    """
     for part in parts_of(path):
-        yield from part.lines()
+        if window is None or part.first <= window <= part.last:
+            yield from part.lines()
     try:
         with open(path, "rb") as file:
             yield from file

@@ -70,29 +70,31 @@ def window_range(path: Path) -> tuple[int, int]:
 
 
 def kept_before(path: Path, window: int) -> Iterator[bytes]:
-    """The whole lines of windows before this one, each once, in the order of windows; nothing else is held in memory
-    where they are in order.
-
-    A line that comes too early or twice has all of them sorted first.
-    """
-    before = (-1, -1)
+    """The whole lines of windows before this one, each window (and rank) once, in the order of the file. One line is
+    held in memory at a time, and a byte for each window."""
+    present: dict[int, bytearray] = {}
     for text in all_lines(path):
         line = parse_line(text)
-        if line is None:
+        if line is None or line["window"] >= window:
             continue
-        key = line["window"], line.get("rank", 0)
-        if key <= before:
-            break
-        before = key
-    else:
-        for text in all_lines(path):
-            line = parse_line(text)
-            if line is not None and line["window"] < window:
-                yield text if text.endswith(b"\n") else text + b"\n"
-        return
-    for line in read_lines(path).lines:
-        if line["window"] < window:
-            yield format_line(line).encode()
+        of_rank = present.setdefault(line.get("rank", 0), bytearray(window))
+        if not of_rank[line["window"]]:
+            of_rank[line["window"]] = 1
+            yield text if text.endswith(b"\n") else text + b"\n"
+
+
+def line_of_window(path: Path, window: int) -> dict[str, Any] | None:
+    """A window's first line, without reading parts that lack it; None where there is none."""
+    for text in all_lines(path, window):
+        line = parse_line(text)
+        if line is not None and line["window"] == window:
+            return line
+    return None
+
+
+def count_windows(path: Path) -> int:
+    """The number of windows that a file and its parts have a line of."""
+    return len({line["window"] for line in map(parse_line, all_lines(path)) if line is not None})
 
 
 def parse_line(text: bytes) -> dict[str, Any] | None:

@@ -21,9 +21,9 @@ from memfit.train.metrics_file import (
     format_line,
     kept_before,
     last_window,
+    line_of_window,
     missing_windows,
     parse_line,
-    read_lines,
     window_range,
 )
 from memfit.wording import counted
@@ -235,7 +235,7 @@ class RunFolder:
 
     def metrics_of(self, window: int) -> dict[str, Any] | None:
         """The line of metrics of a window; None where there is none."""
-        return next((line for line in read_lines(self.lines("metrics")).lines if line["window"] == window), None)
+        return line_of_window(self.lines("metrics"), window)
 
     def replace_metrics(self, line: dict[str, Any]) -> None:
         """Writes a window's line of metrics anew.

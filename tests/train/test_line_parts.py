@@ -5,13 +5,14 @@ python -m pytest tests/train/test_line_parts.py
 
 import gzip
 import shutil
+import tracemalloc
 
 import pytest
 
 from memfit.show.run_follower import Lines
 from memfit.train import line_parts
 from memfit.train.line_parts import parts_of
-from memfit.train.metrics_file import last_window, read_lines
+from memfit.train.metrics_file import count_windows, kept_before, last_window, line_of_window, read_lines
 from memfit.train.run_folder import RunFolder
 
 
@@ -89,6 +90,32 @@ def test_a_validation_that_is_done_again_is_written_into_a_part_too(folder):
     assert [line["window"] for line in lines] == list(range(100))
     assert [line["loss"] for line in lines if line["loss"] == 5.0] == [5.0]
     assert folder.metrics_of(20) == {"window": 20, "loss": 5.0}
+
+
+ONE_LINE = {
+    "line of a window": lambda path: line_of_window(path, 5999),
+    "number of windows": count_windows,
+    "lines before a window": lambda path: sum(1 for _ in kept_before(path, 6000)),
+}
+
+
+@pytest.mark.parametrize("reads", ONE_LINE.values(), ids=ONE_LINE)
+@pytest.mark.parametrize("repeated", [False, True])
+def test_a_long_run_is_gone_on_with_in_the_memory_of_a_few_lines(tmp_path, reads, repeated):
+    """A run of 100,000 windows ended in a MemoryError when it was resumed: all its lines were held at once. A run that
+    was killed while it made a part has the same lines twice."""
+    path = tmp_path / "metrics.jsonl"
+    lines = "".join(f'{{"window": {window}, "text": "{"x" * 1000}"}}\n' for window in range(6000))
+    path.write_text(lines)
+    if repeated:
+        line_parts.compress(path, 0, 5999)
+        path.write_text(lines)
+    tracemalloc.start()
+    try:
+        assert reads(path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_who_follows_a_run_gets_each_window_though_the_file_begins_anew(folder):

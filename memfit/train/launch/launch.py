@@ -26,7 +26,7 @@ from memfit.train.launch.process_guard import for_child
 from memfit.train.launch.supervisor import Supervisor, run_child
 from memfit.train.launch.torchrun import restarts, torchrun
 from memfit.train.launch.watchdog import ranks_that_held, remove_temporary_stacks
-from memfit.train.metrics_file import read_lines
+from memfit.train.metrics_file import count_windows
 from memfit.train.run_folder import RunFolder
 from memfit.train.run_options import RunOptions
 
@@ -165,5 +165,5 @@ def _judged(folder: RunFolder, code: int, supervisor: Supervisor, *, keeps_run: 
 
 def _trained(folder: RunFolder) -> str:
     """How far a run came, in words."""
-    windows = len({line["window"] for line in read_lines(folder.lines("metrics")).lines})
+    windows = count_windows(folder.lines("metrics"))
     return "no window" if windows == 0 else f"{windows} windows" if windows > 1 else "1 window"
