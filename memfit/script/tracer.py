@@ -14,6 +14,7 @@ from memfit.device.virtual.assumptions import HOLDS_IF_FINITE
 from memfit.device.virtual.data_dependent import asks_data
 from memfit.device.virtual.hybrid_mode import HybridMode, is_real_call
 from memfit.device.virtual.virtual_device import Virtual
+from memfit.script.random_draws import RandomDraws
 from memfit.script.source_lines import NOWHERE, Line, SourceLines
 from memfit.script.weight_averages import WeightAverages
 from memfit.torch_compat import DisableTorchDispatch, FakeTensor, current_autograd_node, disable_current_modes
@@ -51,6 +52,7 @@ class ScriptTracer(Tracer):
         assert isinstance(virtual.mode, HybridMode)
         self.mode = virtual.mode
         self.mode.content = constant_values.value_of
+        self.draws = RandomDraws()
         self.lines = SourceLines()
         self.row_lines: list[Line] = []
         """The line of each operator."""
@@ -95,6 +97,7 @@ class ScriptTracer(Tracer):
             if self.device_type != "cpu" or self._is_quiet:
                 return self.mode.run_real(func, args, kwargs)
             return self._see_real(func, args, kwargs)
+        self.draws.follow(func, args, kwargs)
         if self._is_quiet:
             return super().__torch_dispatch__(func, types, args, kwargs)
         self.on_operator()
