@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from bench.result_file import ROOT, add_json_option, target, write_result
+from bench.result_file import ROOT, add_json_option, target, timed_environment, write_result
 
 JOBS = Path(__file__).resolve().parent.relative_to(ROOT) / "plan_speed_jobs.py"
 MOST = 60.0
@@ -61,7 +60,7 @@ def timed(job: str, batch: str, card: str, settings: dict[str, str]) -> dict[str
     pairs = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     command = [sys.executable, "-m", "memfit", "plan", job, "--global-batch", batch, "--device", card, *pairs, "--json"]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, env=timed_environment(), capture_output=True, text=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if not done.stdout:
         raise RuntimeError(done.stderr)

@@ -73,6 +73,11 @@ def header(packages: Sequence[str] = ()) -> dict[str, Any]:
     }
 
 
+def timed_environment() -> dict[str, str]:
+    """The environment of a memfit command whose time counts: one thread, and no trace that an earlier command kept."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "MEMFIT_KEEP_TRACES": "0"}
+
+
 def command() -> str:
     """This process's command, without the option that names the file; paths are relative to the repository's root."""
     arguments = iter(sys.argv[1:])
@@ -86,14 +91,18 @@ def command() -> str:
 
 
 def commit() -> str | None:
-    """The commit of the working tree, with ``-dirty`` where it was changed; None without git."""
+    """The commit of the working tree, with ``-dirty`` where a file was changed that is no result, as that of a
+    benchmark that ran before; None without git."""
     try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"],
-            capture_output=True, text=True, cwd=ROOT, check=True,
-        )  # fmt: skip
+        number = _git("rev-parse", "--short=7", "HEAD")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results")
     except (OSError, subprocess.CalledProcessError):
         return None
+    return number + "-dirty" if changed else number
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=ROOT, check=True)
     return done.stdout.strip()
 
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 
-from bench.result_file import add_json_option, target, write_result
+from bench.result_file import add_json_option, target, timed_environment, write_result
 
 MOST_SECONDS = 60
 """Processor time that a prediction may take."""
@@ -29,7 +29,13 @@ def main() -> int:
     asked = parser.parse_args()
     arguments = ["predict", asked.job, "--world", asked.world, "--engine", "fsdp2", "--device", "a100-80gb", "--json"]
     begin = time.perf_counter()
-    done = subprocess.run([sys.executable, "-m", "memfit", *arguments], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "memfit", *arguments],
+        env=timed_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     wall = time.perf_counter() - begin
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     train = json.loads(done.stdout)["phases"]["train"]

@@ -12,7 +12,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 
-from bench.result_file import add_json_option, target, write_result
+from bench.result_file import add_json_option, target, timed_environment, write_result
 from memfit.jobs import BUILTIN
 
 DEVICE = "a100-80gb"
@@ -53,7 +53,7 @@ def cost(arguments: list[str]) -> Cost:
     """
     command = [sys.executable, "-m", "memfit", "predict", *arguments, "--device", DEVICE, "--json"]
     begin = time.perf_counter()
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=timed_environment())
     _, status, usage = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode not in (0, 3):

@@ -41,3 +41,29 @@ def second_questions() -> str:
     first = ["the first question", *(f"{jobs[job]['first']['clock']:.1f} s" for job in jobs)]
     machine = known["machine"]
     return f"{table(head, [first, *rows])}\n\nMeasured at a load of {machine['load']} on {machine['cores']} cores."
+
+
+def library_remedies() -> str:
+    """What Lightning, Accelerate and Transformers do against failures of memory, beside memfit."""
+    figures = result("library_remedies")
+    last, failed, largest = figures["last_window"], figures["failed_step"], figures["largest_batch"]
+    own, ours = failed["auto_find_batch_size"], failed["split_step"]
+    difference = "largest difference of a weight to exact windows"
+    rows = [
+        [f"a last window of fewer micro-batches: {difference}", f"Lightning: {last['lightning']:.2g}",
+         f"`ExactAccumulation`: {last['lightning_exact_accumulation']:.1g}"],
+        [f"a last window of fewer micro-batches: {difference}", f"Accelerate: {last['accelerate']:.2g}",
+         f"`memfit.accelerate.prepare`: {last['accelerate_guard']:.1g}"],
+        ["a step that fails: largest difference of a weight to the undisturbed run",
+         f"`auto_find_batch_size`: {own['difference']:.1g}, {own['windows_begun']} windows begun for 3",
+         f"`SplitStep`: {ours['difference']:.1g}, {ours['windows_begun']} windows begun"],
+    ]  # fmt: skip
+    probe = largest["memfit_probe"]
+    for mode in ("power", "binsearch"):
+        finder = largest[f"batch_size_finder_{mode}"]
+        rows.append(
+            [f"the largest batch in {largest['budget']}",
+             f"`BatchSizeFinder({mode})`: {finder['found']} in {len(finder['trials'])} trials",
+             f"`memfit probe`: {probe['found']} in {len(probe['trials'])} trials"]
+        )  # fmt: skip
+    return table(["case", "the library's own", "memfit"], rows)

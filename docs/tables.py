@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bench.result_file import EARLIER, RESULTS
 from docs import accuracy_tables, benchmark_tables
 from docs.results import GIB, gib, result, table
 
@@ -148,13 +147,6 @@ def samplers() -> str:
     return table(head, rows)
 
 
-def printed_before(name: str) -> str | None:
-    """What a benchmark printed before it wrote JSON, as a code block; None where its JSON is there."""
-    if (RESULTS / f"{name}.json").exists():
-        return None
-    return f"```text\n{(EARLIER / f'{name}.txt').read_text().rstrip()}\n```"
-
-
 def upstream_scripts() -> str:
     """The training scripts of other projects, traced, beside the built-in jobs of the same nets."""
     rows = []
@@ -167,8 +159,6 @@ def upstream_scripts() -> str:
 
 
 def loop() -> str:
-    if before := printed_before("loop"):
-        return before
     rounds = result("loop")["rounds"]
     rows = []
     for name in rounds[0]:
@@ -206,8 +196,6 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def saving() -> str:
-    if before := printed_before("saving"):
-        return before
     rows = (
         [name, f"{row['seconds']:.2f}", f"{row['over_raw_by_rounds']:.2f}",
          f"{row['over_raw_least']:.2f} to {row['over_raw_most']:.2f}", f"{row['core_seconds']:.2f}"]
@@ -217,8 +205,6 @@ def saving() -> str:
 
 
 def saving_text() -> str:
-    if not (RESULTS / "saving.json").exists():
-        return "Printed by the benchmark:"
     saving = result("saving")
     held = saving["asynchronous_holds_up"]
     return (
@@ -332,8 +318,6 @@ def validation_trace_limit() -> str:
 
 
 def story() -> str:
-    if before := printed_before("latentsync_story"):
-        return before
     run = result("latentsync_story")
     peaks = {name: f"{size / 2**20:.0f} MiB" for name, size in run["upstream_predicted_bytes"].items()}
     return (
@@ -357,6 +341,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "kills": kills, "faults": faults, "epochs": sequence, "probe": probe, "creep": creep,
     "checkpoint selection": checkpoint_selection, "accumulation": accumulation,
     "peers": benchmark_tables.peers, "second questions": benchmark_tables.second_questions,
+    "library remedies": benchmark_tables.library_remedies,
 }  # fmt: skip
 
 

@@ -49,7 +49,6 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, figures in FIGURES.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(figures))
     monkeypatch.setattr(result_file, "RESULTS", tmp_path)
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
 
 
 @pytest.mark.usefixtures("results")
@@ -61,11 +60,6 @@ def test_a_result_becomes_a_table() -> None:
     assert "| raw | 0.50 | 1.00 | 1.00 to 1.00 | 0.40 |" in tables.saving()
     assert "391 MB in 498 tensors, 16 rounds" in tables.saving_text()
     assert "runs out of memory in validate" in tables.story()
-
-
-def test_a_result_from_before_is_shown_as_it_was_printed() -> None:
-    for path in result_file.EARLIER.glob("*.txt"):
-        assert path.read_text().strip() in (tables.printed_before(path.stem) or ""), path.name
 
 
 def test_a_result_is_written_with_its_command_and_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
