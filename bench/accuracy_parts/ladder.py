@@ -12,6 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
+from bench.accuracy_parts.gpumemnet import allocator
 from bench.accuracy_parts.statistics import weighted_median
 from bench.accuracy_parts.table import MIB, Run, models_in_order
 from bench.accuracy_parts.workers import each
@@ -134,17 +135,15 @@ def _without(trace: Trace, *, emptied: bool = False, beside: bool = False, scrat
 
 
 def _reserved(trace: Trace) -> float:
-    from memfit.replay.caching_allocator import CachingAllocator
-
-    allocator = CachingAllocator()
+    replayed = allocator()
     for kind, storage in zip(trace.kind.tolist(), trace.storage.tolist(), strict=True):
         if kind == ALLOCATE:
-            allocator.malloc(storage, int(trace.nbytes[storage]), int(trace.stream[storage]))
+            replayed.malloc(storage, int(trace.nbytes[storage]), int(trace.stream[storage]))
         elif kind == FREE:
-            allocator.free(storage)
+            replayed.free(storage)
         else:
-            allocator.empty_cache()
-    return allocator.peak_reserved / MIB
+            replayed.empty_cache()
+    return replayed.peak_reserved / MIB
 
 
 def _live(trace: Trace) -> float:

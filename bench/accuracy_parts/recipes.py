@@ -56,6 +56,8 @@ class Figure:
     grade: str
     measured: int
     loop: Loop
+    torch_version: str | None = None
+    """As the row's ``versions`` has it; None: not stated, and the installed one's rules are taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +146,9 @@ def _figure(row: dict[str, str], recipe: Recipe) -> Figure:
     if side not in loop and row["seq"].isdigit():
         loop[side] = int(row["seq"])
     grade = re.search(r"grade ([A-Z])", row.get("notes", ""))
+    torch_version = re.search(r"\btorch (\d+\.\d\S*)", row.get("versions", ""))
     return Figure(
+        torch_version=torch_version[1].rstrip(",") if torch_version else None,
         recipe=recipe, model=row["model"], source=row["source"], grade=grade[1] if grade else "",
         measured=round((_number(row["value"]) or 0) * _UNITS[row["unit"]]), loop=Loop(**{"net": row["model"]} | loop),
     )  # fmt: skip
@@ -157,7 +161,7 @@ def answers(figures: Sequence[Figure], workers: int) -> Iterator[list[FigureAnsw
         groups: dict[str, list[Figure]] = {}
         for figure in figures:
             if figure.loop.environment == environment:
-                groups.setdefault(f"{figure.recipe.card} {figure.loop}", []).append(figure)
+                groups.setdefault(f"{figure.recipe.card} {figure.torch_version} {figure.loop}", []).append(figure)
         yield from each(_group, list(groups.values()), workers)
 
 
@@ -172,7 +176,7 @@ def _group(figures: list[Figure]) -> list[FigureAnswer] | Untraced:
     try:
         device = find_device(figures[0].recipe.card)
         trace = trace_loop(loop, device)
-        train = footprint_on(trace, device).phases["train"]
+        train = footprint_on(trace, device, torch_version=figures[0].torch_version).phases["train"]
     except Exception as error:  # a net's own code may raise anything; the table goes on without it
         return Untraced(
             name=figures[0].model, why=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"

@@ -128,7 +128,7 @@ def _answer(run: FitRun, traced: Any) -> FitAnswer:
     device = card(run.torch)
 
     def at(batch: int) -> tuple[bool, str, float]:
-        footprint = footprint_on(traced.at(batch), device)
+        footprint = footprint_on(traced.at(batch), device, torch_version=run.torch)
         return footprint.fits, footprint.verdict, footprint.phases["train"].process_bytes / (device.usable_bytes or 1)
 
     return FitAnswer(

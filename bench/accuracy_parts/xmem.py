@@ -23,6 +23,8 @@ from memfit.device.hardware.catalogue import Device, find_device
 
 ESTIMATORS = {"xmem": "est_xmem", "dnnmem": "est_dnnmem", "schedtune": "est_schedtune", "llmem": "est_llmem"}
 MIB = 1 << 20
+TORCH = "2.6.0"
+"""Of the image that the runs were made in."""
 LOADED_LATER = (0, 30 * MIB, 250 * MIB)
 """(low, usual, high) that kernels and handles of libraries take after the context is made.
 
@@ -133,7 +135,7 @@ def _answer(run: XmemRun) -> XmemAnswer | Untraced:
     try:
         device = card(run.card)
         trace = trace_loop(loop, device)
-        footprint = footprint_on(trace, device)
+        footprint = footprint_on(trace, device, torch_version=TORCH)
     except Exception as error:  # a net's own code may raise anything; the table goes on without it
         return Untraced(name=run.model, why=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}")
     train = footprint.phases["train"]

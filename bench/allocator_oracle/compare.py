@@ -1,12 +1,17 @@
 """PyTorch's own CUDA allocator against memfit's, event by event, without a card.
 
-python bench/allocator_oracle/compare.py --site DIR [--traces 1000] [--record tests/replay/torch_2.13.0_allocator.jsonl]
+python bench/allocator_oracle/compare.py --site DIR [--falling] [--traces 1000] [--record tests/replay/FILE.jsonl]
 
-DIR holds a CUDA build of torch 2.13.0 and the headers of nvidia-cuda-runtime and nvidia-cuda-crt, unpacked:
-pip download --no-deps torch===2.13.0 nvidia-cuda-runtime nvidia-cuda-crt, and unzip each into DIR. libc10_cuda.so runs
-on device.cpp, a CUDA of arithmetic alone, so the addresses are that device's and the decisions are PyTorch's. Random
-traces over settings, streams, capacities and memory fractions; each event's address, allocated, reserved and requested
-bytes and retries must be equal. --record writes traces with their answers, which the tests replay without that build.
+DIR holds a CUDA build of torch and the headers of nvidia-cuda-runtime and nvidia-cuda-crt, unpacked:
+pip download --no-deps torch===2.13.0 nvidia-cuda-runtime nvidia-cuda-crt, and unzip each into DIR, without the
+libcudart.so that comes with the headers. libc10_cuda.so runs on device.cpp, a CUDA of arithmetic alone: the addresses
+are that device's and the decisions are PyTorch's. Random traces over settings, streams, capacities and memory
+fractions; each event's address, allocated, reserved and requested bytes and retries must be equal. --record writes
+traces with their answers, which the tests replay without that build.
+
+--falling: each address is below those before, as with a driver for Linux. A torch that takes the oldest of equal blocks
+(2.13) must do so then too; memfit counts addresses upwards for it, so that only their bytes are compared, and without
+expandable segments, whose further ranges torch searches by address.
 """
 
 from __future__ import annotations
@@ -16,12 +21,14 @@ import hashlib
 import json
 import os
 import random
+import runpy
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
-from memfit.replay.allocator_config import AllocatorConfig
+from memfit.replay.allocator_config import AllocatorConfig, takes_youngest
 from memfit.replay.caching_allocator import CachingAllocator
 from memfit.replay.errors import OutOfMemory
 
@@ -91,6 +98,7 @@ def memfit_states(ops: list[Op], allocator: CachingAllocator) -> tuple[list[Op],
 def torch_states(driver: Path, case: dict[str, object], ops: list[Op]) -> list[State]:
     """What PyTorch's allocator answers."""
     env = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": str(case["settings"]), "MEMFIT_TOTAL": str(case["total"])}
+    env["MEMFIT_FALLING"] = str(int(bool(case["falling"])))
     if case["capacity"] is not None:
         env["MEMFIT_CAPACITY"] = str(case["capacity"])
     if case["fraction"] is not None:
@@ -107,14 +115,28 @@ def written(op: Op) -> str:
     return f"{op[1]}:{op[2]}@{op[3]}" if op[0] == "m" else f"-{op[1]}" if op[0] == "f" else "e"
 
 
-def random_case(dice: random.Random) -> tuple[dict[str, object], list[Op]]:
+def config_of(case: dict[str, object]) -> AllocatorConfig:
+    """memfit's settings for a case."""
+    return replace(AllocatorConfig.parse(str(case["settings"])), youngest_first=takes_youngest(str(case["torch"])))
+
+
+def compared(states: list[State], case: dict[str, object]) -> list[State]:
+    """States as they are compared: without addresses (1: any) where torch's fall and memfit's grow."""
+    if not case["falling"] or takes_youngest(str(case["torch"])):
+        return states
+    return [(int(address != 0), *rest) for address, *rest in states]  # type: ignore[misc]
+
+
+def random_case(dice: random.Random, torch_version: str, falling: bool) -> tuple[dict[str, object], list[Op]]:
     """Settings, limits around what the trace needs without any, and the trace."""
-    settings = dice.choice(SETTINGS)
-    config = AllocatorConfig.parse(settings)
+    only_bytes = falling and not takes_youngest(torch_version)
+    settings = [text for text in SETTINGS if not (only_bytes and "expandable" in text)]
+    case: dict[str, object] = {"torch": torch_version, "falling": falling, "settings": dice.choice(settings)}
+    config = config_of(case)
     ops = random_trace(dice, dice.choice([60, 300, 1200]))
     free = CachingAllocator(None, config)
     memfit_states(ops, free)
-    case: dict[str, object] = {"settings": settings, "capacity": None, "fraction": None, "total": 1 << 40}
+    case |= {"capacity": None, "fraction": None, "total": 1 << 40}
     if config.garbage_collection_threshold or dice.random() < 0.2:
         case["fraction"] = fraction = round(dice.uniform(0.05, 0.95), 3)
         case["capacity"] = case["total"] = int(free.peak_reserved * dice.uniform(0.7, 1.3) / fraction) + MIB
@@ -148,19 +170,20 @@ def main() -> int:
     options.add_argument("--site", type=Path, required=True)
     options.add_argument("--traces", type=int, default=1000)
     options.add_argument("--first", type=int, default=0, help="seed of the first trace")
+    options.add_argument("--falling", action="store_true", help="each address is below those before")
     options.add_argument("--record", type=Path)
     given = options.parse_args()
+    torch_version = str(runpy.run_path(str(given.site / "torch" / "version.py"))["__version__"])
     events = failures = retries = 0
     lines = []
     with tempfile.TemporaryDirectory() as folder:
         driver = build(given.site.resolve(), Path(folder))
         for seed in range(given.first, given.first + given.traces):
-            case, ops = random_case(random.Random(seed))
-            config = AllocatorConfig.parse(str(case["settings"]))
+            case, ops = random_case(random.Random(seed), torch_version, given.falling)
             fraction, total, capacity = case["fraction"], case["total"], case["capacity"]
             allowed = int(fraction * total) if fraction is not None else None  # type: ignore[operator]
-            kept, ours = memfit_states(ops, CachingAllocator(capacity, config, allowed=allowed))  # type: ignore[arg-type]
-            theirs = torch_states(driver, case, kept)
+            kept, ours = memfit_states(ops, CachingAllocator(capacity, config_of(case), allowed=allowed))  # type: ignore[arg-type]
+            ours, theirs = compared(ours, case), compared(torch_states(driver, case, kept), case)
             if ours != theirs:
                 at = next(i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1])
                 print(f"seed {seed} {case}: event {at} {kept[at]}: torch {theirs[at]}, memfit {ours[at]}")

@@ -1,4 +1,5 @@
-// A CUDA runtime, driver and NVML of nothing but arithmetic: memory is counted, addresses only grow, nothing is touched.
+// A CUDA runtime, driver and NVML of nothing but arithmetic: memory is counted, nothing is touched. Addresses only grow,
+// or only fall, as those of a driver for Linux do, where MEMFIT_FALLING is 1.
 // With it PyTorch's own CUDA allocator (libc10_cuda.so) runs on a machine without a card.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -20,8 +21,10 @@ size_t setting(const char* name, size_t otherwise) {
 size_t capacity() { static size_t value = setting("MEMFIT_CAPACITY", size_t{1} << 50); return value; }
 size_t total() { static size_t value = setting("MEMFIT_TOTAL", size_t{1} << 40); return value; }
 size_t addresses(size_t nbytes) {
-  size_t first = next_address;
-  next_address += (nbytes + kPage - 1) / kPage * kPage;
+  static bool falls = setting("MEMFIT_FALLING", 0);
+  size_t pages = (nbytes + kPage - 1) / kPage * kPage;
+  size_t first = falls ? next_address - pages : next_address;
+  next_address = falls ? first : first + pages;
   return first;
 }
 bool take(size_t key, size_t nbytes) {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from memfit.footprint import Footprint
 from memfit.job import Shape
 from memfit.mesh import communicators
 from memfit.replay import footprint
-from memfit.replay.allocator_config import AllocatorConfig
+from memfit.replay.allocator_config import AllocatorConfig, takes_youngest
 from memfit.replay.caching_allocator import CachingAllocator
 from memfit.replay.cpu_allocator import CpuAllocator
 from memfit.replay.margins import margin_of
@@ -114,7 +114,13 @@ def answer(question: TracedQuestion, name: str, device: Device, seconds: float =
 
 
 def footprint_on(
-    trace: Trace, device: Device, world: int = 1, allocator: str = "default", *, mesh: Mapping[str, int] | None = None
+    trace: Trace,
+    device: Device,
+    world: int = 1,
+    allocator: str = "default",
+    *,
+    mesh: Mapping[str, int] | None = None,
+    torch_version: str | None = None,
 ) -> Footprint:
     """A trace replayed through the device's allocator, under its memory.
 
@@ -122,6 +128,7 @@ def footprint_on(
         world: ranks; what their communicators hold lies outside of the allocator.
         mesh: the ranks by dimension, where they have several: each has a communicator of its own.
         allocator: how a card's allocator makes its segments, as a plan has it.
+        torch_version: the version whose allocator is replayed; None: the installed one.
 
     Raises:
         InputError: the device's memory is not known.
@@ -135,9 +142,12 @@ def footprint_on(
     context = (device.context_low or 0, device.context_bytes or 0, device.context_high or 0)
     low, usual, high = (own + shared for own, shared in zip(context, nccl, strict=True))
     outside = Outside(bytes=usual, low=low, high=high)
+    config = AllocatorConfig(expandable_segments=allocator == "expandable_segments")
+    if torch_version is not None:
+        config = replace(config, youngest_first=takes_youngest(torch_version))
     return footprint(
         with_third_window(trace),
-        partial(CachingAllocator, config=AllocatorConfig(expandable_segments=allocator == "expandable_segments")),
+        partial(CachingAllocator, config=config),
         device.usable_bytes - outside.bytes,
         device.usable_bytes,
         outside,

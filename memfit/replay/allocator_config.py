@@ -1,4 +1,5 @@
-"""AllocatorConfig: the settings of PyTorch's CUDA caching allocator, as PYTORCH_CUDA_ALLOC_CONF writes them.
+"""AllocatorConfig: the settings of PyTorch's CUDA caching allocator, as PYTORCH_CUDA_ALLOC_CONF writes them, and what
+differs between versions.
 
 Source: c10/core/AllocatorConfig.{h,cpp} of torch 2.13.0; tests/replay/test_config.py compares with the installed torch.
 Settings that do not change the bytes reserved on the card (pinned host memory, locking, IPC) are read and passed by.
@@ -7,9 +8,12 @@ Settings that do not change the bytes reserved on the card (pinned host memory, 
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, replace
+import re
+from dataclasses import dataclass, field, replace
+from functools import cache
 
 from memfit.errors import InputError
+from memfit.installation import version_of
 
 MIB = 1 << 20
 MIN_LARGE_MIB = 10
@@ -27,6 +31,26 @@ _READ = (
     "expandable_segments", "max_split_size_mb", "max_non_split_rounding_mb", "large_segment_size_mb",
     "garbage_collection_threshold", "roundup_power2_divisions", "per_process_memory_fraction",
 )  # fmt: skip
+
+
+OLDEST_FIRST = (2, 12)
+"""The first minor version of torch whose allocator orders blocks of one size by age (pytorch/pytorch pull request
+178362; from 2.13 on by the age of their segments, 183591). Earlier ones order them by address."""
+
+
+def takes_youngest(torch_version: str) -> bool:
+    """Whether this version of torch takes, of free blocks of one size, the one in the youngest segment.
+
+    Up to 2.11 it takes the lowest address, and the driver places each segment below the ones before. From 2.13 on it
+    takes the oldest segment. 2.12 takes the block that was split off first, which is not modelled: it counts as 2.13.
+    """
+    match = re.match(r"(\d+)\.(\d+)", torch_version)
+    return match is not None and (int(match[1]), int(match[2])) < OLDEST_FIRST
+
+
+@cache
+def _installed_takes_youngest() -> bool:
+    return takes_youngest(version_of("torch"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +72,8 @@ class AllocatorConfig:
     """Steps between two powers of two to which a request is rounded up, for each of the CLASSES (0 and 1: off)."""
     per_process_memory_fraction: float = 1.0
     """The part of the card's total memory that may be reserved (1: no limit but the card's)."""
+    youngest_first: bool = field(default_factory=_installed_takes_youngest)
+    """No setting but a rule of the version, ``takes_youngest``; default: the installed torch's."""
 
     @classmethod
     def parse(cls, text: str) -> AllocatorConfig:

@@ -4,9 +4,9 @@ Source: c10/cuda/CUDACachingAllocator.cpp (malloc, get_free_block, alloc_block, 
 garbage_collect_cached_blocks, release_available_cached_blocks, release_cached_blocks) and c10/core/AllocatorConfig.h of
 torch 2.13.0. A block that another stream used (``record_stream``) is freed with ``awaits_event``: it comes back when
 the event is over, or when a request fails and waits for it. As in PyTorch, that request then asks the device alone and
-not the pool, so that it can fail although the block would hold it (pytorch/pytorch issue 189504). Left out: CUDA
-graphs' private pools and user memory pools; the order in which the driver hands out addresses, which decides
-only between free blocks of equal size in different segments (here the older segment first).
+not the pool, so that it can fail although the block would hold it (pytorch/pytorch issue 189504). Of free blocks of
+equal size the one with the lowest address is taken: see ``AllocatorConfig.youngest_first``. Left out: CUDA graphs'
+private pools and user memory pools.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CachingAllocator:
         self.allocated = self.requested = self.retries = 0
         """Bytes of live blocks; bytes asked for in them; times that the cache was released for a request."""
         self.peak_allocated = self.peak_requested = 0
-        self._memory = DeviceMemory(capacity)
+        self._memory = DeviceMemory(capacity, falls=config.youngest_first)
         self._live: dict[int, Block | None] = {}
         self._awaiting: list[int] = []
         """Freed storages whose blocks another stream still uses, in order."""

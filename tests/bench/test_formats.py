@@ -107,9 +107,12 @@ def test_every_estimator_is_judged_on_the_runs_that_it_has_an_estimate_for(tmp_p
 def test_recipes_name_the_loops_of_their_rows_and_other_rows_are_counted(tmp_path):
     row = dict.fromkeys(recipes.COLUMNS, "")
     row |= {"source": "highwaterlabs/torch-preflight x", "model": "bert-base-uncased", "batch": "8", "seq": "256",
-            "precision": "fp16 autocast", "metric": "max_memory_allocated", "unit": "bytes", "value": "7"}  # fmt: skip
+            "precision": "fp16 autocast", "metric": "max_memory_allocated", "unit": "bytes", "value": "7",
+            "versions": "driver 5, torch 2.11.0+cu128, timm 1"}  # fmt: skip
     rows = [row, row | {"value": "OOM"}, row | {"source": "someone"}, row | {"unit": "GiB", "value": "1.5"}]
-    figures, without = recipes.read(table(tmp_path / "t.csv", recipes.COLUMNS, *rows))
+    rows[3]["versions"] = "not stated"
+    figures, without = recipes.read(table(tmp_path / "t.csv", [*recipes.COLUMNS, "versions"], *rows))
+    assert [figure.torch_version for figure in figures] == ["2.11.0+cu128", None]
     assert without == 2
     assert [figure.measured for figure in figures] == [7, 3 << 29]
     asked = figures[0].loop

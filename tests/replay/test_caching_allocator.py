@@ -1,16 +1,22 @@
 """The caching allocator's rules, one exact example each."""
 
+import importlib.metadata
+from dataclasses import replace
+
 import pytest
 
-from memfit.replay.allocator_config import AllocatorConfig
+from memfit.replay.allocator_config import AllocatorConfig, takes_youngest
 from memfit.replay.caching_allocator import CachingAllocator, round_size, segment_size
 from memfit.replay.errors import OutOfMemory
 
 KIB, MIB = 1 << 10, 1 << 20
 
 
-def allocator(capacity: int | None = None, settings: str = "", **more: object) -> CachingAllocator:
-    return CachingAllocator(capacity, AllocatorConfig.parse(settings), history=[], **more)  # type: ignore[arg-type]
+def allocator(
+    capacity: int | None = None, settings: str = "", youngest_first: bool = False, **more: object
+) -> CachingAllocator:
+    config = replace(AllocatorConfig.parse(settings), youngest_first=youngest_first)
+    return CachingAllocator(capacity, config, history=[], **more)  # type: ignore[arg-type]
 
 
 def malloc(a: CachingAllocator, *sizes: int, first: int = 0, stream: int = 0) -> None:
@@ -80,13 +86,21 @@ def test_the_smallest_sufficient_free_block_is_taken() -> None:
     assert address(a, 3) == address(a, 1)
 
 
-def test_among_equal_free_blocks_the_lowest_address_is_taken() -> None:
-    a = allocator()
+@pytest.mark.parametrize(("torch_version", "taken"), [("2.6.0", 2), ("2.11.0", 2), ("2.12.0", 0), ("2.13.0+cpu", 0)])
+def test_among_equal_segments_torch_2_11_takes_the_youngest_and_later_ones_the_oldest(
+    torch_version: str, taken: int
+) -> None:
+    a = allocator(youngest_first=takes_youngest(torch_version))
     malloc(a, 12 * MIB, 12 * MIB, 12 * MIB)
+    lies_at = [address(a, storage) for storage in range(3)]
     for storage in (2, 0, 1):
         a.free(storage)
     malloc(a, 12 * MIB, first=3)
-    assert address(a, 3) == address(a, 0)
+    assert address(a, 3) == lies_at[taken]
+
+
+def test_the_rule_is_that_of_the_installed_torch_unless_another_is_named() -> None:
+    assert AllocatorConfig().youngest_first == takes_youngest(importlib.metadata.version("torch"))
 
 
 def test_small_blocks_split_down_to_512_bytes() -> None:
