@@ -93,6 +93,23 @@ def test_rates_and_the_context_are_ordered(key: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "held"),
+    [
+        ("rtx3060", 11.66 - 11.37 - 174.05 / 1024), ("rtx3060", 11.68 - 11.37 - 211.54 / 1024),
+        ("rtx4060", 7.46 - 7.13 - 222.83 / 1024), ("l4", 21.96 - 21.65 - 66.83 / 1024),
+        ("rtx2080ti", 10.69 - 10.48 - 29.33 / 1024), ("a6000", 43.35 - 14.48 - 28.52),
+        ("v100-32gb", 31.72 - 29.66 - 1.68), ("v100-16gb", 15.75 - 14.89 - 497.13 / 1024),
+        ("a10g", 22.04 - 21.75 - 15.17 / 1024), ("b200", 168.34 - 167.64 - 4.62 / 1024),
+    ],
+)  # fmt: skip
+def test_a_context_holds_what_messages_of_the_card_leave_beside_the_allocator(key: str, held: float) -> None:
+    """Bytes in use less allocated less reserved but unallocated, in GiB of two decimals each."""
+    context = find_device(key).context_bytes
+    assert context is not None
+    assert context == pytest.approx(held * GIB, abs=0.02 * GIB)
+
+
+@pytest.mark.parametrize(
     ("key", "nbytes"), [("a100-80gb", 8_519_680), ("rtx4090", 8_519_680), ("h100", 32 * MIB), ("rtx5090", 32 * MIB)]
 )
 def test_cublas_workspaces_are_larger_from_hopper_on(key: str, nbytes: int) -> None:
