@@ -104,6 +104,26 @@ def test_every_estimator_is_judged_on_the_runs_that_it_has_an_estimate_for(tmp_p
     assert figures["llmem_median"] is None
 
 
+def test_half_of_a_convolution_net_s_weights_may_be_in_the_first_reading(tmp_path):
+    (run,) = xmem.read(table(tmp_path / "t.csv", list(XMEM), XMEM | {"seq_or_image": "86x86x3"}))
+    answer = xmem.XmemAnswer(
+        run=run, net_kind="k", predicted=1050, low=900, high=1300, fits=True, verdict="yes", copied_early=100
+    )
+    assert (answer.error, answer.error_from_empty) == pytest.approx((0.05, 0.15))
+    figures = xmem.statistics([answer])
+    assert figures["memfit_p90"] == pytest.approx(0.05)
+    assert figures["memfit_p90_from_empty"] == pytest.approx(0.15)
+
+
+def test_weights_are_parameters_and_buffers(monkeypatch):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 10), nn.BatchNorm1d(10))
+    monkeypatch.setattr(loop, "build_net", lambda asked: Built(net=net))
+    own = Loop(net="x", kind="torchvision", batch=2, image=8, optimizer="SGD", iterations=1)
+    trace = trace_loop(own, find_device("rtx3060"))
+    floats = 3 * 8 * 8 * 10 + 10 + 4 * 10
+    assert xmem.weight_bytes(trace) == 4 * floats + 8, "and batch norm's count of batches"
+
+
 def test_recipes_name_the_loops_of_their_rows_and_other_rows_are_counted(tmp_path):
     row = dict.fromkeys(recipes.COLUMNS, "")
     row |= {"source": "highwaterlabs/torch-preflight x", "model": "bert-base-uncased", "batch": "8", "seq": "256",
