@@ -13,6 +13,7 @@ import numpy as np
 
 from memfit.events import ALLOCATE, CATEGORIES, EMPTY_CACHE, FAILED, FREE, Trace
 from memfit.footprint import Footprint, PeakLocation, PhaseFootprint, Request
+from memfit.replay.cudnn_workspaces import optional_storages
 from memfit.replay.errors import OutOfMemory
 from memfit.replay.margins import Margin
 
@@ -165,6 +166,7 @@ def _run(trace: Trace, allocator: Allocator) -> dict[str, _Peak]:
     malloc, free = allocator.malloc, allocator.free
     peaks: dict[str, _Peak] = {}
     missing: set[int] = set()
+    optional = optional_storages(trace)
     for label, start, end in trace.phases:
         name = label
         if label == FAILED:
@@ -180,6 +182,9 @@ def _run(trace: Trace, allocator: Allocator) -> dict[str, _Peak]:
                 try:
                     malloc(storage, nbytes[storage], streams[storage])
                 except OutOfMemory as error:
+                    if storage in optional:
+                        missing.add(storage)
+                        continue
                     raise _FailedError(_request(trace, name, nbytes[storage], event)) from error
                 if allocator.allocated > peak.allocated:
                     peak.allocated, peak.event = allocator.allocated, event

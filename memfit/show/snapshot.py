@@ -16,6 +16,7 @@ from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 from memfit.replay.allocator_config import AllocatorConfig
 from memfit.replay.block_pool import LIVE, Block, History
 from memfit.replay.caching_allocator import CachingAllocator
+from memfit.replay.cudnn_workspaces import optional_storages
 from memfit.replay.errors import OutOfMemory
 
 Frames = list[dict[str, Any]]
@@ -35,9 +36,15 @@ def snapshot(trace: Trace, capacity: int | None = None, config: AllocatorConfig 
     allocator = CachingAllocator(capacity, config, history=history)
     frames = _Frames(trace)
     entries: list[dict[str, Any]] = []
+    optional, missing = optional_storages(trace), set[int]()
     for phase, start, end in trace.phases:
         for event in range(start, end):
+            if trace.kind[event] == FREE and int(trace.storage[event]) in missing:
+                continue
             failed = _apply(allocator, trace, event)
+            if failed and int(trace.storage[event]) in optional:
+                missing.add(int(trace.storage[event]))
+                failed = False
             here = frames.of(event, phase)
             for row in history:
                 entries.extend(_entries(row, event, here))

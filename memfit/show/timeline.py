@@ -10,6 +10,7 @@ import numpy as np
 from memfit.device.hardware.catalogue import Device
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 from memfit.replay.caching_allocator import CachingAllocator
+from memfit.replay.cudnn_workspaces import optional_storages
 from memfit.replay.errors import OutOfMemory
 
 MOST = 2000
@@ -122,14 +123,18 @@ def _replay(trace: Trace, capacity: int | None) -> tuple[np.ndarray, int | None]
     held = np.zeros(len(trace.kind), np.int64)
     rows = zip(trace.kind.tolist(), trace.storage.tolist(), strict=True)
     nbytes, streams = trace.nbytes.tolist(), trace.stream.tolist()
+    optional, missing = optional_storages(trace), set[int]()
     for event, (kind, storage) in enumerate(rows):
         if kind == ALLOCATE:
             try:
                 allocator.malloc(storage, nbytes[storage], streams[storage])
             except OutOfMemory:
-                return held, event
+                if storage not in optional:
+                    return held, event
+                missing.add(storage)
         elif kind == FREE:
-            allocator.free(storage)
+            if storage not in missing:
+                allocator.free(storage)
         else:
             allocator.empty_cache()
         held[event] = allocator.reserved
