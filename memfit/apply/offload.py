@@ -13,8 +13,9 @@ from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
-from memfit.torch_compat.attributes import storage_id, storage_id_of, version_of
+from memfit.torch_compat.attributes import local_tensor, storage_id, storage_id_of, version_of
 
 LEAST = 1 << 16
 """Storages of fewer bytes stay on the device: copying them takes longer than it is worth."""
@@ -44,34 +45,43 @@ class _Copy:
 
 
 class _OffloadedTensor:
-    """Stands for a tensor whose bytes are on the host."""
+    """Stands for a tensor whose bytes are on the host; of a DTensor, those of this rank's part."""
 
     def __init__(self, copy: _Copy, tensor: Tensor) -> None:
         copy.tensors += 1
-        self._copy, self._shape, self._stride = copy, tensor.shape, tensor.stride()
-        self._offset = tensor.storage_offset()
+        local = local_tensor(tensor)
+        self._copy, self._shape, self._stride = copy, local.shape, local.stride()
+        self._offset = local.storage_offset()
+        self._of = (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else None
+        self._whole = (tensor.shape, tensor.stride())
 
     def back(self) -> Tensor:
-        return self._copy.back().as_strided(self._shape, self._stride, self._offset)
+        local = self._copy.back().as_strided(self._shape, self._stride, self._offset)
+        if self._of is None:
+            return local
+        (mesh, placements), (shape, stride) = self._of, self._whole
+        with torch.no_grad():
+            return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
 def saved_tensors_on_host(module: nn.Module) -> AbstractContextManager[None]:
     """Context in which the tensors that operators save for the backward move to the host; weights and buffers of the
     module stay.
     """
-    stays = {storage_id_of(t) for t in (*module.parameters(), *module.buffers())}
-    known: dict[tuple[int, int, torch.dtype], tuple[weakref.ref[torch.UntypedStorage], _Copy]] = {}
+    stays = {storage_id_of(local_tensor(t)) for t in (*module.parameters(), *module.buffers())}
+    known: dict[tuple[int, int, int, torch.dtype], tuple[weakref.ref[torch.UntypedStorage], _Copy]] = {}
 
     def pack(tensor: Tensor) -> Tensor | _OffloadedTensor:
-        if tensor.layout is not torch.strided or tensor.untyped_storage().nbytes() < LEAST:
+        local = local_tensor(tensor)
+        if local.layout is not torch.strided or local.untyped_storage().nbytes() < LEAST:
             return tensor
-        storage = tensor.untyped_storage()
+        storage = local.untyped_storage()
         if storage_id(storage) in stays:
             return tensor
-        key = (storage_id(storage), version_of(tensor), tensor.dtype)
+        key = (storage_id(storage), version_of(tensor), version_of(local), local.dtype)
         ref, copy = known.get(key, (None, None))
         if copy is None or ref is None or ref() is not storage:  # another storage may have a freed one's id
-            copy = _Copy(tensor)
+            copy = _Copy(local)
             known[key] = (weakref.ref(storage), copy)
         return _OffloadedTensor(copy, tensor)
 

@@ -1,7 +1,11 @@
 """pytest tests/apply/test_offload.py: what waits on the host, and that nothing changes by it."""
 
+import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
 
 from memfit.apply.offload import LEAST, _OffloadedTensor, saved_tensors_on_host
 
@@ -73,3 +77,28 @@ def test_it_can_be_gone_through_twice():
     once = x.grad.clone()
     loss.backward()
     assert torch.equal(x.grad, 2 * once)
+
+
+@pytest.fixture
+def mesh():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
+    dist.destroy_process_group()
+
+
+def test_tensors_that_are_cut_over_ranks_wait_on_the_host_too(mesh):
+    def on_the_mesh(tensor):
+        return DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
+
+    values, weights = torch.randn(8, WIDE), torch.randn(WIDE, 16)
+    expected, x = values.clone().requires_grad_(), values.clone().requires_grad_()
+    (expected.exp() @ weights).sin().sum().backward()
+    put_away = []
+    hooks = saved_tensors_on_host(nn.Module())
+    pack = hooks.pack_hook
+    hooks.pack_hook = lambda tensor: put_away.append(pack(tensor)) or put_away[-1]
+    with hooks:
+        loss = (on_the_mesh(x).exp() @ on_the_mesh(weights)).sin().sum()
+    loss.to_local().backward()
+    assert sum(isinstance(item, _OffloadedTensor) for item in put_away) >= 2
+    assert torch.equal(x.grad, expected.grad)
