@@ -20,6 +20,8 @@ FAILED = "failed"
 """The phase of an attempt that ran out of memory, and was made again with less: its events are no need of the run."""
 TO_HOST, TO_DEVICE = "to_host", "to_device"
 """Names of the operators that copy over the link between a card and its host."""
+OVER = " over "
+"""Between a collective's name and the dimension of the mesh whose ranks it joins, in the name of its operator."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -106,7 +106,7 @@ def _card(card: Device) -> list[str]:
             text = UNKNOWN
         elif field in RATES:
             text = f"{_number(value, 1e12)} TFLOP/s"
-        elif field in ("bandwidth", "link_bytes"):
+        elif field in ("bandwidth", "link_bytes", "network_bytes"):
             text = f"{_number(value, 1e9)} GB/s"
         elif field == "compute_capability":
             text = ".".join(map(str, value))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from memfit.device.hardware.catalogue import Device
+from memfit.device.hardware.catalogue import Device, interconnect_of
+from memfit.device.hardware.cluster import Cluster, GroupLink
 from memfit.errors import InputError
 from memfit.mesh import MeshShape
 
@@ -35,6 +36,8 @@ class PlanRequest:
     """Data-parallel ranks."""
     mesh: MeshShape | None = None
     """The ranks by dimension, of which ``devices`` take samples of their own; None: those alone."""
+    cluster: Cluster | None = None
+    """Nodes and links of the ranks; None: one node."""
     engine: str | None = None
     """None: the fastest engine that fits."""
     seed: int = 0
@@ -51,6 +54,21 @@ class PlanRequest:
     def world(self) -> int:
         """Ranks, each on a device of its own."""
         return self.devices if self.mesh is None else self.mesh.world
+
+    @property
+    def links(self) -> dict[str, GroupLink] | None:
+        """What joins the ranks of each dimension of the mesh, and all ranks (""); None without a mesh, or where the
+        card's link is not known.
+        """
+        link = interconnect_of(self.device)
+        if self.mesh is None or (self.cluster is None and link is None):
+            return None
+        if self.cluster is None:
+            assert link is not None
+            cluster = Cluster(nodes=1, cards=self.world, link=link)
+        else:
+            cluster = self.cluster
+        return {name: cluster.joins(self.mesh, name) for name in self.mesh.sizes()} | {"": cluster.joins_all()}
 
     def __post_init__(self) -> None:
         _check_words("--keep", self.keep, KEEP)

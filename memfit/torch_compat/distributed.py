@@ -16,6 +16,7 @@ from memfit.torch_compat.versions import lacks, release_number
 try:
     import torch.nn.parallel.distributed as ddp
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.distributed_c10d import _resolve_process_group
     from torch.distributed.fsdp._fully_shard import _fsdp_param as fsdp_param
     from torch.distributed.tensor._random import OffsetBasedRNGTracker
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -35,6 +36,13 @@ SHAPE_PROPAGATION = (
 """Methods of ShardingPropagator that compute shapes on tensors of the global shape; a version has some of them."""
 CHUNKS = "_chunk_with_empty"
 """For patches of ``fsdp_param``: what cuts a parameter into the shards of all ranks."""
+
+
+def group_words(group: Any) -> str:
+    """What torch calls a process group, given itself or its name: ``mesh_tp`` of a mesh's dimension."""
+    resolve: Any = _resolve_process_group
+    known = resolve(group) if isinstance(group, str) else group
+    return str(known.group_desc)
 
 
 class Chunks(Sequence[Tensor]):

@@ -7,7 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from memfit.events import OVER
 from memfit.torch_compat.attributes import schema_of
+from memfit.torch_compat.distributed import group_words
 
 HOLDS = {
     "fsdp::all_gather_copy_in": ("all_gather_output", "communication"),
@@ -25,6 +27,18 @@ _NAMESPACES = frozenset({"c10d", "c10d_functional", "_c10d_functional", "_c10d_f
 def is_collective(func: Any) -> bool:
     """Whether an operator waits for other ranks, so that it cannot be run by itself."""
     return func.namespace in _NAMESPACES
+
+
+def collective_name(func: Any, args: Any, kwargs: Any) -> str:
+    """The operator's name and the dimension of the mesh whose ranks it joins, ``all_reduce over tp``; the name alone
+    where it does not say its group.
+    """
+    names = [argument.name for argument in schema_of(func).arguments]
+    if "group_name" not in names:
+        return str(func)
+    position = names.index("group_name")
+    group = kwargs.get("group_name", args[position] if position < len(args) else None)
+    return f"{str(func).split('.')[1]}{OVER}{group_words(group).removeprefix('mesh_')}"
 
 
 def held(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Tensor, str]]:

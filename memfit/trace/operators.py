@@ -12,7 +12,7 @@ from torch.utils.flop_counter import flop_registry
 
 from memfit.device.virtual import cudnn_benchmark, workspace
 from memfit.torch_compat.attributes import schema_of
-from memfit.trace.collectives import HOLDS
+from memfit.trace.collectives import HOLDS, is_collective
 
 _COPIES = frozenset({torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default})
 
@@ -29,6 +29,8 @@ class Operator:
     """It may move data between host and device."""
     holds: bool
     """It communicates between ranks, and its arguments are buffers of that."""
+    joins: bool
+    """It waits for other ranks."""
     searches: bool
     """cuDNN chooses among plans for it."""
     takes: bool
@@ -48,6 +50,7 @@ def operator(func: Any) -> Operator:
             writes=schema.is_mutable,
             copies=func in _COPIES,
             holds=schema.name in HOLDS,
+            joins=is_collective(func),
             searches=func in cudnn_benchmark.CONVOLUTIONS,
             takes=func in workspace.TAKING,
         )

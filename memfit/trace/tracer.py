@@ -220,7 +220,8 @@ class Tracer(EventRecord, TorchDispatchMode):
         if kind.writes and self.part == "forward":
             self._see_overwritten(args[0] if args else None)
         done = work(kind.flops, args, kwargs, out) if kind.flops else 0
-        self._note_operator(str(func), node, done, moved, func, args, kwargs)
+        name = collectives.collective_name(func, args, kwargs) if kind.joins else str(func)
+        self._note_operator(name, node, done, moved, func, args, kwargs)
 
     def _note_operator(
         self, name: str, node: Any, work: int, moved: int, func: Any, args: Any, kwargs: Any

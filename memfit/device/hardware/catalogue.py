@@ -53,6 +53,10 @@ class Device:
     link: str | None = None
     link_bytes: float | None = None
     """To another card or to the host, a second, in one direction."""
+    network: str | None = None
+    """What joins nodes of such cards, as the maker builds them."""
+    network_bytes: float | None = None
+    """To other nodes, a second and card, in one direction."""
     context_bytes: int | None = None
     """Held by a process outside the allocator: context, loaded kernels and libraries' handles."""
     context_low: int | None = None
@@ -88,6 +92,8 @@ class Interconnect:
     """A second and rank, in one direction."""
     step_seconds: float
     """Of one step of a ring, whatever it carries."""
+    between_nodes: bool = False
+    """Whether it joins nodes, so that ``bytes`` are of one adapter."""
     sources: dict[str, str] = field(default_factory=dict, compare=False)
 
 
@@ -101,6 +107,20 @@ def interconnects() -> dict[str, Interconnect]:
     """Every interconnect of catalogue.toml, by key."""
     return {key: Interconnect(key=key, **_split(table)[0], sources=_split(table)[1])
             for key, table in _tables()["interconnects"].items()}  # fmt: skip
+
+
+def networks() -> dict[str, Interconnect]:
+    """The interconnects that join nodes, by key."""
+    return {key: each for key, each in interconnects().items() if each.between_nodes}
+
+
+def find_network(name: str) -> Interconnect:
+    """The network that the command line calls so.
+
+    Raises:
+        InputError: no such network; names the nearest one.
+    """
+    return _named("network", networks(), name)
 
 
 def interconnect_of(device: Device) -> Interconnect | None:
@@ -171,7 +191,8 @@ def _slice(device: Device, profile: str, figures: tuple[float, int, int], source
         device, key=f"{device.key}:{profile}", name=f"{device.name} MIG {profile}", multiprocessors=multiprocessors,
         memory_bytes=nbytes, usable_bytes=nbytes - _tables()["held_back"]["value"],
         bandwidth=device.bandwidth and device.bandwidth * eighths / 8, board_watts=None, link=None, link_bytes=None,
-        nccl_bytes=None, sources=sources, **{name: rate and rate * part for name, rate in rates.items()},
+        network=None, network_bytes=None, nccl_bytes=None, sources=sources,
+        **{name: rate and rate * part for name, rate in rates.items()},
     )  # fmt: skip
 
 
@@ -222,11 +243,11 @@ def read_cards(path: Path) -> dict[str, Device]:
     return cards
 
 
-_TEXTS = ("name", "link")
+_TEXTS = ("name", "link", "network")
 _TRIPLES = ("context_bytes",)
 _FIGURES = (
     "multiprocessors", "memory_bytes", "bf16_flops", "fp16_flops", "tf32_flops", "fp32_flops", "bandwidth",
-    "board_watts", "link_bytes", "nccl_bytes",
+    "board_watts", "link_bytes", "network_bytes", "nccl_bytes",
 )  # fmt: skip
 _NEEDED = ("name", "compute_capability", "memory_bytes")
 

@@ -132,7 +132,7 @@ def _sizes(
     traced = traced_job.trace(shape_of(search.job, micro), best.modes, accumulated=name == "split")
     seconds = None
     if search.device.is_cuda:
-        beyond = search.micro_seconds(best) - traced_job.total_seconds(chosen)
+        beyond = best.micro_seconds - traced_job.total_seconds(chosen)
         seconds = search.seconds(geometry, traced_job.total_seconds(traced) + max(beyond, 0.0))
     elif not best.modes:
         seconds = search.seconds(geometry, search.kept_seconds(micro))
@@ -202,7 +202,7 @@ def _precision(
     seconds = None
     if device.is_cuda and traced_job.knows_rates:
         more = traced_job.total_seconds(traced, other) - traced_job.total_seconds(chosen)
-        seconds = search.seconds(best.geometry, search.micro_seconds(best) + more)
+        seconds = search.seconds(best.geometry, best.micro_seconds + more)
     return {"precision": TracedVariant(peak=_peak(traced, device), seconds=seconds)}, {}
 
 

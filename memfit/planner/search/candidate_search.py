@@ -54,6 +54,8 @@ class Candidate:
     fits: bool
     traced: bool
     """Whether these were traced, or follow from another micro-batch."""
+    micro_seconds: float
+    """Of ``rank``, what one of its micro-batches takes, without what it waits for other ranks."""
 
 
 class CandidateSearch:
@@ -136,11 +138,6 @@ class CandidateSearch:
         others += [self.estimate(g) for g in self.geometries if g.micro_batch not in known]
         return sorted((candidate for candidate in others if candidate.fits), key=lambda candidate: candidate.rank)[:3]
 
-    def micro_seconds(self, candidate: Candidate) -> float:
-        """Seconds of one of its micro-batches, by which candidates are ranked."""
-        longest = max(sum(rank) for rank in candidate.geometry.micro_batches)
-        return (candidate.rank - self._window(candidate.geometry, 0.0)) * candidate.geometry.micro_batch / longest
-
     def seconds(self, geometry: Geometry, micro_seconds: float) -> float | None:
         """Seconds of a window of such micro-batches; None where the device's rates are not known."""
         return self._window(geometry, micro_seconds) * self.slower if self.traced_job.knows_rates else None
@@ -161,8 +158,8 @@ class CandidateSearch:
     def _estimate(self, geometry: Geometry, limit: int) -> Candidate:
         micro = geometry.micro_batch
         if self.kept_peak(micro) <= limit:
-            rank = self._window(geometry, self.kept_seconds(micro))
-            return self._draft(geometry, self.modes or {}, rank, self.kept_peak(micro), fits=True, traced=False)
+            kept = self.kept_seconds(micro)
+            return self._draft(geometry, self.modes or {}, kept, self.kept_peak(micro), fits=True, traced=False)
         if not self._measured:
             self._observe(next(g for g in self.geometries if g.micro_batch in self.tried))
         near = min(self._measured, key=lambda measured: abs(np.log(measured / micro)))
@@ -174,9 +171,9 @@ class CandidateSearch:
         fits = choice is not None
         if choice is None:
             choice = floor(other)
-        rank = self._window(geometry, kept + other.seconds(choice))
         modes = other.modes(choice) if self.modes is None else self.modes
-        return self._draft(geometry, modes, rank, int(other.peak(choice) + outside), fits=fits, traced=False)
+        seconds = kept + other.seconds(choice)
+        return self._draft(geometry, modes, seconds, int(other.peak(choice) + outside), fits=fits, traced=False)
 
     def least(self, geometry: Geometry) -> float:
         """The rank of a micro-batch that recomputes nothing, fits or not."""
@@ -273,9 +270,8 @@ class CandidateSearch:
         self._kept_peaks.setdefault(micro, self.unlimited_peak_of(kept))
         self._kept_seconds[micro] = seconds
         if peak <= self.budget or self.modes is not None:
-            rank = self._window(geometry, seconds)
             self.tried[micro] = self._draft(
-                geometry, self.modes or {}, rank, peak, fits=peak <= self.budget, traced=True
+                geometry, self.modes or {}, seconds, peak, fits=peak <= self.budget, traced=True
             )
             if self.modes is not None:
                 resident = float(self.traced_job.resident(kept))
@@ -287,8 +283,8 @@ class CandidateSearch:
         fits = chosen is not None
         if chosen is None:
             chosen = self.traced_job.lowest(shape, self.peak_of, accumulated=accumulated)
-        rank = self._window(geometry, seconds + chosen.more_seconds)
-        self.tried[micro] = self._draft(geometry, chosen.modes, rank, chosen.peak, fits=fits, traced=True)
+        seconds += chosen.more_seconds
+        self.tried[micro] = self._draft(geometry, chosen.modes, seconds, chosen.peak, fits=fits, traced=True)
 
     def _observe(self, geometry: Geometry) -> float:
         """Traces a micro-batch under every uniform choice; gives its bytes outside of tensors."""
@@ -300,11 +296,12 @@ class CandidateSearch:
         return outside
 
     def _draft(
-        self, geometry: Geometry, modes: Mapping[str, str], rank: float, peak: int, *, fits: bool, traced: bool
+        self, geometry: Geometry, modes: Mapping[str, str], micro_seconds: float, peak: int, *, fits: bool, traced: bool
     ) -> Candidate:
+        rank = self._window(geometry, micro_seconds)
         return Candidate(
             geometry=geometry, modes=modes, seconds=rank * self.slower if self.traced_job.knows_rates else None,
-            rank=rank, peak=peak, fits=fits, traced=traced,
+            rank=rank, peak=peak, fits=fits, traced=traced, micro_seconds=micro_seconds,
         )  # fmt: skip
 
     def _slower(self, window: ProbedWindow) -> float:
@@ -314,8 +311,8 @@ class CandidateSearch:
 
     def _window(self, geometry: Geometry, micro_seconds: float) -> float:
         longest = max(sum(rank) for rank in geometry.micro_batches)
-        communication = self._communicates(len(geometry.micro_batches[0]))
-        return micro_seconds * longest / geometry.micro_batch + self.step_seconds + communication
+        computed = micro_seconds * longest / geometry.micro_batch
+        return computed + self.step_seconds + self._communicates(len(geometry.micro_batches[0]), computed)
 
 
 def sizes(share: int, smallest: int, fixed: int | None) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 from memfit.device.hardware.catalogue import Device, interconnect_of
 from memfit.engine.capabilities import CAPABILITIES, dimensions, engine_of
@@ -13,8 +13,12 @@ from memfit.job import Nets, is_trained
 from memfit.mesh import MeshShape
 from memfit.planner.timing.communication import communication_seconds
 
-Communicates = Callable[[int], float]
-"""Seconds that ranks tell each other in a window of so many micro-batches a rank."""
+
+class Communicates(Protocol):
+    """Seconds that a window of so many micro-batches a rank waits for other ranks."""
+
+    def __call__(self, micro_batches: int, computed: float = 0.0) -> float:
+        """``computed``: seconds that these micro-batches compute, all together, which may hide a part."""
 
 
 def engine_candidates(engine: str | None, devices: int, mesh: MeshShape | None = None) -> tuple[str, ...]:
@@ -37,7 +41,8 @@ def engine_candidates(engine: str | None, devices: int, mesh: MeshShape | None =
 def communication_model(
     engine: str, nets: Nets, device: Device, devices: int, mesh: MeshShape | None = None
 ) -> Communicates:
-    """Estimates communication by the card's own link to others in a host; 0 where the link is not known.
+    """Estimates communication by the card's own link to others in a host, not overlapped with computation; 0 where
+    the link is not known.
 
     Args:
         mesh: the devices by dimension; None: all in the one that the engine is for.
@@ -53,15 +58,15 @@ def communication_model(
     several = dimensions(engine, mesh)
     replicas = several.dp_replicate if several is not None else 1
 
-    def seconds(count: int) -> float:
+    def seconds(micro_batches: int, computed: float = 0.0) -> float:
         return communication_seconds(
-            engine, nbytes, devices // replicas, link, micro_batches=count, units=gathered,
+            engine, nbytes, devices // replicas, link, micro_batches=micro_batches, units=gathered,
             sync_each_micro_batch=shards, replicas=replicas,
         )  # fmt: skip
 
     return seconds
 
 
-def silent(count: int) -> float:
+def silent(micro_batches: int, computed: float = 0.0) -> float:
     """One rank tells nobody anything."""
     return 0.0

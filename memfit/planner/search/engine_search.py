@@ -14,6 +14,7 @@ from memfit.plan import MemoryOption, PhasePolicy, Plan
 from memfit.planner.checkpoint_writing import choose_writing
 from memfit.planner.cpu_margin import without_cpu_margin
 from memfit.planner.lr_scaling import Rate, learning_rate
+from memfit.planner.mesh_nets import rank_nets
 from memfit.planner.options import options
 from memfit.planner.options.option_context import OptionContext
 from memfit.planner.options.option_traces import OptionTraces, trace_options
@@ -26,6 +27,7 @@ from memfit.planner.search.full_step import FullStep, ReplayedCandidate, trace_f
 from memfit.planner.search.traced_job import TracedJob, open_traced_job
 from memfit.planner.suggestions.larger_memory import LargerMemory, next_step
 from memfit.planner.suggestions.smaller_settings import SmallerSetting
+from memfit.planner.timing.mesh_time import MeshCommunication
 from memfit.planner.timing.time_error import with_time_error
 from memfit.planner.variable_length.length_check import EXPANDABLE, LengthCheck, check_lengths
 from memfit.trace.step import Tracing
@@ -106,9 +108,15 @@ class _EngineSearch:
             mesh=dimensions(engine, request.mesh),
             optimizer_state=optimizer_state, average=average,
         )  # fmt: skip
-        self.communication_seconds: Communicates = communication_model(
-            engine, self.nets, self.device, request.devices, request.mesh
-        )
+        self.links = request.links
+        self.communication_seconds = self._communicates(engine)
+
+    def _communicates(self, engine: str) -> Communicates:
+        mesh = self.request.mesh
+        if mesh is None or self.links is None:
+            return communication_model(engine, self.nets, self.device, self.request.devices, mesh)
+        traffic = rank_nets(self.job, mesh, self.nets).traffic(engine)
+        return MeshCommunication(engine=engine, traffic=traffic, links=self.links)
 
     @cached_property
     def rate(self) -> Rate:
@@ -155,7 +163,7 @@ class _EngineSearch:
     def _outcome(self) -> _Outcome:
         """The best candidate that also fits when it is traced in full; each round searches under a smaller budget."""
         budget = self.device.usable_bytes or 0
-        with open_traced_job(self.job, self.how, self._first_shape()) as traced_job:
+        with open_traced_job(self.job, self.how, self._first_shape(), self.links) as traced_job:
             for _ in range(ROUNDS):
                 result = self._search(traced_job, replace(self.device, usable_bytes=budget))
                 traced_job.pause()
@@ -195,12 +203,17 @@ class _EngineSearch:
             self.job, self.how, self.device, result.best, self.own,
             may_choose="validation" not in self.request.keep, resized=result.traces.resized,
         )  # fmt: skip
-        count = len(full_step.candidate.geometry.micro_batches[0])
-        candidate = replace(full_step.candidate, communication_seconds=self.communication_seconds(count))
+        candidate = replace(full_step.candidate, communication_seconds=self._waited(result.best))
         lengths = None
         if candidate.footprint.fits:
             lengths = check_lengths(self.job, self.how, candidate.geometry, candidate.checkpointing, self.request.seed)
         return _Outcome(result=result, full_step=full_step, candidate=candidate, lengths=lengths)
+
+    def _waited(self, candidate: Candidate) -> float:
+        """Seconds of a window that data-parallel communication adds to its computation."""
+        rank = candidate.geometry.micro_batches[0]
+        computed = candidate.micro_seconds * sum(rank) / candidate.geometry.micro_batch
+        return self.communication_seconds(len(rank), computed)
 
     def _plan(self, outcome: _Outcome) -> Plan:
         request, how, candidate = self.request, outcome.full_step.how, outcome.candidate
@@ -261,8 +274,6 @@ def _requested(request: PlanRequest) -> dict[str, str]:
         reasons["checkpointing"] = "--keep checkpointing keeps the job's own"
     if request.mesh is not None:
         reasons["mesh"] = "--mesh sets it"
-    if request.mesh is not None and request.mesh.tp > 1:
-        reasons["mesh"] += "; the time in which ranks that hold parts of a layer tell each other is not estimated"
     return reasons
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import nn
 
+from memfit.device.hardware.cluster import GroupLink
 from memfit.job import Job, Shape, is_trained
 from memfit.planner.search.checkpoint_options import RECOMPUTED, Observed, checkpoint_options_of
 from memfit.planner.search.layout import Layout, blocks_of, holds, kept_by_module, with_parts
@@ -32,9 +33,11 @@ CLOSE = 0.01
 
 
 @contextmanager
-def open_traced_job(job: Job, how: Tracing, shape: Shape) -> Iterator[TracedJob]:
-    """A job on ``how.device``, to be traced from this shape on."""
-    traced_job = TracedJob(job, how, shape)
+def open_traced_job(
+    job: Job, how: Tracing, shape: Shape, links: Mapping[str, GroupLink] | None = None
+) -> Iterator[TracedJob]:
+    """A job on ``how.device``, to be traced from this shape on; ``links`` as ``operator_seconds`` has them."""
+    traced_job = TracedJob(job, how, shape, links)
     try:
         yield traced_job
     finally:
@@ -59,8 +62,8 @@ class Selection:
 class TracedJob:
     """One job on one device. What was traced once is not traced again."""
 
-    def __init__(self, job: Job, how: Tracing, shape: Shape) -> None:
-        self.job, self.device = job, how.device
+    def __init__(self, job: Job, how: Tracing, shape: Shape, links: Mapping[str, GroupLink] | None = None) -> None:
+        self.job, self.device, self.links = job, how.device, links
         mine = OVERHEADS if how.device.is_cuda else overheads()
         self.overheads = {mode: (call, each) for mode, (call, each) in mine.items()}
         self.how, self._first = how, shape
@@ -160,7 +163,7 @@ class TracedJob:
 
     def seconds(self, traced: MicroTrace, precision: str | None = None) -> np.ndarray | None:
         """Seconds of each operator; None where the device's rates are not known."""
-        return operator_seconds(traced.trace, self.device, precision or self.job.precision, traced.calls)
+        return operator_seconds(traced.trace, self.device, precision or self.job.precision, traced.calls, self.links)
 
     def observed(self, shape: Shape, *, accumulated: bool) -> Observed:
         """This shape under every uniform choice."""

@@ -8,12 +8,14 @@ overlap. Good enough to rank plans of one card.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from memfit.device.hardware.catalogue import Device
+from memfit.device.hardware.cluster import GroupLink
 from memfit.events import TO_DEVICE, TO_HOST, Trace
+from memfit.planner.timing.collective_time import collective_rows
 
 LAUNCH = 5e-6
 """Seconds that a kernel takes at least, from one launch to the next."""
@@ -24,13 +26,16 @@ CPU_FLOPS, CPU_BANDWIDTH = 2e10, 5e9
 
 
 def operator_seconds(
-    trace: Trace, device: Device, precision: str, calls: Sequence[str | None] = ()
-) -> np.ndarray | None:
+    trace: Trace, device: Device, precision: str, calls: Sequence[str | None] = (),
+    links: Mapping[str, GroupLink] | None = None,
+) -> np.ndarray | None:  # fmt: skip
     """float (operators,) seconds of each; None where the device's rates are not known.
 
     Args:
         precision: of the job; decides the rate of products.
         calls: for a CPU, each operator's description, as ``memfit.trace.session`` gives it.
+        links: what joins the ranks of each dimension of a mesh, for collectives inside of nets, which the next operator
+            waits for; None: they count as copies within the card.
     """
     rates = _rates(device, precision)
     if rates is None:
@@ -40,6 +45,9 @@ def operator_seconds(
     if device.link_bytes is not None:
         link = np.isin(np.array(trace.names), (TO_HOST, TO_DEVICE))[trace.operator_name]
         seconds[link] = trace.operator_bytes[link] / device.link_bytes + launch
+    if links is not None:
+        rows, takes = collective_rows(trace, links)
+        seconds[rows] = takes
     if calls:
         from memfit.trace.durations import durations
 

@@ -1,0 +1,72 @@
+"""A job's nets as one rank of a mesh has them before data parallelism: their layers are cut, nothing is sharded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from memfit.apply.build_nets import nets_of
+from memfit.engine.capabilities import CAPABILITIES, engine_of
+from memfit.engine.factory import make_engine
+from memfit.engine.fsdp2 import units
+from memfit.job import Job, Nets, is_trained
+from memfit.mesh import MeshShape
+from memfit.planner.timing.mesh_time import DataTraffic, pieces_of
+from memfit.torch_compat.attributes import local_tensor
+from memfit.trace.tracer import Tracer
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankNets:
+    """Bytes of the parameters of one rank's replica."""
+
+    trained_bytes: int
+    frozen_bytes: int
+    units: int
+    """Modules of trained nets that FSDP2 gathers one by one."""
+
+    def traffic(self, engine: str) -> DataTraffic:
+        """What data parallelism carries of them."""
+        pieces = pieces_of(self.trained_bytes, self.units if CAPABILITIES[engine].shards_weights else None)
+        return DataTraffic(nbytes=self.trained_bytes, pieces=pieces)
+
+
+def without_data_ranks(mesh: MeshShape) -> MeshShape:
+    """The mesh's dimensions over which nets are cut."""
+    return replace(mesh, dp_replicate=1, dp_shard=1)
+
+
+def rank_nets(job: Job, mesh: MeshShape, nets: Nets) -> RankNets:
+    """The nets of rank 0 of a mesh, built on tensors without bytes.
+
+    Args:
+        nets: whole ones, for meshes that cut nothing.
+
+    Raises:
+        InputError: a net cannot be cut so.
+    """
+    cut = without_data_ranks(mesh)
+    return _counted(nets) if cut.world == 1 else _counted(_cut(job, cut))
+
+
+def _cut(job: Job, mesh: MeshShape) -> Nets:
+    from memfit.device.virtual.fake_group import predicted_ranks
+    from memfit.device.virtual.library_patches import as_in_a_real_run
+    from memfit.device.virtual.virtual_device import virtual_cpu
+    from memfit.torch_compat import disable_current_modes
+
+    with disable_current_modes(), virtual_cpu() as virtual, as_in_a_real_run():
+        tracer = Tracer(virtual)
+        with predicted_ranks(mesh.world, quiet=tracer.quiet), tracer.recording():
+            engine = make_engine(engine_of(mesh), virtual.device, mesh)
+            return engine.place(job, nets_of(job, virtual.device))
+
+
+def _counted(nets: Nets) -> RankNets:
+    trained = [net for net in nets.values() if is_trained(net)]
+    parameters = [parameter for net in nets.values() for parameter in net.parameters()]
+    sizes = [(local_tensor(parameter).nbytes, parameter.requires_grad) for parameter in parameters]
+    return RankNets(
+        trained_bytes=sum(nbytes for nbytes, learns in sizes if learns),
+        frozen_bytes=sum(nbytes for nbytes, learns in sizes if not learns),
+        units=sum(len(units(net)) for net in trained),
+    )
