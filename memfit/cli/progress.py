@@ -8,6 +8,7 @@ from contextlib import contextmanager, redirect_stdout
 from typing import Any, TextIO
 
 from memfit.garbage import thawed_after
+from memfit.library_warnings import without_library_warnings
 
 
 class _LinesOnce:
@@ -64,10 +65,11 @@ def _lines_once() -> Iterator[None]:
 def progress(text: str, *, quiet: bool = False) -> Iterator[None]:
     """Context that shows a spinner; nothing if standard error is not a terminal or ``quiet`` is set.
 
-    Output that is printed within goes to standard error: standard output holds only the answer. The garbage collector
-    is off: importing torch and a job's libraries takes a sixth longer with it, and every trace collects by itself.
+    Output that is printed within goes to standard error: standard output holds only the answer. Warnings of installed
+    libraries are left out. The garbage collector is off: importing torch and a job's libraries takes a sixth longer
+    with it, and every trace collects by itself.
     """
-    with thawed_after():
+    with thawed_after(), without_library_warnings():
         if quiet or not sys.stderr.isatty():
             with _lines_once(), redirect_stdout(sys.stderr):
                 yield

@@ -29,6 +29,7 @@ from memfit.device.virtual.hybrid_mode import HybridMode, fake_parameters
 from memfit.device.virtual.library_patches import as_in_a_real_run
 from memfit.device.virtual.patching import replaced
 from memfit.device.virtual.virtual_device import Virtual, virtual_cpu, virtual_gpu
+from memfit.library_warnings import without_library_warnings
 from memfit.script.compiled_kernels import compiled_kernels
 from memfit.script.failures import script_error
 from memfit.script.files import SavedFiles, checkpoints
@@ -132,6 +133,7 @@ def _enter(stack: ExitStack, running: Running) -> None:
     tracer, watch, request, device = running.tracer, running.watch, running.request, running.device
     stack.enter_context(replaced(constant_values, MOST_ELEMENTS=MOST_KNOWN_INTEGERS))
     stack.enter_context(as_in_a_real_run())
+    stack.enter_context(without_library_warnings())
     stack.enter_context(absent_weights(running.observations.note))
     stack.enter_context(compiled_kernels(running.observations.note))
     stack.enter_context(lazy_parameters())
