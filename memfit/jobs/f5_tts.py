@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LinearLR, LRScheduler, SequentialLR
 
 from memfit.job import Job, Loss, Nets, Shape
-from memfit.jobs.data.speech import Utterance, synthesize
+from memfit.jobs.data.speech import Utterance, frame_counts, synthesize
 from memfit.jobs.nets.dit import DiT, UNetT
 from memfit.jobs.upstream import Upstream, f5_tts
 
@@ -125,10 +125,15 @@ class F5TTS(Job, ABC):
         return Loss((error * span[..., None]).sum() / MEL, span.sum())
 
     def dataset(self) -> Sequence[Utterance]:
-        return synthesize(self.clips, seconds=(self.longest or 2812) / FRAMES_PER_SECOND)
+        return synthesize(self.clips, seconds=self._seconds())
 
     def lengths(self) -> Sequence[int]:
-        return [len(utterance.mel) for utterance in self.dataset()]
+        if type(self).dataset is not F5TTS.dataset:  # a job of the person's own, with clips of its own
+            return [len(utterance.mel) for utterance in self.dataset()]
+        return frame_counts(self.clips, seconds=self._seconds())
+
+    def _seconds(self) -> float:
+        return (self.longest or 2812) / FRAMES_PER_SECOND
 
     def collate(self, samples: Sequence[Utterance]) -> dict[str, Tensor]:
         lengths = torch.tensor([len(s.mel) for s in samples])

@@ -6,33 +6,39 @@ import itertools
 
 from memfit.apply.train_state import TrainState, tensors_in
 from memfit.job import is_trained
+from memfit.torch_compat import DisableTorchFunction
 from memfit.trace.tracer import Tracer
 
 
 def mark(tracer: Tracer, train_state: TrainState, part: str) -> None:
-    """Begins a part of the window, after the gradients that exist are categorised."""
-    for net in train_state.nets.values():
-        for parameter in net.parameters():
-            if parameter.grad is not None:
-                tracer.categorise(parameter.grad, "gradients")
-    for tensor, category in train_state.engine.categorised(train_state.nets):
-        tracer.categorise(tensor, category)
+    """Begins a part of the window, after the gradients that exist are categorised.
+
+    Reading thousands of gradients is no torch function of the job's: as one, each would pass the virtual card.
+    """
+    with DisableTorchFunction():
+        for net in train_state.nets.values():
+            for parameter in net.parameters():
+                if (gradient := parameter.grad) is not None:
+                    tracer.categorise(gradient, "gradients")
+        for tensor, category in train_state.engine.categorised(train_state.nets):
+            tracer.categorise(tensor, category)
     tracer.mark(part)
 
 
 def categorise_state(tracer: Tracer, train_state: TrainState) -> None:
     """Categorises everything that stays between windows."""
-    for net in train_state.nets.values():
-        for parameter in net.parameters():
-            tracer.categorise(parameter, "parameters" if parameter.requires_grad else "frozen")
-        for buffer in net.buffers():
-            tracer.categorise(buffer, "buffers" if is_trained(net) else "frozen")
-    for bucket in itertools.chain(*train_state.buckets.values()):
-        tracer.categorise(bucket, "communication")
-    for average in train_state.ema.values():
-        for tensor in (*average.parameters(), *average.buffers()):
-            tracer.categorise(tensor, "ema")
-    for optimizer in train_state.optimizers.values():
-        for state in optimizer.state.values():
-            for tensor in tensors_in(state):
-                tracer.categorise(tensor, "optimizer")
+    with DisableTorchFunction():
+        for net in train_state.nets.values():
+            for parameter in net.parameters():
+                tracer.categorise(parameter, "parameters" if parameter.requires_grad else "frozen")
+            for buffer in net.buffers():
+                tracer.categorise(buffer, "buffers" if is_trained(net) else "frozen")
+        for bucket in itertools.chain(*train_state.buckets.values()):
+            tracer.categorise(bucket, "communication")
+        for average in train_state.ema.values():
+            for tensor in (*average.parameters(), *average.buffers()):
+                tracer.categorise(tensor, "ema")
+        for optimizer in train_state.optimizers.values():
+            for state in optimizer.state.values():
+                for tensor in tensors_in(state):
+                    tracer.categorise(tensor, "optimizer")

@@ -20,6 +20,7 @@ from memfit.apply.train_state import TrainState
 from memfit.apply.window import run_window, stepping
 from memfit.events import ALLOCATE, FREE, Trace
 from memfit.job import Job, Shape
+from memfit.torch_compat import DisableTorchFunction
 from memfit.trace.categories import categorise_state, mark
 from memfit.trace.columns import of_operators, of_storages
 from memfit.trace.operator_scratch import Key, with_scratch
@@ -191,13 +192,15 @@ class Session:
 
 
 def _make_gradients(parameters: Sequence[Tensor]) -> None:
-    for parameter in parameters:
-        parameter.grad = torch.empty_like(parameter)
+    with DisableTorchFunction():
+        for parameter in parameters:
+            parameter.grad = torch.empty_like(parameter)
 
 
 def _drop_gradients(parameters: Sequence[Tensor]) -> None:
-    for parameter in parameters:
-        parameter.grad = None
+    with DisableTorchFunction():
+        for parameter in parameters:
+            parameter.grad = None
 
 
 def _step(train_state: TrainState, name: str, optimizer: Optimizer) -> None:

@@ -5,7 +5,8 @@ import torch
 from transformers import audio_utils
 
 from memfit.jobs.data.mel import filters, log_mel, spectrogram
-from memfit.jobs.data.speech import speak, synthesize
+from memfit.jobs.data.speech import frame_counts, speak, synthesize
+from memfit.jobs.f5_tts import F5Tiny
 
 
 def test_clips_are_speech_of_varied_length():
@@ -65,3 +66,17 @@ def test_characters_are_ids_of_the_vocabulary():
         ids = utterance.characters(256)
         assert len(ids) == len(utterance.text)
         assert "".join(map(chr, ids)) == utterance.text
+
+
+def test_frame_counts_are_those_of_the_utterances():
+    for seconds in (1.0, 2.0):
+        assert frame_counts(4, seconds) == [len(utterance.mel) for utterance in synthesize(4, seconds)]
+
+
+def test_lengths_of_a_job_with_clips_of_its_own_are_those_of_its_clips():
+    class Own(F5Tiny):
+        def dataset(self):
+            return synthesize(2, 1.0)[:1]
+
+    assert Own().lengths() == [len(synthesize(2, 1.0)[0].mel)]
+    assert F5Tiny().lengths() == [len(utterance.mel) for utterance in F5Tiny().dataset()]

@@ -1,15 +1,19 @@
 """python -m pytest tests/trace/test_categories.py"""
 
+import sys
+
 import numpy as np
 import torch
 from torch import nn
 
 from memfit.device.hardware.catalogue import find_device
+from memfit.device.virtual.redirect import SaysCuda
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 from memfit.job import Job, Loss, Shape
 from memfit.planner.predict import predict
 from memfit.replay.cpu_allocator import CpuAllocator
 from memfit.replay.replay import footprint
+from memfit.trace import categories
 
 
 class HalfFrozen(Job):
@@ -58,3 +62,17 @@ def test_of_equal_requests_the_last_is_the_largest():
         phases=(("train", 0, 3),),
     )
     assert footprint(trace, CpuAllocator, None, 100).phases["train"].largest_request.module == "b"
+
+
+def test_reading_what_tensors_hold_is_no_torch_function_of_the_job(monkeypatch):
+    read = []
+    passed = SaysCuda.__torch_function__
+
+    def counted(self, func, types, args=(), kwargs=None):
+        read.append(sys._getframe(1).f_code.co_filename)
+        return passed(self, func, types, args, kwargs)
+
+    monkeypatch.setattr(SaysCuda, "__torch_function__", counted)
+    predict(HalfFrozen(), "half", Shape(items=2), find_device("rtx4090"))
+    assert read
+    assert categories.__file__ not in read

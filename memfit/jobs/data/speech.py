@@ -75,11 +75,24 @@ def speak(count: int, seconds: float, rate: int, seed: int = 0) -> tuple[Clip, .
         )
 
 
+HOP = 256
+"""Samples from one mel frame to the next, of 24 kHz."""
+
+
 @functools.cache
 def synthesize(count: int, seconds: float) -> Sequence[Utterance]:
     """``count`` utterances of at most ``seconds``: mel frames of 24 kHz, hop 256."""
-    longest = int(seconds * 24000 / 256)
     return tuple(
-        Utterance(id=clip.id, text=clip.text, mel=log_mel(torch.from_numpy(clip.wave))[:longest])
+        Utterance(id=clip.id, text=clip.text, mel=log_mel(torch.from_numpy(clip.wave), hop=HOP)[: most_frames(seconds)])
         for clip in speak(count, seconds, 24000)
     )
+
+
+def frame_counts(count: int, seconds: float) -> list[int]:
+    """Mel frames of each utterance that ``synthesize`` makes, without making them."""
+    return [min(1 + len(clip.wave) // HOP, most_frames(seconds)) for clip in speak(count, seconds, 24000)]
+
+
+def most_frames(seconds: float) -> int:
+    """Mel frames of the longest utterance."""
+    return int(seconds * 24000 / HOP)
