@@ -114,10 +114,8 @@ def variants() -> str:
 
 
 def checkpoint_selection() -> str:
-    stored = result("planner")
-    nets = stored["nets"] if "nets" in stored else {k: v for run in stored["runs"] for k, v in run["nets"].items()}
     rows = []
-    for net, lines in nets.items():
+    for net, lines in result("planner")["nets"].items():
         kept = lines[0]["measured"] - lines[0]["resident"]
         for row in lines:
             part = (row["measured"] - row["resident"]) / kept

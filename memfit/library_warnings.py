@@ -35,7 +35,7 @@ def without_library_warnings() -> Iterator[None]:
         if record.levelno != logging.WARNING or not is_library(record.pathname):
             handled(logger, record)
 
-    warnings.showwarning, logging.Logger.callHandlers = show, handle  # type: ignore[method-assign]
+    warnings.showwarning, logging.Logger.callHandlers = show, handle  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
