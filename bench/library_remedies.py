@@ -194,13 +194,13 @@ def failed_steps() -> dict[str, Any]:
     class Unchanged:
         pass
 
-    undisturbed, found, cut = decoder(), decoder(), decoder()
+    undisturbed, restarted, cut = decoder(), decoder(), decoder()
     with tempfile.TemporaryDirectory() as folder:
         with_trainer(undisturbed, folder, mixin=Unchanged, fail_at=None)
-        own = with_trainer(found, folder, mixin=Unchanged, fail_at=3, find=True)
+        own = with_trainer(restarted, folder, mixin=Unchanged, fail_at=3, find=True)
         ours = with_trainer(cut, folder, mixin=memfit.transformers.SplitStep, fail_at=3)
     return {
-        "auto_find_batch_size": {**own, "difference": difference(found, undisturbed)},
+        "auto_find_batch_size": {**own, "difference": difference(restarted, undisturbed)},
         "split_step": {**ours, "difference": difference(cut, undisturbed)},
     }
 
@@ -225,7 +225,7 @@ def finder(mode: str) -> dict[str, Any]:
             return DataLoader([torch.zeros(job.width)] * (1 << 17), batch_size=self.batch_size)
 
         def training_step(self, batch: Any, index: int) -> Tensor:
-            if not ended.found:
+            if not ended.batch_size:
                 tried.append(len(batch))
             return self.net(batch).square().mean()
 
@@ -235,10 +235,10 @@ def finder(mode: str) -> dict[str, Any]:
     class Ended(lightning.Callback):
         """Stands after the finder."""
 
-        found = 0
+        batch_size = 0
 
         def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-            self.found = pl_module.batch_size
+            self.batch_size = pl_module.batch_size
 
     module, ended = Module(), Ended()
     sizes = lightning.callbacks.BatchSizeFinder(mode=mode, steps_per_trial=1, max_trials=25)
@@ -253,25 +253,25 @@ def finder(mode: str) -> dict[str, Any]:
             raise
         trains = False
     trials = [size for number, size in enumerate(tried) if number == 0 or tried[number - 1] != size]
-    return {"trials": trials, "found": ended.found, "trains_two_steps": trains}
+    return {"trials": trials, "found": ended.batch_size, "trains_two_steps": trains}
 
 
 def found_sizes() -> dict[str, Any]:
     """Both modes of the finder and ``memfit probe``, each in processes of its own."""
     environment = {**os.environ, **memory_limit.ENVIRONMENT, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    found: dict[str, Any] = {"budget": BUDGET}
+    sizes: dict[str, Any] = {"budget": BUDGET}
     for mode in ("power", "binsearch"):
         command = [sys.executable, "-m", "bench.library_remedies", "--finder", mode]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True, cwd=ROOT)
-        found[f"batch_size_finder_{mode}"] = json.loads(done.stdout.splitlines()[-1])
+        sizes[f"batch_size_finder_{mode}"] = json.loads(done.stdout.splitlines()[-1])
     command = [
         sys.executable, "-m", "memfit", "probe", "bench/limited_job.py:LimitedNet", "--memory", BUDGET, "--json",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, cwd=ROOT)
     answer = json.loads(done.stdout)
     trials = [trial["micro_batch"] for trial in answer["trials"]]
-    found["memfit_probe"] = {"trials": trials, "found": answer["found"]}
-    return found
+    sizes["memfit_probe"] = {"trials": trials, "found": answer["found"]}
+    return sizes
 
 
 def main() -> None:

@@ -184,8 +184,8 @@ def version_of(distribution: str) -> str:
     """A tool's version; of memfit, that of the commit in the file's header."""
     folder = next(FOLDER.glob("lib/python*/site-packages"))
     own = importlib.metadata.distributions(path=[str(folder)])
-    found = {item.metadata["Name"]: item.version for item in own}
-    return found.get(distribution) or importlib.metadata.version(distribution)
+    installed = {item.metadata["Name"]: item.version for item in own}
+    return installed.get(distribution) or importlib.metadata.version(distribution)
 
 
 def main() -> None:

@@ -137,14 +137,14 @@ def _form(value: Any) -> Any:
     return (type(value).__name__, forms) if any(form is not None for _, form in forms) else None
 
 
-def _same(one: Any, other: Any) -> bool:
-    if one is None or other is None or one[0] != other[0]:
-        return one is other
-    if isinstance(one[1], tuple) != isinstance(other[1], tuple) or len(one[1]) != len(other[1]):
+def _same(first: Any, second: Any) -> bool:
+    if first is None or second is None or first[0] != second[0]:
+        return first is second
+    if isinstance(first[1], tuple) != isinstance(second[1], tuple) or len(first[1]) != len(second[1]):
         return False
-    if isinstance(one[1], tuple):
-        return bool(one[1][:1] == other[1][:1] or one[1][1:] == other[1][1:])
-    return all(a[0] == b[0] and _same(a[1], b[1]) for a, b in zip(one[1], other[1], strict=True))
+    if isinstance(first[1], tuple):
+        return bool(first[1][:1] == second[1][:1] or first[1][1:] == second[1][1:])
+    return all(a[0] == b[0] and _same(a[1], b[1]) for a, b in zip(first[1], second[1], strict=True))
 
 
 def _leaves(value: Any) -> Iterator[Any]:

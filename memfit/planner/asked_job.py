@@ -149,12 +149,12 @@ class AskedJob:
         """
         named = {name: value for name, value in choices.items() if (name, value) not in DEFAULTS.items()}
         identity = _digest([dict(changes or {}), shape.length, named])
-        found = self._exact(identity, shape.items, device)
-        if found is None and derive:
-            found = self._from_others(identity, shape, device)
-        if found is None:
-            found = self._trace(identity, shape, device, changes or {}, choices)
-        return found
+        question = self._exact(identity, shape.items, device)
+        if question is None and derive:
+            question = self._from_others(identity, shape, device)
+        if question is None:
+            question = self._trace(identity, shape, device, changes or {}, choices)
+        return question
 
     def _trace(
         self, identity: str, shape: Shape, device: Device, changes: Mapping[str, Any], choices: Mapping[str, Any]
@@ -182,16 +182,16 @@ class AskedJob:
 
     def _exact(self, identity: str, items: int, device: Device) -> TracedQuestion | None:
         known = self._known.setdefault(identity, {}).setdefault(items, [])
-        found = next((question for question in known if holds_for(question, device)), None)
-        if found is None and self._shelf is not None:
-            found = self._shelf.find(f"{identity}.{items}", device)
-            known += [found] if found is not None else []
-        return found
+        question = next((each for each in known if holds_for(each, device)), None)
+        if question is None and self._shelf is not None:
+            question = self._shelf.find(f"{identity}.{items}", device)
+            known += [question] if question is not None else []
+        return question
 
     def _from_others(self, identity: str, shape: Shape, device: Device) -> TracedQuestion | None:
         known = {*self._known.get(identity, {}), *(self._shelf.sizes(identity) if self._shelf is not None else ())}
-        found = {items: self._exact(identity, items, device) for items in known}
-        questions = {items: question for items, question in found.items() if question and len(question.traces) == 1}
+        at_sizes = {items: self._exact(identity, items, device) for items in known}
+        questions = {items: question for items, question in at_sizes.items() if question and len(question.traces) == 1}
         traces = {items: _only(question) for items, question in questions.items()}
         trace = trace_between(traces, shape.items)
         if trace is None:

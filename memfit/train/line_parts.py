@@ -42,8 +42,8 @@ class LinePart:
 def parts_of(path: Path) -> list[LinePart]:
     """The parts of a file of lines, the oldest first."""
     pattern = re.compile(re.escape(path.stem) + r"-(\d+)-(\d+)\.jsonl\.gz")
-    found = [(file, pattern.fullmatch(file.name)) for file in path.parent.glob(f"{path.stem}-*.jsonl.gz")]
-    parts = [LinePart(path=file, first=int(match[1]), last=int(match[2])) for file, match in found if match is not None]
+    named = [(file, pattern.fullmatch(file.name)) for file in path.parent.glob(f"{path.stem}-*.jsonl.gz")]
+    parts = [LinePart(path=file, first=int(match[1]), last=int(match[2])) for file, match in named if match is not None]
     return sorted(parts, key=lambda part: part.first)
 
 

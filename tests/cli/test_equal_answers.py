@@ -62,9 +62,9 @@ def test_cards_and_predict_of_several_devices(asked):
 def test_the_largest_micro_batches(asked):
     ask, memory, _ = asked
     limits = ("--device", "rtx4090", "--memory", memory)
-    code, found = ask("max", *limits)
+    code, answer = ask("max", *limits)
     assert code in (0, 3)
-    for result in found["results"]:
+    for result in answer["results"]:
         changes = [word for name, value in result["settings"].items() for word in ("--set", f"{name}={value}")]
         choices = (*changes, "--checkpoint", result["checkpoint"])
         if result["largest"] is None:

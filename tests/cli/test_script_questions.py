@@ -74,9 +74,9 @@ def test_compare_takes_a_command_behind_each_dash(capfd, script):
 @pytest.mark.slow
 def test_the_largest_batch_needs_what_predict_says_and_the_next_does_not_fit(capfd, script):
     batch = (*script, "--batch-size", "{batch}")
-    code, found = asked(capfd, "max", "--device", "t4", "--memory", "256MiB", "--json", *batch)
+    code, printed = asked(capfd, "max", "--device", "t4", "--memory", "256MiB", "--json", *batch)
     assert code == 0
-    (result,) = json.loads(found.out)["results"]
+    (result,) = json.loads(printed.out)["results"]
     assert result["exact"]
     asking = ("predict", "--device", "t4", "--memory", "256MiB", "--json", "--micro-batch")
     code, fits = asked(capfd, *asking, str(result["largest"]), *batch)

@@ -73,7 +73,7 @@ def test_a_snapshot_with_an_odd_value_in_any_field(odd: Any) -> None:
     places: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
     for path in paths(whole):
         places.setdefault(tuple(key for key in path if isinstance(key, str)), []).append(path)
-    for path in [each for found in places.values() for each in (found[0], found[-1])]:
+    for path in [each for of_kind in places.values() for each in (of_kind[0], of_kind[-1])]:
         snapshot = pickle.loads(pickle.dumps(whole))
         put(snapshot, path, odd)
         check(partial(read_snapshot, Path("s.pickle"), pickle.dumps(snapshot)))

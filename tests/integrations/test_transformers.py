@@ -116,14 +116,14 @@ def test_auto_find_batch_size_learns_something_else_and_a_split_step_does_not(tm
 
     It repeats the steps that were done before the failure, so that their samples count twice.
     """
-    undisturbed, found, cut = model(), model(), model()
+    undisturbed, restarted, cut = model(), model(), model()
     trained(undisturbed, tmp_path, set())
     remedy = {"auto_find_batch_size": True}
-    own = trained(found, tmp_path, {3}, arguments=remedy, mixin=Unchanged)
+    own = trained(restarted, tmp_path, {3}, arguments=remedy, mixin=Unchanged)
     ours = trained(cut, tmp_path, {3})
     assert own._train_batch_size < 4
     assert ours._train_batch_size == 4
-    assert difference(found, undisturbed) > 1e-4
+    assert difference(restarted, undisturbed) > 1e-4
     assert difference(cut, undisturbed) < 1e-12
 
 

@@ -87,8 +87,10 @@ def test_with_made_up_streams_the_host_is_one_batch_ahead_and_holds_what_is_copi
 
 
 def test_with_made_up_streams_the_allocator_is_told_who_uses_a_copy(monkeypatch):
-    cuda, told = MadeUpCuda(), []
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: told.append((len(tensor), stream.name)))
+    cuda, recorded = MadeUpCuda(), []
+    monkeypatch.setattr(
+        torch.Tensor, "record_stream", lambda tensor, stream: recorded.append((len(tensor), stream.name))
+    )
     copied = DeviceCopies(torch.device("cpu"), beside=True, cuda=cuda).copy({"a": torch.ones(3), "b": [torch.ones(5)]})
-    assert told == [(3, "compute"), (5, "compute")]
+    assert recorded == [(3, "compute"), (5, "compute")]
     assert copied["a"].tolist() == [1, 1, 1]

@@ -61,7 +61,7 @@ def exact(units):
 
 
 @pytest.mark.parametrize(
-    ("need", "found", "trials"),
+    ("need", "largest", "trials"),
     [
         (exact, 61, [59, 61]),
         (lambda units: exact(units) + (5 << 20), 61, [59, 61]),
@@ -70,11 +70,11 @@ def exact(units):
         (lambda units: exact(units) + (70 << 20), 57, [59, 54, 57]),
     ],
 )
-def test_found_was_run_in_few_trials_of_a_simulated_machine(need, found, trials):
+def test_the_largest_was_run_in_few_trials_of_a_simulated_machine(need, largest, trials):
     prober, asked = simulated(need)
     answer = probe(prober, BUDGET, 1)
-    assert need(found) <= BUDGET < need(found + 1)
-    assert (answer.largest, asked) == (found, trials)
+    assert need(largest) <= BUDGET < need(largest + 1)
+    assert (answer.largest, asked) == (largest, trials)
 
 
 def test_a_few_units_in_thousands_are_no_further_trial_on_a_simulated_machine():

@@ -78,7 +78,7 @@ def send_run(engine: Engine, folders: NodeFolders, folder: RunFolder, plan: Plan
     files = gather(engine, _files_of(folder, source) if engine.rank == 0 else None)[0] or {}
     number = next((int(Path(name).parts[1]) for name in files if name.startswith("checkpoints/")), None)
     writes = engine.rank in folders.writers
-    lacks = writes and any(_sum_of(folder.path / name) != told for name, (_, told) in files.items())
+    lacks = writes and any(_sum_of(folder.path / name) != checksum for name, (_, checksum) in files.items())
     fault = None
     if any(gather(engine, lacks)):
         with contextlib.ExitStack() as stack:

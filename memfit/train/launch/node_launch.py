@@ -111,10 +111,10 @@ def _share_outcome(meeting: Meeting, folder: Path, closed: threading.Event) -> N
 
 
 def _exchange(store: dist.TCPStore, file: Path) -> None:
-    told = store.check([OUTCOME])
-    if file.exists() and not told:
+    is_shared = store.check([OUTCOME])
+    if file.exists() and not is_shared:
         store.compare_set(OUTCOME, "", file.read_text())
-    elif told and not file.exists():
+    elif is_shared and not file.exists():
         write_atomic(file, store.get(OUTCOME))
 
 
