@@ -46,8 +46,18 @@ if TYPE_CHECKING:
     help="Instead of JOB: a file that memfit trace --json wrote. Give its options as edits of the script.",
 )  # fmt: skip
 @click.option("--micro-batch", metavar="N", help="Fix the micro-batch, in units. Default: the fastest that fits.")
-@click.option("--devices", metavar="N", help="Data-parallel devices. Default: 1, or those of --mesh.")
+@click.option(
+    "--devices", metavar="N", help="Devices: data-parallel ones without --nodes. Default: 1, or those of --mesh."
+)
 @mesh_option
+@click.option(
+    "--nodes", metavar="N",
+    help="Nodes that --devices are in. Search the mesh too, unless --mesh sets it.",
+)  # fmt: skip
+@click.option(
+    "--network", metavar="NAME",
+    help="What joins nodes: infiniband-ndr, or 8xinfiniband-ndr for eight adapters a node. Default: the catalogue's.",
+)  # fmt: skip
 @click.option(
     "--engine", metavar="E", help="The engine that distributes nets over devices. Default: the fastest that fits."
 )
@@ -83,9 +93,9 @@ if TYPE_CHECKING:
 @json_option
 def command(
     job: str | None, pairs: tuple[str, ...], global_batch: str | None, trace_file: str | None, micro_batch: str | None,
-    devices: str | None, mesh: str | None, engine: str | None, device_names: tuple[str, ...], memory: str | None,
-    headroom: str | None, keep: str | None, allow: str | None, tuned_for: str | None, rule: str, curve: bool, seed: str,
-    out: str | None, tool: str | None, as_json: bool,
+    devices: str | None, mesh: str | None, nodes: str | None, network: str | None, engine: str | None,
+    device_names: tuple[str, ...], memory: str | None, headroom: str | None, keep: str | None, allow: str | None,
+    tuned_for: str | None, rule: str, curve: bool, seed: str, out: str | None, tool: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Plan JOB's global batch for the device: micro-batch, accumulation and recomputation, with reasons.
 
@@ -132,10 +142,12 @@ def command(
     if shape is not None and ranks not in (None, shape.world):
         raise InputError(f"--devices {ranks} --mesh {shape}", f"the mesh has {shape.world}", "leave --devices out")
     first_seed = whole_number("--seed", seed, least=0)
+    nodes_of = whole_number("--nodes", nodes)
+    _check_nodes(nodes_of, network, ranks or (shape.world if shape is not None else None))
     with progress(f"planning {job}", quiet=as_json):
         from memfit.plan import write_plan
+        from memfit.planner.mesh_search.mesh_choice import find_any_plan
         from memfit.planner.request import PlanRequest
-        from memfit.planner.search.search import find_plan
         from memfit.show.upstream_edits import upstream_changes
 
         request = PlanRequest(
@@ -145,7 +157,9 @@ def command(
         )  # fmt: skip
         loaded = load_job(job, read_settings(pairs))
         keep_frozen()
-        answers = {device.key: find_plan(loaded, replace(request, device=device)) for device in targets}
+        answers = {
+            device.key: find_any_plan(loaded, replace(request, device=device), nodes_of, network) for device in targets
+        }
         first = answers[targets[0].key]
         points = _curve(loaded, targets[0], batch, first.plan) if curve else None
         exported = _exported(loaded, first.plan, tool, out) if tool is not None and first.plan is not None else None
@@ -163,6 +177,13 @@ def command(
             click.echo(f"\nFor {tool}:\n\n{printable(exported.text)}")
             show_exported(exported)
     return Exit.DONE if any(answer.plan is not None for answer in answers.values()) else Exit.NOTHING_FITS
+
+
+def _check_nodes(nodes: int | None, network: str | None, ranks: int | None) -> None:
+    if nodes is None and network is not None:
+        raise InputError(f"--network {network}", "it joins nodes", "write --nodes too")
+    if nodes is not None and ranks is None:
+        raise InputError(f"--nodes {nodes}", "how many devices they have is not said", "write --devices 64")
 
 
 def _exported(job: Job, plan: Plan, tool: str, out: str | None) -> Exported:

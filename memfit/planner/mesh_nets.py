@@ -56,7 +56,7 @@ def _cut(job: Job, mesh: MeshShape) -> Nets:
 
     with disable_current_modes(), virtual_cpu() as virtual, as_in_a_real_run():
         tracer = Tracer(virtual)
-        with predicted_ranks(mesh.world, quiet=tracer.quiet), tracer.recording():
+        with predicted_ranks(mesh.world, quiet=tracer.quiet, mesh=str(mesh)), tracer.recording():
             engine = make_engine(engine_of(mesh), virtual.device, mesh)
             return engine.place(job, nets_of(job, virtual.device))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from memfit.planner.mesh_search.mesh_row import MeshRow
 from memfit.planner.search.candidate_search import Candidate
 from memfit.planner.search.engine_search import Answer
 from memfit.planner.search.full_step import policy_name
@@ -35,6 +36,8 @@ def plan_json(answer: Answer) -> dict[str, Any]:
         "data_parallel": geometry.data_parallel,
         "engine": shown.engine,
         "communication_seconds": shown.communication_seconds,
+        "communication": dict(shown.communication),
+        "meshes": [_mesh_json(row) for row in answer.meshes],
         "checkpointing": dict(shown.checkpointing),
         "options": options,
         "levers": [{**option, "taken": option["applied"]} for option in options],
@@ -52,6 +55,20 @@ def plan_json(answer: Answer) -> dict[str, Any]:
         "beneath": list(answer.larger_hardware),
         "learning_rate": asdict(answer.learning_rate),
         "seconds": answer.seconds,
+    }
+
+
+def _mesh_json(row: MeshRow) -> dict[str, Any]:
+    return {
+        "mesh": row.mesh.sizes(),
+        "engine": row.engine,
+        "state": row.state,
+        "arithmetic": row.arithmetic,
+        "policy": row.policy,
+        "process_bytes": row.peak,
+        "step_seconds": row.seconds,
+        "traced": row.traced,
+        "remark": row.remark,
     }
 
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from memfit.planner.cpu_margin import cpu_margin_bytes
 from memfit.show.console import make_console
 from memfit.show.footprint_table import assumptions, footprint_remarks, phase_name, place_name, verdict_line
+from memfit.show.mesh_table import show_meshes
 from memfit.sizes import format_size
 from memfit.wording import precision_words
 
@@ -65,6 +66,7 @@ def show_answer(answer: Answer, device: Device, out: str | None, console: Consol
     for choice, reason in plan.reasons.items():
         console.print(f"{choice}: {reason}", soft_wrap=False)
     console.print(f"learning rate: x {answer.learning_rate.factor:.4g}: {answer.learning_rate.reason}")
+    show_meshes(answer.meshes, console)
     _show_options(answer, console)
     _show_alternatives(answer, console)
     if out:
@@ -105,6 +107,7 @@ def show_curve(points: Sequence[Point], device: Device) -> None:
 
 
 def _show_shortfall(answer: Answer, device: Device, console: Console) -> None:
+    show_meshes(answer.meshes, console)
     floor = answer.floor
     footprint = floor.footprint
     if answer.lengths and not answer.lengths.fits:

@@ -45,6 +45,16 @@ def group_words(group: Any) -> str:
     return str(known.group_desc)
 
 
+def tell_apart(mesh: Any, world: int) -> None:
+    """Makes a mesh unequal to those of other worlds, of which DTensor's caches hold groups that are gone.
+
+    Args:
+        world: a number of the process group that it is a mesh of; takes the place of the thread's, which tells meshes
+            of torch's threaded ranks apart.
+    """
+    mesh._thread_id = -world
+
+
 class Chunks(Sequence[Tensor]):
     """The shards of a tensor over ``num_chunks`` ranks, as FSDP2 cuts it: each is made when it is asked for.
 

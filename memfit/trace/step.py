@@ -257,7 +257,7 @@ def simulated_ranks(how: Tracing, tracer: Tracer) -> AbstractContextManager[Any]
     from memfit.device.virtual.fake_group import predicted_ranks
 
     ranks = ExitStack()
-    ranks.enter_context(predicted_ranks(how.world, rank=how.rank, quiet=tracer.quiet))
+    ranks.enter_context(predicted_ranks(how.world, rank=how.rank, quiet=tracer.quiet, mesh=str(how.mesh or "data")))
     if CAPABILITIES[how.engine].several_ranks:
         ranks.enter_context(traced_engine(how.engine, tracer.virtual.device))
     return ranks

@@ -7,6 +7,7 @@ a real run may free gathered parameters later. NCCL's own buffers lie outside of
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -32,10 +33,14 @@ from memfit.torch_compat.distributed import (
     fsdp_param,
     give_collectives_shapes,
     methods_of,
+    tell_apart,
 )
 
-_cached_rank: list[tuple[int, int]] = []
-"""(world, rank) of the last fake group, of which DTensor's caches are."""
+_cached_rank: list[tuple[int, int, str | None]] = []
+"""(world, rank, mesh) of the last fake group, of which DTensor's caches are."""
+_worlds = itertools.count(1)
+_known_worlds: dict[tuple[int, int, str | None], int] = {}
+"""Numbers of fake groups by (world, rank, mesh): where all three are equal, groups have equal names."""
 Quiet = Callable[[], contextlib.AbstractContextManager[Any]]
 """Makes a context in which the tracer records nothing."""
 
@@ -52,6 +57,14 @@ def _on_real_tensors(plain: Any) -> Any:
     return staticmethod(call) if static else call
 
 
+def _told_apart(make: Callable[..., None], world: int) -> Callable[..., None]:
+    def call(mesh: Any, *args: Any, **kwargs: Any) -> None:
+        make(mesh, *args, **kwargs)
+        tell_apart(mesh, world)
+
+    return call
+
+
 def _ranks(value: Any) -> Any:
     """A fake tensor of ranks, made in the mode, is every rank in order; anything else is itself."""
     return torch.arange(value.numel(), dtype=torch.int).view(value.shape) if isinstance(value, FakeTensor) else value
@@ -66,27 +79,32 @@ def _quietly(function: Callable[..., Any], quiet: Quiet) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def fake_world(world: int, *, rank: int = 0, quiet: Quiet = contextlib.nullcontext) -> Iterator[None]:
+def fake_world(
+    world: int, *, rank: int = 0, quiet: Quiet = contextlib.nullcontext, mesh: str | None = None
+) -> Iterator[None]:
     """The default process group has ``world`` ranks, of which this process is ``rank``.
 
     Args:
+        mesh: the only mesh that will be made of them, in words; None: not known.
         quiet: the first use of each DTensor operator computes shapes on tensors of the global shape, which are never
             allocated in a real run: that happens in ``quiet()``.
     """
-    mesh = {name: _on_real_tensors(method) for name, method in methods_of(DeviceMesh, MESH_ARITHMETIC).items()}
+    arithmetic = {name: _on_real_tensors(method) for name, method in methods_of(DeviceMesh, MESH_ARITHMETIC).items()}
+    number = next(_worlds) if mesh is None else _known_worlds.setdefault((world, rank, mesh), next(_worlds))
+    arithmetic["__init__"] = _told_apart(arithmetic["__init__"], number)
     shapes = {
         name: _quietly(getattr(ShardingPropagator, name), quiet)
         for name in methods_of(ShardingPropagator, SHAPE_PROPAGATION)
     }
     give_collectives_shapes()
-    if _cached_rank != [(world, rank)]:
+    if _cached_rank != [(world, rank, mesh)]:
         forget_sharding()
-        _cached_rank[:] = [(world, rank)]
+        _cached_rank[:] = [(world, rank, mesh)]
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(Tensor, record_stream=lambda self, stream: None))
         if backend.is_inside():
             stack.enter_context(replaced(torch.accelerator, current_stream=backend.current_stream))
-        stack.enter_context(replaced(DeviceMesh, **mesh))
+        stack.enter_context(replaced(DeviceMesh, **arithmetic))
         stack.enter_context(replaced(ShardingPropagator, **shapes))
         stack.enter_context(replaced(fsdp_param, **{CHUNKS: Chunks}))
         stack.enter_context(
@@ -104,7 +122,9 @@ def fake_world(world: int, *, rank: int = 0, quiet: Quiet = contextlib.nullconte
 
 
 @contextlib.contextmanager
-def predicted_ranks(world: int, *, rank: int = 0, quiet: Quiet = contextlib.nullcontext) -> Iterator[None]:
+def predicted_ranks(
+    world: int, *, rank: int = 0, quiet: Quiet = contextlib.nullcontext, mesh: str | None = None
+) -> Iterator[None]:
     """``fake_world``, and the variables that torchrun sets: code of a job that asks for its rank is answered.
 
     In a process that has a group already, that group answers for a single rank. Of one rank the variables that make
@@ -118,7 +138,7 @@ def predicted_ranks(world: int, *, rank: int = 0, quiet: Quiet = contextlib.null
         variables |= {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world}
     with (
         _environment({name: str(value) for name, value in variables.items()}),
-        fake_world(world, rank=rank, quiet=quiet),
+        fake_world(world, rank=rank, quiet=quiet, mesh=mesh),
     ):
         yield
 

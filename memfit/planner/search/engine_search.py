@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 
@@ -15,6 +16,7 @@ from memfit.planner.checkpoint_writing import choose_writing
 from memfit.planner.cpu_margin import without_cpu_margin
 from memfit.planner.lr_scaling import Rate, learning_rate
 from memfit.planner.mesh_nets import rank_nets
+from memfit.planner.mesh_search.mesh_row import MeshRow
 from memfit.planner.options import options
 from memfit.planner.options.option_context import OptionContext
 from memfit.planner.options.option_traces import OptionTraces, trace_options
@@ -27,6 +29,7 @@ from memfit.planner.search.full_step import FullStep, ReplayedCandidate, trace_f
 from memfit.planner.search.traced_job import TracedJob, open_traced_job
 from memfit.planner.suggestions.larger_memory import LargerMemory, next_step
 from memfit.planner.suggestions.smaller_settings import SmallerSetting
+from memfit.planner.timing.collective_time import seconds_by_collective
 from memfit.planner.timing.mesh_time import MeshCommunication
 from memfit.planner.timing.time_error import with_time_error
 from memfit.planner.variable_length.length_check import EXPANDABLE, LengthCheck, check_lengths
@@ -54,6 +57,8 @@ class Answer:
     how: Tracing | None = None
     """How the smallest need was traced, where nothing fits."""
     learning_rate: Rate = field(default_factory=lambda: learning_rate(None, 1))
+    meshes: tuple[MeshRow, ...] = ()
+    """Every mesh that was looked at, the best first, where the search chose it."""
     seconds: float = 0.0
 
 
@@ -69,6 +74,8 @@ class _SearchResult:
     probed: bool = False
     refuses_single: str = ""
     """What the nets raise at a micro-batch of one item."""
+    communication: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of a window by collective and dimension of the mesh."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +203,7 @@ class _EngineSearch:
             best=best, alternatives=search.alternatives(best), next_step=next_step(search, best),
             traces=trace_options(search, best, self.nets, by_precision=self.by_precision),
             net_kind=traced_job.net_kind, probed=search.probed is not None, refuses_single=search.refuses_single,
+            communication=self._communication(traced_job, search, best),
         )  # fmt: skip
 
     def _traced_in_full(self, result: _SearchResult) -> _Outcome:
@@ -203,11 +211,25 @@ class _EngineSearch:
             self.job, self.how, self.device, result.best, self.own,
             may_choose="validation" not in self.request.keep, resized=result.traces.resized,
         )  # fmt: skip
-        candidate = replace(full_step.candidate, communication_seconds=self._waited(result.best))
+        candidate = replace(
+            full_step.candidate, communication_seconds=self._waited(result.best), communication=result.communication
+        )
         lengths = None
         if candidate.footprint.fits:
             lengths = check_lengths(self.job, self.how, candidate.geometry, candidate.checkpointing, self.request.seed)
         return _Outcome(result=result, full_step=full_step, candidate=candidate, lengths=lengths)
+
+    def _communication(self, traced_job: TracedJob, search: CandidateSearch, best: Candidate) -> dict[str, float]:
+        """Seconds of a window by collective and dimension, those of data parallelism and those inside of nets."""
+        if self.links is None or not isinstance(self.communication_seconds, MeshCommunication):
+            return {}
+        (shape, accumulated), rank = search.shape(best.geometry), best.geometry.micro_batches[0]
+        traced = traced_job.trace(shape, best.modes, accumulated=accumulated)
+        inside = seconds_by_collective(traced.trace, self.links)
+        times = sum(rank) / best.geometry.micro_batch
+        return self.communication_seconds.window_seconds(len(rank)) | {
+            name: each * times for name, each in inside.items()
+        }
 
     def _waited(self, candidate: Candidate) -> float:
         """Seconds of a window that data-parallel communication adds to its computation."""
@@ -242,7 +264,10 @@ class _EngineSearch:
             learning_rate=self.rate.factor,
             warmup_windows=self.rate.warmup_windows,
             reasons=_with_refusal(
-                options.reasons(candidate, self.own, self.device, how) | _requested(request), outcome.result
+                options.reasons(candidate, self.own, self.device, how)
+                | _requested(request)
+                | _communication_reason(candidate),
+                outcome.result,
             ),
             options=self._memory_options(outcome),
             step_seconds=candidate.seconds,
@@ -275,6 +300,15 @@ def _requested(request: PlanRequest) -> dict[str, str]:
     if request.mesh is not None:
         reasons["mesh"] = "--mesh sets it"
     return reasons
+
+
+def _communication_reason(candidate: ReplayedCandidate) -> dict[str, str]:
+    """What ranks tell each other in a window, and how much of it the window waits for."""
+    if not candidate.communication:
+        return {}
+    parts = [f"{name} {seconds:.2g} s" for name, seconds in candidate.communication.items()]
+    waits = f"data-parallel ranks add {candidate.communication_seconds:.2g} s, the rest beside what is computed"
+    return {"communication": f"{', '.join(parts)}; {waits}"}
 
 
 def _with_refusal(reasons: dict[str, str], result: _SearchResult) -> dict[str, str]:

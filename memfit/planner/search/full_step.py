@@ -46,7 +46,10 @@ class ReplayedCandidate:
     allocator_bytes: Mapping[str, int] = field(default_factory=dict)
     """Bytes by phase that expandable segments reserve less than default ones; empty on a CPU."""
     communication_seconds: float = 0.0
-    """Seconds of communication within ``seconds``, by the card's own link; 0 where the link is not known."""
+    """Seconds of communication within ``seconds``, by the card's own link; 0 where the link is not known. On a mesh, of
+    data-parallel ranks, what computation does not hide."""
+    communication: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of a window by collective and dimension of the mesh, hidden or not; empty without a mesh."""
 
 
 @dataclass(frozen=True, kw_only=True)

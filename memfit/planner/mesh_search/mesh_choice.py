@@ -1,0 +1,194 @@
+"""The fastest mesh that fits: families of meshes are estimated, and the best ones traced, replayed and planned in full.
+
+A mesh is left out by bounds: state alone exceeds the card's memory, or the time of a window that recomputes nothing is
+no shorter than that of a plan that fits. Tensor parallelism stays inside a node unless nothing else fits: it
+communicates in every layer, and nothing hides it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from memfit.apply.phase_memory import with_settings
+from memfit.device.hardware.cluster import Cluster, cluster_of
+from memfit.device.hardware.process_limits import check_fake_ranks
+from memfit.engine.factory import check_known
+from memfit.errors import InputError
+from memfit.job import Job
+from memfit.planner.mesh_nets import rank_nets
+from memfit.planner.mesh_search.family_search import FamilySearch
+from memfit.planner.mesh_search.mesh_row import CHOSEN, FITS, REFUSED, SLOWER, TOO_LARGE, MeshRow
+from memfit.planner.mesh_search.mesh_shapes import MeshFamily, mesh_families
+from memfit.planner.predict import plain_nets
+from memfit.planner.request import PlanRequest
+from memfit.planner.search.engine_search import Answer
+from memfit.planner.search.search import find_plan
+from memfit.planner.variable_length.length_check import check_longest
+
+TRACED = 3
+"""Meshes that are planned in full, at most."""
+INSIDE = ("tp",)
+"""Dimensions that stay inside a node unless nothing else fits."""
+NOT_LOOKED_AT = "it cuts layers over several nodes, which is looked at where nothing else fits"
+
+
+def find_any_plan(job: Job, request: PlanRequest, nodes: int | None, network: str | None = None) -> Answer:
+    """The plan of a request: without nodes for one node, with them for a cluster, whose mesh is searched where the
+    request has none.
+
+    Args:
+        network: between nodes, as ``cluster_of`` has it.
+    """
+    if nodes is None:
+        return find_plan(job, request)
+    request = replace(request, cluster=cluster_of(request.device, request.world, nodes, network))
+    return find_mesh_plan(job, request) if request.mesh is None else find_plan(job, request)
+
+
+def find_mesh_plan(job: Job, request: PlanRequest) -> Answer:
+    """The plan of the fastest mesh that fits, with the other meshes; what is lacking where none fits.
+
+    Args:
+        request: for ``devices`` cards of its cluster, without a mesh.
+
+    Raises:
+        InputError: no engine carries the job on so many devices, the card's rates are not known, or what ``find_plan``
+            refuses.
+    """
+    begin = time.perf_counter()
+    assert request.cluster is not None
+    _check(job, request)
+    job = with_settings(job, {"wrapper": "none"})
+    families = mesh_families(request.devices, request.engine)
+    if not families:
+        seen, why = f"--engine {request.engine} --nodes", f"{request.engine} carries no mesh"
+        raise InputError(seen, why, "leave --nodes out, or write --engine fsdp2")
+    inside = [family for family in families if not _crosses(request.cluster, family)]
+    beyond = [family for family in families if family not in inside]
+    rows = _rows(job, request, inside)
+    crossing = ""
+    if any(row.state == FITS for row in rows):
+        rows += [row for family in beyond for row in _refused(family, NOT_LOOKED_AT)]
+    else:
+        crossed = _rows(job, request, beyond)
+        if any(row.state == FITS for row in crossed):
+            crossing = "layers are cut over several nodes, since no mesh fits that cuts them inside a node"
+        rows += crossed
+    if all(row.state == REFUSED for row in rows):
+        raise InputError(
+            f"--devices {request.devices} --nodes", rows[0].remark, "write --mesh with one that is carried"
+        )
+    answer = _planned(job, request, rows)
+    if answer.plan is not None:
+        reasons = {"mesh": _reason(answer, crossing), "time": _time_words(answer, request.cluster)}
+        answer = replace(answer, plan=replace(answer.plan, reasons={**answer.plan.reasons, **reasons}))
+    return replace(answer, seconds=time.perf_counter() - begin)
+
+
+def _check(job: Job, request: PlanRequest) -> None:
+    check_fake_ranks(f"--devices {request.devices}", request.devices)
+    check_longest(job, request)
+    if request.engine is not None:
+        check_known(request.engine)
+    device = request.device
+    if device.fp32_flops is None or device.bandwidth is None:
+        why = f"the rates of {device.key} are not known, so that meshes cannot be compared by time"
+        raise InputError("--nodes without --mesh", why, "write --mesh dp_shard=N")
+    if request.devices < 2:
+        raise InputError(f"--devices {request.devices} --nodes", "one device has no mesh", "leave --nodes out")
+
+
+def _crosses(cluster: Cluster, family: MeshFamily) -> bool:
+    mesh = family.meshes[0]
+    return any(cluster.crosses(mesh, name) for name in INSIDE if name in mesh.sizes())
+
+
+def _rows(job: Job, request: PlanRequest, families: Sequence[MeshFamily]) -> list[MeshRow]:
+    rows: list[MeshRow] = []
+    whole, state_per_byte = plain_nets(job), 0.0
+    for family in families:
+        remark = _too_few(job, request, family)
+        if not remark:
+            try:
+                search = FamilySearch(job, request, family, rank_nets(job, family.cut, whole), whole)
+                enough = min((row.seconds for row in rows if row.state == FITS and row.seconds), default=float("inf"))
+                rows += search.rows(state_per_byte, enough)
+                state_per_byte = search.state_per_byte
+                continue
+            except InputError as error:
+                remark = str(error)
+        rows += _refused(family, remark)
+    return rows
+
+
+def _refused(family: MeshFamily, remark: str) -> list[MeshRow]:
+    return [MeshRow(mesh=mesh, engine=family.engine, state=REFUSED, remark=remark) for mesh in family.meshes]
+
+
+def _too_few(job: Job, request: PlanRequest, family: MeshFamily) -> str:
+    """Why a family has more ranks with samples of their own than the global batch has samples; else empty."""
+    samples = request.global_batch // (job.longest or 1)
+    if family.data_ranks <= max(samples, 1):
+        return ""
+    return f"{family.data_ranks} ranks take samples of their own, and the global batch has {samples}"
+
+
+def _planned(job: Job, request: PlanRequest, rows: Sequence[MeshRow]) -> Answer:
+    """The best meshes planned in full, until none of the others is estimated to be faster."""
+    rows, answers = list(rows), dict[int, Answer]()
+    order = sorted(
+        (index for index, row in enumerate(rows) if row.state == FITS), key=lambda index: rows[index].seconds or 0.0
+    )
+    best: int | None = None
+    for index in order[:TRACED]:
+        if best is not None and (rows[best].seconds or 0.0) <= (rows[index].seconds or 0.0):
+            break
+        answers[index] = _plan_of(job, request, rows[index])
+        rows[index] = _traced_row(rows[index], answers[index])
+        if rows[index].state == FITS and (best is None or (rows[index].seconds or 0.0) < (rows[best].seconds or 0.0)):
+            best = index
+    if best is None:
+        smallest = min(
+            rows, key=lambda row: (row.state == REFUSED, row.mesh.data_ranks / row.mesh.dp_shard, row.peak or 0)
+        )
+        answer = next(iter(answers.values()), None) or _plan_of(job, request, smallest)
+        return replace(answer, meshes=_ladder(rows))
+    rows[best] = replace(rows[best], state=CHOSEN)
+    return replace(answers[best], meshes=_ladder(rows))
+
+
+def _plan_of(job: Job, request: PlanRequest, row: MeshRow) -> Answer:
+    return find_plan(job, replace(request, mesh=row.mesh, devices=row.mesh.data_ranks, engine=None))
+
+
+def _traced_row(row: MeshRow, answer: Answer) -> MeshRow:
+    shown = answer.chosen or answer.floor
+    peak = max(phase.process_bytes for phase in shown.footprint.phases.values())
+    return replace(
+        row, state=FITS if answer.plan is not None else TOO_LARGE, seconds=shown.seconds, peak=peak, traced=True,
+        arithmetic=shown.geometry.arithmetic(), policy=shown.policy,
+    )  # fmt: skip
+
+
+_ORDER = (CHOSEN, FITS, SLOWER, TOO_LARGE, REFUSED)
+
+
+def _ladder(rows: Sequence[MeshRow]) -> tuple[MeshRow, ...]:
+    return tuple(sorted(rows, key=lambda row: (_ORDER.index(row.state), row.seconds or 0.0, row.peak or 0)))
+
+
+def _reason(answer: Answer, crossing: str) -> str:
+    rows = answer.meshes
+    counts = {state: sum(row.state == state for row in rows) for state in _ORDER}
+    parts = [f"fastest of {counts[CHOSEN] + counts[FITS]} meshes that fit, of {len(rows)}"]
+    if counts[SLOWER]:
+        parts.append(f"{counts[SLOWER]} take as long at least, whatever they recompute")
+    return "; ".join([*parts, *([crossing] if crossing else [])])
+
+
+def _time_words(answer: Answer, cluster: Cluster) -> str:
+    assert answer.plan is not None
+    before = answer.plan.reasons.get("time", "")
+    return f"{before}; {cluster.words()}, at the makers' rates; switches are not modelled"
