@@ -293,6 +293,33 @@ def thousand_ranks() -> str:
     )
 
 
+def titan() -> str:
+    """Published rows of torchtitan and torchao, those that no step was predicted for included."""
+    rows = []
+    for row in result("titan")["rows"]:
+        known = [f"{row['net']}: {row['how']}", row["ranks"], row["batch"], f"{row['published']:g}"]
+        if row["validated"]:
+            rows.append([*known, f"{row['predicted']:.2f}", f"{row['error']:+.1%}"])
+        else:
+            rows.append([*known, "not validated", row["why"]])
+    return table(["step", "ranks", "batch", "published GiB", "predicted GiB", "error"], rows)
+
+
+def titan_text() -> str:
+    """What the predicted step holds, and what 8 and 128 ranks differ in."""
+    stored = result("titan")
+    row = next(row for row in stored["rows"] if row["validated"])
+    parts = {name: nbytes for name, nbytes in row["categories"].items() if nbytes >= GIB // 10}
+    held = ", ".join(f"{name} {nbytes / GIB:.1f}" for name, nbytes in sorted(parts.items(), key=lambda part: -part[1]))
+    apart = stored["difference"]
+    return (
+        f"At its peak the step has {row['allocated_bytes'] / GIB:.1f} GiB allocated ({held}) and "
+        f"{row['reserved_bytes'] / GIB:.1f} GiB reserved. Between {apart['ranks'][0]} and {apart['ranks'][1]} ranks it "
+        f"reserves {apart['predicted']:.1f} GiB less (allocated: {apart['predicted_allocated']:.1f}); published, both "
+        f"compiled and in Float8: {apart['published']:.1f}."
+    )
+
+
 def plan_cost() -> str:
     plans_kept = result("plan_speed")
     seconds = [kept.get("after", kept)["processor_seconds"] for kept in plans_kept.get("plans", plans_kept).values()]
@@ -327,7 +354,7 @@ def story() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "published": published, "upstream scripts": upstream_scripts, "musetalk ranks": musetalk_ranks,
+    "published": published, "torchtitan": titan, "upstream scripts": upstream_scripts, "musetalk ranks": musetalk_ranks,
     "accuracy by half": accuracy_tables.accuracy_halves,
     "accuracy by kind of net": accuracy_tables.accuracy_kinds, "accuracy by rule": accuracy_tables.accuracy_rules,
     "accuracy of recipes": accuracy_tables.accuracy_recipes, "accuracy beside xMem": accuracy_tables.accuracy_xmem,
@@ -382,6 +409,7 @@ TEXTS: dict[str, Callable[[], str]] = {
     "saving": saving_text,
     "epochs": sequence_text,
     "thousand ranks": thousand_ranks,
+    "torchtitan": titan_text,
     "plan cost": plan_cost,
     "validation trace limit": validation_trace_limit,
     "story": story,
