@@ -11,23 +11,35 @@ ERRORS = ("median", "mean", "p90", "p95", "within_5_percent", "worst_under", "co
 ERROR_NAMES = ("median", "mean", "p90", "p95", "within 5 %", "worst under-prediction", "in interval")
 
 
+REGULAR_NAMES = ("runs without trials", "their p95")
+
+
 def _errors(row: Mapping[str, Any]) -> list[str]:
     return [percent(row[name], 1 if name in ("within_5_percent", "worst_under", "coverage") else 2) for name in ERRORS]
+
+
+def _regular(row: Mapping[str, Any]) -> list[Any]:
+    """Of the models none of whose readings shows trials of cuDNN."""
+    return [row["regular_runs"], "-" if row["regular_p95"] is None else percent(row["regular_p95"])]
 
 
 def accuracy_halves() -> str:
     halves_by_name = result("accuracy")
     halves = (("held-out half", "gpumemnet"), ("fitting half", "gpumemnet_fitting_half"))
     rows = (
-        [name, halves_by_name[key]["models"], halves_by_name[key]["runs"], *_errors(halves_by_name[key])]
+        [name, halves_by_name[key]["models"], halves_by_name[key]["runs"], *_errors(halves_by_name[key]),
+         *_regular(halves_by_name[key])]
         for name, key in halves
-    )
-    return table(["", "models", "runs", *ERROR_NAMES], rows)
+    )  # fmt: skip
+    return table(["", "models", "runs", *ERROR_NAMES, *REGULAR_NAMES], rows)
 
 
 def accuracy_kinds() -> str:
-    rows = ([kind, row["models"], row["runs"], *_errors(row)] for kind, row in result("accuracy")["families"].items())
-    return table(["kind of net", "models", "runs", *ERROR_NAMES], rows)
+    rows = (
+        [kind, row["models"], row["runs"], *_errors(row), *_regular(row)]
+        for kind, row in result("accuracy")["families"].items()
+    )
+    return table(["kind of net", "models", "runs", *ERROR_NAMES, *REGULAR_NAMES], rows)
 
 
 def accuracy_rules() -> str:
