@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from memfit.device.virtual import managed_memory
 from memfit.device.virtual.patching import replaced
 from memfit.script.import_hooks import on_import
 
@@ -54,6 +55,17 @@ def _flex_attention(original: Callable[..., Any], note: Callable[[str], None]) -
     return flex_attention
 
 
+def _noting(get_paged: Callable[..., Tensor], note: Callable[[str], None]) -> Callable[..., Tensor]:
+    def noting(*shape: int, **kwargs: Any) -> Tensor:
+        note(
+            "paged optimizer state is managed memory: it was counted as the host's, and the driver keeps of it on the "
+            "card what the rest leaves free"
+        )
+        return get_paged(*shape, **kwargs)
+
+    return noting
+
+
 class _Kernels:
     """A compiled extension whose functions change tensors in place and return nothing."""
 
@@ -65,7 +77,8 @@ class _Kernels:
 
 @contextmanager
 def compiled_kernels(note: Callable[[str], None]) -> Iterator[None]:
-    """Context in which FlexAttention and the extensions that DeepSpeed compiles run without their kernels.
+    """Context in which FlexAttention and the extensions that DeepSpeed compiles run without their kernels, and paged
+    optimizer state of bitsandbytes is noted.
 
     Args:
         note: called with each kernel that was replaced.
@@ -80,10 +93,13 @@ def compiled_kernels(note: Callable[[str], None]) -> Iterator[None]:
         def flex(module: Any) -> tuple[Any, dict[str, Any]]:
             return module, {"flex_attention": _flex_attention(module.flex_attention, note)}
 
+        def paged(module: Any) -> tuple[Any, dict[str, Any]]:
+            known = hasattr(module, "get_paged")
+            return module, {"get_paged": _noting(module.get_paged, note)} if known else {}
+
         if _FLEX in sys.modules:
             owner, attributes = flex(sys.modules[_FLEX])
             stack.enter_context(replaced(owner, **attributes))
-        stack.enter_context(
-            on_import({_FLEX: flex, "deepspeed.ops.op_builder.builder": lambda m: (m.OpBuilder, {"load": load})})
-        )
+        builder = {"deepspeed.ops.op_builder.builder": lambda m: (m.OpBuilder, {"load": load})}
+        stack.enter_context(on_import({_FLEX: flex, managed_memory.MODULE: paged, **builder}))
         yield

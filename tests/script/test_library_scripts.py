@@ -6,6 +6,8 @@ import pytest
 
 from tests.script.test_trace_script import traced
 
+MIB = 1 << 20
+
 LOOP = "for step in range(5):\n    {loss}.backward()\n    optimizer.step()\n    optimizer.zero_grad()\n"
 OPTIMIZER = "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
 
@@ -143,3 +145,52 @@ def test_a_script_that_spawns_a_process_for_each_card_sees_the_asked_ranks(tmp_p
     code, answer, said = traced(tmp_path, written(tmp_path, script), options=("--world", "4"))
     assert code == 0, said
     assert answer["world"] == 4
+
+
+PAGED = (
+    "import torch\n"
+    "import bitsandbytes.functional as F\n"
+    "net = torch.nn.Linear(1024, 1024, bias=False).cuda()\n"
+    "state = F.get_paged(8192, 4096, dtype=torch.uint8, device=net.weight.device)\n"
+    "F.fill(state, 0)\n"
+    "optimizer = torch.optim.SGD(net.parameters())\n"
+    "for step in range(3):\n"
+    "    net(torch.ones(8, 1024, device='cuda')).sum().backward()\n"
+    "    F.prefetch_tensor(state)\n"
+    "    optimizer.step()\n"
+    "    optimizer.zero_grad()\n"
+    "assert state.is_paged and state.device.type == 'cpu'\n"
+)
+
+
+def test_paged_state_of_a_mock_of_bitsandbytes_is_the_host_s_and_is_noted(tmp_path: Path) -> None:
+    """A mock, since bitsandbytes may not be installed: functions of these names that need a library for CUDA."""
+    package = tmp_path / "bitsandbytes"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    needs_cuda = "(*args, **kwargs):\n    raise RuntimeError('no library for CUDA')\n"
+    names = ("get_paged", "prefetch_tensor", "fill")
+    (package / "functional.py").write_text("".join(f"def {name}{needs_cuda}" for name in names))
+    code, answer, said = traced(tmp_path, written(tmp_path, PAGED))
+    assert code == 0, said
+    assert any("paged optimizer state is managed memory" in line for line in answer["not_seen"])
+    assert answer["phases"]["train"]["allocated_bytes"] < 32 * MIB, "weights, gradients and workspaces, but no state"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["PagedAdamW8bit", "PagedAdamW"])
+def test_bitsandbytes_paged_optimizers_leave_the_card_free(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("bitsandbytes")
+    script = (
+        "import torch, bitsandbytes\n"
+        "net = torch.nn.Linear(1024, 1024, bias=False).cuda()\n"
+        f"optimizer = bitsandbytes.optim.{name}(net.parameters())\n"
+        "for step in range(3):\n"
+        "    net(torch.ones(8, 1024, device='cuda')).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    code, answer, said = traced(tmp_path, written(tmp_path, script))
+    assert code == 0, said
+    assert any("paged optimizer state is managed memory" in line for line in answer["not_seen"])
+    assert answer["phases"]["train"]["categories"]["optimizer"] < MIB

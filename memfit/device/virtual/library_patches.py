@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from importlib.machinery import SourceFileLoader
 from types import ModuleType
 
+from memfit.device.virtual import managed_memory
 from memfit.device.virtual.patching import replaced
 from memfit.device.virtual.pretrained import hub_is_offline
 from memfit.torch_compat import DisableTorchFunction, disable_current_modes
@@ -35,6 +36,11 @@ def as_in_a_real_run() -> Iterator[None]:
                 asked = constants.is_offline_mode
                 stack.enter_context(replaced(constants, is_offline_mode=lambda: asked() or hub_is_offline()))
 
+        def count_managed_memory() -> None:
+            module = sys.modules.get(managed_memory.MODULE)
+            if module is not None:
+                stack.enter_context(replaced(module, **managed_memory.replacements(module)))
+
         with disable_current_modes():
             """It imports parts of torch on first use, which must be over before imports pass through it."""
         plain = SourceFileLoader.exec_module
@@ -46,9 +52,12 @@ def as_in_a_real_run() -> Iterator[None]:
                 blind(module.__name__)
             if module.__name__ == _HUB:
                 ask_the_hub_once()
+            if module.__name__ == managed_memory.MODULE:
+                count_managed_memory()
 
         stack.enter_context(replaced(SourceFileLoader, exec_module=exec_module))
         for name in _ASKS_FOR_FAKES:
             blind(name)
         ask_the_hub_once()
+        count_managed_memory()
         yield
