@@ -36,17 +36,17 @@ def mesh_families(devices: int, engine: str | None = None) -> list[MeshFamily]:
     Args:
         engine: the one that was asked for; None: the first that carries the mesh.
     """
-    found: dict[tuple[MeshShape, str], list[MeshShape]] = {}
+    by_cut: dict[tuple[MeshShape, str], list[MeshShape]] = {}
     for sizes in _factors(devices, [field.name for field in fields(MeshShape) if field.name in CARRIED]):
         mesh = MeshShape(**sizes)
         try:
             carries = engine_of(mesh, engine)
         except InputError:
             continue
-        found.setdefault((without_data_ranks(mesh), carries), []).append(mesh)
+        by_cut.setdefault((without_data_ranks(mesh), carries), []).append(mesh)
     families = [
         MeshFamily(cut=cut, engine=name, meshes=tuple(sorted(meshes, key=lambda mesh: -mesh.dp_shard)))
-        for (cut, name), meshes in found.items()
+        for (cut, name), meshes in by_cut.items()
     ]
     return sorted(families, key=lambda family: (family.cut.world, family.engine != "fsdp2", str(family.cut)))
 
