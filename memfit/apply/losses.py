@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from memfit.apply.train_state import TrainState
+from memfit.engine.capabilities import CAPABILITIES
 from memfit.engine.collectives import Units
 from memfit.errors import InputError
 from memfit.job import Turn
@@ -58,6 +60,21 @@ class WindowUnits:
         return len(self.units)
 
 
+@contextmanager
+def _without_cast_weights(train_state: TrainState) -> Iterator[None]:
+    """Context in which autocast keeps no copy of a weight in its type, under an engine that shards weights.
+
+    It would keep those of all modules to the forward's end, though each module's own weights are dropped after it.
+    """
+    before = torch.is_autocast_cache_enabled()
+    if CAPABILITIES[train_state.engine.name].shards_weights:
+        torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
 _NUMBERS = (int, float)
 MOST_UNITS = 1 << 62
 """No window has as many, and a tensor cannot be divided by a larger whole number."""
@@ -67,11 +84,12 @@ def losses_of(
     train_state: TrainState, turn: Turn, batch: Any, shared: dict[str, Any], *, may_be_empty: bool = False
 ) -> dict[str, tuple[Tensor, Units]]:
     """Returns the turn's losses by name, checked. A synthetic batch must not be empty: all of its units are valid."""
-    if train_state.job.autocasts_itself or train_state.job.precision == "fp32":
-        given = turn.loss(train_state.nets, batch, shared)
-    else:
-        with train_state.job.autocast(train_state.device):
+    with _without_cast_weights(train_state):
+        if train_state.job.autocasts_itself or train_state.job.precision == "fp32":
             given = turn.loss(train_state.nets, batch, shared)
+        else:
+            with train_state.job.autocast(train_state.device):
+                given = turn.loss(train_state.nets, batch, shared)
     named = dict(given) if isinstance(given, Mapping) else {turn.name: given}
     write = "write loss(self, nets, batch) -> (sum over the valid units, number of valid units)"
     if not named:
