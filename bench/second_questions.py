@@ -2,17 +2,19 @@
 
 python -m bench.second_questions [--rounds 3] [--only TEXT] [--json F]
 
-Each job is asked once with an empty cache, then every second question once. Rounds follow, each with every second
-question in a random order.
+Each job is asked once with an empty cache and captured output. Once the process that traces for later questions has
+ended, every second question is asked once, and rounds follow, each with every second question in a random order.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import random
 import resource
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -22,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.result_file import ROOT, add_json_option, target, write_result
-from testing.terminal import run_on_terminal
+from memfit.cli.background_traces import LOCK
 
 JOBS = {
     "f5_tts/base": "--shape 3x2812",
@@ -44,7 +46,7 @@ SECOND = {
     "cards": "cards {job} --no-largest",
     "compare": "compare {job} --checkpoint all --device rtx4090",
 }
-"""Second questions; those of a command that was not asked before are asked once before the rounds."""
+"""Second questions; each is asked once before the rounds."""
 
 
 def asked(command: str, job: str, cache: str) -> dict[str, float]:
@@ -53,12 +55,22 @@ def asked(command: str, job: str, cache: str) -> dict[str, float]:
     environment = {**os.environ, "XDG_CACHE_HOME": cache, "MEMFIT_KEEP_TRACES": "1", "PYTHONWARNINGS": "ignore"}
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     command = [sys.executable, "-m", "memfit", *arguments]
-    code, shown = run_on_terminal(command, ROOT, environment)  # only then is more traced after an answer
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     clock, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
-    if code not in (0, 3):
-        raise RuntimeError(f"{' '.join(arguments)}: exit code {code}: {shown[-500:]}")
+    if done.returncode not in (0, 3):
+        raise RuntimeError(f"{' '.join(arguments)}: exit code {done.returncode}: {done.stderr[-500:]}")
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {"clock": clock, "processor": used}
+
+
+def traced_ahead(cache: str) -> float:
+    """Seconds by the clock until the process that traces for later questions has ended."""
+    begin, lock = time.perf_counter(), Path(cache) / "memfit" / "traces" / LOCK
+    while not lock.exists():
+        time.sleep(0.05)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    return time.perf_counter() - begin
 
 
 def spread(samples: list[dict[str, float]]) -> dict[str, Any]:
@@ -80,9 +92,10 @@ def main() -> None:
     for job in [name for name in JOBS if options.only in name]:
         with tempfile.TemporaryDirectory() as folder:
             cache = f"{folder}/cache"
-            first = asked(FIRST, job, cache)
+            first = {**asked(FIRST, job, cache), "traced_ahead": traced_ahead(cache)}
             before = {name: asked(command, job, cache) for name, command in SECOND.items()}
             samples: dict[str, list[dict[str, float]]] = {name: [] for name in SECOND}
+            traced_ahead(cache)
             for _ in range(options.rounds):
                 for name in chance.sample(list(SECOND), len(SECOND)):
                     samples[name].append(asked(SECOND[name], job, cache))

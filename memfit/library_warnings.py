@@ -35,8 +35,8 @@ def without_library_warnings() -> Iterator[None]:
         if record.levelno != logging.WARNING or not is_library(record.pathname):
             handled(logger, record)
 
-    warnings.showwarning, logging.Logger.callHandlers = show, handle  # type: ignore[method-assign, assignment]
+    warnings.showwarning, logging.Logger.callHandlers = show, handle  # type: ignore[assignment,method-assign]
     try:
         yield
     finally:
-        warnings.showwarning, logging.Logger.callHandlers = shown, handled  # type: ignore[method-assign]
+        warnings.showwarning, logging.Logger.callHandlers = shown, handled  # type: ignore[assignment,method-assign]

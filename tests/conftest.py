@@ -14,6 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 os.environ["COLUMNS"] = "80"  # whatever terminal the tests are started from: lines are broken at the same places
 os.environ.setdefault("MEMFIT_KEEP_TRACES", "0")  # tests that replace parts of memfit must trace
+os.environ.setdefault("MEMFIT_TRACE_AHEAD", "0")  # no process goes on beside the tests
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-import time
-from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,10 +34,7 @@ from memfit.plan import ENGINES
 from memfit.sizes import parse_size
 
 if TYPE_CHECKING:
-    from memfit.device.hardware.catalogue import Device
-    from memfit.job import Shape
     from memfit.plan import Plan
-    from memfit.planner.asked_job import AskedJob
     from memfit.planner.prediction import Prediction
 
 
@@ -139,7 +133,7 @@ def command(
         "micro_batches": whole_number("--accumulate", accumulate), "engine": ranks.engine, "world": ranks.world,
         "mesh": ranks.mesh, "rank": whole_number("--rank", rank, least=0),
     }  # fmt: skip
-    count, plan = whole_number("--micro-batch", micro_batch), _plan(checkpoint)
+    count, plan, environment = whole_number("--micro-batch", micro_batch), _plan(checkpoint), dict(os.environ)
     with asked_job(job, pairs, precision, checkpoint, fresh=fresh) as asked:
         with progress(f"tracing {asked.name}", quiet=as_json):
             asked_shape = micro_batch_shape(asked.facts, shape, count)
@@ -157,27 +151,17 @@ def command(
             print_json(predictions_json(predictions, sequence, limit))
         else:
             _print(predictions, sequence, limit, ci=ci)
-        is_read = sys.stdout.isatty() and sys.stderr.isatty() and not as_json
-        if is_read and asked.traced and asked.is_kept and not (fresh or ci):
-            sys.stdout.flush()
-            _trace_ahead(asked, asked_shape, targets[0], how)
+    if asked.traced and asked.is_kept and plan is None and ranks.mesh is None and not (fresh or ci):
+        from memfit.cli.background_traces import AheadRequest, trace_in_background
+
+        request = AheadRequest(
+            job=job, pairs=pairs, precision=precision, shape=asked_shape, device=targets[0].key, choices=how
+        )
+        trace_in_background(request, environment)
     fits = any(prediction.footprint.fits for prediction in predictions)
     fits = fits and (sequence is None or sequence.plain.failed_window is None)
     within = all(limit is None or highest_peak(prediction) <= limit for prediction in predictions)
     return Exit.DONE if fits and within else Exit.NOTHING_FITS
-
-
-def _trace_ahead(asked: AskedJob, shape: Shape, device: Device, how: dict[str, Any]) -> None:
-    """Traces for the next questions while a person reads the answer; Ctrl-C only ends this."""
-    from memfit.planner.trace_ahead import PART, trace_ahead
-
-    until = (1 + PART) * time.process_time()
-    text = "tracing other micro-batches and cards for the next question (Ctrl-C leaves them out)"
-    with (
-        suppress(KeyboardInterrupt), progress(text), open(os.devnull, "w") as nowhere,
-        redirect_stdout(nowhere), redirect_stderr(nowhere),
-    ):  # fmt: skip
-        trace_ahead(asked, shape, device, until, **how)
 
 
 def _print(predictions: list[Prediction], sequence: Any, limit: int | None, *, ci: bool) -> None:

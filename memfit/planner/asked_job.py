@@ -93,6 +93,10 @@ class AskedJob:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.keep()
+
+    def keep(self) -> None:
+        """Writes what was traced and remembered until now."""
         if self._shelf is not None:
             self._shelf.keep(loaded=self._job is not None)
 

@@ -31,7 +31,8 @@ SWITCH = "MEMFIT_KEEP_TRACES"
 _TORN = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
 """What reading a file that was cut off or written by another version raises."""
 VOLATILE = frozenset(
-    ("_", "COLUMNS", "DISPLAY", "LINES", "OLDPWD", "PWD", "SHLVL", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "TERM",
+    ("_", "COLUMNS", "DISPLAY", "LINES", "MEMFIT_TRACE_AHEAD", "OLDPWD", "PWD", "SHLVL",
+     "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "TERM",
      "TMUX", "TMUX_PANE", "WINDOWID", "XDG_SESSION_ID")
 )  # fmt: skip
 """Environment variables that no job's memory follows from."""

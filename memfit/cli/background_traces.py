@@ -1,0 +1,132 @@
+"""Traces for the next questions, made by a process of its own after the answer: nobody waits for it.
+
+It has the lowest priority, runs alone of its kind, and ends by itself: when all is traced, after ``SECONDS`` of the
+processor, or after ``WAIT`` by the clock. What it has traced until then is kept, each file whole.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from memfit.device.hardware.catalogue import find_device
+from memfit.job import Shape
+from memfit.user_cache import cache_folder
+
+SWITCH = "MEMFIT_TRACE_AHEAD"
+"""The environment variable that turns this off with 0."""
+SECONDS = 90
+"""Seconds of the processor that the process may take."""
+WAIT = 600
+"""Seconds by the clock after which it ends."""
+MEMORY = 2
+"""It begins where so many times the memory is available that the answer took."""
+LOCK = "tracing"
+"""The file in the cache that is locked while such a process runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AheadRequest:
+    """A question that was answered; ``choices`` as of ``AskedJob.question``."""
+
+    job: str
+    pairs: tuple[str, ...]
+    precision: str | None
+    shape: Shape
+    device: str
+    choices: Mapping[str, Any]
+
+
+def trace_in_background(request: AheadRequest, environment: Mapping[str, str]) -> None:
+    """Starts the process, and does not wait for it; nothing where the machine has no memory for it.
+
+    Args:
+        environment: as this process began with it: traces are kept by it.
+    """
+    from memfit.device.hardware.process_limits import available_bytes
+
+    if environment.get(SWITCH, "1") == "0":
+        return
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    if available_bytes() < MEMORY * peak:
+        return
+    command = [sys.executable, "-m", __name__, json.dumps(asdict(request))]
+    with suppress(OSError):
+        process = subprocess.Popen(
+            command, env=dict(environment), start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        process.returncode = 0  # it outlives this one, which is no mistake to warn of
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The process: reads the request, and traces while nothing speaks against it."""
+    request = json.loads(arguments[0])
+    signal.signal(signal.SIGALRM, _end)
+    signal.signal(signal.SIGXCPU, _end)
+    signal.alarm(WAIT)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 10))
+    with _alone() as alone:
+        if alone:
+            _trace(request)
+
+
+def _trace(request: Mapping[str, Any]) -> None:
+    """Traces other micro-batches and cards, then what ``memfit max`` and ``memfit cards`` ask first."""
+    from memfit.cli.job_options import asked_job, micro_batch_shape
+    from memfit.cli.options import choose_devices
+    from memfit.cli.progress import progress
+    from memfit.planner.card_comparison import compare_cards
+    from memfit.planner.largest import by_items, largest_of
+    from memfit.planner.trace_ahead import trace_ahead
+
+    shape, device = Shape(**request["shape"]), find_device(request["device"])
+    with progress("tracing", quiet=True), asked_job(request["job"], request["pairs"], request["precision"]) as asked:
+        trace_ahead(asked, shape, device, **request["choices"])
+        for policy in asked.facts.policies:
+            with suppress(Exception):  # the job's code may refuse what nobody asked for
+                largest_of(policy, device, asked, by_items(asked.facts.longest))
+            asked.keep()
+        compare_cards(asked, micro_batch_shape(asked.facts, None, None), choose_devices(("all",), None, None))
+
+
+def step_aside() -> None:
+    """Leaves the processor to all others: nice counts within a session, and a session's group has a nice of its own."""
+    with suppress(OSError):
+        os.nice(19)
+    with suppress(OSError), open("/proc/self/autogroup", "w") as file:
+        file.write("19")
+
+
+@contextmanager
+def _alone() -> Iterator[bool]:
+    """Context that gives whether no other such process runs."""
+    folder = cache_folder() / "traces"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+            return
+        yield True
+
+
+def _end(number: int, frame: object) -> None:
+    """Ends the process by an exception, so that files which are being written are taken away."""
+    raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    step_aside()
+    main(sys.argv[1:])

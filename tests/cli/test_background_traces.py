@@ -1,0 +1,188 @@
+"""What is traced after an answer, by a process of its own: later questions are answered from it, and it ends by itself.
+
+python -m pytest tests/cli/test_background_traces.py
+"""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from memfit.cli import background_traces, predict
+from memfit.cli.background_traces import SECONDS, AheadRequest, trace_in_background
+from memfit.job import Shape
+from tests.cli.asking import ROOT
+
+CHOICES = {
+    "micro_batches": 1,
+    "engine": "single",
+    "world": 1,
+    "mesh": None,
+    "rank": None,
+    "plan": None,
+    "checkpointing": {},
+}
+JOB = """
+import os, time, torch, memfit
+
+class Own(memfit.Job):
+    def nets(self):
+        with open("loaded", "a") as file:
+            file.write(f"{os.getpid()} ")
+        return {"net": torch.nn.Linear(8, 8)}
+    def optimizers(self, nets):
+        return {"net": torch.optim.SGD(nets["net"].parameters())}
+    def batch(self, shape):
+        if shape.items == 2 and os.path.exists("slow"):
+            open("begun", "w").close()
+            while True:
+                pass
+        return torch.zeros(shape.items, 8)
+    def loss(self, nets, batch):
+        return nets["net"](batch).sum(), len(batch)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "job.py").write_text(JOB)
+    return tmp_path
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    kept = {
+        "MEMFIT_KEEP_TRACES": "1",
+        "MEMFIT_TRACE_AHEAD": "0",
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "OMP_NUM_THREADS": "1",
+    }
+    return {**os.environ, "PYTHONPATH": str(ROOT), **kept, **more}
+
+
+def asked(folder: Path, *words: str, **more: str) -> str:
+    """What a question with captured output answers."""
+    command = [sys.executable, "-m", "memfit", *words]
+    done = subprocess.run(
+        command, cwd=folder, env=environment(folder, **more), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def request_of(job: str = "job.py:Own") -> str:
+    shape = Shape(items=1)
+    return json.dumps(
+        asdict(AheadRequest(job=job, pairs=(), precision=None, shape=shape, device="rtx4090", choices=CHOICES))
+    )
+
+
+def started(folder: Path) -> subprocess.Popen[bytes]:
+    """The process of the background with the priority of others: this machine may be busy."""
+    command = [sys.executable, "-c", "import sys; from memfit.cli.background_traces import main; main(sys.argv[1:])"]
+    return subprocess.Popen([*command, request_of()], cwd=folder, env=environment(folder))
+
+
+def answers(text: str) -> dict:
+    """An answer in JSON, without the time that it took."""
+    values = json.loads(text)
+    values.pop("seconds", None)
+    return values
+
+
+@pytest.mark.slow
+def test_later_questions_of_a_script_are_answered_without_another_trace(folder):
+    asked(folder, "predict", "job.py:Own", "--device", "rtx4090", "--json")
+    assert started(folder).wait(timeout=300) == 0
+    loaded = (folder / "loaded").read_text()
+    questions = (
+        ("predict", "job.py:Own", "--device", "rtx4090"),
+        ("predict", "job.py:Own", "--device", "rtx4090", "--micro-batch", "7"),
+        ("predict", "job.py:Own", "--device", "rtx4090", "--micro-batch", "50000"),
+        ("predict", "job.py:Own", "--device", "t4"),
+        ("predict", "job.py:Own", "--device", "h100"),
+        ("max", "job.py:Own", "--device", "rtx4090"),
+        ("cards", "job.py:Own"),
+    )
+    kept = [answers(asked(folder, *question, "--json")) for question in questions]
+    assert (folder / "loaded").read_text() == loaded  # the job was not built again
+    fresh = [answers(asked(folder, *question, "--json", "--fresh")) for question in questions]
+    assert kept == fresh
+
+
+@pytest.mark.slow
+def test_one_process_traces_at_a_time_and_leaves_nothing_half_written_when_its_time_is_spent(folder):
+    (folder / "slow").touch()
+    process, begin = started(folder), time.monotonic()
+    while not (folder / "begun").exists():
+        assert time.monotonic() < begin + 120
+        time.sleep(0.05)
+    assert resource.prlimit(process.pid, resource.RLIMIT_CPU)[0] == SECONDS
+    assert started(folder).wait(timeout=120) == 0  # it finds the other one, and ends
+    assert set((folder / "loaded").read_text().split()) == {str(process.pid)}
+    process.send_signal(signal.SIGXCPU)  # as the kernel does where its time is spent
+    assert process.wait(timeout=120) == 1
+    traces = [path.name for path in (folder / "cache" / "memfit" / "traces").iterdir()]
+    assert any(name.endswith(".npz") for name in traces)
+    assert not any(name.startswith(".") for name in traces)
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """The commands that would have been started."""
+    commands = []
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **options: commands.append((command, options)) or Mock())
+    return commands
+
+
+QUESTION = AheadRequest(job="own", pairs=(), precision=None, shape=Shape(items=1), device="rtx4090", choices=CHOICES)
+
+
+def test_it_starts_in_a_session_of_its_own_without_the_streams_of_the_answer(begun):
+    trace_in_background(QUESTION, {"HOME": "/nowhere"})
+    ((command, options),) = begun
+    assert command[:3] == [sys.executable, "-m", background_traces.__name__]
+    assert json.loads(command[3])["job"] == "own"
+    assert options["env"] == {"HOME": "/nowhere"}
+    assert options["start_new_session"]
+    assert {options[name] for name in ("stdin", "stdout", "stderr")} == {subprocess.DEVNULL}
+
+
+def test_the_environment_leaves_it_out(begun):
+    trace_in_background(QUESTION, {"MEMFIT_TRACE_AHEAD": "0"})
+    assert begun == []
+
+
+def test_nothing_begins_where_memory_is_short(begun, monkeypatch):
+    monkeypatch.setattr("memfit.device.hardware.process_limits.available_bytes", lambda: 1 << 20)
+    trace_in_background(QUESTION, {})
+    assert begun == []
+
+
+def test_stepping_aside_takes_the_lowest_priority():
+    script = "import os; from memfit.cli.background_traces import step_aside; step_aside(); print(os.nice(0))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "19\n"
+
+
+@pytest.mark.parametrize("more", [("--ci", "--budget", "20GiB"), ("--fresh",), ("--accumulate", "2"), ()])
+def test_predict_starts_it_after_a_trace_that_is_kept(monkeypatch, tmp_path, more):
+    requests = []
+    monkeypatch.setattr(background_traces, "trace_in_background", lambda request, environment: requests.append(request))
+    monkeypatch.setenv("MEMFIT_KEEP_TRACES", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    command = ["testing/linear_layer.py:LinearLayer", "--device", "rtx4090", *more]
+    for _ in range(2):  # the second time, nothing is traced
+        predict.command.main(args=command, standalone_mode=False)
+    if {"--ci", "--fresh"} & set(more):
+        assert requests == []
+    else:
+        (request,) = requests
+        assert request.choices["micro_batches"] == (2 if more else 1)
