@@ -39,4 +39,4 @@ def without_library_warnings() -> Iterator[None]:
     try:
         yield
     finally:
-        warnings.showwarning, logging.Logger.callHandlers = shown, handled  # type: ignore[assignment,method-assign]
+        warnings.showwarning, logging.Logger.callHandlers = shown, handled  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""A training command behind ``--``, in place of the job of ``predict``, ``max``, ``cards`` and ``compare``."""
+"""A training command behind ``--``, in place of the job of ``predict``, ``max``, ``cards``, ``compare`` and ``ui``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memfit.errors import InputError
 if TYPE_CHECKING:
     from memfit.script.asked_script import AskedScript
 
-VERBS = ("predict", "max", "cards", "compare")
+VERBS = ("predict", "max", "cards", "compare", "ui")
 MARK = "-- "
 """Begins an argument that is a command."""
 
@@ -20,18 +20,11 @@ def joined_scripts(arguments: list[str]) -> list[str]:
     """A verb's arguments, with each command behind ``--`` as one argument that begins with ``MARK``.
 
     ``compare`` takes several, each behind a ``--`` of its own.
-
-    Raises:
-        InputError: the verb takes no command.
     """
     verb, end = arguments[0], arguments.index("--") if "--" in arguments else len(arguments)
     words = arguments[end + 1 :]
-    if verb not in (*VERBS, "ui") or not _is_command(words):
+    if verb not in VERBS or not _is_command(words):
         return arguments
-    if verb == "ui":
-        said = shlex.join(words)
-        write = f"write memfit trace --report F.html -- {said}"
-        raise InputError(f"memfit ui -- {said}", "it asks a job; a script's page is its report", write)
     commands: list[list[str]] = [[]]
     for word in words:
         if word == "--" and verb == "compare":

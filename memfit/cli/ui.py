@@ -25,6 +25,7 @@ from memfit.printable import printable
 
 if TYPE_CHECKING:
     from memfit.device.hardware.catalogue import Device
+    from memfit.planner.asked_job import AskedJob
 
 START = "rtx4090"
 """The card that the page starts with where this machine has none."""
@@ -49,6 +50,8 @@ def command(
 ) -> None:  # fmt: skip
     """Write JOB's memory as one HTML file with sliders for micro-batch, length, accumulation, recomputation and card.
 
+    JOB is as of memfit predict. Of -- python train.py --batch-size {batch}, micro-batch and card have sliders.
+
     The file needs no server and no network. Each figure in it is the one of memfit predict at the same setting; what
     does not follow from the traced steps is greyed out, with the reason. Other cards of the catalogue are there with
     the step that the page starts with, and with every step where they run the same kernels. Without a --device, on a
@@ -56,21 +59,24 @@ def command(
     """
     from memfit.cli.job_options import asked_job
     from memfit.cli.progress import progress
+    from memfit.cli.script_arguments import MARK, is_script
 
     targets, note = _targets(device_names, memory, headroom)
     ranks = whole_number("--devices", devices)
     check_fake_ranks(f"--devices {ranks}", ranks)
     if not Path(out).absolute().parent.is_dir():
         raise InputError(f"--out {out}", "its folder is not there", "write a file in a folder that is there")
-    begin = time.perf_counter()
-    with progress(f"tracing {job}", quiet=as_json), asked_job(job, pairs, fresh=fresh) as asked:
+    begin, name = time.perf_counter(), job.removeprefix(MARK)
+    with progress(f"tracing {name}", quiet=as_json), asked_job(job, pairs, fresh=fresh) as asked:
         from memfit.planner.derived_steps import card_groups, start_footprint
         from memfit.show.settings_page import write_settings_page
 
+        if is_script(job):
+            _check_script(asked, ranks)
         others = _other_cards(targets, headroom)
-        groups = card_groups(asked, targets, ranks, others)
+        groups = card_groups(asked, targets, ranks, others, trace_others=not is_script(job))
         repeat = _repeated_options(targets, others, memory, headroom)
-        write_settings_page(out, asked.facts, job, pairs, groups, ranks, repeat)
+        write_settings_page(out, asked.facts, name, pairs, groups, ranks, repeat)
         first = start_footprint(groups[0], asked.facts, targets[0])
     nbytes, seconds = Path(out).stat().st_size, time.perf_counter() - begin
     cards = [card.key for group in groups for card in group.cards]
@@ -80,9 +86,20 @@ def command(
         return
     from memfit.show.footprint_table import short_name, verdict_line
 
-    verdict = f"No step of {job} was traced on {short_name(targets[0])}: the job refuses one item."
+    verdict = f"No step of {name} was traced on {short_name(targets[0])}: it refuses one item."
     click.echo(printable(verdict if first is None else verdict_line(first, targets[0])))
     click.echo(printable(f"Written to {out}, with {len(cards)} cards: open it in a browser.{note}"))
+
+
+def _check_script(asked: AskedJob, ranks: int) -> None:
+    """Raises InputError where a script has several ranks, of which the page tells nothing."""
+    if ranks > 1:
+        raise InputError(
+            f"--devices {ranks} with {asked.name}", "a script has the ranks of its command", "leave it out"
+        )
+    if asked.world > 1:
+        write = f"write memfit trace --report F.html -- {asked.name}"
+        raise InputError(asked.name, f"it starts {asked.world} ranks, and the page is of one", write)
 
 
 def _targets(names: tuple[str, ...], memory: str | None, headroom: str | None) -> tuple[list[Device], str]:

@@ -121,6 +121,11 @@ class AskedJob:
         return self._facts
 
     @property
+    def world(self) -> int:
+        """Ranks of a question that names none."""
+        return 1
+
+    @property
     def is_kept(self) -> bool:
         """Whether what is traced is kept for a later process."""
         return self._shelf is not None and self._shelf.is_on

@@ -78,14 +78,16 @@ def traced_lengths(facts: JobFacts) -> tuple[int | None, ...]:
 
 
 def card_groups(
-    asked: AskedJob, devices: Sequence[Device], ranks: int = 1, others: Sequence[Device] = ()
-) -> list[CardGroup]:
+    asked: AskedJob, devices: Sequence[Device], ranks: int = 1, others: Sequence[Device] = (), *,
+    trace_others: bool = True,
+) -> list[CardGroup]:  # fmt: skip
     """The steps of a job, traced for each of these cards whose traces no earlier one shares.
 
     Args:
         ranks: further to one rank, steps of so many under DDP are derived.
         others: further cards. Of those that share no traces, only the step that a page starts with is traced. Without
             any, cards of the catalogue that share traces are added.
+        trace_others: False leaves out those that share none.
 
     Raises:
         InputError: a device is no card, or its memory is not known.
@@ -102,7 +104,7 @@ def card_groups(
             raise InputError(f"device {device.key}", "its memory is not known", "give --memory SIZE")
         if not any(device in group.cards for group in groups):
             groups.append(_group(asked, device, [*devices, *cards], (1, ranks) if ranks > 1 else (1,)))
-    for other in others:
+    for other in others if trace_others else ():
         if not any(other in group.cards for group in groups):
             groups.append(_group(asked, other, others, ()))
     return groups
@@ -127,7 +129,7 @@ def _group(asked: AskedJob, device: Device, sharing: Sequence[Device], worlds: S
         StepKind(checkpoint=checkpoint, accumulated=accumulated, world=world, length=length)
         for world in worlds
         for checkpoint in (("none", "all") if facts.every else ("none",))
-        for accumulated in (False, True)
+        for accumulated in ((False, True) if facts.precision else (False,))  # a script accumulates as it is written
         for length in traced_lengths(facts)
     ] or [start_kind(facts)]
     most = {length: steps.most_items(length, kinds) for length in {kind.length: None for kind in kinds}}

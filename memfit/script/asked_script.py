@@ -52,6 +52,11 @@ class AskedScript(AskedJob):
         """Whether the command has a place for the micro-batch."""
         return any(PLACEHOLDER in word for word in self._words)
 
+    @property
+    def world(self) -> int:
+        """Ranks that the command starts."""
+        return self._command.world
+
     def request(self, device: Device) -> TraceRequest:
         """How the script is traced for a device."""
         own_memory = device.is_cuda and device.memory_bytes != find_device(device.key).memory_bytes

@@ -40,14 +40,23 @@ function sentence(data, setting, answer) {
   return `${word} on ${setting.card} with ${sizeText(spare)} to spare (${peak})`;
 }
 
+/** A command about the page's job, or about its script, which stands behind the options. */
+function commandText(data, verb, options) {
+  return data.script ? `memfit ${verb} ${options} -- ${data.arguments}` : `memfit ${verb} ${data.arguments} ${options}`;
+}
+
 function commandsOf(data, setting) {
   const ranks = setting.world > 1;
   const accumulate = setting.accumulate > 1 ? ` --accumulate ${setting.accumulate}` : "";
   const batch = unitsOf(setting) * setting.accumulate * setting.world;
   const device = `--device ${setting.card}${data.cards.find((card) => card.key === setting.card)?.options || ""}`;
+  if (data.script) {
+    const size = data.arguments.includes("{batch}") ? ` --micro-batch ${setting.items}` : "";
+    return { predict: commandText(data, "predict", `${device}${size}`), plan: "" };
+  }
   return {
-    predict: `memfit predict ${data.arguments} ${device} --shape ${shapeText(setting)}${accumulate} --checkpoint ${setting.checkpoint}${ranks ? ` --engine ddp --world ${setting.world}` : ""}`,
-    plan: `memfit plan ${data.arguments} ${device} --global-batch ${batch}${ranks ? ` --devices ${setting.world}` : ""} --out plan.toml`,
+    predict: commandText(data, "predict", `${device} --shape ${shapeText(setting)}${accumulate} --checkpoint ${setting.checkpoint}${ranks ? ` --engine ddp --world ${setting.world}` : ""}`),
+    plan: commandText(data, "plan", `${device} --global-batch ${batch}${ranks ? ` --devices ${setting.world}` : ""} --out plan.toml`),
   };
 }
 
@@ -61,6 +70,7 @@ function showVerdict(data, setting, answer) {
   const commands = commandsOf(data, setting);
   element("command-predict").textContent = commands.predict;
   element("command-plan").textContent = commands.plan;
+  element("command-plan").hidden = !commands.plan;
 }
 
 /** [name, bytes, class] of a phase's process, from the bottom of its peak up. */
@@ -111,7 +121,7 @@ function showBars(data, setting, answer) {
 function showCards(data, setting) {
   const rows = data.cards.filter((card) => card.group !== null).map((card) => {
     const answer = footprintOf(data, { ...setting, card: card.key });
-    if (answer.why) return make("tr", {}, make("th", { scope: "row" }, card.key), make("td", { colspan: "4" }, `not derived: memfit ui ${data.arguments} --device ${card.key}`));
+    if (answer.why) return make("tr", {}, make("th", { scope: "row" }, card.key), make("td", { colspan: "4" }, `not derived: ${commandText(data, "ui", `--device ${card.key}`)}`));
     const [mark, tone, word] = MARKS[answer.verdict];
     const cells = [answer.phases[answer.limiting_phase]?.process_bytes, card.usable, answer.headroom_bytes];
     return make("tr", {}, make("th", { scope: "row", class: "short" }, card.key), make("td", { class: tone }, `${mark} ${word}`), ...cells.map((bytes) => make("td", { class: "n" }, sizeText(bytes))));
@@ -134,7 +144,7 @@ function showControls(data, setting) {
   element("length").value = at;
   element("length").disabled = data.lengths.length < 2;
   element("length-text").textContent = setting.length === null ? "none" : `${setting.length}`;
-  element("length-note").textContent = setting.length === null ? "The job's samples have no length." : `Traced at ${data.lengths.join(", ")}; a length in between has other steps.`;
+  element("length-note").textContent = setting.length === null ? (data.script ? "A script's length is its own." : "The job's samples have no length.") : `Traced at ${data.lengths.join(", ")}; a length in between has other steps.`;
   element("accumulate").value = setting.accumulate;
   const batch = unitsOf(setting) * setting.accumulate * setting.world;
   element("accumulate-text").textContent = `${setting.accumulate}: global batch ${batch.toLocaleString("en")}`;
@@ -155,12 +165,17 @@ function fillOptions(data) {
     element("card").append(option);
   }
   const other = data.cards.find((card) => card.group === null);
-  if (other !== undefined) element("card-note").textContent = `Greyed cards run other kernels and were not traced; trace them with memfit ui ${data.arguments} --device NAME`;
+  if (other !== undefined) element("card-note").textContent = `Greyed cards run other kernels and were not traced; trace them with ${commandText(data, "ui", "--device NAME")}`;
   element("checkpoint").disabled = data.checkpoints.length < 2;
-  if (data.checkpoints.length < 2) element("checkpoint-note").textContent = "The job has no blocks that can be recomputed.";
-  else element("checkpoint-note").textContent = "memfit plan chooses block by block.";
   for (const world of data.worlds) element("world").append(make("option", { value: world }, world === 1 ? "1" : `${world}, by DDP`));
   element("world").disabled = data.worlds.length < 2;
+  if (data.script) {
+    element("accumulate").disabled = true;
+    for (const id of ["checkpoint-note", "world-note"]) element(id).textContent = "A script is traced as it is written.";
+    return;
+  }
+  if (data.checkpoints.length < 2) element("checkpoint-note").textContent = "The job has no blocks that can be recomputed.";
+  else element("checkpoint-note").textContent = "memfit plan chooses block by block.";
   if (data.worlds.length < 2) element("world-note").textContent = `Traced on one device; trace several with memfit ui ${data.arguments} --devices 8`;
 }
 

@@ -34,7 +34,7 @@ def write_settings_page(
     """Writes the page.
 
     Args:
-        name, pairs: the job and its settings, as the command line has them.
+        name, pairs: the job and its settings, as the command line has them; of a script, its command.
         repeat: options by card with which a command repeats its memory, such as ``--headroom 1GiB``.
         groups: the job's steps; the page starts on the first one's first card.
 
@@ -79,16 +79,17 @@ def page_data(
     lengths = sorted(
         {derived.kind.length for group in groups for derived in group.kinds if derived.kind.length is not None}
     )
-    arguments = [name, *(word for pair in pairs for word in ("--set", pair))]
+    arguments = shlex.join([name, *(word for pair in pairs for word in ("--set", pair))]) if facts.precision else name
     return {
         "unit": facts.unit,
-        "arguments": shlex.join(arguments),
+        "arguments": arguments,
+        "script": not facts.precision,
         "categories": list(CATEGORIES),
         "layers": list(LAYERS),
         "lengths": [*lengths] or [None],
         "checkpoints": [mode for mode in ("none", "all") if mode in seen],
         "worlds": [1, ranks] if ranks > 1 else [1],
-        "cards": _cards(groups, shlex.join(arguments), repeat or {}),
+        "cards": _cards(groups, arguments, repeat or {}, is_script=not facts.precision),
         "groups": kinds,
         "steps": steps.json,
         "start": {
@@ -141,7 +142,9 @@ def step_json(trace: Trace) -> dict[str, Any]:
     }
 
 
-def _cards(groups: Sequence[CardGroup], arguments: str, repeat: Mapping[str, str]) -> list[dict[str, Any]]:
+def _cards(
+    groups: Sequence[CardGroup], arguments: str, repeat: Mapping[str, str], *, is_script: bool
+) -> list[dict[str, Any]]:
     """Cards with steps, and those without, which say how to get them."""
     cards = {
         card.key: _card(card, number) | {"options": repeat.get(card.key, "")}
@@ -150,7 +153,9 @@ def _cards(groups: Sequence[CardGroup], arguments: str, repeat: Mapping[str, str
     }
     for card in catalogue().values():
         if card.is_cuda and card.usable_bytes is not None and card.key not in cards:
-            why = f"Not traced, since it runs other kernels: memfit ui {arguments} --device {card.key}"
+            device = f"--device {card.key}"
+            words = f"{device} -- {arguments}" if is_script else f"{arguments} {device}"
+            why = f"Not traced, since it runs other kernels: memfit ui {words}"
             cards[card.key] = _card(card, None) | {"why": why}
     return sorted(cards.values(), key=lambda card: (card["group"] is None, card["usable"], card["key"]))
 
@@ -164,6 +169,8 @@ def _card(card: Device, group: int | None) -> dict[str, Any]:
 
 
 def _about(facts: JobFacts, name: str, pairs: Sequence[str], net_kind: str) -> list[str]:
+    if not facts.precision:  # a script, of which only its steps are known
+        return [name]
     parameters, trained = (sum(getattr(size, what) for size in facts.nets) for what in ("parameters", "trainable"))
     counts = f"{parameters / 1e6:,.1f} M parameters, {trained / 1e6:,.1f} M of them trained"
     return [" ".join([name, *pairs]), counts, precision_words(facts.precision, net_kind)]

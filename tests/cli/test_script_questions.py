@@ -1,4 +1,4 @@
-"""A script's command in place of a job: predict, max, cards and compare answer with the bytes of memfit trace.
+"""A script's command in place of a job: predict, max, cards, compare and ui answer with the bytes of memfit trace.
 
 python -m pytest tests/cli/test_script_questions.py
 """
@@ -95,7 +95,8 @@ def test_the_largest_batch_needs_what_predict_says_and_the_next_does_not_fit(cap
         (("predict", "--engine", "ddp", "--world", "2"), "leave --engine out"),
         (("compare", "--set", "width=3"), "behind another --"),
         (("max", "--length"), "leave --length out"),
-        (("ui",), "memfit trace --report"),
+        (("ui", "--devices", "2"), "leave it out"),
+        (("ui", "--set", "width=3"), "leave --set out"),
     ],
 )
 def test_options_of_jobs_are_refused_in_one_line(capfd, script, arguments, said):
@@ -103,6 +104,13 @@ def test_options_of_jobs_are_refused_in_one_line(capfd, script, arguments, said)
     assert code == 2
     assert printed.err.count("\n") == 1
     assert said in printed.err
+
+
+def test_a_page_of_a_command_with_several_ranks_is_refused_in_one_line(capfd, script):
+    code, printed = asked(capfd, "ui", "--device", "t4", "--", "torchrun", "--nproc-per-node", "2", script[2])
+    assert code == 2
+    assert "it starts 2 ranks" in printed.err
+    assert printed.err.count("\n") == 1
 
 
 def test_a_script_that_fails_is_refused_in_one_line(capfd, tmp_path):

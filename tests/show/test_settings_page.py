@@ -2,6 +2,7 @@
 
 import json
 import random
+import shlex
 from pathlib import Path
 
 import pytest
@@ -259,6 +260,46 @@ def test_the_page_has_every_card_and_the_memory_that_was_asked_for(driver, tmp_p
         predicted = json.loads(capsys.readouterr().out)
         assert page["headroom_bytes"] == predicted["headroom_bytes"]
         assert page["phases"]["train"]["process_bytes"] == predicted["phases"]["train"]["process_bytes"]
+
+
+SCRIPT = """
+import argparse, torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=4)
+given = parser.parse_args()
+net = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.BatchNorm1d(256)).cuda()
+optimizer = torch.optim.AdamW(net.parameters())
+for _ in range(8):
+    net(torch.randn(given.batch_size, 256, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+def test_the_page_of_a_script_answers_as_predict_does(driver, tmp_path, capsys):
+    out, train = tmp_path / "page.html", tmp_path / "train.py"
+    train.write_text(SCRIPT)
+    command = ["python", str(train), "--batch-size", "{batch}"]
+    with pytest.raises(SystemExit) as left:
+        main(["ui", "--device", "rtx4060", "--out", str(out), "--", *command])
+    assert left.value.code == 0
+    assert capsys.readouterr().out.startswith("Fits on RTX 4060 with ")
+    ready(driver, out)
+    start = driver.execute_script("return memfit.data.start")
+    commands = driver.execute_script("return memfit.commands(arguments[0])", dict(start, items=3))
+    shown = shlex.join(command).replace(shlex.quote("{batch}"), "'{batch}'")
+    assert commands == {"predict": f"memfit predict --device rtx4060 --micro-batch 3 -- {shown}", "plan": ""}
+    most = max(high for _, high in driver.execute_script(RANGES)["groups"][0][0]["ranges"])
+    assert most > 1000
+    for items in (2, random.Random(SEED).randint(3, most), most):
+        page = driver.execute_script("return memfit.footprint(arguments[0])", dict(start, items=items))
+        with pytest.raises(SystemExit):
+            main(["predict", "--device", "rtx4060", "--micro-batch", str(items), "--json", "--", *command])
+        predicted = json.loads(capsys.readouterr().out)["phases"]["train"]
+        names = ("allocated_bytes", "reserved_bytes", "process_bytes", "categories")
+        assert {name: page["phases"]["train"][name] for name in names} == {name: predicted[name] for name in names}
 
 
 def test_a_processor_and_a_folder_that_is_not_there_are_refused(tmp_path, capsys):
