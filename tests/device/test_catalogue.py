@@ -148,6 +148,13 @@ def test_a_slice_has_its_own_memory_and_its_part_of_the_rates() -> None:
     assert (part.link, part.compute_capability) == (None, (8, 0))
 
 
+def test_an_a30_has_slices_too() -> None:
+    card, part = find_device("a30"), find_device("a30:1g.6gb")
+    assert part.memory_bytes == int(5.81 * GIB)
+    assert card.multiprocessors == 4 * part.multiprocessors
+    assert card.bandwidth == 4 * part.bandwidth
+
+
 def test_an_unknown_slice_names_those_that_are_known() -> None:
     with pytest.raises(InputError, match=r"slice '2g' of a100-40gb: no such profile; write 1g.5gb or "):
         find_device("a100-40gb:2g")
