@@ -19,7 +19,7 @@ def checkpoint_candidates(job: Job, nets: Nets) -> list[str]:
         InputError: the job names a module that is not there.
     """
     own = job.checkpointable(nets)
-    return repeated_blocks(nets) if own is None else _checked_paths(job, nets, "checkpointable", own)
+    return repeated_blocks(nets) if own is None else checked_paths(job, nets, "checkpointable", own)
 
 
 def further_candidates(job: Job, nets: Nets) -> list[str]:
@@ -28,10 +28,15 @@ def further_candidates(job: Job, nets: Nets) -> list[str]:
     Raises:
         InputError: the job names a module that is not there.
     """
-    return _checked_paths(job, nets, "also_checkpointable", job.also_checkpointable(nets))
+    return checked_paths(job, nets, "also_checkpointable", job.also_checkpointable(nets))
 
 
-def _checked_paths(job: Job, nets: Nets, method: str, paths: Any) -> list[str]:
+def checked_paths(job: Job, nets: Nets, method: str, paths: Any) -> list[str]:
+    """What a job's method gave, as paths of modules.
+
+    Raises:
+        InputError: it is no list of paths, or names a module that is not there.
+    """
     listed: list[Any] = list(paths) if isinstance(paths, Iterable) and not isinstance(paths, str) else [paths, None]
     if not all(isinstance(path, str) for path in listed):
         write = f"write {method}(self, nets) -> ['net.block.0', ...]"

@@ -339,6 +339,12 @@ class Job(Settings):
         """Cuts the trained nets in place over the tensor-parallel ranks of ``mesh``, by
         ``torch.distributed.tensor.parallel.parallelize_module``; by default as transformers plans it for its nets."""
 
+    def pipeline(self, nets: Nets) -> Sequence[str]:
+        """Paths (``net.block.0``) of the modules between which the trained nets may be cut into stages (``pp``), in the
+        order in which they run, once each. All trained parameters lie in them, and each takes what the one before gave
+        as its first argument, one tensor. Without it, transformers' nets are cut as transformers plans it."""
+        return []
+
     def autocast(self, device: torch.device | str) -> contextlib.AbstractContextManager[Any]:
         """The autocast context of the job's precision on this device; does nothing in fp32."""
         import torch

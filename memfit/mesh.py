@@ -10,7 +10,6 @@ from memfit.errors import InputError
 
 NOT_CARRIED = {
     "cp": "context parallelism",
-    "pp": "pipeline parallelism",
     "ep": "expert parallelism",
 }
 """Dimensions that no engine carries yet, in words."""
@@ -112,5 +111,8 @@ def mesh_of(sizes: Mapping[str, object], where: str) -> MeshShape:
 
 
 def communicators(world: int, mesh: Mapping[str, int]) -> int:
-    """NCCL communicators of a rank: one of all ranks, and where a mesh has several dimensions one of each."""
-    return 0 if world == 1 else 1 + (len(mesh) if len(mesh) > 1 else 0)
+    """NCCL communicators of a rank: one of all ranks, where a mesh has several dimensions one of each, and of a
+    pipeline's stage one with each of its neighbours, through which it sends and receives alone (ProcessGroupNCCL)."""
+    if world == 1:
+        return 0
+    return 1 + (len(mesh) if len(mesh) > 1 else 0) + min(mesh.get("pp", 1) - 1, 2)

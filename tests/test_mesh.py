@@ -36,7 +36,7 @@ def test_neighbouring_ranks_differ_in_the_last_dimension():
         ("dp_shard=-1", "'dp_shard=-1' is not a dimension and its ranks", "dp_replicate=2,dp_shard=4"),
         ("dp_shard", "'dp_shard' is not a dimension and its ranks", "dp_replicate=2,dp_shard=4"),
         ("dp_shard=2,dp_shard=2", "dp_shard is given twice", "once"),
-        ("pp=2", "does not carry pipeline parallelism", "leave pp out"),
+        ("cp=2", "does not carry context parallelism", "leave cp out"),
     ],
 )
 def test_what_is_no_mesh_is_refused_with_what_to_write(text, why, write):
@@ -70,3 +70,5 @@ def test_each_dimension_of_several_has_a_communicator_beside_that_of_all_ranks()
     assert communicators(1, {}) == 0
     assert communicators(8, {}) == 1
     assert communicators(8, MeshShape(dp_replicate=2, dp_shard=4).sizes()) == 3
+    assert communicators(2, MeshShape(pp=2).sizes()) == 2, "with its neighbour"
+    assert communicators(4, MeshShape(pp=4).sizes()) == 3, "with two neighbours"

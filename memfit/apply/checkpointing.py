@@ -25,6 +25,7 @@ from memfit.apply.checkpointed_forward import ForwardState
 from memfit.apply.offload import saved_tensors_on_host
 from memfit.apply.selective_checkpoint import selective_contexts
 from memfit.blocks import find_module
+from memfit.engine.absent_module import AbsentModule
 from memfit.errors import InputError
 from memfit.job import Nets
 from memfit.plan import MODES
@@ -40,7 +41,8 @@ def recompute(nets: Nets, modes: Mapping[str, str]) -> Iterator[None]:
     for path, mode in modes.items():
         if mode not in MODES:
             raise InputError(f"checkpointing {path} = {mode!r}", "no such mode", f"write one of {', '.join(MODES)}")
-    modules = {path: find_module(nets, path) for path, mode in modes.items() if mode != "keep"}
+    changed = {path: find_module(nets, path) for path, mode in modes.items() if mode != "keep"}
+    modules = {path: module for path, module in changed.items() if not isinstance(module, AbsentModule)}
     before: dict[str, Any] = {path: module.__dict__.get("forward") for path, module in modules.items()}
     try:
         for path, module in modules.items():

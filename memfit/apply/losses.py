@@ -13,7 +13,7 @@ from torch import Tensor
 from memfit.apply.train_state import TrainState
 from memfit.engine.capabilities import CAPABILITIES
 from memfit.engine.collectives import Units
-from memfit.errors import InputError
+from memfit.errors import InputError, describe, message_of
 from memfit.job import Turn
 from memfit.printable import shortened
 
@@ -191,3 +191,62 @@ def normalised(
 def nothing(losses: Mapping[str, tuple[Tensor, Units]]) -> Tensor:
     """Returns a loss on the same graph whose gradients are zero."""
     return torch.stack([value for value, _ in losses.values()]).sum() * 0.0
+
+
+def summed(
+    turn: Turn,
+    micro: MicroBatch,
+    losses: dict[str, tuple[Tensor, Units]],
+    window_units: WindowUnits,
+    sums: dict[str, Tensor],
+    units: dict[str, Units],
+) -> Tensor:
+    """Returns what a micro-batch's backward runs on, and adds its losses and units to the window's.
+
+    Raises:
+        InputError: several losses give their units too late, or others than a micro-batch before.
+    """
+    known = known_units(window_units, losses)
+    if not known and len(losses) > 1 and window_units.count > 1:
+        names = ", ".join(losses)
+        raise InputError(
+            f"losses {names}",
+            "several losses in several micro-batches need their units before the forward",
+            "write units(self, batch) -> {'name': valid units}",
+        )
+    loss = normalised(losses, known, window_units) if micro.counts else nothing(losses)
+    if units and losses.keys() != units.keys():
+        why = f"it gave {', '.join(losses)} for a micro-batch, and {', '.join(units)} for one before"
+        raise InputError(f"turn {turn.name!r}", why, "give the same losses for every micro-batch")
+    if micro.counts:
+        for name, (value, count) in losses.items():
+            sums[name] = sums[name] + value.detach() if name in sums else value.detach()
+            units[name] = units[name] + count if name in units else count
+    return loss
+
+
+_BACKWARD_MISTAKES = (
+    "modified by an inplace operation",
+    "is not implemented",
+    "backward through the graph a second time",
+)
+"""Messages of autograd's C++ engine about a forward that cannot be differentiated."""
+
+
+@contextmanager
+def backward_mistakes(turn: Turn) -> Iterator[None]:
+    """Around a backward.
+
+    Raises:
+        InputError: the forward cannot be differentiated.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if any(words in message_of(error) for words in _BACKWARD_MISTAKES):
+            raise InputError(
+                f"turn {turn.name!r}",
+                f"its loss has no backward: {describe(error)}",
+                "mend the forward of the job's nets or its loss",
+            ) from error
+        raise

@@ -23,12 +23,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from memfit.apply.job_objects import JobCall
-from memfit.apply.losses import MicroBatch, WindowUnits, known_units, losses_of, normalised, nothing
+from memfit.apply.losses import MicroBatch, WindowUnits, backward_mistakes, known_units, losses_of, summed
+from memfit.apply.stages import backwards_of_stages
 from memfit.apply.state_streaming import streamed, streams
 from memfit.apply.train_state import TrainState, update_ema
 from memfit.apply.turn_cache import TurnCache
 from memfit.engine.collectives import Units, gather_shares, together, total
-from memfit.errors import InputError, describe, message_of
+from memfit.errors import InputError
 from memfit.job import Job, Turn
 from memfit.torch_compat.grad_scaler import allow_another_step
 
@@ -163,7 +164,8 @@ def _gradients(
     all_ranks = shared_by_ranks and engine.world > 1
     window_units = WindowUnits.by_all(gather_shares(engine, own)) if all_ranks else own
     with together(engine):
-        sums, units = _backwards(train_state, turn, micro_batches, shared, mark, window_units)
+        backwards = backwards_of_stages if engine.stages > 1 else _backwards
+        sums, units = backwards(train_state, turn, micro_batches, shared, mark, window_units)
     mark("clip")
     all_sums, all_units = total(engine, sums, units)
     if shared_by_ranks:
@@ -199,37 +201,20 @@ def _backwards(
         with engine.accumulating(train_state.nets, index == len(micro_batches) - 1, shared_by_ranks):
             mark("forward")
             losses = losses_of(train_state, turn, batch, shared.values, may_be_empty=bool(micro.ids))
-            known = known_units(window_units, losses)
-            if not known and len(losses) > 1 and window_units.count > 1:
-                names = ", ".join(losses)
-                raise InputError(
-                    f"losses {names}",
-                    "several losses in several micro-batches need their units before the forward",
-                    "write units(self, batch) -> {'name': valid units}",
-                )
-            loss = normalised(losses, known, window_units) if micro.counts else nothing(losses)
-            if units and losses.keys() != units.keys():
-                why = f"it gave {', '.join(losses)} for a micro-batch, and {', '.join(units)} for one before"
-                raise InputError(f"turn {turn.name!r}", why, "give the same losses for every micro-batch")
-            if micro.counts:
-                _add(losses, sums, units)
+            loss = summed(turn, micro, losses, window_units, sums, units)
             del losses, batch
             if index == 0 and train_state.job.zero_grad == "after_forward":
                 mark("zero_grad")
                 for name in turn.optimizers:
                     train_state.engine.zero_grad(train_state.optimizers[name])
             mark("backward")
-            _backward(train_state.scaler.scale(loss) if train_state.scaler else loss, turn)
+            scaled = train_state.scaler.scale(loss) if train_state.scaler else loss
+            with backward_mistakes(turn):
+                scaled.backward()
+            del scaled
             del loss
     shared.end(turn)
     return sums, units
-
-
-def _add(losses: Mapping[str, tuple[Tensor, Units]], sums: dict[str, Tensor], units: dict[str, Units]) -> None:
-    """Adds one micro-batch's losses and units to the window's."""
-    for name, (value, count) in losses.items():
-        sums[name] = sums[name] + value.detach() if name in sums else value.detach()
-        units[name] = units[name] + count if name in units else count
 
 
 def _none_valid(units: Mapping[str, Units]) -> bool:
@@ -259,27 +244,6 @@ def _turns(train_state: TrainState) -> list[Turn]:
     if getattr(train_state.job.turns, "__func__", None) is Job.turns:
         train_state.turns = turns
     return turns
-
-
-_BACKWARD_MISTAKES = (
-    "modified by an inplace operation",
-    "is not implemented",
-    "backward through the graph a second time",
-)
-"""Messages of autograd's C++ engine about a forward that cannot be differentiated."""
-
-
-def _backward(total: Tensor, turn: Turn) -> None:
-    try:
-        total.backward()
-    except RuntimeError as error:
-        if any(words in message_of(error) for words in _BACKWARD_MISTAKES):
-            raise InputError(
-                f"turn {turn.name!r}",
-                f"its loss has no backward: {describe(error)}",
-                "mend the forward of the job's nets or its loss",
-            ) from error
-        raise
 
 
 def _finish_gradients(

@@ -49,7 +49,7 @@ CAPABILITIES: Mapping[str, Capabilities] = {
         shards_optimizer=True,
         shards_gradients=True,
         shards_weights=True,
-        mesh_dimensions=("dp_shard", "dp_replicate", "tp"),
+        mesh_dimensions=("dp_shard", "dp_replicate", "tp", "pp"),
     ),
     "zero1": Capabilities(shards_optimizer=True, zero_stage=1),
     "zero2": Capabilities(shards_optimizer=True, shards_gradients=True, zero_stage=2),
@@ -74,6 +74,10 @@ def engine_of(mesh: MeshShape, engine: str | None = None) -> str:
     if {"dp_replicate", "tp"} <= needed and "dp_shard" not in needed:
         why = "replicas of layers that are cut are carried only where they are sharded too"
         raise InputError(f"--mesh {mesh}", why, f"write dp_shard={mesh.dp_replicate} instead of dp_replicate")
+    if "pp" in needed and len(needed) > 1:
+        others = ", ".join(sorted(needed - {"pp"}))
+        why = f"stages of a pipeline are not carried together with {others}"
+        raise InputError(f"--mesh {mesh}", why, "write pp alone, or leave it out")
     able = [name for name, does in CAPABILITIES.items() if needed <= set(does.mesh_dimensions)]
     if engine is None:
         return able[0]

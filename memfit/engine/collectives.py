@@ -40,6 +40,10 @@ class Ranks(Protocol):
         """Shares of the window; neighbouring ranks have the same where there are fewer than ranks."""
 
     @property
+    def stages(self) -> int:
+        """Stages of a pipeline, each on as many ranks; 1: every rank computes losses."""
+
+    @property
     def mesh(self) -> DeviceMesh | None:
         """Their mesh; None on one rank."""
 
@@ -81,7 +85,7 @@ _OUT_OF_MEMORY = (
 
 def gather(engine: Ranks, value: Value) -> list[Value]:
     """Every rank's value, in the order of ranks. Values are plain Python: numbers, texts, lists, dicts."""
-    if engine.mesh is None or _fake(engine):
+    if engine.mesh is None or is_fake(engine):
         return [value] * engine.world
     values: list[Any] = [None] * engine.world
     dist.all_gather_object(values, value, group=every_rank(engine.mesh))
@@ -89,8 +93,16 @@ def gather(engine: Ranks, value: Value) -> list[Value]:
 
 
 def gather_shares(engine: Ranks, value: Value) -> list[Value]:
-    """As ``gather``, one value for each share of the window: ranks that hold parts of a layer have the same."""
-    return gather(engine, value)[:: engine.world // engine.data_world]
+    """As ``gather``, one value for each share of the window: of ``share_ranks``."""
+    values = gather(engine, value)
+    return [values[rank] for rank in share_ranks(engine)]
+
+
+def share_ranks(engine: Ranks) -> range:
+    """The rank that speaks for each share of the window: the first of those that hold parts of a layer, and of the
+    stages of a pipeline the last, which computes the losses."""
+    of_stage = engine.world // engine.stages
+    return range(engine.world - of_stage, engine.world, of_stage // engine.data_world)
 
 
 def reported(engine: Engine, report: str | None) -> str | None:
@@ -100,7 +112,7 @@ def reported(engine: Engine, report: str | None) -> str | None:
 
 def agree(engine: Engine, failed: bool) -> bool:
     """Whether any rank failed. Every rank calls it at the same place."""
-    if engine.mesh is None or _fake(engine):
+    if engine.mesh is None or is_fake(engine):
         return failed
     flag = torch.tensor(float(failed))
     dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=every_rank(engine.mesh))
@@ -136,7 +148,7 @@ def total(
     """Sums of losses and their units over all ranks, in float64; a rank without a micro-batch has none."""
     if engine.world == 1:
         return dict(sums), dict(units)
-    if engine.mesh is None or _fake(engine):
+    if engine.mesh is None or is_fake(engine):
         shares = engine.data_world
         return {n: v * shares for n, v in sums.items()}, {n: u * shares for n, u in units.items()}
     ranks = gather_shares(engine, {name: (float(value), float(units[name])) for name, value in sums.items()})
@@ -162,6 +174,7 @@ def local_shard(tensor: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
 
 
-def _fake(engine: Ranks) -> bool:
+def is_fake(engine: Ranks) -> bool:
+    """Whether the other ranks are simulated: all are taken to be like this one."""
     assert engine.mesh is not None
     return dist.get_backend(every_rank(engine.mesh)) == "fake"

@@ -15,6 +15,11 @@ class DataParallelMixin:
         return self.rank
 
     @property
+    def stages(self) -> int:
+        """Every rank runs forwards whole."""
+        return 1
+
+    @property
     def data_world(self) -> int:
         """As many as there are ranks."""
         return self.world

@@ -14,6 +14,7 @@ from memfit.engine import deepspeed
 from memfit.engine.capabilities import CAPABILITIES, dimensions
 from memfit.engine.ddp import Ddp
 from memfit.engine.fsdp2 import Fsdp2
+from memfit.engine.pipeline import Pipeline
 from memfit.engine.process_group import data_mesh, mesh_of_ranks
 from memfit.engine.protocol import Engine
 from memfit.engine.single import Single
@@ -25,7 +26,7 @@ _LAID_OUT = {"reduce_bucket_size": 1, "allgather_bucket_size": 2, "overlap_comm"
 CHOICES: Mapping[str, Mapping[str, Any]] = {
     "single": {},
     "ddp": {},
-    "fsdp2": {"sync_each_micro_batch": bool, "half_gather": bool},
+    "fsdp2": {"sync_each_micro_batch": bool, "half_gather": bool, "schedule": ("1f1b", "gpipe")},
     "zero1": _LAID_OUT,
     "zero2": _LAID_OUT,
     "zero3": {
@@ -33,7 +34,8 @@ CHOICES: Mapping[str, Mapping[str, Any]] = {
         "prefetch_bucket_size": 0, "param_persistence_threshold": 0, "max_live_parameters": 0,
     },
 }  # fmt: skip
-"""What each engine lets one choose: true or false, or a whole number of elements, of which this is the least."""
+"""What each engine lets one choose: true or false, one of some words, or a whole number of elements, of which this is
+the least."""
 
 
 def make_engine(name: str, device: torch.device, mesh: MeshShape | None = None, **how: Any) -> Engine:
@@ -58,9 +60,23 @@ def make_engine(name: str, device: torch.device, mesh: MeshShape | None = None, 
     if name == "ddp":
         return Ddp(**place)
     if name == "fsdp2":
-        return Fsdp2(**place, **how)
+        return _fsdp2(several, place, how)
     deepspeed.ready(device)
     return ZeroWithLocalNets(**place, stage=int(name.removeprefix("zero")), choices=deepspeed.Choices(**how))
+
+
+def _fsdp2(mesh: MeshShape | None, place: Mapping[str, Any], how: Mapping[str, Any]) -> Engine:
+    """FSDP2, or stages of a pipeline.
+
+    Raises:
+        InputError: a choice of the one that is the other's.
+    """
+    stages = mesh is not None and mesh.pp > 1
+    for key in how:
+        if (key == "schedule") is not stages:
+            why = "it is of a pipeline (pp)" if not stages else "it is of sharded nets (dp_shard)"
+            raise InputError(f"engine_choices.{key} on the mesh {mesh}", why, "take the key out")
+    return Pipeline(**place, **how) if stages else Fsdp2(**place, **how)
 
 
 def syncs_in_backward(name: str, choices: Mapping[str, Any]) -> bool:
@@ -94,7 +110,11 @@ def check_choices(engine: str, choices: Mapping[str, Any]) -> None:
             write = f"write {near[0]}" if near else "take the key out"
             raise InputError(f"engine_choices.{key}", f"engine {engine} has no such choice", write)
         wants = known[key]
-        if wants is bool:
+        if isinstance(wants, tuple):
+            if value not in wants:
+                write = f"write {' or '.join(wants)}"
+                raise InputError(f"engine_choices.{key} = {value!r}", "no such schedule", write)
+        elif wants is bool:
             if not isinstance(value, bool):
                 raise InputError(f"engine_choices.{key} = {value!r}", "neither true nor false", "write one of them")
         elif type(value) is not int or value < wants or (key == "allgather_bucket_size" and value % 2):

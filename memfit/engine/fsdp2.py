@@ -74,6 +74,11 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
         """Ranks, or groups of them that hold parts of a layer."""
         return self.world // self._size(TENSOR)
 
+    @property
+    def stages(self) -> int:
+        """Every rank runs forwards whole."""
+        return 1
+
     def _size(self, dimension: str) -> int:
         names = self.mesh.mesh_dim_names or ()
         return self.mesh.size(names.index(dimension)) if dimension in names else 1

@@ -44,6 +44,11 @@ class Engine(Protocol):
         """Shares of a window."""
 
     @property
+    def stages(self) -> int:
+        """Stages of a pipeline that the trained nets are cut into; 1: every rank runs forwards whole. Of several, a
+        window goes through ``memfit.engine.pipeline.Pipeline.run_stages``."""
+
+    @property
     def mesh(self) -> DeviceMesh | None:
         """The ranks' mesh: ``data`` where all take samples of their own alike, else as ``MeshShape`` names its
         dimensions. None on one rank."""

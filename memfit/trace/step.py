@@ -53,7 +53,8 @@ class Tracing:
 
     Attributes:
         device: the card whose rules hold, or the catalogue's ``cpu``.
-        micro_batches: micro-batches in a window; above two the further ones repeat the second.
+        micro_batches: micro-batches in a window; above two the further ones repeat the second, but for stages of a
+            pipeline.
         checkpointing: mode by module path, see ``memfit.apply.checkpointing``.
         scratch: whether a trace of one shape has what operators allocate inside of themselves.
         scratch_by_size: what spares steps of more items measurements on a CPU.
@@ -82,6 +83,16 @@ class Tracing:
     validation: PhasePolicy = AS_IT_IS
     """What makes room for validation; by default nothing does."""
     saving: PhasePolicy = AS_IT_IS
+
+    @property
+    def traced_micro_batches(self) -> int:
+        """Of several stages all, since some are on their way at once."""
+        return self.micro_batches if self.stages > 1 else min(self.micro_batches, 2)
+
+    @property
+    def stages(self) -> int:
+        """Stages of a pipeline."""
+        return self.mesh.pp if self.mesh is not None else 1
 
 
 def trace_job(job: Job, shape: Shape, how: Tracing) -> Trace:
@@ -143,7 +154,7 @@ def traced_windows(job: Job, shape: Shape, how: Tracing) -> Iterator[tuple[Virtu
             for is_first in (True, False):
                 with tracer.phase("train"):
                     micro = synthetic_micro_batch(job, shape, virtual.device, tracer)
-                    repeated = [micro] * min(how.micro_batches, 2)
+                    repeated = [micro] * how.traced_micro_batches
                     check_stepped(run_window(train_state, repeated, lambda part: mark(tracer, train_state, part)))
                     categorise_state(tracer, train_state)
                     if is_first:
@@ -171,7 +182,7 @@ def _record(
             for shape in shapes[1:]:
                 with tracer.phase("train"):
                     micro = synthetic_micro_batch(job, shape, virtual.device, tracer)
-                    repeated = [micro] * min(how.micro_batches, 2)
+                    repeated = [micro] * how.traced_micro_batches
                     run_window(train_state, repeated, lambda part: mark(tracer, train_state, part), step=False)
                 if validates_anew:
                     with tracer.phase("validate"), phase_memory(train_state, how.validation):
@@ -254,10 +265,12 @@ def on_virtual_device(device: Device) -> Iterator[Virtual]:
 
 def simulated_ranks(how: Tracing, tracer: Tracer) -> AbstractContextManager[Any]:
     """The process group of which one rank is traced."""
-    from memfit.device.virtual.fake_group import predicted_ranks
+    from memfit.device.virtual.fake_group import predicted_ranks, simulated_neighbours
 
     ranks = ExitStack()
     ranks.enter_context(predicted_ranks(how.world, rank=how.rank, quiet=tracer.quiet, mesh=str(how.mesh or "data")))
+    if how.stages > 1:
+        ranks.enter_context(simulated_neighbours())
     if CAPABILITIES[how.engine].several_ranks:
         ranks.enter_context(traced_engine(how.engine, tracer.virtual.device))
     return ranks

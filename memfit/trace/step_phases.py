@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from memfit.apply.stages import validated_by_stages
 from memfit.apply.train_state import TrainState, tensors_in
 from memfit.apply.window import MicroBatch, WindowResult
 from memfit.engine.capabilities import CAPABILITIES
@@ -62,7 +63,10 @@ def validate_once(train_state: TrainState, fetch: Any, mark: Any) -> Any:
         mark("fetch")
         batch = fetch()
         mark("validate")
-        values = train_state.job.validate(train_state.nets, batch)
+        if train_state.engine.stages > 1:
+            values = validated_by_stages(train_state, batch)
+        else:
+            values = train_state.job.validate(train_state.nets, batch)
     if not isinstance(values, Mapping):
         seen, write = f"{type(train_state.job).__name__}.validate()", "write validate(...) -> {'name': number}"
         raise InputError(seen, f"gave {type(values).__name__}, not a dict of numbers by name", write)

@@ -121,7 +121,8 @@ class RecordingEngine:
         """Notes averages of the weights, without buffers, as full tensors; every rank that keeps some calls it."""
         for name, net in averages.items():
             values = self._engine.weights(net)
-            learnt = [path for path, _ in net.named_parameters()]
+            buffers = {path for path, _ in net.named_buffers()}
+            learnt = [path for path in values if path not in buffers]
             self.seen.averages |= {f"{name}.{path}": values[path].detach().clone() for path in learnt}
 
     def _note(self, parameters: Mapping[str, nn.Parameter]) -> None:

@@ -28,6 +28,7 @@ from memfit.mesh import MeshShape
 from memfit.planner.predict import default_checkpointing, plain_nets
 from memfit.trace.step_phases import fetch_synthetic, save_once, synthetic_micro_batch, validate_once
 from testing.nets import JOBS, SHAPES
+from tests.engine.pipeline_jobs import STAGED
 from tests.engine.tensor_jobs import CARRIED
 
 CPU = torch.device("cpu")
@@ -49,7 +50,7 @@ class EngineCase:
         return Shape(items=items, length=length)
 
     def job(self):
-        return {**JOBS, **CARRIED}[self.net](**self.settings)
+        return {**JOBS, **CARRIED, **STAGED}[self.net](**self.settings)
 
     def __str__(self):
         words = [
@@ -114,6 +115,15 @@ BOTH_CASES = [
     EngineCase("llama", "fsdp2", 1, {}, {}, BOTH),
     EngineCase("llama", "fsdp2", 2, BF16, {"half_gather": True}, BOTH),
     EngineCase("own", "fsdp2", 2, {}, {"sync_each_micro_batch": False}, BOTH),
+]
+
+
+STAGE_CASES = [
+    EngineCase("llama", "fsdp2", 4, {}, {}, MeshShape(pp=2)),
+    EngineCase("llama", "fsdp2", 4, {}, {"schedule": "gpipe"}, MeshShape(pp=2)),
+    EngineCase("stages", "fsdp2", 1, {}, {}, MeshShape(pp=2)),
+    EngineCase("stages", "fsdp2", 5, BF16, {}, MeshShape(pp=3)),
+    EngineCase("counted", "fsdp2", 6, {"checkpoint": "all"}, {}, MeshShape(pp=3)),
 ]
 
 
@@ -221,7 +231,7 @@ def main():
     with settled():
         by_name = {
             str(case): measure(case, operators)
-            for case in CASES + ZERO_CASES + MESH_CASES + TENSOR_CASES + BOTH_CASES
+            for case in CASES + ZERO_CASES + MESH_CASES + TENSOR_CASES + BOTH_CASES + STAGE_CASES
             if len(sys.argv) < 3 or str(case) in sys.argv[2:]
         }
     (folder / f"{dist.get_rank()}.pickle").write_bytes(pickle.dumps(by_name))

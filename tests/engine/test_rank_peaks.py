@@ -16,7 +16,7 @@ from memfit.planner.predict import BINDING_RANK, default_checkpointing, plain_ne
 from memfit.trace.self_test import live_peaks
 from memfit.trace.step import Tracing, trace_job
 from testing.truth import operator_names
-from tests.engine.rank_peaks import BOTH_CASES, CASES, MESH_CASES, OPERATORS, TENSOR_CASES, ZERO_CASES
+from tests.engine.rank_peaks import BOTH_CASES, CASES, MESH_CASES, OPERATORS, STAGE_CASES, TENSOR_CASES, ZERO_CASES
 
 ROOT = Path(__file__).parents[2]
 FAST = (2, 5, 6, 13)
@@ -88,6 +88,13 @@ def test_every_rank_of_nets_that_are_cut(cases, tmp_path):
     check(compared, within=0.03)
     for (case, rank, phase), (peak, _) in compared.items():
         assert peak <= compared[case, BINDING_RANK, phase][0], (case, rank, phase)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stages", [2, 3])
+def test_every_stage_of_a_pipeline(stages, tmp_path):
+    compared = compare([case for case in STAGE_CASES if case.mesh.pp == stages], stages, tmp_path)
+    check(compared, within=0.03)
 
 
 ZERO = [(case, world) for world in (2, 3) for case in ZERO_CASES]

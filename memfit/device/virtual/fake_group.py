@@ -1,6 +1,7 @@
 """A process group of any size in one process, for traces of one rank: collectives return at once.
 
-FSDP2 and tensor parallelism run on it as they are; DDP needs ``wrapped_by_ddp``. Overlap of streams is not modelled:
+FSDP2 and tensor parallelism run on it as they are; DDP needs ``wrapped_by_ddp``, and a pipeline
+``simulated_neighbours``. Overlap of streams is not modelled:
 a real run may free gathered parameters later. NCCL's own buffers lie outside of the allocator.
 """
 
@@ -35,6 +36,7 @@ from memfit.torch_compat.distributed import (
     methods_of,
     tell_apart,
 )
+from memfit.torch_compat.pipelining import WARM_UP, know_shapes, schedule_class
 
 _cached_rank: list[tuple[int, int, str | None]] = []
 """(world, rank, mesh) of the last fake group, of which DTensor's caches are."""
@@ -118,6 +120,21 @@ def fake_world(
         with disable_current_modes():
             dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
         stack.callback(dist.destroy_process_group)
+        yield
+
+
+@contextlib.contextmanager
+def simulated_neighbours() -> Iterator[None]:
+    """Inside, schedules of a pipeline send nothing before their first micro-batch, whose value no simulated rank has,
+    and what is sent and received at once is so one by one: a fake group has no backend for a virtual card."""
+
+    def one_by_one(operations: list[dist.P2POp]) -> list[Any]:
+        peers = [{"group_dst" if op.op is dist.isend else "group_src": op.group_peer} for op in operations]
+        return [
+            op.op(op.tensor, group=op.group, tag=op.tag, **peer) for op, peer in zip(operations, peers, strict=True)
+        ]
+
+    with replaced(schedule_class(), **{WARM_UP: know_shapes}), replaced(dist, batch_isend_irecv=one_by_one):
         yield
 
 

@@ -164,6 +164,9 @@ def _checkpointing(context: OptionContext) -> MemoryOption:
         reason = "--keep checkpointing: the job's own"
     elif recomputed:
         reason = f"keeping everything would take {format_size(context.traces.kept_bytes)}"
+    elif context.full_step.how.stages > 1:
+        reason = "everything is kept; where that does not fit, stages of a pipeline recompute every block"
+        return memory_option(context, name, False, {}, reason, seconds=None, unknown="bytes and time: not traced")
     elif "full" not in tried:
         return memory_option(context, name, False, {}, "the nets have no blocks to recompute", seconds=0.0)
     else:

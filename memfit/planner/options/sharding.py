@@ -20,6 +20,9 @@ def sharding(context: OptionContext) -> MemoryOption:
     """Traces the plan under an engine that shards, or under one that does not."""
     candidate, name = context.candidate, "sharding"
     ranks = candidate.geometry.data_parallel
+    if ranks == 1 and context.full_step.how.world > 1:
+        reason = "the ranks hold parts of the nets already, as --mesh sets it"
+        return memory_option(context, name, False, {}, reason, seconds=0.0)
     if ranks == 1:
         parts = candidate.footprint.phases["train"].categories
         half = sum(parts[category] for category in ("parameters", "gradients", "optimizer")) // 2

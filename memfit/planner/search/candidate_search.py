@@ -70,6 +70,7 @@ class CandidateSearch:
         checkpointing, where it is not to be chosen."""
         self.ranks, self._communicates = ranks, communicates
         self._world, self._mesh = (ranks, {}) if mesh is None else (mesh.world, mesh.sizes())
+        self._stages = 1 if mesh is None else mesh.pp
         self.traced_job, self.device, self.modes = traced_job, device, modes
         self.job = traced_job.job
         self.budget = device.usable_bytes or 0
@@ -312,7 +313,8 @@ class CandidateSearch:
     def _window(self, geometry: Geometry, micro_seconds: float) -> float:
         longest = max(sum(rank) for rank in geometry.micro_batches)
         computed = micro_seconds * longest / geometry.micro_batch
-        return computed + self.step_seconds + self._communicates(len(geometry.micro_batches[0]), computed)
+        idle = micro_seconds * (self._stages - 1)  # a pipeline's stages wait for the first and the last micro-batch
+        return computed + idle + self.step_seconds + self._communicates(len(geometry.micro_batches[0]), computed)
 
 
 def sizes(share: int, smallest: int, fixed: int | None) -> list[int]:

@@ -47,8 +47,12 @@ def communication_model(
     Args:
         mesh: the devices by dimension; None: all in the one that the engine is for.
         nets: whole ones, without their bytes.
+
+    What stages of a pipeline send to each other is left out.
     """
     link = interconnect_of(device)
+    if mesh is not None and mesh.pp > 1:
+        return silent
     if link is None or not CAPABILITIES[engine].several_ranks:
         return silent
     trained = [net for net in nets.values() if is_trained(net)]

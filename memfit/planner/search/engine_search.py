@@ -20,7 +20,7 @@ from memfit.planner.mesh_search.mesh_row import MeshRow
 from memfit.planner.options import options
 from memfit.planner.options.option_context import OptionContext
 from memfit.planner.options.option_traces import OptionTraces, trace_options
-from memfit.planner.predict import BINDING_RANK, default_checkpointing, nets_and_readings
+from memfit.planner.predict import BINDING_RANK, binding_ranks, checkpoint_all, default_checkpointing, nets_and_readings
 from memfit.planner.read_ahead import copy_ahead, read_ahead
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.candidate_search import Candidate, CandidateSearch
@@ -192,11 +192,17 @@ class _EngineSearch:
 
     def _search(self, traced_job: TracedJob, device: Device) -> _SearchResult:
         request = self.request
-        search = CandidateSearch(
-            traced_job, device, request.global_batch, request.devices, mesh=self.how.mesh, fixed=request.micro_batch,
-            modes=self.own if "checkpointing" in request.keep else None, communicates=self.communication_seconds,
-        )  # fmt: skip
-        best = search.best()
+        modes: list[Mapping[str, str] | None] = [self.own if "checkpointing" in request.keep else None]
+        if self.how.stages > 1 and modes[0] is None:
+            modes = [self.own, checkpoint_all(self.job, self.nets)]
+        for some in modes:
+            search = CandidateSearch(
+                traced_job, device, request.global_batch, request.devices, mesh=self.how.mesh,
+                fixed=request.micro_batch, modes=some, communicates=self.communication_seconds,
+            )  # fmt: skip
+            best = search.best()
+            if best is not None:
+                break
         if best is None:
             return _SearchResult(best=min(search.tried.values(), key=lambda candidate: candidate.peak))
         return _SearchResult(
@@ -207,10 +213,7 @@ class _EngineSearch:
         )  # fmt: skip
 
     def _traced_in_full(self, result: _SearchResult) -> _Outcome:
-        full_step = trace_full_step(
-            self.job, self.how, self.device, result.best, self.own,
-            may_choose="validation" not in self.request.keep, resized=result.traces.resized,
-        )  # fmt: skip
+        full_step = self._full_step(result)
         candidate = replace(
             full_step.candidate, communication_seconds=self._waited(result.best), communication=result.communication
         )
@@ -236,6 +239,24 @@ class _EngineSearch:
         rank = candidate.geometry.micro_batches[0]
         computed = candidate.micro_seconds * sum(rank) / candidate.geometry.micro_batch
         return self.communication_seconds(len(rank), computed)
+
+    def _full_step(self, result: _SearchResult) -> FullStep:
+        """The full step of the rank that needs most. Of several stages all have the first one's validation."""
+        full_step: FullStep | None = None
+        how, may_choose = self.how, "validation" not in self.request.keep
+        ranks: tuple[int, ...] = (BINDING_RANK,)
+        if how.stages > 1:
+            ranks = binding_ranks(self.job, self.nets, how.engine, how.world, how.mesh)
+        for rank in ranks:
+            other = trace_full_step(
+                self.job, replace(how, rank=rank), self.device, result.best, self.own,
+                may_choose=may_choose, resized=result.traces.resized,
+            )  # fmt: skip
+            how, may_choose = replace(how, validation=other.how.validation), False
+            if full_step is None or _process_bytes(other) > _process_bytes(full_step):
+                full_step = other
+        assert full_step is not None
+        return full_step
 
     def _plan(self, outcome: _Outcome) -> Plan:
         request, how, candidate = self.request, outcome.full_step.how, outcome.candidate
@@ -282,6 +303,10 @@ class _EngineSearch:
         )  # fmt: skip
 
 
+def _process_bytes(full_step: FullStep) -> int:
+    return max(phase.process_bytes for phase in full_step.candidate.footprint.phases.values())
+
+
 def _with_lengths(plan: Plan, lengths: LengthCheck, allocator: str) -> Plan:
     """The plan with the allocator that its varied lengths need."""
     return replace(
@@ -299,6 +324,10 @@ def _requested(request: PlanRequest) -> dict[str, str]:
         reasons["checkpointing"] = "--keep checkpointing keeps the job's own"
     if request.mesh is not None:
         reasons["mesh"] = "--mesh sets it"
+    if request.mesh is not None and request.mesh.pp > 1:
+        reasons["mesh"] += "; the time in which stages wait for the first and the last micro-batch is estimated, the "
+        reasons["mesh"] += "time in which they send to each other is not"
+        reasons.setdefault("checkpointing", "stages of a pipeline keep as the job does, or recompute every block")
     return reasons
 
 

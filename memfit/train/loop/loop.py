@@ -20,7 +20,7 @@ from memfit.apply.checkpointing import recompute
 from memfit.apply.train_state import TrainState
 from memfit.apply.window import TurnGradients, WindowResult, run_window
 from memfit.batch.windows import Window
-from memfit.engine.collectives import gather
+from memfit.engine.collectives import gather, share_ranks
 from memfit.errors import Exit, describe, message_of
 from memfit.planner.cpu_margin import planned_process_bytes
 from memfit.train.checkpoint.final_weights import write_final
@@ -262,11 +262,11 @@ class TrainingLoop:
         if self._engine.rank != 0:
             return
         folder = self._context.folder
-        same_samples = self._engine.world // self._engine.data_world
-        line |= sum_of_ranks(reports, line["seconds"], same_samples)
+        shares = share_ranks(self._engine)
+        line |= sum_of_ranks(reports, line["seconds"], shares)
         line |= self._expected_bytes
-        for rank, report in enumerate(reports[::same_samples]):
-            folder.append("samples", {"window": window.number, "rank": rank, "ids": list(report.ids)})
+        for number, rank in enumerate(shares):
+            folder.append("samples", {"window": window.number, "rank": number, "ids": list(reports[rank].ids)})
         folder.append("metrics", line)
         check_finite(line, window)
 
@@ -278,7 +278,8 @@ class TrainingLoop:
         shares = [share for number in some for share in context.windows.window(number).ranks]
         windows = [self._recovery.sizes.parts_of(share) for share in shares]
         ids = largest(windows, lambda ids: padded_units(context, ids))
-        count = min(max(map(len, windows)), 2)
+        most = max(map(len, windows))
+        count = most if self._engine.stages > 1 else min(most, 2)
         parts = [make_micro_batch(self._state, context, context.first, ids) for _ in range(count)]
         sizes = {name: phase.get("process_bytes", 0) for name, phase in context.plan.phases.items()}
         try:

@@ -28,13 +28,15 @@ class RankReport:
     measured_process_bytes: int
 
 
-def sum_of_ranks(reports: Sequence[RankReport], seconds: float, same_samples: int = 1) -> dict[str, Any]:
+def sum_of_ranks(
+    reports: Sequence[RankReport], seconds: float, share_ranks: Sequence[int] | None = None
+) -> dict[str, Any]:
     """The part of a line of metrics that sums what the ranks did.
 
     Args:
-        same_samples: neighbouring ranks that took the same samples, which count once.
+        share_ranks: one of those that took the same samples, which count once; None: all took others.
     """
-    shares = reports[::same_samples]
+    shares = reports if share_ranks is None else [reports[rank] for rank in share_ranks]
     done = sum(report.done for report in shares)
     measured = [report.measured_process_bytes for report in reports]
     line: dict[str, Any] = {

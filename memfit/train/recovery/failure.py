@@ -35,9 +35,11 @@ class Failure:
 def clear_frames(error: BaseException) -> None:
     """Lets go of what the frames of an exception, and of those it came of, still hold."""
     pending: list[BaseException | None] = [error]
+    cleared: set[int] = set()
     while pending:
         link = pending.pop()
-        if link is not None:
+        if link is not None and id(link) not in cleared:  # an error may be the cause of its own context
+            cleared.add(id(link))
             traceback.clear_frames(link.__traceback__)
             pending += [link.__cause__, link.__context__]
             link.__traceback__ = None

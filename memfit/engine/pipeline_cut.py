@@ -1,0 +1,251 @@
+"""Where trained nets are cut into the stages of a pipeline: modules that run one after the other, in shares.
+
+The modules are those that transformers names for a net (``base_model_pp_plan``, ``_pp_plan``), or those of the job's
+own ``pipeline``. Stages get shares of equal cost, counted as operations of a forward on tensors without bytes
+(``torch.utils.flop_counter``), of one item of the longest length.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from memfit.blocks import checked_paths, find_module
+from memfit.engine.absent_module import StandIn, fake_like
+from memfit.engine.collectives import is_memory_failure
+from memfit.errors import InputError
+from memfit.geometry import shape_of
+from memfit.job import Job, Nets, is_trained
+from memfit.torch_compat import FakeTensorMode, disable_current_modes
+from memfit.torch_compat.attributes import own_buffers, own_parameters
+from memfit.torch_compat.batch_norm import BatchNormBase
+
+_HOOK = "write pipeline(self, nets) in the job, or leave pp out of the mesh"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineCut:
+    """The modules of a pipeline, and this stage's share of them.
+
+    Attributes:
+        paths: all modules, ``net.path``, in the order in which they run.
+        bounds: the number of each stage's first module, and one past the last.
+        stage: this rank's.
+        stand_ins: of each module, what tells the shapes that it gives.
+    """
+
+    paths: tuple[str, ...]
+    bounds: tuple[int, ...]
+    stage: int
+    stand_ins: tuple[StandIn, ...]
+
+    @property
+    def own(self) -> range:
+        """Numbers of this stage's modules."""
+        return range(self.bounds[self.stage], self.bounds[self.stage + 1])
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no stage follows."""
+        return self.stage == len(self.bounds) - 2
+
+
+def cut_into_stages(job: Job, nets: Nets, stage: int, stages: int) -> PipelineCut:
+    """The cut of a job's nets, which are whole.
+
+    Raises:
+        InputError: they cannot be cut so; names the module.
+    """
+    where = f"pp={stages}"
+    paths = _modules(job, nets, where)
+    modules = [find_module(nets, path) for path in paths]
+    if len(modules) < stages:
+        why = f"the nets have {len(modules)} modules that run one after the other"
+        raise InputError(where, why, f"write pp={len(modules)} or less")
+    _check_parameters(nets, paths, modules, where)
+    mode, fakes = fake_copies(nets)
+    copies = [find_module(fakes, path) for path in paths]
+    sizes = [sum(p.numel() for p in module.parameters()) for module in modules]
+    costs = _operations(job, fakes, copies, mode) or sizes
+    bounds = balanced(costs, sizes, stages)
+    _check_stages(paths, modules, bounds, where)
+    stand_ins = tuple(StandIn(path, copied, mode) for path, copied in zip(paths, copies, strict=True))
+    return PipelineCut(paths=paths, bounds=bounds, stage=stage, stand_ins=stand_ins)
+
+
+def distinct_stages(job: Job, nets: Nets, stages: int) -> tuple[int, ...]:
+    """The first and the last stage, and of the others the first of those that hold the same modules.
+
+    Raises:
+        InputError: the nets cannot be cut so.
+    """
+    cut = cut_into_stages(job, nets, 0, stages)
+    first: dict[Any, int] = {}
+    for stage, (begin, end) in enumerate(pairwise(cut.bounds)):
+        held = tuple(_kind(find_module(nets, path)) for path in cut.paths[begin:end])
+        first.setdefault((held, stage in (0, stages - 1)), stage)
+    return tuple(sorted({0, *first.values(), stages - 1}))
+
+
+def _kind(module: nn.Module) -> Any:
+    return type(module), tuple((tuple(p.shape), p.dtype, p.requires_grad) for p in module.parameters())
+
+
+def _modules(job: Job, nets: Nets, where: str) -> tuple[str, ...]:
+    """Paths of the modules in order.
+
+    Raises:
+        InputError: neither the job nor transformers names them.
+    """
+    if type(job).pipeline is not Job.pipeline:
+        return tuple(checked_paths(job, nets, "pipeline", job.pipeline(nets)))
+    trained = [name for name, net in nets.items() if is_trained(net)]
+    if len(trained) > 1:
+        raise InputError(f"nets {', '.join(trained)} on {where}", "the order in which they run is not known", _HOOK)
+    (name,) = trained
+    net: Any = nets[name]
+    plan = dict.fromkeys([*_base_plan(net), *(getattr(net, "_pp_plan", None) or {})])
+    if not plan:
+        why = f"transformers has no pipeline plan for {type(net).__name__}"
+        raise InputError(f"net {name!r} on {where}", why, _HOOK)
+    paths: list[str] = []
+    for key in plan:
+        module = net.get_submodule(key)
+        listed = isinstance(module, nn.ModuleList)
+        paths += [f"{name}.{key}.{child}" for child, _ in module.named_children()] if listed else [f"{name}.{key}"]
+    return tuple(paths)
+
+
+def _base_plan(net: Any) -> list[str]:
+    """Keys of the plan of a net's base model, as paths of the net."""
+    base, config = getattr(net, "base_model", None), getattr(net, "config", None)
+    keys = getattr(config, "base_model_pp_plan", None) or {}
+    prefix = f"{net.base_model_prefix}." if base is not net and base is not None else ""
+    return [f"{prefix}{key}" for key in keys]
+
+
+def _check_parameters(nets: Nets, paths: Sequence[str], modules: Sequence[nn.Module], where: str) -> None:
+    """Raises InputError where modules hold each other, or where trained parameters or running statistics lie outside of
+    them."""
+    for number, path in enumerate(paths):
+        if "." not in path:
+            raise InputError(f"net {path} on {where}", "it is named whole, and its modules are what is cut", _HOOK)
+        outer = [other for other in paths if path.startswith(f"{other}.")] + [p for p in paths[:number] if p == path]
+        if outer:
+            raise InputError(f"module {path} on {where}", f"{outer[0]}, which holds it, is named too", _HOOK)
+    inside = {id(part) for module in modules for part in module.modules()}
+    for name, net in nets.items():
+        if not is_trained(net):
+            continue
+        for path, part in net.named_modules():
+            if id(part) in inside:
+                continue
+            seen = f"module {name}.{path}".rstrip(".") + f" on {where}"
+            if any(p is not None and p.requires_grad for p in own_parameters(part).values()):
+                raise InputError(seen, "it holds trained parameters outside of the modules that run in order", _HOOK)
+            if isinstance(part, BatchNormBase) and own_buffers(part):
+                raise InputError(seen, "it keeps running statistics outside of the modules that run in order", _HOOK)
+
+
+def _check_stages(paths: Sequence[str], modules: Sequence[nn.Module], bounds: Sequence[int], where: str) -> None:
+    """Raises InputError where two stages would hold one parameter, or where one holds none."""
+    holder: dict[int, tuple[int, str]] = {}
+    for stage, (begin, end) in enumerate(pairwise(bounds)):
+        trained = 0
+        for path, module in zip(paths[begin:end], modules[begin:end], strict=True):
+            for parameter in module.parameters():
+                trained += parameter.requires_grad
+                first = holder.setdefault(id(parameter), (stage, path))
+                if first[0] != stage:
+                    why = f"it shares a parameter with {first[1]}, and they are on stages {first[0]} and {stage}"
+                    raise InputError(f"module {path} on {where}", why, "untie them, or leave pp out of the mesh")
+        if not trained:
+            why = f"no parameter of stage {stage} is trained ({paths[begin]} to {paths[end - 1]})"
+            raise InputError(where, why, "write a smaller pp")
+
+
+def fake_copies(nets: Nets) -> tuple[FakeTensorMode, Nets]:
+    """The nets on tensors without bytes, and the mode of these tensors."""
+    with disable_current_modes():
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        copies: dict[int, Any] = {}
+        with mode:
+            for net in nets.values():
+                for tensor in (*net.parameters(), *net.buffers()):
+                    if id(tensor) not in copies:
+                        copies[id(tensor)] = _fake(tensor)
+        return mode, copy.deepcopy(nets, copies)
+
+
+def _fake(tensor: Tensor) -> Tensor:
+    fake = fake_like(tensor)
+    return nn.Parameter(fake, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
+
+
+def _operations(job: Job, nets: Nets, modules: Sequence[nn.Module], mode: FakeTensorMode) -> list[int] | None:
+    """Operations of each module's forward; None where the job's forward cannot run without values."""
+    counter = FlopCounterMode(display=False)
+    counts = dict.fromkeys(map(id, modules), 0)
+    device = next(parameter.device for net in nets.values() for parameter in net.parameters())
+
+    def before(module: nn.Module, args: Any) -> None:
+        counts[id(module)] -= counter.get_total_flops()
+
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        counts[id(module)] += counter.get_total_flops()
+
+    hooks = [
+        hook
+        for module in modules
+        for hook in (module.register_forward_pre_hook(before), module.register_forward_hook(after))
+    ]
+    try:
+        with disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]), mode, counter, device:
+            batch = job.batch(shape_of(job, job.longest or 1))
+            for turn in job.turns([]):
+                turn.loss(nets, batch, {})
+    except Exception as error:
+        if is_memory_failure(error):
+            raise
+        return None
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [counts[id(module)] for module in modules]
+
+
+def balanced(costs: Sequence[int], sizes: Sequence[int], stages: int) -> tuple[int, ...]:
+    """Bounds of contiguous shares whose largest cost is the least, and of those whose largest size is.
+
+    Args:
+        costs, sizes: of each module; at least as many as there are stages.
+    """
+    count = len(costs)
+    best: Mapping[int, tuple[tuple[int, int], tuple[int, ...]]] = {0: ((0, 0), (0,))}
+    for stage in range(stages):
+        further: dict[int, tuple[tuple[int, int], tuple[int, ...]]] = {}
+        for begin, (worst, bounds) in best.items():
+            cost = size = 0
+            for end in range(begin + 1, count - (stages - stage - 1) + 1):
+                cost, size = cost + costs[end - 1], size + sizes[end - 1]
+                made = (max(worst[0], cost), max(worst[1], size))
+                if end not in further or made < further[end][0]:
+                    further[end] = (made, (*bounds, end))
+        best = further
+    return best[count][1]
+
+
+def replace_module(nets: Nets, path: str, module: nn.Module) -> nn.Module:
+    """Puts a module in the place of another; gives the one that was there."""
+    parent, _, name = path.rpartition(".")
+    holder = find_module(nets, parent)
+    before = holder.get_submodule(name)
+    setattr(holder, name, module)
+    return before

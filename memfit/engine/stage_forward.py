@@ -1,0 +1,189 @@
+"""A stage's part of its nets' forward: from what was received to what is sent, or to the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from memfit.blocks import find_module
+from memfit.engine.absent_module import AbsentModule, AbsentTracking, StageEndError, StandIn, is_absent
+from memfit.engine.pipeline_cut import PipelineCut, replace_module
+from memfit.errors import InputError
+from memfit.job import Nets
+from memfit.torch_compat import disable_current_modes
+
+Compute = Callable[[], Any]
+"""Runs the nets' forward; gives the loss, or what a validation gives."""
+_OUT = "leave pp out of the mesh"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageShapes:
+    """What a stage receives and sends for one micro-batch, as tensors of the ``meta`` device."""
+
+    received: Tensor | None
+    """None on the first stage."""
+    sent: Tensor | None
+    """None on the last stage."""
+
+
+@dataclass(kw_only=True)
+class _Pass:
+    """One forward: what was received; the number of the module that was called last."""
+
+    received: Tensor | None = None
+    called: int = -1
+    asks_shapes: bool = False
+    hidden: Tensor | None = None
+    """What the stage's first module is given, where shapes are asked."""
+
+
+class StageForward:
+    """Puts absent modules in the place of those of other stages, and runs forwards.
+
+    Args:
+        nets: whole; they are changed in place.
+    """
+
+    def __init__(self, nets: Nets, cut: PipelineCut) -> None:
+        self.cut = cut
+        self._nets = nets
+        self._now: _Pass | None = None
+        self.hooks: list[RemovableHandle] = []
+        for number, path in enumerate(cut.paths):
+            if number in cut.own:
+                module = find_module(nets, path)
+                entering = partial(self._enter, number)
+                self.hooks.append(module.register_forward_pre_hook(entering, with_kwargs=True))
+            else:
+                replace_module(nets, path, self._absent_module(number))
+
+    def __deepcopy__(self, memo: Any) -> StageForward:
+        """Copies of the nets, such as averages, run as the nets do."""
+        return self
+
+    def run(self, compute: Compute, received: Tensor | None) -> Any:
+        """What is sent; on the last stage what the forward gives.
+
+        Raises:
+            InputError: the forward does not call the modules in their order, or needs what is on another stage.
+        """
+        now = self._now = _Pass(received=received)
+        try:
+            with AbsentTracking() if received is not None else nullcontext():
+                given = compute()
+        except StageEndError as end:
+            return self._sent(end.hidden)
+        finally:
+            self._now = None
+        expected = now.called + 1
+        if not self.cut.is_last or expected < len(self.cut.paths):
+            raise InputError(
+                f"module {self.cut.paths[expected]} on pp", "the forward of the nets ends without calling it", _OUT
+            )
+        if is_absent(given):
+            why = "it depends on what a module of an earlier stage gives, beside the tensor that is passed on"
+            raise InputError("the loss on pp", why, _OUT)
+        return given
+
+    def shapes(self, compute: Compute) -> StageShapes:
+        """Runs a forward in which no module computes, as far as the stage's end."""
+        now = self._now = _Pass(asks_shapes=True)
+        sent: Tensor | None = None
+        with self._own_absent(), AbsentTracking(), torch.no_grad():
+            try:
+                compute()
+            except StageEndError as end:
+                sent = end.hidden
+            finally:
+                self._now = None
+        if sent is None or (self.cut.stage > 0 and now.hidden is None):
+            path = self.cut.paths[now.called + 1]
+            raise InputError(f"module {path} on pp", "the forward of the nets ends without calling it", _OUT)
+        return StageShapes(
+            received=None if now.hidden is None else _like(now.hidden),
+            sent=None if self.cut.is_last else _like(sent),
+        )
+
+    @contextmanager
+    def _own_absent(self) -> Iterator[None]:
+        own = {number: self.cut.paths[number] for number in self.cut.own}
+        before = {path: replace_module(self._nets, path, self._absent_module(number)) for number, path in own.items()}
+        try:
+            yield
+        finally:
+            for path, module in before.items():
+                replace_module(self._nets, path, module)
+
+    def _absent_module(self, number: int) -> AbsentModule:
+        return AbsentModule(partial(self._absent, number), self.cut.stand_ins[number])
+
+    def _absent(self, number: int, stand_in: StandIn, args: Any, kwargs: Any) -> Any:
+        """A module that does not compute was called."""
+        now = self._begin(number)
+        own = self.cut.own
+        if number == own.stop:
+            raise StageEndError(self._first(number, args))
+        if number not in own:
+            return stand_in(args, kwargs)
+        self._check(number, args, kwargs)
+        if number == own.start and number > 0:
+            now.hidden = self._first(number, args)
+        if self.cut.is_last:
+            raise StageEndError(self._first(number, args))
+        return stand_in(args, kwargs, absent=False)
+
+    def _enter(self, number: int, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """One of the stage's own modules is called."""
+        now = self._begin(number)
+        self._check(number, args, kwargs)
+        if number > self.cut.own.start or now.received is None:
+            return None
+        first = self._first(number, args)
+        if first.shape != now.received.shape or first.dtype != now.received.dtype:
+            seen = f"module {self.cut.paths[number]} on pp"
+            why = f"it is given {tuple(first.shape)}, {first.dtype}, and received {tuple(now.received.shape)}"
+            raise InputError(seen, f"{why}, {now.received.dtype}", "let shapes follow from the shapes of the batch")
+        return (now.received, *args[1:]), kwargs
+
+    def _begin(self, number: int) -> _Pass:
+        path = self.cut.paths[number]
+        if self._now is None:
+            raise InputError(f"module {path} on pp", "it is called outside of the loss and of validate", _OUT)
+        if number != self._now.called + 1:
+            after = self.cut.paths[self._now.called] if self._now.called >= 0 else "the start"
+            raise InputError(f"module {path} on pp", f"it is called after {after}", "call each once, in their order")
+        self._now.called = number
+        return self._now
+
+    def _first(self, number: int, args: Any) -> Tensor:
+        if not args or not isinstance(args[0], Tensor):
+            why = "its first argument is not one tensor"
+            raise InputError(f"module {self.cut.paths[number]} on pp", why, "pass the tensor on by position")
+        first: Tensor = args[0]
+        return first
+
+    def _check(self, number: int, args: Any, kwargs: Any) -> None:
+        """Raises InputError where a module is given something of another stage beside its first argument."""
+        beside = args[1:] if number == self.cut.own.start else args
+        if is_absent((beside, kwargs)):
+            why = "it is given what a module of an earlier stage gives, beside the tensor that is passed on"
+            raise InputError(f"module {self.cut.paths[number]} on pp", why, _OUT)
+
+    def _sent(self, hidden: Tensor) -> Tensor:
+        if is_absent(hidden):
+            path = self.cut.paths[self.cut.own.stop]
+            raise InputError(f"module {path} on pp", "it is not given what the module before it gives", _OUT)
+        return hidden.contiguous()
+
+
+def _like(tensor: Tensor) -> Tensor:
+    with disable_current_modes():
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta", requires_grad=tensor.is_floating_point())

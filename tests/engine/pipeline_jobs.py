@@ -1,0 +1,212 @@
+"""Nets that are cut into stages by their jobs, and those that cannot be cut."""
+
+import os
+import signal
+
+import torch
+from torch import nn
+
+from memfit.job import Loss, Turn
+from tests.engine.tensor_jobs import Own, Tied, Unplanned, words
+
+
+class Residual(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(3 * width, width)
+
+    def forward(self, x, scale=None):
+        y = self.down(torch.tanh(self.up(self.norm(x))))
+        return x + (y if scale is None else y * scale)
+
+
+class Stacked(nn.Module):
+    """Blocks that take the positions' scale too; what lies between them and the head is no module's."""
+
+    def __init__(self, width=24, blocks=5):
+        super().__init__()
+        self.embed = nn.Embedding(32, width)
+        self.blocks = nn.ModuleList(Residual(width) for _ in range(blocks))
+        self.head = nn.Linear(2 * width, 32)
+
+    def scale(self, tokens, x):
+        return torch.linspace(0.5, 1, tokens.shape[1], device=x.device)[:, None]
+
+    def forward(self, tokens):
+        x = self.embed(tokens) * 2
+        scale = self.scale(tokens, x)
+        for block in self.blocks:
+            x = block(x, scale=scale)
+        return self.head(torch.cat([x, x.square()], -1))
+
+
+class Stages(Own):
+    """A net of its own, which its job cuts; it draws, and has two groups of parameters."""
+
+    clip: float | None = None
+    Net = Stacked
+
+    def nets(self):
+        torch.manual_seed(3)
+        return {"net": self.Net()}
+
+    def optimizers(self, nets):
+        flat = [p for p in nets["net"].parameters() if p.dim() == 1]
+        wide = [p for p in nets["net"].parameters() if p.dim() > 1]
+        return {"net": torch.optim.AdamW([{"params": wide}, {"params": flat, "weight_decay": 0.0}], lr=0.01)}
+
+    def loss(self, nets, batch):
+        kept = torch.rand(batch.shape[0], 5, device=batch.device) > 0.2
+        logits = nets["net"](batch)[:, :-1].flatten(0, 1)
+        terms = nn.functional.cross_entropy(logits, batch[:, 1:].flatten(), reduction="none")
+        return Loss((terms * kept.flatten()).sum(), kept.sum())
+
+    def pipeline(self, nets):
+        return ["net.embed", *(f"net.blocks.{i}" for i in range(len(nets["net"].blocks))), "net.head"]
+
+
+class Counted(Stages):
+    """Units are known before the forward; a frozen net beside the one that is cut; nothing is drawn; it validates."""
+
+    def nets(self):
+        return {**super().nets(), "frozen": nn.Linear(6, 6).requires_grad_(False)}
+
+    def units(self, batch):
+        return 5 * len(batch)
+
+    def loss(self, nets, batch):
+        weight = nets["frozen"](batch.float()).sigmoid()[:, 1:]
+        logits = nets["net"](batch)[:, :-1].transpose(1, 2)
+        terms = nn.functional.cross_entropy(logits, batch[:, 1:], reduction="none")
+        return Loss((terms * weight).sum(), 5 * len(batch))
+
+    def validation_dataset(self):
+        return [row for part in words([6]) for row in part]
+
+    def validate(self, nets, batch):
+        return {"loss": self.loss(nets, batch).sum / (5 * len(batch))}
+
+
+STAGED = {"stages": Stages, "counted": Counted}
+
+
+class Outside(Stages):
+    """A trained parameter that no module of the pipeline holds."""
+
+    class Net(Stacked):
+        def __init__(self):
+            super().__init__()
+            self.scales = nn.Linear(1, 1)
+
+        def scale(self, tokens, x):
+            return self.scales(super().scale(tokens, x))
+
+
+class Conditioned(Stages):
+    """Every block is given what a module of the first stage gives."""
+
+    class Net(Stacked):
+        def scale(self, tokens, x):
+            return x.mean(1, keepdim=True)
+
+
+class Reading(Stages):
+    class Net(Stacked):
+        def scale(self, tokens, x):
+            return float(x.mean())
+
+
+class Skipping(Stages):
+    """The loss is given a hidden state of the first stage."""
+
+    class Net(Stacked):
+        def forward(self, tokens):
+            return super().forward(tokens) + self.embed.weight.new_zeros(()) + self.kept
+
+        def scale(self, tokens, x):
+            self.kept = x.mean()
+            return super().scale(tokens, x)
+
+
+class Twice(Stages):
+    def loss(self, nets, batch):
+        first = super().loss(nets, batch)
+        return Loss(first.sum + super().loss(nets, batch).sum, first.units)
+
+
+class Backwards(Stages):
+    def pipeline(self, nets):
+        return list(reversed(super().pipeline(nets)))
+
+
+class Nested(Stages):
+    def pipeline(self, nets):
+        return [*super().pipeline(nets)[:-1], "net.blocks.4.up", "net.head"]
+
+
+class Misnamed(Stages):
+    def pipeline(self, nets):
+        return ["net.embed", "net.block.0"]
+
+
+class Scaled(Stages):
+    precision = "fp16"
+
+
+class Turned(Stages):
+    def turns(self, optimizers):
+        return [
+            Turn(name=name, loss=lambda nets, batch, shared: self.loss(nets, batch), optimizers=("net",))
+            for name in "ab"
+        ]
+
+
+class Grouped(Stages):
+    """Another number of groups where a stage has no flat parameters of its own."""
+
+    def optimizers(self, nets):
+        groups = [{"params": [p]} for p in nets["net"].parameters()]
+        return {"net": torch.optim.AdamW(groups, lr=0.01)}
+
+
+class Few(Stages):
+    def pipeline(self, nets):
+        return ["net.blocks.0"]
+
+
+REFUSED = {
+    Unplanned: "net 'net' on pp=2: transformers has no pipeline plan for GPT2LMHeadModel",
+    Tied: "module net.lm_head on pp=2: it shares a parameter with net.model.embed_tokens",
+    Outside: "module net.scales on pp=2: it holds trained parameters outside of the modules",
+    Conditioned: "on pp: it is given what a module of an earlier stage gives, beside the tensor",
+    Reading: "its value is read, and another stage computes it",
+    Skipping: "the loss on pp: it depends on what a module of an earlier stage gives",
+    Twice: "module net.embed on pp: it is called after net.head",
+    Backwards: "on pp: it is called after",
+    Nested: "module net.blocks.4.up on pp=2: net.blocks.4, which holds it, is named too",
+    Misnamed: "module 'net.block.0'",
+    Scaled: "precision=fp16 on pp=2: each stage would scale its gradients by itself",
+    Turned: "Turned.turns() on pp=2: a window has 2 turns",
+    Grouped: "optimizer 'net' on pp: its groups of parameters are others",
+    Few: "pp=2: the nets have 1 modules that run one after the other",
+}
+"""What is said of each; where only one stage meets it, of that stage."""
+
+
+class Disturbed(Counted):
+    """In its sixth forward rank 1 is killed, or has no memory for more than two samples; once, which ``mark`` tells."""
+
+    fails: str = ""
+    mark: str = ""
+    validate_every: int = 2
+    windows: int = 4
+
+    def loss(self, nets, batch):
+        given = super().loss(nets, batch)
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.fails and os.environ.get("RANK") == "1" and self.calls >= 6 and not os.path.exists(self.mark):
+            open(self.mark, "w").close()
+            if self.fails == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise MemoryError("planted")
+        return given

@@ -1,0 +1,102 @@
+"""What ranks do in test_pipeline_ranks.py: torchrun … -m tests.engine.pipeline_ranks FOLDER MESH CASE…
+
+A case is one of ``STEPS``, or STATES for checkpoints.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from memfit.apply.checkpointing import recompute
+from memfit.apply.losses import MicroBatch
+from memfit.apply.train_state import build
+from memfit.apply.window import run_window
+from memfit.engine.factory import make_engine
+from memfit.engine.process_group import join
+from memfit.mesh import parse_mesh
+from memfit.trace.step_phases import validate_once
+from memfit.train.checkpoint.sharded_checkpoint import load_sharded, save_sharded
+from tests.engine.pipeline_jobs import Counted, Stages
+from tests.engine.ranks import CPU
+from tests.engine.tensor_jobs import Other, Words, words
+from tests.engine.zero_ranks import weights, window
+
+KINDS = {"llama": Words, "stages": Stages, "counted": Counted, "counted, gpipe": Counted, "recomputed": Counted}
+STEPS = {name: {"schedule": "gpipe"} if "gpipe" in name else {} for name in KINDS}
+"""Cases with the engine's choices."""
+MODES = {"recomputed": {"net.blocks.0": "full", "net.blocks.4": "full"}}
+SIZES = [3, 3, 3, 3, 2, 3]
+"""Samples of a window's micro-batches: of those of one shape, some are as many as the stages, and one is less."""
+STATES = "states"
+MESHES = ("pp=2", "dp_shard=2", "tp=2")
+"""Meshes of two ranks that go on with what another one wrote."""
+
+
+def main():
+    join()
+    folder, mesh, cases = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    results = {case: train(case, engine(mesh, **STEPS[case])) for case in cases if case in STEPS}
+    if STATES in cases:
+        results |= {("saved", writer): saved(engine(writer), folder / writer) for writer in MESHES}
+        results |= {
+            (writer, reader): goes_on(engine(reader), folder / writer)
+            for writer in ("single", *MESHES)
+            for reader in MESHES
+        }
+    torch.save(results, folder / f"{dist.get_rank()}.pt")
+    dist.destroy_process_group()
+
+
+def engine(mesh, **how):
+    return make_engine("fsdp2", CPU, parse_mesh(mesh), **how)
+
+
+def micro_batches(job):
+    def fetch(number, part):
+        torch.manual_seed(number)
+        return part
+
+    return [
+        MicroBatch(fetch=lambda number=number, part=part: fetch(number, part), padded_units=len(part) * 6,
+                   units=job.units(part))
+        for number, part in enumerate(words(SIZES))
+    ]  # fmt: skip
+
+
+def train(case, engine):
+    """Losses, norms, weights, averages and a validation after three windows."""
+    train_state = build(KINDS[case](), CPU, engine)
+    numbers = []
+    for _ in range(3):
+        with recompute(train_state.nets, MODES.get(case, {})):
+            result = run_window(train_state, micro_batches(train_state.job))
+        numbers.append({name: float(value) for name, value in result.losses.items()})
+        numbers.append({name: float(value) for name, value in result.norms.items() if value is not None})
+    if train_state.job.validates:
+        for size in (4, 2):
+            values = validate_once(train_state, lambda size=size: words([size])[0], lambda part: None)
+            numbers.append({name: float(value) for name, value in values.items()})
+    return {"weights": weights(train_state), "numbers": numbers}
+
+
+def saved(engine, folder):
+    """Trains a window, saves, trains another; the weights then, averages too."""
+    train_state = build(Words(), CPU, engine)
+    window(train_state, words)
+    save_sharded(train_state, folder)
+    window(train_state, words)
+    return weights(train_state)
+
+
+def goes_on(engine, folder):
+    """Loads into nets of other weights, and trains the other window."""
+    train_state = build(Other(), CPU, engine)
+    load_sharded(train_state, folder)
+    window(train_state, words)
+    return weights(train_state)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Stages of a pipeline: refusals by name, balanced cuts, and what a rank of a simulated group says.
+
+python -m pytest tests/engine/test_pipeline.py
+"""
+
+import pytest
+
+from memfit.device.hardware.catalogue import find_device
+from memfit.engine.capabilities import engine_of
+from memfit.engine.pipeline_cut import balanced, cut_into_stages, distinct_stages
+from memfit.errors import InputError
+from memfit.job import Shape
+from memfit.mesh import MeshShape, parse_mesh
+from memfit.trace.step import Tracing, trace_job
+from tests.engine.pipeline_jobs import REFUSED, Counted, Stages
+from tests.engine.tensor_jobs import Words
+
+
+def traced(job, rank, stages=2, device="cpu", **how):
+    return trace_job(
+        job,
+        Shape(items=4),
+        Tracing(
+            device=find_device(device),
+            scratch=False,
+            engine="fsdp2",
+            world=stages,
+            rank=rank,
+            mesh=MeshShape(pp=stages),
+            **how,
+        ),
+    )
+
+
+@pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
+def test_what_cannot_be_cut_is_refused_by_the_name_of_its_module(kind):
+    said = []
+    for rank in range(2):
+        try:
+            traced(kind(), rank)
+        except InputError as error:
+            said.append(str(error))
+    assert said, "it is carried"
+    assert all("\n" not in line for line in said)
+    assert any(REFUSED[kind] in line for line in said), said
+
+
+def test_shares_have_the_least_largest_cost_and_then_size():
+    assert balanced([0, 5, 5, 5, 5, 0, 10], [9, 1, 1, 1, 1, 0, 9], 3) == (0, 3, 5, 7)
+    assert balanced([1, 1, 1, 1], [1, 1, 1, 9], 2) == (0, 2, 4)
+    assert balanced([0, 0, 0], [4, 1, 1], 2) == (0, 1, 3)
+    assert balanced([3, 1], [1, 1], 2) == (0, 1, 2)
+
+
+def test_nets_are_cut_by_their_operations():
+    cut = cut_into_stages(Stages(), Stages().nets(), 0, 2)
+    assert cut.paths == ("net.embed", *(f"net.blocks.{i}" for i in range(5)), "net.head")
+    assert cut.bounds == (0, 4, 7), "three blocks of 3456 multiplications a token, and two with the head of 1536"
+    assert cut_into_stages(Words(), Words().nets(), 1, 2).own == range(2, 5)
+
+
+def test_of_stages_that_hold_the_same_modules_the_first_is_traced():
+    class Deep(Counted):
+        class Net(Counted.Net):
+            def __init__(self):
+                super().__init__(blocks=16)
+
+    job = Deep()
+    assert cut_into_stages(job, job.nets(), 0, 8).bounds[1:-1] == tuple(range(3, 16, 2))
+    assert distinct_stages(job, job.nets(), 8) == (0, 1, 7)
+
+
+@pytest.mark.parametrize("stage", range(2))
+def test_fewer_micro_batches_are_on_their_way_under_1f1b(stage):
+    peaks = {}
+    for schedule in ("1f1b", "gpipe"):
+        for count in (4, 8):
+            trace = traced(Counted(), stage, micro_batches=count, engine_choices={"schedule": schedule})
+            peaks[schedule, count] = trace
+    peaks = {key: _train_peak(trace) for key, trace in peaks.items()}
+    each = {schedule: (peaks[schedule, 8] - peaks[schedule, 4]) / 4 for schedule in ("1f1b", "gpipe")}
+    assert each["gpipe"] > 4 * each["1f1b"] > 0, "buffers of what is received are there for all of them"
+
+
+def _train_peak(trace):
+    from memfit.trace.self_test import live_peaks
+
+    return live_peaks(trace)["train"]
+
+
+def test_a_card_is_simulated_like_the_cpu():
+    assert _train_peak(traced(Stages(), 0, device="h100", micro_batches=3)) > 0
+
+
+def test_a_pipeline_stands_alone_in_a_mesh():
+    assert engine_of(parse_mesh("pp=2")) == "fsdp2"
+    for others in ("dp_shard", "tp"):
+        with pytest.raises(InputError, match=f"not carried together with {others}"):
+            engine_of(parse_mesh(f"pp=2,{others}=2"))
+
+
+def test_choices_of_a_pipeline_are_refused_on_sharded_nets_and_the_other_way_round():
+    with pytest.raises(InputError, match="it is of a pipeline"):
+        trace_job(
+            Stages(), Shape(items=4),
+            Tracing(device=find_device("cpu"), engine="fsdp2", world=2, engine_choices={"schedule": "gpipe"}),
+        )  # fmt: skip
+    with pytest.raises(InputError, match="it is of sharded nets"):
+        traced(Stages(), 0, engine_choices={"half_gather": True})
+    with pytest.raises(InputError, match="no such schedule; write 1f1b or gpipe"):
+        traced(Stages(), 0, engine_choices={"schedule": "zero bubble"})

@@ -1,0 +1,62 @@
+"""Stages of a pipeline on real gloo processes: the steps of one rank, and its checkpoints.
+
+python -m pytest tests/engine/test_pipeline_ranks.py
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from memfit.engine.single import Single
+from memfit.mesh import parse_mesh
+from tests.engine.pipeline_ranks import MESHES, STATES, STEPS, goes_on, saved, train
+
+ROOT = Path(__file__).parents[2]
+
+
+def ranks(folder, mesh, *cases):
+    """What the ranks of a mesh gave."""
+    world = parse_mesh(mesh).world
+    arguments = ["--standalone", "--nproc-per-node", str(world), "-m", "tests.engine.pipeline_ranks", str(folder), mesh]
+    subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *arguments, *cases], cwd=ROOT, check=True, timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MEMFIT_COLLECTIVE_SECONDS": "60"},
+    )  # fmt: skip
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "cases"),
+    [("pp=2", ["llama"]), pytest.param("pp=2", [*STEPS], marks=pytest.mark.slow),
+     pytest.param("pp=3", [*STEPS], marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_stages_take_the_steps_of_one_rank(tmp_path, mesh, cases):
+    gave = ranks(tmp_path, mesh, *cases)
+    for case in cases:
+        alone = train(case, Single())
+        for mine in gave:
+            for theirs, ours in zip(mine[case]["numbers"], alone["numbers"], strict=True):
+                assert theirs == pytest.approx(ours, rel=1e-5)
+        same(gave[0][case]["weights"], alone["weights"])
+
+
+def same(result, expected):
+    assert result.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(result[name], value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_stages_and_any_other_mesh_and_one_device_go_on_with_what_another_wrote(tmp_path):
+    expected = saved(Single(), tmp_path / "single")
+    for rank in ranks(tmp_path, "pp=2", STATES):
+        for reader in MESHES:
+            same(rank["saved", reader], expected)
+            for writer in ("single", *MESHES):
+                same(rank[writer, reader], expected)
+    for writer in MESHES:
+        same(goes_on(Single(), tmp_path / writer), expected)

@@ -1,0 +1,106 @@
+"""memfit plan, run, verify and export on stages of a pipeline, resumed on other meshes and on one device; what fails.
+
+python -m pytest tests/train/test_pipeline_runs.py -m slow
+"""
+
+import json
+
+import pytest
+import torch
+
+from memfit.mesh import MeshShape
+from memfit.plan import read_plan
+from memfit.verify.verify_plan import on_ranks
+from tests.train.test_mesh_runs import LLAMA, ran, same
+from tests.train.test_ranks import ROOT, lines, memfit
+
+pytestmark = pytest.mark.slow
+COUNTED = f"{ROOT}/tests/engine/pipeline_jobs.py:Counted"
+DISTURBED = f"{ROOT}/tests/engine/pipeline_jobs.py:Disturbed"
+TWO, THREE = MeshShape(pp=2), MeshShape(pp=3)
+
+
+def planned(file, job, *arguments):
+    made = memfit("plan", job, "--global-batch", 8, "--memory", "256MiB", "--out", file, *arguments)
+    assert made.returncode == 0, made.stderr
+    return read_plan(file)
+
+
+def test_a_run_of_stages_learns_what_one_device_does_and_goes_on_on_any_mesh(tmp_path):
+    alone = planned(tmp_path / "made.toml", LLAMA, "--micro-batch", 3)
+    expected = ran(alone, tmp_path / "alone", "--windows", 5)[0]
+    folder = tmp_path / "run"
+    _, said = ran(on_ranks(alone, "fsdp2", 2, TWO), folder, "--windows", 1)
+    assert "8 = 2 x 3 + 2 on 1 device, fsdp2, mesh pp 2" in said
+    ran(on_ranks(alone, "fsdp2", 2), folder, "--windows", 2, "--resume")
+    ran(on_ranks(alone, "fsdp2", 3, THREE), folder, "--windows", 3, "--resume")
+    ran(on_ranks(alone, "fsdp2", 2, TWO), folder, "--windows", 4, "--resume")
+    same(ran(alone, folder, "--windows", 5, "--resume")[0], expected)
+    assert [line["global_batch_done"] for line in lines(folder / "run", "metrics")] == [8] * 5
+    assert [line["rank"] for line in lines(folder / "run", "samples")] == [0, 0, 1, 0, 0, 0], "stages have one share"
+
+
+def test_a_run_of_stages_resumes_bit_for_bit_and_validates(tmp_path):
+    staged = on_ranks(planned(tmp_path / "made.toml", DISTURBED, "--micro-batch", 3), "fsdp2", 2, TWO)
+    complete, _ = ran(staged, tmp_path / "whole")
+    ran(staged, tmp_path / "cut", "--windows", 3)
+    cut, _ = ran(staged, tmp_path / "cut", "--resume")
+    assert all(torch.equal(cut[name], weight) for name, weight in complete.items())
+    whole, resumed = (
+        [line["validation"] for line in lines(tmp_path / name / "run", "metrics") if "validation" in line]
+        for name in ("whole", "cut")
+    )
+    assert len(whole) == 2
+    assert whole == resumed
+    assert whole[1]["loss"] < whole[0]["loss"]
+
+
+@pytest.mark.parametrize("fails", ["killed", "memory"])
+def test_a_stage_that_is_killed_or_has_no_memory_lets_all_start_again(fails, tmp_path):
+    staged = on_ranks(planned(tmp_path / "made.toml", DISTURBED, "--micro-batch", 3), "fsdp2", 2, TWO)
+    expected, _ = ran(staged, tmp_path / "whole")
+    staged.settings.update(fails=fails, mark=str(tmp_path / "failed"))
+    gave, said = ran(staged, tmp_path / "torn", "--save-every", 0)
+    assert (tmp_path / "failed").exists()
+    assert "Traceback" not in said
+    if fails == "killed":
+        assert all(torch.equal(gave[name], weight) for name, weight in expected.items())
+    else:
+        assert "out of memory in forward" in said
+        same(gave, expected)
+    torn = [line["ids"] for line in lines(tmp_path / "torn" / "run", "samples")]
+    assert torn == [line["ids"] for line in lines(tmp_path / "whole" / "run", "samples")]
+
+
+@pytest.mark.parametrize(("job", "mesh"), [(LLAMA, TWO), (COUNTED, THREE)], ids=str)
+def test_what_is_planned_for_stages_is_verified_and_not_exported(job, mesh, tmp_path):
+    file = tmp_path / "mesh.toml"
+    made = planned(file, job, "--mesh", mesh)
+    assert (made.engine, made.mesh, made.ranks, len(made.micro_batches)) == ("fsdp2", mesh.sizes(), mesh.world, 1)
+    assert "stages wait for the first and the last micro-batch" in made.reasons["mesh"]
+    refused = memfit("export", file, "--to", "torchrun", "--out", tmp_path / "run.sh")
+    assert refused.returncode == 2
+    assert "stages, share their samples" in refused.stderr
+    done = memfit("verify", job, "--mesh", mesh, "--windows", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)["worlds"][1]
+    assert (answer["mesh"], answer["world"], answer["ok"]) == (str(mesh), mesh.world, True)
+
+
+def test_a_plan_of_stages_recomputes_every_block_where_keeping_does_not_fit(tmp_path):
+    for memory, modes in (("24GiB", {}), ("2.7GiB", {f"llama.model.layers.{i}": "full" for i in range(4)})):
+        made = memfit(
+            "plan", f"{ROOT}/examples/language_model.py:LanguageModel", "--set", "layers=4", "--mesh", TWO,
+            "--global-batch", 16384, "--micro-batch", 8192, "--device", "rtx4090", "--memory", memory,
+            "--out", tmp_path / "plan.toml",
+        )  # fmt: skip
+        assert made.returncode == 0, made.stderr
+        assert read_plan(tmp_path / "plan.toml").checkpointing == modes
+
+
+def test_windows_of_stages_are_verified_during_the_run(tmp_path):
+    staged = on_ranks(planned(tmp_path / "made.toml", DISTURBED, "--micro-batch", 3), "fsdp2", 2, TWO)
+    ran(staged, tmp_path / "run", "--windows", 3, "--verify-every", 2)
+    proofs = lines(tmp_path / "run" / "run", "verified")
+    assert proofs
+    assert all(proof["ok"] for proof in proofs)
