@@ -345,6 +345,18 @@ class Job(Settings):
         as its first argument, one tensor. Without it, transformers' nets are cut as transformers plans it."""
         return []
 
+    def initialise(self, net: nn.Module, module: nn.Module) -> None:
+        """Optional: gives a module's own parameters and buffers their first values, from torch's default generator.
+
+        Where a job has it, engines that shard weights build its nets without values (torch's meta device), and call
+        this with one module after the other whose own tensors are whole: no rank holds a whole net. All engines call
+        it, so first values depend on neither engine nor ranks.
+
+        Args:
+            net: the net that the module is in, or is.
+            module: one of its modules, of which children are given by themselves.
+        """
+
     def autocast(self, device: torch.device | str) -> contextlib.AbstractContextManager[Any]:
         """The autocast context of the job's precision on this device; does nothing in fp32."""
         import torch

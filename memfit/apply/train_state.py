@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LinearLR
 
 from memfit.apply.build_nets import nets_of
+from memfit.apply.first_values import builds_without_values, give_first_values, gives_first_values
 from memfit.apply.optimizer_implementation import with_implementation
 from memfit.apply.state_streaming import copy_to_host, update_on_host
 from memfit.engine.capabilities import CAPABILITIES, WHOLE_STATE
@@ -92,13 +93,20 @@ def build(
             support them.
     """
     device, engine = torch.device(device), engine or Single()
-    nets = nets_of(job, device)
+    without_values = builds_without_values(job, engine)
+    nets = nets_of(job, torch.device("meta") if without_values else device)
     check_nets(job, nets)
-    for net in nets.values():
+    for net in () if without_values else nets.values():
         net.to(device)
+    if gives_first_values(job) and not without_values:
+        give_first_values(job, nets, device)
     _check_places(engine, optimizer_state, average)
     ema = _averages(job, nets, engine, average)
     nets = engine.place(job, nets)
+    for placed in (nets, ema) if without_values else ():
+        for net in placed.values():
+            net.to_empty(device=device)
+        give_first_values(job, placed, device)
     optimizers = make_optimizers(job, nets)
     engine.check(job, nets, optimizers)
     optimizers = with_implementation(optimizers, implementation)

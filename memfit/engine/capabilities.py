@@ -21,6 +21,8 @@ class Capabilities:
     """Whether a rank keeps only a part of the gradients."""
     shards_weights: bool = False
     """Whether a rank keeps only a part of the weights, and gathers them where they are used."""
+    takes_meta_nets: bool = False
+    """Whether it places nets without values, of which each rank then fills its parts."""
     mesh_dimensions: tuple[str, ...] = ()
     """Dimensions of ``memfit.mesh.MeshShape`` that it carries; the first is what its ranks are without a mesh."""
     zero_stage: int | None = None
@@ -49,6 +51,7 @@ CAPABILITIES: Mapping[str, Capabilities] = {
         shards_optimizer=True,
         shards_gradients=True,
         shards_weights=True,
+        takes_meta_nets=True,
         mesh_dimensions=("dp_shard", "dp_replicate", "tp", "pp"),
     ),
     "zero1": Capabilities(shards_optimizer=True, zero_stage=1),

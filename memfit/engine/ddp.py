@@ -84,6 +84,8 @@ class Ddp(DataParallelMixin, TorchOptimMixin, TorchStateMixin):
                     )
         for net in nets.values():
             for tensor in (*net.parameters(), *net.buffers()):
+                if tensor.device.type == "meta":  # without values, which every rank gives itself
+                    continue
                 dist.broadcast(tensor.detach(), group=self._group, group_src=0)
         return nets
 

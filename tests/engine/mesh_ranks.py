@@ -1,6 +1,6 @@
 """What ranks do in tests/engine/test_mesh_engines.py: torchrun … -m tests.engine.mesh_ranks FOLDER MESH CASE…
 
-A case is one of ``rank_steps``, STATES for checkpoints, or REFUSALS.
+A case is one of ``rank_steps``, STATES for checkpoints, REFUSALS, or FIRST for nets that are built without values.
 """
 
 import sys
@@ -17,7 +17,7 @@ from memfit.mesh import parse_mesh
 from memfit.train.checkpoint.sharded_checkpoint import load_sharded, save_sharded
 from tests.engine.rank_steps import TENSOR_CASES, train
 from tests.engine.ranks import CPU
-from tests.engine.tensor_jobs import REFUSED, Other, Words, words
+from tests.engine.tensor_jobs import REFUSED, Drawn, DrawnTied, Other, Words, words
 from tests.engine.zero_ranks import weights, window
 
 HYBRID, TENSOR, BOTH, ALL = "dp_replicate=2,dp_shard=2", "tp=2", "dp_shard=2,tp=2", "dp_replicate=2,dp_shard=2,tp=2"
@@ -30,7 +30,7 @@ STEPS = {
     **{case: {} for case in TENSOR_CASES},
 }
 """Cases of ``rank_steps`` with the engine's choices."""
-STATES, REFUSALS = "states", "refusals"
+STATES, REFUSALS, FIRST = "states", "refusals", "first values"
 READERS = ("dp_shard=4", HYBRID, BOTH)
 """Meshes of four ranks that go on with what another one wrote."""
 
@@ -49,8 +49,21 @@ def main():
         }
     if REFUSALS in cases:
         results[REFUSALS] = {kind.__name__: refusal(kind, mesh) for kind in REFUSED}
+    if FIRST in cases:
+        results[FIRST] = {kind.__name__: first_values(kind, engine(mesh)) for kind in (Drawn, DrawnTied)}
     torch.save(results, folder / f"{dist.get_rank()}.pt")
     dist.destroy_process_group()
+
+
+def first_values(kind, engine):
+    """Weights of a net and of its average, and buffers, as they are before the first window."""
+    torch.manual_seed(11)
+    train_state = build(kind(), CPU, engine)
+    net = train_state.nets["net"]
+    nets = {"net": net, **({"average": train_state.ema["net"]} if train_state.ema else {})}
+    values = {(name, key): value for name in nets for key, value in engine.weights(nets[name]).items()}
+    buffers = {("buffer", name): buffer.clone() for name, buffer in net.named_buffers()}
+    return {**values, **buffers}
 
 
 def engine(mesh, **how):

@@ -119,3 +119,17 @@ class Other(Words):
             for parameter in nets["net"].parameters():
                 parameter.mul_(1.5)
         return nets
+
+
+class Drawn(Words):
+    """Nets whose modules are given their values one by one; those of their constructor are not random."""
+
+    def nets(self):
+        return {"net": LlamaForCausalLM(LlamaConfig(**SIZES, **HEADS, tie_word_embeddings=self.tied))}
+
+    def initialise(self, net, module):
+        net._init_weights(module)
+
+
+class DrawnTied(Drawn):
+    tied: bool = True

@@ -13,9 +13,22 @@ import torch
 
 from memfit.engine.single import Single
 from memfit.mesh import parse_mesh
-from tests.engine.mesh_ranks import ALL, BOTH, HYBRID, READERS, REFUSALS, STATES, STEPS, TENSOR, goes_on, saved
+from tests.engine.mesh_ranks import (
+    ALL,
+    BOTH,
+    FIRST,
+    HYBRID,
+    READERS,
+    REFUSALS,
+    STATES,
+    STEPS,
+    TENSOR,
+    first_values,
+    goes_on,
+    saved,
+)  # fmt: skip
 from tests.engine.rank_steps import TENSOR_CASES
-from tests.engine.tensor_jobs import REFUSED
+from tests.engine.tensor_jobs import REFUSED, Drawn, DrawnTied
 from tests.engine.test_fsdp2 import compare
 
 ROOT = Path(__file__).parents[2]
@@ -74,3 +87,15 @@ def test_any_mesh_and_one_device_go_on_with_what_another_wrote(tmp_path):
                 same(rank[writer, reader], expected)
     for writer in READERS:
         same(goes_on(Single(), tmp_path / writer), expected)
+
+
+@pytest.mark.parametrize("mesh", [BOTH, pytest.param(HYBRID, marks=pytest.mark.slow)])
+def test_nets_that_no_rank_builds_whole_begin_with_the_values_of_one_rank(tmp_path, mesh):
+    gave = ranks(tmp_path, mesh, FIRST)
+    for kind in (Drawn, DrawnTied):
+        expected = first_values(kind, Single())
+        assert float(expected["net", "model.layers.0.mlp.down_proj.weight"].std()) == pytest.approx(0.02, rel=0.1)
+        for rank in gave:
+            mine = rank[FIRST][kind.__name__]
+            assert mine.keys() == expected.keys()
+            assert [key for key, value in expected.items() if not torch.equal(mine[key], value)] == []

@@ -3,8 +3,11 @@
 python -m pytest tests/engine/test_pipeline.py
 """
 
+from types import SimpleNamespace
+
 import pytest
 
+from memfit.apply.first_values import builds_without_values
 from memfit.device.hardware.catalogue import find_device
 from memfit.engine.capabilities import engine_of
 from memfit.engine.pipeline_cut import balanced, cut_into_stages, distinct_stages
@@ -13,7 +16,7 @@ from memfit.job import Shape
 from memfit.mesh import MeshShape, parse_mesh
 from memfit.trace.step import Tracing, trace_job
 from tests.engine.pipeline_jobs import REFUSED, Counted, Stages
-from tests.engine.tensor_jobs import Words
+from tests.engine.tensor_jobs import Drawn, Words
 
 
 def traced(job, rank, stages=2, device="cpu", **how):
@@ -109,3 +112,9 @@ def test_choices_of_a_pipeline_are_refused_on_sharded_nets_and_the_other_way_rou
         traced(Stages(), 0, engine_choices={"half_gather": True})
     with pytest.raises(InputError, match="no such schedule; write 1f1b or gpipe"):
         traced(Stages(), 0, engine_choices={"schedule": "zero bubble"})
+
+
+def test_stages_have_the_first_values_of_one_device():
+    """A stage that drew the values of its own modules alone would draw other numbers."""
+    assert builds_without_values(Drawn(), SimpleNamespace(name="fsdp2", stages=1))
+    assert not builds_without_values(Drawn(), SimpleNamespace(name="fsdp2", stages=2))

@@ -1,0 +1,70 @@
+"""First values of nets, module by module, for jobs that give them so (``Job.initialise``).
+
+Nets that were built without values hold their parts on each rank then. A module's own tensors are made whole, given
+their values, and cut to the rank's part, before the next module's: what is whole at a time is one module's own tensors.
+All ranks draw the same numbers, in the order of ``net.modules()``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from memfit.engine.capabilities import CAPABILITIES
+from memfit.engine.collectives import local_shard
+from memfit.engine.protocol import Engine
+from memfit.job import Job, Nets
+from memfit.torch_compat import FakeTensor
+from memfit.torch_compat.attributes import own_parameters
+
+
+def gives_first_values(job: Job) -> bool:
+    """Whether the job says what a module's first values are."""
+    return type(job).initialise is not Job.initialise
+
+
+def builds_without_values(job: Job, engine: Engine) -> bool:
+    """Whether nets are built on the meta device, and filled once they are placed.
+
+    Not where a net is cut into stages: a stage lacks modules, and would draw other numbers for those that it has.
+    """
+    return gives_first_values(job) and CAPABILITIES[engine.name].takes_meta_nets and engine.stages == 1
+
+
+def give_first_values(job: Job, nets: Nets, device: torch.device) -> None:
+    """Calls ``Job.initialise`` for every module of nets that are on the device, sharded or whole.
+
+    Generators are afterwards as they were. Ranks must have the same seed, as those of a run do.
+    """
+    devices = [device] if device.type == "cuda" and torch.cuda.is_available() else []
+    seed = torch.initial_seed()
+    with torch.random.fork_rng(devices), torch.no_grad():
+        torch.default_generator.manual_seed(seed)
+        if devices:
+            torch.cuda.manual_seed(seed)
+        for net in nets.values():
+            for module in net.modules():
+                _initialise(job, net, module, device)
+
+
+def _initialise(job: Job, net: nn.Module, module: nn.Module, device: torch.device) -> None:
+    held = own_parameters(module)
+    parts: dict[str, Any] = {name: part for name, part in held.items() if isinstance(part, DTensor)}
+    try:
+        for name, part in parts.items():
+            whole = torch.empty(part.shape, dtype=part.dtype, device=device)
+            held[name] = nn.Parameter(whole, requires_grad=part.requires_grad)
+        job.initialise(net, module)
+        for name, part in parts.items():
+            _keep_part(part, held[name])
+    finally:
+        held.update(parts)
+
+
+def _keep_part(part: Tensor, whole: Tensor | None) -> None:
+    """Copies this rank's part. In a trace there are no values, and cutting for thousands of ranks takes minutes."""
+    if whole is not None and not isinstance(whole.data, FakeTensor):
+        part.copy_(local_shard(whole.data, part))
