@@ -9,10 +9,10 @@ from dataclasses import dataclass, fields
 from memfit.errors import InputError
 
 NOT_CARRIED = {
-    "cp": "context parallelism",
-    "ep": "expert parallelism",
+    "cp": "memfit does not carry context parallelism, which torch has for the attention of CUDA alone",
+    "ep": "memfit does not carry expert parallelism yet",
 }
-"""Dimensions that no engine carries yet, in words."""
+"""Dimensions that no engine carries, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +105,7 @@ def mesh_of(sizes: Mapping[str, object], where: str) -> MeshShape:
             raise InputError(where, f"{name} = {size!r} is not a number of ranks", f"write {name}=1 or more")
         if size > 1 and name in NOT_CARRIED:
             carried = ", ".join(known for known in _NAMES if known not in NOT_CARRIED)
-            why = f"memfit does not carry {NOT_CARRIED[name]} yet"
-            raise InputError(where, why, f"leave {name} out, and write {carried}")
+            raise InputError(where, NOT_CARRIED[name], f"leave {name} out, and write {carried}")
     return MeshShape(**{name: size for name, size in sizes.items() if type(size) is int})
 
 

@@ -115,10 +115,12 @@ class _Shape:
     """Shape, type and device of a tensor; called, a tensor of one number that looks like it."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._shape, self._dtype, self._device = tuple(tensor.shape), tensor.dtype, tensor.device
+        self._shape = tuple(tensor.shape)
+        self._kind: dict[str, Any] = {"dtype": tensor.dtype, "device": tensor.device}
 
     def __call__(self) -> Tensor:
-        return torch.zeros((), dtype=self._dtype, device=self._device).expand(self._shape)
+        one: Tensor = torch.zeros((), **self._kind)
+        return one.expand(self._shape)
 
 
 def fake_like(tensor: Tensor) -> Tensor:

@@ -67,19 +67,20 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
     @property
     def data_rank(self) -> int:
         """Ranks that hold parts of a layer are neighbours, and take the same samples."""
-        return self.rank // self._size(TENSOR)
+        return self.rank // self.ranks_in(TENSOR)
 
     @property
     def data_world(self) -> int:
         """Ranks, or groups of them that hold parts of a layer."""
-        return self.world // self._size(TENSOR)
+        return self.world // self.ranks_in(TENSOR)
 
     @property
     def stages(self) -> int:
         """Every rank runs forwards whole."""
         return 1
 
-    def _size(self, dimension: str) -> int:
+    def ranks_in(self, dimension: str) -> int:
+        """Ranks of a dimension of the mesh; 1 where it has none of this name."""
         names = self.mesh.mesh_dim_names or ()
         return self.mesh.size(names.index(dimension)) if dimension in names else 1
 
@@ -170,7 +171,7 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
 
     def _cut(self, job: Job, nets: Nets) -> None:
         """The layers cut over the tensor-parallel ranks, before they are sharded."""
-        if self._size(TENSOR) > 1:
+        if self.ranks_in(TENSOR) > 1:
             cut_layers(job, nets, self.mesh[TENSOR])
 
     def _shard(self, job: Job, net: nn.Module) -> None:

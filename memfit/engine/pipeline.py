@@ -74,7 +74,7 @@ class Pipeline(Fsdp2):
     @property
     def stages(self) -> int:
         """Stages of the pipeline."""
-        return self._size(PIPELINE)
+        return self.ranks_in(PIPELINE)
 
     @property
     def stage(self) -> int:

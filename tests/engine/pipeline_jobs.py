@@ -113,7 +113,7 @@ class Conditioned(Stages):
 class Reading(Stages):
     class Net(Stacked):
         def scale(self, tokens, x):
-            return float(x.mean())
+            return float(x.detach().mean())
 
 
 class Skipping(Stages):
