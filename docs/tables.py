@@ -333,6 +333,19 @@ def plan_cost() -> str:
     )
 
 
+def long_run() -> str:
+    run = result("long_run")
+    memory, lines, report = run["memory"], run["lines"], run["report"]
+    drawn = sorted(report["drawn_seconds"])[len(report["drawn_seconds"]) // 2]
+    held = {name: sum(sizes.values()) / 1e6 for name, sizes in lines.items()}
+    return (
+        f"A run of {run['windows']:,} windows of a small net grows by {memory['growth_bytes'] / 1e6:.1f} MB between its "
+        f"windows {memory['window']:,} and {memory['last_window']:,}. Its lines take {held['metrics']:.0f} MB of metrics "
+        f"and {held['samples']:.0f} MB of samples; its report has {report['bytes'] / 1e6:.1f} MB and is drawn in "
+        f"{drawn:.1f} s (median of {len(report['drawn_seconds'])}, at a load of {run['machine']['load']:.0f})."
+    )
+
+
 def validation_trace_limit() -> str:
     from memfit.planner.search.full_step import TRACED
 
@@ -407,6 +420,7 @@ TEXTS: dict[str, Callable[[], str]] = {
     "accuracy verdicts": accuracy_tables.accuracy_verdicts,
     "accuracy on this CPU": accuracy_tables.accuracy_cpu,
     "saving": saving_text,
+    "long run": long_run,
     "epochs": sequence_text,
     "thousand ranks": thousand_ranks,
     "torchtitan": titan_text,
