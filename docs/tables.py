@@ -293,6 +293,24 @@ def thousand_ranks() -> str:
     )
 
 
+def large_mesh() -> str:
+    """What it takes to predict a rank of thousands, and to choose a mesh."""
+    stored = result("large_mesh")
+    one, plan = stored["predict"], stored["plan"]
+    held = sorted(one["train"]["categories"].items(), key=lambda part: -part[1])[:3]
+    parts = ", ".join(f"{name} {nbytes / GIB:.1f}" for name, nbytes in held)
+    chosen = plan["meshes"][0]
+    mesh = ",".join(f"{name}={size}" for name, size in chosen["mesh"].items())
+    return (
+        f"`{one['asked'].removesuffix(' --json')}` predicts the rank that needs most of {one['ranks']:,} in "
+        f"{one['processor_seconds']:.0f} processor seconds and {gib(one['peak_bytes'])} of this machine's memory: "
+        f"{gib(one['train']['allocated_bytes'])} of tensors at the peak ({parts} GiB); it "
+        f"{'fits' if one['fits'] else 'does not fit'}.\n\n"
+        f"`{plan['asked'].removesuffix(' --json')}` takes {plan['processor_seconds']:.0f} processor seconds for "
+        f"{len(plan['meshes'])} meshes, and chooses {mesh} ({chosen['arithmetic']}; {chosen['policy']})."
+    )
+
+
 def titan() -> str:
     """Published rows of torchtitan and torchao, those that no step was predicted for included."""
     rows = []
@@ -424,6 +442,7 @@ TEXTS: dict[str, Callable[[], str]] = {
     "epochs": sequence_text,
     "thousand ranks": thousand_ranks,
     "torchtitan": titan_text,
+    "large mesh": large_mesh,
     "plan cost": plan_cost,
     "validation trace limit": validation_trace_limit,
     "story": story,
