@@ -359,8 +359,8 @@ def long_run() -> str:
     return (
         f"A run of {run['windows']:,} windows of a small net grows by {memory['growth_bytes'] / 1e6:.1f} MB between "
         f"its windows {memory['window']:,} and {memory['last_window']:,}. Its lines take {held['metrics']:.0f} MB of "
-        f"metrics and {held['samples']:.0f} MB of samples; its report has {report['bytes'] / 1e6:.1f} MB and is drawn in "
-        f"{drawn:.1f} s (median of {len(report['drawn_seconds'])}, at a load of {run['machine']['load']:.0f})."
+        f"metrics and {held['samples']:.0f} MB of samples; its report has {report['bytes'] / 1e6:.1f} MB and is drawn "
+        f"in {drawn:.1f} s (median of {len(report['drawn_seconds'])}, at a load of {run['machine']['load']:.0f})."
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 from memfit.garbage import thawed_after
 from memfit.library_warnings import without_library_warnings
+from memfit.work_stages import stages_heard
 
 
 class _LinesOnce:
@@ -63,7 +64,7 @@ def _lines_once() -> Iterator[None]:
 
 @contextmanager
 def progress(text: str, *, quiet: bool = False) -> Iterator[None]:
-    """Context that shows a spinner; nothing if standard error is not a terminal or ``quiet`` is set.
+    """Context that shows a spinner and the stage of the work; nothing if standard error is no terminal or ``quiet``.
 
     Output that is printed within goes to standard error: standard output holds only the answer. Warnings of installed
     libraries are left out. The garbage collector is off: importing torch and a job's libraries takes a sixth longer
@@ -77,5 +78,8 @@ def progress(text: str, *, quiet: bool = False) -> Iterator[None]:
         from memfit.printable import printable
         from memfit.show.console import make_console
 
-        with make_console(file=sys.stderr).status(printable(text)), _lines_once(), redirect_stdout(sys.stderr):
+        with (
+            make_console(file=sys.stderr).status(printable(text)) as status, _lines_once(), redirect_stdout(sys.stderr),
+            stages_heard(lambda stage: status.update(printable(f"{text}: {stage}"))),
+        ):  # fmt: skip
             yield

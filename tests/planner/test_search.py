@@ -30,7 +30,9 @@ from memfit.planner.suggestions.smaller_settings import smaller_settings
 from memfit.show.plan_table import show_answer
 from memfit.sizes import parse_size
 from memfit.trace.step import Tracing
+from memfit.work_stages import begin_stage, stages_heard
 from testing.large_nets import Dit
+from testing.linear_layer import LinearLayer
 
 CARD = replace(find_device("a100-40gb"), context_bytes=0, context_low=0, context_high=0)
 JOB = Dit(dim=64, depth=8, heads=4, frames=512)
@@ -55,6 +57,16 @@ def test_micro_batches_split_a_share_evenly(share, expected):
 def test_a_micro_batch_holds_the_longest_item():
     assert sizes(6000, 282, None)[-1] == 282
     assert min(sizes(100, 282, None)) == 100
+
+
+def test_a_search_says_which_stage_begins():
+    stages = []
+    with stages_heard(stages.append):
+        find_plan(LinearLayer(), PlanRequest(name="linear", device=card(4096), global_batch=8))
+    begin_stage("nobody hears this")
+    assert stages[0] == "trying micro-batches under single"
+    assert stages[1] == "tracing what other options would save"
+    assert stages[2].startswith("tracing all of 8 = ")
 
 
 @pytest.fixture(scope="module")

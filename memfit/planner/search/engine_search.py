@@ -34,6 +34,7 @@ from memfit.planner.timing.mesh_time import MeshCommunication
 from memfit.planner.timing.time_error import with_time_error
 from memfit.planner.variable_length.length_check import EXPANDABLE, LengthCheck, check_lengths
 from memfit.trace.step import Tracing
+from memfit.work_stages import begin_stage
 
 ROUNDS = 3
 """Full traces over the budget before the search gives up."""
@@ -192,6 +193,7 @@ class _EngineSearch:
 
     def _search(self, traced_job: TracedJob, device: Device) -> _SearchResult:
         request = self.request
+        begin_stage(f"trying micro-batches under {self.how.engine}")
         modes: list[Mapping[str, str] | None] = [self.own if "checkpointing" in request.keep else None]
         if self.how.stages > 1 and modes[0] is None:
             modes = [self.own, checkpoint_all(self.job, self.nets)]
@@ -205,6 +207,7 @@ class _EngineSearch:
                 break
         if best is None:
             return _SearchResult(best=min(search.tried.values(), key=lambda candidate: candidate.peak))
+        begin_stage("tracing what other options would save")
         return _SearchResult(
             best=best, alternatives=search.alternatives(best), next_step=next_step(search, best),
             traces=trace_options(search, best, self.nets, by_precision=self.by_precision),
@@ -213,12 +216,14 @@ class _EngineSearch:
         )  # fmt: skip
 
     def _traced_in_full(self, result: _SearchResult) -> _Outcome:
+        begin_stage(f"tracing all of {result.best.geometry.arithmetic()}, with validation and saving")
         full_step = self._full_step(result)
         candidate = replace(
             full_step.candidate, communication_seconds=self._waited(result.best), communication=result.communication
         )
         lengths = None
         if candidate.footprint.fits:
+            begin_stage("replaying its first windows, where lengths vary")
             lengths = check_lengths(self.job, self.how, candidate.geometry, candidate.checkpointing, self.request.seed)
         return _Outcome(result=result, full_step=full_step, candidate=candidate, lengths=lengths)
 
