@@ -1,4 +1,4 @@
-"""What a checkpoint costs, compared with a raw write of the same bytes with fsync and with torch.save.
+"""What a checkpoint costs, compared with a raw write of the same bytes with fsync, with torch.save and with DCP.
 
 python -m bench.saving [--megabytes 400] [--rounds 16] [--folder DIR] [--json F]
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shutil
 import statistics
 import sys
 import tempfile
@@ -21,7 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch.distributed.checkpoint as distributed_checkpoint
 from torch import nn
+from torch.distributed.checkpoint import FileSystemWriter
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -105,6 +108,11 @@ def main() -> None:
                 file.flush()
                 os.fsync(file.fileno())
 
+        def dcp_save() -> None:
+            state = {"net": train_state.nets["net"].state_dict(), "adam": train_state.optimizers["adam"].state_dict()}
+            writer = FileSystemWriter(path / "dcp", sync_files=True)
+            distributed_checkpoint.save(state, storage_writer=writer, no_dist=True)
+
         held: list[float] = []
         on_core: list[float] = []
         number, chance = iter(range(1, 10_000)), random.Random(0)
@@ -120,13 +128,17 @@ def main() -> None:
             synchronous_saver.save(train_state, next(number))
             assert synchronous_saver.finish()
 
-        ways = {"raw": raw, "synchronous": synchronous, "asynchronous": asynchronous, "torch.save": torch_save}
+        ways = {
+            "raw": raw, "synchronous": synchronous, "asynchronous": asynchronous, "torch.save": torch_save,
+            "DCP": dcp_save,
+        }  # fmt: skip
         rounds_by_way: dict[str, list[tuple[float, int, float]]] = {name: [] for name in ways}
         for number_of_round in range(asked.rounds + 1):
             for name in chance.sample(list(ways), len(ways)):
                 result = timed(ways[name])
                 for old in (path / "raw", path / "torch"):
                     old.unlink(missing_ok=True)
+                shutil.rmtree(path / "dcp", ignore_errors=True)
                 if number_of_round:
                     rounds_by_way[name].append(result)
     print(f"{len(content) / 1e6:.0f} MB in {len(tensors)} tensors, {asked.rounds} rounds after one to warm up")
