@@ -90,14 +90,19 @@ def stored(folder: Path, model: str, batches: list[int]) -> Traced:
 
 def cache_folder() -> Path:
     """Where traces are kept: a folder for this state of the code that they depend on."""
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in trace_sources()))
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(cache) / "memfit" / "accuracy" / digest.hexdigest()[:12]
+
+
+def trace_sources() -> list[Path]:
+    """The files that a trace depends on."""
     import memfit
     from bench.accuracy_parts import timm_job
 
     root = Path(memfit.__file__).parent
-    sources = [path for part in ("device", "trace", "apply") for path in sorted((root / part).glob("*.py"))]
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in [*sources, Path(timm_job.__file__)]))
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(cache) / "memfit" / "accuracy" / digest.hexdigest()[:12]
+    sources = [path for part in ("device", "trace", "apply") for path in sorted((root / part).rglob("*.py"))]
+    return [*sources, Path(timm_job.__file__)]
 
 
 def _write(path: Path, traced: Traced) -> None:

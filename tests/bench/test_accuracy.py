@@ -19,6 +19,7 @@ from bench.accuracy_parts.ladder import RUNGS, rungs
 from bench.accuracy_parts.statistics import context_of, regular, shortest_interval, summary, weighted_median
 from bench.accuracy_parts.table import MIB, Run, is_fitting_half, models_in_order, read_table
 from bench.accuracy_parts.timm_job import VERSION, timm_folder
+from bench.accuracy_parts.traces import trace_sources
 from bench.result_file import read_result
 from memfit.errors import InputError
 
@@ -182,3 +183,9 @@ def test_models_with_a_reading_far_above_their_line_show_trials_of_cudnn():
     assert regular(line[:2]) == []  # two readings cannot tell
     other = [run(3000 + 50 * batch, 10, model="other", batch=batch) for batch in (8, 16, 32)]
     assert regular([run(19_000, 10, batch=8), *line[1:], *other]) == other
+
+
+def test_kept_traces_depend_on_every_file_of_the_virtual_gpu():
+    names = {f"{path.parent.name}/{path.name}" for path in trace_sources()}
+    assert {"virtual/workspace.py", "virtual/attention.py", "hardware/catalogue.py", "trace/tracer.py"} <= names
+    assert "accuracy_parts/timm_job.py" in names
