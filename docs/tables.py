@@ -435,6 +435,7 @@ TEXTS: dict[str, Callable[[], str]] = {
     "robustness": robustness,
     "accuracy summary": accuracy_tables.accuracy_summary,
     "accuracy on other cards": accuracy_tables.accuracy_others,
+    "accuracy of xMem's first reading": accuracy_tables.accuracy_first_reading,
     "accuracy verdicts": accuracy_tables.accuracy_verdicts,
     "accuracy on this CPU": accuracy_tables.accuracy_cpu,
     "saving": saving_text,

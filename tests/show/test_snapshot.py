@@ -61,7 +61,7 @@ def test_frames_name_operator_module_category_part_and_phase(trace: Trace) -> No
 
 
 def test_segments_hold_their_blocks(trace: Trace) -> None:
-    large, small = snapshot(trace)["segments"]
+    large, small = snapshot(trace, config=AllocatorConfig(youngest_first=False))["segments"]
     assert (large["total_size"], large["allocated_size"], large["segment_type"]) == (20 * MIB, 5 * MIB, "large")
     assert [(b["state"], b["size"]) for b in large["blocks"]] == [
         ("inactive", 3 * MIB), ("active_allocated", 5 * MIB), ("inactive", 12 * MIB),
