@@ -163,8 +163,8 @@ def by_lightning(mode: str) -> tuple[int | None, Trials]:
         )  # fmt: skip
         limit_memory()
         tuner = lightning.pytorch.tuner.Tuner(trainer)
-        found = tuner.scale_batch_size(Module(), mode=mode, steps_per_trial=STEPS, init_val=2)
-    return found, trials
+        batch = tuner.scale_batch_size(Module(), mode=mode, steps_per_trial=STEPS, init_val=2)
+    return batch, trials
 
 
 def by_accelerate() -> tuple[int | None, Trials]:
@@ -237,8 +237,8 @@ def one(name: str) -> dict[str, Any]:
             by_hand(int(name), trials)
             answer = {"batch": int(name), "trials": trials}
         else:
-            found, trials = FINDERS[name][1]()
-            answer = {"batch": found, "trials": trials}
+            batch, trials = FINDERS[name][1]()
+            answer = {"batch": batch, "trials": trials}
     except Exception as error:
         answer = {"batch": None, "trials": [], "why": str(error).strip().splitlines()[0][:120]}
     return answer | {"clock": time.perf_counter() - begin, "processor": _processor() - used}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 EMPTY = {"found", "told"}
+"""In the package also ``one``, which elsewhere may be a number of something beside ``three``."""
 
 
 def stored_names(source: str) -> set[tuple[str, int]]:
@@ -38,6 +39,6 @@ def test_no_local_name_is_empty() -> None:
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for path in files
         for name, line in sorted(stored_names(path.read_text()))
-        if name in EMPTY
+        if name in EMPTY or (name == "one" and path.is_relative_to(ROOT / "memfit"))
     ]
     assert empty == []

@@ -119,8 +119,8 @@ class _Shape:
         self._kind: dict[str, Any] = {"dtype": tensor.dtype, "device": tensor.device}
 
     def __call__(self) -> Tensor:
-        one: Tensor = torch.zeros((), **self._kind)
-        return one.expand(self._shape)
+        number: Tensor = torch.zeros((), **self._kind)
+        return number.expand(self._shape)
 
 
 def fake_like(tensor: Tensor) -> Tensor:

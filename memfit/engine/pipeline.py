@@ -159,12 +159,12 @@ class Pipeline(Fsdp2):
         """
         forward = self._stage.forward
         assert forward is not None
-        for one in inputs:
-            if one.key not in self._stage.shapes:
-                self._stage.shapes[one.key] = forward.shapes(one.probe)
-        for key, group in groupby(inputs, key=lambda one: one.key):
+        for micro_batch in inputs:
+            if micro_batch.key not in self._stage.shapes:
+                self._stage.shapes[micro_batch.key] = forward.shapes(micro_batch.probe)
+        for key, group in groupby(inputs, key=lambda micro_batch: micro_batch.key):
             same, shapes = list(group), self._stage.shapes[key]
-            module = _StageModule(forward, [one.compute for one in same], after)
+            module = _StageModule(forward, [micro_batch.compute for micro_batch in same], after)
             with _without_wrapping():
                 run_schedule(
                     self.schedule, module, len(same), stage=self.stage, stages=self.stages, device=device,
