@@ -18,7 +18,7 @@ from typing import Any
 
 from bench.result_file import add_json_option, target, write_result
 
-JOB = "examples/llama3.py:Llama3"
+JOB = "bench/llama3_job.py:Llama3"
 COMMANDS = {
     "predict": [
         "predict", JOB, "--set", "size=405b", "--set", "checkpoint=all", "--micro-batch", "8192",

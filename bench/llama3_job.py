@@ -1,8 +1,8 @@
 """Llama 3.1 from its config, on any mesh: the sizes of 8 B, 70 B and 405 B, without weights.
 
-memfit predict examples/llama3.py:Llama3 --set size=405b --set checkpoint=all --micro-batch 8192
+memfit predict bench/llama3_job.py:Llama3 --set size=405b --set checkpoint=all --micro-batch 8192
     --mesh dp_shard=512,tp=8 --device h100
-memfit plan examples/llama3.py:Llama3 --global-batch 1048576 --devices 64 --nodes 8 --device h100
+memfit plan bench/llama3_job.py:Llama3 --global-batch 1048576 --devices 64 --nodes 8 --device h100
 
 initialise() gives one module after the other its first values, so that no rank holds the net whole. To go on with
 trained weights, read them there. A data set is yours to add.
