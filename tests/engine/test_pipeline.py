@@ -6,6 +6,7 @@ python -m pytest tests/engine/test_pipeline.py
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from memfit.apply.first_values import builds_without_values
 from memfit.device.hardware.catalogue import find_device
@@ -14,9 +15,14 @@ from memfit.engine.pipeline_cut import balanced, cut_into_stages, distinct_stage
 from memfit.errors import InputError
 from memfit.job import Shape
 from memfit.mesh import MeshShape, parse_mesh
+from memfit.torch_compat.pipelining import OLDEST
+from memfit.torch_compat.versions import release_number
+from memfit.trace.self_test import live_peaks
 from memfit.trace.step import Tracing, trace_job
 from tests.engine.pipeline_jobs import REFUSED, Counted, Stages
 from tests.engine.tensor_jobs import Drawn, Words
+
+pytestmark = pytest.mark.skipif(release_number(torch.__version__) < OLDEST, reason="pp needs a newer torch")
 
 
 def traced(job, rank, stages=2, device="cpu", **how):
@@ -86,8 +92,6 @@ def test_fewer_micro_batches_are_on_their_way_under_1f1b(stage):
 
 
 def _train_peak(trace):
-    from memfit.trace.self_test import live_peaks
-
     return live_peaks(trace)["train"]
 
 
@@ -118,3 +122,9 @@ def test_stages_have_the_first_values_of_one_device():
     """A stage that drew the values of its own modules alone would draw other numbers."""
     assert builds_without_values(Drawn(), SimpleNamespace(name="fsdp2", stages=1))
     assert not builds_without_values(Drawn(), SimpleNamespace(name="fsdp2", stages=2))
+
+
+def test_an_older_torch_is_refused_by_its_version(monkeypatch):
+    monkeypatch.setattr("memfit.torch_compat.pipelining.OLDEST", (99, 0))
+    with pytest.raises(InputError, match=r"pp on torch .*; install torch 2.13 or newer"):
+        traced(Stages(), 0)

@@ -13,9 +13,12 @@ import torch
 
 from memfit.engine.single import Single
 from memfit.mesh import parse_mesh
+from memfit.torch_compat.pipelining import OLDEST
+from memfit.torch_compat.versions import release_number
 from tests.engine.pipeline_ranks import MESHES, STATES, STEPS, goes_on, saved, train
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.skipif(release_number(torch.__version__) < OLDEST, reason="pp needs a newer torch")
 
 
 def ranks(folder, mesh, *cases):

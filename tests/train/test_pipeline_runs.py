@@ -10,11 +10,16 @@ import torch
 
 from memfit.mesh import MeshShape
 from memfit.plan import read_plan
+from memfit.torch_compat.pipelining import OLDEST
+from memfit.torch_compat.versions import release_number
 from memfit.verify.verify_plan import on_ranks
 from tests.train.test_mesh_runs import LLAMA, ran, same
 from tests.train.test_ranks import ROOT, lines, memfit
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(release_number(torch.__version__) < OLDEST, reason="pp needs a newer torch"),
+]
 COUNTED = f"{ROOT}/tests/engine/pipeline_jobs.py:Counted"
 DISTURBED = f"{ROOT}/tests/engine/pipeline_jobs.py:Disturbed"
 TWO, THREE = MeshShape(pp=2), MeshShape(pp=3)

@@ -36,7 +36,7 @@ from memfit.torch_compat.distributed import (
     methods_of,
     tell_apart,
 )
-from memfit.torch_compat.pipelining import WARM_UP, know_shapes, schedule_class
+from memfit.torch_compat.pipelining import WARM_UP, check_pipelining, know_shapes, schedule_class
 
 _cached_rank: list[tuple[int, int, str | None]] = []
 """(world, rank, mesh) of the last fake group, of which DTensor's caches are."""
@@ -127,6 +127,8 @@ def fake_world(
 def simulated_neighbours() -> Iterator[None]:
     """Inside, schedules of a pipeline send nothing before their first micro-batch, whose value no simulated rank has,
     and what is sent and received at once is so one by one: a fake group has no backend for a virtual card."""
+
+    check_pipelining()
 
     def one_by_one(operations: list[dist.P2POp]) -> list[Any]:
         peers = [{"group_dst" if op.op is dist.isend else "group_src": op.group_peer} for op in operations]
