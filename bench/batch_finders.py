@@ -318,6 +318,7 @@ def main() -> None:
     for _ in range(options.rounds):
         for name in chance.sample(list(FINDERS), len(FINDERS)):
             answers[name].append(apart(name))
+            print(name, answers[name][-1], flush=True)
     rows = [row_of("doubling and bisection, fresh processes", [bisected()], runs=True)]
     for name, rounds in answers.items():
         rows.append(row_of(name, rounds, runs=_runs(name, rounds[0]["batch"])))

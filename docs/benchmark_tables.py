@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bench.result_file import RESULTS
 from docs.results import result, table
 
 MIB = 1 << 20
@@ -22,6 +23,23 @@ def peers() -> str:
         rows.append([row["work"], tool, measured, answer, error, spread, f"{row['peak_mib']:,.0f}"])
     head = ["step", "tool", "measured, MiB", "estimated, MiB", "error", "processor seconds", "memory of the tool, MiB"]
     return table(head, rows)
+
+
+def batch_finders() -> str:
+    """Every finder of the largest batch under one limit: what it found, whether that runs, and its trials."""
+    if not (RESULTS / "batch_finders.json").exists():
+        return "Not recorded yet."
+    known, rows = result("batch_finders"), []
+    for row in known["rows"]:
+        name, seconds = row["finder"], row["processor_seconds"]
+        tool = f"{name} {known['finders'][name]}" if name in known["finders"] and "memfit" not in name else name
+        runs = {True: "yes", False: "no", None: row["why"]}[row["runs"]]
+        batch = "none" if row["batch"] is None else f"{row['batch']:,}"
+        spread = f"{seconds['median']:.1f} ({seconds['least']:.1f} to {seconds['most']:.1f})"
+        rows.append([tool, batch, runs, row["trials"], row["failed_trials"], spread])
+    machine = known["machine"]
+    head = ["finder", "largest batch", "it runs", "trials", "failed trials", "processor seconds"]
+    return f"{table(head, rows)}\n\nMeasured at a load of {machine['load']} on {machine['cores']} cores."
 
 
 def second_questions() -> str:

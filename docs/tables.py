@@ -396,7 +396,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "loop parts": loop_parts, "loading": loading, "saving": saving,
     "kills": kills, "faults": faults, "epochs": sequence, "probe": probe, "creep": creep,
     "checkpoint selection": checkpoint_selection, "accumulation": accumulation,
-    "peers": benchmark_tables.peers, "second questions": benchmark_tables.second_questions,
+    "peers": benchmark_tables.peers, "batch finders": benchmark_tables.batch_finders,
+    "second questions": benchmark_tables.second_questions,
     "library remedies": benchmark_tables.library_remedies,
 }  # fmt: skip
 

@@ -6,7 +6,7 @@ set -euo pipefail
 source "$(dirname "$0")/env.sh"
 export OMP_NUM_THREADS=1
 minutes=(thousand_ranks creep sequence loading loop saving samplers latentsync_story published variants faults kills probe
-    peers second_questions titan large_mesh)
+    peers batch_finders second_questions titan large_mesh)
 [ $# -gt 0 ] || set -- "${minutes[@]}"
 for name in "$@"; do
     printf '\n== python -m bench.%s\n' "$name"
