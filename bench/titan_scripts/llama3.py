@@ -4,9 +4,9 @@ torchrun --nproc-per-node 8 bench/titan_scripts/llama3.py --size 8b --batch 2
 
 Written after torchtitan's source at commits near that of the table, of which the trainer's own file was not read: Llama
 with complex rotary embeddings and norms in float32, built on the meta device, FSDP2 for each block and for the net
-(parameters in bf16, gradients reduced in float32; the last block stays gathered), checkpointing by operator, which keeps
-the outputs of attention and of every second matrix product, cross entropy over float32 copies of the logits, AdamW with
-its for-each implementation, clipping at 1.
+(parameters in bf16, gradients reduced in float32; the last block stays gathered), checkpointing by operator, which
+keeps the outputs of attention and of every second matrix product, cross entropy over float32 copies of the logits,
+AdamW with its for-each implementation, clipping at 1.
 """
 
 import argparse

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from memfit.device.hardware.catalogue import find_device
@@ -212,3 +212,10 @@ def test_code_that_asks_for_its_rank_finds_the_predicted_world(monkeypatch):
         assert all(numbers[1] == world for numbers in seen)
     assert not dist.is_initialized()
     assert "RANK" not in os.environ
+
+
+def test_a_mesh_takes_its_ranks_by_name_as_torch_gives_them():
+    """torch 2.6 does; so may a job."""
+    with fake_world(4):
+        mesh = DeviceMesh("cpu", mesh=[0, 1, 2, 3], mesh_dim_names=("dp",))
+        assert mesh.size() == 4

@@ -60,7 +60,7 @@ def _on_real_tensors(plain: Any) -> Any:
 
 
 def _told_apart(make: Callable[..., None], world: int) -> Callable[..., None]:
-    def call(mesh: Any, *args: Any, **kwargs: Any) -> None:
+    def call(mesh: Any, /, *args: Any, **kwargs: Any) -> None:  # they have a ``mesh=`` of their own
         make(mesh, *args, **kwargs)
         tell_apart(mesh, world)
 
