@@ -17,7 +17,7 @@ RESTRICTED = {
 WRITES_IN_PLACE = {
     "atomic_file.py": "writes the temporary file",
     "audit/rank_entry.py": "a private temporary folder, read after the process has ended",
-    "cli/predict.py": "the null device",
+    "cli/background_traces.py": "the kernel's own files, and a lock without content",
     "monitoring/step_outputs.py": "appends lines",
     "script/files.py": "patches what a script calls, in its sandbox",
     "script/namespaces.py": "the kernel's own files",

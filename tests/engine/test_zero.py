@@ -158,11 +158,11 @@ def test_every_choice_of_an_engine_is_one_that_it_takes():
     from dataclasses import fields
 
     from memfit.engine.deepspeed import Choices
-    from memfit.engine.fsdp2 import Fsdp2
+    from memfit.engine.pipeline import Pipeline
 
     names = {field.name for field in fields(Choices)}
     assert {key for stage in (1, 2, 3) for key in CHOICES[f"zero{stage}"]} == names
-    assert set(CHOICES["fsdp2"]) <= {field.name for field in fields(Fsdp2)}
+    assert set(CHOICES["fsdp2"]) <= {field.name for field in fields(Pipeline)}
 
 
 @pytest.mark.parametrize(
