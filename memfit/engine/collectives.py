@@ -171,7 +171,9 @@ def local_shard(tensor: Tensor, like: Tensor) -> Tensor:
     """This rank's part of a whole tensor that every rank has, where ``like`` is sharded; else the tensor itself."""
     if not isinstance(like, DTensor):
         return tensor
-    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
+    from memfit.torch_compat.distributed import OWN_VALUES
+
+    return distribute_tensor(tensor, like.device_mesh, like.placements, **OWN_VALUES)
 
 
 def is_fake(engine: Ranks) -> bool:

@@ -21,6 +21,7 @@ from memfit.errors import InputError
 from memfit.job import Job, Nets
 from memfit.torch_compat import tree_map
 from memfit.torch_compat.attributes import own_buffers, own_parameters
+from memfit.torch_compat.distributed import OWN_VALUES
 
 TENSOR = "tp"
 """The dimension of a mesh of ranks that hold parts of each layer."""
@@ -54,7 +55,7 @@ def cut_layers(job: Job, nets: Nets, mesh: DeviceMesh) -> None:
                 raise InputError(seen, f"it cut no parameter of net {name!r}", "cut it, or leave tp out of the mesh")
     else:
         for name, net in nets.items():
-            parallelize_module(net, mesh, _styles(name, net, mesh.size()), src_data_rank=None)
+            parallelize_module(net, mesh, _styles(name, net, mesh.size()), **OWN_VALUES)
     for name, net in nets.items():
         _replicate(name, net, mesh)
 

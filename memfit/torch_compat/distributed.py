@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import socket
 from collections.abc import Sequence
 from datetime import timedelta
@@ -18,6 +19,7 @@ try:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.distributed_c10d import _resolve_process_group
     from torch.distributed.fsdp._fully_shard import _fsdp_param as fsdp_param
+    from torch.distributed.tensor import distribute_tensor
     from torch.distributed.tensor._random import OffsetBasedRNGTracker
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -36,6 +38,13 @@ SHAPE_PROPAGATION = (
 """Methods of ShardingPropagator that compute shapes on tensors of the global shape; a version has some of them."""
 CHUNKS = "_chunk_with_empty"
 """For patches of ``fsdp_param``: what cuts a parameter into the shards of all ranks."""
+
+
+OWN_VALUES: dict[str, Any] = (
+    {"src_data_rank": None} if "src_data_rank" in inspect.signature(distribute_tensor).parameters else {}
+)
+"""For ``distribute_tensor`` and ``parallelize_module``: every rank takes its part of its own whole tensor. Before torch
+2.7 they have no such choice, and take rank 0's, which is the same where all ranks have the same values."""
 
 
 def group_words(group: Any) -> str:

@@ -35,10 +35,12 @@ class Deep(Job):
 
 
 def temporaries(depth, engine, world):
-    """The most bytes of temporaries in the last forward, with every block recomputed."""
+    """The most bytes of temporaries that casts make in the last forward, with every block recomputed."""
     how = Tracing(device=CARD, engine=engine, world=world, checkpointing={f"net.{i}": "full" for i in range(depth)})
     trace = trace_job(Deep(depth=depth), Shape(items=2), how)
-    size = np.where(trace.category == CATEGORIES.index("temporaries"), trace.nbytes, 0)[trace.storage]
+    casts = trace.operator_name[trace.made_by] == trace.names.index("aten._to_copy.default")
+    counted = casts & (trace.category == CATEGORIES.index("temporaries"))
+    size = np.where(counted, trace.nbytes, 0)[trace.storage]
     live = np.cumsum(size * trace.kind)
     start, end = [(start, end) for name, start, end in trace.phases if name == "train"][-1]
     parts = np.array(trace.parts)[trace.operator_part[trace.operator[start:end]]]
