@@ -103,7 +103,7 @@ def _trace(request: Mapping[str, Any]) -> None:
 def step_aside() -> None:
     """Leaves the processor to all others: nice counts within a session, and a session's group has a nice of its own."""
     with suppress(OSError):
-        os.nice(19)
+        os.setpriority(os.PRIO_PROCESS, 0, 19)
     with suppress(OSError), open("/proc/self/autogroup", "w") as file:
         file.write("19")
 
