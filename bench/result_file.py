@@ -22,17 +22,14 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
-EARLIER = RESULTS / "before-2026-11-22"
-"""Results from before the files named their command; its README says what made each."""
 HEADER = ("command", "commit", "date", "machine", "versions")
 """Keys that stand before the figures in every file."""
 PACKAGES = ("torch", "numpy", "scipy")
 
 
 def read_result(name: str) -> Any:
-    """A benchmark's figures: those that its command wrote, else those that were kept from before."""
-    path = RESULTS / f"{name}.json"
-    return json.loads((path if path.exists() else EARLIER / path.name).read_text())
+    """A benchmark's figures, as its command wrote them."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:

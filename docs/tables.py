@@ -98,17 +98,15 @@ def timing() -> str:
 
 
 def plan_speed() -> str:
-    plans_kept = result("plan_speed")
-    rows = []
-    for name, kept in plans_kept.get("plans", plans_kept).items():
-        row = kept.get("after", kept)
-        rows.append([name, row["arithmetic"], f"{row['processor_seconds']:.0f}"])
+    rows = (
+        [name, row["arithmetic"], f"{row['processor_seconds']:.0f}"]
+        for name, row in result("plan_speed")["plans"].items()
+    )
     return table(["job, global batch, card", "plan", "processor seconds"], rows)
 
 
 def variants() -> str:
-    stored = result("variants")
-    rows = stored["variants"] if isinstance(stored, dict) else stored
+    rows = result("variants")["variants"]
     shown = ([row["variant"], f"{row['processor_seconds']:.1f}", f"{row['peak_bytes'] / 2**20:.0f}"] for row in rows)
     return table(["job", "processor seconds", "memory of the prediction, MiB"], shown)
 
@@ -339,12 +337,8 @@ def titan_text() -> str:
 
 
 def plan_cost() -> str:
-    plans_kept = result("plan_speed")
-    seconds = [kept.get("after", kept)["processor_seconds"] for kept in plans_kept.get("plans", plans_kept).values()]
-    predictions = result("variants")
-    costs = [
-        row["processor_seconds"] for row in (predictions["variants"] if isinstance(predictions, dict) else predictions)
-    ]
+    seconds = [row["processor_seconds"] for row in result("plan_speed")["plans"].values()]
+    costs = [row["processor_seconds"] for row in result("variants")["variants"]]
     return (
         f"`memfit plan` took {min(seconds):.0f} to {max(seconds):.0f} processor seconds for the jobs below; "
         f"`memfit predict` takes {min(costs):.0f} to {max(costs):.0f} for the built-in jobs."

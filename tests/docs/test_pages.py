@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.result_file import EARLIER, HEADER, RESULTS, ROOT
+from bench.result_file import HEADER, RESULTS, ROOT
 from docs.blocks import BLOCK, pages
 from memfit.cli import VERBS
 
@@ -51,9 +51,6 @@ def test_every_command_that_a_page_names_is_there(page: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*")), ids=lambda path: path.name)
 def test_a_result_names_the_command_that_wrote_it_whole(path: Path) -> None:
-    if path.is_dir():
-        assert path == EARLIER
-        return
     answer = json.loads(path.read_text())
     assert path.stem in answer["command"]
     if path.stem not in OWN_HEADER:
@@ -68,13 +65,6 @@ SCRIPTS = {"timm_amp": "accuracy", "xmem": "accuracy", "recipes": "accuracy"}
 
 OWN_HEADER = ("versions",)
 """Results of many environments, whose files say by themselves what each was made with."""
-
-
-def test_every_earlier_result_has_the_command_and_commit_that_made_it() -> None:
-    listed = re.findall(
-        r"^\| ([\w.]+\.\w+) \| `python .*`.* \| [0-9a-f]{7} \|", (EARLIER / "README.md").read_text(), re.M
-    )
-    assert set(listed) == {path.name for path in EARLIER.iterdir()} - {"README.md"}
 
 
 FIGURE = re.compile(r"\d+\.\d+ ?(?:%|GiB|MiB|GB|s\b|ms\b|x\b)")
