@@ -3,16 +3,13 @@
 python -m pytest tests/engine/test_mesh_engines.py
 """
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from functools import partial
 
 import pytest
 import torch
 
 from memfit.engine.single import Single
-from memfit.mesh import parse_mesh
+from tests.engine.mesh_launch import results_of_ranks
 from tests.engine.mesh_ranks import (
     ALL,
     BOTH,
@@ -31,18 +28,7 @@ from tests.engine.rank_steps import TENSOR_CASES
 from tests.engine.tensor_jobs import REFUSED, Drawn, DrawnTied
 from tests.engine.test_fsdp2 import compare
 
-ROOT = Path(__file__).parents[2]
-
-
-def ranks(folder, mesh, *cases):
-    """What the ranks of a mesh gave."""
-    world = parse_mesh(mesh).world
-    arguments = ["--standalone", "--nproc-per-node", str(world), "-m", "tests.engine.mesh_ranks", str(folder), mesh]
-    subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *arguments, *cases], cwd=ROOT, check=True, timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MEMFIT_COLLECTIVE_SECONDS": "60"},
-    )  # fmt: skip
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
+ranks = partial(results_of_ranks, "mesh_ranks")
 
 
 @pytest.mark.slow

@@ -22,7 +22,9 @@ from memfit.trace.step import Tracing, trace_job
 from tests.engine.pipeline_jobs import REFUSED, Counted, Stages
 from tests.engine.tensor_jobs import Drawn, Words
 
-pytestmark = pytest.mark.skipif(release_number(torch.__version__) < OLDEST, reason="pp needs a newer torch")
+pytestmark = pytest.mark.skipif(
+    release_number(torch.__version__) < OLDEST, reason="memfit refuses pp before torch 2.13"
+)
 
 
 def traced(job, rank, stages=2, device="cpu", **how):

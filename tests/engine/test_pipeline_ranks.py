@@ -3,33 +3,23 @@
 python -m pytest tests/engine/test_pipeline_ranks.py
 """
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from functools import partial
 
 import pytest
 import torch
 
 from memfit.engine.single import Single
-from memfit.mesh import parse_mesh
 from memfit.torch_compat.pipelining import OLDEST
 from memfit.torch_compat.versions import release_number
+from tests.engine.mesh_launch import results_of_ranks
 from tests.engine.pipeline_ranks import MESHES, STATES, STEPS, goes_on, saved, train
 
-ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.skipif(release_number(torch.__version__) < OLDEST, reason="pp needs a newer torch")
+pytestmark = pytest.mark.skipif(
+    release_number(torch.__version__) < OLDEST, reason="memfit refuses pp before torch 2.13"
+)
 
 
-def ranks(folder, mesh, *cases):
-    """What the ranks of a mesh gave."""
-    world = parse_mesh(mesh).world
-    arguments = ["--standalone", "--nproc-per-node", str(world), "-m", "tests.engine.pipeline_ranks", str(folder), mesh]
-    subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *arguments, *cases], cwd=ROOT, check=True, timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MEMFIT_COLLECTIVE_SECONDS": "60"},
-    )  # fmt: skip
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
+ranks = partial(results_of_ranks, "pipeline_ranks")
 
 
 @pytest.mark.parametrize(

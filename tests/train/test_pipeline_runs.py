@@ -18,7 +18,7 @@ from tests.train.test_ranks import ROOT, lines, memfit
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(release_number(torch.__version__) < OLDEST, reason="pp needs a newer torch"),
+    pytest.mark.skipif(release_number(torch.__version__) < OLDEST, reason="memfit refuses pp before torch 2.13"),
 ]
 COUNTED = f"{ROOT}/tests/engine/pipeline_jobs.py:Counted"
 DISTURBED = f"{ROOT}/tests/engine/pipeline_jobs.py:Disturbed"
