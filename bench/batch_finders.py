@@ -2,11 +2,12 @@
 
 python -m bench.batch_finders [--rounds 2] [--json F]
 
-The net is an MLP under AdamW on this CPU. A process may take ``MEBIBYTES`` more than it has once everything is
-imported (RLIMIT_DATA). ``memfit max`` predicts and runs nothing; the others train until memory runs out. What each
-finds is then trained in a fresh process under the same limit, memfit's by ``memfit probe`` and the others' by a loop by
-hand: does it run? The largest batch that does by hand, to 1 %, comes from trials by doubling and bisection, each in a
-fresh process.
+The net is an MLP under AdamW on this CPU. A process may take ``MEBIBYTES`` more than it has after a step of a tiny net,
+which imports what a step imports (RLIMIT_DATA). ``memfit max`` predicts and runs nothing; the others train until memory
+runs out. What each finds is then trained in a fresh process under the same limit, memfit's by ``memfit probe`` and the
+others' by a loop by hand: does it run? The largest batch that does by hand, to 1 %, comes from trials by doubling and
+bisection, each in a fresh process: as Python starts it, and with the settings of glibc's heap that memfit's processes
+have (``memfit.train.launch.memory_limit.ENVIRONMENT``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.result_file import ROOT, add_json_option, target, write_result
 from memfit import Job, Loss
+from memfit.train.launch import memory_limit
 
 MEBIBYTES, WIDTH, LAYERS, MOST = 384, 1024, 4, 16384
 """The limit, the net, and the batch that finders which go down start with."""
@@ -76,7 +78,11 @@ def net() -> nn.Sequential:
 
 
 def limit_memory() -> None:
-    """Bounds what this process takes from now on."""
+    """Bounds what this process takes from now on; first imports and starts what any training step does."""
+    tiny = nn.Linear(1, 1)
+    optimizer = torch.optim.AdamW(tiny.parameters())
+    tiny(torch.zeros(1, 1)).sum().backward()
+    optimizer.step()
     status = Path("/proc/self/status").read_text().splitlines()
     used = next(int(line.split()[1]) for line in status if line.startswith("VmData:")) << 10
     resource.setrlimit(resource.RLIMIT_DATA, (used + (MEBIBYTES << 20),) * 2)
@@ -99,14 +105,14 @@ def by_hand(batch: int, trials: Trials) -> None:
 
 
 def by_memfit() -> tuple[int | None, Trials]:
-    """memfit max on this machine's processor with so much memory."""
+    """memfit max on this machine's processor with so much memory: what fits with the whole interval."""
     from memfit.device.hardware.catalogue import find_device, with_memory
     from memfit.planner.asked_job import AskedJob, Policy
-    from memfit.planner.largest import by_items, largest_of
+    from memfit.planner.largest import by_items, largest_of, with_certain
 
     policy = Policy(name="keep", checkpointing={}, changes={})
-    device = with_memory(find_device("cpu"), MEBIBYTES << 20)
-    return largest_of(policy, device, AskedJob("mlp", Mlp), by_items(None)).size, []
+    device, asked = with_memory(find_device("cpu"), MEBIBYTES << 20), AskedJob("mlp", Mlp)
+    return with_certain(largest_of(policy, device, asked, by_items(None)), asked, by_items(None)).certain, []
 
 
 def by_probe() -> tuple[int | None, Trials]:
@@ -216,7 +222,7 @@ def by_transformers() -> tuple[int | None, Trials]:
 
 
 FINDERS: dict[str, tuple[str, Callable[[], tuple[int | None, Trials]]]] = {
-    "memfit max": ("memfit", by_memfit),
+    "memfit max, certain": ("memfit", by_memfit),
     "memfit probe": ("memfit", by_probe),
     "Lightning, power": ("lightning", lambda: by_lightning("power")),
     "Lightning, binsearch": ("lightning", lambda: by_lightning("binsearch")),
@@ -250,10 +256,10 @@ def _processor() -> float:
     return own.ru_utime + own.ru_stime + others.ru_utime + others.ru_stime
 
 
-def apart(name: str) -> dict[str, Any]:
-    """``one`` in a process of its own."""
+def apart(name: str, variables: Mapping[str, str] = {}) -> dict[str, Any]:
+    """``one`` in a process of its own, with these variables in its environment too."""
     command = [sys.executable, "-m", "bench.batch_finders", "--one", name]
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1", **variables}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode:
         why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:120]
@@ -262,14 +268,14 @@ def apart(name: str) -> dict[str, Any]:
     return answer
 
 
-def bisected() -> dict[str, Any]:
+def bisected(variables: Mapping[str, str]) -> dict[str, Any]:
     """The largest batch that runs, to 1 %, each trial in a fresh process."""
     trials: Trials = []
     clock = processor = 0.0
 
     def runs(batch: int) -> bool:
         nonlocal clock, processor
-        answer = apart(str(batch))
+        answer = apart(str(batch), variables)
         trials.append((batch, answer["batch"] is not None))
         clock, processor = clock + answer["clock"], processor + answer["processor"]
         return trials[-1][1]
@@ -319,7 +325,14 @@ def main() -> None:
         for name in chance.sample(list(FINDERS), len(FINDERS)):
             answers[name].append(apart(name))
             print(name, answers[name][-1], flush=True)
-    rows = [row_of("doubling and bisection, fresh processes", [bisected()], runs=True)]
+    starts: dict[str, dict[str, str]] = {
+        "fresh processes": {},
+        "with memfit's settings of the heap": memory_limit.ENVIRONMENT,
+    }
+    rows = [
+        row_of(f"doubling and bisection, {start}", [bisected(variables)], runs=True)
+        for start, variables in starts.items()
+    ]
     for name, rounds in answers.items():
         rows.append(row_of(name, rounds, runs=_runs(name, rounds[0]["batch"])))
     for row in rows:

@@ -69,7 +69,9 @@ def command(
             facts = asked.facts
             sizes, what = _sizes(facts, by_length, vary, count)
             answers = [
-                largest.largest_of(policy, device, asked, sizes) for policy in facts.policies for device in targets
+                largest.with_certain(largest.largest_of(policy, device, asked, sizes), asked, sizes)
+                for policy in facts.policies
+                for device in targets
             ]
     if as_json:
         seconds = time.perf_counter() - begin
@@ -138,9 +140,10 @@ def _sizes(facts: JobFacts, by_length: bool, vary: str | None, items: int) -> tu
 def _json(answer: Largest, what: str) -> dict[str, Any]:
     prediction, device = answer.prediction, answer.device
     footprint = prediction.footprint if prediction is not None else None
-    size = answer.size
+    size, certain = answer.size, answer.certain
     if size is not None and prediction is not None and what == "micro_batch":
         size = prediction.micro_batch
+        certain = certain and certain * (prediction.micro_batch // (answer.size or 1))
     return {
         "device": device.key,
         "usable_bytes": device.usable_bytes,
@@ -150,6 +153,7 @@ def _json(answer: Largest, what: str) -> dict[str, Any]:
         "largest": size,
         "shape": asdict(prediction.shape) if prediction is not None else None,
         "exact": answer.exact,
+        "largest_certain": certain,
         "verdict": footprint.verdict if footprint is not None else "no",
         "process_bytes": footprint and footprint.phases[footprint.limiting_phase].process_bytes,
         "limiting_phase": footprint and footprint.limiting_phase,

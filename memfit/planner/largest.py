@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from memfit.device.hardware.catalogue import Device, catalogue
@@ -48,6 +48,8 @@ class Largest:
     prediction: Prediction | None
     exact: bool
     """Whether the next size was predicted and does not fit."""
+    certain: int | None = None
+    """The largest size whose whole interval fits, see ``with_certain``; None where not even the smallest's does."""
 
 
 def largest_of(policy: Policy, device: Device, asked: AskedJob, vary: Vary) -> Largest:
@@ -65,6 +67,19 @@ def largest_of(policy: Policy, device: Device, asked: AskedJob, vary: Vary) -> L
         size, exact = known
     prediction = sizes.prediction(size) if size is not None else None
     return Largest(device=device, policy=policy, size=size, prediction=prediction, exact=exact)
+
+
+def with_certain(answer: Largest, asked: AskedJob, vary: Vary) -> Largest:
+    """The answer with the largest size whose whole interval fits; arguments as of ``largest_of``."""
+    if answer.prediction is None or answer.size is None or answer.prediction.footprint.verdict == "yes":
+        return replace(answer, certain=answer.size)
+    sizes = _Sizes(answer.policy, answer.device, asked, vary)
+    known = asked.remembered(f"certain {sizes.key}")
+    if known is None:
+        most = answer.size - 1
+        known = [largest_size(sizes.highest, answer.device.usable_bytes or 0, most=most)[0] if most else None]
+        asked.remember(f"certain {sizes.key}", known)
+    return replace(answer, certain=known[0])
 
 
 class _Sizes:
@@ -99,6 +114,10 @@ class _Sizes:
             self._is_bracketed = True
             self._bracket()
         return self._bytes(self.prediction(size).footprint)
+
+    def highest(self, size: int) -> int:
+        """Where the interval of a size's process bytes ends."""
+        return max(phase.process_bytes_high for phase in self.prediction(size).footprint.phases.values())
 
     def _trace_smaller(self, shape: Shape) -> None:
         """Traces the steps that spare one of a size most measurements of what its calls allocate."""

@@ -15,6 +15,7 @@ from memfit.events import Trace
 from memfit.footprint import Footprint
 from memfit.job import Shape
 from memfit.mesh import communicators
+from memfit.planner.cpu_margin import cpu_margin_bytes
 from memfit.replay import footprint
 from memfit.replay.allocator_config import AllocatorConfig, takes_youngest
 from memfit.replay.caching_allocator import CachingAllocator
@@ -100,8 +101,9 @@ def answer(question: TracedQuestion, name: str, device: Device, seconds: float =
         name: what to call the job.
         seconds: time that the question took so far.
     """
+    beside = cpu_margin_bytes(device)
     footprints = {
-        rank: footprint_on(trace, device, question.world, question.allocator, mesh=question.mesh)
+        rank: footprint_on(trace, device, question.world, question.allocator, mesh=question.mesh, beside=beside)
         for rank, trace in question.traces.items()
     }
     rank = max(footprints, key=lambda rank: max(phase.process_bytes for phase in footprints[rank].phases.values()))
@@ -121,6 +123,7 @@ def footprint_on(
     *,
     mesh: Mapping[str, int] | None = None,
     torch_version: str | None = None,
+    beside: int = 0,
 ) -> Footprint:
     """A trace replayed through the device's allocator, under its memory.
 
@@ -129,6 +132,7 @@ def footprint_on(
         mesh: the ranks by dimension, where they have several: each has a communicator of its own.
         allocator: how a card's allocator makes its segments, as a plan has it.
         torch_version: the version whose allocator is replayed; None: the installed one.
+        beside: bytes of a CPU's memory that what is no tensor may take: the interval reaches so far above the tensors.
 
     Raises:
         InputError: the device's memory is not known.
@@ -136,7 +140,7 @@ def footprint_on(
     if device.usable_bytes is None:
         raise InputError(f"device {device.key}", "its memory is not known", "give --memory SIZE")
     if not device.is_cuda:
-        return footprint(trace, CpuAllocator, device.usable_bytes, device.usable_bytes)
+        return footprint(trace, CpuAllocator, device.usable_bytes, device.usable_bytes, Outside(high=beside))
     count = communicators(world, mesh or {})
     nccl = tuple(count * nbytes for nbytes in nccl_bytes(device))
     context = (device.context_low or 0, device.context_bytes or 0, device.context_high or 0)

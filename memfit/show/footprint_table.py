@@ -135,6 +135,12 @@ def verdict_line(footprint: Footprint, device: Device) -> str:
     if footprint.verdict == "yes":
         return f"Fits on {short_name(device)} with {spare} to spare ({peak})."
     high = format_size(worst.process_bytes_high)
+    if not device.is_cuda:
+        more = format_size(worst.process_bytes_high - worst.process_bytes)
+        return (
+            f"May not fit on {short_name(device)}: {spare} to spare, but what is no tensor (Python, autograd's graph) "
+            f"may take {more} ({peak})."
+        )
     return f"May not fit on {short_name(device)}: {spare} to spare, but the interval reaches {high} ({peak})."
 
 

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from memfit.planner.largest import Largest
 
 
+CERTAIN = (
+    "The largest may not fit: its interval reaches beyond the memory. Sizes up to the certain one fit with all of it."
+)
+
+
 def show_largest(answers: Sequence[Largest], what: str, unit: str, console: Console | None = None) -> None:
     """Prints the verdict for each card, and all policies.
 
@@ -26,18 +31,21 @@ def show_largest(answers: Sequence[Largest], what: str, unit: str, console: Cons
     console = console or make_console()
     for key in dict.fromkeys(answer.device.key for answer in answers):
         console.print(largest_line([answer for answer in answers if answer.device.key == key], what, unit))
+    if any(answer.certain != answer.size for answer in answers):
+        console.print(CERTAIN, soft_wrap=True)
     table = Table(box=None, pad_edge=False)
-    for name in ("device", "policy", "largest", "shape", "process", "phase"):
-        table.add_column(name, justify="right" if name in ("largest", "process") else "left")
+    for name in ("device", "policy", "largest", "certain", "shape", "process", "phase"):
+        table.add_column(name, justify="right" if name in ("largest", "certain", "process") else "left")
     for answer in answers:
         if answer.prediction is None:
-            table.add_row(answer.device.key, answer.policy.name, "none", "", "", "")
+            table.add_row(answer.device.key, answer.policy.name, "none", "none", "", "", "")
             continue
         footprint = answer.prediction.footprint
         need = footprint.phases[footprint.limiting_phase].process_bytes
         table.add_row(
             answer.device.key, answer.policy.name,
             f"{size_in_unit(answer, what):,}{'' if answer.exact else ' or more'}",
+            "none" if answer.certain is None else f"{size_in_unit(answer, what, answer.certain):,}",
             str(answer.prediction.shape), of_sizes(need, answer.device.usable_bytes or 0),
             phase_name(footprint.limiting_phase),
         )  # fmt: skip
@@ -60,8 +68,9 @@ def largest_line(answers: Sequence[Largest], what: str, unit: str) -> str:
     return f"{short_name(device)}: {name} {words}."
 
 
-def size_in_unit(answer: Largest, what: str) -> int:
-    """The size in the job's unit."""
+def size_in_unit(answer: Largest, what: str, size: int | None = None) -> int:
+    """A size in the job's unit; None: the largest that fits."""
     assert answer.size is not None
     assert answer.prediction is not None
-    return answer.prediction.micro_batch if what == "micro_batch" else answer.size
+    each = answer.prediction.micro_batch // answer.size if what == "micro_batch" else 1
+    return (answer.size if size is None else size) * each

@@ -16,7 +16,7 @@ from memfit.errors import InputError
 from memfit.job import Shape
 from memfit.planner.asked_job import AskedJob
 from memfit.planner.job_facts import facts_of
-from memfit.planner.largest import by_items, by_setting, largest_of, largest_size
+from memfit.planner.largest import by_items, by_setting, largest_of, largest_size, with_certain
 from memfit.planner.predict import predict
 from memfit.trace.interpolation import interpolated
 from memfit.trace.step import Tracing, trace_job
@@ -67,6 +67,17 @@ def test_the_largest_micro_batch_is_what_predict_says():
         assert again.footprint == answer.prediction.footprint
         assert again.footprint.fits
         assert not predict(JOB, "dit", Shape(items=answer.size + 1), CARD, checkpointing=modes).footprint.fits
+
+
+@pytest.mark.parametrize("device", [CARD, with_memory(find_device("cpu"), 300 << 20)], ids=["card", "cpu"])
+def test_the_whole_interval_of_the_certain_size_fits_and_that_of_the_next_one_does_not(device):
+    asked = AskedJob("wide", LinearLayer)
+    answer = with_certain(largest_of(asked.facts.policies[0], device, asked, by_items(None)), asked, by_items(None))
+    assert answer.prediction.footprint.verdict == "close"
+    assert 0 < answer.certain < answer.size
+    sizes = (answer.certain, answer.certain + 1)
+    verdicts = [asked.predict(Shape(items=size), device).footprint.verdict for size in sizes]
+    assert verdicts == ["yes", "close"]
 
 
 def test_interpolated_traces_lead_to_the_answer_in_a_few_questions():

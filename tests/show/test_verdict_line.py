@@ -36,3 +36,14 @@ def test_the_verdict_names_the_building_of_the_nets_where_setup_does_not_fit():
         headroom_bytes=-GIB, failed_request=failed, net_kind="", measured_runs=None, plan_searches=0, assumed=(),
     )  # fmt: skip
     assert "setup fails to allocate 1.00 GiB in the building of the nets (peak: setup" in verdict_line(footprint, card)
+
+
+def test_the_verdict_of_a_processor_says_what_may_come_beside_the_tensors():
+    cpu = replace(find_device("cpu"), usable_bytes=20 * GIB)
+    footprint = Footprint(
+        phases={"train": replace(phase(19 * GIB), process_bytes_high=21 * GIB)}, fits=True, verdict="close",
+        limiting_phase="train", headroom_bytes=GIB, failed_request=None, net_kind="", measured_runs=None,
+        plan_searches=0, assumed=(),
+    )  # fmt: skip
+    line = verdict_line(footprint, cpu)
+    assert "1.00 GiB to spare, but what is no tensor (Python, autograd's graph) may take 2.00 GiB" in line
