@@ -54,12 +54,18 @@ def measured_peaks(
     return events.peaks(operators)
 
 
-def compare(make, settings, shape, micro_batches):
-    """(traced peaks without scratch, with it, measured peaks) of one job."""
+def compare(make, settings, shape, micro_batches, wrapping=frozenset()):
+    """(traced peaks without scratch, with it, measured peaks) of one job.
+
+    Args:
+        wrapping: operators (``aten::copy_``) that a tensor subclass carries out by others, which the profiler shows
+            within them and a trace on their own.
+    """
     job = make(**settings)
     modes = default_checkpointing(job, plain_nets(job))
     how = Tracing(device=find_device("cpu"), micro_batches=micro_batches, checkpointing=modes, scratch=False)
     trace = trace_job(job, shape, how)
     with_scratch = trace_job(make(**settings), shape, replace(how, scratch=True))
-    measured = measured_peaks(make(**settings), shape, min(micro_batches, 2), operator_names(trace), modes)
+    operators = operator_names(trace) - wrapping
+    measured = measured_peaks(make(**settings), shape, min(micro_batches, 2), operators, modes)
     return live_peaks(trace), live_peaks(with_scratch), measured

@@ -27,6 +27,7 @@ from memfit.script.source_lines import Line
 from memfit.script.tracer import ScriptTracer
 from memfit.script.variables import HeldVariable, held_at_backward, kept_between_steps
 from memfit.torch_compat import current_autograd_node
+from memfit.torch_compat.attributes import inner_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -262,8 +263,9 @@ class StepWatch:
         tracer = self.tracer
         for state in optimizer.state.values():
             for value in state.values() if isinstance(state, dict) else ():
-                if isinstance(value, Tensor) and tracer.recorded_number(value) is not None:
-                    tracer.categorise(value, "optimizer")
+                for inner in inner_tensors(value) if isinstance(value, Tensor) else ():
+                    if tracer.recorded_number(inner) is not None:
+                        tracer.categorise(inner, "optimizer")
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 tracer.categorise(parameter, "parameters")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from memfit.torch_compat.versions import lacks
 
@@ -29,10 +30,11 @@ try:
 except (ImportError, AttributeError) as error:
     raise lacks(error) from error
 
-MAKE_SUBCLASS, MODULE_APPLY, CONVOLUTION_LAYOUT, RAW_STREAM = (
-    "_make_subclass", "_apply", "_conv_determine_backend_memory_format", "_cuda_getCurrentRawStream",
+MAKE_SUBCLASS, MAKE_WRAPPER_SUBCLASS, MODULE_APPLY, CONVOLUTION_LAYOUT, RAW_STREAM = (
+    "_make_subclass", "_make_wrapper_subclass", "_apply", "_conv_determine_backend_memory_format",
+    "_cuda_getCurrentRawStream",
 )  # fmt: skip
-"""For patches: of Tensor; of Module (``to``, ``half`` and ``cuda`` call it); of ``c_bindings``, the layout of a
+"""For patches: two of Tensor; of Module (``to``, ``half`` and ``cuda`` call it); of ``c_bindings``, the layout of a
 convolution's output and the stream that a CPU build has not."""
 HELD_BY_MODULES = ("_parameters", "_buffers", "_modules")
 """The dicts of a module that hold tensors on purpose."""
@@ -91,6 +93,17 @@ def local_tensor(tensor: Any) -> Any:
     return getattr(tensor, "_local_tensor", tensor)
 
 
+def inner_tensors(tensor: Tensor) -> Iterator[Tensor]:
+    """Yields the tensors with storage of their own that a tensor holds: of a DTensor, this rank's shard; of a quantized
+    tensor, its codes, scales and tables; else the tensor itself.
+    """
+    if not is_traceable_wrapper_subclass(tensor):
+        yield local_tensor(tensor)
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from inner_tensors(getattr(tensor, name))
+
+
 def apply_to_tensors(net: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
     """Replaces each parameter and buffer of a module by what ``function`` makes of it, as ``Module.to`` does."""
     net._apply(function)
@@ -134,6 +147,7 @@ __all__ = [
     "CONVOLUTION_LAYOUT",
     "HELD_BY_MODULES",
     "MAKE_SUBCLASS",
+    "MAKE_WRAPPER_SUBCLASS",
     "MODULE_APPLY",
     "RAW_STREAM",
     "IncompatibleKeys",
@@ -144,6 +158,7 @@ __all__ = [
     "has_communication_hook",
     "has_load_hooks",
     "has_step_hooks",
+    "inner_tensors",
     "is_view",
     "local_tensor",
     "make_subclass",

@@ -14,7 +14,7 @@ from memfit.device.virtual import backend
 from memfit.device.virtual.assumptions import source_line
 from memfit.errors import InputError
 from memfit.events import ALLOCATE, FREE
-from memfit.torch_compat.attributes import local_tensor, storage_id, storage_id_of
+from memfit.torch_compat.attributes import inner_tensors, storage_id, storage_id_of
 
 
 class EventListener(Protocol):
@@ -73,10 +73,11 @@ class EventRecord:
         self.phases.append((name, start, len(self.kind)))
 
     def categorise(self, tensor: Tensor, category: str) -> None:
-        """Says what the storage of a tensor holds; of a DTensor, that of this rank's shard."""
-        i = self.number_of(local_tensor(tensor))
-        if i is not None:
-            self.category[i] = category
+        """Says what the storage of a tensor holds, or those of the tensors that it holds."""
+        for inner in inner_tensors(tensor):
+            i = self.number_of(inner)
+            if i is not None:
+                self.category[i] = category
 
     def number_of(self, tensor: Tensor) -> int | None:
         """The number of a tensor's storage; None if it was not recorded."""

@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from memfit.device.hardware.catalogue import Device, catalogue, figures, find_device, read_cards, with_memory
+from memfit.device.hardware.catalogue import (
+    Device,
+    catalogue,
+    figures,
+    find_device,
+    mig_slices,
+    read_cards,
+    with_memory,
+)  # fmt: skip
 from memfit.errors import InputError
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -153,6 +161,29 @@ def test_an_a30_has_slices_too() -> None:
     assert part.memory_bytes == int(5.81 * GIB)
     assert card.multiprocessors == 4 * part.multiprocessors
     assert card.bandwidth == 4 * part.bandwidth
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "multiprocessors"),
+    [
+        ("h100-pcie:3g.40gb", 39.25, 46),
+        ("h100-nvl:2g.24gb", 21.5, 32),
+        ("h200:1g.18gb", 16, 16),
+        ("b200:2g.45gb", 44.25, 36),
+    ],
+)
+def test_hopper_and_blackwell_cards_have_slices(name: str, gib: float, multiprocessors: int) -> None:
+    part = find_device(name)
+    assert (part.memory_bytes, part.multiprocessors) == (int(gib * GIB), multiprocessors)
+    assert "-lgip" in part.sources["memory_bytes"]
+
+
+def test_no_slice_is_larger_than_its_part_of_the_card() -> None:
+    for card in catalogue().values():
+        for profile, part in mig_slices(card).items():
+            eighths = round(8 * part.bandwidth / card.bandwidth)
+            assert 0.9 < part.memory_bytes / (card.memory_bytes * eighths / 8) < 1, (card.key, profile)
+            assert part.multiprocessors < card.multiprocessors, (card.key, profile)
 
 
 def test_an_unknown_slice_names_those_that_are_known() -> None:

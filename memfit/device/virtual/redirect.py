@@ -69,6 +69,13 @@ def _device(tensor: FakeTensor) -> torch.device:
     return device
 
 
+def _wrapper_device(tensor: Tensor, *owner: Any) -> torch.device:
+    """``x.device`` of a tensor that is not fake: one that holds fake ones, on the card, is on cuda to a user's code."""
+    device = tensor.device
+    on_card = device.type == NAME and not isinstance(tensor, FakeTensor)
+    return torch.device("cuda", 0) if on_card and _seen_from(sys._getframe(2)) else device
+
+
 def _type(tensor: Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
     """``x.type()``, and ``x.type(torch.cuda.HalfTensor)`` or ``x.type("torch.cuda.HalfTensor")``."""
     name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", "")
@@ -119,6 +126,7 @@ def _set_data(tensor: Tensor, value: Tensor) -> None:
 INSTEAD: dict[Any, Callable[..., Any]] = {
     Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
     Tensor.cuda: _to_gpu,
+    Tensor.device.__get__: _wrapper_device,
     Tensor.is_cuda.__get__: lambda tensor, *owner: tensor.device.type == NAME,  # type: ignore[attr-defined]
     Tensor.pin_memory: lambda tensor, device=None: tensor,
     Tensor.is_pinned: lambda tensor, device=None: False,

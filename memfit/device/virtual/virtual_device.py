@@ -35,6 +35,7 @@ from memfit.device.virtual.parameter_classes import parameter_classes_kept
 from memfit.device.virtual.patching import appended, replaced
 from memfit.device.virtual.pretrained import without_weights
 from memfit.device.virtual.redirect import default_device_kept, says_cuda
+from memfit.device.virtual.wrapper_classes import wrappers_on_the_card
 from memfit.torch_compat import DispatchKey, FakeTensor, TorchDispatchMode, disable_current_modes, has_kernel
 from memfit.torch_compat.attributes import storage_id_of
 from memfit.torch_compat.grad_scaler import MAYBE_STEP
@@ -251,4 +252,5 @@ def virtual_gpu(card: CardRules, mode: type[VirtualMode] = VirtualMode) -> Itera
         stack.enter_context(cuda_attention(card))
         stack.enter_context(virtual.mode)
         stack.enter_context(says_cuda(card, emptied))
+        stack.enter_context(wrappers_on_the_card())
         yield virtual
