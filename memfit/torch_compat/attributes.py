@@ -97,8 +97,9 @@ def inner_tensors(tensor: Tensor) -> Iterator[Tensor]:
     """Yields the tensors with storage of their own that a tensor holds: of a DTensor, this rank's shard; of a quantized
     tensor, its codes, scales and tables; else the tensor itself.
     """
-    if not is_traceable_wrapper_subclass(tensor):
-        yield local_tensor(tensor)
+    local = local_tensor(tensor)
+    if local is not tensor or not is_traceable_wrapper_subclass(tensor):
+        yield local
         return
     for name in tensor.__tensor_flatten__()[0]:
         yield from inner_tensors(getattr(tensor, name))

@@ -98,3 +98,22 @@ def test_results_on_the_virtual_cpu_become_arrays(tmp_path: Path) -> None:
         device="cpu",
     )
     assert outcome.error is None, outcome.error.text
+
+
+@pytest.mark.parametrize("device", ["rtx4090", "cpu"])
+def test_what_is_cast_from_unknown_values_is_unknown_and_no_memory_of_the_host(tmp_path: Path, device: str) -> None:
+    outcome = trace_here(
+        tmp_path,
+        "import torch\n"
+        "where = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
+        "net = torch.nn.Linear(64, 64).to(where)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "for step in range(3):\n"
+        "    out = net(torch.ones(64, 64).to(where))\n"
+        "    loss = out.mean()\n"
+        "    for cast in (out.double(), (out > 0).float(), out.argmax(1).half(), out.bool().long().type(torch.float32)):\n"
+        "        assert cast.float().mean().item() == 0.5\n"
+        f"    {STEP}",
+        device=device,
+    )
+    assert outcome.error is None, outcome.error.text

@@ -72,11 +72,13 @@ class HybridMode(VirtualMode):
         super().__init__(on_gpu=on_gpu)
         self.content: Content = lambda tensor: None
         self._stand_in_bytes = 0
+        self._inside = 0
+        """Operators on fake tensors that are being answered, one within another."""
         self._pinned: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if is_real_call(types, args, kwargs):
+        if not self._inside and is_real_call(types, args, kwargs):
             return self.run_real(func, args, kwargs)
         if kwargs.get("pin_memory"):
             kwargs = kwargs | {"pin_memory": False}
@@ -90,7 +92,12 @@ class HybridMode(VirtualMode):
         return self._fake(func, types, args, kwargs)
 
     def _fake(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        """What an operator that has to do with fake tensors gives: what torch's decomposition of it makes is fake, too."""
+        self._inside += 1
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            self._inside -= 1
 
     def run_real(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """An operator on real tensors. Memory is never pinned, but says that it is."""
