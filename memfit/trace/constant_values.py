@@ -140,12 +140,20 @@ _INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.
 
 _RANDOM = frozenset({_aten.randint.low, _aten.randint.low_generator})
 """Random integers from their first argument to below their second."""
+_COUNTS = frozenset(
+    {_aten.sum.default, _aten.sum.dim_IntList, _aten.count_nonzero.default, _aten.count_nonzero.dim_IntList}
+)
+"""Of booleans, these count how many hold."""
 
 
 def _assume(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     """Follows integers that are not known: where each is assumed to be 0, ``i + 32`` is 32, and a slice from one to the
-    other has the width of a real run's. Random ones are the least that they can be."""
+    other has the width of a real run's. Random ones are the least that they can be. A count of hits is 1: an accuracy
+    that code compares with the best one so far, or divides by, is no 0."""
     if not (isinstance(out, FakeTensor) and small(out) and out.dtype in _INTEGERS):
+        return
+    if func in _COUNTS and args[0].dtype is torch.bool and args[0].numel():
+        setattr(out, ASSUMED, 1)
         return
     if func in _RANDOM:
         setattr(out, ASSUMED, min(args[0] + assumed_integer(out), args[1] - 1))

@@ -111,9 +111,35 @@ def test_what_is_cast_from_unknown_values_is_unknown_and_no_memory_of_the_host(t
         "for step in range(3):\n"
         "    out = net(torch.ones(64, 64).to(where))\n"
         "    loss = out.mean()\n"
-        "    for cast in (out.double(), (out > 0).float(), out.argmax(1).half(), out.bool().long().type(torch.float32)):\n"
+        "    flags, classes = out > 0, out.argmax(1)\n"
+        "    for cast in (out.double(), flags.float(), classes.half(), flags.long().type(torch.float32)):\n"
         "        assert cast.float().mean().item() == 0.5\n"
         f"    {STEP}",
         device=device,
     )
     assert outcome.error is None, outcome.error.text
+
+
+@pytest.mark.parametrize("device", ["rtx4090", "cpu"])
+def test_a_count_of_hits_is_no_zero_so_that_the_best_weights_are_saved(tmp_path: Path, device: str) -> None:
+    outcome = trace_here(
+        tmp_path,
+        "import torch\n"
+        "where = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
+        "net = torch.nn.Linear(64, 10).to(where)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "best = 0.0\n"
+        "for step in range(3):\n"
+        f"    loss = net(torch.randn(8, 64, device=where)).mean(); {STEP}\n"
+        "    with torch.no_grad():\n"
+        "        classes = net(torch.randn(8, 64, device=where)).argmax(1)\n"
+        "        true = torch.randint(10, (8,), device=where)\n"
+        "    hits, wrong = (classes == true).sum().item(), torch.count_nonzero(classes != true).item()\n"
+        "    if hits / (hits + wrong) > best:\n"
+        "        best = hits / (hits + wrong)\n"
+        "        torch.save(net.state_dict(), 'best.pt')\n",
+        device=device,
+    )
+    assert outcome.error is None, outcome.error.text
+    assert outcome.footprint is not None
+    assert "save" in outcome.footprint.phases

@@ -92,7 +92,7 @@ class HybridMode(VirtualMode):
         return self._fake(func, types, args, kwargs)
 
     def _fake(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """What an operator that has to do with fake tensors gives: what torch's decomposition of it makes is fake, too."""
+        """What an operator on fake tensors gives; what torch's decomposition of it makes is fake, too."""
         self._inside += 1
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
