@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
+from memfit.device.virtual.assumptions import EAGER, PLANNED
+from memfit.device.virtual.compiled_functions import CompiledFunction
 from memfit.device.virtual.patching import replaced
 from memfit.errors import InputError
 from memfit.script.tracer import ScriptTracer
+
+_COMPILED = {
+    PLANNED: "compiled code was given the buffers that torch's inductor plans for it; not validated on a card",
+    EAGER: "compiled code was traced as eager",
+}
 
 
 @dataclass(kw_only=True)
@@ -31,9 +39,19 @@ def observed(tracer: ScriptTracer) -> Iterator[Observations]:
     compile_ = torch.compile
 
     def compiled(*args: Any, **kwargs: Any) -> Any:
+        if not args and kwargs.get("model") is None:
+            return partial(compiled, **kwargs)
         place = tracer.lines.here()
-        observations.note(f"compiled code was traced as eager (torch.compile at {place.file}:{place.line})")
-        return compile_(*args, **kwargs)
+
+        def note(how: str) -> None:
+            observations.note(f"{_COMPILED[how]} (torch.compile at {place.file}:{place.line})")
+
+        made = compile_(*args, **kwargs)
+        if isinstance(made, CompiledFunction):
+            made.noted_by.append(note)
+        else:
+            note(EAGER)
+        return made
 
     def no_graph(*args: Any, **kwargs: Any) -> Any:
         place = tracer.lines.here()

@@ -21,7 +21,7 @@ def as_trace(tracer: Tracer) -> Trace:
         operator=np.array(tracer.operator, np.int32),
         modules=tuple(tracer.modules),
         phases=tuple(tracer.phases),
-        net_kind=str(tracer.net_kind),
+        net_kind=tracer.kind_of_net(),
         assumed=tracer.virtual.assumptions.of_sizes(),
     )
 

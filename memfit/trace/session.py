@@ -56,7 +56,7 @@ class Session:
     @property
     def net_kind(self) -> str:
         """The kind of net, as in ``Trace.net_kind``, from what was traced so far."""
-        return str(self._tracer.net_kind)
+        return self._tracer.kind_of_net()
 
     def micro_batch(
         self, shape: Shape, modes: Mapping[str, str], *, accumulated: bool, precision: str | None = None

@@ -80,6 +80,11 @@ class Tracer(EventRecord, TorchDispatchMode):
         """Gives the modules their paths, ``net.block.0``."""
         self._running.name(nets)
 
+    def kind_of_net(self) -> str:
+        """The kind of net, as in ``Trace.net_kind``. No compiled code was measured, so it is a kind of its own."""
+        kind = str(self.net_kind)
+        return f"compiled {kind}" if kind and self.virtual.assumptions.compiled else kind
+
     # ---- entering and leaving
 
     @contextmanager

@@ -51,6 +51,8 @@ def test_help_names_every_attribute() -> None:
 def test_a_recipe_predicts_and_trains(name: str, tmp_path: Path) -> None:
     if name == "QLora":
         pytest.importorskip("bitsandbytes")
+    if name == "LowBit":
+        pytest.importorskip("torchao")
     (tmp_path / "recipes.py").write_text(RECIPES)
     job = load_job(f"{tmp_path}/recipes.py:{name}")
     shape = shape_of(job, 4 * (job.longest or 1))

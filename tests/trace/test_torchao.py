@@ -10,6 +10,7 @@ from memfit import Job
 from memfit.device.hardware.catalogue import find_device
 from memfit.events import CATEGORIES
 from memfit.job import Shape
+from memfit.trace.self_test import live_peaks
 from memfit.trace.step import Tracing, trace_job
 from testing.truth import compare
 
@@ -116,3 +117,18 @@ def test_the_state_on_a_card_has_its_codes_scales_and_tables(name, bits):
     state = trace.nbytes[trace.category == CATEGORIES.index("optimizer")]
     weights, block = 2 * 256 * 512, 128 if bits == 4 else 256
     assert int(state.sum()) >= 2 * (weights * bits // 8 + weights // block * 4)
+
+
+@pytest.mark.parametrize(("name", "element_bytes"), [("AdamW8bit", 8), ("AdamW4bit", 24)])
+def test_a_compiled_step_on_a_card_takes_the_buffers_between_its_kernels(name, element_bytes):
+    """Scales are maxima over blocks, which a second kernel divides by: a float32 for each element and moment stays
+    between the two, and in 4 bits the unpacked code, in int64. Eager code takes 29 bytes an element and more."""
+    trace = trace_job(Quantized(optimizer=name), Shape(items=8, length=None), Tracing(device=find_device("rtx4090")))
+    held = {
+        kind: int(trace.nbytes[trace.category == CATEGORIES.index(kind)].sum()) for kind in ("parameters", "optimizer")
+    }
+    workspaces = 2 * find_device("rtx4090").cublas_workspace_bytes
+    beside = live_peaks(trace)["train"] - 2 * held["parameters"] - held["optimizer"] - workspaces
+    assert element_bytes < beside / (256 * 512) < element_bytes + 1
+    assert "not validated" in trace.assumed[0]
+    assert trace.net_kind.startswith("compiled ")

@@ -48,6 +48,13 @@ def assumed_integer(tensor: Tensor) -> int:
     return assumed
 
 
+PLANNED, EAGER = "planned", "eager"
+"""How compiled code is traced: with the buffers of inductor's plan, or as it was written."""
+_COMPILED = {
+    PLANNED: "a compiled step takes the buffers that torch's inductor plans for it, which was not validated on a card",
+    EAGER: "compiled code takes what it takes as eager code, mostly more than a run, which was not validated on a card",
+}
+
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 _TRACES = str(Path(__file__).parents[2] / "trace" / "step.py")
 
@@ -74,6 +81,8 @@ class Assumptions:
     def __init__(self) -> None:
         self.given: dict[tuple[str, int], str] = {}
         """Answers that a person gave, by file and line."""
+        self.compiled: set[str] = set()
+        """How compiled code was traced: PLANNED, EAGER or both."""
         self._times: dict[tuple[str, str, str, bool, int], int] = {}
 
     def answer(self, value: Any, where: str) -> Any:
@@ -123,7 +132,7 @@ class Assumptions:
             f"{where}: {operator} was taken to find all {count:,}; a run needs less where its data has fewer"
             for (where, operator), count in most.items()
         ]
-        return (*bounds, *doubtful)
+        return (*bounds, *doubtful, *(_COMPILED[how] for how in sorted(self.compiled)))
 
     def __len__(self) -> int:
         return len(self._times)

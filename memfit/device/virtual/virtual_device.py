@@ -27,6 +27,7 @@ from memfit.device.virtual.assumptions import Assumptions
 from memfit.device.virtual.attention import attend, cuda_attention
 from memfit.device.virtual.autocast import HALF_TO_FLOAT, cuda_autocast
 from memfit.device.virtual.card_rules import CardRules
+from memfit.device.virtual.compiled_functions import compiled_functions
 from memfit.device.virtual.cuda_kernels import COMPOSITES, FUSED_ON_CUDA, cuda_kernels
 from memfit.device.virtual.data_dependent import NOT_HANDLED, answer_operator, asks_data
 from memfit.device.virtual.fake_mode import VirtualMode
@@ -220,7 +221,9 @@ def virtual_cpu(mode: type[VirtualMode] = VirtualMode) -> Iterator[Virtual]:
     check_torch_version()
     backend.register_virtual_device()  # autograd's engine knows only the devices that were there at its first backward
     virtual = Virtual(device=torch.device("cpu"), mode=mode())
-    with _fakes_pass_for_tensors(), _storages_tell(virtual.on_resize), _compiled_runs_as_written(), virtual.mode:
+    compiled = compiled_functions(virtual.assumptions.compiled.add)
+    runs_as_written = _compiled_runs_as_written()
+    with _fakes_pass_for_tensors(), _storages_tell(virtual.on_resize), runs_as_written, compiled, virtual.mode:
         yield virtual
 
 
@@ -247,6 +250,7 @@ def virtual_gpu(card: CardRules, mode: type[VirtualMode] = VirtualMode) -> Itera
         stack.enter_context(_fakes_pass_for_tensors())
         stack.enter_context(_storages_tell(virtual.on_resize))
         stack.enter_context(_compiled_runs_as_written())
+        stack.enter_context(compiled_functions(virtual.assumptions.compiled.add))
         stack.enter_context(cuda_autocast())
         stack.enter_context(cuda_kernels())
         stack.enter_context(cuda_attention(card))

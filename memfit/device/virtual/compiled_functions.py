@@ -1,0 +1,124 @@
+"""torch.compile in a trace: a function that changes its arguments (an optimizer's step) takes what inductor plans.
+
+All else that is compiled runs as it was written, and both are noted, since neither was held against a card.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memfit.device.virtual.assumptions import EAGER, PLANNED
+from memfit.device.virtual.backend import NAME
+from memfit.device.virtual.inductor_plan import CompiledKernel, compiled_plan
+from memfit.device.virtual.patching import replaced
+from memfit.torch_compat import is_traceable_wrapper_subclass, tree_flatten, tree_unflatten
+from memfit.torch_compat.attributes import inner_tensors
+
+_plans: dict[Hashable, tuple[CompiledKernel, ...] | None] = {}
+"""By function and what it was called with; inductor takes a second for each."""
+
+
+class CompiledFunction:
+    """A function that torch.compile was given, and what it compiled to: called as either."""
+
+    def __init__(self, function: FunctionType, compiled: Callable[..., Any], note: Callable[[str], None]) -> None:
+        functools.update_wrapper(self, function)
+        self.function, self.compiled = function, compiled
+        self.noted_by = [note]
+        """Called with PLANNED or EAGER at each call."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs inductor's plan where there is one, and else the function as it was written."""
+        leaves, spec = tree_flatten((args, kwargs))
+        tensors = [inner for leaf in leaves if isinstance(leaf, Tensor) for inner in inner_tensors(leaf)]
+        kernels: tuple[CompiledKernel, ...] | None = None
+        if not torch.is_grad_enabled() and any(tensor.device.type == NAME for tensor in tensors):
+            kernels = self._plan(leaves, spec, tensors)
+        for note in self.noted_by:
+            note(EAGER if kernels is None else PLANNED)
+        if kernels is None:
+            return self.compiled(*args, **kwargs)
+        _allocate(kernels)
+        return None
+
+    def __get__(self, owner: Any, kind: Any = None) -> Any:
+        return self if owner is None else functools.partial(self, owner)
+
+    def _plan(self, leaves: list[Any], spec: Any, tensors: list[Tensor]) -> tuple[CompiledKernel, ...] | None:
+        key = (self.function, str(spec), *map(_described, leaves))
+        if key not in _plans:
+
+            def on_others(*others: Tensor) -> None:
+                given = iter(others)
+                args, kwargs = tree_unflatten([_filled(leaf, given) for leaf in leaves], spec)
+                result = self.function(*args, **kwargs)
+                if result is not None:
+                    raise TypeError("a function that returns something has no plan")
+
+            try:
+                _plans[key] = compiled_plan(on_others, tensors)
+            except Exception:  # inductor is private to torch, and a function may be none that it takes whole
+                _plans[key] = None
+        return _plans[key]
+
+
+def _described(leaf: Any) -> Hashable:
+    """What a plan depends on of one argument."""
+    if not isinstance(leaf, Tensor):
+        return (type(leaf), leaf if isinstance(leaf, Hashable) else str(leaf))
+    parts = [(tuple(t.shape), t.stride(), t.dtype, t.device.type) for t in inner_tensors(leaf)]
+    return (type(leaf).__qualname__, leaf.dtype, *parts)
+
+
+def _filled(leaf: Any, tensors: Iterator[Tensor]) -> Any:
+    """The argument with other tensors in its place, or in the place of those that it holds."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    if not is_traceable_wrapper_subclass(leaf):
+        return next(tensors)
+    names, attributes = leaf.__tensor_flatten__()
+    inner = {name: _filled(getattr(leaf, name), tensors) for name in names}
+    return type(leaf).__tensor_unflatten__(inner, attributes, leaf.shape, leaf.stride())
+
+
+def _allocate(kernels: tuple[CompiledKernel, ...]) -> None:
+    """Makes and frees the buffers of a plan, one kernel after another."""
+    held: dict[str, Tensor] = {}
+    for kernel in kernels:
+        for name, nbytes in kernel.allocates:
+            held[name] = torch.empty(nbytes, dtype=torch.uint8, device=NAME)
+        for name in kernel.frees:
+            del held[name]
+
+
+@contextmanager
+def compiled_functions(note: Callable[[str], None]) -> Iterator[None]:
+    """A context in which a plain function that is compiled takes inductor's plan.
+
+    Args:
+        note: called with PLANNED or EAGER for each call of compiled code of which that is known, and with EAGER for
+            all that is compiled and is no plain function.
+    """
+    compile_ = torch.compile
+
+    def compiled(model: Any = None, **options: Any) -> Any:
+        if model is None:
+            return functools.partial(compiled, **options)
+        made = compile_(model, **options)
+        is_inductor = options.get("backend", "inductor") == "inductor" and not options.get("disable", False)
+        if not is_inductor:
+            return made
+        if isinstance(model, FunctionType) and model.__closure__ is None:
+            return CompiledFunction(model, made, note)
+        note(EAGER)
+        return made
+
+    with replaced(torch, compile=compiled):
+        yield
