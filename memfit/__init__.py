@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from memfit.accumulation.guard import guard
     from memfit.device.hardware.catalogue import Device, find_device
+    from memfit.engine.fused_projection import FusedColwiseParallel
     from memfit.errors import InputError
     from memfit.events import Trace
     from memfit.footprint import Footprint
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _WHERE = {
     "memfit.accumulation.guard": ("guard",),
     "memfit.device.hardware.catalogue": ("Device", "find_device"),
+    "memfit.engine.fused_projection": ("FusedColwiseParallel",),
     "memfit.errors": ("InputError",),
     "memfit.events": ("Trace",),
     "memfit.footprint": ("Footprint",),
@@ -44,9 +46,9 @@ _WHERE = {
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
 
 __all__ = [
-    "Answer", "Device", "Footprint", "Geometry", "InputError", "Job", "Loss", "Losses", "Nets", "Plan",
-    "Prediction", "Shape", "Trace", "Tracing", "Turn", "epoch_lengths", "find_device", "find_plan", "guard",
-    "load_job", "predict", "read_plan", "split", "trace_job", "traced_cost", "watch", "write_plan",
+    "Answer", "Device", "Footprint", "FusedColwiseParallel", "Geometry", "InputError", "Job", "Loss", "Losses",
+    "Nets", "Plan", "Prediction", "Shape", "Trace", "Tracing", "Turn", "epoch_lengths", "find_device", "find_plan",
+    "guard", "load_job", "predict", "read_plan", "split", "trace_job", "traced_cost", "watch", "write_plan",
 ]  # fmt: skip
 
 

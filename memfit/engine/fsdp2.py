@@ -29,7 +29,7 @@ from memfit.blocks import items
 from memfit.engine.collectives import full_tensor
 from memfit.engine.container_sync import ContainerSync
 from memfit.engine.ddp import BUCKET_BYTES, Ddp
-from memfit.engine.refusals import check_elementwise, check_shared
+from memfit.engine.refusals import check_dtensor_step, check_shared
 from memfit.engine.single import copied
 from memfit.engine.tensor_parallel import TENSOR, cut_layers
 from memfit.engine.torch_optim_mixin import TorchOptimMixin
@@ -118,7 +118,7 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
     def check(self, job: Job, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
         """Raises InputError where an optimizer's step on shards is not its step on whole parameters."""
         for name, optimizer in optimizers.items():
-            check_elementwise(name, optimizer, self.name, "a part of a parameter")
+            check_dtensor_step(name, optimizer, self.name)
 
     def divide(self, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
         """The optimizers were made of this rank's shards."""

@@ -23,6 +23,11 @@ def check_shared(job: Job, engine: str) -> None:
         )
 
 
+DTENSOR_STEP = "dtensor_step"
+"""True in an optimizer's class: its step computes with torch's operators alone and takes DTensors, so that the step of
+parts is that of whole tensors, whatever it mixes."""
+
+
 def check_turns(job: Job, nets: Nets, optimizers: Mapping[str, Optimizer], engine: str) -> None:
     """Raises InputError where one turn steps both a net that ranks share and one that each trains by itself."""
     own = {id(p) for name in job.unsynchronised if name in nets for p in nets[name].parameters()}
@@ -34,6 +39,12 @@ def check_turns(job: Job, nets: Nets, optimizers: Mapping[str, Optimizer], engin
                 f"it steps both unsynchronised nets ({', '.join(job.unsynchronised)}) and shared ones",
                 "give them turns of their own, or write --engine single",
             )
+
+
+def check_dtensor_step(name: str, optimizer: Optimizer, engine: str) -> None:
+    """Raises InputError where an optimizer's step of DTensors may be another than that of whole tensors."""
+    if not getattr(type(optimizer), DTENSOR_STEP, False):
+        check_elementwise(name, optimizer, engine, "a part of a parameter")
 
 
 def check_elementwise(name: str, optimizer: Optimizer, engine: str, part: str, but: tuple[str, ...] = ()) -> None:

@@ -1,7 +1,8 @@
 """Tensor parallelism: the layers of trained nets cut over the ``tp`` ranks of a mesh.
 
-torch's ``parallelize_module`` cuts them, by the plan that transformers gives for a net (``tp_plan``), or by the job's
-own ``parallelize``. What stays whole becomes a replicated DTensor: norms and optimizers see tensors of one kind.
+torch's ``parallelize_module`` cuts them, by the plan that transformers gives for a net (``tp_plan``), by the plan that
+follows from its attention and feed-forward (``attention_plan``), or by the job's own ``parallelize``. What stays whole
+becomes a replicated DTensor: norms and optimizers see tensors of one kind.
 
 Source of the layouts' names: ``transformers.distributed.tensor_parallel``.
 """
@@ -9,32 +10,35 @@ Source of the layouts' names: ``transformers.distributed.tensor_parallel``.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
+from memfit.engine.attention_plan import check_attentions, derived_plan, share_heads
+from memfit.engine.fused_projection import FusedColwiseParallel
+from memfit.engine.local_parameters import LocalParameters
 from memfit.errors import InputError
 from memfit.job import Job, Nets
-from memfit.torch_compat import tree_map
-from memfit.torch_compat.attributes import own_buffers, own_parameters
+from memfit.torch_compat.attributes import own_parameters
 from memfit.torch_compat.distributed import OWN_VALUES
 
 TENSOR = "tp"
 """The dimension of a mesh of ranks that hold parts of each layer."""
-STYLES = {
+STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
     "colwise": lambda: ColwiseParallel(),
     "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
+    "colwise_fused_2": lambda: FusedColwiseParallel(parts=2),
     "colwise_rep": lambda: ColwiseParallel(output_layouts=Replicate()),
     "rowwise": lambda: RowwiseParallel(),
     "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Replicate()),
     "rowwise_rep": lambda: RowwiseParallel(input_layouts=Replicate()),
     "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
 }
-"""torch's style for each layout that transformers names."""
+"""torch's style for each layout that transformers names, and for fused parts."""
 _HOOK = "write parallelize(self, nets, mesh) in the job, or leave tp out of the mesh"
 
 
@@ -55,24 +59,43 @@ def cut_layers(job: Job, nets: Nets, mesh: DeviceMesh) -> None:
                 raise InputError(seen, f"it cut no parameter of net {name!r}", "cut it, or leave tp out of the mesh")
     else:
         for name, net in nets.items():
-            parallelize_module(net, mesh, _styles(name, net, mesh.size()), **OWN_VALUES)
-    for name, net in nets.items():
-        _replicate(name, net, mesh)
+            _cut(name, net, mesh)
+    for net in nets.values():
+        _replicate(net, mesh)
 
 
-def _styles(name: str, net: nn.Module, ranks: int) -> dict[str, ParallelStyle]:
-    """A style for each module of transformers' plan for a net.
+def _cut(name: str, net: nn.Module, mesh: DeviceMesh) -> None:
+    """Cuts a net by the plan of transformers, else by the one that follows from its modules.
 
     Raises:
-        InputError: it has no plan, or the plan has what is not carried.
+        InputError: it has neither, or the plan has what is not carried.
     """
-    plan = getattr(net, "tp_plan", None)
-    if not plan:
-        why = f"transformers has no tensor-parallel plan for {type(net).__name__}"
-        raise InputError(f"net {name!r} on tp={ranks}", why, _HOOK)
+    plan, ranks = getattr(net, "tp_plan", None), mesh.size()
+    if plan:
+        _check_heads(name, net, ranks)
+        parallelize_module(net, mesh, _styles(name, net, plan, ranks), **OWN_VALUES)
+        return
+    derived = derived_plan(net)
+    if not derived:
+        why = f"transformers has no tensor-parallel plan for {type(net).__name__}, and no module of it is attention "
+        raise InputError(f"net {name!r} on tp={ranks}", f"{why}with to_q, to_k, to_v and to_out", _HOOK)
+    check_attentions(name, net, ranks, _HOOK)
+    styles = _styles(name, net, derived, ranks)
+    for path in derived.keys() - styles.keys():
+        raise InputError(f"module {name}.{path} on tp={ranks}", "it shares a parameter with another module", _HOOK)
+    parallelize_module(net, mesh, styles, **OWN_VALUES)
+    share_heads(net, ranks)
+
+
+def _styles(name: str, net: nn.Module, plan: Mapping[str, str], ranks: int) -> dict[str, ParallelStyle]:
+    """A style for each module that a plan names by path or pattern.
+
+    Raises:
+        InputError: the plan has what is not carried, or no module of the net.
+    """
     styles: dict[str, ParallelStyle] = {}
     for path, module in net.named_modules():
-        layout = next((plan[key] for key in plan if fnmatch.fnmatchcase(path, key)), None)
+        layout = plan.get(path) or next((plan[key] for key in plan if fnmatch.fnmatchcase(path, key)), None)
         if layout is None or _is_tied(net, module):
             continue
         if layout not in STYLES:
@@ -81,7 +104,6 @@ def _styles(name: str, net: nn.Module, ranks: int) -> dict[str, ParallelStyle]:
         styles[path] = STYLES[layout]()
     if not styles:
         raise InputError(f"net {name!r} on tp={ranks}", f"no module of {type(net).__name__} is in its plan", _HOOK)
-    _check_heads(name, net, ranks)
     return styles
 
 
@@ -99,8 +121,9 @@ def _check_sizes(where: str, module: nn.Module, layout: str, ranks: int) -> None
     if weight is None:
         raise InputError(f"module {where} on tp={ranks}", f"{type(module).__name__} has no weight to cut", _HOOK)
     size = weight.shape[1 if layout.startswith("rowwise") else 0]
-    if size % ranks:
-        raise InputError(f"module {where} on tp={ranks}", f"{size} does not divide by {ranks}", "write another tp")
+    pieces = 2 * ranks if layout == "colwise_fused_2" else ranks
+    if size % pieces:
+        raise InputError(f"module {where} on tp={ranks}", f"{size} does not divide by {pieces}", "write another tp")
 
 
 def _check_heads(name: str, net: nn.Module, ranks: int) -> None:
@@ -114,51 +137,18 @@ def _check_heads(name: str, net: nn.Module, ranks: int) -> None:
             )
 
 
-def _replicate(name: str, net: nn.Module, mesh: DeviceMesh) -> None:
-    """Every parameter that is whole as a replicated DTensor; one that modules share stays shared.
-
-    Raises:
-        InputError: a module holds parameters beside other modules, or beside buffers.
-    """
+def _replicate(net: nn.Module, mesh: DeviceMesh) -> None:
+    """Every parameter that is whole as a replicated DTensor; one that modules share stays shared."""
     whole: dict[int, nn.Parameter] = {}
-    for path, module in _with_whole_parameters(net):
-        where = f"module {name}.{path}".rstrip(".") + f" on tp={mesh.size()}"
-        if next(module.children(), None) is not None:
-            raise InputError(where, "it holds parameters beside other modules", _HOOK)
-        if own_buffers(module):
-            raise InputError(where, f"{type(module).__name__} holds buffers, which are not cut", _HOOK)
-        for key, parameter in own_parameters(module).items():
-            if parameter is not None and not isinstance(parameter, DTensor):
-                if id(parameter) not in whole:
-                    replicated = DTensor.from_local(parameter.data, mesh, [Replicate()], run_check=False)
-                    whole[id(parameter)] = nn.Parameter(replicated, requires_grad=parameter.requires_grad)
-                module.register_parameter(key, whole[id(parameter)])
-        module.register_forward_pre_hook(_Enter(mesh), with_kwargs=True)
-        module.register_forward_hook(_leave)
-
-
-def _with_whole_parameters(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    for path, module in list(net.named_modules()):
-        own = [parameter for parameter in own_parameters(module).values() if parameter is not None]
-        if any(not isinstance(parameter, DTensor) for parameter in own):
-            yield path, module
-
-
-class _Enter:
-    """Before a forward: tensors, of which every rank has the same, become replicated DTensors."""
-
-    def __init__(self, mesh: DeviceMesh) -> None:
-        self._mesh = mesh
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        def entered(value: Any) -> Any:
-            if not isinstance(value, Tensor) or isinstance(value, DTensor):
-                return value
-            return DTensor.from_local(value, self._mesh, [Replicate()], run_check=False)
-
-        return tree_map(entered, (args, kwargs))
-
-
-def _leave(module: nn.Module, args: Any, output: Any) -> Any:
-    """After a forward: DTensors become this rank's tensors."""
-    return tree_map(lambda value: value.to_local() if isinstance(value, DTensor) else value, output)
+    for module in net.modules():
+        own = own_parameters(module)
+        names = [key for key, value in own.items() if value is not None and not isinstance(value, DTensor)]
+        for key in names:
+            parameter = own[key]
+            assert parameter is not None
+            if id(parameter) not in whole:
+                replicated = DTensor.from_local(parameter.data, mesh, [Replicate()], run_check=False)
+                whole[id(parameter)] = nn.Parameter(replicated, requires_grad=parameter.requires_grad)
+            module.register_parameter(key, whole[id(parameter)])
+        if names:
+            LocalParameters().watch(module)

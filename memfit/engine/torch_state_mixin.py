@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from memfit.engine.collectives import full_tensor, local_shard
+from memfit.engine.refusals import DTENSOR_STEP
 from memfit.job import Nets, is_trained
 
 
@@ -53,13 +54,19 @@ class TorchStateMixin:
             here = net.state_dict()
             net.load_state_dict({key: local_shard(value, here[key]) for key, value in state["nets"][name].items()})
         for name, optimizer in optimizers.items():
+            whole = state["optimizers"][name]
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            for index, own in state["optimizers"][name]["state"].items():
-                like = parameters[index]
+            if whole["state"] and not optimizer.state and getattr(type(optimizer), DTENSOR_STEP, False):
+                self.state_of_parts(nets, {name: optimizer})  # makes the state that says how values are sharded
+            for index, own in whole["state"].items():
+                held = optimizer.state.get(parameters[index], {})
                 for key, value in own.items():
-                    if isinstance(value, Tensor) and value.shape == like.shape:
+                    like = next(
+                        (known for known in (held.get(key), parameters[index]) if _has_shape(known, value)), None
+                    )
+                    if like is not None:
                         own[key] = local_shard(value, like)
-            optimizer.load_state_dict(state["optimizers"][name])
+            optimizer.load_state_dict(whole)
 
     def state_of_parts(self, nets: Nets, optimizers: Mapping[str, Optimizer]) -> dict[str, Any]:
         """torch's own, which makes an optimizer's missing state by a step that changes nothing."""
@@ -94,6 +101,10 @@ class TorchStateMixin:
 
         options = state_dict.StateDictOptions(strict=True)
         state_dict.set_model_state_dict(net, dict(state), options=options)
+
+
+def _has_shape(known: Any, value: Any) -> bool:
+    return isinstance(known, Tensor) and isinstance(value, Tensor) and known.shape == value.shape
 
 
 def _trained(nets: Nets) -> nn.ModuleDict:

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Optimizer
 
+import memfit
+from memfit.errors import InputError
 from memfit.job import Job, Loss, Nets, Precision, Shape
 from memfit.jobs.data.sovits_clips import SovitsClip, sovits_clips
 from memfit.jobs.nets.accuracy import top_k_accuracy
@@ -49,6 +53,8 @@ class S1(Job):
     """Width of the transformer."""
     depth: int = 24
     """Layers."""
+    dropout: float = 0.1
+    """Of the embeddings and in every layer, as upstream."""
     clips: int = 64
     """Clips of synthesized speech in the data set."""
 
@@ -56,6 +62,7 @@ class S1(Job):
         "clip_seconds": (0.5, 3600),
         "phonemes_per_second": (2, 100),
         "learning_rate": (0, math.inf),
+        "dropout": (0, 1),
         **dict.fromkeys(("dim", "depth", "clips"), (1, math.inf)),
     }
     smaller_settings: ClassVar[Mapping[str, str]] = {"clip_seconds": "shorter clips"}
@@ -67,12 +74,25 @@ class S1(Job):
             dim=self.dim,
             depth=self.depth,
             num_heads=max(1, self.dim // 32),
+            dropout=self.dropout,
             fused=self.attention == "fused",
         )
         return {"gpt": net}
 
     def checkpointable(self, nets: Nets) -> list[str]:
         return [f"gpt.layers.{k}" for k in range(self.depth)]
+
+    def parallelize(self, nets: Nets, mesh: DeviceMesh) -> None:
+        """Heads and the feed-forward's width are shared out; embeddings, norms and the prediction stay whole."""
+        net: Any = nets["gpt"]
+        if net.num_heads % mesh.size():
+            why = f"{net.num_heads} heads (dim / 32) do not divide by it"
+            raise InputError(f"net 'gpt' on tp={mesh.size()}", why, "write another tp")
+        net.num_heads //= mesh.size()
+        for layer in net.layers:
+            layer.num_heads = net.num_heads
+            styles = {"qkv": memfit.FusedColwiseParallel(parts=3), "out": RowwiseParallel()}
+            parallelize_module(layer, mesh, {**styles, "widen": ColwiseParallel(), "narrow": RowwiseParallel()})
 
     def optimizers(self, nets: Nets) -> dict[str, Optimizer]:
         parameters = nets["gpt"].parameters()

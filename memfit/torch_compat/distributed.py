@@ -15,6 +15,7 @@ from torch import Tensor
 from memfit.torch_compat.versions import lacks, release_number
 
 try:
+    import torch.distributed._functional_collectives as functional
     import torch.nn.parallel.distributed as ddp
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.distributed_c10d import _resolve_process_group
@@ -45,6 +46,16 @@ OWN_VALUES: dict[str, Any] = (
 )
 """For ``distribute_tensor`` and ``parallelize_module``: every rank takes its part of its own whole tensor. Before torch
 2.7 they have no such choice, and take rank 0's, which is the same where all ranks have the same values."""
+
+
+def all_to_all_rows(rows: Tensor, received: list[int], sent: list[int], mesh: DeviceMesh) -> Tensor:
+    """Rows of a contiguous tensor to other ranks of a mesh of one dimension, and theirs to this one, by rank.
+
+    Args:
+        received: rows from each rank.
+        sent: rows to each rank.
+    """
+    return functional.wait_tensor(functional.all_to_all_single(rows, received, sent, mesh))
 
 
 def group_words(group: Any) -> str:

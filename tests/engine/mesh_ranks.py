@@ -15,7 +15,8 @@ from memfit.engine.process_group import join
 from memfit.errors import InputError
 from memfit.mesh import parse_mesh
 from memfit.train.checkpoint.sharded_checkpoint import load_sharded, save_sharded
-from tests.engine.rank_steps import TENSOR_CASES, train
+from tests.engine import built_in_jobs
+from tests.engine.rank_steps import BUILT_IN_CASES, TENSOR_CASES, train
 from tests.engine.ranks import CPU
 from tests.engine.tensor_jobs import REFUSED, Drawn, DrawnTied, Other, Words, words
 from tests.engine.zero_ranks import weights, window
@@ -27,7 +28,7 @@ STEPS = {
     "blocks": {},
     "units before": {"sync_each_micro_batch": False},
     "stages, full": {},
-    **{case: {} for case in TENSOR_CASES},
+    **{case: {} for case in TENSOR_CASES | BUILT_IN_CASES},
 }
 """Cases of ``rank_steps`` with the engine's choices."""
 STATES, REFUSALS, FIRST = "states", "refusals", "first values"
@@ -48,7 +49,7 @@ def main():
             for reader in READERS
         }
     if REFUSALS in cases:
-        results[REFUSALS] = {kind.__name__: refusal(kind, mesh) for kind in REFUSED}
+        results[REFUSALS] = {kind.__name__: refusal(kind, mesh) for kind in REFUSED | built_in_jobs.REFUSED}
     if FIRST in cases:
         results[FIRST] = {kind.__name__: first_values(kind, engine(mesh)) for kind in (Drawn, DrawnTied)}
     torch.save(results, folder / f"{dist.get_rank()}.pt")

@@ -28,11 +28,15 @@ from memfit.mesh import MeshShape
 from memfit.planner.predict import default_checkpointing, plain_nets
 from memfit.trace.step_phases import fetch_synthetic, save_once, synthetic_micro_batch, validate_once
 from testing.nets import JOBS, SHAPES
+from tests.engine import built_in_jobs
 from tests.engine.pipeline_jobs import STAGED
 from tests.engine.tensor_jobs import CARRIED
 
 CPU = torch.device("cpu")
 OPERATORS = "operators.pickle"
+
+
+KINDS = {**JOBS, **CARRIED, **STAGED, **built_in_jobs.CARRIED, "s1": built_in_jobs.Tokens}
 
 
 @dataclass(frozen=True)
@@ -46,11 +50,11 @@ class EngineCase:
 
     @property
     def shape(self):
-        items, length = SHAPES.get(self.net, (4, None))
+        items, length = SHAPES.get(self.net, (4, self.job().longest))
         return Shape(items=items, length=length)
 
     def job(self):
-        return {**JOBS, **CARRIED, **STAGED}[self.net](**self.settings)
+        return KINDS[self.net](**self.settings)
 
     def __str__(self):
         words = [
@@ -116,7 +120,10 @@ BOTH_CASES = [
     EngineCase("llama", "fsdp2", 2, BF16, {"half_gather": True}, BOTH),
     EngineCase("own", "fsdp2", 2, {}, {"sync_each_micro_batch": False}, BOTH),
 ]
-
+BUILT_IN_CUT = [EngineCase(net, "fsdp2", 2, {}, {}, TENSOR) for net in ("f5", "e2", "s1", "latentsync", "diffusers")]
+BUILT_IN_HYBRID = [EngineCase(net, "fsdp2", 2, {}, {}, HYBRID) for net in ("f5", "s1", "latentsync")]
+BUILT_IN_BOTH = [EngineCase(net, "fsdp2", 2, {}, {}, BOTH) for net in ("f5", "s1", "latentsync")]
+BUILT_IN_CASES = [*BUILT_IN_CUT, *BUILT_IN_HYBRID, *BUILT_IN_BOTH]
 
 STAGE_CASES = [
     EngineCase("llama", "fsdp2", 4, {}, {}, MeshShape(pp=2)),
@@ -231,7 +238,7 @@ def main():
     with settled():
         by_name = {
             str(case): measure(case, operators)
-            for case in CASES + ZERO_CASES + MESH_CASES + TENSOR_CASES + BOTH_CASES + STAGE_CASES
+            for case in [*CASES, *ZERO_CASES, *MESH_CASES, *TENSOR_CASES, *BOTH_CASES, *BUILT_IN_CASES, *STAGE_CASES]
             if len(sys.argv) < 3 or str(case) in sys.argv[2:]
         }
     (folder / f"{dist.get_rank()}.pickle").write_bytes(pickle.dumps(by_name))

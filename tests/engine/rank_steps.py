@@ -16,7 +16,8 @@ from memfit.engine.process_group import join
 from memfit.errors import InputError
 from memfit.job import Job, Loss
 from testing.nets import Transformer
-from tests.engine.ranks import CPU, SIZES, Counted, Gan, Sentences, micro_batch, sentences, vectors
+from tests.engine import built_in_jobs
+from tests.engine.ranks import CPU, SIZES, Counted, Gan, Sentences, count, micro_batch, sentences, vectors
 from tests.engine.tensor_jobs import CARRIED, words
 
 
@@ -80,7 +81,8 @@ CASES = {
 }
 TENSOR_CASES = {name: (kind, words, {}) for name, kind in CARRIED.items()}
 """Nets whose layers are cut."""
-ALL_CASES = CASES | TENSOR_CASES
+BUILT_IN_CASES = {name: (kind, built_in_jobs.batches(kind), {}) for name, kind in built_in_jobs.CARRIED.items()}
+ALL_CASES = CASES | TENSOR_CASES | BUILT_IN_CASES
 MODES = {
     "stages, selective": {"net.0": "selective", "net.1": "selective"},
     "stages, full": {"net.0": "full", "net.1": "full"},
@@ -119,8 +121,7 @@ def train(case, engine, choices=None):
 
 
 def idle(job, part):
-    items = part[0] if isinstance(part, tuple) else part
-    return MicroBatch(fetch=lambda: part, padded_units=len(items), units=job.units(part), counts=False)
+    return MicroBatch(fetch=lambda: part, padded_units=count(part), units=job.units(part), counts=False)
 
 
 class Outside(Transformer):

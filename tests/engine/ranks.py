@@ -112,8 +112,14 @@ SHARES = {"ragged": [[0, 1], [2], [3, 4]], "one rank has none": [[0, 1, 2], [], 
 
 
 def micro_batch(job, part):
-    items = part[0] if isinstance(part, tuple) else part
-    return MicroBatch(fetch=lambda: part, padded_units=len(items) * (job.longest or 1), units=job.units(part))
+    return MicroBatch(fetch=lambda: part, padded_units=count(part) * (job.longest or 1), units=job.units(part))
+
+
+def count(part):
+    """Samples of a micro-batch."""
+    if isinstance(part, dict):
+        return len(next(iter(part.values())))
+    return len(part[0] if isinstance(part, tuple) else part)
 
 
 def train(case, share, engine, rank):

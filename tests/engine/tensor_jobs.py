@@ -86,14 +86,6 @@ class Normed(Words):
         return {"net": Qwen3ForCausalLM(Qwen3Config(**SIZES, **HEADS, head_dim=8))}
 
 
-class Statistics(Own):
-    def nets(self):
-        return {"net": nn.Sequential(super().nets()["net"], nn.BatchNorm1d(6))}
-
-    def parallelize(self, nets, mesh):
-        parallelize_module(nets["net"][0], mesh, {"1": ColwiseParallel(), "3": RowwiseParallel()})
-
-
 class Idle(Own):
     def parallelize(self, nets, mesh):
         pass
@@ -105,7 +97,6 @@ REFUSED = {
     Adapted: "net 'net' on tp=2: no module of PeftModel is in its plan",
     Odd: "num_key_value_heads = 1 does not divide",
     Normed: "net.model.layers.0.self_attn.q_norm on tp=2: its layout 'replicated_with_grad_allreduce'",
-    Statistics: "module net.1 on tp=2: BatchNorm1d holds buffers",
     Idle: "Idle.parallelize() on tp=2: it cut no parameter of net 'net'",
 }
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from memfit.engine.single import Single
+from tests.engine import built_in_jobs
 from tests.engine.mesh_launch import results_of_ranks
 from tests.engine.mesh_ranks import (
     ALL,
@@ -24,7 +25,7 @@ from tests.engine.mesh_ranks import (
     goes_on,
     saved,
 )  # fmt: skip
-from tests.engine.rank_steps import TENSOR_CASES
+from tests.engine.rank_steps import BUILT_IN_CASES, TENSOR_CASES
 from tests.engine.tensor_jobs import REFUSED, Drawn, DrawnTied
 from tests.engine.test_fsdp2 import compare
 
@@ -33,8 +34,9 @@ ranks = partial(results_of_ranks, "mesh_ranks")
 
 @pytest.mark.slow
 def test_two_sharded_replicas_take_the_steps_of_one_rank(tmp_path):
-    gave = ranks(tmp_path, HYBRID, *STEPS.keys() - TENSOR_CASES.keys())
-    for case in STEPS.keys() - TENSOR_CASES.keys():
+    cases = STEPS.keys() - TENSOR_CASES.keys()
+    gave = ranks(tmp_path, HYBRID, *cases)
+    for case in cases:
         compare(gave, case)
 
 
@@ -51,9 +53,17 @@ def test_cut_nets_take_the_steps_of_one_rank(tmp_path, mesh):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mesh", [TENSOR, BOTH])
+def test_built_in_jobs_and_nets_of_diffusers_that_are_cut_take_the_steps_of_one_rank(tmp_path, mesh):
+    gave = ranks(tmp_path, mesh, *BUILT_IN_CASES)
+    for case in BUILT_IN_CASES:
+        compare(gave, case)
+
+
+@pytest.mark.slow
 def test_a_net_that_cannot_be_cut_is_refused_by_the_name_of_its_module(tmp_path):
     for rank in ranks(tmp_path, TENSOR, REFUSALS):
-        for kind, words in REFUSED.items():
+        for kind, words in (REFUSED | built_in_jobs.REFUSED).items():
             assert words in rank[REFUSALS][kind.__name__]
 
 

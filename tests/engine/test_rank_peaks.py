@@ -19,7 +19,18 @@ from memfit.torch_compat.versions import release_number
 from memfit.trace.self_test import live_peaks
 from memfit.trace.step import Tracing, trace_job
 from testing.truth import operator_names
-from tests.engine.rank_peaks import BOTH_CASES, CASES, MESH_CASES, OPERATORS, STAGE_CASES, TENSOR_CASES, ZERO_CASES
+from tests.engine.rank_peaks import (
+    BOTH_CASES,
+    BUILT_IN_BOTH,
+    BUILT_IN_CUT,
+    BUILT_IN_HYBRID,
+    CASES,
+    MESH_CASES,
+    OPERATORS,
+    STAGE_CASES,
+    TENSOR_CASES,
+    ZERO_CASES,
+)
 
 ROOT = Path(__file__).parents[2]
 FAST = (2, 5, 6, 13)
@@ -91,6 +102,14 @@ def test_every_rank_of_nets_that_are_cut(cases, tmp_path):
     check(compared, within=0.03)
     for (case, rank, phase), (peak, _) in compared.items():
         assert peak <= compared[case, BINDING_RANK, phase][0], (case, rank, phase)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "cases", [BUILT_IN_CUT, BUILT_IN_HYBRID, BUILT_IN_BOTH], ids=["cut", "replicas", "cut and sharded"]
+)
+def test_every_rank_of_built_in_jobs_on_a_mesh(cases, tmp_path):
+    check(compare(cases, cases[0].mesh.world, tmp_path), within=0.03)
 
 
 @pytest.mark.slow

@@ -61,7 +61,7 @@ class Text2Semantic(nn.Module):
         self.num_heads, self.end = num_heads, tokens - 1
         self.phoneme_embedding, self.token_embedding = nn.Embedding(phonemes, dim), nn.Embedding(tokens, dim)
         self.project = nn.Linear(text_features, dim)
-        self.phoneme_positions, self.token_positions = Positions(dim, 0.1), Positions(dim, 0.1)
+        self.phoneme_positions, self.token_positions = (Positions(dim, dropout) for _ in range(2))
         self.layers = nn.ModuleList(Text2SemanticLayer(dim, num_heads, 4 * dim, dropout, fused) for _ in range(depth))
         self.predict = nn.Linear(dim, tokens, bias=False)
 

@@ -4,6 +4,7 @@ Tensors of one shape are stepped together, stacked: a step needs a copy of the p
 long as it lasts. Each stack's state is ``delta`` and ``exp_avg_sq`` of the stack's size, and per-tensor scalars for the
 size, which has its own, slower, update every ``size_period`` steps. Gradients are clipped at ``clipping`` times the
 median norm of the last ``clipping_period`` steps, once there are so many. No decision is taken on a tensor's value.
+Parameters may be DTensors, parts of which are on other ranks: sizes and norms are those of whole tensors.
 
 Not done: sparse gradients, reports of dominant parameters.
 """
@@ -12,15 +13,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 
 class ScaledAdam(Optimizer):
     """See the module."""
+
+    dtensor_step: ClassVar[bool] = True
+    """See ``memfit.engine.refusals``."""
 
     def __init__(
         self,
@@ -64,8 +69,12 @@ class ScaledAdam(Optimizer):
             ]
             states = [self.state[some[0]] for some in members]
             scale = self._clipping(group, states, stacks)
+            if "model_norms" not in states[0]:
+                device = stacks[0][0].device
+                norms = torch.zeros(group["clipping_period"], device=device)
+                states[0].update(model_norms=norms, threshold=torch.zeros((), device=device))
             for state, (stack, gradient) in zip(states, stacks, strict=True):
-                if not state:
+                if "step" not in state:
                     _start(state, stack, group["size_period"])
                 _step_stack(group, state, stack, gradient if scale is None else gradient * scale)
             for some, (stack, _) in zip(members, stacks, strict=True):
@@ -83,10 +92,8 @@ class ScaledAdam(Optimizer):
             return None
         total = torch.zeros((), device=stacks[0][0].device)
         for state, (_, gradient) in zip(states, stacks, strict=True):
-            total += ((gradient * state["param_rms"] if "param_rms" in state else gradient) ** 2).sum()
+            total += _whole(((gradient * state["param_rms"] if "param_rms" in state else gradient) ** 2).sum())
         norm = total.sqrt()
-        if "model_norms" not in first:
-            first["model_norms"] = torch.zeros(period, device=norm.device)
         first["model_norms"][step % period] = norm
         if step % period == 0:
             first["threshold"] = group["clipping"] * first["model_norms"].sort()[0][period // 2]
@@ -103,9 +110,14 @@ def _start(state: dict[str, Any], stack: Tensor, size_period: int) -> None:
     state["exp_avg_sq"] = torch.zeros_like(stack)
 
 
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def _rms(stack: Tensor) -> Tensor:
-    """Root of the mean square of each tensor of the stack, kept to broadcast."""
-    return (stack**2).mean(dim=list(range(1, stack.ndim)), keepdim=True).sqrt()
+    """Root of the mean square of each tensor of the stack, kept to broadcast. A sum, since parts of a DTensor may have
+    different sizes, of whose means it would take the mean."""
+    return ((stack**2).sum(dim=list(range(1, stack.ndim)), keepdim=True) / stack[0].numel()).sqrt()
 
 
 def _step_stack(group: dict[str, Any], state: dict[str, Any], stack: Tensor, gradient: Tensor) -> None:

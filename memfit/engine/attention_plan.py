@@ -1,0 +1,117 @@
+"""A tensor-parallel plan that follows from a net's modules: attention and feed-forward as diffusers writes them.
+
+- Attention: linear layers ``to_q``, ``to_k``, ``to_v`` and ``to_out``, and a count of ``heads`` or ``num_heads``, by
+  which it splits what the first three give. Each rank has whole heads.
+- Feed-forward: diffusers' ``FeedForward``, and an ``nn.Sequential`` of a linear layer, what computes each element by
+  itself, and a linear layer.
+- Modulation (adaLN, Peebles and Xie 2023): an ``nn.Sequential`` of an activation and a linear layer, whose output is
+  gathered. It has one row for each sample, and may be a third of a net's weights.
+
+All other modules stay whole. Megatron's cut: Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from memfit.errors import InputError
+
+PROJECTIONS = ("to_q", "to_k", "to_v")
+COUNTS = ("heads", "num_heads")
+BESIDE = (*PROJECTIONS, "to_out", "group_norm", "spatial_norm", "norm_cross")
+"""Children of attention that hold parameters and are carried: norms of its whole input among them."""
+ACTIVATIONS = (
+    nn.CELU, nn.ELU, nn.GELU, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.LeakyReLU, nn.LogSigmoid, nn.Mish, nn.ReLU,
+    nn.ReLU6, nn.SELU, nn.SiLU, nn.Sigmoid, nn.Softplus, nn.Softsign, nn.Tanh,
+)  # fmt: skip
+"""Modules of torch without parameters that compute each element by itself."""
+DIFFUSERS = {"GELU": 1, "ApproximateGELU": 1, "LinearActivation": 1, "GEGLU": 2, "SwiGLU": 2}
+"""Parts of the output of ``proj`` by the class of diffusers.models.activations."""
+
+
+def derived_plan(net: nn.Module) -> dict[str, str]:
+    """Layout of each module that is cut, by path; empty where no module is attention."""
+    if not any(True for _ in attentions(net)):
+        return {}
+    plan: dict[str, str] = {}
+    for path, module in net.named_modules():
+        own = _layouts(module)
+        plan |= {f"{path}.{name}".lstrip("."): layout for name, layout in own.items()}
+    return plan
+
+
+def attentions(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Attention modules by path."""
+    return ((path, module) for path, module in net.named_modules() if _output_of(module) is not None)
+
+
+def check_attentions(name: str, net: nn.Module, ranks: int, write: str) -> None:
+    """Raises InputError where heads cannot be shared out to the ranks; names the module."""
+    for path, module in attentions(net):
+        where = f"module {name}.{path} on tp={ranks}"
+        heads = heads_of(module)
+        for child, part in module.named_children():
+            if child not in BESIDE and next(part.parameters(), None) is not None:
+                raise InputError(f"module {name}.{path}.{child} on tp={ranks}", "its layout is not carried", write)
+        if len({module.get_submodule(key).out_features for key in PROJECTIONS}) > 1:
+            raise InputError(where, "queries, keys and values have different sizes", write)
+        if heads % ranks:
+            raise InputError(where, f"{heads} heads do not divide by it", "write another tp")
+
+
+def share_heads(net: nn.Module, ranks: int) -> None:
+    """After the cut: attention counts the heads of this rank."""
+    for _, module in attentions(net):
+        for key in COUNTS:
+            if isinstance(getattr(module, key, None), int):
+                setattr(module, key, getattr(module, key) // ranks)
+
+
+def heads_of(module: nn.Module) -> int:
+    """Heads of attention; 0 where the module has no count."""
+    counts = [getattr(module, key, None) for key in COUNTS]
+    return next((count for count in counts if isinstance(count, int)), 0)
+
+
+def _layouts(module: nn.Module) -> dict[str, str]:
+    """Layouts of modules within a module, by path from there."""
+    if (output := _output_of(module)) is not None:
+        return {**dict.fromkeys(PROJECTIONS, "colwise"), output: "rowwise"}
+    if type(module).__module__.startswith("diffusers.") and type(module).__name__ == "FeedForward":
+        return _diffusers_feed_forward(module)
+    if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
+        return _sequential(list(module.named_children()))
+    return {}
+
+
+def _output_of(module: nn.Module) -> str | None:
+    """The path of the output's linear layer in attention; None of all other modules."""
+    children = dict(module.named_children())
+    if not heads_of(module) or not all(isinstance(children.get(key), nn.Linear) for key in PROJECTIONS):
+        return None
+    output = children.get("to_out")
+    if isinstance(output, nn.Linear):
+        return "to_out"
+    if isinstance(output, nn.ModuleList | nn.Sequential) and len(output) and isinstance(output[0], nn.Linear):
+        return "to_out.0"
+    return None
+
+
+def _diffusers_feed_forward(module: nn.Module) -> dict[str, str]:
+    parts = DIFFUSERS.get(type(module.get_submodule("net.0")).__name__)
+    if parts is None:
+        return {}
+    return {"net.0.proj": "colwise" if parts == 1 else f"colwise_fused_{parts}", "net.2": "rowwise"}
+
+
+def _sequential(children: list[tuple[str, nn.Module]]) -> dict[str, str]:
+    if len(children) < 2 or not isinstance(children[-1][1], nn.Linear):
+        return {}
+    (first, begins), *between, (last, _) = children
+    if not all(isinstance(part, (*ACTIVATIONS, nn.Dropout)) for _, part in between):
+        return {}
+    if isinstance(begins, nn.Linear) and between:
+        return {first: "colwise", last: "rowwise"}
+    return {last: "colwise_gather_output"} if isinstance(begins, ACTIVATIONS) else {}

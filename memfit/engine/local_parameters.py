@@ -1,0 +1,46 @@
+"""Modules that compute with this rank's part of their own parameters, which are DTensors for everything else.
+
+Optimizers, norms and checkpoints see DTensors; the module's forward sees plain tensors, so that it may call operators
+for which DTensor has no sharding rule, such as group normalisation, and change its buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from memfit.torch_compat.attributes import own_parameters
+
+
+class LocalParameters:
+    """Hooks of one module: in its forward, its own DTensor parameters are local tensors, and DTensors after it.
+
+    Gradients come back as DTensors of the parameter's own placements.
+
+    Args:
+        read: what the forward has of a parameter's local tensor; autograd goes through it.
+    """
+
+    def __init__(self, read: Callable[[Tensor], Tensor] = lambda local: local) -> None:
+        self._read = read
+        self._held: list[dict[str, Any]] = []
+
+    def watch(self, module: nn.Module) -> None:
+        """Sets the hooks. Hooks that are set later and first, as FSDP2's, run outside of them."""
+        module.register_forward_pre_hook(self._enter)
+        module.register_forward_hook(self._leave, always_call=True)
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        own: dict[str, Any] = own_parameters(module)
+        self._held.append({key: value for key, value in own.items() if isinstance(value, DTensor)})
+        for key, parameter in self._held[-1].items():
+            own[key] = self._read(parameter.to_local())
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Also after an error: a recomputed forward ends with one as soon as it has what was asked."""
+        own: dict[str, Any] = own_parameters(module)
+        if self._held:
+            own.update(self._held.pop())

@@ -1,0 +1,123 @@
+"""Built-in jobs and a net of diffusers in their smallest forms, for real ranks: no weight is zero, steps are SGD's."""
+
+import torch
+
+from memfit.job import Loss, Shape
+from memfit.jobs.f5_tts import E2Base, F5Tiny
+from memfit.jobs.gpt_sovits_s1 import S1
+from memfit.jobs.latentsync_tiny import LatentSyncTiny
+from memfit.jobs.nets.dit import UNetT
+from testing.nets import UNet
+
+
+class Plain:
+    """Comes before a job: its steps are proportional to gradients, so that a gradient of 0 but for rounding is none."""
+
+    seed = 6
+    clip: float | None = 0.5
+    ema: float | None = 0.9
+
+    def nets(self):
+        torch.manual_seed(self.seed)
+        nets = super().nets()
+        with torch.no_grad():
+            for net in nets.values():
+                for parameter in net.parameters():
+                    parameter.add_(torch.randn(parameter.shape) * 0.02)
+        return nets
+
+    def optimizers(self, nets):
+        return {
+            name: torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.05, momentum=0.9)
+            for name, net in nets.items()
+            if any(p.requires_grad for p in net.parameters())
+        }
+
+
+class Speech(Plain, F5Tiny):
+    dim: int = 64
+    depth: int = 2
+    vocabulary: int = 32
+    longest: int | None = 24
+
+
+class FlatUNet(Plain, E2Base):
+    """E2 TTS's net."""
+
+    dropout: float = 0.0
+    vocabulary: int = 32
+    longest: int | None = 24
+    draws: str = "sample"
+
+    def _net(self):
+        return UNetT(dim=32, depth=4, num_heads=2, head_dim=16, dropout=0.0, vocabulary=32)
+
+
+class Tokens(S1):
+    """GPT-SoVITS's first stage with its own optimizer."""
+
+    precision: str = "fp32"
+    dim: int = 64
+    depth: int = 2
+    dropout: float = 0.0
+    clip_seconds: float = 0.5
+    wrapper: str = "none"
+
+
+class PlainTokens(Plain, Tokens):
+    pass
+
+
+class Faces(Plain, LatentSyncTiny):
+    """The U-Net with its attention, motion modules and GEGLU, judged by its noise alone."""
+
+    frames: int = 2
+    pixel_space_supervise: bool = False
+    sync_weight: float = 0.0
+    perceptual_weight: float = 0.0
+    trepa_weight: float = 0.0
+
+
+class Diffused(Plain, UNet):
+    """diffusers' own U-Net with the noise of its batch."""
+
+    def loss(self, nets, batch):
+        steps = torch.zeros(len(batch["x"]), dtype=torch.long)
+        out = nets["unet"](batch["x"], steps, batch["c"]).sample
+        return Loss((out - 1).square().mean((1, 2, 3)).sum(), len(out))
+
+
+class NormedHeads(UNet):
+    """Attention with norms of single heads, which are not carried."""
+
+    def nets(self):
+        from diffusers.models.attention_processor import Attention
+
+        return {"unet": Attention(16, heads=2, dim_head=8, qk_norm="layer_norm")}
+
+
+class OddHeads(Speech):
+    dim: int = 96
+
+
+class OddTokens(Tokens):
+    dim: int = 96
+
+
+CARRIED = {"f5": Speech, "e2": FlatUNet, "s1": PlainTokens, "latentsync": Faces, "diffusers": Diffused}
+REFUSED = {
+    NormedHeads: "module unet.norm_q on tp=2: its layout is not carried",
+    OddHeads: "module dit.transformer_blocks.0.attn on tp=2: 3 heads do not divide by it",
+    OddTokens: "net 'gpt' on tp=2: 3 heads (dim / 32) do not divide by it",
+}
+
+
+def batches(kind):
+    """A function of sizes: micro-batches of the job, the same on every rank."""
+
+    def parts(sizes):
+        torch.manual_seed(5)
+        job = kind()
+        return [job.batch(Shape(items=items, length=job.longest)) for items in sizes]
+
+    return parts

@@ -1,0 +1,139 @@
+"""Which modules of a net are cut, without ranks.
+
+python -m pytest tests/engine/test_attention_plan.py
+"""
+
+from itertools import chain
+
+import pytest
+import torch
+from diffusers.models.attention import FeedForward
+from diffusers.models.attention_processor import Attention
+from torch import nn
+
+from memfit.engine.attention_plan import derived_plan, share_heads
+from memfit.engine.fused_projection import _exchange_plan
+from memfit.engine.local_parameters import LocalParameters
+from memfit.jobs.f5_tts import F5Tiny
+from memfit.jobs.nets.unet3d import UNet3D
+from tests.engine.built_in_jobs import CARRIED
+
+
+class Flipped(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x.flip(-1))
+
+
+class Block(nn.Module):
+    def __init__(self, **feed_forward):
+        super().__init__()
+        self.attn = Attention(16, heads=2, dim_head=8)
+        self.ff = FeedForward(16, **feed_forward)
+
+
+def test_attention_feed_forward_and_modulation_of_a_diffusion_transformer_are_cut():
+    plan = derived_plan(F5Tiny(depth=1).nets()["dit"])
+    block = {path.removeprefix("transformer_blocks.0."): layout for path, layout in plan.items() if "blocks" in path}
+    assert block == {
+        "modulation.1": "colwise_gather_output",
+        "attn.to_q": "colwise", "attn.to_k": "colwise", "attn.to_v": "colwise", "attn.to_out": "rowwise",
+        "ff.0": "colwise", "ff.3": "rowwise",
+    }  # fmt: skip
+    assert {path: layout for path, layout in plan.items() if "blocks" not in path} == {
+        "time_embed.time_mlp.0": "colwise", "time_embed.time_mlp.2": "rowwise",
+        "out_modulation.1": "colwise_gather_output",
+    }  # fmt: skip
+
+
+def test_convolutions_and_norms_of_a_unet_stay_whole():
+    net = UNet3D(channels=(32, 64), layers=1, heads=4, context_dim=32, groups=8, motion="all")
+    plan = derived_plan(net)
+    assert {type(net.get_submodule(path)) for path in plan} == {nn.Linear}
+    last = {path.rsplit(".transformer_blocks.0.")[-1] for path in plan}
+    assert {"attn1.to_q", "attn2.to_out", "ff.net.0.proj", "ff.net.2", "attention_blocks.1.to_v"} <= last
+    assert not any("proj_in" in path or "resnets" in path for path in plan)
+
+
+@pytest.mark.parametrize(
+    ("activation", "layout"),
+    [
+        ("geglu", "colwise_fused_2"),
+        ("swiglu", "colwise_fused_2"),
+        ("gelu", "colwise"),
+        ("geglu-approximate", "colwise"),
+        ("linear-silu", "colwise"),
+    ],
+)
+def test_the_gate_of_a_feed_forward_goes_with_its_values(activation, layout):
+    plan = derived_plan(Block(activation_fn=activation))
+    assert (plan["ff.net.0.proj"], plan["ff.net.2"], plan["attn.to_out.0"]) == (layout, "rowwise", "rowwise")
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 4)),
+        nn.Sequential(nn.Linear(4, 8), nn.Softmax(-1), nn.Linear(8, 4)),
+        nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4)),
+        nn.Sequential(nn.Linear(4, 8), nn.GELU()),
+        Flipped(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)),
+    ],
+)
+def test_layers_that_mix_what_ranks_hold_stay_whole(layers):
+    block = Block()
+    before = derived_plan(block)
+    block.more = layers
+    assert derived_plan(block) == before
+
+
+def test_a_net_without_attention_has_no_plan():
+    assert derived_plan(nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))) == {}
+
+
+def test_attention_counts_the_heads_of_its_rank():
+    net = CARRIED["f5"]().nets()["dit"]
+    share_heads(net, 2)
+    assert [block.attn.num_heads for block in net.transformer_blocks] == [1, 1]
+
+
+@pytest.mark.parametrize("parts", [2, 3, 5])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_every_rank_is_sent_its_piece_of_every_part(parts, ranks):
+    """An all-to-all in one process: chunk c of all is the number c."""
+    boxes = {}
+    for rank in range(ranks):
+        order, sent, _ = _exchange_plan(parts, ranks, rank, 1)
+        chunks = iter([rank * parts + k for k in order])
+        boxes |= {(rank, to): [next(chunks) for _ in range(count)] for to, count in enumerate(sent)}
+    for rank in range(ranks):
+        _, _, received = _exchange_plan(parts, ranks, rank, 1)
+        arrived = [boxes[source, rank] for source in range(ranks)]
+        assert [len(box) for box in arrived] == received
+        assert list(chain(*arrived)) == [part * ranks + rank for part in range(parts)]
+
+
+def test_a_module_has_its_parameters_back_after_an_error(monkeypatch):
+    class Fails(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+
+        def forward(self, x):
+            assert type(self.weight) is torch.Tensor
+            raise ValueError("planted")
+
+    monkeypatch.setattr("memfit.engine.local_parameters.DTensor", Sharded)
+    net = Fails()
+    net.weight = Sharded(torch.ones(2))
+    LocalParameters().watch(net)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="planted"):
+            net(torch.ones(2))
+        assert type(net.weight) is Sharded
+
+
+class Sharded(nn.Parameter):
+    """Stands for a DTensor."""
+
+    def to_local(self):
+        return self.data * 1
