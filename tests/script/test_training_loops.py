@@ -342,3 +342,23 @@ def test_a_last_attempt_that_runs_out_of_memory_leaves_an_answer(tmp_path: Path)
     assert outcome.error is None, outcome.error.text
     assert outcome.windows == 3
     assert outcome.failed_attempts == 1
+
+
+def test_a_dtensor_is_gathered_by_positions_on_the_virtual_cpu(tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path,
+        "import torch, torch.distributed as dist\n"
+        "from torch.distributed.device_mesh import init_device_mesh\n"
+        "from torch.distributed.tensor import DTensor, Replicate\n"
+        "dist.init_process_group('gloo')\n"
+        "mesh = init_device_mesh('cpu', (2,))\n"
+        "net = torch.nn.Linear(64, 64)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "for step in range(3):\n"
+        "    table = DTensor.from_local(net(torch.ones(8, 64)), mesh, [Replicate()])\n"
+        "    rows = DTensor.from_local(torch.arange(8).view(8, 1), mesh, [Replicate()])\n"
+        "    loss = table.gather(0, rows).to_local().sum()\n"
+        f"    {STEP}",
+        device="cpu", world=2,
+    )  # fmt: skip
+    assert outcome.error is None, outcome.error.text

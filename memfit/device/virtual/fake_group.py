@@ -73,8 +73,11 @@ def _ranks(value: Any) -> Any:
 
 
 def _quietly(function: Callable[..., Any], quiet: Quiet) -> Callable[..., Any]:
+    """A function that computes shapes of DTensors, without a record. On the virtual CPU, whose mode runs what it can on
+    real tensors, under torch's own mode of fake tensors: the values that it would read there are none."""
+
     def call(*args: Any, **kwargs: Any) -> Any:
-        with quiet():
+        with quiet(), contextlib.nullcontext() if backend.is_inside() else disable_current_modes():
             return function(*args, **kwargs)
 
     return call
