@@ -24,6 +24,7 @@ EXTRAS = {
     "accelerate": ("accelerate",),
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
+    "titan": ("torchtitan",),
 }
 """The optional parts of memfit that pip installs by name, and the modules that each brings."""
 

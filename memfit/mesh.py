@@ -69,8 +69,11 @@ class MeshShape:
 _NAMES = tuple(field.name for field in fields(MeshShape))
 
 
-def parse_mesh(text: str) -> MeshShape:
+def parse_mesh(text: str, not_carried: Mapping[str, str] = NOT_CARRIED) -> MeshShape:
     """``dp_replicate=2,dp_shard=4``: the value of --mesh.
+
+    Args:
+        not_carried: dimensions that are refused, and why.
 
     Raises:
         InputError: it is no list of dimensions and sizes, or ``mesh_of`` refuses it.
@@ -84,14 +87,15 @@ def parse_mesh(text: str) -> MeshShape:
         if name in sizes:
             raise InputError(f"--mesh {text}", f"{name} is given twice", "write each dimension once")
         sizes[name] = int(size)
-    return mesh_of(sizes, f"--mesh {text}")
+    return mesh_of(sizes, f"--mesh {text}", not_carried)
 
 
-def mesh_of(sizes: Mapping[str, object], where: str) -> MeshShape:
+def mesh_of(sizes: Mapping[str, object], where: str, not_carried: Mapping[str, str] = NOT_CARRIED) -> MeshShape:
     """The mesh of these dimensions.
 
     Args:
         where: what was read, for messages.
+        not_carried: dimensions that are refused, and why.
 
     Raises:
         InputError: a dimension that is not known or that no engine carries, or a size that is not a number of ranks.
@@ -103,9 +107,9 @@ def mesh_of(sizes: Mapping[str, object], where: str) -> MeshShape:
             raise InputError(where, f"there is no dimension {name!r}", write)
         if type(size) is not int or size < 1:
             raise InputError(where, f"{name} = {size!r} is not a number of ranks", f"write {name}=1 or more")
-        if size > 1 and name in NOT_CARRIED:
-            carried = ", ".join(known for known in _NAMES if known not in NOT_CARRIED)
-            raise InputError(where, NOT_CARRIED[name], f"leave {name} out, and write {carried}")
+        if size > 1 and name in not_carried:
+            carried = ", ".join(known for known in _NAMES if known not in not_carried)
+            raise InputError(where, not_carried[name], f"leave {name} out, and write {carried}")
     return MeshShape(**{name: size for name, size in sizes.items() if type(size) is int})
 
 

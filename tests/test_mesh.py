@@ -72,3 +72,7 @@ def test_each_dimension_of_several_has_a_communicator_beside_that_of_all_ranks()
     assert communicators(8, MeshShape(dp_replicate=2, dp_shard=4).sizes()) == 3
     assert communicators(2, MeshShape(pp=2).sizes()) == 2, "with its neighbour"
     assert communicators(4, MeshShape(pp=4).sizes()) == 3, "with two neighbours"
+
+
+def test_a_target_that_carries_every_dimension_gets_them():
+    assert parse_mesh("cp=2,ep=4", not_carried={}) == MeshShape(cp=2, ep=4)

@@ -53,9 +53,9 @@ def command(plan: str, to: str, nnodes: str, out: str | None, as_json: bool) -> 
 
         job = load_job(read.job, dict(read.settings))
         file = Path(out or FILES[to])
-        if read.ranks > len(read.micro_batches):
+        if to != "torchtitan" and read.ranks > len(read.micro_batches):
             why = "ranks that hold parts of a layer, or stages, share their samples, which these files cannot express"
-            raise InputError(f"plan file {plan}: mesh", why, "run it with memfit run")
+            raise InputError(f"plan file {plan}: mesh", why, "run it with memfit run, or write --to torchtitan")
         exported = export(read, job, plain_nets(job), to, str(file), str(Path(plan).absolute()), nodes)
     try:
         write_atomic(file, exported.text)

@@ -29,6 +29,7 @@ from memfit.cli.prediction_output import (
     write_trace_file,
 )
 from memfit.cli.progress import progress
+from memfit.cli.titan_target import asked_titan, config_option, is_titan, refuse_config
 from memfit.errors import Exit, InputError
 from memfit.plan import ENGINES
 from memfit.sizes import parse_size
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 @click.command("predict")
 @click.argument("job")
 @set_option
+@config_option
 @click.option(
     "--micro-batch",
     metavar="N",
@@ -103,16 +105,17 @@ if TYPE_CHECKING:
 @fresh_option
 @json_option
 def command(
-    job: str, pairs: tuple[str, ...], micro_batch: str | None, shape: str | None, device_names: tuple[str, ...],
-    memory: str | None, headroom: str | None, budget: str | None, ci: bool, precision: str | None,
-    checkpoint: str | None, accumulate: str,
+    job: str, pairs: tuple[str, ...], config: str | None, micro_batch: str | None, shape: str | None,
+    device_names: tuple[str, ...], memory: str | None, headroom: str | None, budget: str | None, ci: bool,
+    precision: str | None, checkpoint: str | None, accumulate: str,
     epoch: str | None, lengths: str | None, shapes: str | None, engine: str | None, world: str | None,
     mesh: str | None, rank: str | None, snapshot: str | None, trace: str | None, fresh: bool,
     as_json: bool,
 ) -> int:  # fmt: skip
     """Predict whether JOB fits, in training, validation and saving.
 
-    JOB is a built-in name (memfit jobs), package.module:Name, path/file.py:Name, or -- python train.py ARGS.
+    JOB is a built-in name (memfit jobs), package.module:Name, path/file.py:Name, torchtitan:CONFIG, or
+    -- python train.py ARGS.
     """
     targets = choose_devices(device_names, memory, headroom)
     limit = parse_size(budget) if budget is not None else None
@@ -128,15 +131,27 @@ def command(
         raise InputError(
             f"--lengths {lengths}", "nothing uses them without --epoch", "write --epoch N too (0: one epoch)"
         )
-    ranks = asked_ranks(engine, whole_number("--world", world), mesh)
+    titan = None
+    if is_titan(job):
+        titan = asked_titan(
+            job, config=config, pairs=pairs, world=whole_number("--world", world), mesh=mesh,
+            options={
+                "--precision": precision, "--checkpoint": checkpoint, "--engine": engine, "--shape": shape,
+                "--accumulate": None if accumulate == "1" else accumulate, "--epoch": epoch, "--shapes": shapes,
+            },
+        )  # fmt: skip
+        ranks = asked_ranks(None, None, None)
+    else:
+        refuse_config(config)
+        ranks = asked_ranks(engine, whole_number("--world", world), mesh)
     how: dict[str, Any] = {
         "micro_batches": whole_number("--accumulate", accumulate), "engine": ranks.engine, "world": ranks.world,
         "mesh": ranks.mesh, "rank": whole_number("--rank", rank, least=0),
     }  # fmt: skip
     count, plan, environment = whole_number("--micro-batch", micro_batch), _plan(checkpoint), dict(os.environ)
-    with asked_job(job, pairs, precision, checkpoint, fresh=fresh) as asked:
+    with titan or asked_job(job, pairs, precision, checkpoint, fresh=fresh) as asked:
         with progress(f"tracing {asked.name}", quiet=as_json):
-            asked_shape = micro_batch_shape(asked.facts, shape, count)
+            asked_shape = micro_batch_shape(asked.facts, shape, count or asked.micro_batch)
             modes = {"none": {}, "all": asked.facts.every, None: asked.facts.own}
             how |= {"plan": plan, "checkpointing": modes[checkpoint] if plan is None else dict(plan.checkpointing)}
             predictions = [asked.predict(asked_shape, target, **how) for target in targets]

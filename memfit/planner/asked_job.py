@@ -126,6 +126,11 @@ class AskedJob:
         return 1
 
     @property
+    def micro_batch(self) -> int | None:
+        """Units of the micro-batch of a question that names none; None: one of the longest items."""
+        return None
+
+    @property
     def is_kept(self) -> bool:
         """Whether what is traced is kept for a later process."""
         return self._shelf is not None and self._shelf.is_on

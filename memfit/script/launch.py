@@ -57,8 +57,8 @@ def trace_script(request: TraceRequest, *, output: IO[str] | None = None) -> Scr
         ]  # fmt: skip
         files = (asked.fileno(), answered.fileno())
         process = subprocess.Popen(
-            command, pass_fds=files, stdout=output or error_descriptor(), stdin=subprocess.DEVNULL, env=_environment(),
-            start_new_session=True,
+            command, pass_fds=files, stdout=output or error_descriptor(), stdin=subprocess.DEVNULL,
+            env=script_environment(), start_new_session=True,
         )  # fmt: skip  # Ctrl-C comes to this process alone, which ends that one
         try:
             code = process.wait(timeout=request.limit_seconds + _GRACE_SECONDS)
@@ -100,7 +100,7 @@ def _is_noise(path: str) -> bool:
     return "__pycache__" in path or path.startswith(("/proc/", "/dev/"))
 
 
-def _environment() -> dict[str, str]:
+def script_environment() -> dict[str, str]:
     """This process's environment, with memfit on the path; the script's own folder still comes first."""
     root = str(Path(memfit.__file__).parents[1])
     before = os.environ.get("PYTHONPATH", "")

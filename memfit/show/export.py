@@ -99,7 +99,7 @@ def _for_trainer(planned: PlannedJob, to: str, file: str, left_out: dict[str, st
     """The plan for a trainer; notes of the plan that its arguments say are left out of what they do not."""
     config: TrainerConfig = TRAINERS[to](planned)
     remaining = {name: text for name, text in left_out.items() if name not in config.says} | dict(config.notes)
-    comments, world, path = _comments(planned.plan, remaining), planned.geometry.world, shlex.quote(file)
+    comments, world, path = _comments(planned.plan, remaining), planned.plan.ranks, shlex.quote(file)
     if to == "torchtitan":
         text = torchtitan_script(config, world, comments)
         command = f"sh {path} --module MODULE --config CONFIG"

@@ -13,8 +13,10 @@ from typing import Any
 
 from memfit.engine.capabilities import CAPABILITIES, Capabilities
 from memfit.job import Job, Nets
+from memfit.mesh import MeshShape
 from memfit.plan import Plan
 from memfit.printable import one_line
+from memfit.script.titan.target import DEGREES
 from memfit.show.export_geometry import ExportGeometry
 
 _HUGGING_FACE_OPTIMIZERS = {
@@ -142,18 +144,27 @@ def transformers_config(planned: PlannedJob) -> TrainerConfig:
 
 
 def torchtitan_config(planned: PlannedJob) -> TrainerConfig:
-    """Options of ``torchtitan.train``; ``activation-checkpoint`` is a subcommand, which stands last."""
+    """Options of ``torchtitan.train``; one that is True is a flag, and ``activation-checkpoint`` is a subcommand, which
+    stands last."""
     plan, geometry, does, job = planned.plan, planned.geometry, planned.does, planned.job
-    sharded = geometry.world if does.shards_optimizer else 1
+    world = geometry.world
+    mesh = plan.mesh_shape or MeshShape(**{"dp_shard" if does.shards_optimizer else "dp_replicate": world})
     values: dict[str, Any] = {
         "training.local_batch_size": geometry.micro_batch,
         "training.global_batch_size": geometry.global_batch,
         "training.max_norm": "inf" if job.clip is None else job.clip,
         "training.mixed_precision_param": {"bf16": "bfloat16"}.get(plan.precision, "float32"),
-        "parallelism.data_parallel_replicate_degree": geometry.world // sharded,
-        "parallelism.data_parallel_shard_degree": sharded,
+        "training.disable_cuda_graphs": True,
     }
-    notes, says = {}, {"checkpointing by module", "normalisation by units"}
+    sizes = {"dp_replicate": mesh.dp_replicate, "dp_shard": mesh.dp_shard, **mesh.sizes()}
+    values |= {f"parallelism.{DEGREES[name]}": size for name, size in sizes.items()}
+    notes, says = {}, {"checkpointing by module", "normalisation by units", "mesh"}
+    if mesh.pp > 1:
+        values["training.local_batch_size"] = geometry.micro_batch * geometry.accumulation
+        values["parallelism.pipeline_parallel_microbatch_size"] = geometry.micro_batch
+        notes["stages"] = "torchtitan divides the layers by its own rule; the plan's stages are those of memfit"
+    if mesh.tp > 1:
+        notes["cut of layers"] = "torchtitan cuts its own models' layers; the plan's job is cut by memfit"
     if job.longest is not None and geometry.counts == "samples":
         values["training.seq_len"] = job.longest
     else:
@@ -181,7 +192,8 @@ def torchtitan_script(config: TrainerConfig, world: int, comments: str) -> str:
     """A script that starts torchtitan: ``sh torchtitan.sh --module llama3 --config llama3_8b``."""
     values = dict(config.values)
     policy = values.pop("activation-checkpoint")
-    options = "".join(f"    --{name} {value} \\\n" for name, value in values.items())
+    flags = {name: "" if value is True else f" {value}" for name, value in values.items()}
+    options = "".join(f"    --{name}{value} \\\n" for name, value in flags.items())
     return f"""#!/bin/sh
 {comments}exec torchrun --standalone --nproc-per-node {world} -m torchtitan.train "$@" \\
 {options}    activation-checkpoint:{one_line(policy)}

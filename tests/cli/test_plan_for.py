@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 from memfit.loading import load_job
 from memfit.plan import read_plan
 from memfit.planner.predict import plain_nets
+from memfit.script.titan.target import DEGREES
 from memfit.show.export import export
 from tests.cli.asking import ROOT, is_one_line, really
 from tests.cli.test_export import plan
@@ -166,29 +166,50 @@ def test_the_predicted_bytes_leave_out_the_copy_of_memfits_own_checkpoints(tmp_p
 
 @pytest.mark.parametrize("policy", ["FullAC.Config", "NoneType"])
 def test_torchtitan_parses_what_is_written(policy: str, tmp_path: Path) -> None:
-    """With torchtitan's own configuration classes and its parser, tyro; its trainer needs a card."""
+    """With torchtitan's own reader; its trainer needs a card."""
     pytest.importorskip("torchtitan", reason="torchtitan is not among the development packages")
     (tmp_path / "lm.py").write_text(JOB)
     layers = {f"llama.model.layers.{number}": "full" for number in range(2)}
     made = plan("single", job=str(tmp_path / "lm.py:LM"), unit="tokens", global_batch=512, micro_batch=256,
                 micro_batches=[[256, 256]], checkpointing=layers if policy != "NoneType" else {})  # fmt: skip
-    job = load_job(made.job, {})
-    words = export(made, job, plain_nets(job), "torchtitan", "file", "/plan.toml").text.partition('"$@"')[2]
-    config = parsed_by_torchtitan(words.replace("\\", "").split())
+    config = parsed_by_torchtitan(made)
     assert (config.training.local_batch_size, config.training.global_batch_size) == (4, 8)
     assert (config.training.seq_len, config.training.mixed_precision_param) == (64, "float32")
+    assert config.training.disable_cuda_graphs
     assert type(config.activation_checkpoint).__qualname__ == policy
 
 
-def parsed_by_torchtitan(words: list[str]) -> Any:
-    import tyro
-    from torchtitan.config.configs import ParallelismConfig, TrainingConfig
-    from torchtitan.distributed.activation_checkpoint import ActivationCheckpointingConfig, SelectiveAC
+MESHES = [
+    ("fsdp2", {"dp_replicate": 2, "dp_shard": 2}, [[4, 4]] * 4, (4, 16 * 2)),
+    ("fsdp2", {"dp_shard": 2, "tp": 2}, [[4, 4]] * 2, (4, 16)),
+    ("fsdp2", {"pp": 2, "dp_shard": 2}, [[4, 4]] * 2, (8, 16)),
+]  # fmt: skip
 
-    @dataclass
-    class Config:
-        training: TrainingConfig = field(default_factory=TrainingConfig)
-        parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
-        activation_checkpoint: ActivationCheckpointingConfig = field(default_factory=SelectiveAC.Config)
 
-    return tyro.cli(Config, default=Config(), args=words)
+@pytest.mark.parametrize(("engine", "mesh", "sizes", "batches"), MESHES)
+def test_torchtitan_gets_every_degree_of_a_mesh(engine: str, mesh: Any, sizes: Any, batches: Any) -> None:
+    made = plan(engine, mesh=mesh, micro_batches=sizes, micro_batch=4, global_batch=8 * len(sizes))
+    job = load_job(made.job, dict(made.settings))
+    exported = export(made, job, plain_nets(job), "torchtitan", "file", "/plan.toml")
+    assert "mesh" not in exported.left_out
+    assert "--nproc-per-node 4 " in exported.text
+    pytest.importorskip("torchtitan", reason="torchtitan is not among the development packages")
+    config = parsed_by_torchtitan(made)
+    assert (config.training.local_batch_size, config.training.global_batch_size) == batches
+    degrees = {name: getattr(config.parallelism, degree) for name, degree in DEGREES.items()}
+    assert {name: size for name, size in degrees.items() if size > 1} == mesh
+    if "pp" in mesh:
+        assert config.parallelism.pipeline_parallel_microbatch_size == 4
+
+
+def parsed_by_torchtitan(made: Any) -> Any:
+    """The configuration that torchtitan reads from what is written for a plan."""
+    from memfit.script.titan.config import importable
+
+    job = load_job(made.job, dict(made.settings))
+    words = export(made, job, plain_nets(job), "torchtitan", "file", "/plan.toml").text.partition('"$@"')[2]
+    with importable():
+        from torchtitan.config import ConfigManager
+
+        chosen = ["--module", "llama3", "--config", "llama3_debugmodel"]
+        return ConfigManager().parse_args([*chosen, *words.replace("\\", "").split()])

@@ -1,0 +1,91 @@
+"""torchtitan's own trainer on the virtual card: python -m bench.titan_trainer [--json F] [--only NAME]
+
+Needs torchtitan 0.3 (pip install 'memfit[titan]'). Predicts Llama 3.1 8B as ``memfit predict torchtitan:llama3_8b``
+does, beside the eager row that torchtitan published for an older version, and asks for one configuration of each of
+its models and kinds of parallelism: which of them can be traced beside the installed torch, and what stops the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from typing import Any
+
+from bench.result_file import ROOT, add_json_option, target, write_result
+
+GIB = 2**30
+PUBLISHED = 82.4
+"""GiB reserved, H100 of 96 GB: torchtitan 9dec370, benchmarks/llama3_h100_202412_torchtitan.md, FSDP over 8, eager."""
+DTENSOR = "--set parallelism.spmd_backend=full_dtensor"
+LLAMA = f"torchtitan:llama3_8b --device h100 --memory 95GiB --micro-batch 2 {DTENSOR}"
+STEPS = {
+    "as configured": f"{LLAMA} --world 8",
+    "the loss in one piece": f"{LLAMA} --world 8 --set loss.num_chunks=1",
+    "the loss in one piece, 128 ranks": f"{LLAMA} --world 128 --set loss.num_chunks=1",
+}
+SMALL = "--device h100 --micro-batch 2 --set training.seq_len=512"
+REACHED = {
+    "llama3": f"torchtitan:llama3_debugmodel {SMALL} --world 2 {DTENSOR}",
+    "llama3, one rank": f"torchtitan:llama3_debugmodel {SMALL}",
+    "llama3, spmd_types": f"torchtitan:llama3_debugmodel {SMALL} --world 2",
+    "llama3, partial_dtensor": f"torchtitan:llama3_debugmodel {SMALL} --world 2 "
+    "--set parallelism.spmd_backend=partial_dtensor",
+    "llama3, HSDP": f"torchtitan:llama3_debugmodel {SMALL} --mesh dp_replicate=2,dp_shard=2 {DTENSOR}",
+    "llama3, TP": f"torchtitan:llama3_debugmodel {SMALL} --mesh dp_shard=2,tp=2 {DTENSOR}",
+    "llama3, CP": f"torchtitan:llama3_debugmodel {SMALL} --mesh dp_shard=2,cp=2 {DTENSOR}",
+    "llama3, PP": f"torchtitan:llama3_debugmodel {SMALL} --mesh pp=2,dp_shard=2 {DTENSOR}",
+    "llama3, varlen attention": f"torchtitan:llama3_debugmodel_varlen_attn {SMALL} --world 2 {DTENSOR}",
+    "llama3, compiled": f"torchtitan:llama3_debugmodel {SMALL} --world 2 {DTENSOR} --set compile.enable=true",
+    "qwen3": f"torchtitan:qwen3_debugmodel {SMALL} --world 2 {DTENSOR}",
+    "qwen3, experts": f"torchtitan:qwen3_moe_debug {SMALL} --world 2 {DTENSOR}",
+    "deepseek_v3": f"torchtitan:deepseek_v3_debugmodel {SMALL} --world 2 {DTENSOR}",
+    "deepseek_v3, EP": f"torchtitan:deepseek_v3_debugmodel {SMALL} --world 2 {DTENSOR} "
+    "--set parallelism.expert_parallel_degree=2",
+    "gpt_oss": f"torchtitan:gpt_oss_debugmodel_flex {SMALL} --world 2 {DTENSOR}",
+    "muse_glimmer": f"torchtitan:muse_glimmer_debugmodel {SMALL} --world 2 {DTENSOR}",
+    "kimi_k2_7": f"torchtitan:kimi_k2_5_debugmodel {SMALL} --world 2 {DTENSOR}",
+    "qwen3_5": f"torchtitan:qwen35_debugmodel {SMALL} --world 2 {DTENSOR}",
+    "flux": f"torchtitan:flux_debugmodel {SMALL} --world 2 {DTENSOR}",
+}
+"""One configuration of each model, and one of each kind of parallelism of one model."""
+SHOWN = ("allocated_bytes", "reserved_bytes", "process_bytes")
+
+
+def main() -> int:
+    """0; a configuration that is not traced is a figure and no failure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", metavar="NAME", help="one row")
+    add_json_option(parser)
+    asked = parser.parse_args()
+    every = {**STEPS, **REACHED}
+    rows = {name: row(words) for name, words in every.items() if asked.only in (None, name)}
+    figures = {"published": PUBLISHED, "steps": _of(rows, STEPS), "reached": _of(rows, REACHED)}
+    print(json.dumps(figures, indent=1))
+    write_result(target(asked.json, complete=asked.only is None), figures, packages=("torchtitan",))
+    return 0
+
+
+def _of(rows: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    return {name: rows[name] for name in names if name in rows}
+
+
+def row(words: str) -> dict[str, Any]:
+    """A prediction, or the line that says why there is none."""
+    command = [sys.executable, "-m", "memfit", "predict", *words.split(), "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    known = {"command": f"memfit predict {words}", "exit_code": done.returncode}
+    if done.returncode not in (0, 3):
+        lines = [line for line in done.stderr.splitlines() if line.startswith("memfit: ")]
+        return {**known, "why": (lines or ["memfit: no line"])[-1].removeprefix("memfit: ")}
+    answer = json.loads(done.stdout)
+    phase = answer["phases"]["train"]
+    return {
+        **known, **{name: phase[name] for name in SHOWN}, "categories": phase["categories"], "mesh": answer["mesh"],
+        "parameters": answer["nets"][0]["parameters"], "assumed": answer["assumed"],
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

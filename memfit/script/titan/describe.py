@@ -1,0 +1,155 @@
+"""Describes a configuration of torchtitan as JSON, in a process of its own: python -m memfit.script.titan.describe
+
+Reads a target of ``memfit.script.titan.target`` on standard input, and writes a ``Description`` on standard output, or
+``{"error": [seen, why, write]}``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from memfit.errors import InputError, install_extra, is_installed
+from memfit.planner.prediction import NetSize
+from memfit.script.launch import script_environment
+from memfit.script.titan.target import DEGREES, TitanTarget, target_from_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What a prediction needs of a configuration beside its trace.
+
+    Attributes:
+        degrees: ranks by dimension, as ``memfit.mesh`` names them; ``dp_shard`` is -1 where it takes those left over.
+        batch: rows of one micro-batch of a data-parallel rank.
+        length: tokens of a row.
+        backend: how parameters are laid out over ranks, ``parallelism.spmd_backend``.
+        not_modelled: settings that memfit does not model, and what to write for them.
+        loader: the class of the data loader.
+        makes_rows: whether rows of tokens can stand for what that loader gives.
+        has_pipelines: whether this torch's schedules take micro-batches as torchtitan gives them.
+        net: the model's size.
+        torch: the version of torch.
+        torchtitan: the version of torchtitan.
+    """
+
+    module: str
+    config: str
+    degrees: Mapping[str, int]
+    batch: int
+    length: int
+    backend: str
+    not_modelled: Mapping[str, str]
+    loader: str
+    makes_rows: bool
+    has_pipelines: bool
+    net: NetSize
+    torch: str
+    torchtitan: str
+
+
+def describe_target(target: TitanTarget) -> Description:
+    """What a child process reads of a target.
+
+    Raises:
+        InputError: as ``memfit.script.titan.config`` raises, or the process failed.
+    """
+    if not is_installed("torchtitan"):
+        raise InputError(f"torchtitan:{target.config}", "torchtitan is not installed", f"run {install_extra('titan')}")
+    command = [sys.executable, "-m", "memfit.script.titan.describe"]
+    child = subprocess.run(
+        command, input=target.to_json(), capture_output=True, text=True, env=script_environment(), check=False
+    )
+    try:
+        answer = json.loads(child.stdout)
+    except ValueError:
+        last = (child.stderr.strip().splitlines() or ["no output"])[-1]
+        seen = f"torchtitan:{target.config}"
+        raise InputError(seen, f"torchtitan could not be asked for it: {last}", "mend its installation") from None
+    if "error" in answer:
+        raise InputError(*answer["error"])
+    return Description(**{**answer, "net": NetSize(**answer["net"])})
+
+
+def main() -> None:
+    """Writes the answer; what libraries print goes to standard error."""
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    try:
+        described: dict[str, Any] = asdict(_described(target_from_json(sys.stdin.read())))
+    except InputError as error:
+        described = {"error": [error.seen, error.why, error.write]}
+    json.dump(described, answer)
+    answer.flush()
+
+
+def _described(target: TitanTarget) -> Description:
+    import torch
+    from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+
+    from memfit.script.titan.config import importable, load_config
+
+    with importable():
+        import torchtitan
+        from torchtitan.hf_datasets import text_datasets
+
+        config = load_config(target)
+        texts = [kind for name in _TEXT_LOADERS if (kind := getattr(text_datasets, name, None)) is not None]
+        return Description(
+            module=config.model_spec.name,
+            config=target.config,
+            degrees={name: getattr(config.parallelism, degree) for name, degree in DEGREES.items()},
+            batch=config.training.local_batch_size,
+            length=config.training.seq_len,
+            backend=config.parallelism.spmd_backend,
+            not_modelled=_not_modelled(config),
+            loader=config.dataloader._owner.__name__,
+            makes_rows=any(isinstance(config.dataloader, kind.Config) for kind in texts),
+            has_pipelines="arg_mbs" in inspect.signature(PipelineScheduleSingle.step).parameters,
+            net=_net(config),
+            torch=torch.__version__,
+            torchtitan=torchtitan.__version__,
+        )
+
+
+_TEXT_LOADERS = ("HuggingFaceTextDataLoader", "InterleavedHuggingFaceTextDataLoader", "ChatDataLoader")
+"""Loaders of torchtitan that give rows of tokens."""
+
+
+def _not_modelled(config: Any) -> dict[str, str]:
+    """Settings of which memfit has no measured run and no model, and what to write."""
+    from torchtitan.components.quantization.utils import has_quantization
+
+    refused = {}
+    if config.compile.enable:
+        refused["compiled memory (compile.enable)"] = "write --set compile.enable=false"
+    if has_quantization(config.model_spec.model):
+        refused["memory of quantized layers (Float8, MXFP8, NVFP4)"] = "name a configuration without them"
+    if config.comm.mode != "default":
+        refused[f"comm.mode={config.comm.mode}"] = "write --set comm.mode=default"
+    return refused
+
+
+def _net(config: Any) -> NetSize:
+    """The whole model, before it is cut for ranks."""
+    import torch
+
+    spec = config.model_spec
+    spec.model.update_from_config(config=config)
+    with torch.device("meta"):
+        parameters = list(spec.model.build().parameters())
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    return NetSize(
+        name=spec.name, parameters=sum(parameter.numel() for parameter in parameters), tensors=len(parameters),
+        trainable=sum(parameter.numel() for parameter in trained), trainable_tensors=len(trained),
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""memfit predict torchtitan:NAME: pytest tests/cli/test_titan_target.py"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memfit.errors import is_installed
+from tests.cli.asking import Run, is_one_line, really
+
+PRESENT = is_installed("torchtitan")
+needs_torchtitan = pytest.mark.skipif(not PRESENT, reason="torchtitan is not installed: pip install 'memfit[titan]'")
+AT = ("predict", "torchtitan:llama3_debugmodel", "--device", "h100")
+SMALL = ("--micro-batch", "2", "--set", "training.seq_len=256", "--set", "parallelism.spmd_backend=full_dtensor")
+
+
+@pytest.mark.skipif(PRESENT, reason="torchtitan is installed")
+def test_without_torchtitan_the_answer_says_what_to_install(run: Run) -> None:
+    is_one_line(run(*AT), "torchtitan is not installed", "pip install 'memfit[titan]'")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--precision", "bf16"), "training.mixed_precision_param"),
+        (("--checkpoint", "all"), "activation_checkpoint"),
+        (("--engine", "fsdp2"), "--mesh"),
+        (("--accumulate", "2"), "training.global_batch_size"),
+        (("--mesh", "dp_shard=2", "--world", "4"), "the mesh has 2 ranks"),
+        (("--config", "absent.toml"), "it cannot be read"),
+    ],
+)
+def test_options_of_jobs_say_what_to_write_instead(run: Run, options: tuple[str, ...], words: str) -> None:
+    is_one_line(run(*AT, *options), words)
+
+
+def test_a_job_has_no_configuration(run: Run) -> None:
+    is_one_line(run("predict", "f5_tts/tiny", "--config", "run.toml"), "it is for configurations of torchtitan")
+
+
+def answer(*options: str) -> Any:
+    code, out, err = really(*AT, *SMALL, "--json", *options)
+    assert code == 0, err
+    return json.loads(out)
+
+
+@needs_torchtitan
+@pytest.mark.slow
+def test_torchtitans_own_trainer_is_predicted_and_its_state_is_sharded() -> None:
+    two, four = answer("--world", "2"), answer("--world", "4")
+    assert (two["engine"], two["world"], two["mesh"], four["mesh"]) == (
+        "torchtitan",
+        2,
+        {"dp_shard": 2},
+        {"dp_shard": 4},
+    )
+    assert (two["micro_batch"], two["settings"]["training.seq_len"], two["unit"]) == (2, "256", "rows")
+    parameters = two["nets"][0]["parameters"]
+    states = [each["phases"]["train"]["categories"]["optimizer"] for each in (two, four)]
+    assert states == pytest.approx([8 * parameters / 2, 8 * parameters / 4], rel=0.01)
+    assert any("CUDA graphs are off" in line for line in two["assumed"])
+
+
+@needs_torchtitan
+@pytest.mark.slow
+def test_a_mesh_and_a_file_change_the_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[activation_checkpoint]\nmode = "none"\n')
+    kept, full = (
+        answer("--mesh", "dp_shard=2,tp=2", *more)
+        for more in (("--config", str(path)), ("--set", "activation_checkpoint=full"))
+    )
+    assert kept["mesh"] == full["mesh"] == {"dp_shard": 2, "tp": 2}
+    assert kept["phases"]["train"]["allocated_bytes"] > full["phases"]["train"]["allocated_bytes"]
+
+
+@needs_torchtitan
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("torchtitan:llama3_8b", "--set", "compile.enable=true"), "not validated; write --set compile.enable=false"),
+        (
+            ("torchtitan:llama3_debugmodel_float8_emulate_lora",),
+            "not validated; name a configuration without" if is_installed("torchao") else "torchao is not installed",
+        ),
+        (("torchtitan:flux_debugmodel",), "it reads FluxDataLoader"),
+        (("torchtitan:llama3_8b", "--world", "3", "--mesh", "tp=2"), "the mesh has 2 ranks"),
+        (("torchtitan:llama3_70b", "--world", "4"), "its degrees"),
+        (("torchtitan:nothing_like_it",), "torchtitan has no such configuration"),
+    ],
+)
+def test_what_is_not_modelled_is_refused_in_one_line(words: tuple[str, ...], said: str) -> None:
+    is_one_line(really("predict", *words, "--device", "h100"), said)

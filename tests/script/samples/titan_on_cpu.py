@@ -1,0 +1,43 @@
+"""torchtitan's own trainer with its debug model on the CPU: python titan_on_cpu.py
+
+Attention is torch's own, since FlexAttention has no backward on the CPU. With WORLD_SIZE and RANK, one rank of FSDP.
+"""
+
+import os
+import sys
+from types import SimpleNamespace
+
+from torch.distributed.fsdp import FSDPModule
+
+from memfit.script.titan.config import importable
+from memfit.script.titan.trainer import stand_in
+
+MONITOR = {
+    "set_device": lambda device: None, "current_device": lambda: 0, "device_count": lambda: 1,
+    "get_device_name": lambda device: "CPU", "get_device_properties": lambda device: SimpleNamespace(total_memory=1),
+    "reset_peak_memory_stats": lambda: None, "empty_cache": lambda: None, "memory_stats": lambda device: {},
+}  # fmt: skip
+"""What the trainer asks of its card's module for its log."""
+SINGLE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533"}
+
+for name, value in SINGLE.items():
+    os.environ.setdefault(name, value)
+with importable():
+    from torchtitan.models.common.attention import ScaledDotProductAttention
+    from torchtitan.models.llama3.config_registry import llama3_debugmodel
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torchtitan") and getattr(module, "device_type", None) == "cuda":
+            module.device_type, module.device_module = "cpu", SimpleNamespace(**MONITOR)
+    config = llama3_debugmodel()
+    for layer in config.model_spec.model.layers:
+        layer.attention.inner_attention = ScaledDotProductAttention.Config()
+    config.training.local_batch_size, config.training.seq_len, config.training.steps = 2, 128, 3
+    config.parallelism.spmd_backend = "full_dtensor"
+    stand_in(config)
+    trainer = config.build()
+    for module in trainer.model_parts[0].modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no sum that scales
+    trainer.train()
+    trainer.close()
