@@ -28,7 +28,8 @@ MOST_KNOWN_INTEGERS = 1 << 22
 
 _aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
-_ITEM = _aten._local_scalar_dense.default
+_OF_FAKES = frozenset({_aten._local_scalar_dense.default, _aten.split_with_sizes.default})
+"""Operators that ask for data, whose results on fake tensors are numbers or views of them."""
 _TO_COPY = _aten._to_copy.default
 _PACK = _aten._pack_padded_sequence.default
 _SELECT = _aten.masked_select.default
@@ -105,7 +106,7 @@ class ScriptTracer(Tracer):
             self._line = self.lines.note()
             if self.part == "between" and self.watch.steps:
                 self.averages.see(func, args)
-        if func in _INDEXED or (asks_data(func) and func is not _ITEM):
+        if func in _INDEXED or (asks_data(func) and func not in _OF_FAKES):
             answered = self._from_content(func, types, args, kwargs)
             if answered is not None:
                 return answered

@@ -1,4 +1,5 @@
-"""torch's private names of selective checkpointing: the storage of the kept outputs, and the mode that reads it."""
+"""torch's private names of selective checkpointing: the storage of the kept outputs, and the modes that write and read
+it."""
 
 from __future__ import annotations
 
@@ -9,7 +10,10 @@ from torch.utils import checkpoint as torch_checkpoint
 from memfit.torch_compat.versions import lacks
 
 try:
+    from torch._higher_order_ops.flex_attention import flex_attention as flex_operator
+    from torch.utils._python_dispatch import _pop_mode_temporarily as dispatch_mode_popped
     from torch.utils.checkpoint import _CachedTorchDispatchMode as CachedOutputs
+    from torch.utils.checkpoint import _CachingTorchDispatchMode as CachingOutputs
 
     IS_KEYED = hasattr(torch_checkpoint, "_RECOMPUTE")
     """Whether torch's storage is a dictionary of numbered outputs (from 2.13 on), which also has entries for outputs
@@ -21,4 +25,6 @@ try:
 except (ImportError, AttributeError) as error:
     raise lacks(error) from error
 
-__all__ = ["IS_KEYED", "RECOMPUTE", "CachedOutputs", "storage_key"]
+__all__ = [
+    "IS_KEYED", "RECOMPUTE", "CachedOutputs", "CachingOutputs", "dispatch_mode_popped", "flex_operator", "storage_key",
+]  # fmt: skip

@@ -143,3 +143,23 @@ def test_a_count_of_hits_is_no_zero_so_that_the_best_weights_are_saved(tmp_path:
     assert outcome.error is None, outcome.error.text
     assert outcome.footprint is not None
     assert "save" in outcome.footprint.phases
+
+
+@pytest.mark.parametrize("device", ["rtx4090", "cpu"])
+def test_ids_that_are_split_by_sizes_stay_where_they_are_and_are_views(tmp_path: Path, device: str) -> None:
+    outcome = trace_here(
+        tmp_path,
+        "import torch\n"
+        "where = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
+        "net = torch.nn.Embedding(16, 8).to(where)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "ids = torch.arange(12).view(2, 6).to(where)\n"
+        "for step in range(3):\n"
+        "    left, right = torch.split(ids, [2, 4], dim=1)\n"
+        "    assert left.device == right.device == ids.device, left.device\n"
+        "    assert right[0].tolist() == [2, 3, 4, 5] and right.storage_offset() == 2\n"
+        "    loss = net(left).sum() + net(right).sum()\n"
+        f"    {STEP}",
+        device=device,
+    )
+    assert outcome.error is None, outcome.error.text

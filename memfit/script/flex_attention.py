@@ -1,0 +1,81 @@
+"""FlexAttention on the virtual card: what its compiled kernel allocates, in place of the kernel.
+
+Selective checkpointing sees the kernel as torch's operator ``flex_attention``: a policy that keeps that operator's
+outputs keeps those of the kernel, and the recomputation reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from memfit.device.virtual.patching import replaced
+from memfit.torch_compat import current_dispatch_mode
+from memfit.torch_compat.selective_checkpoint import CachedOutputs, CachingOutputs, dispatch_mode_popped, flex_operator
+
+MODULE = "torch.nn.attention.flex_attention"
+
+
+def _allocate(operator: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """The kernel's outputs: (batch, heads, queries, width of values), and a float32 log-sum-exp for each query."""
+    out = query.new_empty((*query.shape[:-1], value.shape[-1]))
+    return out, query.new_empty(query.shape[:-1], dtype=torch.float32)
+
+
+def _outputs(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """The kernel's outputs; inside selective checkpointing, those that it kept, where it kept them."""
+    mode = current_dispatch_mode()
+    if not isinstance(mode, CachingOutputs | CachedOutputs):
+        return _allocate(flex_operator, query, key, value)
+    with replaced(type(flex_operator), __call__=_allocate), dispatch_mode_popped():
+        outputs: tuple[Tensor, Tensor] = mode.__torch_dispatch__(flex_operator, (), (query, key, value))
+    return outputs
+
+
+class _FusedFlexAttention(torch.autograd.Function):
+    """What the compiled kernel allocates: the output and a float32 log-sum-exp for each query; in the backward, the row
+    sums of output times gradient, and the three gradients.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse = _outputs(query, key, value)
+        ctx.save_for_backward(query, key, value, out, lse)
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, ...]:
+        query, key, value, _, lse = ctx.saved_tensors
+        delta = torch.empty_like(lse)
+        grads = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+        del delta
+        return grads
+
+
+def kernel_instead(original: Callable[..., Any], note: Callable[[str], None]) -> Callable[..., Any]:
+    """``flex_attention`` of torch, which on the card allocates what its kernel allocates.
+
+    Args:
+        note: called with a line on what is not computed.
+    """
+
+    def flex_attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if query.device.type not in ("cuda", "vgpu"):
+            return original(query, key, value, *args, **kwargs)
+        note("FlexAttention was traced as its compiled kernel, without gradients of what score_mod captures")
+        out, lse = _FusedFlexAttention.apply(query, key, value)
+        asked = kwargs.get("return_aux")
+        if asked is None:
+            return (out, lse) if kwargs.get("return_lse") else out
+        from torch.nn.attention.flex_attention import AuxOutput
+
+        largest = torch.empty_like(lse) if asked.max_scores else None
+        return out, AuxOutput(lse=lse if asked.lse else None, max_scores=largest)
+
+    return flex_attention
