@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memfit.device.virtual.assumptions import ASSUMED, assumed_integer
+from memfit.device.virtual.assumptions import ASSUMED, assumed_count, assumed_integer
 from memfit.torch_compat import FakeTensor, disable_current_modes
 from memfit.torch_compat.attributes import schema_of, storage_id_of
 
@@ -153,7 +153,7 @@ def _assume(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     if not (isinstance(out, FakeTensor) and small(out) and out.dtype in _INTEGERS):
         return
     if func in _COUNTS and args[0].dtype is torch.bool and args[0].numel():
-        setattr(out, ASSUMED, 1)
+        setattr(out, ASSUMED, assumed_count())
         return
     if func in _RANDOM:
         setattr(out, ASSUMED, min(args[0] + assumed_integer(out), args[1] - 1))

@@ -1,7 +1,7 @@
 """Integers that only data can answer: which of them decide sizes, found by another trace with another answer.
 
-A trace answers 0 for an integer that it does not know (an accuracy's count, a length). Where the same step, answered 1,
-makes the same events of the same bytes, the integer is no size, and nothing need be said of it.
+A trace answers 0 for an integer that it does not know (a length), and 1 for a count of hits. Where the same step,
+answered one more, makes the same events of the same bytes, the integer is no size, and nothing need be said of it.
 """
 
 from __future__ import annotations

@@ -48,6 +48,11 @@ def assumed_integer(tensor: Tensor) -> int:
     return assumed
 
 
+def assumed_count() -> int:
+    """What a count of hits among unknown values is taken for: one more than an integer of which nothing is known."""
+    return _integer[-1] + 1
+
+
 PLANNED, EAGER = "planned", "eager"
 """How compiled code is traced: with the buffers of inductor's plan, or as it was written."""
 _COMPILED = {
