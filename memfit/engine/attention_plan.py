@@ -50,11 +50,11 @@ def attentions(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def check_attentions(name: str, net: nn.Module, ranks: int, write: str) -> None:
     """Raises InputError where heads cannot be shared out to the ranks; names the module."""
     for path, module in attentions(net):
-        where = f"module {name}.{path} on tp={ranks}"
-        heads = heads_of(module)
+        inside, heads = f"{name}.{path}".rstrip("."), heads_of(module)
+        where = f"module {inside} on tp={ranks}"
         for child, part in module.named_children():
             if child not in BESIDE and next(part.parameters(), None) is not None:
-                raise InputError(f"module {name}.{path}.{child} on tp={ranks}", "its layout is not carried", write)
+                raise InputError(f"module {inside}.{child} on tp={ranks}", "its layout is not carried", write)
         if len({module.get_submodule(key).out_features for key in PROJECTIONS}) > 1:
             raise InputError(where, "queries, keys and values have different sizes", write)
         if heads % ranks:

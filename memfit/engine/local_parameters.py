@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from memfit.torch_compat.attributes import own_parameters
+from memfit.torch_compat.distributed import summed
 
 
 class LocalParameters:
@@ -44,3 +47,24 @@ class LocalParameters:
         own: dict[str, Any] = own_parameters(module)
         if self._held:
             own.update(self._held.pop())
+
+
+class HeadParameters(LocalParameters):
+    """The same for a module that each rank calls with its own heads: gradients are summed over the ranks of ``mesh``,
+    of one dimension."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        super().__init__(lambda local: _SummedGradient.apply(local, mesh))
+
+
+class _SummedGradient(torch.autograd.Function):
+    """Gives a tensor back; its gradient is the sum of those of all ranks."""
+
+    @staticmethod
+    def forward(context: Any, tensor: Tensor, mesh: DeviceMesh) -> Tensor:
+        context.mesh = mesh
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Any) -> tuple[Tensor, None]:
+        return summed(gradients[0].contiguous(), context.mesh), None

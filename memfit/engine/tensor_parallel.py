@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from memfit.engine.attention_plan import check_attentions, derived_plan, share_heads
 from memfit.engine.fused_projection import FusedColwiseParallel
-from memfit.engine.local_parameters import LocalParameters
+from memfit.engine.local_parameters import HeadParameters, LocalParameters
 from memfit.errors import InputError
 from memfit.job import Job, Nets
 from memfit.torch_compat.attributes import own_parameters
@@ -39,6 +39,8 @@ STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
     "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
 }
 """torch's style for each layout that transformers names, and for fused parts."""
+SUMMED = "replicated_with_grad_allreduce"
+"""The layout of a module that is whole on every rank and sees this rank's heads, as norms of single heads do."""
 _HOOK = "write parallelize(self, nets, mesh) in the job, or leave tp out of the mesh"
 
 
@@ -61,7 +63,7 @@ def cut_layers(job: Job, nets: Nets, mesh: DeviceMesh) -> None:
         for name, net in nets.items():
             _cut(name, net, mesh)
     for net in nets.values():
-        _replicate(net, mesh)
+        _replicate(net, mesh, _of_single_heads(net) if type(job).parallelize is Job.parallelize else frozenset())
 
 
 def _cut(name: str, net: nn.Module, mesh: DeviceMesh) -> None:
@@ -95,8 +97,8 @@ def _styles(name: str, net: nn.Module, plan: Mapping[str, str], ranks: int) -> d
     """
     styles: dict[str, ParallelStyle] = {}
     for path, module in net.named_modules():
-        layout = plan.get(path) or next((plan[key] for key in plan if fnmatch.fnmatchcase(path, key)), None)
-        if layout is None or _is_tied(net, module):
+        layout = _layout_of(path, plan)
+        if layout in (None, SUMMED) or _is_tied(net, module):
             continue
         if layout not in STYLES:
             raise InputError(f"module {name}.{path} on tp={ranks}", f"its layout {layout!r} is not carried", _HOOK)
@@ -105,6 +107,17 @@ def _styles(name: str, net: nn.Module, plan: Mapping[str, str], ranks: int) -> d
     if not styles:
         raise InputError(f"net {name!r} on tp={ranks}", f"no module of {type(net).__name__} is in its plan", _HOOK)
     return styles
+
+
+def _layout_of(path: str, plan: Mapping[str, str]) -> str | None:
+    """The layout of a plan for a module; None where it names none."""
+    return plan.get(path) or next((plan[key] for key in plan if fnmatch.fnmatchcase(path, key)), None)
+
+
+def _of_single_heads(net: nn.Module) -> frozenset[nn.Module]:
+    """Modules whose gradients are sums over the ranks, by transformers' plan."""
+    plan = getattr(net, "tp_plan", None) or {}
+    return frozenset(module for path, module in net.named_modules() if _layout_of(path, plan) == SUMMED)
 
 
 def _is_tied(net: nn.Module, module: nn.Module) -> bool:
@@ -137,8 +150,12 @@ def _check_heads(name: str, net: nn.Module, ranks: int) -> None:
             )
 
 
-def _replicate(net: nn.Module, mesh: DeviceMesh) -> None:
-    """Every parameter that is whole as a replicated DTensor; one that modules share stays shared."""
+def _replicate(net: nn.Module, mesh: DeviceMesh, of_single_heads: frozenset[nn.Module]) -> None:
+    """Every parameter that is whole as a replicated DTensor; one that modules share stays shared.
+
+    Args:
+        of_single_heads: modules that see this rank's heads alone: their gradients are summed over the ranks.
+    """
     whole: dict[int, nn.Parameter] = {}
     for module in net.modules():
         own = own_parameters(module)
@@ -151,4 +168,4 @@ def _replicate(net: nn.Module, mesh: DeviceMesh) -> None:
                 whole[id(parameter)] = nn.Parameter(replicated, requires_grad=parameter.requires_grad)
             module.register_parameter(key, whole[id(parameter)])
         if names:
-            LocalParameters().watch(module)
+            (HeadParameters(mesh) if module in of_single_heads else LocalParameters()).watch(module)

@@ -58,6 +58,11 @@ def all_to_all_rows(rows: Tensor, received: list[int], sent: list[int], mesh: De
     return functional.wait_tensor(functional.all_to_all_single(rows, received, sent, mesh))
 
 
+def summed(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
+    """The sum of a tensor over the ranks of a mesh of one dimension."""
+    return functional.wait_tensor(functional.all_reduce(tensor, "sum", mesh))
+
+
 def group_words(group: Any) -> str:
     """What torch calls a process group, given itself or its name: ``mesh_tp`` of a mesh's dimension."""
     resolve: Any = _resolve_process_group

@@ -4,7 +4,18 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    GemmaConfig,
+    GemmaForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from memfit.job import Job, Loss
 
@@ -80,10 +91,26 @@ class Odd(Words):
 
 
 class Normed(Words):
-    """Norms of single heads, whose layout is not carried."""
+    """Norms of single heads."""
 
     def nets(self):
+        torch.manual_seed(2)
         return {"net": Qwen3ForCausalLM(Qwen3Config(**SIZES, **HEADS, head_dim=8))}
+
+
+class Scaled(Words):
+    """An embedding with a buffer."""
+
+    def nets(self):
+        torch.manual_seed(2)
+        return {"net": GemmaForCausalLM(GemmaConfig(**SIZES, **HEADS, head_dim=8))}
+
+
+class Experts(Words):
+    """Mixtures of experts, whose layout is not carried."""
+
+    def nets(self):
+        return {"net": MixtralForCausalLM(MixtralConfig(**SIZES, **HEADS, num_local_experts=4))}
 
 
 class Idle(Own):
@@ -91,12 +118,12 @@ class Idle(Own):
         pass
 
 
-CARRIED = {"llama": Words, "tied llama": Tied, "own": Own}
+CARRIED = {"llama": Words, "tied llama": Tied, "own": Own, "norms of heads": Normed, "scaled embedding": Scaled}
 REFUSED = {
     Unplanned: "net 'net' on tp=2: transformers has no tensor-parallel plan for GPT2LMHeadModel",
     Adapted: "net 'net' on tp=2: no module of PeftModel is in its plan",
     Odd: "num_key_value_heads = 1 does not divide",
-    Normed: "net.model.layers.0.self_attn.q_norm on tp=2: its layout 'replicated_with_grad_allreduce'",
+    Experts: "net.model.layers.0.mlp.experts on tp=2: its layout 'moe_tp_experts' is not carried",
     Idle: "Idle.parallelize() on tp=2: it cut no parameter of net 'net'",
 }
 
