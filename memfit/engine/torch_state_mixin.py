@@ -87,7 +87,8 @@ class TorchStateMixin:
         model, same_names = _trained(nets), state_dict.StateDictOptions(strict=True)
         state_dict.set_model_state_dict(model, state["nets"], options=same_names)
         for name, optimizer in optimizers.items():
-            state_dict.set_optimizer_state_dict(model, optimizer, state["optimizers"][name], options=same_names)
+            options = state_dict.StateDictOptions(strict=_keeps_state_of_each(optimizer))
+            state_dict.set_optimizer_state_dict(model, optimizer, state["optimizers"][name], options=options)
 
     def net_of_parts(self, net: nn.Module) -> dict[str, Any]:
         """torch's own."""
@@ -105,6 +106,11 @@ class TorchStateMixin:
 
 def _has_shape(known: Any, value: Any) -> bool:
     return isinstance(known, Tensor) and isinstance(value, Tensor) and known.shape == value.shape
+
+
+def _keeps_state_of_each(optimizer: Optimizer) -> bool:
+    """Whether every trained parameter has state; ScaledAdam keeps that of several with the first of them."""
+    return all(p in optimizer.state for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
 
 
 def _trained(nets: Nets) -> nn.ModuleDict:

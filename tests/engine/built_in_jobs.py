@@ -76,6 +76,8 @@ class Faces(Plain, LatentSyncTiny):
     sync_weight: float = 0.0
     perceptual_weight: float = 0.0
     trepa_weight: float = 0.0
+    validation_frames: int = 8
+    inference_steps: int = 1
 
 
 class Diffused(Plain, UNet):

@@ -16,7 +16,7 @@ from memfit.errors import InputError
 from memfit.mesh import parse_mesh
 from memfit.train.checkpoint.sharded_checkpoint import load_sharded, save_sharded
 from tests.engine import built_in_jobs
-from tests.engine.rank_steps import BUILT_IN_CASES, TENSOR_CASES, train
+from tests.engine.rank_steps import BUILT_IN_CASES, TENSOR_CASES, train, whole
 from tests.engine.ranks import CPU
 from tests.engine.tensor_jobs import REFUSED, Drawn, DrawnTied, Other, Words, words
 from tests.engine.zero_ranks import weights, window
@@ -31,7 +31,9 @@ STEPS = {
     **{case: {} for case in TENSOR_CASES | BUILT_IN_CASES},
 }
 """Cases of ``rank_steps`` with the engine's choices."""
-STATES, REFUSALS, FIRST = "states", "refusals", "first values"
+STATES, WHOLE_STATES, REFUSALS, FIRST = "states", "whole states", "refusals", "first values"
+KEPT = {"s1": built_in_jobs.Tokens, "diffusers": built_in_jobs.Diffused}
+"""Nets with fused projections, and an optimizer that keeps the state of tensors of one shape together."""
 READERS = ("dp_shard=4", HYBRID, BOTH)
 """Meshes of four ranks that go on with what another one wrote."""
 
@@ -39,7 +41,7 @@ READERS = ("dp_shard=4", HYBRID, BOTH)
 def main():
     join()
     folder, mesh, cases = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
-    results = {case: train(case, engine(mesh, **STEPS[case])) for case in cases if case in STEPS}
+    results = {} if WHOLE_STATES in cases else steps(mesh, cases)
     if STATES in cases:
         for writer in READERS:
             results["saved", writer] = saved(engine(writer), folder / writer)
@@ -48,12 +50,22 @@ def main():
             for writer in ("single", *READERS)
             for reader in READERS
         }
+    for name in KEPT.keys() & set(cases) if WHOLE_STATES in cases else ():
+        for writer in READERS:
+            results[name, writer] = kept(name, engine(writer), folder / name / writer)
+        for writer in ("single", *READERS):
+            for reader in READERS:
+                results[name, writer, reader] = read(name, engine(reader), folder / name / writer)
     if REFUSALS in cases:
         results[REFUSALS] = {kind.__name__: refusal(kind, mesh) for kind in REFUSED | built_in_jobs.REFUSED}
     if FIRST in cases:
         results[FIRST] = {kind.__name__: first_values(kind, engine(mesh)) for kind in (Drawn, DrawnTied)}
     torch.save(results, folder / f"{dist.get_rank()}.pt")
     dist.destroy_process_group()
+
+
+def steps(mesh, cases):
+    return {case: train(case, engine(mesh, **STEPS[case])) for case in cases if case in STEPS}
 
 
 def first_values(kind, engine):
@@ -94,6 +106,33 @@ def goes_on(engine, folder):
     load_sharded(train_state, folder)
     _window(train_state)
     return weights(train_state)
+
+
+def kept(name, engine, folder):
+    """Trains two windows and saves; every whole tensor of the state then."""
+    train_state = build(KEPT[name](), CPU, engine)
+    for _ in range(2):
+        window(train_state, built_in_jobs.batches(KEPT[name]))
+    save_sharded(train_state, folder)
+    return whole_state(train_state)
+
+
+def read(name, engine, folder):
+    """The same after it was read into a job that has trained nothing."""
+    train_state = build(KEPT[name](), CPU, engine)
+    load_sharded(train_state, folder)
+    return whole_state(train_state)
+
+
+def whole_state(train_state):
+    """Weights, averages and the optimizers' state, gathered."""
+    values = dict(weights(train_state))
+    for name, optimizer in train_state.optimizers.items():
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        for number, parameter in enumerate(parameters):
+            for key, value in optimizer.state.get(parameter, {}).items():
+                values[f"{name}.{number}.{key}"] = whole(torch.as_tensor(value))
+    return values
 
 
 def _window(train_state):

@@ -16,13 +16,17 @@ from tests.engine.mesh_ranks import (
     BOTH,
     FIRST,
     HYBRID,
+    KEPT,
     READERS,
     REFUSALS,
     STATES,
     STEPS,
     TENSOR,
+    WHOLE_STATES,
     first_values,
     goes_on,
+    kept,
+    read,
     saved,
 )  # fmt: skip
 from tests.engine.rank_steps import BUILT_IN_CASES, TENSOR_CASES
@@ -83,6 +87,25 @@ def test_any_mesh_and_one_device_go_on_with_what_another_wrote(tmp_path):
                 same(rank[writer, reader], expected)
     for writer in READERS:
         same(goes_on(Single(), tmp_path / writer), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KEPT)
+def test_the_state_of_fused_projections_and_of_stacked_tensors_goes_to_any_mesh_bit_for_bit(tmp_path, name):
+    expected = {"single": kept(name, Single(), tmp_path / name / "single")}
+    for rank in ranks(tmp_path, HYBRID, WHOLE_STATES, name):
+        expected |= {writer: rank[name, writer] for writer in READERS}
+        for writer in ("single", *READERS):
+            assert len(expected[writer]) == len(expected["single"])
+            for reader in READERS:
+                assert not differing(rank[name, writer, reader], expected[writer])
+    for writer in READERS:
+        assert not differing(read(name, Single(), tmp_path / name / writer), expected[writer])
+
+
+def differing(result, expected):
+    assert result.keys() == expected.keys()
+    return [key for key, value in expected.items() if not torch.equal(result[key], value)]
 
 
 @pytest.mark.parametrize("mesh", [BOTH, pytest.param(HYBRID, marks=pytest.mark.slow)])
