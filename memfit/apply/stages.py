@@ -17,7 +17,8 @@ from memfit.apply.losses import MicroBatch, WindowUnits, backward_mistakes, loss
 from memfit.apply.random_state import random_state, set_random_state
 from memfit.apply.train_state import TrainState, map_tensors, tensors_in
 from memfit.engine.collectives import Units, is_fake
-from memfit.engine.pipeline import Pipeline, StageInput
+from memfit.engine.pipeline import Pipeline
+from memfit.engine.stage_module import StageInput
 from memfit.job import Turn
 
 if TYPE_CHECKING:
@@ -64,12 +65,12 @@ def backwards_of_stages(
     inputs = []
     for micro in micro_batches:
         mark("fetch")
-        batch = [shared.fetch(turn, micro, alone=len(micro_batches) == 1)]
+        batch = [shared.fetch(turn, micro, alone=len(micro_batches) == 1)] * len(engine.held_stages)
         inputs.append(_input(train_state, turn.name, batch[0], partial(probe, batch), partial(loss_of, micro, batch)))
     with engine.accumulating(train_state.nets, True, True), backward_mistakes(turn):
         engine.run_stages(inputs, train_state.device, after)
     shared.end(turn)
-    if is_fake(engine) and not engine.is_last_stage:
+    if is_fake(engine) and not engine.computes_losses:
         counted = [micro for micro in micro_batches if micro.counts]
         sums = {turn.name: torch.zeros((), device=train_state.device)}
         units = {turn.name: sum(micro.padded_units for micro in counted)}

@@ -15,6 +15,7 @@ from memfit.engine.capabilities import CAPABILITIES, dimensions
 from memfit.engine.ddp import Ddp
 from memfit.engine.fsdp2 import Fsdp2
 from memfit.engine.pipeline import Pipeline
+from memfit.engine.pipeline_cut import STAGES_OF_RANK
 from memfit.engine.process_group import data_mesh, mesh_of_ranks
 from memfit.engine.protocol import Engine
 from memfit.engine.single import Single
@@ -26,7 +27,7 @@ _LAID_OUT = {"reduce_bucket_size": 1, "allgather_bucket_size": 2, "overlap_comm"
 CHOICES: Mapping[str, Mapping[str, Any]] = {
     "single": {},
     "ddp": {},
-    "fsdp2": {"sync_each_micro_batch": bool, "half_gather": bool, "schedule": ("1f1b", "gpipe")},
+    "fsdp2": {"sync_each_micro_batch": bool, "half_gather": bool, "schedule": tuple(STAGES_OF_RANK)},
     "zero1": _LAID_OUT,
     "zero2": _LAID_OUT,
     "zero3": {
@@ -72,10 +73,17 @@ def _fsdp2(mesh: MeshShape | None, place: Mapping[str, Any], how: Mapping[str, A
         InputError: a choice of the one that is the other's.
     """
     stages = mesh is not None and mesh.pp > 1
+    sharded = mesh is None or mesh.dp_shard > 1 or not stages
     for key in how:
-        if (key == "schedule") is not stages:
-            why = "it is of a pipeline (pp)" if not stages else "it is of sharded nets (dp_shard)"
-            raise InputError(f"engine_choices.{key} on the mesh {mesh}", why, "take the key out")
+        if key == "schedule" and not stages:
+            why = "it is of a pipeline (pp)"
+        elif key == "half_gather" and not sharded:
+            why = "it is of sharded nets (dp_shard)"
+        elif key == "sync_each_micro_batch" and stages:
+            why = "a pipeline's schedule scatters gradients once, after its last backward"
+        else:
+            continue
+        raise InputError(f"engine_choices.{key} on the mesh {mesh}", why, "take the key out")
     return Pipeline(**place, **how) if stages else Fsdp2(**place, **how)
 
 
@@ -112,8 +120,10 @@ def check_choices(engine: str, choices: Mapping[str, Any]) -> None:
         wants = known[key]
         if isinstance(wants, tuple):
             if value not in wants:
-                write = f"write {' or '.join(wants)}"
-                raise InputError(f"engine_choices.{key} = {value!r}", "no such schedule", write)
+                why = "no such schedule"
+                if "zero" in str(value):
+                    why = "backwards of inputs apart from those of weights are not carried"
+                raise InputError(f"engine_choices.{key} = {value!r}", why, f"write {' or '.join(wants)}")
         elif wants is bool:
             if not isinstance(value, bool):
                 raise InputError(f"engine_choices.{key} = {value!r}", "neither true nor false", "write one of them")

@@ -42,6 +42,9 @@ from memfit.torch_compat.distributed import complete_cpu_streams, fsdp_groups, s
 LEAST = BUCKET_BYTES
 """Bytes that are worth a gather of their own: DDP's bucket."""
 
+CUTS = (TENSOR, "pp")
+"""Dimensions of a mesh over which nets are cut before they are sharded."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fsdp2(TorchOptimMixin, TorchStateMixin):
@@ -100,7 +103,7 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
         self._replicas.place(job, nets)
         trained = {name: net for name, net in nets.items() if is_trained(net)}
         for name, net in trained.items():
-            _check_net(name, net)
+            check_units(net, {"": name})
         self._cut(job, trained)
         for net in trained.values():
             self._shard(job, net)
@@ -133,22 +136,12 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
         for net in nets.values():
             if isinstance(net, FSDPModule):
                 net.set_requires_gradient_sync(self.sync_each_micro_batch or last)
-        try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
-                yield
-        except RuntimeError as error:
-            if "mixed torch.Tensor and DTensor" not in str(error):
-                raise
-            raise InputError(
-                "a net's parameter on --engine fsdp2",
-                "it is used outside of its net's forward, where it is sharded",
-                "call the net itself in the loss, or write --engine ddp",
-            ) from error
+        with sharded_reads():
+            yield
 
     def categorised(self, nets: Nets) -> Iterator[tuple[Tensor, str]]:
         """Gradients that a rank holds whole, until they are scattered."""
-        return ((gradient, "gradients") for gradient in _unsharded_gradients(nets))
+        return ((gradient, "gradients") for gradient in unsharded_gradients(nets))
 
     def prepare(self, parameters: Sequence[nn.Parameter]) -> None:
         """Does nothing: the last backward has scattered the sums."""
@@ -174,18 +167,19 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
         if self.ranks_in(TENSOR) > 1:
             cut_layers(job, nets, self.mesh[TENSOR])
 
-    def _shard(self, job: Job, net: nn.Module) -> None:
-        names = tuple(name for name in self.mesh.mesh_dim_names or () if name != TENSOR)
+    def _shard(self, job: Job, net: nn.Module, reshard_after_forward: bool | None = None) -> None:
+        every = self.mesh.mesh_dim_names or ()
+        names = tuple(name for name in every if name not in CUTS)
         if not names:
             return
-        mesh = self.mesh if TENSOR not in (self.mesh.mesh_dim_names or ()) else self.mesh[names]
+        mesh = self.mesh if names == every else self.mesh[names]
         policy = MixedPrecisionPolicy(cast_forward_inputs=False)
         if self.half_gather and job.precision != "fp32":
             half = torch.bfloat16 if job.precision == "bf16" else torch.float16
             policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False)
         for path in units(net):
             module = net.get_submodule(path)
-            fully_shard(module, mesh=mesh, mp_policy=policy)
+            fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
             ContainerSync().watch(module)
             sum_gradients(module)
 
@@ -199,7 +193,7 @@ def reshard(nets: Nets) -> None:
                 module.reshard()
 
 
-def _unsharded_gradients(nets: Nets) -> Iterator[Tensor]:
+def unsharded_gradients(nets: Nets) -> Iterator[Tensor]:
     """Gradients that a rank holds whole, until they are scattered."""
     for net in nets.values():
         for module in net.modules():
@@ -235,11 +229,16 @@ def _held(module: nn.Module) -> list[nn.Parameter]:
     return [p for part in module.modules() for p in own_parameters(part).values() if p is not None]
 
 
-def _check_net(name: str, net: nn.Module) -> None:
+def check_units(net: nn.Module, names: Mapping[str, str]) -> None:
+    """Raises InputError where a net has a parameter that cannot be sharded, or a unit parameters of several types.
+
+    Args:
+        names: what parts of the net are called in messages, by their path; "": the net itself.
+    """
     for path, parameter in net.named_parameters():
         if parameter.dim() == 0:
             raise InputError(
-                f"parameter {name}.{path} on --engine fsdp2",
+                f"parameter {_shown(path, names)} on --engine fsdp2",
                 "it is a single number, which cannot be sharded",
                 "make it a tensor of shape (1,), or write --engine ddp",
             )
@@ -247,7 +246,35 @@ def _check_net(name: str, net: nn.Module) -> None:
         kinds = {str(p.dtype) for p in net.get_submodule(path).parameters() if p.requires_grad}
         if len(kinds) > 1:
             raise InputError(
-                f"module {name}.{path}".rstrip(".") + " on --engine fsdp2",
+                f"module {_shown(path, names)} on --engine fsdp2",
                 f"its trained parameters are of several types: {', '.join(sorted(kinds))}",
                 "train parameters of one type, or write --engine ddp",
             )
+
+
+def _shown(path: str, names: Mapping[str, str]) -> str:
+    for part, name in names.items():
+        if path == part or path.startswith(f"{part}.") or not part:
+            return f"{name}.{path.removeprefix(part).removeprefix('.')}".rstrip(".")
+    return " to ".join([*names.values()][:: max(len(names) - 1, 1)])
+
+
+@contextmanager
+def sharded_reads() -> Iterator[None]:
+    """Around forwards and backwards.
+
+    Raises:
+        InputError: a sharded parameter was used outside of its net's forward.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
+            yield
+    except RuntimeError as error:
+        if "mixed torch.Tensor and DTensor" not in str(error):
+            raise
+        raise InputError(
+            "a net's parameter on --engine fsdp2",
+            "it is used outside of its net's forward, where it is sharded",
+            "call the net itself in the loss, or write --engine ddp",
+        ) from error

@@ -4,15 +4,20 @@ torch's own schedules run them (``torch.distributed.pipelining``). A schedule's 
 their order; where their shapes differ, those of one shape that follow each other are one schedule. All stages have a
 window's batches and run the job's loss as far as their stage: ``stage_forward``.
 
+On a mesh of ``pp`` x ``dp_shard`` ranks each stage is sharded over the ranks that hold it (``fully_shard``), each of
+which has samples of its own. A schedule gathers a stage's parameters once and scatters its gradients once, after its
+last backward, so that a rank holds both whole within a schedule. torchtitan does the same: gathering again in
+every micro-batch would be a collective that nothing hides.
+
 Left out: turns of several nets, fp16 (each stage would scale its gradients by itself), parameters that stages share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import groupby
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,43 +26,32 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from memfit.blocks import find_module
 from memfit.engine.collectives import gather
-from memfit.engine.fsdp2 import Fsdp2
-from memfit.engine.pipeline_cut import cut_into_stages
+from memfit.engine.fsdp2 import Fsdp2, check_units, reshard, sharded_reads, unsharded_gradients
+from memfit.engine.pipeline_cut import STAGES_OF_RANK, cut_into_stages
 from memfit.engine.refusals import check_shared
 from memfit.engine.single import copied
-from memfit.engine.stage_forward import Compute, StageForward, StageShapes
+from memfit.engine.stage_forward import StageForward
+from memfit.engine.stage_module import StageInput, StageModule, divided, shape_changes, without_wrapping
 from memfit.engine.stage_state import StageState
 from memfit.errors import InputError
-from memfit.job import Job, Nets
-from memfit.torch_compat.pipelining import check_pipelining, run_schedule
+from memfit.job import Job, Nets, is_trained
+from memfit.torch_compat.distributed import complete_cpu_streams
+from memfit.torch_compat.pipelining import check_pipelining, in_schedules, run_schedule
 
-PIPELINE = "pp"
-"""The dimension of a mesh of ranks that hold the stages of a pipeline."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageInput:
-    """One micro-batch of a schedule.
-
-    Attributes:
-        key: what the shapes that stages pass on follow from.
-        probe: the forward, for the shapes alone.
-        compute: the forward.
-    """
-
-    key: Hashable
-    probe: Compute
-    compute: Compute
+PIPELINE, SHARDS = "pp", "dp_shard"
+"""Dimensions of a mesh: of ranks that hold the stages of a pipeline, and of those that hold parts of one stage."""
 
 
 @dataclass(kw_only=True)
-class _Stage:
+class _Stages:
     """What an engine learns of the nets that it was given."""
 
     forward: StageForward | None = None
     state: StageState | None = None
-    shapes: dict[Hashable, StageShapes] = field(default_factory=dict)
+    modules: tuple[StageModule, ...] = ()
+    sent_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,21 +59,26 @@ class Pipeline(Fsdp2):
     """The engine of stages.
 
     Attributes:
-        schedule: 1f1b or gpipe.
+        schedule: one of ``STAGES_OF_RANK``.
     """
 
     schedule: str = "1f1b"
-    _stage: _Stage = field(default_factory=_Stage, compare=False, repr=False)
+    _own: _Stages = field(default_factory=_Stages, compare=False, repr=False)
 
     @property
     def stages(self) -> int:
-        """Stages of the pipeline."""
+        """Ranks over which the nets are cut."""
         return self.ranks_in(PIPELINE)
 
     @property
     def stage(self) -> int:
-        """This rank's stage: ranks of one stage are neighbours."""
+        """Its place among them, and the first stage that it holds: ranks of one stage are neighbours."""
         return self.rank // self.data_world
+
+    @property
+    def held_stages(self) -> range:
+        """Stages that it holds."""
+        return range(self.stage, self.stages * STAGES_OF_RANK[self.schedule], self.stages)
 
     @property
     def data_rank(self) -> int:
@@ -92,8 +91,8 @@ class Pipeline(Fsdp2):
         return self.world // self.stages
 
     @property
-    def is_last_stage(self) -> bool:
-        """Whether it computes losses."""
+    def computes_losses(self) -> bool:
+        """Whether it holds the last stage."""
         return self.stage == self.stages - 1
 
     @property
@@ -101,18 +100,21 @@ class Pipeline(Fsdp2):
         return self.mesh.get_group(PIPELINE)
 
     def place(self, job: Job, nets: Nets) -> Nets:
-        """The trained nets without the modules of other stages, with rank 0's values.
+        """The trained nets without the modules of other ranks, and these sharded, with rank 0's values.
 
         Raises:
-            InputError: the ranks built different nets, or a net cannot be cut.
+            InputError: the ranks built different nets, or a net cannot be cut or sharded.
         """
         self._cut_stages(job, nets)
+        self._own.modules = self._sharded(job, nets)
         return nets
 
     def averages(self, job: Job, nets: Nets) -> Nets:
-        """Copies of the stage."""
+        """Copies of what the rank holds, sharded as that is."""
         self._cut_stages(job, nets)
-        return copied(nets)
+        copies = copied(nets)
+        self._sharded(job, copies)
+        return copies
 
     def check(self, job: Job, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
         """Raises InputError where an optimizer or a window needs more than the stage."""
@@ -127,24 +129,40 @@ class Pipeline(Fsdp2):
             raise InputError(f"{type(job).__name__}.turns() on pp={self.stages}", why, "leave pp out of the mesh")
 
     def _cut_stages(self, job: Job, nets: Nets) -> None:
-        if self._stage.forward is not None:
+        if self._own.forward is not None:
             return
         check_pipelining()
         check_shared(job, self.name)
+        complete_cpu_streams()
         self._replicas.place(job, nets)
-        self._stage.state = StageState.of(job, nets, self._group)
-        cut = cut_into_stages(job, nets, self.stage, self.stages)
+        self._own.state = StageState.of(job, nets, self._group)
+        count = self.stages * STAGES_OF_RANK[self.schedule]
+        cut = cut_into_stages(job, nets, count, f"pp={self.stages}")
         for rank, bounds in enumerate(gather(self, cut.bounds)):
             if bounds != cut.bounds:
                 seen, why = f"rank {rank} on pp={self.stages}", "it cuts the nets at other modules than another rank"
                 raise InputError(seen, why, "let batch(self, shape) and loss do the same on every rank")
-        self._stage.forward = StageForward(nets, cut)
+        self._own.forward = StageForward(nets, cut, self.held_stages)
+
+    def _sharded(self, job: Job, nets: Nets) -> tuple[StageModule, ...]:
+        """The modules of each stage that the rank holds, over the ranks that hold the same."""
+        forward = self._own.forward
+        assert forward is not None
+        modules = []
+        for stage in self.held_stages:
+            paths = [forward.cut.paths[number] for number in forward.cut.modules_of(stage)]
+            module = StageModule(forward, stage, [find_module(nets, path) for path in paths])
+            if self.ranks_in(SHARDS) > 1:
+                check_units(module, {f"held.{i}": path for i, path in enumerate(paths)})
+            self._shard(job, module, reshard_after_forward=False)
+            modules.append(module)
+        return tuple(modules)
 
     @property
     def state(self) -> StageState:
         """The nets' state over all stages."""
-        assert self._stage.state is not None
-        return self._stage.state
+        assert self._own.state is not None
+        return self._own.state
 
     def run_stages(
         self, inputs: Sequence[StageInput], device: torch.device, after: Callable[[], None] | None = None
@@ -157,19 +175,32 @@ class Pipeline(Fsdp2):
         Raises:
             InputError: the nets' forward cannot be cut so.
         """
-        forward = self._stage.forward
-        assert forward is not None
-        for micro_batch in inputs:
-            if micro_batch.key not in self._stage.shapes:
-                self._stage.shapes[micro_batch.key] = forward.shapes(micro_batch.probe)
-        for key, group in groupby(inputs, key=lambda micro_batch: micro_batch.key):
-            same, shapes = list(group), self._stage.shapes[key]
-            module = _StageModule(forward, [micro_batch.compute for micro_batch in same], after)
-            with _without_wrapping():
+        begins = set(shape_changes(inputs))
+        if self.data_world > 1:  # a schedule gathers and scatters, so that all ranks of a stage have the same ones
+            begins = {begin for rank in gather(self, tuple(begins)) for begin in rank}
+        for module in self._own.modules:
+            module.probe(inputs)
+        for same in divided(inputs, begins, partial(in_schedules, self.schedule, ranks=self.stages)):
+            with without_wrapping(), ExitStack() as running:
+                for module in self._own.modules:
+                    running.enter_context(module.running(same, after))
+                stages = [module.scheduled(same[0].key) for module in self._own.modules]
+                self._own.sent_bytes = max(0 if stage.sent is None else stage.sent.nbytes for stage in stages)
                 run_schedule(
-                    self.schedule, module, len(same), stage=self.stage, stages=self.stages, device=device,
-                    group=self._group, received=shapes.received, sent=shapes.sent, trains=after is not None,
+                    self.schedule, stages, len(same), ranks=self.stages, device=device, group=self._group,
+                    trains=after is not None,
                 )  # fmt: skip
+        if after is None:
+            reshard(self._modules)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of the largest tensor that a stage of this rank has sent on for a micro-batch of the last schedule."""
+        return self._own.sent_bytes
+
+    @property
+    def _modules(self) -> Nets:
+        return {f"stage {module.stage}": module for module in self._own.modules}
 
     def of_last_stage(self, value: Any) -> Any:
         """The last stage's value, on every rank of the pipeline; all call it."""
@@ -179,8 +210,17 @@ class Pipeline(Fsdp2):
 
     @contextmanager
     def accumulating(self, nets: Nets, last: bool, shared: bool = True) -> Iterator[None]:
-        """Does nothing: schedules run the backwards."""
-        yield
+        """Schedules run the backwards, and scatter gradients.
+
+        Raises:
+            InputError: a sharded parameter was used outside of its module's forward.
+        """
+        with sharded_reads():
+            yield
+
+    def categorised(self, nets: Nets) -> Iterator[tuple[Tensor, str]]:
+        """Gradients that a rank holds whole, until they are scattered."""
+        return ((gradient, "gradients") for gradient in unsharded_gradients(self._modules))
 
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
         """Clips by the norm of all stages."""
@@ -196,7 +236,13 @@ class Pipeline(Fsdp2):
         return self.state.gathered(super().weights(net))
 
     def share_buffers(self, nets: Nets) -> None:
-        """Each stage has its own."""
+        """Each stage has its own running statistics: those of the first of its ranks."""
+        if self.data_world == 1:
+            return
+        for net in nets.values():
+            if is_trained(net):
+                for buffer in net.buffers():
+                    dist.broadcast(buffer, group=self.mesh.get_group(SHARDS), group_src=0)
 
     def full_gradients(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
         """Those of all stages."""
@@ -223,37 +269,3 @@ class Pipeline(Fsdp2):
     def load_state_of_parts(self, nets: Nets, optimizers: Mapping[str, Optimizer], state: Mapping[str, Any]) -> None:
         """Takes over what was read, whose groups of optimizers are those of one device."""
         super().load_state_of_parts(nets, optimizers, self.state.with_own_groups(nets, state))
-
-
-class _StageModule(nn.Module):
-    """What a schedule calls: one micro-batch's forward as far as the stage goes."""
-
-    def __init__(self, forward: StageForward, computes: Sequence[Compute], after: Callable[[], None] | None) -> None:
-        super().__init__()
-        self._forward_of_stage, self._computes, self._after = forward, list(computes), after
-
-    def forward(self, *received: Tensor, number: int) -> Any:
-        """The hidden state that is sent, or the loss; a zero where a validation gives something else."""
-        given = self._forward_of_stage.run(self._computes[number], received[0] if received else None)
-        if self._after is not None:
-            self._after()
-        return given if isinstance(given, Tensor) else torch.zeros(())
-
-
-@contextmanager
-def _without_wrapping() -> Iterator[None]:
-    """Raises what a schedule has wrapped in errors of its own, whose messages are of many lines.
-
-    It is raised after they are gone: an error that came of itself would be a circle.
-    """
-    cause: BaseException | None = None
-    try:
-        yield
-    except RuntimeError as error:
-        if error.__cause__ is None:
-            raise
-        cause = error
-        while type(cause) is RuntimeError and cause.__cause__ is not None:
-            cause = cause.__cause__
-    if cause is not None:
-        raise cause

@@ -27,48 +27,53 @@ from memfit.torch_compat import FakeTensorMode, disable_current_modes
 from memfit.torch_compat.attributes import own_buffers, own_parameters
 from memfit.torch_compat.batch_norm import BatchNormBase
 
+STAGES_OF_RANK: Mapping[str, int] = {"1f1b": 1, "gpipe": 1, "interleaved_1f1b": 2}
+"""Schedules, and how many stages each rank holds: of those of several, torchtitan's default."""
 _HOOK = "write pipeline(self, nets) in the job, or leave pp out of the mesh"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineCut:
-    """The modules of a pipeline, and this stage's share of them.
+    """The modules of a pipeline, and each stage's share of them.
 
     Attributes:
         paths: all modules, ``net.path``, in the order in which they run.
         bounds: the number of each stage's first module, and one past the last.
-        stage: this rank's.
         stand_ins: of each module, what tells the shapes that it gives.
     """
 
     paths: tuple[str, ...]
     bounds: tuple[int, ...]
-    stage: int
     stand_ins: tuple[StandIn, ...]
 
     @property
-    def own(self) -> range:
-        """Numbers of this stage's modules."""
-        return range(self.bounds[self.stage], self.bounds[self.stage + 1])
+    def stages(self) -> int:
+        """How many stages there are."""
+        return len(self.bounds) - 1
 
-    @property
-    def is_last(self) -> bool:
+    def modules_of(self, stage: int) -> range:
+        """Numbers of a stage's modules."""
+        return range(self.bounds[stage], self.bounds[stage + 1])
+
+    def is_last(self, stage: int) -> bool:
         """Whether no stage follows."""
-        return self.stage == len(self.bounds) - 2
+        return stage == self.stages - 1
 
 
-def cut_into_stages(job: Job, nets: Nets, stage: int, stages: int) -> PipelineCut:
+def cut_into_stages(job: Job, nets: Nets, stages: int, where: str) -> PipelineCut:
     """The cut of a job's nets, which are whole.
+
+    Args:
+        where: what was asked for, for messages.
 
     Raises:
         InputError: they cannot be cut so; names the module.
     """
-    where = f"pp={stages}"
     paths = _modules(job, nets, where)
     modules = [find_module(nets, path) for path in paths]
     if len(modules) < stages:
         why = f"the nets have {len(modules)} modules that run one after the other"
-        raise InputError(where, why, f"write pp={len(modules)} or less")
+        raise InputError(where, why, f"cut them into {len(modules)} stages or less")
     _check_parameters(nets, paths, modules, where)
     mode, fakes = fake_copies(nets)
     copies = [find_module(fakes, path) for path in paths]
@@ -77,21 +82,23 @@ def cut_into_stages(job: Job, nets: Nets, stage: int, stages: int) -> PipelineCu
     bounds = balanced(costs, sizes, stages)
     _check_stages(paths, modules, bounds, where)
     stand_ins = tuple(StandIn(path, copied, mode) for path, copied in zip(paths, copies, strict=True))
-    return PipelineCut(paths=paths, bounds=bounds, stage=stage, stand_ins=stand_ins)
+    return PipelineCut(paths=paths, bounds=bounds, stand_ins=stand_ins)
 
 
-def distinct_stages(job: Job, nets: Nets, stages: int) -> tuple[int, ...]:
-    """The first and the last stage, and of the others the first of those that hold the same modules.
+def distinct_ranks(job: Job, nets: Nets, ranks: int, schedule: str = "1f1b") -> tuple[int, ...]:
+    """Of a pipeline's ranks the first and the last, and of the others the first of those that hold the same modules.
 
     Raises:
         InputError: the nets cannot be cut so.
     """
-    cut = cut_into_stages(job, nets, 0, stages)
+    stages = ranks * STAGES_OF_RANK[schedule]
+    cut = cut_into_stages(job, nets, stages, f"pp={ranks}")
     first: dict[Any, int] = {}
-    for stage, (begin, end) in enumerate(pairwise(cut.bounds)):
-        held = tuple(_kind(find_module(nets, path)) for path in cut.paths[begin:end])
-        first.setdefault((held, stage in (0, stages - 1)), stage)
-    return tuple(sorted({0, *first.values(), stages - 1}))
+    for rank in range(ranks):
+        numbers = [cut.modules_of(stage) for stage in range(rank, stages, ranks)]
+        held = tuple(tuple(_kind(find_module(nets, cut.paths[number])) for number in own) for own in numbers)
+        first.setdefault((held, rank in (0, ranks - 1)), rank)
+    return tuple(sorted({0, *first.values(), ranks - 1}))
 
 
 def _kind(module: nn.Module) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from memfit.blocks import find_module
 from memfit.engine.absent_module import AbsentModule, AbsentTracking, StageEndError, StandIn, is_absent
@@ -36,8 +35,11 @@ class StageShapes:
 
 @dataclass(kw_only=True)
 class _Pass:
-    """One forward: what was received; the number of the module that was called last."""
+    """One forward of a stage: what was received; the number of the module that was called last."""
 
+    stage: int
+    own: range
+    """Numbers of the stage's modules."""
     received: Tensor | None = None
     called: int = -1
     asks_shapes: bool = False
@@ -46,22 +48,22 @@ class _Pass:
 
 
 class StageForward:
-    """Puts absent modules in the place of those of other stages, and runs forwards.
+    """Puts absent modules in the place of those of other ranks, and runs forwards.
 
     Args:
         nets: whole; they are changed in place.
+        stages: those that this rank holds.
     """
 
-    def __init__(self, nets: Nets, cut: PipelineCut) -> None:
+    def __init__(self, nets: Nets, cut: PipelineCut, stages: Sequence[int]) -> None:
         self.cut = cut
         self._nets = nets
         self._now: _Pass | None = None
-        self.hooks: list[RemovableHandle] = []
+        self._held = [number for stage in stages for number in cut.modules_of(stage)]
         for number, path in enumerate(cut.paths):
-            if number in cut.own:
+            if number in self._held:
                 module = find_module(nets, path)
-                entering = partial(self._enter, number)
-                self.hooks.append(module.register_forward_pre_hook(entering, with_kwargs=True))
+                module.register_forward_pre_hook(partial(self._enter, number), with_kwargs=True)
             else:
                 replace_module(nets, path, self._absent_module(number))
 
@@ -69,22 +71,22 @@ class StageForward:
         """Copies of the nets, such as averages, run as the nets do."""
         return self
 
-    def run(self, compute: Compute, received: Tensor | None) -> Any:
+    def run(self, stage: int, compute: Compute, received: Tensor | None) -> Any:
         """What is sent; on the last stage what the forward gives.
 
         Raises:
             InputError: the forward does not call the modules in their order, or needs what is on another stage.
         """
-        now = self._now = _Pass(received=received)
+        now = self._now = _Pass(stage=stage, own=self.cut.modules_of(stage), received=received)
         try:
-            with AbsentTracking() if received is not None else nullcontext():
+            with self._without(now.own, absent=False), AbsentTracking() if received is not None else nullcontext():
                 given = compute()
         except StageEndError as end:
-            return self._sent(end.hidden)
+            return self._sent(now, end.hidden)
         finally:
             self._now = None
         expected = now.called + 1
-        if not self.cut.is_last or expected < len(self.cut.paths):
+        if not self.cut.is_last(stage) or expected < len(self.cut.paths):
             raise InputError(
                 f"module {self.cut.paths[expected]} on pp", "the forward of the nets ends without calling it", _OUT
             )
@@ -93,29 +95,30 @@ class StageForward:
             raise InputError("the loss on pp", why, _OUT)
         return given
 
-    def shapes(self, compute: Compute) -> StageShapes:
+    def shapes(self, stage: int, compute: Compute) -> StageShapes:
         """Runs a forward in which no module computes, as far as the stage's end."""
-        now = self._now = _Pass(asks_shapes=True)
+        now = self._now = _Pass(stage=stage, own=self.cut.modules_of(stage), asks_shapes=True)
         sent: Tensor | None = None
-        with self._own_absent(), AbsentTracking(), torch.no_grad():
+        with self._without(now.own, absent=True), AbsentTracking(), torch.no_grad():
             try:
                 compute()
             except StageEndError as end:
                 sent = end.hidden
             finally:
                 self._now = None
-        if sent is None or (self.cut.stage > 0 and now.hidden is None):
+        if sent is None or (stage > 0 and now.hidden is None):
             path = self.cut.paths[now.called + 1]
             raise InputError(f"module {path} on pp", "the forward of the nets ends without calling it", _OUT)
         return StageShapes(
             received=None if now.hidden is None else _like(now.hidden),
-            sent=None if self.cut.is_last else _like(sent),
+            sent=None if self.cut.is_last(stage) else _like(sent),
         )
 
     @contextmanager
-    def _own_absent(self) -> Iterator[None]:
-        own = {number: self.cut.paths[number] for number in self.cut.own}
-        before = {path: replace_module(self._nets, path, self._absent_module(number)) for number, path in own.items()}
+    def _without(self, own: range, *, absent: bool) -> Iterator[None]:
+        """Inside, the rank's modules of other stages are absent, and this stage's too where it says so."""
+        away = {number: self.cut.paths[number] for number in self._held if absent or number not in own}
+        before = {path: replace_module(self._nets, path, self._absent_module(number)) for number, path in away.items()}
         try:
             yield
         finally:
@@ -128,23 +131,22 @@ class StageForward:
     def _absent(self, number: int, stand_in: StandIn, args: Any, kwargs: Any) -> Any:
         """A module that does not compute was called."""
         now = self._begin(number)
-        own = self.cut.own
-        if number == own.stop:
+        if number == now.own.stop:
             raise StageEndError(self._first(number, args))
-        if number not in own:
+        if number not in now.own:
             return stand_in(args, kwargs)
-        self._check(number, args, kwargs)
-        if number == own.start and number > 0:
+        self._check(now, number, args, kwargs)
+        if number == now.own.start and number > 0:
             now.hidden = self._first(number, args)
-        if self.cut.is_last:
+        if self.cut.is_last(now.stage):
             raise StageEndError(self._first(number, args))
         return stand_in(args, kwargs, absent=False)
 
     def _enter(self, number: int, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """One of the stage's own modules is called."""
         now = self._begin(number)
-        self._check(number, args, kwargs)
-        if number > self.cut.own.start or now.received is None:
+        self._check(now, number, args, kwargs)
+        if number > now.own.start or now.received is None:
             return None
         first = self._first(number, args)
         if first.shape != now.received.shape or first.dtype != now.received.dtype:
@@ -170,16 +172,16 @@ class StageForward:
         first: Tensor = args[0]
         return first
 
-    def _check(self, number: int, args: Any, kwargs: Any) -> None:
+    def _check(self, now: _Pass, number: int, args: Any, kwargs: Any) -> None:
         """Raises InputError where a module is given something of another stage beside its first argument."""
-        beside = args[1:] if number == self.cut.own.start else args
+        beside = args[1:] if number == now.own.start else args
         if is_absent((beside, kwargs)):
             why = "it is given what a module of an earlier stage gives, beside the tensor that is passed on"
             raise InputError(f"module {self.cut.paths[number]} on pp", why, _OUT)
 
-    def _sent(self, hidden: Tensor) -> Tensor:
+    def _sent(self, now: _Pass, hidden: Tensor) -> Tensor:
         if is_absent(hidden):
-            path = self.cut.paths[self.cut.own.stop]
+            path = self.cut.paths[now.own.stop]
             raise InputError(f"module {path} on pp", "it is not given what the module before it gives", _OUT)
         return hidden.contiguous()
 

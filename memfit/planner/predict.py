@@ -15,7 +15,7 @@ from memfit.device.hardware.catalogue import Device
 from memfit.device.hardware.process_limits import check_fake_ranks
 from memfit.device.virtual.card_rules import recorded_facts
 from memfit.engine.capabilities import CAPABILITIES, dimensions
-from memfit.engine.pipeline_cut import distinct_stages
+from memfit.engine.pipeline_cut import distinct_ranks
 from memfit.engine.zero_partition import most_gradients
 from memfit.errors import InputError
 from memfit.geometry import counted_in
@@ -114,7 +114,8 @@ def trace_question(
             how, implementation=plan.implementation, validation=plan.validation, saving=plan.saving,
             optimizer_state=plan.optimizer_state, average=plan.average,
         )  # fmt: skip
-    ranks = binding_ranks(job, nets, engine, world, mesh) if rank is None else (rank,)
+    schedule = str(how.engine_choices.get("schedule", "1f1b"))
+    ranks = binding_ranks(job, nets, engine, world, mesh, schedule) if rank is None else (rank,)
     with recorded_facts() as read:
         traces = {rank: trace_job(job, shape, replace(how, rank=rank)) for rank in ranks}
     if assumed := assumed_lengths(job, shape):
@@ -142,12 +143,20 @@ def assumed_lengths(job: Job, shape: Shape) -> str:
     return f"every sample is as long as the longest, {job.longest} {counted_in(job)}; memfit plan reads lengths()"
 
 
-def binding_ranks(job: Job, nets: Nets, engine: str, world: int, mesh: MeshShape | None = None) -> tuple[int, ...]:
-    """Ranks of which one needs most: ``BINDING_RANK``, under ZeRO's stages 1 and 2 or the one with most gradients, and
-    of stages of a pipeline that hold the same modules the first, on which most micro-batches are on their way."""
+def binding_ranks(
+    job: Job, nets: Nets, engine: str, world: int, mesh: MeshShape | None = None, schedule: str = "1f1b"
+) -> tuple[int, ...]:
+    """Ranks of which one needs most: ``BINDING_RANK``, under ZeRO's stages 1 and 2 or the one with most gradients.
+
+    Of a pipeline's ranks that hold the same modules it is the first, on which most micro-batches are on their way, and
+    of those that hold parts of the same stage the first too.
+
+    Args:
+        schedule: a pipeline's.
+    """
     does = CAPABILITIES[engine]
     if mesh is not None and mesh.pp > 1:
-        return tuple(stage * (world // mesh.pp) for stage in distinct_stages(job, nets, mesh.pp))
+        return tuple(place * (world // mesh.pp) for place in distinct_ranks(job, nets, mesh.pp, schedule))
     if not does.is_deepspeed or does.shards_weights or world == 1:
         return (BINDING_RANK,)
     groups = [group["params"] for optimizer in job.optimizers(nets).values() for group in optimizer.param_groups]
@@ -157,11 +166,13 @@ def binding_ranks(job: Job, nets: Nets, engine: str, world: int, mesh: MeshShape
 
 def binding_reason(mesh: MeshShape) -> str:
     """Why no rank of a mesh needs more than ``BINDING_RANK``, in words."""
-    if mesh.pp > 1:
-        return "of stages that hold the same modules the first needs most, and of the others all were traced"
-    cut = [name for name in mesh.sizes() if name != "dp_replicate"]
+    cut = [name for name in mesh.sizes() if name not in ("dp_replicate", "pp")]
     places = " and ".join(f"{name} 0" for name in cut)
-    return f"no rank needs more than those with {places}: tensors are cut by ceiling division, first parts are largest"
+    parts = f"no rank needs more than those with {places}: tensors are cut by ceiling division, first parts are largest"
+    if mesh.pp == 1:
+        return parts
+    stages = "of stages that hold the same modules the first needs most, and of the others all were traced"
+    return f"{stages}; of a stage {parts}" if cut else stages
 
 
 def check_world(world: int, mesh: MeshShape | None) -> None:

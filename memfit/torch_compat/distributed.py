@@ -16,6 +16,7 @@ from memfit.torch_compat.versions import lacks, release_number
 
 try:
     import torch.distributed._functional_collectives as functional
+    import torch.distributed.distributed_c10d as distributed_c10d
     import torch.nn.parallel.distributed as ddp
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.distributed_c10d import _resolve_process_group
@@ -222,6 +223,7 @@ __all__ = [
     "OffsetBasedRNGTracker",
     "ShardingPropagator",
     "ddp",
+    "distributed_c10d",
     "forget_sharding",
     "fsdp_groups",
     "fsdp_param",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,41 +27,92 @@ def check_pipelining() -> None:
         raise InputError(f"pp on torch {torch.__version__}", why, "install torch 2.13 or newer, or leave pp out")
 
 
+INTERLEAVED = "interleaved_1f1b"
+_CLEAN_UP = "_post_metadata_inference_cleanup"
+"""Method of a stage before its first micro-batch: drops what a forward and backward that told it the shapes has left,
+and with it the gradients of sharded modules that an earlier schedule of the window has made. The shapes are given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduledStage:
+    """A stage of this rank, as a schedule runs it.
+
+    Attributes:
+        module: called with what was received, if anything, and ``number=`` of the micro-batch; gives what is sent, or
+            on the last stage the loss. Where it is under ``fully_shard``, the schedule scatters its gradients.
+        number: the stage's.
+        received, sent: tensors of the ``meta`` device with the shapes that pass on; None on the first and last stage.
+    """
+
+    module: nn.Module
+    number: int
+    received: torch.Tensor | None
+    sent: torch.Tensor | None
+
+
 def run_schedule(
     name: str,
-    module: nn.Module,
+    stages: Sequence[ScheduledStage],
     count: int,
     *,
-    stage: int,
-    stages: int,
+    ranks: int,
     device: torch.device,
     group: dist.ProcessGroup,
-    received: torch.Tensor | None,
-    sent: torch.Tensor | None,
     trains: bool,
 ) -> None:
-    """Runs one schedule of ``count`` micro-batches on this rank's stage.
+    """Runs one schedule of ``count`` micro-batches on the stages of this rank.
 
     Args:
-        name: 1f1b or gpipe; with fewer micro-batches than stages always GPipe, which 1F1B then is.
-        module: called with what was received, if anything, and ``number=`` of the micro-batch; gives what is sent, or
-            on the last stage the loss.
-        received, sent: tensors of the ``meta`` device with the shapes that pass on; None on the first and last stage.
-        trains: whether there is a backward; without one, the module is called for its forward alone.
+        name: 1f1b, gpipe or ``INTERLEAVED``; with fewer micro-batches than ranks always GPipe, which 1F1B then is.
+        count: of ``INTERLEAVED`` as ``in_schedules`` divides them.
+        ranks: of the pipeline.
+        trains: whether there is a backward; without one, the modules are called for their forward alone.
     """
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+    from torch.distributed import pipelining
 
     with disable_current_modes():
         loss = torch.empty((), device="meta")
-    own: Any = PipelineStage(
-        module, stage, stages, device, group=group,
-        input_args=() if received is None else (received,), output_args=(loss if sent is None else sent,),
-    )  # fmt: skip
-    kind: Any = Schedule1F1B if name == "1f1b" and count >= stages and trains else ScheduleGPipe
-    schedule = kind(own, count, loss_fn=(lambda output, target: output) if trains else None, scale_grads=False)
-    own.has_backward = trains
+    own: list[Any] = [
+        pipelining.PipelineStage(
+            stage.module, stage.number, ranks * len(stages), device, group=group,
+            input_args=() if stage.received is None else (stage.received,),
+            output_args=(loss if stage.sent is None else stage.sent,),
+        )
+        for stage in stages
+    ]  # fmt: skip
+    loss_of = (lambda output, target: output) if trains else None
+    if name == INTERLEAVED:
+        schedule: Any = pipelining.ScheduleInterleaved1F1B(own, count, loss_fn=loss_of, scale_grads=False)
+    else:
+        (only,) = own
+        kind = pipelining.Schedule1F1B if name == "1f1b" and count >= ranks and trains else pipelining.ScheduleGPipe
+        schedule = kind(only, count, loss_fn=loss_of, scale_grads=False)
+    for stage in own:
+        stage.has_backward = trains
+        setattr(stage, _CLEAN_UP, lambda: None)
     numbers = [{"number": number} for number in range(count)]
-    schedule._step_microbatches([()] * count, numbers, list(range(count)), return_outputs=False)
+    with _silent_schedules():
+        schedule._step_microbatches([()] * count, numbers, list(range(count)), return_outputs=False)
+
+
+def in_schedules(name: str, count: int, ranks: int) -> tuple[int, ...]:
+    """So many micro-batches, as schedules take them one after the other: all at once, but for ``INTERLEAVED``, which
+    passes as many in each round through a rank's stages."""
+    if name != INTERLEAVED or count < 2 * ranks or count % ranks == 0:
+        return (count,)
+    return (count - count % ranks, count % ranks)
+
+
+@contextmanager
+def _silent_schedules() -> Iterator[None]:
+    """Where an action fails, torch writes the whole schedule, beside the error that it raises."""
+    logger = logging.getLogger("torch.distributed.pipelining.schedules")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 WARM_UP = "_warmup_p2p"

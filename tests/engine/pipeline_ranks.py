@@ -23,15 +23,20 @@ from tests.engine.ranks import CPU
 from tests.engine.tensor_jobs import Other, Words, words
 from tests.engine.zero_ranks import weights, window
 
-KINDS = {"llama": Words, "stages": Stages, "counted": Counted, "counted, gpipe": Counted, "recomputed": Counted}
-STEPS = {name: {"schedule": "gpipe"} if "gpipe" in name else {} for name in KINDS}
+KINDS = {
+    "llama": Words, "stages": Stages, "counted": Counted, "recomputed": Counted, "counted, gpipe": Counted,
+    "stages, interleaved_1f1b": Stages, "recomputed, interleaved_1f1b": Counted,
+}  # fmt: skip
+STEPS = {name: {"schedule": schedule} if (schedule := name.partition(", ")[2]) else {} for name in KINDS}
 """Cases with the engine's choices."""
-MODES = {"recomputed": {"net.blocks.0": "full", "net.blocks.4": "full"}}
-SIZES = [3, 3, 3, 3, 2, 3]
-"""Samples of a window's micro-batches: of those of one shape, some are as many as the stages, and one is less."""
+RECOMPUTED = {"net.blocks.0": "full", "net.blocks.4": "full"}
+SIZES = [3, 3, 3, 3, 2, 3, 3, 3, 3, 3, 3, 3]
+"""Samples of a window's micro-batches: of those of one shape, some are more than the stages, and one is less. Of two
+ranks with samples of their own, one has another shape between two of the same, and the other has one shape."""
 STATES = "states"
-MESHES = ("pp=2", "dp_shard=2", "tp=2")
-"""Meshes of two ranks that go on with what another one wrote."""
+BOTH = "pp=2,dp_shard=2"
+MESHES = {2: ("pp=2", "dp_shard=2", "tp=2"), 4: (BOTH, "dp_shard=4", "dp_shard=2,tp=2")}
+"""Meshes of two and of four ranks that go on with what another one wrote."""
 
 
 def main():
@@ -39,11 +44,12 @@ def main():
     folder, mesh, cases = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
     results = {case: train(case, engine(mesh, **STEPS[case])) for case in cases if case in STEPS}
     if STATES in cases:
-        results |= {("saved", writer): saved(engine(writer), folder / writer) for writer in MESHES}
+        meshes = MESHES[dist.get_world_size()]
+        results |= {("saved", writer): saved(engine(writer), folder / writer) for writer in meshes}
         results |= {
             (writer, reader): goes_on(engine(reader), folder / writer)
-            for writer in ("single", *MESHES)
-            for reader in MESHES
+            for writer in ("single", *meshes)
+            for reader in meshes
         }
     torch.save(results, folder / f"{dist.get_rank()}.pt")
     dist.destroy_process_group()
@@ -53,16 +59,18 @@ def engine(mesh, **how):
     return make_engine("fsdp2", CPU, parse_mesh(mesh), **how)
 
 
-def micro_batches(job):
+def micro_batches(job, shares=1, share=0):
     def fetch(number, part):
         torch.manual_seed(number)
         return part
 
-    return [
+    each = len(SIZES) // shares
+    made = [
         MicroBatch(fetch=lambda number=number, part=part: fetch(number, part), padded_units=len(part) * 6,
                    units=job.units(part))
         for number, part in enumerate(words(SIZES))
     ]  # fmt: skip
+    return made[each * share : each * (share + 1)]
 
 
 def train(case, engine):
@@ -70,8 +78,8 @@ def train(case, engine):
     train_state = build(KINDS[case](), CPU, engine)
     numbers = []
     for _ in range(3):
-        with recompute(train_state.nets, MODES.get(case, {})):
-            result = run_window(train_state, micro_batches(train_state.job))
+        with recompute(train_state.nets, RECOMPUTED if case.startswith("recomputed") else {}):
+            result = run_window(train_state, micro_batches(train_state.job, engine.data_world, engine.data_rank))
         numbers.append({name: float(value) for name, value in result.losses.items()})
         numbers.append({name: float(value) for name, value in result.norms.items() if value is not None})
     if train_state.job.validates:

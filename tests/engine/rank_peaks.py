@@ -131,7 +131,20 @@ STAGE_CASES = [
     EngineCase("stages", "fsdp2", 1, {}, {}, MeshShape(pp=2)),
     EngineCase("stages", "fsdp2", 5, BF16, {}, MeshShape(pp=3)),
     EngineCase("counted", "fsdp2", 6, {"checkpoint": "all"}, {}, MeshShape(pp=3)),
+    EngineCase("llama", "fsdp2", 4, {}, {"schedule": "interleaved_1f1b"}, MeshShape(pp=2)),
+    EngineCase("stages", "fsdp2", 5, BF16, {"schedule": "interleaved_1f1b"}, MeshShape(pp=2)),
+    EngineCase("counted", "fsdp2", 6, {"checkpoint": "all"}, {"schedule": "interleaved_1f1b"}, MeshShape(pp=3)),
 ]
+SHARDED_STAGES = MeshShape(pp=2, dp_shard=2)
+SHARDED_STAGE_CASES = [
+    EngineCase("llama", "fsdp2", 4, {}, {}, SHARDED_STAGES),
+    EngineCase("llama", "fsdp2", 5, BF16, {"half_gather": True}, SHARDED_STAGES),
+    EngineCase("counted", "fsdp2", 3, {"checkpoint": "all"}, {"schedule": "gpipe"}, SHARDED_STAGES),
+    EngineCase("counted", "fsdp2", 4, {}, {"schedule": "interleaved_1f1b"}, SHARDED_STAGES),
+]
+EVERY_CASE = [
+    *CASES, *ZERO_CASES, *MESH_CASES, *TENSOR_CASES, *BOTH_CASES, *BUILT_IN_CASES, *STAGE_CASES, *SHARDED_STAGE_CASES,
+]  # fmt: skip
 
 
 def measure(case, operators):
@@ -237,9 +250,7 @@ def main():
     operators = pickle.loads((folder / OPERATORS).read_bytes())
     with settled():
         by_name = {
-            str(case): measure(case, operators)
-            for case in [*CASES, *ZERO_CASES, *MESH_CASES, *TENSOR_CASES, *BOTH_CASES, *BUILT_IN_CASES, *STAGE_CASES]
-            if len(sys.argv) < 3 or str(case) in sys.argv[2:]
+            str(case): measure(case, operators) for case in EVERY_CASE if len(sys.argv) < 3 or str(case) in sys.argv[2:]
         }
     (folder / f"{dist.get_rank()}.pickle").write_bytes(pickle.dumps(by_name))
     dist.destroy_process_group()

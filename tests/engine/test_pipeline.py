@@ -11,11 +11,12 @@ import torch
 from memfit.apply.first_values import builds_without_values
 from memfit.device.hardware.catalogue import find_device
 from memfit.engine.capabilities import engine_of
-from memfit.engine.pipeline_cut import balanced, cut_into_stages, distinct_stages
+from memfit.engine.pipeline_cut import balanced, cut_into_stages, distinct_ranks
 from memfit.errors import InputError
+from memfit.events import ALLOCATE, CATEGORIES, FREE
 from memfit.job import Shape
 from memfit.mesh import MeshShape, parse_mesh
-from memfit.torch_compat.pipelining import OLDEST
+from memfit.torch_compat.pipelining import OLDEST, in_schedules
 from memfit.torch_compat.versions import release_number
 from memfit.trace.self_test import live_peaks
 from memfit.trace.step import Tracing, trace_job
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def traced(job, rank, stages=2, device="cpu", **how):
+def traced(job, rank, stages=2, device="cpu", shards=1, **how):
     return trace_job(
         job,
         Shape(items=4),
@@ -35,9 +36,9 @@ def traced(job, rank, stages=2, device="cpu", **how):
             device=find_device(device),
             scratch=False,
             engine="fsdp2",
-            world=stages,
+            world=stages * shards,
             rank=rank,
-            mesh=MeshShape(pp=stages),
+            mesh=MeshShape(pp=stages, dp_shard=shards),
             **how,
         ),
     )
@@ -64,10 +65,10 @@ def test_shares_have_the_least_largest_cost_and_then_size():
 
 
 def test_nets_are_cut_by_their_operations():
-    cut = cut_into_stages(Stages(), Stages().nets(), 0, 2)
+    cut = cut_into_stages(Stages(), Stages().nets(), 2, "pp=2")
     assert cut.paths == ("net.embed", *(f"net.blocks.{i}" for i in range(5)), "net.head")
     assert cut.bounds == (0, 4, 7), "three blocks of 3456 multiplications a token, and two with the head of 1536"
-    assert cut_into_stages(Words(), Words().nets(), 1, 2).own == range(2, 5)
+    assert cut_into_stages(Words(), Words().nets(), 2, "pp=2").modules_of(1) == range(2, 5)
 
 
 def test_of_stages_that_hold_the_same_modules_the_first_is_traced():
@@ -77,8 +78,8 @@ def test_of_stages_that_hold_the_same_modules_the_first_is_traced():
                 super().__init__(blocks=16)
 
     job = Deep()
-    assert cut_into_stages(job, job.nets(), 0, 8).bounds[1:-1] == tuple(range(3, 16, 2))
-    assert distinct_stages(job, job.nets(), 8) == (0, 1, 7)
+    assert cut_into_stages(job, job.nets(), 8, "pp=8").bounds[1:-1] == tuple(range(3, 16, 2))
+    assert distinct_ranks(job, job.nets(), 8) == (0, 1, 7)
 
 
 @pytest.mark.parametrize("stage", range(2))
@@ -101,11 +102,13 @@ def test_a_card_is_simulated_like_the_cpu():
     assert _train_peak(traced(Stages(), 0, device="h100", micro_batches=3)) > 0
 
 
-def test_a_pipeline_stands_alone_in_a_mesh():
-    assert engine_of(parse_mesh("pp=2")) == "fsdp2"
-    for others in ("dp_shard", "tp"):
-        with pytest.raises(InputError, match=f"not carried together with {others}"):
-            engine_of(parse_mesh(f"pp=2,{others}=2"))
+def test_stages_are_sharded_and_carried_with_no_other_dimension():
+    for mesh in ("pp=2", "pp=2,dp_shard=2"):
+        assert engine_of(parse_mesh(mesh)) == "fsdp2"
+    for others in ("tp", "dp_replicate"):
+        for more in ("", ",dp_shard=2"):
+            with pytest.raises(InputError, match=f"not carried together with {others}"):
+                engine_of(parse_mesh(f"pp=2,{others}=2{more}"))
 
 
 def test_choices_of_a_pipeline_are_refused_on_sharded_nets_and_the_other_way_round():
@@ -116,8 +119,58 @@ def test_choices_of_a_pipeline_are_refused_on_sharded_nets_and_the_other_way_rou
         )  # fmt: skip
     with pytest.raises(InputError, match="it is of sharded nets"):
         traced(Stages(), 0, engine_choices={"half_gather": True})
-    with pytest.raises(InputError, match="no such schedule; write 1f1b or gpipe"):
-        traced(Stages(), 0, engine_choices={"schedule": "zero bubble"})
+    with pytest.raises(InputError, match="schedule scatters gradients once"):
+        traced(Stages(), 0, shards=2, engine_choices={"sync_each_micro_batch": True})
+    with pytest.raises(InputError, match="no such schedule; write 1f1b or gpipe or interleaved_1f1b"):
+        traced(Stages(), 0, engine_choices={"schedule": "dual pipe"})
+    with pytest.raises(InputError, match="backwards of inputs apart from those of weights are not carried"):
+        traced(Stages(), 0, engine_choices={"schedule": "zbv_zero_bubble"})
+
+
+def test_of_several_stages_a_rank_holds_every_other_one():
+    class Deep(Counted):
+        class Net(Counted.Net):
+            def __init__(self):
+                super().__init__(blocks=16)
+
+    job = Deep()
+    assert distinct_ranks(job, job.nets(), 4, "interleaved_1f1b") == (0, 1, 3)
+    with pytest.raises(InputError, match="pp=4: the nets have 7 modules that run one after the other"):
+        distinct_ranks(Counted(), Counted().nets(), 4, "interleaved_1f1b")
+
+
+def test_more_micro_batches_are_on_their_way_where_stages_are_interleaved():
+    peaks = {
+        (schedule, count): _train_peak(traced(Counted(), 0, micro_batches=count, engine_choices={"schedule": schedule}))
+        for schedule in ("1f1b", "interleaved_1f1b")
+        for count in (2, 8)
+    }
+    assert peaks["interleaved_1f1b", 8] > peaks["1f1b", 8] > peaks["1f1b", 2]
+
+
+def test_micro_batches_that_rounds_do_not_divide_are_two_schedules():
+    assert in_schedules("interleaved_1f1b", 7, 2) == (6, 1)
+    assert in_schedules("interleaved_1f1b", 3, 2) == (3,), "one round"
+    assert in_schedules("interleaved_1f1b", 8, 4) == (8,)
+    assert in_schedules("1f1b", 7, 2) == (7,)
+
+
+def test_sharded_stages_keep_parts_of_the_optimizers_state_and_whole_gradients_until_they_are_scattered():
+    whole, parts = (traced(Counted(), 0, shards=shards, micro_batches=4) for shards in (1, 2))
+    sizes = {name: _category_bytes(trace) for name, trace in (("whole", whole), ("parts", parts))}
+    assert sizes["parts"]["optimizer"] == pytest.approx(sizes["whole"]["optimizer"] / 2, rel=0.01)
+    assert sizes["whole"]["gradients"] <= sizes["parts"]["gradients"] <= 1.5 * sizes["whole"]["gradients"]
+    assert sizes["parts"]["parameters"] == pytest.approx(1.5 * sizes["whole"]["parameters"], rel=0.01)
+
+
+def _category_bytes(trace):
+    """Bytes of each category that are there at once, at most."""
+    at_most, now = dict.fromkeys(CATEGORIES, 0), dict.fromkeys(CATEGORIES, 0)
+    for kind, storage in zip(trace.kind.tolist(), trace.storage.tolist(), strict=True):
+        category = CATEGORIES[trace.category[storage]]
+        now[category] += int(trace.nbytes[storage]) * {ALLOCATE: 1, FREE: -1}.get(kind, 0)
+        at_most[category] = max(at_most[category], now[category])
+    return at_most
 
 
 def test_stages_have_the_first_values_of_one_device():

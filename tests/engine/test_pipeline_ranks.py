@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from memfit.engine.single import Single
+from memfit.mesh import parse_mesh
 from memfit.torch_compat.pipelining import OLDEST
 from memfit.torch_compat.versions import release_number
 from tests.engine.mesh_launch import results_of_ranks
-from tests.engine.pipeline_ranks import MESHES, STATES, STEPS, goes_on, saved, train
+from tests.engine.pipeline_ranks import BOTH, MESHES, STATES, STEPS, goes_on, saved, train
 
 pytestmark = pytest.mark.skipif(
     release_number(torch.__version__) < OLDEST, reason="memfit refuses pp before torch 2.13"
@@ -25,7 +26,8 @@ ranks = partial(results_of_ranks, "pipeline_ranks")
 @pytest.mark.parametrize(
     ("mesh", "cases"),
     [("pp=2", ["llama"]), pytest.param("pp=2", [*STEPS], marks=pytest.mark.slow),
-     pytest.param("pp=3", [*STEPS], marks=pytest.mark.slow)],
+     pytest.param("pp=3", [*STEPS], marks=pytest.mark.slow),
+     pytest.param(BOTH, [*STEPS], marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_stages_take_the_steps_of_one_rank(tmp_path, mesh, cases):
     gave = ranks(tmp_path, mesh, *cases)
@@ -44,12 +46,13 @@ def same(result, expected):
 
 
 @pytest.mark.slow
-def test_stages_and_any_other_mesh_and_one_device_go_on_with_what_another_wrote(tmp_path):
-    expected = saved(Single(), tmp_path / "single")
-    for rank in ranks(tmp_path, "pp=2", STATES):
-        for reader in MESHES:
+@pytest.mark.parametrize("mesh", ["pp=2", BOTH])
+def test_stages_and_any_other_mesh_and_one_device_go_on_with_what_another_wrote(tmp_path, mesh):
+    expected, meshes = saved(Single(), tmp_path / "single"), MESHES[parse_mesh(mesh).world]
+    for rank in ranks(tmp_path, mesh, STATES):
+        for reader in meshes:
             same(rank["saved", reader], expected)
-            for writer in ("single", *MESHES):
+            for writer in ("single", *meshes):
                 same(rank[writer, reader], expected)
-    for writer in MESHES:
+    for writer in meshes:
         same(goes_on(Single(), tmp_path / writer), expected)

@@ -27,6 +27,7 @@ from tests.engine.rank_peaks import (
     CASES,
     MESH_CASES,
     OPERATORS,
+    SHARDED_STAGE_CASES,
     STAGE_CASES,
     TENSOR_CASES,
     ZERO_CASES,
@@ -118,6 +119,15 @@ def test_every_rank_of_built_in_jobs_on_a_mesh(cases, tmp_path):
 def test_every_stage_of_a_pipeline(stages, tmp_path):
     compared = compare([case for case in STAGE_CASES if case.mesh.pp == stages], stages, tmp_path)
     check(compared, within=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(release_number(torch.__version__) < OLDEST, reason="memfit refuses pp before torch 2.13")
+def test_every_rank_of_stages_that_are_sharded(tmp_path):
+    compared = compare(SHARDED_STAGE_CASES, 4, tmp_path)
+    check(compared, within=0.03)
+    for (case, rank, phase), (peak, _) in compared.items():
+        assert peak <= compared[case, rank - rank % 2, phase][0], (case, rank, phase)
 
 
 ZERO = [(case, world) for world in (2, 3) for case in ZERO_CASES]

@@ -4,6 +4,7 @@ python -m pytest tests/train/test_pipeline_runs.py -m slow
 """
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ pytestmark = [
 ]
 COUNTED = f"{ROOT}/tests/engine/pipeline_jobs.py:Counted"
 DISTURBED = f"{ROOT}/tests/engine/pipeline_jobs.py:Disturbed"
-TWO, THREE = MeshShape(pp=2), MeshShape(pp=3)
+TWO, THREE, BOTH = MeshShape(pp=2), MeshShape(pp=3), MeshShape(pp=2, dp_shard=2)
 
 
 def planned(file, job, *arguments):
@@ -45,8 +46,36 @@ def test_a_run_of_stages_learns_what_one_device_does_and_goes_on_on_any_mesh(tmp
     assert [line["rank"] for line in lines(folder / "run", "samples")] == [0, 0, 1, 0, 0, 0], "stages have one share"
 
 
-def test_a_run_of_stages_resumes_bit_for_bit_and_validates(tmp_path):
-    staged = on_ranks(planned(tmp_path / "made.toml", DISTURBED, "--micro-batch", 3), "fsdp2", 2, TWO)
+def test_a_run_of_sharded_stages_learns_what_one_device_does_and_goes_on_on_any_mesh(tmp_path):
+    alone = planned(tmp_path / "made.toml", LLAMA, "--micro-batch", 3)
+    expected = ran(alone, tmp_path / "alone", "--windows", 4)[0]
+    folder, both = tmp_path / "run", on_ranks(alone, "fsdp2", 4, BOTH)
+    _, said = ran(both, folder, "--windows", 1)
+    assert "8 = 2 devices x (1 x 3 + 1), fsdp2, mesh pp 2 x dp_shard 2" in said
+    ran(on_ranks(alone, "fsdp2", 2, TWO), folder, "--windows", 2, "--resume")
+    ran(both, folder, "--windows", 3, "--resume")
+    same(ran(alone, folder, "--windows", 4, "--resume")[0], expected)
+    assert [line["global_batch_done"] for line in lines(folder / "run", "metrics")] == [8] * 4
+    assert [line["rank"] for line in lines(folder / "run", "samples")] == [0, 1, 0, 0, 1, 0], "shares, not ranks"
+
+
+def test_a_run_of_interleaved_stages_learns_what_one_device_does_and_is_resumed(tmp_path):
+    alone = planned(tmp_path / "made.toml", DISTURBED, "--micro-batch", 3)
+    expected, _ = ran(alone, tmp_path / "alone")
+    staged = replace(on_ranks(alone, "fsdp2", 2, TWO), engine_choices={"schedule": "interleaved_1f1b"})
+    complete, _ = ran(staged, tmp_path / "whole")
+    same(complete, expected)
+    ran(staged, tmp_path / "cut", "--windows", 3)
+    cut, _ = ran(staged, tmp_path / "cut", "--resume")
+    assert all(torch.equal(cut[name], weight) for name, weight in complete.items())
+    ran(staged, tmp_path / "other", "--windows", 2)
+    ran(on_ranks(alone, "fsdp2", 2, TWO), tmp_path / "other", "--windows", 3, "--resume")
+    same(ran(alone, tmp_path / "other", "--resume")[0], expected)
+
+
+@pytest.mark.parametrize("mesh", [TWO, BOTH], ids=str)
+def test_a_run_of_stages_resumes_bit_for_bit_and_validates(mesh, tmp_path):
+    staged = on_ranks(planned(tmp_path / "made.toml", DISTURBED, "--micro-batch", 3), "fsdp2", mesh.world, mesh)
     complete, _ = ran(staged, tmp_path / "whole")
     ran(staged, tmp_path / "cut", "--windows", 3)
     cut, _ = ran(staged, tmp_path / "cut", "--resume")
@@ -60,9 +89,9 @@ def test_a_run_of_stages_resumes_bit_for_bit_and_validates(tmp_path):
     assert whole[1]["loss"] < whole[0]["loss"]
 
 
-@pytest.mark.parametrize("fails", ["killed", "memory"])
-def test_a_stage_that_is_killed_or_has_no_memory_lets_all_start_again(fails, tmp_path):
-    staged = on_ranks(planned(tmp_path / "made.toml", DISTURBED, "--micro-batch", 3), "fsdp2", 2, TWO)
+@pytest.mark.parametrize(("fails", "mesh"), [("killed", TWO), ("memory", TWO), ("killed", BOTH)], ids=str)
+def test_a_stage_that_is_killed_or_has_no_memory_lets_all_start_again(fails, mesh, tmp_path):
+    staged = on_ranks(planned(tmp_path / "made.toml", DISTURBED, "--micro-batch", 3), "fsdp2", mesh.world, mesh)
     expected, _ = ran(staged, tmp_path / "whole")
     staged.settings.update(fails=fails, mark=str(tmp_path / "failed"))
     gave, said = ran(staged, tmp_path / "torn", "--save-every", 0)
@@ -77,11 +106,12 @@ def test_a_stage_that_is_killed_or_has_no_memory_lets_all_start_again(fails, tmp
     assert torn == [line["ids"] for line in lines(tmp_path / "whole" / "run", "samples")]
 
 
-@pytest.mark.parametrize(("job", "mesh"), [(LLAMA, TWO), (COUNTED, THREE)], ids=str)
+@pytest.mark.parametrize(("job", "mesh"), [(LLAMA, TWO), (COUNTED, THREE), (COUNTED, BOTH)], ids=str)
 def test_what_is_planned_for_stages_is_verified_and_not_exported(job, mesh, tmp_path):
     file = tmp_path / "mesh.toml"
     made = planned(file, job, "--mesh", mesh)
-    assert (made.engine, made.mesh, made.ranks, len(made.micro_batches)) == ("fsdp2", mesh.sizes(), mesh.world, 1)
+    assert (made.engine, made.mesh, made.ranks) == ("fsdp2", mesh.sizes(), mesh.world)
+    assert len(made.micro_batches) == mesh.data_ranks
     assert "stages wait for the first and the last micro-batch" in made.reasons["mesh"]
     refused = memfit("export", file, "--to", "torchrun", "--out", tmp_path / "run.sh")
     assert refused.returncode == 2
@@ -103,9 +133,10 @@ def test_a_plan_of_stages_recomputes_every_block_where_keeping_does_not_fit(tmp_
         assert read_plan(tmp_path / "plan.toml").checkpointing == modes
 
 
-def test_windows_of_stages_are_verified_during_the_run(tmp_path):
-    staged = on_ranks(planned(tmp_path / "made.toml", DISTURBED, "--micro-batch", 3), "fsdp2", 2, TWO)
-    ran(staged, tmp_path / "run", "--windows", 3, "--verify-every", 2)
+@pytest.mark.parametrize(("mesh", "choices"), [(TWO, {}), (TWO, {"schedule": "interleaved_1f1b"}), (BOTH, {})], ids=str)
+def test_windows_of_stages_are_verified_during_the_run(mesh, choices, tmp_path):
+    staged = on_ranks(planned(tmp_path / "made.toml", DISTURBED, "--micro-batch", 3), "fsdp2", mesh.world, mesh)
+    ran(replace(staged, engine_choices=choices), tmp_path / "run", "--windows", 3, "--verify-every", 2)
     proofs = lines(tmp_path / "run" / "run", "verified")
     assert proofs
     assert all(proof["ok"] for proof in proofs)

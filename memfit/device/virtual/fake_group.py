@@ -30,6 +30,7 @@ from memfit.torch_compat.distributed import (
     FakeStore,
     ShardingPropagator,
     ddp,
+    distributed_c10d,
     forget_sharding,
     fsdp_param,
     give_collectives_shapes,
@@ -129,9 +130,14 @@ def fake_world(
 @contextlib.contextmanager
 def simulated_neighbours() -> Iterator[None]:
     """Inside, schedules of a pipeline send nothing before their first micro-batch, whose value no simulated rank has,
-    and what is sent and received at once is so one by one: a fake group has no backend for a virtual card."""
+    and what is sent and received at once is so one by one: a fake group has no backend for a virtual card.
+
+    What is sent is there for as long as its work is, as with gloo (``SendWork``) and NCCL
+    (``ProcessGroupNCCL::pointToPoint`` keeps it in ``outputs_``): GPipe and interleaved schedules keep all works.
+    """
 
     check_pipelining()
+    send = dist.isend
 
     def one_by_one(operations: list[dist.P2POp]) -> list[Any]:
         peers = [{"group_dst" if op.op is dist.isend else "group_src": op.group_peer} for op in operations]
@@ -139,8 +145,25 @@ def simulated_neighbours() -> Iterator[None]:
             op.op(op.tensor, group=op.group, tag=op.tag, **peer) for op, peer in zip(operations, peers, strict=True)
         ]
 
-    with replaced(schedule_class(), **{WARM_UP: know_shapes}), replaced(dist, batch_isend_irecv=one_by_one):
+    def kept(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return _Sent(send(tensor, *args, **kwargs), tensor)
+
+    with (
+        replaced(schedule_class(), **{WARM_UP: know_shapes}),
+        replaced(dist, batch_isend_irecv=one_by_one, isend=kept),
+        replaced(distributed_c10d, isend=kept),
+    ):
         yield
+
+
+class _Sent:
+    """The work of a send, which holds the tensor."""
+
+    def __init__(self, work: Any, tensor: Tensor) -> None:
+        self._work, self._tensor = work, tensor
+
+    def wait(self, *args: Any) -> Any:
+        return self._work.wait(*args)
 
 
 @contextlib.contextmanager
