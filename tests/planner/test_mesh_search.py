@@ -6,6 +6,7 @@ python -m pytest tests/planner/test_mesh_search.py
 from dataclasses import replace
 
 import pytest
+import torch
 
 from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.device.hardware.cluster import cluster_of
@@ -18,8 +19,10 @@ from memfit.planner.mesh_search.mesh_row import CHOSEN, FITS, REFUSED, SLOWER, T
 from memfit.planner.mesh_search.mesh_shapes import mesh_families
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
+from memfit.torch_compat.pipelining import OLDEST
+from memfit.torch_compat.versions import release_number
 from testing.large_nets import Dit
-from tests.engine.tensor_jobs import Unplanned, Words
+from tests.engine.tensor_jobs import Tied, Unplanned, Words
 
 CARD = replace(find_device("h100"), context_bytes=0, context_low=0, context_high=0)
 LARGE = Dit(dim=512, depth=4, heads=4, frames=32)
@@ -47,13 +50,15 @@ def test_every_division_of_the_devices_is_there_once():
     assert len(set(meshes)) == len(meshes)
     names = {str(mesh) for mesh in meshes}
     assert {"dp_replicate=12", "dp_shard=12", "dp_replicate=3,dp_shard=4", "dp_shard=2,tp=6", "tp=12"} <= names
+    assert {"pp=12", "pp=4,dp_shard=3"} <= names
+    assert not any("pp" in name and ("tp" in name or "dp_replicate" in name) for name in names)
     assert "dp_replicate=6,tp=2" not in names  # replicas of cut layers are carried only where they are sharded too
     assert [family.cut.world for family in families] == sorted(family.cut.world for family in families)
     assert all(len({(mesh.tp, mesh.data_ranks) for mesh in family.meshes}) == 1 for family in families)
 
 
 def test_a_dimension_that_an_engine_comes_to_carry_is_searched_too(monkeypatch):
-    able = replace(CAPABILITIES["fsdp2"], mesh_dimensions=("dp_shard", "dp_replicate", "tp", "cp"))
+    able = replace(CAPABILITIES["fsdp2"], mesh_dimensions=(*CAPABILITIES["fsdp2"].mesh_dimensions, "cp"))
     monkeypatch.setitem(CAPABILITIES, "fsdp2", able)
     assert not any(family.cut.cp > 1 for family in mesh_families(8))
     monkeypatch.setattr(mesh_shapes, "CARRIED", mesh_shapes.CARRIED | {"cp"})
@@ -80,13 +85,24 @@ def test_layers_are_cut_within_a_node_unless_nothing_else_fits(words):
     refused = {str(row.mesh): row.remark for row in words.meshes if row.state == REFUSED}
     assert "it cuts layers over several nodes" in refused["tp=8"]
     assert "num_key_value_heads = 2 does not divide" in refused["dp_shard=2,tp=4"]
-    one_sample = find_mesh_plan(Words(), request(2, 2, 1))
+    one_sample = find_mesh_plan(Tied(), request(2, 2, 1))
     assert one_sample.plan is not None
     assert one_sample.meshes[0].mesh == MeshShape(tp=2)
     assert "over several nodes" in one_sample.plan.reasons["mesh"]
-    assert {row.remark for row in one_sample.meshes[1:]} == {
-        "2 ranks take samples of their own, and the global batch has 1"
-    }
+    refused = {str(row.mesh): row.remark for row in one_sample.meshes[1:]}
+    assert "it shares a parameter with net.model.embed_tokens" in refused.pop("pp=2")
+    assert set(refused.values()) == {"2 ranks take samples of their own, and the global batch has 1"}
+
+
+@pytest.mark.skipif(release_number(torch.__version__) < OLDEST, reason="memfit refuses pp before torch 2.13")
+def test_stages_are_chosen_where_one_sample_is_all_and_what_they_send_is_timed():
+    answer = find_mesh_plan(Words(), request(2, 2, 1))
+    assert answer.plan is not None
+    chosen = answer.meshes[0]
+    assert (chosen.mesh, chosen.traced) == (MeshShape(pp=2), True)
+    assert next(row for row in answer.meshes if row.mesh == MeshShape(tp=2)).state == REFUSED, "it would cross nodes"
+    assert "send over pp" in answer.plan.reasons["communication"]
+    assert answer.plan.step_seconds == chosen.seconds
 
 
 @pytest.mark.slow
@@ -105,8 +121,10 @@ def test_nets_that_cannot_be_cut_are_planned_without(words):
     answer = find_mesh_plan(Unplanned(), request(4, 1, 16))
     assert answer.plan is not None
     refused = [row for row in answer.meshes if row.state == REFUSED]
-    assert {row.mesh.tp for row in refused} == {2, 4}
-    assert "no tensor-parallel plan for GPT2LMHeadModel" in refused[0].remark
+    assert {(row.mesh.pp, row.mesh.tp) for row in refused} == {(1, 2), (1, 4), (2, 1), (4, 1)}
+    remarks = {row.mesh.tp: row.remark for row in refused}
+    assert "no tensor-parallel plan for GPT2LMHeadModel" in remarks[2]
+    assert "no pipeline plan for GPT2LMHeadModel" in remarks[1]
     with pytest.raises(InputError, match="zero2 carries no mesh"):
         find_mesh_plan(Unplanned(), request(4, 1, 16, engine="zero2"))
 

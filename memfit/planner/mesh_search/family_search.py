@@ -26,7 +26,7 @@ from memfit.planner.mesh_nets import RankNets
 from memfit.planner.mesh_search.mesh_row import FITS, SLOWER, TOO_LARGE, MeshRow
 from memfit.planner.mesh_search.mesh_shapes import MeshFamily
 from memfit.planner.options import options
-from memfit.planner.predict import BINDING_RANK, default_checkpointing
+from memfit.planner.predict import BINDING_RANK, checkpoint_all, default_checkpointing
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.candidate_search import Candidate, CandidateSearch
 from memfit.planner.search.full_step import policy_name
@@ -43,6 +43,7 @@ class FamilySearch:
         """``nets``: of a rank before data parallelism; ``whole``: the job's own nets, without their bytes."""
         self.job, self.request, self.family, self.nets = job, request, family, nets
         self.device, self.own = request.device, default_checkpointing(job, whole)
+        self.everything = checkpoint_all(job, whole) if family.cut.pp > 1 else {}
         base = family.meshes[0]
         keeps = "optimizer" in request.keep
         self.how = Tracing(
@@ -126,12 +127,18 @@ class FamilySearch:
         """The row of a mesh's best candidate, and the seconds that it computes."""
         more = int((self._sharded(mesh) - self._sharded(self.family.meshes[0])) * (2 + self.state_per_byte))
         device = self._less(more)
-        search = CandidateSearch(
-            traced_job, device, self.request.global_batch, mesh.data_ranks, mesh=dimensions(self.family.engine, mesh),
-            fixed=self.request.micro_batch, modes=self.own if "checkpointing" in self.request.keep else None,
-            communicates=self._communication(mesh),
-        )  # fmt: skip
-        best = search.best()
+        modes: list[Mapping[str, str] | None] = [self.own if "checkpointing" in self.request.keep else None]
+        if mesh.pp > 1 and modes[0] is None:
+            modes = [self.own, self.everything]
+        for some in modes:
+            search = CandidateSearch(
+                traced_job, device, self.request.global_batch, mesh.data_ranks,
+                mesh=dimensions(self.family.engine, mesh), fixed=self.request.micro_batch, modes=some,
+                communicates=self._communication(mesh),
+            )  # fmt: skip
+            best = search.best()
+            if best is not None:
+                break
         if best is None:
             smallest = min(search.tried.values(), key=lambda candidate: candidate.peak)
             return self._row(mesh, TOO_LARGE, candidate=smallest, more=more), 0.0

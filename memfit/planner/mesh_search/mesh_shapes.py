@@ -10,10 +10,8 @@ from memfit.errors import InputError
 from memfit.mesh import NOT_CARRIED, MeshShape
 from memfit.planner.mesh_nets import without_data_ranks
 
-UNTIMED = frozenset({"pp"})
-"""Dimensions over which the time of communication is not estimated: only ``--mesh`` takes them."""
-CARRIED = {name for does in CAPABILITIES.values() for name in does.mesh_dimensions} - NOT_CARRIED.keys() - UNTIMED
-"""Dimensions that some engine carries, and whose time is estimated."""
+CARRIED = {name for does in CAPABILITIES.values() for name in does.mesh_dimensions} - NOT_CARRIED.keys()
+"""Dimensions that some engine carries."""
 
 
 @dataclass(frozen=True, kw_only=True)

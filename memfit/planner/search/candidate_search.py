@@ -23,6 +23,7 @@ from memfit.planner.predict import footprint_on
 from memfit.planner.search.engine_choice import Communicates, silent
 from memfit.planner.search.selection import Problem, floor, scaled, solve
 from memfit.planner.search.traced_job import TracedJob
+from memfit.planner.timing.pipeline_time import PipelineTime
 from memfit.planner.timing.probed_windows import ProbedWindow, probed
 from memfit.trace.session import MicroTrace
 
@@ -70,8 +71,10 @@ class CandidateSearch:
         checkpointing, where it is not to be chosen."""
         self.ranks, self._communicates = ranks, communicates
         self._world, self._mesh = (ranks, {}) if mesh is None else (mesh.world, mesh.sizes())
-        self._stages = 1 if mesh is None else mesh.pp
+        self._sent = 0.0
+        """Bytes that a stage of a pipeline sends for a unit of a micro-batch."""
         self.traced_job, self.device, self.modes = traced_job, device, modes
+        self.pipeline = PipelineTime(stages=1 if mesh is None else mesh.pp, link=(traced_job.links or {}).get("pp"))
         self.job = traced_job.job
         self.budget = device.usable_bytes or 0
         share, smallest = -(-global_batch // ranks), max(self.job.longest or 1, least_micro_batch(global_batch, ranks))
@@ -259,6 +262,7 @@ class CandidateSearch:
         traced = self.traced_job.trace(shape_of(self.job, micro), self.modes or {}, accumulated=True)
         self._kept_seconds[micro] = self.traced_job.total_seconds(traced)
         self._kept_peaks[micro] = self.unlimited_peak_of(traced)
+        self._sent = self.traced_job.sent_bytes(shape_of(self.job, micro)) / micro
         return traced
 
     def _measure(self, geometry: Geometry) -> None:
@@ -313,8 +317,13 @@ class CandidateSearch:
     def _window(self, geometry: Geometry, micro_seconds: float) -> float:
         longest = max(sum(rank) for rank in geometry.micro_batches)
         computed = micro_seconds * longest / geometry.micro_batch
-        idle = micro_seconds * (self._stages - 1)  # a pipeline's stages wait for the first and the last micro-batch
-        return computed + idle + self.step_seconds + self._communicates(len(geometry.micro_batches[0]), computed)
+        count = len(geometry.micro_batches[0])
+        stages = self.pipeline.waits(count, micro_seconds, self.sent_bytes(geometry))
+        return computed + stages + self.step_seconds + self._communicates(count, computed)
+
+    def sent_bytes(self, geometry: Geometry) -> float:
+        """Bytes that a stage of a pipeline sends for one of its micro-batches."""
+        return self._sent * geometry.micro_batch
 
 
 def sizes(share: int, smallest: int, fixed: int | None) -> list[int]:

@@ -48,7 +48,7 @@ def communication_model(
         mesh: the devices by dimension; None: all in the one that the engine is for.
         nets: whole ones, without their bytes.
 
-    What stages of a pipeline send to each other is left out.
+    Nothing for stages of a pipeline, of whose ranks nothing is known where the link is not.
     """
     link = interconnect_of(device)
     if mesh is not None and mesh.pp > 1:

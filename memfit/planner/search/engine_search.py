@@ -235,9 +235,12 @@ class _EngineSearch:
         traced = traced_job.trace(shape, best.modes, accumulated=accumulated)
         inside = seconds_by_collective(traced.trace, self.links)
         times = sum(rank) / best.geometry.micro_batch
-        return self.communication_seconds.window_seconds(len(rank)) | {
-            name: each * times for name, each in inside.items()
-        }
+        stages = search.pipeline.sent_seconds(len(rank), search.sent_bytes(best.geometry))
+        return (
+            self.communication_seconds.window_seconds(len(rank))
+            | {name: each * times for name, each in inside.items()}
+            | ({"send over pp": stages} if stages else {})
+        )
 
     def _waited(self, candidate: Candidate) -> float:
         """Seconds of a window that data-parallel communication adds to its computation."""
@@ -330,8 +333,9 @@ def _requested(request: PlanRequest) -> dict[str, str]:
     if request.mesh is not None:
         reasons["mesh"] = "--mesh sets it"
     if request.mesh is not None and request.mesh.pp > 1:
-        reasons["mesh"] += "; the time in which stages wait for the first and the last micro-batch is estimated, the "
-        reasons["mesh"] += "time in which they send to each other is not"
+        reasons["mesh"] += "; the time in which stages wait for the first and the last micro-batch is estimated, "
+        known = "as is that of what they send"
+        reasons["mesh"] += known if request.links is not None else "that of what they send is not: no link is known"
         reasons.setdefault("checkpointing", "stages of a pipeline keep as the job does, or recompute every block")
     return reasons
 

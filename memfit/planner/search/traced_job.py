@@ -10,6 +10,7 @@ import numpy as np
 from torch import nn
 
 from memfit.device.hardware.cluster import GroupLink
+from memfit.engine.pipeline import Pipeline
 from memfit.job import Job, Shape, is_trained
 from memfit.planner.search.checkpoint_options import RECOMPUTED, Observed, checkpoint_options_of
 from memfit.planner.search.layout import Layout, blocks_of, holds, kept_by_module, with_parts
@@ -76,6 +77,7 @@ class TracedJob:
         self._problems: dict[tuple[Shape, bool], Problem] = {}
         self._traces: dict[tuple[Shape, frozenset[tuple[str, str]], bool, str | None], MicroTrace] = {}
         self._steps: dict[tuple[str, bool], MicroTrace | None] = {}
+        self._sent: dict[Shape, int] = {}
 
     @property
     def session(self) -> Session:
@@ -115,7 +117,14 @@ class TracedJob:
         key = (shape, frozenset(modes.items()), accumulated, precision)
         if key not in self._traces:
             self._traces[key] = self.session.micro_batch(shape, modes, accumulated=accumulated, precision=precision)
+            engine = self.session.train_state.engine
+            if isinstance(engine, Pipeline):
+                self._sent[shape] = engine.sent_bytes
         return self._traces[key]
+
+    def sent_bytes(self, shape: Shape) -> int:
+        """Bytes that a stage of a pipeline sends on for a micro-batch that was traced; 0 where nets are not cut so."""
+        return self._sent.get(shape, 0)
 
     def kept(self, shape: Shape, *, accumulated: bool) -> MicroTrace:
         """One micro-batch with everything kept."""

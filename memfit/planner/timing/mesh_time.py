@@ -2,7 +2,8 @@
 
 Data parallelism communicates beside the computation: FSDP2 gathers the next module's parameters while the present one
 computes, and scatters gradients while the backward goes on; DDP reduces buckets during the last backward. So a
-micro-batch waits for what is longer than its computation, and at least for the first or last piece.
+micro-batch waits for what is longer than its computation, and at least for the first or last piece. A pipeline's stages
+gather once, beside the first forward, and scatter once, after the last backward, beside which nothing is computed.
 Collectives inside of layers (tensor parallelism) are operators of the trace: what follows waits for them
 (``memfit.planner.timing.collective_time``). Which collectives an engine runs: as in
 ``memfit.planner.timing.communication``.
@@ -20,8 +21,8 @@ from memfit.engine.capabilities import CAPABILITIES
 from memfit.engine.ddp import BUCKET_BYTES
 from memfit.planner.timing.collective_time import gather_seconds, reduce_seconds
 
-REPLICAS, SHARDS = "dp_replicate", "dp_shard"
-"""Dimensions of a mesh whose ranks take samples of their own."""
+REPLICAS, SHARDS, STAGES = "dp_replicate", "dp_shard", "pp"
+"""Dimensions of a mesh: of ranks that take samples of their own, and of those that hold a pipeline's stages."""
 BACKWARD = 2 / 3
 """Of a micro-batch's computation, what is left of its backward when it begins: it does twice its forward's work."""
 
@@ -48,8 +49,14 @@ class MeshCommunication:
     traffic: DataTraffic
     links: Mapping[str, GroupLink]
 
+    @property
+    def each_micro_batch(self) -> bool:
+        """Whether it gathers and scatters in every micro-batch. Stages of a pipeline do so once in a window, in which
+        they keep what they gathered."""
+        return CAPABILITIES[self.engine].shards_weights and STAGES not in self.links
+
     def busy_seconds(self) -> dict[str, float]:
-        """Seconds by collective: of a micro-batch where weights are sharded, else of a window."""
+        """Seconds by collective: of a micro-batch, or of a window where not each of them gathers."""
         nbytes, pieces = self.traffic.nbytes, self.traffic.pieces
         shards, replicas = self.links.get(SHARDS), self.links.get(REPLICAS)
         seconds: dict[str, float] = {}
@@ -59,7 +66,8 @@ class MeshCommunication:
             return seconds
         if shards is not None:
             once = pieces * gather_seconds(nbytes / pieces, shards)
-            seconds |= {f"all_gather over {SHARDS}": 2 * once, f"reduce_scatter over {SHARDS}": once}
+            times = 2 if self.each_micro_batch else 1
+            seconds |= {f"all_gather over {SHARDS}": times * once, f"reduce_scatter over {SHARDS}": once}
         if replicas is not None:
             part = nbytes / (shards.ranks if shards is not None else 1)
             seconds[f"all_reduce over {REPLICAS}"] = pieces * reduce_seconds(part / pieces, replicas)
@@ -67,7 +75,7 @@ class MeshCommunication:
 
     def window_seconds(self, micro_batches: int) -> dict[str, float]:
         """Seconds by collective of a window, whether computation hides them or not."""
-        times = micro_batches if CAPABILITIES[self.engine].shards_weights else 1
+        times = micro_batches if self.each_micro_batch else 1
         return {name: each * times for name, each in self.busy_seconds().items()}
 
     def __call__(self, micro_batches: int, computed: float = 0.0) -> float:
@@ -76,8 +84,14 @@ class MeshCommunication:
         Args:
             computed: seconds that the window's micro-batches compute, all together.
         """
-        busy = sum(self.busy_seconds().values())
-        beside = computed / micro_batches
+        each = self.busy_seconds()
+        busy, beside = sum(each.values()), computed / micro_batches
+        if STAGES in self.links and CAPABILITIES[self.engine].shards_weights:
+            gathers, scatters = (
+                each.get(f"all_gather over {SHARDS}", 0.0),
+                each.get(f"reduce_scatter over {SHARDS}", 0.0),
+            )
+            return max(gathers - (1 - BACKWARD) * beside, gathers / self.traffic.pieces) + scatters
         if CAPABILITIES[self.engine].shards_weights:
             return micro_batches * max(busy - beside, busy / self.traffic.pieces)
         return max(busy - BACKWARD * beside, busy / self.traffic.pieces)

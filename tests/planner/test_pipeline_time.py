@@ -1,0 +1,137 @@
+"""pytest tests/planner/test_pipeline_time.py: what stages of a pipeline wait for, by formulas and by a simulation."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from memfit.device.hardware.catalogue import find_device
+from memfit.device.hardware.cluster import GroupLink, cluster_of
+from memfit.job import Shape
+from memfit.mesh import MeshShape, parse_mesh
+from memfit.planner.search.traced_job import open_traced_job
+from memfit.planner.timing.mesh_time import DataTraffic, MeshCommunication
+from memfit.planner.timing.pipeline_time import PipelineTime
+from memfit.torch_compat.pipelining import OLDEST
+from memfit.torch_compat.versions import release_number
+from memfit.trace.step import Tracing
+from tests.engine.pipeline_jobs import Counted
+
+GB = 10**9
+LINK = GroupLink(ranks=4, nodes=1, bytes=10 * GB, step_seconds=0.0, node_step_seconds=0.0)
+"""One gigabyte takes 0.1 s."""
+
+
+def simulated_1f1b(stages, micro_batches, forward, backward, send):
+    """Seconds until the last stage to end has ended, with the waits of torch's Schedule1F1B: a stage's sends and
+    receives of one moment are one batch, which both sides must have come to, and which ends for all of it together."""
+    steps = [_steps(stage, stages, micro_batches) for stage in range(stages)]
+    clock, at, posted = [0.0] * stages, [0] * stages, {}
+    while any(at[stage] < len(steps[stage]) for stage in range(stages)):
+        moved = False
+        for stage in range(stages):
+            while at[stage] < len(steps[stage]):
+                kind, what = steps[stage][at[stage]]
+                if kind == "compute":
+                    clock[stage] += forward if what == "F" else backward
+                else:
+                    for message in what:
+                        posted.setdefault(message, {})[stage] = clock[stage]
+                    if not all(len(posted[message]) == 2 for message in what):
+                        break
+                    ends = [max(posted[message].values()) + send for message in what]
+                    clock[stage] = max([clock[stage], *ends])
+                at[stage] += 1
+                moved = True
+        assert moved, "the stages wait for each other"
+    return max(clock)
+
+
+def _steps(stage, stages, count):
+    """What a stage computes, and the messages (kind, micro-batch, from, to) that it waits for together."""
+
+    def forward_message(number, source):
+        return [("F", number, source, source + 1)] if 0 <= source < stages - 1 else []
+
+    def backward_message(number, source):
+        return [("B", number, source, source - 1)] if 0 < source < stages else []
+
+    steps, warm, done = [], min(count, stages - stage), 0
+    for number in range(warm):
+        steps += [("wait", forward_message(number, stage - 1)), ("compute", "F")]
+        if number < warm - 1:
+            steps.append(("wait", forward_message(number, stage)))
+    pending, number = forward_message(warm - 1, stage), warm
+    while True:
+        steps += [("wait", pending + backward_message(done, stage + 1)), ("compute", "B")]
+        sent, done = backward_message(done, stage), done + 1
+        if number == count:
+            break
+        steps += [("wait", sent + forward_message(number, stage - 1)), ("compute", "F")]
+        pending, number = forward_message(number, stage), number + 1
+    steps.append(("wait", sent))
+    while done < count:
+        steps += [
+            ("wait", backward_message(done, stage + 1)),
+            ("compute", "B"),
+            ("wait", backward_message(done, stage)),
+        ]
+        done += 1
+    return [(kind, what) for kind, what in steps if what]
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4, 8])
+def test_stages_that_send_in_no_time_wait_for_the_first_and_the_last_micro_batch(stages):
+    for count in (stages, 2 * stages, 5 * stages):
+        waits = PipelineTime(stages=stages).waits(count, 3.0, GB)
+        assert waits == 3.0 * (stages - 1)
+        assert simulated_1f1b(stages, count, 1.0, 2.0, 0.0) == pytest.approx(3.0 * count + waits)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4, 8])
+def test_waits_for_sends_are_those_of_the_schedule(stages):
+    time = PipelineTime(stages=stages, link=LINK)
+    assert time.send_seconds(GB) == pytest.approx(0.1)
+    for count in (2 * stages, 5 * stages, 20 * stages):
+        more = 3.0 * count + time.waits(count, 3.0, GB) - simulated_1f1b(stages, count, 1.0, 2.0, 0.1)
+        assert more == pytest.approx(0.0 if stages == 2 else 0.1), "one send more, of any number"
+
+
+def test_sends_of_gpipe_are_hidden_by_the_next_micro_batch_unless_they_are_longer():
+    time = PipelineTime(stages=4, link=LINK)
+    assert time.waits(3, 3.0, GB) == pytest.approx(3 * (3.0 + 0.2))
+    assert time.waits(3, 3.0, 15 * GB) == pytest.approx(3 * (3.0 + 3.0) + 2 * 0.5)
+
+
+def test_one_stage_waits_for_nothing_and_a_link_that_is_not_known_counts_nothing():
+    assert PipelineTime().waits(8, 3.0, GB) == 0
+    assert PipelineTime(stages=4).sent_seconds(8, GB) == 0
+    assert PipelineTime(stages=4, link=LINK).sent_seconds(8, GB) == pytest.approx(16 * 0.1)
+
+
+def test_stages_on_several_nodes_send_at_the_rate_of_the_network():
+    cluster, mesh = cluster_of(find_device("h100"), 16, 2), parse_mesh("pp=2,dp_shard=8")
+    link = cluster.joins(mesh, "pp")
+    assert link.nodes == 2
+    assert PipelineTime(stages=2, link=link).send_seconds(50 * GB) == pytest.approx(1.0, rel=0.01)
+
+
+@pytest.mark.skipif(release_number(torch.__version__) < OLDEST, reason="memfit refuses pp before torch 2.13")
+def test_a_traced_job_says_what_a_stage_sends():
+    how = Tracing(device=find_device("h100"), engine="fsdp2", world=2, mesh=MeshShape(pp=2))
+    with open_traced_job(Counted(), how, Shape(items=2)) as traced_job:
+        traced_job.kept(Shape(items=4), accumulated=False)
+        assert traced_job.sent_bytes(Shape(items=4)) == 4 * 6 * 24 * 4, "samples, tokens, width, bytes of a number"
+        assert traced_job.sent_bytes(Shape(items=3)) == 0, "it was not traced"
+
+
+def test_stages_gather_and_scatter_once_in_a_window():
+    cluster, mesh = cluster_of(find_device("h100"), 16, 2), parse_mesh("pp=2,dp_shard=8")
+    links = {name: dataclasses.replace(cluster.joins(mesh, name), step_seconds=0) for name in mesh.sizes()}
+    communication = MeshCommunication(engine="fsdp2", traffic=DataTraffic(nbytes=8 * GB, pieces=4), links=links)
+    once = 8 * GB * 7 / 8 / 450e9
+    assert communication.window_seconds(5) == pytest.approx(
+        {"all_gather over dp_shard": once, "reduce_scatter over dp_shard": once}
+    )
+    assert communication(5, computed=0.0) == pytest.approx(2 * once)
+    assert communication(5, computed=1e6) == pytest.approx(once / 4 + once), "no computation hides the scattering"
