@@ -47,12 +47,12 @@ class StageModule(nn.Module):
         self.stage, self.held = stage, nn.ModuleList(modules)
         self._forward_of_stage = forward
         self._shapes: dict[Hashable, StageShapes] = {}
-        self._computes: list[Compute] = []
+        self._computes: Iterator[Compute] = iter(())
         self._after: Callable[[], None] | None = None
 
-    def forward(self, *received: Tensor, number: int) -> Any:
-        """Runs micro-batch ``number``; gives a zero where a validation gives something else than a tensor."""
-        given = self._forward_of_stage.run(self.stage, self._computes[number], received[0] if received else None)
+    def forward(self, *received: Tensor) -> Any:
+        """Runs the next micro-batch; gives a zero where a validation gives something else than a tensor."""
+        given = self._forward_of_stage.run(self.stage, next(self._computes), received[0] if received else None)
         if self._after is not None:
             self._after()
         return given if isinstance(given, Tensor) else torch.zeros(())
@@ -75,11 +75,11 @@ class StageModule(nn.Module):
         Args:
             after: called after each forward, whose backward then runs; None: there is none.
         """
-        self._computes, self._after = [micro_batch.compute for micro_batch in micro_batches], after
+        self._computes, self._after = iter([micro_batch.compute for micro_batch in micro_batches]), after
         try:
             yield
         finally:
-            self._computes, self._after = [], None
+            self._computes, self._after = iter(()), None
 
 
 def shape_changes(inputs: Sequence[StageInput]) -> tuple[int, ...]:

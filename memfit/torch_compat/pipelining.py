@@ -1,4 +1,4 @@
-"""torch.distributed.pipelining with micro-batches that are cut already: its public ``step`` cuts a batch itself."""
+"""torch.distributed.pipelining with micro-batches that are cut already: stages get none, and count their calls."""
 
 from __future__ import annotations
 
@@ -21,10 +21,16 @@ OLDEST = (2, 13)
 
 
 def check_pipelining() -> None:
-    """Raises InputError where torch is older than ``OLDEST``."""
+    """Raises InputError where torch is older than ``OLDEST``, or lacks what memfit replaces in its pipelining."""
     if release_number(torch.__version__) < OLDEST:
         why = "its pipelining infers shapes by a forward of its own, which memfit does not carry"
         raise InputError(f"pp on torch {torch.__version__}", why, "install torch 2.13 or newer, or leave pp out")
+    from torch.distributed.pipelining import PipelineStage
+
+    for owner, name in ((schedule_class(), WARM_UP), (PipelineStage, _CLEAN_UP)):
+        if not hasattr(owner, name):
+            why = f"its {owner.__name__} has no {name}, which memfit replaces"
+            raise InputError(f"pp on torch {torch.__version__}", why, "install torch 2.13, or leave pp out")
 
 
 INTERLEAVED = "interleaved_1f1b"
@@ -38,8 +44,8 @@ class ScheduledStage:
     """A stage of this rank, as a schedule runs it.
 
     Attributes:
-        module: called with what was received, if anything, and ``number=`` of the micro-batch; gives what is sent, or
-            on the last stage the loss. Where it is under ``fully_shard``, the schedule scatters its gradients.
+        module: called with what was received, if anything, for one micro-batch after the other; gives what is sent,
+            or on the last stage the loss. Where it is under ``fully_shard``, the schedule scatters its gradients.
         number: the stage's.
         received, sent: tensors of the ``meta`` device with the shapes that pass on; None on the first and last stage.
     """
@@ -88,11 +94,10 @@ def run_schedule(
         kind = pipelining.Schedule1F1B if name == "1f1b" and count >= ranks and trains else pipelining.ScheduleGPipe
         schedule = kind(only, count, loss_fn=loss_of, scale_grads=False)
     for stage in own:
-        stage.has_backward = trains
         setattr(stage, _CLEAN_UP, lambda: None)
-    numbers = [{"number": number} for number in range(count)]
+    targets = torch.zeros(count, device="cpu") if trains else None  # one for each micro-batch, which no loss reads
     with _silent_schedules():
-        schedule._step_microbatches([()] * count, numbers, list(range(count)), return_outputs=False)
+        schedule.step(target=targets, return_outputs=False)
 
 
 def in_schedules(name: str, count: int, ranks: int) -> tuple[int, ...]:

@@ -183,3 +183,9 @@ def test_an_older_torch_is_refused_by_its_version(monkeypatch):
     monkeypatch.setattr("memfit.torch_compat.pipelining.OLDEST", (99, 0))
     with pytest.raises(InputError, match=r"pp on torch .*; install torch 2.13 or newer"):
         traced(Stages(), 0)
+
+
+def test_a_torch_without_what_memfit_replaces_is_refused_by_the_name(monkeypatch):
+    monkeypatch.setattr("memfit.torch_compat.pipelining._CLEAN_UP", "_cleaned")
+    with pytest.raises(InputError, match=r"its PipelineStage has no _cleaned, which memfit replaces"):
+        traced(Stages(), 0)
