@@ -25,6 +25,7 @@ STEPS = {
     "the loss in one piece": f"{LLAMA} --world 8 --set loss.num_chunks=1",
     "the loss in one piece, 128 ranks": f"{LLAMA} --world 128 --set loss.num_chunks=1",
 }
+WITHOUT_GRAPHS = "--set training.disable_cuda_graphs=true"
 SMALL = "--device h100 --micro-batch 2 --set training.seq_len=512"
 REACHED = {
     "llama3": f"torchtitan:llama3_debugmodel {SMALL} --world 2 {DTENSOR}",
@@ -35,14 +36,14 @@ REACHED = {
     "llama3, HSDP": f"torchtitan:llama3_debugmodel {SMALL} --mesh dp_replicate=2,dp_shard=2 {DTENSOR}",
     "llama3, TP": f"torchtitan:llama3_debugmodel {SMALL} --mesh dp_shard=2,tp=2 {DTENSOR}",
     "llama3, CP": f"torchtitan:llama3_debugmodel {SMALL} --mesh dp_shard=2,cp=2 {DTENSOR}",
-    "llama3, PP": f"torchtitan:llama3_debugmodel {SMALL} --mesh pp=2,dp_shard=2 {DTENSOR}",
+    "llama3, PP": f"torchtitan:llama3_debugmodel {SMALL} --mesh pp=2,dp_shard=2 {DTENSOR} {WITHOUT_GRAPHS}",
     "llama3, varlen attention": f"torchtitan:llama3_debugmodel_varlen_attn {SMALL} --world 2 {DTENSOR}",
     "llama3, compiled": f"torchtitan:llama3_debugmodel {SMALL} --world 2 {DTENSOR} --set compile.enable=true",
     "qwen3": f"torchtitan:qwen3_debugmodel {SMALL} --world 2 {DTENSOR}",
     "qwen3, experts": f"torchtitan:qwen3_moe_debug {SMALL} --world 2 {DTENSOR}",
     "deepseek_v3": f"torchtitan:deepseek_v3_debugmodel {SMALL} --world 2 {DTENSOR}",
     "deepseek_v3, EP": f"torchtitan:deepseek_v3_debugmodel {SMALL} --world 2 {DTENSOR} "
-    "--set parallelism.expert_parallel_degree=2",
+    f"{WITHOUT_GRAPHS} --set parallelism.expert_parallel_degree=2",
     "gpt_oss": f"torchtitan:gpt_oss_debugmodel_flex {SMALL} --world 2 {DTENSOR}",
     "muse_glimmer": f"torchtitan:muse_glimmer_debugmodel {SMALL} --world 2 {DTENSOR}",
     "kimi_k2_7": f"torchtitan:kimi_k2_5_debugmodel {SMALL} --world 2 {DTENSOR}",

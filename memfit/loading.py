@@ -52,6 +52,8 @@ def load_job(spec: str, settings: dict[str, Any] | None = None, *, unit: str | N
     """
     where = built_in_jobs().get(spec, spec)
     module_name, colon, name = where.rpartition(":")
+    if module_name == "torchtitan":
+        raise InputError(f"job {spec!r}", "a configuration of torchtitan is no job", f"write memfit predict {spec}")
     if not (colon and name and module_name.strip(".")):
         near = difflib.get_close_matches(spec, built_in_jobs(), n=1)
         if spec.rstrip(":").endswith(".py"):

@@ -1,12 +1,15 @@
 """memfit predict torchtitan:NAME: pytest tests/cli/test_titan_target.py"""
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from memfit.errors import is_installed
+from memfit.torch_compat.versions import release_number
 from tests.cli.asking import Run, is_one_line, really
 
 PRESENT = is_installed("torchtitan")
@@ -37,6 +40,10 @@ def test_options_of_jobs_say_what_to_write_instead(run: Run, options: tuple[str,
 
 def test_a_job_has_no_configuration(run: Run) -> None:
     is_one_line(run("predict", "f5_tts/tiny", "--config", "run.toml"), "it is for configurations of torchtitan")
+
+
+def test_other_verbs_say_which_one_takes_a_configuration(run: Run) -> None:
+    is_one_line(run("max", AT[1], "--device", "h100"), "is no job", "write memfit predict torchtitan:llama3_debugmodel")
 
 
 def answer(*options: str) -> Any:
@@ -92,3 +99,21 @@ def test_a_mesh_and_a_file_change_the_configuration(tmp_path: Path) -> None:
 )
 def test_what_is_not_modelled_is_refused_in_one_line(words: tuple[str, ...], said: str) -> None:
     is_one_line(really("predict", *words, "--device", "h100"), said)
+
+
+@needs_torchtitan
+def test_pipelines_are_refused_while_schedules_take_no_micro_batches() -> None:
+    """Fails beside a torch whose schedules take them: then a prediction of stages is due."""
+    from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+
+    assert "arg_mbs" not in inspect.signature(PipelineScheduleSingle.step).parameters
+    graphs = ("--set", "training.disable_cuda_graphs=true")
+    is_one_line(really(*AT, *SMALL, *graphs, "--mesh", "pp=2,dp_shard=2"), "(arg_mbs)", "leave pp out")
+    is_one_line(really(*AT, *SMALL, "--mesh", "pp=2"), "CUDA graphs do not support pipeline parallelism")
+
+
+@needs_torchtitan
+def test_spmd_types_on_several_ranks_says_which_torch_takes_it() -> None:
+    """Fails beside torch 2.14: then its prediction is due."""
+    assert release_number(torch.__version__) < (2, 14)
+    is_one_line(really(*AT, "--world", "2"), "--set parallelism.spmd_backend=full_dtensor, or install torch 2.14")

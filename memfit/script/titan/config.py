@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.metadata
 import inspect
 import types
 import typing
@@ -16,9 +17,12 @@ import torch
 from memfit.errors import InputError, describe, install_extra, is_installed
 from memfit.script.stubs import stubbed
 from memfit.script.titan.target import PREFIX, TitanTarget
+from memfit.torch_compat.versions import release_number
 
 POLICY = "activation_checkpoint"
 """The setting of which each value is a class of its own."""
+_FIRST = (0, 3)
+"""The first version of torchtitan whose configurations are functions."""
 _PLACES = ("torchtitan.models", "torchtitan.experiments")
 
 
@@ -30,17 +34,17 @@ def importable() -> Iterator[None]:
     Raises:
         InputError: torchtitan is older than 0.3, or does not import beside this torch.
     """
+    version = importlib.metadata.version("torchtitan")
+    if release_number(version) < _FIRST:
+        why = "memfit runs the trainer of torchtitan 0.3 and later, whose configurations are functions"
+        raise InputError(f"torchtitan {version}", why, f"run {install_extra('titan')}")
     with stubbed(() if is_installed("triton") else ("triton",)):
         try:
-            import torchtitan
-            from torchtitan.config import ConfigManager
+            import torchtitan.trainer  # noqa: F401
         except (ImportError, AttributeError) as error:
             write = "install the versions that belong together"
-            raise InputError(f"torchtitan with torch {torch.__version__}", describe(error), write) from error
-        if not hasattr(ConfigManager, "_load_config"):
-            why = "memfit runs the trainer of torchtitan 0.3 and later, whose configurations are functions"
-            version = getattr(torchtitan, "__version__", "of this version")
-            raise InputError(f"torchtitan {version}", why, f"run {install_extra('titan')}")
+            seen = f"torchtitan {version} with torch {torch.__version__}"
+            raise InputError(seen, describe(error), write) from error
         yield
 
 

@@ -62,3 +62,14 @@ def test_a_mistake_is_one_line_that_says_what_to_write(config: str, module: str,
         loaded(config, module, **changes)
     assert words in str(mistake.value)
     assert "\n" not in str(mistake.value)
+
+
+def test_an_older_version_is_refused_by_what_a_mock_says_is_installed(monkeypatch) -> None:
+    from memfit.script.titan import config
+
+    monkeypatch.setattr(config.importlib.metadata, "version", lambda name: "0.2.2")
+    with (
+        pytest.raises(InputError, match=r"torchtitan 0.2.2: memfit runs the trainer of torchtitan 0.3"),
+        config.importable(),
+    ):
+        pass
