@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from memfit.blocks import checked_paths, find_module
+from memfit.device.virtual.grouped_products import GroupedProductsMode
 from memfit.engine.absent_module import StandIn, fake_like
 from memfit.engine.collectives import is_memory_failure
 from memfit.errors import InputError
@@ -181,7 +182,7 @@ def _check_stages(paths: Sequence[str], modules: Sequence[nn.Module], bounds: Se
 def fake_copies(nets: Nets) -> tuple[FakeTensorMode, Nets]:
     """The nets on tensors without bytes, and the mode of these tensors."""
     with disable_current_modes():
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        mode = GroupedProductsMode(allow_non_fake_inputs=True)
         copies: dict[int, Any] = {}
         with mode:
             for net in nets.values():

@@ -21,7 +21,7 @@ from memfit.torch_compat.versions import release_number
 from memfit.trace.self_test import live_peaks
 from memfit.trace.step import Tracing, trace_job
 from tests.engine.pipeline_jobs import REFUSED, Counted, Stages
-from tests.engine.tensor_jobs import Drawn, Words
+from tests.engine.tensor_jobs import Drawn, Experts, Words
 
 pytestmark = pytest.mark.skipif(
     release_number(torch.__version__) < OLDEST, reason="memfit refuses pp before torch 2.13"
@@ -69,6 +69,13 @@ def test_nets_are_cut_by_their_operations():
     assert cut.paths == ("net.embed", *(f"net.blocks.{i}" for i in range(5)), "net.head")
     assert cut.bounds == (0, 4, 7), "three blocks of 3456 multiplications a token, and two with the head of 1536"
     assert cut_into_stages(Words(), Words().nets(), 2, "pp=2").modules_of(1) == range(2, 5)
+
+
+def test_mixtures_of_experts_in_single_precision_are_cut_by_their_operations():
+    job = Experts()
+    cut = cut_into_stages(job, job.nets(), 2, "pp=2")
+    assert cut.bounds == (0, 2, 5), "a layer and the embedding; a layer, the norm and the head"
+    assert "train" in live_peaks(traced(job, 1, micro_batches=2))
 
 
 def test_of_stages_that_hold_the_same_modules_the_first_is_traced():

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from memfit.device.virtual.data_dependent import NOT_HANDLED
+from memfit.torch_compat import FakeTensorMode
 
 _GROUPED = getattr(torch.ops.aten, "_grouped_mm", None)
+_DEFAULT = _GROUPED.default if _GROUPED is not None else None
 
 
 def run(func: Any, args: Any, kwargs: Any) -> Any:
@@ -41,3 +43,15 @@ def _shape(first: Tensor, second: Tensor, offsets: Tensor | None) -> tuple[int, 
     if second.dim() == 2:
         return first.shape[1], second.shape[1]
     return first.shape[0], first.shape[1], second.shape[-1]
+
+
+class GroupedProductsMode(FakeTensorMode):
+    """torch's mode of tensors without bytes, which has these products too."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEFAULT:
+            with self:
+                product = run(func, args, kwargs or {})
+            if product is not NOT_HANDLED:
+                return product
+        return super().__torch_dispatch__(func, types, args, kwargs)
