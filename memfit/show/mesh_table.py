@@ -42,7 +42,7 @@ def show_meshes(rows: Sequence[MeshRow], console: Console) -> None:
 def _peak(row: MeshRow) -> str:
     if row.peak is None:
         return "-"
-    least = "at least " if row.state == TOO_LARGE and row.remark else ""
+    least = "at least " if row.remark else ""
     return f"{least}{format_size(row.peak)}"
 
 

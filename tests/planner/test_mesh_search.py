@@ -13,11 +13,12 @@ from memfit.device.hardware.cluster import cluster_of
 from memfit.engine.capabilities import CAPABILITIES
 from memfit.errors import InputError
 from memfit.mesh import MeshShape
-from memfit.planner.mesh_search import mesh_shapes
+from memfit.planner.mesh_search import mesh_choice, mesh_shapes
 from memfit.planner.mesh_search.mesh_choice import find_any_plan, find_mesh_plan
-from memfit.planner.mesh_search.mesh_row import CHOSEN, FITS, REFUSED, SLOWER, TOO_LARGE
+from memfit.planner.mesh_search.mesh_row import CHOSEN, FITS, REFUSED, SLOWER, TOO_LARGE, MeshRow
 from memfit.planner.mesh_search.mesh_shapes import mesh_families
 from memfit.planner.request import PlanRequest
+from memfit.planner.search.engine_search import Answer
 from memfit.planner.search.search import find_plan
 from memfit.torch_compat.pipelining import OLDEST
 from memfit.torch_compat.versions import release_number
@@ -159,6 +160,30 @@ def test_where_no_mesh_fits_the_smallest_says_what_is_lacking():
     assert answer.plan is None
     assert {row.state for row in answer.meshes} <= {TOO_LARGE, REFUSED}
     assert answer.floor.footprint.headroom_bytes < 0
+
+
+@pytest.mark.parametrize("pipelines", [1, 4])
+def test_meshes_are_planned_in_full_until_one_fits(pipelines, monkeypatch):
+    """A pipeline is estimated with one micro-batch on its way, so that several may not fit when they are traced."""
+    rows = [
+        MeshRow(mesh=MeshShape(pp=2 + i), engine="fsdp2", state=FITS, seconds=1.0 + i, remark="estimated")
+        for i in range(pipelines)
+    ]
+    rows += [MeshRow(mesh=MeshShape(dp_shard=2 + i), engine="fsdp2", state=FITS, seconds=9.0 + i) for i in range(4)]
+    planned = []
+
+    def plan_of(job, request, row):
+        planned.append(row.mesh)
+        return Answer(plan=None, chosen=None, floor=None, alternatives=())
+
+    def traced(row, answer):
+        return replace(row, state=FITS if row.mesh.pp == 1 else TOO_LARGE, traced=True, seconds=row.seconds + 5)
+
+    monkeypatch.setattr(mesh_choice, "_plan_of", plan_of)
+    monkeypatch.setattr(mesh_choice, "_traced_row", traced)
+    answer = mesh_choice._planned(Words(), None, rows)
+    assert (answer.meshes[0].state, answer.meshes[0].mesh) == (CHOSEN, MeshShape(dp_shard=2))
+    assert len(planned) == max(mesh_choice.TRACED, pipelines + 1)
 
 
 def test_without_nodes_the_search_is_the_one_of_a_single_node():

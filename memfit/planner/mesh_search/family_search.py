@@ -5,7 +5,8 @@ and optimizer state each holds, which is in proportion to 1 / dp_shard, and what
 traced, on the mesh that shards over most ranks, and every other mesh is searched under a budget that is smaller by the
 state that it holds more. A mesh that shards less has less memory for activations: it computes as long, or longer.
 
-Left out: padding, where a tensor does not divide by dp_shard, and that a first backward has not all gradients yet.
+Left out: padding, where a tensor does not divide by dp_shard, that a first backward has not all gradients yet, and of a
+pipeline the micro-batches that are on their way beside the one that was traced.
 What is chosen is traced on its own mesh.
 """
 
@@ -34,6 +35,9 @@ from memfit.planner.search.traced_job import TracedJob, open_traced_job
 from memfit.planner.timing.mesh_time import MeshCommunication
 from memfit.torch_compat.attributes import local_tensor
 from memfit.trace.step import Tracing
+
+ON_ITS_WAY = "as estimated with one micro-batch on its way, of which a stage holds several"
+"""What is left out of the memory of a pipeline that was not traced in full."""
 
 
 class FamilySearch:
@@ -143,7 +147,9 @@ class FamilySearch:
             smallest = min(search.tried.values(), key=lambda candidate: candidate.peak)
             return self._row(mesh, TOO_LARGE, candidate=smallest, more=more), 0.0
         waits = self._communication(mesh)(len(best.geometry.micro_batches[0]), self._computed(best))
-        return self._row(mesh, FITS, candidate=best, more=more), best.rank - waits
+        return self._row(
+            mesh, FITS, candidate=best, more=more, remark=ON_ITS_WAY if mesh.pp > 1 else ""
+        ), best.rank - waits
 
     def _computed(self, candidate: Candidate) -> float:
         return candidate.micro_seconds * sum(candidate.geometry.micro_batches[0]) / candidate.geometry.micro_batch

@@ -28,7 +28,7 @@ from memfit.planner.search.search import find_plan
 from memfit.planner.variable_length.length_check import check_longest
 
 TRACED = 3
-"""Meshes that are planned in full, at most."""
+"""Meshes that are planned in full, at most, once one of them fits."""
 INSIDE = ("tp",)
 """Dimensions that stay inside a node unless nothing else fits."""
 NOT_LOOKED_AT = "it cuts layers over several nodes, which is looked at where nothing else fits"
@@ -142,8 +142,8 @@ def _planned(job: Job, request: PlanRequest, rows: Sequence[MeshRow]) -> Answer:
         (index for index, row in enumerate(rows) if row.state == FITS), key=lambda index: rows[index].seconds or 0.0
     )
     best: int | None = None
-    for index in order[:TRACED]:
-        if best is not None and (rows[best].seconds or 0.0) <= (rows[index].seconds or 0.0):
+    for place, index in enumerate(order):
+        if best is not None and (place >= TRACED or (rows[best].seconds or 0.0) <= (rows[index].seconds or 0.0)):
             break
         answers[index] = _plan_of(job, request, rows[index])
         rows[index] = _traced_row(rows[index], answers[index])
@@ -168,7 +168,7 @@ def _traced_row(row: MeshRow, answer: Answer) -> MeshRow:
     peak = max(phase.process_bytes for phase in shown.footprint.phases.values())
     return replace(
         row, state=FITS if answer.plan is not None else TOO_LARGE, seconds=shown.seconds, peak=peak, traced=True,
-        arithmetic=shown.geometry.arithmetic(), policy=shown.policy,
+        arithmetic=shown.geometry.arithmetic(), policy=shown.policy, remark="",
     )  # fmt: skip
 
 

@@ -27,4 +27,4 @@ class MeshRow:
     traced: bool = False
     """Whether the plan was traced and replayed; else memory and time follow from another mesh that cuts nets alike."""
     remark: str = ""
-    """Why it is refused, and what was not looked at."""
+    """Why it is refused, what was not looked at, and what an estimate leaves out."""
