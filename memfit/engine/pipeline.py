@@ -185,7 +185,8 @@ class Pipeline(Fsdp2):
                 for module in self._own.modules:
                     running.enter_context(module.running(same, after))
                 stages = [module.scheduled(same[0].key) for module in self._own.modules]
-                self._own.sent_bytes = max(0 if stage.sent is None else stage.sent.nbytes for stage in stages)
+                passed = [tensor for stage in stages for tensor in (stage.received, stage.sent) if tensor is not None]
+                self._own.sent_bytes = max((tensor.nbytes for tensor in passed), default=0)
                 run_schedule(
                     self.schedule, stages, len(same), ranks=self.stages, device=device, group=self._group,
                     trains=after is not None,
@@ -195,7 +196,7 @@ class Pipeline(Fsdp2):
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of the largest tensor that a stage of this rank has sent on for a micro-batch of the last schedule."""
+        """Bytes of the largest tensor that stages of this rank passed on for a micro-batch of the last schedule."""
         return self._own.sent_bytes
 
     @property

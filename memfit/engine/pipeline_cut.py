@@ -41,11 +41,13 @@ class PipelineCut:
         paths: all modules, ``net.path``, in the order in which they run.
         bounds: the number of each stage's first module, and one past the last.
         stand_ins: of each module, what tells the shapes that it gives.
+        costs: of each module, operations of a forward, or parameters where the job's forward cannot run without values.
     """
 
     paths: tuple[str, ...]
     bounds: tuple[int, ...]
     stand_ins: tuple[StandIn, ...]
+    costs: tuple[int, ...]
 
     @property
     def stages(self) -> int:
@@ -83,7 +85,7 @@ def cut_into_stages(job: Job, nets: Nets, stages: int, where: str) -> PipelineCu
     bounds = balanced(costs, sizes, stages)
     _check_stages(paths, modules, bounds, where)
     stand_ins = tuple(StandIn(path, copied, mode) for path, copied in zip(paths, copies, strict=True))
-    return PipelineCut(paths=paths, bounds=bounds, stand_ins=stand_ins)
+    return PipelineCut(paths=paths, bounds=bounds, stand_ins=stand_ins, costs=tuple(costs))
 
 
 def distinct_ranks(job: Job, nets: Nets, ranks: int, schedule: str = "1f1b") -> tuple[int, ...]:
@@ -100,6 +102,21 @@ def distinct_ranks(job: Job, nets: Nets, ranks: int, schedule: str = "1f1b") -> 
         held = tuple(tuple(_kind(find_module(nets, cut.paths[number])) for number in own) for own in numbers)
         first.setdefault((held, rank in (0, ranks - 1)), rank)
     return tuple(sorted({0, *first.values(), ranks - 1}))
+
+
+def slowest_rank(job: Job, nets: Nets, ranks: int, schedule: str = "1f1b") -> int:
+    """The first of a pipeline's ranks that compute most, for which the others wait in every micro-batch.
+
+    Raises:
+        InputError: the nets cannot be cut so.
+    """
+    stages = ranks * STAGES_OF_RANK[schedule]
+    cut = cut_into_stages(job, nets, stages, f"pp={ranks}")
+    costs = [
+        sum(cut.costs[number] for stage in range(rank, stages, ranks) for number in cut.modules_of(stage))
+        for rank in range(ranks)
+    ]
+    return costs.index(max(costs))
 
 
 def _kind(module: nn.Module) -> Any:

@@ -15,7 +15,7 @@ from memfit.device.hardware.catalogue import Device
 from memfit.device.hardware.process_limits import check_fake_ranks
 from memfit.device.virtual.card_rules import recorded_facts
 from memfit.engine.capabilities import CAPABILITIES, dimensions
-from memfit.engine.pipeline_cut import distinct_ranks
+from memfit.engine.pipeline_cut import distinct_ranks, slowest_rank
 from memfit.engine.zero_partition import most_gradients
 from memfit.errors import InputError
 from memfit.geometry import counted_in
@@ -162,6 +162,13 @@ def binding_ranks(
     groups = [group["params"] for optimizer in job.optimizers(nets).values() for group in optimizer.param_groups]
     most = most_gradients([[p.numel() for p in group if p.requires_grad] for group in groups], world)
     return tuple({BINDING_RANK: None, most: None})
+
+
+def timed_rank(job: Job, nets: Nets, world: int, mesh: MeshShape | None) -> int:
+    """The rank whose computation decides a window's time: of a pipeline, the first of those that compute most."""
+    if mesh is None or mesh.pp == 1:
+        return BINDING_RANK
+    return slowest_rank(job, nets, mesh.pp) * (world // mesh.pp)
 
 
 def binding_reason(mesh: MeshShape) -> str:

@@ -4,11 +4,15 @@ import dataclasses
 
 import pytest
 import torch
+from torch import nn
 
 from memfit.device.hardware.catalogue import find_device
 from memfit.device.hardware.cluster import GroupLink, cluster_of
-from memfit.job import Shape
+from memfit.job import Loss, Shape
 from memfit.mesh import MeshShape, parse_mesh
+from memfit.planner.predict import timed_rank
+from memfit.planner.request import PlanRequest
+from memfit.planner.search.search import find_plan
 from memfit.planner.search.traced_job import open_traced_job
 from memfit.planner.timing.mesh_time import DataTraffic, MeshCommunication
 from memfit.planner.timing.pipeline_time import PipelineTime
@@ -123,6 +127,34 @@ def test_a_traced_job_says_what_a_stage_sends():
         traced_job.kept(Shape(items=4), accumulated=False)
         assert traced_job.sent_bytes(Shape(items=4)) == 4 * 6 * 24 * 4, "samples, tokens, width, bytes of a number"
         assert traced_job.sent_bytes(Shape(items=3)) == 0, "it was not traced"
+
+
+class Headed(Counted):
+    """A wide embedding, which computes nothing, and a head that computes more than all blocks."""
+
+    class Net(Counted.Net):
+        def __init__(self):
+            super().__init__(blocks=3)
+            self.embed, self.head = nn.Embedding(32, 24), nn.Linear(48, 1 << 16)
+
+    def loss(self, nets, batch):
+        return Loss(nets["net"](batch).square().sum(), len(batch))
+
+
+@pytest.mark.parametrize(("job", "rank"), [(Headed(), 4), (Counted(), 0)])
+def test_a_window_is_timed_on_the_stage_that_computes_most(job, rank):
+    mesh, nets = parse_mesh("pp=3,dp_shard=2"), job.nets()
+    assert timed_rank(job, nets, mesh.world, mesh) == rank
+    assert timed_rank(job, nets, 6, parse_mesh("dp_shard=6")) == 0
+
+
+@pytest.mark.skipif(release_number(torch.__version__) < OLDEST, reason="memfit refuses pp before torch 2.13")
+def test_two_stages_take_no_less_than_half_the_time_of_one_device():
+    def seconds(**asked):
+        request = PlanRequest(name="headed", global_batch=4096, micro_batch=64, device=find_device("h100"), **asked)
+        return find_plan(Headed(), request).plan.step_seconds
+
+    assert seconds(mesh=MeshShape(pp=2), devices=1) > 0.5 * seconds()
 
 
 def test_stages_gather_and_scatter_once_in_a_window():

@@ -27,7 +27,7 @@ from memfit.planner.mesh_nets import RankNets
 from memfit.planner.mesh_search.mesh_row import FITS, SLOWER, TOO_LARGE, MeshRow
 from memfit.planner.mesh_search.mesh_shapes import MeshFamily
 from memfit.planner.options import options
-from memfit.planner.predict import BINDING_RANK, checkpoint_all, default_checkpointing
+from memfit.planner.predict import checkpoint_all, default_checkpointing, timed_rank
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.candidate_search import Candidate, CandidateSearch
 from memfit.planner.search.full_step import policy_name
@@ -53,7 +53,7 @@ class FamilySearch:
         self.how = Tracing(
             device=self.device, implementation="job" if keeps else options.implementation(job, whole, self.device),
             validation=PhasePolicy(), saving=PhasePolicy(), engine=family.engine, world=base.world,
-            rank=BINDING_RANK, mesh=dimensions(family.engine, base),
+            rank=timed_rank(job, whole, base.world, base), mesh=dimensions(family.engine, base),
         )  # fmt: skip
         self.state_per_byte = 0.0
         """Bytes of optimizer state for each byte of trained parameters; 0 until it was traced."""

@@ -20,7 +20,14 @@ from memfit.planner.mesh_search.mesh_row import MeshRow
 from memfit.planner.options import options
 from memfit.planner.options.option_context import OptionContext
 from memfit.planner.options.option_traces import OptionTraces, trace_options
-from memfit.planner.predict import BINDING_RANK, binding_ranks, checkpoint_all, default_checkpointing, nets_and_readings
+from memfit.planner.predict import (
+    BINDING_RANK,
+    binding_ranks,
+    checkpoint_all,
+    default_checkpointing,
+    nets_and_readings,
+    timed_rank,
+)
 from memfit.planner.read_ahead import copy_ahead, read_ahead
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.candidate_search import Candidate, CandidateSearch
@@ -112,8 +119,8 @@ class _EngineSearch:
         self.how = Tracing(
             device=self.device,
             implementation="job" if keeps_optimizer else options.implementation(job, self.nets, self.device),
-            validation=PhasePolicy(), saving=PhasePolicy(), engine=engine, world=request.world, rank=BINDING_RANK,
-            mesh=dimensions(engine, request.mesh),
+            validation=PhasePolicy(), saving=PhasePolicy(), engine=engine, world=request.world,
+            rank=timed_rank(job, self.nets, request.world, request.mesh), mesh=dimensions(engine, request.mesh),
             optimizer_state=optimizer_state, average=average,
         )  # fmt: skip
         self.links = request.links
