@@ -105,6 +105,15 @@ def accuracy_recipes() -> str:
     return table(head, ([name, row["rows"], *(percent(row[key], 1) for key in names)] for name, row in groups))
 
 
+def accuracy_without_recipes() -> str:
+    """Published figures that no recipe builds, by the reason."""
+    why = result("recipes")["why_without"]
+    return table(
+        ["rows", "why there is no recipe"],
+        ([rows, text] for text, rows in sorted(why.items(), key=lambda item: -item[1])),
+    )
+
+
 def accuracy_xmem() -> str:
     """xMem's runs: memfit beside the four estimators whose figures the runs' files have."""
     judged = result("xmem")["xmem"]

@@ -383,6 +383,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "accuracy by half": accuracy_tables.accuracy_halves,
     "accuracy by kind of net": accuracy_tables.accuracy_kinds, "accuracy by rule": accuracy_tables.accuracy_rules,
     "accuracy of recipes": accuracy_tables.accuracy_recipes, "accuracy beside xMem": accuracy_tables.accuracy_xmem,
+    "accuracy without recipes": accuracy_tables.accuracy_without_recipes,
     "accuracy on xMem's runs": accuracy_tables.accuracy_xmem_families,
     "accuracy of limits under AMP": accuracy_tables.accuracy_timm_amp,
     "convolution workspace": accuracy_tables.accuracy_workspace, "plans for cards": cards, "time estimates": timing,

@@ -17,6 +17,7 @@ from memfit.errors import InputError
 ENVIRONMENTS: dict[str, tuple[str, ...]] = {
     "installed": (),
     "timm-1.0.9": ("timm==1.0.9",),
+    "torchao-0.18": ("timm==1.0.9", "torchao==0.18.0"),
     "timm-0.6.13": ("timm==0.6.13", "torchvision==0.21.0"),
     "torchvision-0.21": ("torchvision==0.21.0",),
     "transformers-4.51.3": ("transformers==4.51.3", "tokenizers>=0.21,<0.22", "huggingface_hub>=0.30,<1.0"),

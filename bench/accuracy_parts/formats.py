@@ -36,13 +36,15 @@ class Judged:
     """Column -> value of it -> statistics."""
     rows: list[list[Any]] = field(default_factory=list)
     untraced: dict[str, str] = field(default_factory=dict)
-    without_recipe: int = 0
+    without_recipe: dict[str, int] = field(default_factory=dict)
+    """Reason -> rows that have none."""
 
     def as_json(self) -> dict[str, Any]:
         """The result file's part."""
         answer: dict[str, Any] = {self.format: self.statistics, "groups": self.groups, "not_traced": self.untraced}
         if self.without_recipe:
-            answer["rows_without_a_recipe"] = self.without_recipe
+            answer["rows_without_a_recipe"] = sum(self.without_recipe.values())
+            answer["why_without"] = self.without_recipe
         return answer | {"rows": self.rows}
 
 
@@ -141,7 +143,7 @@ def _xmem(rows: list[Any], untraced: dict[str, str]) -> Judged:
     )  # fmt: skip
 
 
-def _recipes(rows: list[Any], untraced: dict[str, str], without: int) -> Judged:
+def _recipes(rows: list[Any], untraced: dict[str, str], without: dict[str, int]) -> Judged:
     keys: dict[str, Callable[[Any], str]] = {
         "source": lambda row: row.figure.recipe.name,
         "card": lambda row: row.figure.recipe.card,

@@ -56,6 +56,12 @@ class Loop:
     before_torch_2: bool = False
     """Whether optimizers behave as up to torch 1.13: one tensor at a time, and ``zero_grad`` fills gradients with 0."""
     classes: int | None = None
+    net_arguments: dict[str, Any] = field(default_factory=dict)
+    """What timm's constructor is given besides."""
+    gradient_checkpointing: bool = False
+    """Whether timm's ``set_grad_checkpointing`` is called."""
+    compiled: bool = False
+    """Whether ``net.compile()`` is called."""
     iterations: int = 3
 
 
@@ -109,12 +115,16 @@ class _Script:
         self.loop, self.device = loop, device
         torch.backends.cudnn.benchmark = loop.cudnn_benchmark
         built: Built = build_net(loop)
+        if loop.gradient_checkpointing:
+            built.net.set_grad_checkpointing()  # type: ignore[operator]
         self.vocabulary = built.vocabulary
         self.net: nn.Module = built.net.train()
         if loop.precision in ("bf16", "fp16"):
             self.net = self.net.to(torch.bfloat16 if loop.precision == "bf16" else torch.float16)
         layout = {"memory_format": torch.channels_last} if loop.channels_last else {}
         self.net = self.net.to(device=device, **layout)
+        if loop.compiled:
+            self.net.compile()
         self.optimizer = _optimizer(loop, self.net)
         self.batch: dict[str, Tensor] = {}
         self.outputs: Any = None
@@ -165,7 +175,7 @@ class _Script:
                 tracer.categorise(parameter.grad, "gradients")
         for buffer in self.net.buffers():
             tracer.categorise(buffer, "buffers")
-        for state in self.optimizer.state.values():
+        for state in getattr(self.optimizer, "state", {}).values():
             for value in state.values():
                 if isinstance(value, Tensor):
                     tracer.categorise(value, "optimizer")
@@ -216,4 +226,14 @@ def _optimizer(loop: Loop, net: nn.Module) -> Any:
         from transformers.optimization import Adafactor
 
         return Adafactor(trained, lr=1e-3, relative_step=False)
-    return getattr(torch.optim, loop.optimizer)(trained, lr=1e-3, **loop.optimizer_arguments)
+    return _optimizer_class(loop.optimizer)(trained, lr=1e-3, **loop.optimizer_arguments)
+
+
+def _optimizer_class(name: str) -> Any:
+    """An optimizer of torch, or of torchao under ``torchao.AdamW8bit``."""
+    library, _, plain = name.rpartition(".")
+    if library == "torchao":
+        import torchao.optim
+
+        return getattr(torchao.optim, plain)
+    return getattr(torch.optim, name)

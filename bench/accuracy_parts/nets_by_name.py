@@ -36,20 +36,20 @@ def build_net(loop: Loop) -> Built:
         InputError: the library has no net of that name, or no configuration of it is known.
     """
     if loop.kind == "timm":
-        return Built(net=_timm(loop.net, loop.classes))
+        return Built(net=_timm(loop.net, loop.classes, loop.net_arguments))
     if loop.kind == "torchvision":
         return Built(net=_torchvision(loop.net, loop.classes))
     return _transformers(loop.net, loop.kind, loop.attention)
 
 
-def _timm(name: str, classes: int | None) -> nn.Module:
+def _timm(name: str, classes: int | None, arguments: dict[str, Any]) -> nn.Module:
     with torchvision_stand_in.present():
         import timm
 
     known = timm.list_models()
     if name not in known:
         name = _timm_name(name, known)
-    net: nn.Module = timm.create_model(name, **({} if classes is None else {"num_classes": classes}))
+    net: nn.Module = timm.create_model(name, **({} if classes is None else {"num_classes": classes}), **arguments)
     return net
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -24,6 +25,8 @@ from bench.accuracy_parts.workers import each
 from memfit.device.hardware.catalogue import find_device
 from memfit.errors import InputError
 
+WITHOUT = "without.toml"
+"""The file of the folder that says of which rows there is no recipe, and why."""
 FOLDER = Path(__file__).resolve().parents[1] / "recipes"
 COLUMNS = ("source", "card", "model", "config", "batch", "seq", "precision", "optimizer", "metric", "unit", "value")
 _UNITS = {"bytes": 1, "B": 1, "GB": 10**9, "GB (1e9)": 10**9, "GiB": 2**30, "MiB": 2**20, "MB": 10**6}
@@ -81,7 +84,7 @@ class FigureAnswer:
 def read_recipes(folder: Path = FOLDER) -> list[Recipe]:
     """Every recipe of every file; a file's ``[common]`` table is under each of its ``[[recipe]]``."""
     recipes = []
-    for path in sorted(folder.glob("*.toml")):
+    for path in sorted(path for path in folder.glob("*.toml") if path.name != WITHOUT):
         table = tomllib.loads(path.read_text())
         common = table.get("common", {})
         for own in table.get("recipe", []):
@@ -113,17 +116,29 @@ def _check(path: Path, loop: dict[str, Any], merged: dict[str, Any]) -> None:
         raise InputError(f"{path.name}: metric", "not known", f"write one of {', '.join(_METRICS)}")
 
 
-def read(path: Path, recipes: Sequence[Recipe] | None = None) -> tuple[list[Figure], int]:
-    """(rows with a recipe, number of rows that have none)."""
+def read(path: Path, recipes: Sequence[Recipe] | None = None) -> tuple[list[Figure], dict[str, int]]:
+    """(rows with a recipe, number of rows that have none by the reason)."""
     recipes = read_recipes() if recipes is None else recipes
+    reasons = tomllib.loads((FOLDER / WITHOUT).read_text())["rows"]
     figures = []
-    without = 0
+    without: Counter[str] = Counter()
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
             figure = next((_figure(row, recipe) for recipe in recipes if _is_for(recipe, row)), None)
-            without += figure is None
-            figures += [] if figure is None else [figure]
-    return figures, without
+            if figure is None:
+                without[reason(row, reasons)] += 1
+            else:
+                figures.append(figure)
+    return figures, dict(without)
+
+
+def reason(row: dict[str, str], reasons: Sequence[dict[str, str]]) -> str:
+    """Why a row has no recipe; "not known" where nobody has said so."""
+    for entry in reasons:
+        wanted = {column: text for column, text in entry.items() if column != "why"}
+        if all(re.fullmatch(text, row.get(column, ""), re.DOTALL) for column, text in wanted.items()):
+            return entry["why"]
+    return "not known"
 
 
 def _is_for(recipe: Recipe, row: dict[str, str]) -> bool:
