@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from bench.accuracy_parts import litgpt_nets
 from bench.accuracy_parts.nets_by_name import Built, build_net
 from memfit.device.hardware.catalogue import Device
 from memfit.events import Trace
@@ -25,7 +26,7 @@ class Loop:
     net: str
     """A name of timm, of torchvision or of the hub."""
     kind: str
-    """``timm``, ``torchvision``, ``causal-lm``, ``seq2seq-lm`` or ``encoder``."""
+    """``timm``, ``torchvision``, ``causal-lm``, ``seq2seq-lm``, ``encoder`` or ``litgpt-lora``."""
     environment: str = "installed"
     batch: int = 1
     length: int = 128
@@ -200,12 +201,16 @@ class _Script:
         if "images" in self.batch:
             outputs = self.net(self.batch["images"])
             return outputs[0] if isinstance(outputs, tuple) else outputs
+        if self.loop.kind == "litgpt-lora":
+            return self.net(self.batch["input_ids"], lm_head_chunk_size=litgpt_nets.CHUNK)
         return self.net(**self.batch)
 
     def _loss(self, outputs: Any) -> Tensor:
         if "images" in self.batch:
             loss: Tensor = nn.functional.cross_entropy(outputs, self.batch["classes"])
             return loss
+        if self.loop.kind == "litgpt-lora":
+            return litgpt_nets.loss_of(outputs, self.batch["labels"])
         if self.loop.loss == "labels":
             loss = outputs.loss
             return loss

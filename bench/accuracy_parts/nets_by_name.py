@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from bench.accuracy_parts import torchvision_stand_in
+from bench.accuracy_parts import litgpt_nets, torchvision_stand_in
 from memfit import toml
 from memfit.errors import InputError
 
@@ -39,6 +39,8 @@ def build_net(loop: Loop) -> Built:
         return Built(net=_timm(loop.net, loop.classes, loop.net_arguments))
     if loop.kind == "torchvision":
         return Built(net=_torchvision(loop.net, loop.classes))
+    if loop.kind == "litgpt-lora":
+        return Built(net=litgpt_nets.build(loop.net))
     return _transformers(loop.net, loop.kind, loop.attention)
 
 
