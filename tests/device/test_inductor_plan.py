@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from memfit.device.hardware.benchmarks import AllocatorEvents
+from memfit.device.virtual import compiled_functions
 from memfit.device.virtual.assumptions import EAGER, PLANNED
 from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.inductor_plan import compiled_plan
@@ -27,6 +28,10 @@ def step_by_blocks(weight, gradient):
     blocks = gradient.view(-1, 256)
     scale = blocks.abs().amax(1, keepdim=True)
     weight.sub_((blocks / scale).view(weight.shape) * 0.1)
+
+
+def half_of(x):
+    return x / 2
 
 
 def peak_of(kernels):
@@ -87,6 +92,18 @@ def test_code_that_needs_gradients_is_eager_and_says_so():
         net = torch.compile(torch.nn.Linear(3, 2)).cuda()
         net(torch.ones(4, 3, device="cuda")).sum().backward()
         assert gpu.assumptions.compiled == {EAGER}
+
+
+def test_a_function_that_returns_something_is_eager_and_is_tried_once_for_all_shapes(monkeypatch):
+    tried = []
+    plan = compiled_functions.compiled_plan
+    monkeypatch.setattr(compiled_functions, "compiled_plan", lambda *args: tried.append(args) or plan(*args))
+    with virtual_gpu(CardRules()) as gpu, torch.no_grad():
+        halved = torch.compile(half_of)
+        for length in (3, 4, 5):
+            assert halved(torch.ones(length, device="cuda")).shape == (length,)
+        assert gpu.assumptions.compiled == {EAGER}
+    assert len(tried) == 1
 
 
 def test_another_backend_than_inductor_is_what_was_written():

@@ -194,3 +194,27 @@ def test_bitsandbytes_paged_optimizers_leave_the_card_free(tmp_path: Path, name:
     assert code == 0, said
     assert any("paged optimizer state is managed memory" in line for line in answer["not_seen"])
     assert answer["phases"]["train"]["categories"]["optimizer"] < MIB
+
+
+@pytest.mark.slow
+def test_a_compiled_step_takes_inductor_s_plan_and_a_compiled_net_is_eager_and_both_are_noted(tmp_path: Path) -> None:
+    script = (
+        "import torch\n"
+        "net = torch.compile(torch.nn.Linear(1024, 1024, bias=False).cuda())\n"
+        "optimizer = torch.optim.SGD(net.parameters(), lr=0.0)\n"
+        "@torch.compile(fullgraph=True)\n"
+        "def step(weight, gradient):\n"
+        "    scale = gradient.view(-1, 256).abs().amax(1, keepdim=True)\n"
+        "    weight.sub_((gradient.view(-1, 256) / scale).view(weight.shape) * 0.1)\n"
+        "for _ in range(3):\n"
+        "    net(torch.ones(8, 1024, device='cuda')).sum().backward()\n"
+        "    with torch.no_grad():\n"
+        "        for weight in net.parameters():\n"
+        "            step(weight.detach(), weight.grad)\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    code, answer, said = traced(tmp_path, written(tmp_path, script))
+    assert code == 0, said
+    assert sum("traced as eager (torch.compile at" in line for line in answer["not_seen"]) == 1
+    assert sum("inductor plans for it; not validated" in line for line in answer["not_seen"]) == 1

@@ -23,6 +23,8 @@ from memfit.torch_compat.attributes import inner_tensors
 
 _plans: dict[Hashable, tuple[CompiledKernel, ...] | None] = {}
 """By function and what it was called with; inductor takes a second for each."""
+_without_plan: set[FunctionType] = set()
+"""Functions that return something or that inductor does not take whole: they are not tried again with other shapes."""
 
 
 class CompiledFunction:
@@ -53,6 +55,8 @@ class CompiledFunction:
 
     def _plan(self, leaves: list[Any], spec: Any, tensors: list[Tensor]) -> tuple[CompiledKernel, ...] | None:
         key = (self.function, str(spec), *map(_described, leaves))
+        if self.function in _without_plan:
+            return None
         if key not in _plans:
 
             def on_others(*others: Tensor) -> None:
@@ -66,6 +70,8 @@ class CompiledFunction:
                 _plans[key] = compiled_plan(on_others, tensors)
             except Exception:  # inductor is private to torch, and a function may be none that it takes whole
                 _plans[key] = None
+        if _plans[key] is None:
+            _without_plan.add(self.function)
         return _plans[key]
 
 
