@@ -41,6 +41,8 @@ class Geometry:
     """The largest micro-batch, in units."""
     micro_batches: tuple[tuple[int, ...], ...]
     """For each rank, the sizes of its micro-batches, in units."""
+    devices_each: int = 1
+    """Devices that take the micro-batches of one rank together: parts of layers or stages, on a mesh."""
 
     def __post_init__(self) -> None:
         total = sum(map(sum, self.micro_batches))
@@ -57,21 +59,33 @@ class Geometry:
         return len(self.micro_batches)
 
     def arithmetic(self) -> str:
-        """The split as a sum: ``64 = 12 x 5 + 4 on 1 device``, ``11 = 2 x 4 + 3 on 3 devices, at most 2 at once``."""
+        """The split as a sum: ``64 = 12 x 5 + 4 on 1 device``, ``11 = 2 x 4 + 3 on 3 devices, at most 2 at once``,
+        ``8 = 2 groups of 4 devices x (1 x 4)``."""
         first = self.micro_batches[0]
         full, rest = first.count(self.micro_batch), sum(first) - first.count(self.micro_batch) * self.micro_batch
         own = f"{full} x {self.micro_batch}" + (f" + {rest}" if rest else "")
         if self.data_parallel == 1:
-            return f"{self.global_batch} = {own} on 1 device"
+            return f"{self.global_batch} = {own} on {self._devices()}"
         if len(set(self.micro_batches)) == 1:
-            return f"{self.global_batch} = {self.data_parallel} devices x ({own})"
+            return f"{self.global_batch} = {self._devices()} x ({own})"
         shares = [(share, len(list(ranks))) for share, ranks in groupby(map(sum, self.micro_batches))]
         parts = " + ".join(f"{share}" if count == 1 else f"{count} x {share}" for share, count in shares)
-        return f"{self.global_batch} = {parts} on {self.data_parallel} devices, at most {self.micro_batch} at once"
+        return f"{self.global_batch} = {parts} on {self._devices()}, at most {self.micro_batch} at once"
+
+    def _devices(self) -> str:
+        plural = "" if self.data_parallel == 1 else "s"
+        if self.devices_each == 1:
+            return f"{self.data_parallel} device{plural}"
+        return f"{self.data_parallel} group{plural} of {self.devices_each} devices"
 
 
-def split(global_batch: int, micro_batch: int, unit: str, ranks: int = 1) -> Geometry:
-    """Splits a global batch over ranks and micro-batches, as ``rank_sizes`` has it."""
+def split(global_batch: int, micro_batch: int, unit: str, ranks: int = 1, devices_each: int = 1) -> Geometry:
+    """Splits a global batch over ranks and micro-batches, as ``rank_sizes`` has it.
+
+    Args:
+        ranks: those with samples of their own.
+        devices_each: devices that take the same samples.
+    """
     check_count("--global-batch", global_batch)
     check_count("--micro-batch", micro_batch)
     check_count("--devices", ranks)
@@ -86,7 +100,9 @@ def split(global_batch: int, micro_batch: int, unit: str, ranks: int = 1) -> Geo
         why = f"a window of {global_batch} {unit} has at most {MOST_MICRO_BATCHES} micro-batches"
         raise InputError(f"--micro-batch {micro_batch}", why, f"write {least} or more")
     sizes = rank_sizes(global_batch, micro_batch, ranks)
-    return Geometry(unit=unit, global_batch=global_batch, micro_batch=max(sizes[0]), micro_batches=sizes)
+    return Geometry(
+        unit=unit, global_batch=global_batch, micro_batch=max(sizes[0]), micro_batches=sizes, devices_each=devices_each
+    )
 
 
 def least_micro_batch(global_batch: int, ranks: int = 1) -> int:

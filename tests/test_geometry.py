@@ -72,14 +72,17 @@ def test_items_without_length_are_a_count():
     ("arguments", "words"),
     [
         ((64, 5, 1), "64 = 12 x 5 + 4 on 1 device"),
+        ((4, 4, 1, 2), "4 = 1 x 4 on 1 group of 2 devices"),
+        ((8, 4, 2, 4), "8 = 2 groups of 4 devices x (1 x 4)"),
+        ((7, 2, 3, 2), "7 = 3 + 2 x 2 on 3 groups of 2 devices, at most 2 at once"),
         ((10, 5, 1), "10 = 2 x 5 on 1 device"),
         ((10, 5, 2), "10 = 2 devices x (1 x 5)"),
         ((11, 3, 2), "11 = 6 + 5 on 2 devices, at most 3 at once"),
     ],
 )
 def test_the_arithmetic_is_the_sum_that_is_run(arguments, words):
-    global_batch, micro_batch, ranks = arguments
-    assert split(global_batch, micro_batch, "samples", ranks).arithmetic() == words
+    global_batch, micro_batch, *ranks = arguments
+    assert split(global_batch, micro_batch, "samples", *ranks).arithmetic() == words
 
 
 @pytest.mark.parametrize(("ranks", "least"), [(1, 2048), (3, 2049), (16384, 2048)])

@@ -55,7 +55,7 @@ def job_of(plan: Plan) -> Job:
 def on_ranks(plan: Plan, engine: str, ranks: int, mesh: MeshShape | None = None) -> Plan:
     """The plan on another engine and number of ranks, or on a mesh of so many."""
     micro, shares = plan.micro_batch, ranks if mesh is None else mesh.data_ranks
-    geometry = split(max(plan.global_batch, shares), micro, plan.unit, shares)
+    geometry = split(max(plan.global_batch, shares), micro, plan.unit, shares, ranks // shares)
     return replace(
         plan,
         engine=engine,

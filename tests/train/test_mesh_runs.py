@@ -87,7 +87,7 @@ def test_a_run_of_cut_nets_learns_what_one_device_does_and_goes_on_on_any_mesh(w
     _, said = ran(on_ranks(alone, "fsdp2", 2, cut), folder, "--windows", 1)
     assert "fsdp2, mesh tp 2" in said
     _, said = ran(on_ranks(alone, "fsdp2", 4, both), folder, "--windows", 2, "--resume")
-    assert "8 = 2 devices x (1 x 3 + 1), fsdp2, mesh dp_shard 2 x tp 2" in said
+    assert "8 = 2 groups of 2 devices x (1 x 3 + 1), fsdp2, mesh dp_shard 2 x tp 2" in said
     same(ran(alone, folder, "--windows", 4, "--resume")[0], expected)
     assert [line["global_batch_done"] for line in lines(folder / "run", "metrics")] == [8, 8, 8, 8]
     by_window = [line["rank"] for line in lines(folder / "run", "samples")]

@@ -37,7 +37,7 @@ def test_a_run_of_stages_learns_what_one_device_does_and_goes_on_on_any_mesh(tmp
     expected = ran(alone, tmp_path / "alone", "--windows", 5)[0]
     folder = tmp_path / "run"
     _, said = ran(on_ranks(alone, "fsdp2", 2, TWO), folder, "--windows", 1)
-    assert "8 = 2 x 3 + 2 on 1 device, fsdp2, mesh pp 2" in said
+    assert "8 = 2 x 3 + 2 on 1 group of 2 devices, fsdp2, mesh pp 2" in said
     ran(on_ranks(alone, "fsdp2", 2), folder, "--windows", 2, "--resume")
     ran(on_ranks(alone, "fsdp2", 3, THREE), folder, "--windows", 3, "--resume")
     ran(on_ranks(alone, "fsdp2", 2, TWO), folder, "--windows", 4, "--resume")

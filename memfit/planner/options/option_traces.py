@@ -128,7 +128,7 @@ def _sizes(
         if not smaller:
             return None, {}
         name, micro = "split", smaller[0]
-    geometry = split(best.geometry.global_batch, micro, search.job.unit, search.ranks)
+    geometry = split(best.geometry.global_batch, micro, search.job.unit, search.ranks, best.geometry.devices_each)
     traced = traced_job.trace(shape_of(search.job, micro), best.modes, accumulated=name == "split")
     seconds = None
     if search.device.is_cuda:

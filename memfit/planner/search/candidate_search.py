@@ -78,7 +78,8 @@ class CandidateSearch:
         self.job = traced_job.job
         self.budget = device.usable_bytes or 0
         share, smallest = -(-global_batch // ranks), max(self.job.longest or 1, least_micro_batch(global_batch, ranks))
-        self.geometries = [split(global_batch, m, self.job.unit, ranks) for m in sizes(share, smallest, fixed)]
+        each = self._world // ranks
+        self.geometries = [split(global_batch, m, self.job.unit, ranks, each) for m in sizes(share, smallest, fixed)]
         self.refuses_single = self._leave_out_single_items()
         """What the nets raise at a micro-batch of one item, with which no geometry is left; empty: nothing."""
         self.step_seconds = traced_job.step_seconds()
