@@ -27,7 +27,10 @@ JOBS = {
         {"dim": 64, "depth": 2, "clip_seconds": 1, "clips": 24, "dropout": 0, "precision": "fp32", "wrapper": "none"},
         8, 1, "gpt",
     ),
-    "latentsync/tiny": ({"frames": 2, "clips": 24, "validate_every": 0, **NO_JUDGES}, 8, 1, "unet"),
+    "latentsync/tiny": (
+        {"frames": 2, "clips": 24, "validate_every": 0, "validation_frames": 8, "inference_steps": 1, **NO_JUDGES},
+        4, 2, "unet",
+    ),
 }  # fmt: skip
 """Settings, a window's batch and a micro-batch in the job's unit, and the net that is trained."""
 CASES = [(job, mesh) for job in JOBS for mesh in (TENSOR, HYBRID)] + [("gpt_sovits/s1", BOTH)]
