@@ -194,9 +194,11 @@ REFUSED = {
 
 
 class Disturbed(Counted):
-    """In its sixth forward rank 1 is killed, or has no memory for more than two samples; once, which ``mark`` tells."""
+    """In its sixth loss a rank is killed, or has no memory; once, which ``mark`` tells. It has to hold the last stage:
+    others come to no loss."""
 
     fails: str = ""
+    failing_rank: int = 1
     mark: str = ""
     validate_every: int = 2
     windows: int = 4
@@ -204,7 +206,12 @@ class Disturbed(Counted):
     def loss(self, nets, batch):
         given = super().loss(nets, batch)
         self.calls = getattr(self, "calls", 0) + 1
-        if self.fails and os.environ.get("RANK") == "1" and self.calls >= 6 and not os.path.exists(self.mark):
+        if (
+            self.fails
+            and os.environ.get("RANK") == str(self.failing_rank)
+            and self.calls >= 6
+            and not os.path.exists(self.mark)
+        ):
             open(self.mark, "w").close()
             if self.fails == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -93,7 +93,7 @@ def test_a_run_of_stages_resumes_bit_for_bit_and_validates(mesh, tmp_path):
 def test_a_stage_that_is_killed_or_has_no_memory_lets_all_start_again(fails, mesh, tmp_path):
     staged = on_ranks(planned(tmp_path / "made.toml", DISTURBED, "--micro-batch", 3), "fsdp2", mesh.world, mesh)
     expected, _ = ran(staged, tmp_path / "whole")
-    staged.settings.update(fails=fails, mark=str(tmp_path / "failed"))
+    staged.settings.update(fails=fails, failing_rank=mesh.world - 1, mark=str(tmp_path / "failed"))
     gave, said = ran(staged, tmp_path / "torn", "--save-every", 0)
     assert (tmp_path / "failed").exists()
     assert "Traceback" not in said
