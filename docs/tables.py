@@ -336,6 +336,29 @@ def titan_text() -> str:
     )
 
 
+def titan_trainer() -> str:
+    """Llama 3.1 8B by torchtitan's own trainer, beside the row that it published for an older version."""
+    stored = result("titan_trainer")
+    rows = []
+    for name, row in stored["steps"].items():
+        ranks = row["mesh"]["dp_shard"]
+        compared = name == "the loss in one piece"
+        published = f"{stored['published']:g}" if compared else "-"
+        error = f"{row['reserved_bytes'] / GIB / stored['published'] - 1:+.1%}" if compared else "-"
+        predicted = [f"{row[size] / GIB:.2f}" for size in ("allocated_bytes", "reserved_bytes")]
+        rows.append([name, ranks, *predicted, published, error])
+    return table(["step", "ranks", "allocated GiB", "reserved GiB", "published GiB", "error"], rows)
+
+
+def titan_reach() -> str:
+    """Configurations of torchtitan that are traced, and what stops the others."""
+    rows = []
+    for name, row in result("titan_trainer")["reached"].items():
+        answer = row["why"] if "why" in row else f"{row['allocated_bytes'] / GIB:.2f} GiB allocated"
+        rows.append([name, row["command"].split()[2].removeprefix("torchtitan:"), answer])
+    return table(["what", "configuration", "answer"], rows)
+
+
 def plan_cost() -> str:
     seconds = [row["processor_seconds"] for row in result("plan_speed")["plans"].values()]
     costs = [row["processor_seconds"] for row in result("variants")["variants"]]
@@ -379,7 +402,9 @@ def story() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "published": published, "torchtitan": titan, "upstream scripts": upstream_scripts, "musetalk ranks": musetalk_ranks,
+    "published": published, "torchtitan": titan,
+    "torchtitan trainer": titan_trainer, "torchtitan reach": titan_reach,
+    "upstream scripts": upstream_scripts, "musetalk ranks": musetalk_ranks,
     "accuracy by half": accuracy_tables.accuracy_halves,
     "accuracy by kind of net": accuracy_tables.accuracy_kinds, "accuracy by rule": accuracy_tables.accuracy_rules,
     "accuracy of recipes": accuracy_tables.accuracy_recipes, "accuracy beside xMem": accuracy_tables.accuracy_xmem,

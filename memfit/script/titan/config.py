@@ -78,8 +78,10 @@ def _function(target: TitanTarget) -> Callable[[], Any]:
 
     names = [target.module] if target.module else sorted(_supported_models, key=lambda model: _far(model, target))
     known: dict[str, str] = {}
+    absent = []
     for model in names:
         registry = _registry(model, required=bool(target.module))
+        absent += [model] if registry is None else []
         functions = {} if registry is None else _configurations(registry)
         if target.config in functions:
             return functions[target.config]
@@ -90,7 +92,11 @@ def _function(target: TitanTarget) -> Callable[[], Any]:
         known = dict.fromkeys(_configurations(_registry(target.config, required=True)), target.config)
         raise InputError(seen, "a model of several configurations", f"write {PREFIX} with one of {', '.join(known)}")
     write = f"write {PREFIX}{known[near[0]]}/{near[0]}" if near else f"write {PREFIX} with one of {', '.join(known)}"
-    raise InputError(seen, "torchtitan has no such configuration", write)
+    why = "torchtitan has no such configuration"
+    if absent:
+        why += f" in the models that import here; {', '.join(absent)} did not"
+        write += f", or {PREFIX}{absent[0]}/{target.config} to see what is missing"
+    raise InputError(seen, why, write)
 
 
 def _far(model: str, target: TitanTarget) -> float:

@@ -46,7 +46,8 @@ def test_settings_are_read_in_their_types() -> None:
 @pytest.mark.parametrize(
     ("config", "module", "changes", "words"),
     [
-        ("llama3_8bb", "", {}, "torchtitan has no such configuration; write torchtitan:llama3/llama3_8b"),
+        ("llama3_8bb", "", {}, "write torchtitan:llama3/llama3_8b"),
+        ("llama3_8bb", "", {}, "torchtitan has no such configuration"),
         ("llama3", "", {}, "a model of several configurations; write torchtitan: with one of llama3_debugmodel"),
         ("x", "lama", {}, "torchtitan has no such model; write one of deepseek_v3"),
         ("llama3_8b", "", {"training__seq_length": 4}, "has no seq_length; write training.seq_len"),
