@@ -337,7 +337,8 @@ class Job(Settings):
 
     def parallelize(self, nets: Nets, mesh: DeviceMesh) -> None:
         """Cuts the trained nets in place over the tensor-parallel ranks of ``mesh``, by
-        ``torch.distributed.tensor.parallel.parallelize_module``; by default as transformers plans it for its nets."""
+        ``torch.distributed.tensor.parallel.parallelize_module``; by default as transformers plans it for its nets,
+        and as attention of diffusers' kind has it (``memfit.engine.attention_plan``)."""
 
     def pipeline(self, nets: Nets) -> Sequence[str]:
         """Paths (``net.block.0``) of the modules between which the trained nets may be cut into stages (``pp``), in the

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from memfit.apply.train_state import build
 from memfit.engine.factory import make_engine
 from memfit.engine.process_group import join
 from memfit.errors import InputError
+from memfit.jobs.optimizers.scaled_adam import ScaledAdam
 from memfit.mesh import parse_mesh
 from memfit.train.checkpoint.sharded_checkpoint import load_sharded, save_sharded
 from tests.engine import built_in_jobs
@@ -32,6 +35,7 @@ STEPS = {
 }
 """Cases of ``rank_steps`` with the engine's choices."""
 STATES, WHOLE_STATES, REFUSALS, FIRST = "states", "whole states", "refusals", "first values"
+SCALED = "scaled adam"
 KEPT = {"s1": built_in_jobs.Tokens, "diffusers": built_in_jobs.Diffused}
 """Nets with fused projections, and an optimizer that keeps the state of tensors of one shape together."""
 READERS = ("dp_shard=4", HYBRID, BOTH)
@@ -58,6 +62,8 @@ def main():
                 results[name, writer, reader] = read(name, engine(reader), folder / name / writer)
     if REFUSALS in cases:
         results[REFUSALS] = {kind.__name__: refusal(kind, mesh) for kind in REFUSED | built_in_jobs.REFUSED}
+    if SCALED in cases:
+        results[SCALED] = scaled_steps(engine(mesh).mesh)
     if FIRST in cases:
         results[FIRST] = {kind.__name__: first_values(kind, engine(mesh)) for kind in (Drawn, DrawnTied)}
     torch.save(results, folder / f"{dist.get_rank()}.pt")
@@ -122,6 +128,23 @@ def read(name, engine, folder):
     train_state = build(KEPT[name](), CPU, engine)
     load_sharded(train_state, folder)
     return whole_state(train_state)
+
+
+def scaled_steps(mesh=None):
+    """Weights after steps of ScaledAdam that clip and resize; on a mesh, tensors have parts of several kinds."""
+    torch.manual_seed(3)
+    kinds = [((5, 4), Shard(0)), ((5, 4), Shard(1)), ((5, 4), Replicate()), ((7,), Shard(0)), ((1,), Replicate())]
+
+    def placed(value, placement):
+        return value if mesh is None else distribute_tensor(value, mesh, [placement])
+
+    parameters = [nn.Parameter(placed(torch.randn(shape), placement)) for shape, placement in kinds]
+    optimizer = ScaledAdam(parameters, 0.03, clipping_period=2, size_period=2)
+    for _ in range(6):
+        for parameter, (shape, placement) in zip(parameters, kinds, strict=True):
+            parameter.grad = placed(torch.randn(shape), placement)
+        optimizer.step()
+    return [whole(parameter) for parameter in parameters]
 
 
 def whole_state(train_state):

@@ -19,6 +19,7 @@ from tests.engine.mesh_ranks import (
     KEPT,
     READERS,
     REFUSALS,
+    SCALED,
     STATES,
     STEPS,
     TENSOR,
@@ -28,6 +29,7 @@ from tests.engine.mesh_ranks import (
     kept,
     read,
     saved,
+    scaled_steps,
 )  # fmt: skip
 from tests.engine.rank_steps import BUILT_IN_CASES, TENSOR_CASES
 from tests.engine.tensor_jobs import REFUSED, Drawn, DrawnTied
@@ -101,6 +103,12 @@ def test_the_state_of_fused_projections_and_of_stacked_tensors_goes_to_any_mesh_
                 assert not differing(rank[name, writer, reader], expected[writer])
     for writer in READERS:
         assert not differing(read(name, Single(), tmp_path / name / writer), expected[writer])
+
+
+def test_scaled_adam_steps_parts_of_tensors_as_whole_ones(tmp_path):
+    expected = scaled_steps()
+    for rank in ranks(tmp_path, TENSOR, SCALED):
+        torch.testing.assert_close(rank[SCALED], expected, rtol=1e-5, atol=1e-6)
 
 
 def differing(result, expected):
