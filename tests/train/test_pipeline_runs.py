@@ -51,7 +51,7 @@ def test_a_run_of_sharded_stages_learns_what_one_device_does_and_goes_on_on_any_
     expected = ran(alone, tmp_path / "alone", "--windows", 4)[0]
     folder, both = tmp_path / "run", on_ranks(alone, "fsdp2", 4, BOTH)
     _, said = ran(both, folder, "--windows", 1)
-    assert "8 = 2 devices x (1 x 3 + 1), fsdp2, mesh pp 2 x dp_shard 2" in said
+    assert "8 = 2 groups of 2 devices x (1 x 3 + 1), fsdp2, mesh pp 2 x dp_shard 2" in said
     ran(on_ranks(alone, "fsdp2", 2, TWO), folder, "--windows", 2, "--resume")
     ran(both, folder, "--windows", 3, "--resume")
     same(ran(alone, folder, "--windows", 4, "--resume")[0], expected)
