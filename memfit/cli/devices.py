@@ -61,7 +61,8 @@ def command(name: str | None, file: Path | None, as_json: bool) -> int:
             + ", ".join(card.key for card in cards if not card.validated)
         )
         sliced = [card.key for card in cards if mig_slices(card)]
-        print(f"Slices (MIG) of {', '.join(sliced)}: a100-40gb:3g.20gb\n\nThis machine")
+        print(textwrap.fill(f"Slices (MIG) of {', '.join(sliced)}: a100-40gb:3g.20gb", 80, break_on_hyphens=False))
+        print("\nThis machine")
         for device in here:
             print(f"  {device.name}: {_size(device.memory_bytes)}, {_size(device.usable_bytes)} of it free")
     return 0

@@ -21,6 +21,7 @@ WRITES_IN_PLACE = {
     "monitoring/step_outputs.py": "appends lines",
     "script/files.py": "patches what a script calls, in its sandbox",
     "script/namespaces.py": "the kernel's own files",
+    "script/titan/describe.py": "answers on standard output",
     "script/worker.py": "answers through an open file",
     "show/scalars.py": "appends records",
     "train/checkpoint/checkpoints.py": "a folder that is renamed when it is whole",

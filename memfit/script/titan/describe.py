@@ -85,7 +85,7 @@ def main() -> None:
         described: dict[str, Any] = asdict(_described(target_from_json(sys.stdin.read())))
     except InputError as error:
         described = {"error": [error.seen, error.why, error.write]}
-    json.dump(described, answer)
+    answer.write(json.dumps(described))
     answer.flush()
 
 
