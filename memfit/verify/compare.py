@@ -24,6 +24,8 @@ def compare(
     together: tuple[RecordedWindow, dict[str, float]],
     everyone: list[tuple[Micro, dict[str, list[float]]]],
     shares: list[int],
+    *,
+    cut: bool = False,
 ) -> dict[str, Any]:
     """Differences of one window.
 
@@ -32,6 +34,7 @@ def compare(
         together: what rank 0 of many recorded: its engine's record, and the window's losses.
         everyone: of every rank the losses of its micro-batches, and sums of its nets' weights.
         shares: micro-batches of each rank.
+        cut: whether ranks hold parts of layers.
     """
     before: RecordedWindow = alone["seen"]
     seen, losses = together
@@ -54,7 +57,7 @@ def compare(
         scale = _magnitude(before.micro_losses, name, value)
         relative = abs(value - losses.get(name, float("inf"))) / scale if scale else 0.0
         loss = loss.worse(Difference(relative=relative, of_bound=relative / bound, name=name))
-    findings = [*_other_draws(before.micro_losses, [gathered for gathered, _ in everyone], shares)]
+    findings = [*_other_draws(before.micro_losses, [gathered for gathered, _ in everyone], shares, cut=cut)]
     findings += _other_weights(job, [gathered for _, gathered in everyone])
     findings += _moving_buffers(list(before.moved))
     return {
@@ -76,7 +79,7 @@ def _magnitude(micro: Micro, name: str, value_of_window: float) -> float:
     return max(sum(abs(value) for value, _ in pairs) / units if units else 0.0, abs(value_of_window))
 
 
-def _other_draws(alone: Micro, ranks: list[Micro], shares: list[int]) -> list[VerifyFinding]:
+def _other_draws(alone: Micro, ranks: list[Micro], shares: list[int], *, cut: bool) -> list[VerifyFinding]:
     """Finds losses that depend on the rank: equal samples, weights and random streams, and another loss."""
     starts = [sum(shares[:rank]) for rank in range(len(shares))]
     for rank, mine in enumerate(ranks):
@@ -85,10 +88,15 @@ def _other_draws(alone: Micro, ranks: list[Micro], shares: list[int]) -> list[Ve
                 for name, (value, units) in micro_losses.items():
                     other, count = alone[turn][starts[rank] + index].get(name, (float("nan"), 0.0))
                     if units != count or not abs(value - other) <= SAME_LOSS * max(abs(value), abs(other)):
+                        why = (
+                            "dropout in layers that are cut draws other numbers, or the job does; verify with dropout 0"
+                            if cut
+                            else "the job draws from a generator of its own, keeps a state, or asks for its rank; "
+                            "draw from torch's default one"
+                        )
                         text = (
                             f"rank {rank} computes {name} = {value:.7g} over {units:g} for samples for which one rank "
-                            f"computes {other:.7g} over {count:g}, with the same weights and seeds: the job draws from "
-                            "a generator of its own, keeps a state, or asks for its rank; draw from torch's default one"
+                            f"computes {other:.7g} over {count:g}, with the same weights and seeds: {why}"
                         )
                         return [VerifyFinding(code="rank_draws", kind="fault", text=text)]
     return []

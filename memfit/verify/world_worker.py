@@ -131,7 +131,7 @@ def verify_world(plan: Plan, engine: Engine, folder: Path, alone: list[dict[str,
     """
     recording = RecordingEngine(engine)
     train_state, context = _built(plan, recording, engine.data_world, folder)
-    compared = []
+    compared, cut = [], plan.mesh.get("tp", 1) > 1
     with recompute(train_state.nets, plan.checkpointing):
         for number, start in enumerate(_read_starts(folder)):
             _put_back(train_state, engine, start["begin"])
@@ -144,7 +144,7 @@ def verify_world(plan: Plan, engine: Engine, folder: Path, alone: list[dict[str,
             seen = (recording.seen, losses)
             if engine.rank == 0:
                 shares = [len(share) for share in context.windows.window(number).ranks]
-                compared.append(compare(train_state.job, alone[number], seen, everyone, shares))
+                compared.append(compare(train_state.job, alone[number], seen, everyone, shares, cut=cut))
     return {"windows": compared} if engine.rank == 0 else {}
 
 

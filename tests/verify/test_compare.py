@@ -43,6 +43,16 @@ def test_a_loss_that_differs_is_told_relative_to_the_loss_of_one_rank(value, rel
     assert result["differences"]["loss"]["of_bound"] == pytest.approx(relative / result["bound"])
 
 
+@pytest.mark.parametrize(("cut", "words"), [(True, "verify with dropout 0"), (False, "a generator of its own")])
+def test_a_loss_that_depends_on_the_rank_says_what_may_draw(cut, words):
+    one, other = ({"main": [{"loss": (value, 2.0)}]} for value in (4.0, 5.0))
+    alone = {"seen": RecordedWindow(micro_losses=one), "optimizers": {}, "names": {}, "losses": {"loss": 2.0}}
+    result = compare(Normalised(), alone, (RecordedWindow(), {"loss": 2.5}), [(other, {})], [1], cut=cut)
+    (finding,) = result["findings"]
+    assert finding["code"] == "rank_draws"
+    assert words in finding["text"]
+
+
 def test_an_average_of_weights_that_differs_by_more_than_rounding_is_told():
     weight = torch.tensor([1.0, -2.0])
     ratios = []
