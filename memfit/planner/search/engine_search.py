@@ -339,10 +339,11 @@ def _requested(request: PlanRequest) -> dict[str, str]:
         reasons["checkpointing"] = "--keep checkpointing keeps the job's own"
     if request.mesh is not None:
         reasons["mesh"] = "--mesh sets it"
+    if request.mesh is not None and request.links is None:
+        reasons["mesh"] += "; the time in which ranks tell each other is not estimated, since no link is known"
     if request.mesh is not None and request.mesh.pp > 1:
-        reasons["mesh"] += "; the time in which stages wait for the first and the last micro-batch is estimated, "
-        known = "as is that of what they send"
-        reasons["mesh"] += known if request.links is not None else "that of what they send is not: no link is known"
+        reasons["mesh"] += "; the time in which stages wait for the first and the last micro-batch is estimated"
+        reasons["mesh"] += ", as is that of what they send" if request.links is not None else ""
         reasons.setdefault("checkpointing", "stages of a pipeline keep as the job does, or recompute every block")
     return reasons
 
