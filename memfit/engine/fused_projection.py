@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from memfit.engine.local_parameters import LocalParameters
+from memfit.errors import InputError
 from memfit.torch_compat.attributes import own_parameters
 from memfit.torch_compat.distributed import OWN_VALUES, all_to_all_rows
 
@@ -28,6 +29,9 @@ class FusedColwiseParallel(ParallelStyle):
 
     Takes a replicated tensor (..., in) and gives (..., out / ranks): this rank's piece of the first part, of the
     second, and so on. ``out`` must divide by ``parts`` times the ranks of the mesh.
+
+    Raises:
+        InputError: from ``parallelize_module``: it does not divide so, or the module is no ``nn.Linear``.
     """
 
     def __init__(self, *, parts: int) -> None:
@@ -37,10 +41,11 @@ class FusedColwiseParallel(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         """Called by ``parallelize_module``."""
         if not isinstance(module, nn.Linear):
-            raise NotImplementedError(f"FusedColwiseParallel cuts nn.Linear, not {type(module).__name__}")
+            why, write = f"it cuts nn.Linear, not {type(module).__name__}", "name the linear layer of the projection"
+            raise InputError("FusedColwiseParallel", why, write)
         if module.out_features % (self.parts * device_mesh.size()):
-            asked = f"{self.parts} parts on {device_mesh.size()} ranks"
-            raise ValueError(f"an output of {module.out_features} does not divide into {asked}")
+            seen = f"FusedColwiseParallel(parts={self.parts}) on {device_mesh.size()} ranks"
+            raise InputError(seen, f"an output of {module.out_features} does not divide so", "write another tp")
         for key, parameter in own_parameters(module).items():
             if parameter is not None:
                 cut = distribute_tensor(parameter.data, device_mesh, [Shard(0)], **OWN_VALUES)

@@ -4,6 +4,7 @@ python -m pytest tests/engine/test_attention_plan.py
 """
 
 from itertools import chain
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ from diffusers.models.attention_processor import Attention
 from torch import nn
 
 from memfit.engine.attention_plan import derived_plan, share_heads
-from memfit.engine.fused_projection import _exchange_plan
+from memfit.engine.fused_projection import FusedColwiseParallel, _exchange_plan
 from memfit.engine.local_parameters import LocalParameters
+from memfit.errors import InputError
 from memfit.jobs.f5_tts import F5Tiny
 from memfit.jobs.nets.unet3d import UNet3D
 from tests.engine.built_in_jobs import CARRIED
@@ -137,3 +139,12 @@ class Sharded(nn.Parameter):
 
     def to_local(self):
         return self.data * 1
+
+
+@pytest.mark.parametrize(
+    ("module", "words"), [(nn.Embedding(4, 4), "not Embedding"), (nn.Linear(4, 9), "an output of 9 does not divide")]
+)
+def test_a_projection_that_cannot_be_cut_so_is_told_in_a_line(module, words):
+    ranks_only = SimpleNamespace(size=lambda: 2)
+    with pytest.raises(InputError, match=words):
+        FusedColwiseParallel(parts=3)._apply(module, ranks_only)
