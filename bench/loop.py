@@ -192,7 +192,7 @@ PARTS = {
         f"{TRAIN}.recovery.recovery:Recovery.end",
     ],
     "losses by valid units, checked": [
-        f"{APPLY}:losses_of", f"{APPLY}:normalised", f"{APPLY}:known_units", f"{APPLY}:_add", f"{APPLY}:_none_valid",
+        f"{APPLY}:losses_of", f"{APPLY}:summed", f"{APPLY}:known_units", f"{APPLY}:_none_valid",
         f"{LOOP}:check_gradients",
     ],
     "order and reading of the samples": [

@@ -6,6 +6,7 @@ python -m pytest tests/bench/test_part_timer.py
 import sys
 from unittest.mock import patch
 
+from bench import loop
 from bench.part_timer import PartTimer
 
 CLOCK = {"now": 0}
@@ -32,3 +33,9 @@ def test_a_part_has_its_own_time_without_that_of_the_parts_it_calls() -> None:
     CLOCK["now"] = 0
     assert Work().outer() == 2
     assert CLOCK["now"] == 45
+
+
+def test_every_part_of_the_loop_is_timed() -> None:
+    parts = loop.microseconds_of_parts(2 * loop.TURN)
+    assert parts.keys() == loop.PARTS.keys()
+    assert all(parts.values()), parts
