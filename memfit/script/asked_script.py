@@ -7,6 +7,7 @@ shares that trace, and a size between traced ones follows from them, as of a job
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from memfit.device.hardware.catalogue import Device, find_device
@@ -17,8 +18,9 @@ from memfit.planner.prediction import TracedQuestion, device_facts
 from memfit.script.batch_scan import PLACEHOLDER, at_size
 from memfit.script.command import parse_command
 from memfit.script.launch import free_host_bytes, trace_script
-from memfit.script.outcome import ScriptOutcome, TraceRequest
+from memfit.script.outcome import NO_SAVE, NO_VALIDATION, ScriptOutcome, TraceRequest
 
+_PHASES = (NO_VALIDATION, NO_SAVE)
 AS_WRITTEN = "as written"
 """The only policy of a script: memfit does not edit it."""
 
@@ -80,6 +82,7 @@ class AskedScript(AskedJob):
         outcome = trace_script(at_size(self.request(device), shape.items))
         trace = self._checked(outcome, device).trace
         assert trace is not None
+        trace = replace(trace, assumed=(*map(_left_out, outcome.not_seen), *trace.assumed))
         return TracedQuestion(
             settings={}, shape=shape, unit=self.facts.unit, nets=(), checkpointing={}, engine="single",
             world=self._command.world, traces={0: trace}, allocator="default",
@@ -97,3 +100,8 @@ class AskedScript(AskedJob):
 
     def _no_job(self) -> Job:
         raise InputError(self.name, "a script has no such question", "write a job, as docs/job.md says")
+
+
+def _left_out(line: str) -> str:
+    """A line of what a trace did not see, as an assumption of its prediction."""
+    return f"{line} in the traced steps, so that it was not predicted" if line in _PHASES else line

@@ -15,7 +15,16 @@ from memfit.events import ALLOCATE, CATEGORIES, FAILED, FREE, Trace
 from memfit.footprint import Footprint
 from memfit.planner.predict import footprint_on
 from memfit.script.options import script_options
-from memfit.script.outcome import AssumedAnswer, CardVerdict, LineUse, ScriptError, ScriptOption, ScriptOutcome
+from memfit.script.outcome import (
+    NO_SAVE,
+    NO_VALIDATION,
+    AssumedAnswer,
+    CardVerdict,
+    LineUse,
+    ScriptError,
+    ScriptOption,
+    ScriptOutcome,
+)
 from memfit.script.source_lines import NOWHERE, Line
 from memfit.trace.columns import as_trace
 from memfit.trace.operator_scratch import with_scratch
@@ -194,9 +203,9 @@ def _not_seen(running: Running, error: ScriptError | None) -> tuple[str, ...]:
     lines = list(running.observations.lines)
     names = {name for name, _, _ in watch.phases()}
     if "validate" not in names:
-        lines.append("no validation ran")
+        lines.append(NO_VALIDATION)
     if "save" not in names:
-        lines.append("nothing was saved")
+        lines.append(NO_SAVE)
     for known in watch.current():
         if not known.steps and watch.windows:
             lines.append(f"the optimizer of {known.line.file}:{known.line.line} never stepped")

@@ -11,6 +11,9 @@ from memfit.footprint import Footprint
 if TYPE_CHECKING:
     from memfit.events import Trace
 
+NO_VALIDATION, NO_SAVE = "no validation ran", "nothing was saved"
+"""Phases that a trace did not see, in ``ScriptOutcome.not_seen``."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptCommand:

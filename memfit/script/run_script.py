@@ -36,6 +36,7 @@ from memfit.script.files import SavedFiles, checkpoints
 from memfit.script.intervals import Intervals
 from memfit.script.launchers import resolved
 from memfit.script.lazy_parameters import lazy_parameters
+from memfit.script.lbfgs_history import full_histories
 from memfit.script.live_allocator import LiveAllocator
 from memfit.script.loaders import short_loaders
 from memfit.script.measure import outcome_of
@@ -138,6 +139,7 @@ def _enter(stack: ExitStack, running: Running) -> None:
     stack.enter_context(compiled_kernels(running.observations.note))
     stack.enter_context(lazy_parameters())
     stack.enter_context(consolidated_states())
+    stack.enter_context(full_histories(running.observations.note))
     stack.enter_context(fake_parameters(tracer.mode, tracer.parameter_made))
     stack.enter_context(_addresses())
     if device.is_cuda:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from memfit.apply.train_state import tensors_in
 from memfit.events import ALLOCATE, FREE
 from memfit.job import is_trained
 from memfit.script.outcome import KeptVariable
@@ -261,11 +262,10 @@ class StepWatch:
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Ends a step: the optimizer's state and gradients are known now."""
         tracer = self.tracer
-        for state in optimizer.state.values():
-            for value in state.values() if isinstance(state, dict) else ():
-                for inner in inner_tensors(value) if isinstance(value, Tensor) else ():
-                    if tracer.recorded_number(inner) is not None:
-                        tracer.categorise(inner, "optimizer")
+        for tensor in tensors_in(list(optimizer.state.values())):
+            for inner in inner_tensors(tensor):
+                if tracer.recorded_number(inner) is not None:
+                    tracer.categorise(inner, "optimizer")
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 tracer.categorise(parameter, "parameters")

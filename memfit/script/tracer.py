@@ -20,6 +20,7 @@ from memfit.script.weight_averages import WeightAverages
 from memfit.torch_compat import DisableTorchDispatch, FakeTensor, current_autograd_node, disable_current_modes
 from memfit.torch_compat.attributes import local_tensor, storage_id_of
 from memfit.trace import constant_values
+from memfit.trace.event_record import without_storage
 from memfit.trace.operators import operator
 from memfit.trace.tracer import Tracer
 
@@ -121,8 +122,11 @@ class ScriptTracer(Tracer):
         self.on_operator()
         given = {storage_id_of(arg) for arg in args if type(arg) is Tensor and arg.layout is torch.strided}
         out = self.mode.run_real(func, args, kwargs)
-        outs = out if isinstance(out, tuple | list) else (out,)
-        if any(isinstance(made, Tensor) and storage_id_of(made) not in given for made in outs):
+        outs = [made for made in (out if isinstance(out, tuple | list) else (out,)) if isinstance(made, Tensor)]
+        for made in outs:
+            if made.layout is not torch.strided:
+                raise without_storage(made)
+        if any(storage_id_of(made) not in given for made in outs):
             node = current_autograd_node()
             self._line = self.lines.here()
             kind = operator(func)

@@ -92,7 +92,7 @@ class EventRecord:
         try:
             storage = tensor.untyped_storage()
         except NotImplementedError as error:
-            raise _without_storage(tensor) from error
+            raise without_storage(tensor) from error
         key = storage_id(storage)
         if key in self._ids or tensor.device.type != self.device_type:
             return False
@@ -147,7 +147,8 @@ class EventRecord:
         self.operator.append(self.last_row if row is None else row)
 
 
-def _without_storage(tensor: Tensor) -> InputError:
+def without_storage(tensor: Tensor) -> InputError:
+    """The error of a tensor that is not dense: its parts are not recorded."""
     where, users = source_line()
     seen = f"a tensor of layout {str(tensor.layout).removeprefix('torch.')}"
     return InputError(

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from memfit.device.hardware.benchmarks import AllocatorEvents, _peaks
 
@@ -87,6 +87,16 @@ class Phases(TorchDispatchMode):
         return call
 
 
+def without_modes(run_backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward that adds gradients in place, as autograd does where no dispatch mode is active."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return run_backward(*args, **kwargs)
+
+    return run
+
+
 def spans(
     marks: Sequence[tuple[int, int, str]], end: int, allocations: Sequence[int]
 ) -> list[tuple[int, int, str]]:  # fmt: skip
@@ -113,7 +123,7 @@ def main() -> None:
     with AllocatorEvents() as events:
         phases = Phases(events)
         torch.save = phases.around(lambda *args, **kwargs: None, "save")
-        torch.autograd._engine_run_backward = phases.around(torch.autograd._engine_run_backward, "train")
+        torch.autograd._engine_run_backward = phases.around(without_modes(torch.autograd._engine_run_backward), "train")
         register_optimizer_step_pre_hook(phases.step_begins)
         register_optimizer_step_post_hook(phases.step_ended)
         register_module_forward_pre_hook(phases.enter)

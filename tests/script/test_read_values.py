@@ -163,3 +163,36 @@ def test_ids_that_are_split_by_sizes_stay_where_they_are_and_are_views(tmp_path:
         device=device,
     )
     assert outcome.error is None, outcome.error.text
+
+
+@pytest.mark.parametrize("device", ["rtx4090", "cpu"])
+@pytest.mark.parametrize("voxels", [64, 100_000])
+def test_predictions_read_on_the_host_hit_some_of_the_classes_but_not_all(
+    tmp_path: Path, device: str, voxels: int
+) -> None:
+    outcome = trace_here(
+        tmp_path,
+        "import torch\n"
+        "where = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
+        "net = torch.nn.Linear(8, 3).to(where)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "best = 0\n"
+        f"labels = torch.arange({voxels}) // 2 % 3\n"
+        "for step in range(3):\n"
+        "    loss = torch.nn.functional.cross_entropy(net(torch.ones(4, 8).to(where)), labels[:4].to(where))\n"
+        f"    {STEP}\n"
+        "    with torch.no_grad():\n"
+        f"        scores = net(torch.ones({voxels}, 8).to(where))\n"
+        "        predicted, positive = scores.argmax(1).cpu(), (scores[:, 0] > 0).cpu()\n"
+        "    both = ((predicted == 1) & (labels == 1)).sum().item()\n"
+        "    dice = 2 * both / max((predicted == 1).sum().item() + (labels == 1).sum().item(), 1)\n"
+        "    recall = (positive & (labels == 2)).sum().item() / (labels == 2).sum().item()\n"
+        "    assert 0 < dice < 1 and 0 < recall < 1, (dice, recall)\n"
+        f"    assert not (predicted == 1).all() and not positive.all()\n"
+        "    if dice > best:\n"
+        "        best = dice; torch.save(net.state_dict(), 'best.pt')\n",
+        device=device,
+    )
+    assert outcome.error is None, outcome.error.text
+    assert outcome.footprint is not None
+    assert "save" in outcome.footprint.phases

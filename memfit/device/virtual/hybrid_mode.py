@@ -15,6 +15,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from memfit.device.virtual.assumptions import ASSUMED, assumed_integer
 from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.fake_mode import VirtualMode
 from memfit.device.virtual.patching import replaced
@@ -25,7 +26,8 @@ MOST_STAND_IN_BYTES = 256 << 20
 """The most bytes of real tensors that stand for what came back from the card, in sum; past it they stay fake."""
 
 _TOUCHED = 1 << 16
-"""Bytes up to which a stand-in is filled; of a larger one the system makes no page before it is written to."""
+"""Bytes of floating point numbers up to which a stand-in is filled; of a larger one the system makes no page before it
+is written to."""
 
 _aten = torch.ops.aten
 _TO_COPY = _aten._to_copy.default
@@ -114,9 +116,9 @@ class HybridMode(VirtualMode):
             return func(*args, **kwargs)
 
     def stand_in(self, fake: FakeTensor, dtype: torch.dtype | None, otherwise: Callable[[], Any]) -> Any:
-        """A real CPU tensor for what comes back from the card: its known content, else 0.5 or 0.
+        """A real CPU tensor for what comes back from the card: its known content, else what ``_assumed_content`` gives.
 
-        Pages of a large one are not touched. Where there are too many already, it stays fake (``otherwise``).
+        Where there are too many already, it stays fake (``otherwise``).
         """
         dtype = dtype or fake.dtype
         known = self.content(fake)
@@ -126,17 +128,30 @@ class HybridMode(VirtualMode):
         with DisableTorchDispatch():
             if known is not None:
                 return known.detach().to(dtype, copy=True)
-            if nbytes > _TOUCHED:
-                pages = torch.from_numpy(numpy.zeros(nbytes, numpy.uint8))
-                made = pages.view(dtype).view(tuple(fake.shape))
-            else:
-                made = torch.full(tuple(fake.shape), 0.5 if dtype.is_floating_point else 0, dtype=dtype)
+            made = _assumed_content(fake, dtype)
         self._stand_in_bytes += nbytes
         weakref.finalize(made.untyped_storage(), self._forget, nbytes)
         return made
 
     def _forget(self, nbytes: int) -> None:
         self._stand_in_bytes -= nbytes
+
+
+def _assumed_content(fake: FakeTensor, dtype: torch.dtype) -> Tensor:
+    """Numbers are 0.5, or 0 where they are many. Integers and truth values are 0 and 1 in turn, or what a trace follows
+    of them: some of the classes, tokens and masks that are compared with them hit, and not all do, so that a metric
+    is neither 0 nor perfect, and a loop does not wait for what none or every one has."""
+    shape = tuple(fake.shape)
+    if dtype.is_floating_point or dtype.is_complex:
+        if fake.numel() * dtype.itemsize <= _TOUCHED:
+            return torch.full(shape, 0.5, dtype=dtype)
+        pages = torch.from_numpy(numpy.zeros(fake.numel() * dtype.itemsize, numpy.uint8))
+        return pages.view(dtype).view(shape)
+    least = 0 if dtype is torch.bool else assumed_integer(fake)
+    made = torch.full(shape, least, dtype=dtype)
+    if ASSUMED not in fake.__dict__:
+        made.view(-1)[1::2] = least + 1
+    return made
 
 
 @contextlib.contextmanager
