@@ -54,7 +54,7 @@ def compare(
     averages = weight_difference(shared, seen.averages, {})
     loss = Difference()
     for name, value in alone["losses"].items():
-        scale = _magnitude(before.micro_losses, name, value)
+        scale = _magnitude(before.micro_losses, name, value) + before.loss_magnitudes.get(name, 0.0)
         relative = abs(value - losses.get(name, float("inf"))) / scale if scale else 0.0
         loss = loss.worse(Difference(relative=relative, of_bound=relative / bound, name=name))
     findings = [*_other_draws(before.micro_losses, [gathered for gathered, _ in everyone], shares, cut=cut)]

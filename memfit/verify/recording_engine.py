@@ -27,6 +27,8 @@ class RecordedWindow:
     """Over all ranks, normalised, before clipping."""
     magnitudes: dict[str, Tensor] = field(default_factory=dict)
     """The sum of the micro-batches' gradients' absolute values, on the same scale: what rounding is relative to."""
+    loss_magnitudes: dict[str, float] = field(default_factory=dict)
+    """By loss, what is added to its terms' magnitudes: rounding inside of micro-batches, where layers are cut."""
     weights: dict[str, Tensor] = field(default_factory=dict)
     """Weights after their step."""
     averages: dict[str, Tensor] = field(default_factory=dict)

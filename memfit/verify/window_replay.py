@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from memfit.train.loop.rng import seed_all
 from memfit.train.loop.run_context import RunContext, micro_batches
 from memfit.train.run_folder import RunFolder
 from memfit.verify.bounds import sum_bound, weight_bounds, weight_difference
-from memfit.verify.perturbation import allow_for, move_last_bits, moved
+from memfit.verify.perturbation import allow_for, perturbed_windows
 from memfit.verify.recording_engine import RecordingEngine
 
 
@@ -69,20 +69,18 @@ def replay(plan: Plan, folder: Path) -> dict[str, Any]:
     bound = sum_bound(len(shares))
 
     def run(this: TrainState) -> dict[str, float]:
-        recording.begin()
         with recompute(train_state.nets, plan.checkpointing):
             result = run_window(this, micro_batches(this, context, window))
         return {name: float(value) for name, value in result.losses.items()}
 
     load_sharded(train_state, folder / "before")
     optimizers = {name: copy.deepcopy(optimizer) for name, optimizer in train_state.optimizers.items()}
+    recording.begin()
     losses, seen = run(train_state), recording.seen
     if recorded["sharded_state"]:
-        load_sharded(train_state, folder / "before")
-        move_last_bits(train_state)
-        recording.forced = moved(seen.weights)
-        run(replace(train_state, schedules={}, ema={}))
-        allow_for(seen, recording.seen, bound)
+        begin = partial(load_sharded, train_state, folder / "before")
+        others = perturbed_windows(recording, train_state, seen, begin, run, plan.mesh.get("tp", 1))
+        allow_for(seen, losses, others, bound)
     load_sharded_nets(train_state, folder / "after")
     apart = set(job.unsynchronised)
     theirs = {
@@ -95,7 +93,8 @@ def replay(plan: Plan, folder: Path) -> dict[str, Any]:
     mine = {name: value for name, value in seen.weights.items() if name.split(".")[0] not in apart}
     weights = weight_difference(mine, theirs, allowed)
     differences = {
-        name: abs(value - recorded["losses"][name]) / max(abs(value), 1e-30) for name, value in losses.items()
+        name: abs(value - recorded["losses"][name]) / max(abs(value) + seen.loss_magnitudes.get(name, 0.0), 1e-30)
+        for name, value in losses.items()
     }
     worst = max(differences, key=lambda name: differences[name])
     return {

@@ -11,7 +11,8 @@ import copy
 import json
 import os
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from memfit.train.run_folder import RunFolder
 from memfit.verify.additivity import split_findings
 from memfit.verify.bounds import sum_bound
 from memfit.verify.compare import compare
-from memfit.verify.perturbation import allow_for, move_last_bits, moved
+from memfit.verify.perturbation import allow_for, perturbed_windows
 from memfit.verify.recording_engine import RecordingEngine
 from memfit.verify.verify_plan import job_of, samples_of
 
@@ -184,24 +185,27 @@ def _alone(plan: Plan, windows: int) -> list[dict[str, Any]]:
                 name: [[recording.name_of(p) for p in group["params"]] for group in optimizer.param_groups]
                 for name, optimizer in train_state.optimizers.items()
             }
+
+            def run(this: TrainState, window: Window = single_rank) -> dict[str, float]:
+                result = run_window(this, micro_batches(this, context, window))
+                return {name: float(value) for name, value in result.losses.items()}
+
             recording.begin()
-            result, seen = run_window(train_state, micro_batches(train_state, context, single_rank)), recording.seen
+            losses, seen = run(train_state), recording.seen
             recording.note_averages(train_state.ema)
             if perturbed:
                 after = copy.deepcopy(_state(train_state))
-                _put_back(train_state, recording.engine, begin)
-                move_last_bits(train_state)
-                recording.begin()
-                recording.forced = moved(seen.weights)
-                run_window(replace(train_state, schedules={}, ema={}), micro_batches(train_state, context, single_rank))
-                allow_for(seen, recording.seen, sum_bound(len(window.micro_batches)))
-                recording.forced = {}
-                _put_back(train_state, recording.engine, after)
+                put_back = partial(_put_back, train_state, recording.engine)
+                others = perturbed_windows(
+                    recording, train_state, seen, partial(put_back, begin), run, plan.mesh.get("tp", 1)
+                )
+                allow_for(seen, losses, others, sum_bound(len(window.micro_batches)))
+                put_back(after)
             results.append(
                 {
                     "begin": begin,
                     "seen": seen,
-                    "losses": {name: float(value) for name, value in result.losses.items()},
+                    "losses": losses,
                     "optimizers": optimizers,
                     "names": names,
                 }

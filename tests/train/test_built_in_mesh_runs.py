@@ -80,16 +80,7 @@ def metrics_of(folder):
     return file.read_text().count("\n") if file.exists() else 0
 
 
-BEYOND = pytest.mark.xfail(
-    strict=True, reason="gradients of queries and keys nearly cancel, and rounding is 1.05 of what verify allows"
-)
-
-
-@pytest.mark.parametrize(
-    ("job", "mesh"),
-    [pytest.param(*case, marks=BEYOND) if case == ("latentsync/tiny", TENSOR) else case for case in CASES],
-    ids=str,
-)
+@pytest.mark.parametrize(("job", "mesh"), CASES, ids=str)
 def test_it_is_predicted_and_verified_against_one_device(job, mesh):
     done = memfit(
         "predict", job, *settings(job), "--micro-batch", JOBS[job][2], "--mesh", mesh, "--device", "cpu", "--json"

@@ -41,6 +41,22 @@ def test_windows_of_ranks_are_proven_during_the_run(name, engine, tmp_path):
     assert [line["window"] for line in lines(tmp_path / "run", "metrics")] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_windows_of_layers_that_are_cut_are_proven_in_the_precision_of_the_run(precision, tmp_path):
+    plan = Plan(
+        job=f"{ROOT}/tests/verify/cut_jobs.py:Cut", settings={"precision": precision}, device="cpu",
+        budget_bytes=256 << 20, unit="samples", global_batch=14, micro_batch=5, micro_batches=[[5, 5, 4]],
+        arithmetic="", engine="fsdp2", mesh={"tp": 2}, precision=precision, seed=3,
+    )  # fmt: skip
+    write_plan(plan, tmp_path / "plan.toml")
+    done = memfit("run", tmp_path / "plan.toml", "--out", tmp_path / "run", "--windows", 2, "--verify-every", 1)
+    assert done.returncode == 0, done.stderr
+    for proof in lines(tmp_path / "run", "verified"):
+        assert proof["ok"] is True
+        assert 0 < proof["of_bounds"]["parameters"] <= 1
+
+
 def test_a_window_that_depends_on_the_rank_is_told_and_ends_with_4(tmp_path):
     done = run(tmp_path, "OfTheRank", "ddp")
     assert done.returncode == 4, done.stderr
