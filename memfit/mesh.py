@@ -10,9 +10,10 @@ from memfit.errors import InputError
 
 NOT_CARRIED = {
     "cp": "memfit does not carry context parallelism, which torch has for the attention of CUDA alone",
-    "ep": "memfit does not carry expert parallelism yet",
 }
 """Dimensions that no engine carries, and why."""
+INSIDE = ("tp", "ep")
+"""Dimensions whose ranks wait for each other inside of layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class MeshShape:
     tp: int = 1
     """Ranks that hold parts of each layer and see the same samples."""
     ep: int = 1
-    """Ranks that hold some of the experts."""
+    """Ranks that hold some of the experts and see the same samples."""
 
     @property
     def world(self) -> int:
@@ -48,7 +49,7 @@ class MeshShape:
     @property
     def same_samples(self) -> int:
         """Neighbouring ranks that share their samples."""
-        return self.cp * self.tp
+        return self.cp * self.tp * self.ep
 
     def sizes(self) -> dict[str, int]:
         """The dimensions of more than one rank, the outermost first."""

@@ -36,6 +36,7 @@ def test_neighbouring_ranks_differ_in_the_last_dimension():
         ("dp_shard=-1", "'dp_shard=-1' is not a dimension and its ranks", "dp_replicate=2,dp_shard=4"),
         ("dp_shard", "'dp_shard' is not a dimension and its ranks", "dp_replicate=2,dp_shard=4"),
         ("dp_shard=2,dp_shard=2", "dp_shard is given twice", "once"),
+        ("ep=0", "ep = 0 is not a number of ranks", "1 or more"),
         ("cp=2", "does not carry context parallelism", "leave cp out"),
     ],
 )
@@ -50,13 +51,25 @@ def test_the_engine_follows_from_the_mesh():
     assert engine_of(MeshShape(dp_replicate=4)) == "ddp"
     assert engine_of(MeshShape(dp_shard=4)) == engine_of(MeshShape(dp_replicate=2, dp_shard=4)) == "fsdp2"
     assert engine_of(MeshShape(tp=2)) == engine_of(MeshShape(dp_replicate=2, dp_shard=2, tp=2)) == "fsdp2"
-    with pytest.raises(InputError, match="write dp_shard=4 instead of dp_replicate"):
-        engine_of(MeshShape(dp_replicate=4, tp=2))
+    assert engine_of(MeshShape(ep=2)) == engine_of(MeshShape(dp_replicate=2, dp_shard=2, ep=2)) == "fsdp2"
+    for cut in ({"tp": 2}, {"ep": 2}):
+        with pytest.raises(InputError, match="write dp_shard=4 instead of dp_replicate"):
+            engine_of(MeshShape(dp_replicate=4, **cut))
+    with pytest.raises(InputError, match=r"tp and ep both divide the experts.* write tp=6 or ep=6 alone"):
+        engine_of(MeshShape(tp=2, ep=3))
+    with pytest.raises(InputError, match="stages of a pipeline are not carried together with ep"):
+        engine_of(MeshShape(pp=2, ep=2))
     for engine in ("ddp", "zero3", "single"):
         with pytest.raises(InputError, match=f"--engine {engine} --mesh .* write --engine fsdp2"):
             engine_of(MeshShape(dp_replicate=2, dp_shard=4), engine)
     with pytest.raises(InputError, match="write --engine ddp"):
         engine_of(MeshShape(dp_replicate=4), "fsdp2")
+
+
+def test_ranks_that_divide_experts_are_neighbours_and_share_their_samples():
+    mesh = MeshShape(dp_shard=2, ep=3)
+    assert (mesh.world, mesh.data_ranks, mesh.same_samples) == (6, 2, 3)
+    assert [mesh.place(rank)["ep"] for rank in range(6)] == [0, 1, 2, 0, 1, 2]
 
 
 def test_one_dimension_is_the_engine_without_a_mesh():

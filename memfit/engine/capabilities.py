@@ -52,7 +52,7 @@ CAPABILITIES: Mapping[str, Capabilities] = {
         shards_gradients=True,
         shards_weights=True,
         takes_meta_nets=True,
-        mesh_dimensions=("dp_shard", "dp_replicate", "tp", "pp"),
+        mesh_dimensions=("dp_shard", "dp_replicate", "tp", "ep", "pp"),
     ),
     "zero1": Capabilities(shards_optimizer=True, zero_stage=1),
     "zero2": Capabilities(shards_optimizer=True, shards_gradients=True, zero_stage=2),
@@ -74,7 +74,10 @@ def engine_of(mesh: MeshShape, engine: str | None = None) -> str:
         InputError: the engine that was asked for does not carry it.
     """
     needed = set(mesh.sizes())
-    if {"dp_replicate", "tp"} <= needed and "dp_shard" not in needed:
+    if {"tp", "ep"} <= needed:
+        why = "tp and ep both divide the experts, and are not carried together"
+        raise InputError(f"--mesh {mesh}", why, f"write tp={mesh.tp * mesh.ep} or ep={mesh.tp * mesh.ep} alone")
+    if "dp_replicate" in needed and needed & {"tp", "ep"} and "dp_shard" not in needed:
         why = "replicas of layers that are cut are carried only where they are sharded too"
         raise InputError(f"--mesh {mesh}", why, f"write dp_shard={mesh.dp_replicate} instead of dp_replicate")
     if "pp" in needed and not needed <= {"pp", "dp_shard"}:

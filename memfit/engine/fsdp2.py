@@ -4,7 +4,8 @@ torch's ``fully_shard`` on the blocks of every trained net and on the net itself
 gathered before its forward and its backward and dropped after them, and gradients are scattered as sums. Frozen nets
 stay whole on every rank, buffers too. An average of the weights is sharded as the weights are, on every rank.
 On a mesh of ``dp_replicate`` x ``dp_shard`` ranks a parameter is sharded over ``dp_shard``, and its gradient is summed
-over ``dp_replicate`` after it was scattered (HSDP). On ``tp`` ranks layers are cut first (``tensor_parallel``).
+over ``dp_replicate`` after it was scattered (HSDP). On ``tp`` ranks layers are cut first (``tensor_parallel``), on
+``ep`` ranks experts are divided (``expert_parallel``).
 
 Left out: ranks of one window whose batches use different parameters (FSDP2 then waits for collectives that never
 come); parameters that are read outside of their net's forward.
@@ -29,6 +30,7 @@ from memfit.blocks import items
 from memfit.engine.collectives import full_tensor
 from memfit.engine.container_sync import ContainerSync
 from memfit.engine.ddp import BUCKET_BYTES, Ddp
+from memfit.engine.expert_parallel import EXPERTS, divide_experts
 from memfit.engine.refusals import check_dtensor_step, check_shared
 from memfit.engine.single import copied
 from memfit.engine.tensor_parallel import TENSOR, cut_layers
@@ -42,7 +44,7 @@ from memfit.torch_compat.distributed import complete_cpu_streams, fsdp_groups, s
 LEAST = BUCKET_BYTES
 """Bytes that are worth a gather of their own: DDP's bucket."""
 
-CUTS = (TENSOR, "pp")
+CUTS = (TENSOR, EXPERTS, "pp")
 """Dimensions of a mesh over which nets are cut before they are sharded."""
 
 
@@ -70,12 +72,12 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
     @property
     def data_rank(self) -> int:
         """Ranks that hold parts of a layer are neighbours, and take the same samples."""
-        return self.rank // self.ranks_in(TENSOR)
+        return self.rank // (self.ranks_in(TENSOR) * self.ranks_in(EXPERTS))
 
     @property
     def data_world(self) -> int:
         """Ranks, or groups of them that hold parts of a layer."""
-        return self.world // self.ranks_in(TENSOR)
+        return self.world // (self.ranks_in(TENSOR) * self.ranks_in(EXPERTS))
 
     @property
     def stages(self) -> int:
@@ -163,9 +165,11 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
         self._replicas.share_buffers(nets)
 
     def _cut(self, job: Job, nets: Nets) -> None:
-        """The layers cut over the tensor-parallel ranks, before they are sharded."""
+        """The layers cut over the tensor-parallel ranks, or the experts divided, before they are sharded."""
         if self.ranks_in(TENSOR) > 1:
             cut_layers(job, nets, self.mesh[TENSOR])
+        if self.ranks_in(EXPERTS) > 1:
+            divide_experts(nets, self.mesh[EXPERTS])
 
     def _shard(self, job: Job, net: nn.Module, reshard_after_forward: bool | None = None) -> None:
         every = self.mesh.mesh_dim_names or ()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from memfit.torch_compat.attributes import own_parameters
 from memfit.torch_compat.distributed import summed
@@ -68,3 +68,24 @@ class _SummedGradient(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, *gradients: Any) -> tuple[Tensor, None]:
         return summed(gradients[0].contiguous(), context.mesh), None
+
+
+def replicate_parameters(net: nn.Module, mesh: DeviceMesh, of_single_heads: frozenset[nn.Module] = frozenset()) -> None:
+    """Every parameter that is whole as a replicated DTensor; one that modules share stays shared.
+
+    Args:
+        of_single_heads: modules that see this rank's heads alone: their gradients are summed over the ranks.
+    """
+    whole: dict[int, nn.Parameter] = {}
+    for module in net.modules():
+        own = own_parameters(module)
+        names = [key for key, value in own.items() if value is not None and not isinstance(value, DTensor)]
+        for key in names:
+            parameter = own[key]
+            assert parameter is not None
+            if id(parameter) not in whole:
+                replicated = DTensor.from_local(parameter.data, mesh, [Replicate()], run_check=False)
+                whole[id(parameter)] = nn.Parameter(replicated, requires_grad=parameter.requires_grad)
+            module.register_parameter(key, whole[id(parameter)])
+        if names:
+            (HeadParameters(mesh) if module in of_single_heads else LocalParameters()).watch(module)

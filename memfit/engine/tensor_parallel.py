@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from memfit.engine.attention_plan import check_attentions, derived_plan, share_heads
 from memfit.engine.fused_projection import FusedColwiseParallel
-from memfit.engine.local_parameters import HeadParameters, LocalParameters
+from memfit.engine.local_parameters import replicate_parameters
 from memfit.errors import InputError
 from memfit.job import Job, Nets
 from memfit.torch_compat.attributes import own_parameters
@@ -63,7 +63,8 @@ def cut_layers(job: Job, nets: Nets, mesh: DeviceMesh) -> None:
         for name, net in nets.items():
             _cut(name, net, mesh)
     for net in nets.values():
-        _replicate(net, mesh, _of_single_heads(net) if type(job).parallelize is Job.parallelize else frozenset())
+        planned = type(job).parallelize is Job.parallelize
+        replicate_parameters(net, mesh, _of_single_heads(net) if planned else frozenset())
 
 
 def _cut(name: str, net: nn.Module, mesh: DeviceMesh) -> None:
@@ -148,24 +149,3 @@ def _check_heads(name: str, net: nn.Module, ranks: int) -> None:
             raise InputError(
                 f"net {name!r} on tp={ranks}", f"{key} = {heads} does not divide by it", "write another tp"
             )
-
-
-def _replicate(net: nn.Module, mesh: DeviceMesh, of_single_heads: frozenset[nn.Module]) -> None:
-    """Every parameter that is whole as a replicated DTensor; one that modules share stays shared.
-
-    Args:
-        of_single_heads: modules that see this rank's heads alone: their gradients are summed over the ranks.
-    """
-    whole: dict[int, nn.Parameter] = {}
-    for module in net.modules():
-        own = own_parameters(module)
-        names = [key for key, value in own.items() if value is not None and not isinstance(value, DTensor)]
-        for key in names:
-            parameter = own[key]
-            assert parameter is not None
-            if id(parameter) not in whole:
-                replicated = DTensor.from_local(parameter.data, mesh, [Replicate()], run_check=False)
-                whole[id(parameter)] = nn.Parameter(replicated, requires_grad=parameter.requires_grad)
-            module.register_parameter(key, whole[id(parameter)])
-        if names:
-            (HeadParameters(mesh) if module in of_single_heads else LocalParameters()).watch(module)

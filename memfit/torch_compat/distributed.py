@@ -71,6 +71,11 @@ def group_words(group: Any) -> str:
     return str(known.group_desc)
 
 
+def unboxed_group(value: Any) -> Any:
+    """The process group that an operator of ``c10d`` was given."""
+    return torch.distributed.ProcessGroup.unbox(value)
+
+
 def tell_apart(mesh: Any, world: int) -> None:
     """Makes a mesh unequal to those of other worlds, of which DTensor's caches hold groups that are gone.
 
@@ -134,7 +139,7 @@ def _collective(operator: Any) -> Any:
 
     def run(*args: Any) -> Any:
         given = dict(zip(arguments, args, strict=False))
-        group = torch.distributed.ProcessGroup.unbox(given["process_group"])
+        group = unboxed_group(given["process_group"])
         backend: Any = group._get_backend(torch.device("cpu"))
         work = backend.barrier(torch.distributed.BarrierOptions()).boxed()
         return (None, work, (args[0], work))[returned]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 from torch import Tensor
 
 from memfit.events import OVER
+from memfit.mesh import INSIDE, MeshShape
 from memfit.torch_compat.attributes import schema_of
-from memfit.torch_compat.distributed import group_words
+from memfit.torch_compat.distributed import group_words, unboxed_group
 
 HOLDS = {
     "fsdp::all_gather_copy_in": ("all_gather_output", "communication"),
@@ -20,6 +21,9 @@ HOLDS = {
 out of it to the parameters; gradients are copied into one buffer and scattered out of it."""
 
 
+IN_PLACE = {"c10d::allreduce_": "all_reduce"}
+"""Collectives that give no new tensor, and what the functional ones of their kind are called. Those of data parallelism
+are not of a trace's operators: they run beside the computation."""
 _NAMESPACES = frozenset({"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
 """Namespaces of torch's operators that wait for other ranks."""
 
@@ -29,11 +33,24 @@ def is_collective(func: Any) -> bool:
     return func.namespace in _NAMESPACES
 
 
-def collective_name(func: Any, args: Any, kwargs: Any) -> str:
+def layer_groups(mesh: MeshShape | None) -> frozenset[str]:
+    """What torch calls the groups of ranks that wait for each other inside of layers; of a mesh of one dimension the
+    group is the default one."""
+    sizes = mesh.sizes() if mesh is not None else {}
+    return frozenset(f"mesh_{name}" if len(sizes) > 1 else "default_pg" for name in INSIDE if name in sizes)
+
+
+def collective_name(func: Any, args: Any, kwargs: Any, groups: Container[str]) -> str:
     """The operator's name and the dimension of the mesh whose ranks it joins, ``all_reduce over tp``; the name alone
     where it does not say its group.
+
+    Args:
+        groups: of ``layer_groups``, whose collectives in place are inside of layers.
     """
     names = [argument.name for argument in schema_of(func).arguments]
+    if kind := IN_PLACE.get(schema_of(func).name):
+        words = group_words(unboxed_group(args[names.index("process_group")]))
+        return f"{kind}{OVER}{words.removeprefix('mesh_')}" if words in groups else str(func)
     if "group_name" not in names:
         return str(func)
     position = names.index("group_name")

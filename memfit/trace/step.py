@@ -27,6 +27,7 @@ from memfit.job import Job, Shape
 from memfit.mesh import MeshShape
 from memfit.plan import PhasePolicy
 from memfit.trace.categories import categorise_state, mark
+from memfit.trace.collectives import layer_groups
 from memfit.trace.columns import as_trace
 from memfit.trace.doubtful_sizes import without_other_numbers
 from memfit.trace.operator_scratch import Call, with_scratch
@@ -267,6 +268,7 @@ def simulated_ranks(how: Tracing, tracer: Tracer) -> AbstractContextManager[Any]
     """The process group of which one rank is traced."""
     from memfit.device.virtual.fake_group import predicted_ranks, simulated_neighbours
 
+    tracer.layer_groups = layer_groups(how.mesh)
     ranks = ExitStack()
     ranks.enter_context(predicted_ranks(how.world, rank=how.rank, quiet=tracer.quiet, mesh=str(how.mesh or "data")))
     if how.stages > 1:

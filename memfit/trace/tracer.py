@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from memfit.device.virtual.data_dependent import NOT_HANDLED
 from memfit.device.virtual.patching import replaced
 from memfit.device.virtual.virtual_device import Virtual
-from memfit.events import ALLOCATE, EMPTY_CACHE, FREE, TO_DEVICE, TO_HOST
+from memfit.events import ALLOCATE, EMPTY_CACHE, FREE, OVER, TO_DEVICE, TO_HOST
 from memfit.garbage import collected_before
 from memfit.torch_compat import (
     DisableTorchFunction,
@@ -58,6 +58,8 @@ class Tracer(EventRecord, TorchDispatchMode):
         """For each operator, the call from which it can be repeated; None where no list was asked for."""
         self.overwritten: set[int] = set()
         """Modules in whose forward the output of a product, convolution or attention was written to afterwards."""
+        self.layer_groups: frozenset[str] = frozenset()
+        """Groups of ranks that wait for each other inside of layers."""
         self._is_quiet = False
         self._saved_numbers = (
             SavedNumbers(self._allocate_number, lambda i: self.event(FREE, i)) if self.device_type == "cpu" else None
@@ -215,7 +217,8 @@ class Tracer(EventRecord, TorchDispatchMode):
         if link:
             self._note_operator(link, node, 0, outs[0].numel() * outs[0].itemsize, func, args, kwargs)
             return
-        if not (seen or kind.flops or kind.writes):
+        name = collectives.collective_name(func, args, kwargs, self.layer_groups) if kind.joins else ""
+        if not (seen or kind.flops or kind.writes or OVER in name):
             return
         for value in args:
             if isinstance(value, Tensor):
@@ -225,8 +228,7 @@ class Tracer(EventRecord, TorchDispatchMode):
         if kind.writes and self.part == "forward":
             self._see_overwritten(args[0] if args else None)
         done = work(kind.flops, args, kwargs, out) if kind.flops else 0
-        name = collectives.collective_name(func, args, kwargs) if kind.joins else str(func)
-        self._note_operator(name, node, done, moved, func, args, kwargs)
+        self._note_operator(name or str(func), node, done, moved, func, args, kwargs)
 
     def _note_operator(
         self, name: str, node: Any, work: int, moved: int, func: Any, args: Any, kwargs: Any

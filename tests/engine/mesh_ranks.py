@@ -18,8 +18,8 @@ from memfit.errors import InputError
 from memfit.jobs.optimizers.scaled_adam import ScaledAdam
 from memfit.mesh import parse_mesh
 from memfit.train.checkpoint.sharded_checkpoint import load_sharded, save_sharded
-from tests.engine import built_in_jobs
-from tests.engine.rank_steps import BUILT_IN_CASES, TENSOR_CASES, train, whole
+from tests.engine import built_in_jobs, expert_jobs
+from tests.engine.rank_steps import BUILT_IN_CASES, EXPERT_CASES, TENSOR_CASES, train, whole
 from tests.engine.ranks import CPU
 from tests.engine.tensor_jobs import REFUSED, Drawn, DrawnTied, Other, Words, words
 from tests.engine.zero_ranks import weights, window
@@ -31,15 +31,29 @@ STEPS = {
     "blocks": {},
     "units before": {"sync_each_micro_batch": False},
     "stages, full": {},
-    **{case: {} for case in TENSOR_CASES | BUILT_IN_CASES},
+    **{case: {} for case in TENSOR_CASES | BUILT_IN_CASES | EXPERT_CASES},
 }
 """Cases of ``rank_steps`` with the engine's choices."""
 STATES, WHOLE_STATES, REFUSALS, FIRST = "states", "whole states", "refusals", "first values"
 SCALED = "scaled adam"
-KEPT = {"s1": built_in_jobs.Tokens, "diffusers": built_in_jobs.Diffused}
-"""Nets with fused projections, and an optimizer that keeps the state of tensors of one shape together."""
+KEPT = {
+    "s1": built_in_jobs.Tokens, "diffusers": built_in_jobs.Diffused,
+    "mixture": expert_jobs.Mixture, "biased experts": expert_jobs.Biased,
+}  # fmt: skip
+"""Nets with fused projections, an optimizer that keeps the state of tensors of one shape together, and experts."""
+DIVIDED, DIVIDED_BOTH, DIVIDED_ALL = "ep=2", "dp_shard=2,ep=2", "dp_replicate=2,dp_shard=2,ep=2"
 READERS = ("dp_shard=4", HYBRID, BOTH)
 """Meshes of four ranks that go on with what another one wrote."""
+EXPERT_READERS = ("dp_shard=4", "ep=4", DIVIDED_BOTH)
+"""The same for nets with experts."""
+
+
+def readers_of(name):
+    return EXPERT_READERS if name in expert_jobs.CARRIED else READERS
+
+
+def batches_of(name):
+    return words if name in expert_jobs.CARRIED else built_in_jobs.batches(KEPT[name])
 
 
 def main():
@@ -55,10 +69,10 @@ def main():
             for reader in READERS
         }
     for name in KEPT.keys() & set(cases) if WHOLE_STATES in cases else ():
-        for writer in READERS:
+        for writer in readers_of(name):
             results[name, writer] = kept(name, engine(writer), folder / name / writer)
-        for writer in ("single", *READERS):
-            for reader in READERS:
+        for writer in ("single", *readers_of(name)):
+            for reader in readers_of(name):
                 results[name, writer, reader] = read(name, engine(reader), folder / name / writer)
     if REFUSALS in cases:
         results[REFUSALS] = {kind.__name__: refusal(kind, mesh) for kind in REFUSED | built_in_jobs.REFUSED}
@@ -118,7 +132,7 @@ def kept(name, engine, folder):
     """Trains two windows and saves; every whole tensor of the state then."""
     train_state = build(KEPT[name](), CPU, engine)
     for _ in range(2):
-        window(train_state, built_in_jobs.batches(KEPT[name]))
+        window(train_state, batches_of(name))
     save_sharded(train_state, folder)
     return whole_state(train_state)
 

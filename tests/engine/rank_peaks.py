@@ -28,7 +28,7 @@ from memfit.mesh import MeshShape
 from memfit.planner.predict import default_checkpointing, plain_nets
 from memfit.trace.step_phases import fetch_synthetic, save_once, synthetic_micro_batch, validate_once
 from testing.nets import JOBS, SHAPES
-from tests.engine import built_in_jobs
+from tests.engine import built_in_jobs, expert_jobs
 from tests.engine.pipeline_jobs import STAGED
 from tests.engine.tensor_jobs import CARRIED
 
@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 OPERATORS = "operators.pickle"
 
 
-KINDS = {**JOBS, **CARRIED, **STAGED, **built_in_jobs.CARRIED, "s1": built_in_jobs.Tokens}
+KINDS = {**JOBS, **CARRIED, **STAGED, **built_in_jobs.CARRIED, "s1": built_in_jobs.Tokens, **expert_jobs.CARRIED}
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,18 @@ BUILT_IN_HYBRID = [EngineCase(net, "fsdp2", 2, {}, {}, HYBRID) for net in ("f5",
 BUILT_IN_BOTH = [EngineCase(net, "fsdp2", 2, {}, {}, BOTH) for net in ("f5", "s1", "latentsync")]
 BUILT_IN_CASES = [*BUILT_IN_CUT, *BUILT_IN_HYBRID, *BUILT_IN_BOTH]
 
+DIVIDED, DIVIDED_BOTH = MeshShape(ep=2), MeshShape(dp_shard=2, ep=2)
+EXPERT_CASES = [
+    EngineCase("mixture", "fsdp2", 2, {}, {}, DIVIDED),
+    EngineCase("shared expert", "fsdp2", 1, BF16, {}, DIVIDED),
+    EngineCase("normed mixture", "fsdp2", 2, {}, {}, DIVIDED),
+    EngineCase("biased experts", "fsdp2", 1, {}, {}, DIVIDED),
+]
+SHARDED_EXPERT_CASES = [
+    EngineCase("mixture", "fsdp2", 1, {}, {}, DIVIDED_BOTH),
+    EngineCase("shared expert", "fsdp2", 2, BF16, {"half_gather": True}, DIVIDED_BOTH),
+    EngineCase("normed mixture", "fsdp2", 2, {}, {"sync_each_micro_batch": False}, DIVIDED_BOTH),
+]
 STAGE_CASES = [
     EngineCase("llama", "fsdp2", 4, {}, {}, MeshShape(pp=2)),
     EngineCase("llama", "fsdp2", 4, {}, {"schedule": "gpipe"}, MeshShape(pp=2)),
@@ -144,6 +156,7 @@ SHARDED_STAGE_CASES = [
 ]
 EVERY_CASE = [
     *CASES, *ZERO_CASES, *MESH_CASES, *TENSOR_CASES, *BOTH_CASES, *BUILT_IN_CASES, *STAGE_CASES, *SHARDED_STAGE_CASES,
+    *EXPERT_CASES, *SHARDED_EXPERT_CASES,
 ]  # fmt: skip
 
 

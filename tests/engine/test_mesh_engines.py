@@ -14,6 +14,9 @@ from tests.engine.mesh_launch import results_of_ranks
 from tests.engine.mesh_ranks import (
     ALL,
     BOTH,
+    DIVIDED,
+    DIVIDED_ALL,
+    DIVIDED_BOTH,
     FIRST,
     HYBRID,
     KEPT,
@@ -28,10 +31,11 @@ from tests.engine.mesh_ranks import (
     goes_on,
     kept,
     read,
+    readers_of,
     saved,
     scaled_steps,
 )  # fmt: skip
-from tests.engine.rank_steps import BUILT_IN_CASES, TENSOR_CASES
+from tests.engine.rank_steps import BUILT_IN_CASES, EXPERT_CASES, TENSOR_CASES
 from tests.engine.tensor_jobs import REFUSED, Drawn, DrawnTied
 from tests.engine.test_fsdp2 import compare
 
@@ -67,6 +71,14 @@ def test_built_in_jobs_and_nets_of_diffusers_that_are_cut_take_the_steps_of_one_
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mesh", [DIVIDED, DIVIDED_BOTH, DIVIDED_ALL])
+def test_nets_whose_experts_are_divided_take_the_steps_of_one_rank(tmp_path, mesh):
+    gave = ranks(tmp_path, mesh, *EXPERT_CASES)
+    for case in EXPERT_CASES:
+        compare(gave, case)
+
+
+@pytest.mark.slow
 def test_a_net_that_cannot_be_cut_is_refused_by_the_name_of_its_module(tmp_path):
     for rank in ranks(tmp_path, TENSOR, REFUSALS):
         for kind, words in (REFUSED | built_in_jobs.REFUSED).items():
@@ -93,15 +105,15 @@ def test_any_mesh_and_one_device_go_on_with_what_another_wrote(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KEPT)
-def test_the_state_of_fused_projections_and_of_stacked_tensors_goes_to_any_mesh_bit_for_bit(tmp_path, name):
+def test_the_state_of_fused_projections_stacked_tensors_and_experts_goes_to_any_mesh_bit_for_bit(tmp_path, name):
     expected = {"single": kept(name, Single(), tmp_path / name / "single")}
     for rank in ranks(tmp_path, HYBRID, WHOLE_STATES, name):
-        expected |= {writer: rank[name, writer] for writer in READERS}
-        for writer in ("single", *READERS):
+        expected |= {writer: rank[name, writer] for writer in readers_of(name)}
+        for writer in ("single", *readers_of(name)):
             assert len(expected[writer]) == len(expected["single"])
-            for reader in READERS:
+            for reader in readers_of(name):
                 assert not differing(rank[name, writer, reader], expected[writer])
-    for writer in READERS:
+    for writer in readers_of(name):
         assert not differing(read(name, Single(), tmp_path / name / writer), expected[writer])
 
 

@@ -25,8 +25,10 @@ from tests.engine.rank_peaks import (
     BUILT_IN_CUT,
     BUILT_IN_HYBRID,
     CASES,
+    EXPERT_CASES,
     MESH_CASES,
     OPERATORS,
+    SHARDED_EXPERT_CASES,
     SHARDED_STAGE_CASES,
     STAGE_CASES,
     TENSOR_CASES,
@@ -99,6 +101,15 @@ def test_every_rank_of_a_mesh(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("cases", [TENSOR_CASES, BOTH_CASES], ids=["cut", "cut and sharded"])
 def test_every_rank_of_nets_that_are_cut(cases, tmp_path):
+    compared = compare(cases, cases[0].mesh.world, tmp_path)
+    check(compared, within=0.03)
+    for (case, rank, phase), (peak, _) in compared.items():
+        assert peak <= compared[case, BINDING_RANK, phase][0], (case, rank, phase)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cases", [EXPERT_CASES, SHARDED_EXPERT_CASES], ids=["divided", "divided and sharded"])
+def test_every_rank_of_nets_whose_experts_are_divided(cases, tmp_path):
     compared = compare(cases, cases[0].mesh.world, tmp_path)
     check(compared, within=0.03)
     for (case, rank, phase), (peak, _) in compared.items():

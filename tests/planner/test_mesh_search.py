@@ -23,6 +23,7 @@ from memfit.planner.search.search import find_plan
 from memfit.torch_compat.pipelining import OLDEST
 from memfit.torch_compat.versions import release_number
 from testing.large_nets import Dit
+from tests.engine.expert_jobs import Mixture
 from tests.engine.tensor_jobs import Tied, Unplanned, Words
 
 CARD = replace(find_device("h100"), context_bytes=0, context_low=0, context_high=0)
@@ -116,6 +117,13 @@ def test_a_mesh_that_is_slower_is_not_searched_and_its_least_time_is_below_what_
         assert words.plan.step_seconds <= row.seconds
         # tensors so small that a part of four ranks is padded, which the mesh that was traced does and others do not
         assert row.seconds <= plan_of(Words(), asked, row).chosen.seconds * 1.03
+
+
+def test_experts_are_divided_where_one_sample_is_all_and_only_where_there_are_some(words):
+    answer = find_mesh_plan(Mixture(), request(2, 1, 1))
+    rows = {str(row.mesh): row for row in answer.meshes}
+    assert rows["ep=2"].state in (CHOSEN, FITS, SLOWER)
+    assert not any(row.mesh.ep > 1 for row in words.meshes)
 
 
 def test_nets_that_cannot_be_cut_are_planned_without(words):

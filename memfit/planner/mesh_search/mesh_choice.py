@@ -1,8 +1,8 @@
 """The fastest mesh that fits: families of meshes are estimated, and the best ones traced, replayed and planned in full.
 
 A mesh is left out by bounds: state alone exceeds the card's memory, or the time of a window that recomputes nothing is
-no shorter than that of a plan that fits. Tensor parallelism stays inside a node unless nothing else fits: it
-communicates in every layer, and nothing hides it.
+no shorter than that of a plan that fits. Tensor and expert parallelism stay inside a node unless nothing else fits:
+they communicate in every layer, and nothing hides it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from dataclasses import replace
 from memfit.apply.phase_memory import with_settings
 from memfit.device.hardware.cluster import Cluster, cluster_of
 from memfit.device.hardware.process_limits import check_fake_ranks
+from memfit.engine.expert_parallel import has_experts
 from memfit.engine.factory import check_known
 from memfit.errors import InputError
-from memfit.job import Job
+from memfit.job import Job, Nets
+from memfit.mesh import INSIDE
 from memfit.planner.mesh_nets import rank_nets
 from memfit.planner.mesh_search.family_search import FamilySearch
 from memfit.planner.mesh_search.mesh_row import CHOSEN, FITS, REFUSED, SLOWER, TOO_LARGE, MeshRow
@@ -29,8 +31,6 @@ from memfit.planner.variable_length.length_check import check_longest
 
 TRACED = 3
 """Meshes that are planned in full, at most, once one of them fits."""
-INSIDE = ("tp",)
-"""Dimensions that stay inside a node unless nothing else fits."""
 NOT_LOOKED_AT = "it cuts layers over several nodes, which is looked at where nothing else fits"
 
 
@@ -61,18 +61,19 @@ def find_mesh_plan(job: Job, request: PlanRequest) -> Answer:
     assert request.cluster is not None
     _check(job, request)
     job = with_settings(job, {"wrapper": "none"})
-    families = mesh_families(request.devices, request.engine)
+    whole = plain_nets(job)
+    families = mesh_families(request.devices, request.engine, experts=has_experts(whole))
     if not families:
         seen, why = f"--engine {request.engine} --nodes", f"{request.engine} carries no mesh"
         raise InputError(seen, why, "leave --nodes out, or write --engine fsdp2")
     inside = [family for family in families if not _crosses(request.cluster, family)]
     beyond = [family for family in families if family not in inside]
-    rows = _rows(job, request, inside)
+    rows = _rows(job, request, inside, whole)
     crossing = ""
     if any(row.state == FITS for row in rows):
         rows += [row for family in beyond for row in _refused(family, NOT_LOOKED_AT)]
     else:
-        crossed = _rows(job, request, beyond)
+        crossed = _rows(job, request, beyond, whole)
         if any(row.state == FITS for row in crossed):
             crossing = "layers are cut over several nodes, since no mesh fits that cuts them inside a node"
         rows += crossed
@@ -105,9 +106,9 @@ def _crosses(cluster: Cluster, family: MeshFamily) -> bool:
     return any(cluster.crosses(mesh, name) for name in INSIDE if name in mesh.sizes())
 
 
-def _rows(job: Job, request: PlanRequest, families: Sequence[MeshFamily]) -> list[MeshRow]:
+def _rows(job: Job, request: PlanRequest, families: Sequence[MeshFamily], whole: Nets) -> list[MeshRow]:
     rows: list[MeshRow] = []
-    whole, state_per_byte = plain_nets(job), 0.0
+    state_per_byte = 0.0
     for family in families:
         remark = _too_few(job, request, family)
         if not remark:

@@ -30,14 +30,16 @@ class MeshFamily:
         return self.meshes[0].data_ranks
 
 
-def mesh_families(devices: int, engine: str | None = None) -> list[MeshFamily]:
+def mesh_families(devices: int, engine: str | None = None, *, experts: bool = False) -> list[MeshFamily]:
     """Every mesh of so many devices that an engine carries; those that cut nets least come first.
 
     Args:
         engine: the one that was asked for; None: the first that carries the mesh.
+        experts: whether the nets have experts, which ``ep`` divides.
     """
+    names = [field.name for field in fields(MeshShape) if field.name in CARRIED and (experts or field.name != "ep")]
     by_cut: dict[tuple[MeshShape, str], list[MeshShape]] = {}
-    for sizes in _factors(devices, [field.name for field in fields(MeshShape) if field.name in CARRIED]):
+    for sizes in _factors(devices, names):
         mesh = MeshShape(**sizes)
         try:
             carries = engine_of(mesh, engine)

@@ -21,7 +21,7 @@ from memfit.script.command import torchrun_variables
 from memfit.script.launch import free_host_bytes, trace_script
 from memfit.script.outcome import ScriptCommand, TraceRequest
 from memfit.script.titan.describe import Description, describe_target
-from memfit.script.titan.target import DEGREES, TitanTarget
+from memfit.script.titan.target import DEGREES, TitanTarget, ranks_of
 
 WITHOUT_GRAPHS = "CUDA graphs are off (training.disable_cuda_graphs): their memory pool is not modelled"
 _STEPS, _SECONDS, _NODE = 2, 3600.0, 8
@@ -44,7 +44,7 @@ class AskedTitan(AskedJob):
         if mesh is not None:
             sizes = {degree: getattr(mesh, dimension) for dimension, degree in DEGREES.items()}
             target = target.changed({f"parallelism.{degree}": size for degree, size in sizes.items()})
-            world = mesh.world
+            world = ranks_of(mesh)
         self._target, self._asked_world = target, world
 
     @cached_property
@@ -86,10 +86,10 @@ class AskedTitan(AskedJob):
         degrees = dict(self.description.degrees)
         left_over = degrees["dp_shard"] < 0
         others = MeshShape(**{**degrees, "dp_shard": 1})
-        world = self._asked_world or others.world * (1 if left_over else degrees["dp_shard"])
-        sizes = MeshShape(**{**degrees, "dp_shard": world // others.world if left_over else degrees["dp_shard"]})
-        if sizes.world != world:
-            why = f"its degrees ({sizes}) make {sizes.world} ranks"
+        world = self._asked_world or ranks_of(others) * (1 if left_over else degrees["dp_shard"])
+        sizes = MeshShape(**{**degrees, "dp_shard": world // ranks_of(others) if left_over else degrees["dp_shard"]})
+        if ranks_of(sizes) != world:
+            why = f"its degrees ({sizes}) make {ranks_of(sizes)} ranks"
             raise InputError(f"{self.name} on {world} ranks", why, "write --world or --mesh to suit them")
         check_fake_ranks(f"{world} ranks of {self.name}", world)
         return sizes
@@ -97,7 +97,7 @@ class AskedTitan(AskedJob):
     @property
     def world(self) -> int:
         """Ranks of all dimensions."""
-        return self.mesh.world
+        return ranks_of(self.mesh)
 
     def _traced(
         self, identity: str, shape: Shape, device: Device, changes: Mapping[str, Any], choices: Mapping[str, Any]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from memfit import toml
 from memfit.errors import InputError
+from memfit.mesh import MeshShape
 
 PREFIX = "torchtitan:"
 DEGREES = {
@@ -42,6 +43,11 @@ class TitanTarget:
     def to_json(self) -> str:
         """As one argument of a command."""
         return json.dumps(asdict(self))
+
+
+def ranks_of(mesh: MeshShape) -> int:
+    """All ranks of torchtitan's mesh, whose ranks of ``ep`` are ranks of its other dimensions."""
+    return replace(mesh, ep=1).world
 
 
 def target_from_json(text: str) -> TitanTarget:

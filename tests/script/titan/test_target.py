@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from memfit.errors import InputError
-from memfit.script.titan.target import parse_target, target_from_json
+from memfit.mesh import MeshShape
+from memfit.script.titan.target import parse_target, ranks_of, target_from_json
 
 TOML = """
 dump_folder = "here"
@@ -24,6 +25,10 @@ def test_a_target_names_a_configuration_its_model_or_both() -> None:
     assert (both.module, both.config) == ("llama3", "llama3_8b")
     assert parse_target("torchtitan:llama3", "llama3_8b", {}) == both
     assert parse_target("torchtitan:my.nets/small", None, {}).module == "my.nets"
+
+
+def test_ranks_that_hold_experts_are_ranks_of_the_other_dimensions() -> None:
+    assert ranks_of(MeshShape(dp_shard=4, tp=2, ep=8)) == 8
 
 
 def test_set_changes_what_the_file_says(tmp_path: Path) -> None:

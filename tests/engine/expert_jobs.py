@@ -1,0 +1,69 @@
+"""Mixtures of experts that transformers has plans for, and nets whose experts cannot be divided."""
+
+import torch
+from transformers import (
+    GptOssConfig,
+    GptOssForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from tests.engine.tensor_jobs import HEADS, SIZES, Words
+
+SMALL = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
+
+class Mixture(Words):
+    """A Mixtral with four experts in each layer."""
+
+    experts: int = 4
+
+    def nets(self):
+        torch.manual_seed(2)
+        return {"net": MixtralForCausalLM(MixtralConfig(**SIZES, **HEADS, num_local_experts=self.experts))}
+
+
+class SharedExpert(Words):
+    """A Qwen2-MoE, whose layers have an expert that all tokens take too; the first has no mixture."""
+
+    def nets(self):
+        torch.manual_seed(2)
+        config = Qwen2MoeConfig(
+            **SIZES, **HEADS, **SMALL, shared_expert_intermediate_size=40, mlp_only_layers=[0], norm_topk_prob=True
+        )
+        return {"net": Qwen2MoeForCausalLM(config)}
+
+
+class NormedMixture(Words):
+    """A Qwen3-MoE: norms of single heads."""
+
+    def nets(self):
+        torch.manual_seed(2)
+        return {"net": Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **HEADS, **SMALL, head_dim=8, norm_topk_prob=True))}
+
+
+class Biased(Words):
+    """A GPT-OSS: experts with biases, in the other order of dimensions."""
+
+    def nets(self):
+        torch.manual_seed(2)
+        config = GptOssConfig(**SIZES, **HEADS, num_local_experts=4, num_experts_per_tok=2, head_dim=8)
+        config.layer_types = ["full_attention"] * 2
+        return {"net": GptOssForCausalLM(config)}
+
+
+class Three(Mixture):
+    experts: int = 3
+
+
+CARRIED = {
+    "mixture": Mixture, "shared expert": SharedExpert, "normed mixture": NormedMixture, "biased experts": Biased,
+}  # fmt: skip
+REFUSED = {
+    Words: "net 'net' (LlamaForCausalLM) on ep=2: no net has a mixture of experts",
+    Three: "module net.model.layers.0.mlp.experts on ep=2: its 3 experts do not divide by 2; write another ep",
+}
