@@ -51,7 +51,7 @@ class FusedColwiseParallel(ParallelStyle):
                 cut = distribute_tensor(parameter.data, device_mesh, [Shard(0)], **OWN_VALUES)
                 module.register_parameter(key, nn.Parameter(cut, requires_grad=parameter.requires_grad))
         module.register_forward_pre_hook(partial(_enter, device_mesh))
-        LocalParameters(partial(_exchanged, device_mesh, self.parts)).watch(module)
+        LocalParameters(partial(exchanged, device_mesh, self.parts)).watch(module)
         return module
 
 
@@ -61,7 +61,8 @@ def _enter(mesh: DeviceMesh, module: nn.Module, args: Any) -> Any:
     return (replicated.to_local(grad_placements=[Partial()]), *args[1:])
 
 
-def _exchanged(mesh: DeviceMesh, parts: int, rows: Tensor) -> Tensor:
+def exchanged(mesh: DeviceMesh, parts: int, rows: Tensor) -> Tensor:
+    """Of neighbouring rows of a tensor of ``parts`` parts: this rank's piece of each part, from all ranks."""
     result: Tensor = _Exchange.apply(rows, mesh, parts)
     return result
 

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from memfit.engine.attention_plan import check_attentions, derived_plan, share_heads
+from memfit.engine.expert_cut import EXPERTS_CUT, check_experts, cut_experts
 from memfit.engine.fused_projection import FusedColwiseParallel
 from memfit.engine.local_parameters import replicate_parameters
 from memfit.errors import InputError
@@ -76,7 +77,10 @@ def _cut(name: str, net: nn.Module, mesh: DeviceMesh) -> None:
     plan, ranks = getattr(net, "tp_plan", None), mesh.size()
     if plan:
         _check_heads(name, net, ranks)
+        mixtures = _mixtures(name, net, plan, ranks)
         parallelize_module(net, mesh, _styles(name, net, plan, ranks), **OWN_VALUES)
+        for module, layouts in mixtures.items():
+            cut_experts(module, layouts, mesh)
         return
     derived = derived_plan(net)
     if not derived:
@@ -99,7 +103,7 @@ def _styles(name: str, net: nn.Module, plan: Mapping[str, str], ranks: int) -> d
     styles: dict[str, ParallelStyle] = {}
     for path, module in net.named_modules():
         layout = _layout_of(path, plan)
-        if layout in (None, SUMMED) or _is_tied(net, module):
+        if layout in (None, SUMMED, EXPERTS_CUT) or _is_tied(net, module):
             continue
         if layout not in STYLES:
             raise InputError(f"module {name}.{path} on tp={ranks}", f"its layout {layout!r} is not carried", _HOOK)
@@ -108,6 +112,20 @@ def _styles(name: str, net: nn.Module, plan: Mapping[str, str], ranks: int) -> d
     if not styles:
         raise InputError(f"net {name!r} on tp={ranks}", f"no module of {type(net).__name__} is in its plan", _HOOK)
     return styles
+
+
+def _mixtures(name: str, net: nn.Module, plan: Mapping[str, str], ranks: int) -> dict[nn.Module, dict[str, str | None]]:
+    """The layouts of the own parameters of each module of experts.
+
+    Raises:
+        InputError: they cannot be cut.
+    """
+    mixtures: dict[nn.Module, dict[str, str | None]] = {}
+    for path, module in net.named_modules():
+        if _layout_of(path, plan) == EXPERTS_CUT:
+            mixtures[module] = {key: _layout_of(f"{path}.{key}", plan) for key in own_parameters(module)}
+            check_experts(f"module {name}.{path} on tp={ranks}", module, mixtures[module], ranks, _HOOK)
+    return mixtures
 
 
 def _layout_of(path: str, plan: Mapping[str, str]) -> str | None:

@@ -63,6 +63,8 @@ class Three(Mixture):
 CARRIED = {
     "mixture": Mixture, "shared expert": SharedExpert, "normed mixture": NormedMixture, "biased experts": Biased,
 }  # fmt: skip
+CUT = {name: kind for name, kind in CARRIED.items() if kind is not Biased}
+"""Those whose experts transformers has a plan to cut on ``tp``."""
 REFUSED = {
     Words: "net 'net' (LlamaForCausalLM) on ep=2: no net has a mixture of experts",
     Three: "module net.model.layers.0.mlp.experts on ep=2: its 3 experts do not divide by 2; write another ep",

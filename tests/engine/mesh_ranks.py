@@ -45,11 +45,13 @@ DIVIDED, DIVIDED_BOTH, DIVIDED_ALL = "ep=2", "dp_shard=2,ep=2", "dp_replicate=2,
 READERS = ("dp_shard=4", HYBRID, BOTH)
 """Meshes of four ranks that go on with what another one wrote."""
 EXPERT_READERS = ("dp_shard=4", "ep=4", DIVIDED_BOTH)
-"""The same for nets with experts."""
+"""The same for nets with experts; where ``tp`` can cut them, BOTH too."""
 
 
 def readers_of(name):
-    return EXPERT_READERS if name in expert_jobs.CARRIED else READERS
+    if name in expert_jobs.CARRIED:
+        return (*EXPERT_READERS, BOTH) if name in expert_jobs.CUT else EXPERT_READERS
+    return READERS
 
 
 def batches_of(name):

@@ -132,6 +132,15 @@ EXPERT_CASES = [
     EngineCase("normed mixture", "fsdp2", 2, {}, {}, DIVIDED),
     EngineCase("biased experts", "fsdp2", 1, {}, {}, DIVIDED),
 ]
+CUT_EXPERT_CASES = [
+    EngineCase("mixture", "fsdp2", 2, {}, {}, TENSOR),
+    EngineCase("shared expert", "fsdp2", 1, {}, {}, TENSOR),
+    EngineCase("normed mixture", "fsdp2", 1, {"precision": "bf16"}, {}, TENSOR),
+]
+SHARDED_CUT_EXPERT_CASES = [
+    EngineCase("mixture", "fsdp2", 1, {}, {}, BOTH),
+    EngineCase("shared expert", "fsdp2", 2, {}, {"sync_each_micro_batch": False}, BOTH),
+]
 SHARDED_EXPERT_CASES = [
     EngineCase("mixture", "fsdp2", 1, {}, {}, DIVIDED_BOTH),
     EngineCase("shared expert", "fsdp2", 2, BF16, {"half_gather": True}, DIVIDED_BOTH),
@@ -156,7 +165,7 @@ SHARDED_STAGE_CASES = [
 ]
 EVERY_CASE = [
     *CASES, *ZERO_CASES, *MESH_CASES, *TENSOR_CASES, *BOTH_CASES, *BUILT_IN_CASES, *STAGE_CASES, *SHARDED_STAGE_CASES,
-    *EXPERT_CASES, *SHARDED_EXPERT_CASES,
+    *EXPERT_CASES, *SHARDED_EXPERT_CASES, *CUT_EXPERT_CASES, *SHARDED_CUT_EXPERT_CASES,
 ]  # fmt: skip
 
 
@@ -242,6 +251,7 @@ def settled():
         "reduce_scatter_single",
         "all_gather_tensor",
         "reduce_scatter_tensor",
+        "all_to_all_single",
     )
     own = {name: getattr(funcol, name) for name in of_dtensor if hasattr(funcol, name)}
     for name in names:

@@ -107,10 +107,27 @@ class Scaled(Words):
 
 
 class Experts(Words):
-    """Mixtures of experts, whose layout is not carried."""
+    """Mixtures of experts."""
 
     def nets(self):
         return {"net": MixtralForCausalLM(MixtralConfig(**SIZES, **HEADS, num_local_experts=4))}
+
+
+class Looped(Words):
+    """Experts that run one after the other."""
+
+    def nets(self):
+        config = MixtralConfig(**SIZES, **HEADS, num_local_experts=4)
+        config._experts_implementation = "eager"
+        return {"net": MixtralForCausalLM(config)}
+
+
+class Narrow(Words):
+    """Experts whose width does not divide."""
+
+    def nets(self):
+        sizes = {**SIZES, "intermediate_size": 81}
+        return {"net": MixtralForCausalLM(MixtralConfig(**sizes, **HEADS, num_local_experts=4))}
 
 
 class Idle(Own):
@@ -123,7 +140,8 @@ REFUSED = {
     Unplanned: "net 'net' on tp=2: transformers has no tensor-parallel plan for GPT2LMHeadModel",
     Adapted: "net 'net' on tp=2: no module of PeftModel is in its plan",
     Odd: "num_key_value_heads = 1 does not divide",
-    Experts: "net.model.layers.0.mlp.experts on tp=2: its layout 'moe_tp_experts' is not carried",
+    Looped: "net.model.layers.0.mlp.experts on tp=2: its experts run by 'eager', whose gates ranks cannot exchange",
+    Narrow: "net.model.layers.0.mlp.experts on tp=2: 162 of its gate_up_proj does not divide by 4; write another tp",
     Idle: "Idle.parallelize() on tp=2: it cut no parameter of net 'net'",
 }
 

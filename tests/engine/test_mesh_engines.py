@@ -10,6 +10,7 @@ import torch
 
 from memfit.engine.single import Single
 from tests.engine import built_in_jobs
+from tests.engine.expert_jobs import CUT
 from tests.engine.mesh_launch import results_of_ranks
 from tests.engine.mesh_ranks import (
     ALL,
@@ -75,6 +76,14 @@ def test_built_in_jobs_and_nets_of_diffusers_that_are_cut_take_the_steps_of_one_
 def test_nets_whose_experts_are_divided_take_the_steps_of_one_rank(tmp_path, mesh):
     gave = ranks(tmp_path, mesh, *EXPERT_CASES)
     for case in EXPERT_CASES:
+        compare(gave, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [TENSOR, BOTH])
+def test_nets_whose_experts_are_cut_take_the_steps_of_one_rank(tmp_path, mesh):
+    gave = ranks(tmp_path, mesh, *CUT)
+    for case in CUT:
         compare(gave, case)
 
 

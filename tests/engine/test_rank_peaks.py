@@ -25,9 +25,11 @@ from tests.engine.rank_peaks import (
     BUILT_IN_CUT,
     BUILT_IN_HYBRID,
     CASES,
+    CUT_EXPERT_CASES,
     EXPERT_CASES,
     MESH_CASES,
     OPERATORS,
+    SHARDED_CUT_EXPERT_CASES,
     SHARDED_EXPERT_CASES,
     SHARDED_STAGE_CASES,
     STAGE_CASES,
@@ -108,8 +110,12 @@ def test_every_rank_of_nets_that_are_cut(cases, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cases", [EXPERT_CASES, SHARDED_EXPERT_CASES], ids=["divided", "divided and sharded"])
-def test_every_rank_of_nets_whose_experts_are_divided(cases, tmp_path):
+@pytest.mark.parametrize(
+    "cases",
+    [EXPERT_CASES, SHARDED_EXPERT_CASES, CUT_EXPERT_CASES, SHARDED_CUT_EXPERT_CASES],
+    ids=["divided", "divided and sharded", "cut", "cut and sharded"],
+)
+def test_every_rank_of_nets_whose_experts_are_divided_or_cut(cases, tmp_path):
     compared = compare(cases, cases[0].mesh.world, tmp_path)
     check(compared, within=0.03)
     for (case, rank, phase), (peak, _) in compared.items():

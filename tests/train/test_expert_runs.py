@@ -1,4 +1,4 @@
-"""memfit plan, run and verify of mixtures whose experts are divided over ranks.
+"""memfit plan, run and verify of mixtures whose experts are divided over ranks, or cut.
 
 python -m pytest tests/train/test_expert_runs.py -m slow
 """
@@ -19,6 +19,11 @@ from tests.train.test_ranks import ROOT, lines, memfit
 pytestmark = pytest.mark.slow
 JOBS = f"{ROOT}/tests/engine/expert_jobs.py"
 DIVIDED, BOTH = MeshShape(ep=2), MeshShape(dp_shard=2, ep=2)
+CUT, CUT_BOTH = MeshShape(tp=2), MeshShape(dp_shard=2, tp=2)
+CASES = [
+    *((job, mesh) for mesh in (DIVIDED, BOTH) for job in ("Mixture", "SharedExpert", "NormedMixture", "Biased")),
+    *((job, mesh) for mesh in (CUT, CUT_BOTH) for job in ("Mixture", "SharedExpert", "NormedMixture")),
+]
 
 
 def planned(mesh, file):
@@ -28,7 +33,7 @@ def planned(mesh, file):
     return read_plan(file)
 
 
-@pytest.mark.parametrize("mesh", [DIVIDED, BOTH], ids=str)
+@pytest.mark.parametrize("mesh", [DIVIDED, BOTH, CUT, CUT_BOTH], ids=str)
 def test_a_run_that_is_killed_goes_on_bit_for_bit(mesh, tmp_path):
     file = tmp_path / "plan.toml"
     plan = planned(mesh, file)
@@ -59,8 +64,7 @@ def test_a_run_goes_on_on_another_mesh_and_on_one_device(tmp_path):
     assert {line["rank"] for line in lines(folder / "run", "samples")} == {0, 1}
 
 
-@pytest.mark.parametrize("job", ["Mixture", "SharedExpert", "NormedMixture", "Biased"])
-@pytest.mark.parametrize("mesh", [DIVIDED, BOTH], ids=str)
+@pytest.mark.parametrize(("job", "mesh"), CASES, ids=str)
 def test_a_mixture_is_verified_against_one_device(job, mesh):
     shape = ("--global-batch", 8, "--micro-batch", 2)
     done = memfit("verify", f"{JOBS}:{job}", *shape, "--mesh", mesh, "--windows", 2, "--json")
