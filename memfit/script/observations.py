@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from memfit.device.virtual.assumptions import EAGER, PLANNED
-from memfit.device.virtual.compiled_functions import CompiledFunction
+from memfit.device.virtual.compiled_functions import note_calls
 from memfit.device.virtual.patching import replaced
 from memfit.errors import InputError
 from memfit.script.tracer import ScriptTracer
@@ -47,9 +47,7 @@ def observed(tracer: ScriptTracer) -> Iterator[Observations]:
             observations.note(f"{_COMPILED[how]} (torch.compile at {place.file}:{place.line})")
 
         made = compile_(*args, **kwargs)
-        if isinstance(made, CompiledFunction):
-            made.noted_by.append(note)
-        else:
+        if not note_calls(made, note):
             note(EAGER)
         return made
 

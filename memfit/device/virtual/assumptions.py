@@ -56,7 +56,7 @@ def assumed_count() -> int:
 PLANNED, EAGER = "planned", "eager"
 """How compiled code is traced: with the buffers of inductor's plan, or as it was written."""
 _COMPILED = {
-    PLANNED: "a compiled step takes the buffers that torch's inductor plans for it, which was not validated on a card",
+    PLANNED: "compiled code takes the buffers that the code of torch's inductor allocates; not validated on a card",
     EAGER: "compiled code takes what it does as eager code, which was validated with vision transformers alone",
 }
 

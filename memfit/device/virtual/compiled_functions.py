@@ -1,6 +1,7 @@
-"""torch.compile in a trace: a function that changes its arguments (an optimizer's step) takes what inductor plans.
+"""torch.compile in a trace: nets and functions take what inductor's code takes (``compiled_regions.py``), and a
+function that changes its arguments (an optimizer's step) what its scheduler plans.
 
-All else that is compiled runs as it was written, and both are noted, since neither was held against a card.
+What cannot be compiled without a card runs as it was written. Either is noted, since neither was held against a card.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from memfit.device.virtual.assumptions import EAGER, PLANNED
 from memfit.device.virtual.backend import NAME
+from memfit.device.virtual.compiled_regions import CompiledRegion, RegionCompiler, compile_module, compiled_region
 from memfit.device.virtual.inductor_plan import CompiledKernel, compiled_plan
 from memfit.device.virtual.patching import replaced
 from memfit.torch_compat import is_traceable_wrapper_subclass, tree_flatten, tree_unflatten
 from memfit.torch_compat.attributes import inner_tensors
 
+_PLANNED_OPTIONS = {"mode", "fullgraph", "dynamic", "backend", "disable"}
+"""Others change what inductor writes, or are unknown."""
 _plans: dict[Hashable, tuple[CompiledKernel, ...] | None] = {}
 """By function and what it was called with; inductor takes a second for each."""
 _without_plan: set[FunctionType] = set()
@@ -30,10 +34,10 @@ _without_plan: set[FunctionType] = set()
 class CompiledFunction:
     """A function that torch.compile was given, and what it compiled to: called as either."""
 
-    def __init__(self, function: FunctionType, compiled: Callable[..., Any], note: Callable[[str], None]) -> None:
+    def __init__(self, function: FunctionType, region: CompiledRegion) -> None:
         functools.update_wrapper(self, function)
-        self.function, self.compiled = function, compiled
-        self.noted_by = [note]
+        self.function, self.region = function, region
+        self.noted_by = region.noted_by
         """Called with PLANNED or EAGER at each call."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -43,10 +47,10 @@ class CompiledFunction:
         kernels: tuple[CompiledKernel, ...] | None = None
         if not torch.is_grad_enabled() and any(tensor.device.type == NAME for tensor in tensors):
             kernels = self._plan(leaves, spec, tensors)
-        for note in self.noted_by:
-            note(EAGER if kernels is None else PLANNED)
         if kernels is None:
-            return self.compiled(*args, **kwargs)
+            return self.region(*args, **kwargs)
+        for note in self.noted_by:
+            note(PLANNED)
         _allocate(kernels)
         return None
 
@@ -106,13 +110,13 @@ def _allocate(kernels: tuple[CompiledKernel, ...]) -> None:
 
 @contextmanager
 def compiled_functions(note: Callable[[str], None]) -> Iterator[None]:
-    """A context in which a plain function that is compiled takes inductor's plan.
+    """A context in which what is compiled takes the memory that inductor's code takes.
 
     Args:
-        note: called with PLANNED or EAGER for each call of compiled code of which that is known, and with EAGER for
-            all that is compiled and is no plain function.
+        note: called with PLANNED or EAGER for each call of compiled code, and with EAGER for what is compiled with
+            options of inductor's own.
     """
-    compile_ = torch.compile
+    compile_, compiler = torch.compile, RegionCompiler()
 
     def compiled(model: Any = None, **options: Any) -> Any:
         if model is None:
@@ -121,10 +125,27 @@ def compiled_functions(note: Callable[[str], None]) -> Iterator[None]:
         is_inductor = options.get("backend", "inductor") == "inductor" and not options.get("disable", False)
         if not is_inductor:
             return made
+        if not options.keys() <= _PLANNED_OPTIONS or options.get("mode") not in (None, "default"):
+            note(EAGER)
+            return made
+        if isinstance(model, nn.Module):
+            compile_module(compiler, model, made, compile_, note)
+            return made
+        region = compiled_region(compiler, model, compile_, note)
         if isinstance(model, FunctionType) and model.__closure__ is None:
-            return CompiledFunction(model, made, note)
-        note(EAGER)
-        return made
+            return CompiledFunction(model, region)
+        return region
 
     with replaced(torch, compile=compiled):
         yield
+
+
+def note_calls(made: Any, note: Callable[[str], None]) -> bool:
+    """Has each call of what torch.compile made noted as PLANNED or EAGER; False where that is not known."""
+    region = (
+        made if isinstance(made, CompiledFunction | CompiledRegion) else getattr(made, "__dict__", {}).get("forward")
+    )
+    if not isinstance(region, CompiledFunction | CompiledRegion):
+        return False
+    region.noted_by.append(note)
+    return True

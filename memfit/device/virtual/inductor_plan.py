@@ -53,7 +53,7 @@ def compiled_plan(
     """
     from memfit.torch_compat.inductor import FakeTensorProp
 
-    answers = _card_answers() if device.type == "cuda" else nullcontext()
+    answers = card_answers() if device.type == "cuda" else nullcontext()
     with disable_current_modes(), DisableTorchFunction(), answers:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         with mode:
@@ -160,9 +160,9 @@ def _nbytes(layout: Any) -> int:
 
 
 @contextmanager
-def _card_answers() -> Iterator[None]:
+def card_answers() -> Iterator[None]:
     """A context in which inductor believes that there are Triton and a card."""
-    from memfit.torch_compat.inductor import CudaInterface, aot_autograd, scheduling
+    from memfit.torch_compat.inductor import CudaInterface, aot_autograd, scheduling, triton_questions
 
     asked: dict[str, Any] = {
         "get_device_properties": lambda device=None: _PROPERTIES,
@@ -173,6 +173,7 @@ def _card_answers() -> Iterator[None]:
     of_class = {name: staticmethod(answer) for name, answer in asked.items() if hasattr(CudaInterface, name)}
     with ExitStack() as stack:
         stack.enter_context(replaced(scheduling, has_triton=lambda *args: True))
+        stack.enter_context(replaced(triton_questions, triton_hash_with_backend=lambda: ""))
         stack.enter_context(replaced(aot_autograd, preserve_rng_state=nullcontext))
         stack.enter_context(replaced(torch.cuda, **asked))
         stack.enter_context(replaced(CudaInterface, **of_class))

@@ -1,0 +1,147 @@
+"""A compiled net in a trace: what it keeps for the backward, and its peaks, are those of the really compiled net."""
+
+import shutil
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from memfit.device.hardware.benchmarks import AllocatorEvents
+from memfit.device.virtual.assumptions import EAGER, PLANNED
+from memfit.device.virtual.card_rules import CardRules
+from memfit.device.virtual.virtual_device import virtual_cpu, virtual_gpu
+from tests.device.minimal_tracer import MinimalTracer
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        b, t, d = x.shape
+        q, k, v = self.qkv(self.first(x)).view(b, t, 3, 4, d // 4).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, d)
+        x = x + self.out(mixed)
+        return x + self.down(functional.gelu(self.up(self.second(x))))
+
+
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(Block(128), Block(128))
+        self.head = nn.Linear(128, 1000)
+
+    def forward(self, x):
+        return self.head(self.blocks(x))
+
+
+class Activations(nn.Module):
+    """Two activations in a row around products: eager code keeps the input of each, compiled code one."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(256, 1024), nn.Linear(1024, 256)
+
+    def forward(self, x):
+        return self.down(torch.sigmoid(functional.gelu(functional.silu(self.up(x)) * 2)))
+
+
+NETS = {"decoder": (Decoder, (4, 64, 128)), "activations": (Activations, (64, 256))}
+
+
+def real_bytes(net, x):
+    """(kept after the forward, peak of the forward, peak of the backward) of a really compiled net, beyond the net."""
+    compiled = torch.compile(net)
+    for _ in range(2):
+        compiled(x).sum().backward()
+        net.zero_grad(set_to_none=True)
+    with AllocatorEvents() as events:
+        with events.phase("forward"):
+            loss = compiled(x).sum()
+        with events.phase("kept"):
+            loss.detach()
+        with events.phase("backward"):
+            loss.backward()
+    return tuple(events.peaks()[name].allocated_bytes for name in ("kept", "forward", "backward"))
+
+
+def traced_bytes(net, x, tracer):
+    before = tracer.live
+    tracer.peak = before
+    loss = net(x).sum()
+    kept, forward = tracer.live - before, tracer.peak - before
+    tracer.peak = tracer.live
+    loss.backward()
+    return kept, forward, tracer.peak - before
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor compiles for the CPU with g++")
+@pytest.mark.parametrize("name", NETS)
+def test_a_trace_for_the_cpu_keeps_what_the_really_compiled_net_keeps(name, no_gc):
+    kind, shape = NETS[name]
+    measured = real_bytes(kind(), torch.randn(shape))
+    with virtual_cpu() as cpu, MinimalTracer(cpu) as tracer:
+        net = torch.compile(kind())
+        x = torch.randn(shape)
+        traced = traced_bytes(net, x, tracer)
+        assert cpu.assumptions.compiled == {PLANNED}
+    assert traced == measured
+
+
+class AsksForData(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return y * 2 if y.sum().item() > 0 else y
+
+
+@pytest.mark.slow
+def test_on_a_card_a_compiled_net_keeps_less_than_an_eager_one_and_says_so(no_gc):
+    shape = (64, 256)
+    with virtual_gpu(CardRules()) as gpu, MinimalTracer(gpu) as tracer:
+        eager = Activations().cuda()
+        as_written = traced_bytes(eager, torch.zeros(shape, device="cuda"), tracer)
+        eager.zero_grad(set_to_none=True)
+        compiled = torch.compile(eager)
+        planned = traced_bytes(compiled, torch.zeros(shape, device="cuda"), tracer)
+        assert gpu.assumptions.compiled == {PLANNED}
+        assert "not validated on a card" in gpu.assumptions.of_sizes()[0]
+    wide = 64 * 1024 * 4
+    assert as_written[0] - planned[0] == wide, "the input of gelu is computed again"
+
+
+@pytest.mark.slow
+def test_a_compiled_net_under_autocast_keeps_half_precision_on_a_card(no_gc):
+    kept = []
+    with virtual_gpu(CardRules()) as gpu, MinimalTracer(gpu) as tracer:
+        for enabled in (False, True):
+            net = torch.compile(Activations().cuda())
+            with torch.autocast("cuda", dtype=torch.bfloat16, enabled=enabled):
+                kept.append(traced_bytes(net, torch.zeros((4096, 256), device="cuda"), tracer)[0])
+        assert gpu.assumptions.compiled == {PLANNED}
+    assert kept[1] < 0.6 * kept[0]
+
+
+def test_a_compiled_net_that_asks_for_data_runs_as_written_and_says_so():
+    with virtual_gpu(CardRules()) as gpu:
+        net = torch.compile(AsksForData().cuda())
+        net(torch.ones(4, 8, device="cuda")).sum().backward()
+        assert gpu.assumptions.compiled == {EAGER}
+
+
+@pytest.mark.slow
+def test_module_compile_takes_the_code_of_inductor_too():
+    with virtual_gpu(CardRules()) as gpu:
+        net = Activations().cuda()
+        net.compile()
+        net(torch.ones(4, 256, device="cuda")).sum().backward()
+        assert net.up.weight.grad is not None
+        assert gpu.assumptions.compiled == {PLANNED}
