@@ -66,7 +66,7 @@ def perturbed_windows(
         seen: the window as it was.
         begin: puts nets and optimizers back to what it began with.
         run: runs it, and gives its losses.
-        tensor_ranks: ranks that hold parts of each layer; 1: layers are whole.
+        tensor_ranks: ranks that hold parts of layers, or some of their experts; 1: layers are whole.
     """
     for draw in range(DRAWS_OF_CUT_LAYERS if tensor_ranks > 1 else 1):
         begin()

@@ -21,6 +21,7 @@ from memfit.device.virtual import backend
 from memfit.engine.single import Single
 from memfit.errors import Exit
 from memfit.loading import load_job
+from memfit.mesh import MeshShape
 from memfit.plan import Plan, read_plan
 from memfit.train.checkpoint.sharded_checkpoint import load_sharded, load_sharded_nets
 from memfit.train.launch import memory_limit
@@ -79,7 +80,7 @@ def replay(plan: Plan, folder: Path) -> dict[str, Any]:
     losses, seen = run(train_state), recording.seen
     if recorded["sharded_state"]:
         begin = partial(load_sharded, train_state, folder / "before")
-        others = perturbed_windows(recording, train_state, seen, begin, run, plan.mesh.get("tp", 1))
+        others = perturbed_windows(recording, train_state, seen, begin, run, MeshShape(**plan.mesh).same_samples)
         allow_for(seen, losses, others, bound)
     load_sharded_nets(train_state, folder / "after")
     apart = set(job.unsynchronised)

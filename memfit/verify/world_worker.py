@@ -33,6 +33,7 @@ from memfit.engine.protocol import Engine
 from memfit.engine.single import Single
 from memfit.engine.torchrun_env import TorchrunEnv, torchrun_env
 from memfit.errors import Exit, InputError, mistake_in_job, mistake_of_leaving
+from memfit.mesh import MeshShape
 from memfit.plan import Plan, read_plan
 from memfit.torch_compat import tree_flatten
 from memfit.torch_compat.versions import refuse_sharded_ranks
@@ -197,7 +198,7 @@ def _alone(plan: Plan, windows: int) -> list[dict[str, Any]]:
                 after = copy.deepcopy(_state(train_state))
                 put_back = partial(_put_back, train_state, recording.engine)
                 others = perturbed_windows(
-                    recording, train_state, seen, partial(put_back, begin), run, plan.mesh.get("tp", 1)
+                    recording, train_state, seen, partial(put_back, begin), run, MeshShape(**plan.mesh).same_samples
                 )
                 allow_for(seen, losses, others, sum_bound(len(window.micro_batches)))
                 put_back(after)
