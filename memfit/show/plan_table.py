@@ -90,6 +90,9 @@ def show_answers(answers: Mapping[str, Answer], devices: Sequence[Device]) -> No
             f"{shown.seconds:.3g} s" if answer.plan and shown.seconds is not None else "-",
         )
     console.print(table)
+    ranks = max((answer.plan.ranks for answer in answers.values() if answer.plan), default=1)
+    if ranks > 1:
+        console.print(f"Each line plans {ranks} equal devices of its name; a plan does not mix devices.")
 
 
 def show_curve(points: Sequence[Point], device: Device) -> None:

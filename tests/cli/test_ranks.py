@@ -40,6 +40,14 @@ def test_replicas_hold_everything_and_a_buffer_for_their_gradients(alone):
     assert process[0] > process[1], "NCCL's buffers lie outside of the allocator"
 
 
+def test_several_devices_are_plans_of_equal_ones():
+    words = ("plan", "tests/verify/jobs.py:Sound", "--global-batch", "14", "--device", "t4", "--device", "l4")
+    code, said, _ = really(*words, "--devices", "2")
+    assert code == 0
+    assert "Each line plans 2 equal devices of its name; a plan does not mix devices." in said
+    assert "equal devices" not in really(*words)[1]
+
+
 def test_a_rank_of_a_mesh_holds_what_its_shards_say_and_a_communicator_of_each_dimension(alone):
     hybrid = predicted("--mesh", "dp_replicate=32,dp_shard=2")
     sharded = predicted("--engine", "fsdp2", "--world", "2")

@@ -50,6 +50,7 @@ from memfit.train.launch.outcome import Outcome, clear_outcome, is_heard, keep_s
 from memfit.train.launch.plan_device import device_of_plan
 from memfit.train.launch.process_guard import alone_in
 from memfit.train.launch.rank_agreement import check_rank_agreement, rank_agreement_of
+from memfit.train.launch.rank_cards import card_of, check_rank_cards
 from memfit.train.launch.start_again import UNPROVEN, start_again_alone, start_again_unproven
 from memfit.train.launch.stop_signals import ends_at_once
 from memfit.train.launch.watchdog import Watchdog, clear_stacks
@@ -161,6 +162,7 @@ def run(folder: RunFolder, options: RunOptions, watchdog: Watchdog) -> Ending:
     device = device_of_plan(plan)
     refuse_sharded_ranks(plan.engine, device.type)
     engine = make_engine(plan.engine, device, plan.mesh_shape, **plan.engine_choices)
+    check_rank_cards(plan, gather(engine, card_of(device)))
     data = load_run_data(plan, engine, options.workers)
     if data.loader is not None:
         watchdog.worker_stacks = data.loader.stacks
