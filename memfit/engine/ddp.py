@@ -36,6 +36,7 @@ from memfit.engine.torch_optim_mixin import TorchOptimMixin
 from memfit.engine.torch_state_mixin import TorchStateMixin
 from memfit.errors import InputError
 from memfit.job import Job, Nets, is_trained
+from memfit.torch_compat.attributes import local_tensor
 
 BUCKET_BYTES = 25 << 20
 """DistributedDataParallel's default, 25 MiB."""
@@ -140,7 +141,7 @@ class Ddp(DataParallelMixin, TorchOptimMixin, TorchStateMixin):
         for net in nets.values():
             if is_trained(net):
                 for buffer in net.buffers():
-                    dist.broadcast(buffer, group=self._group, group_src=0)
+                    dist.broadcast(local_tensor(buffer), group=self._group, group_src=0)
 
 
 def _buckets(gradients: Sequence[Tensor]) -> tuple[tuple[Tensor, tuple[Tensor, ...]], ...]:

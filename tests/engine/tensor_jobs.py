@@ -103,7 +103,13 @@ class Scaled(Words):
 
     def nets(self):
         torch.manual_seed(2)
-        return {"net": GemmaForCausalLM(GemmaConfig(**SIZES, **HEADS, head_dim=8))}
+        return {"net": GemmaForCausalLM(GemmaConfig(**SIZES, **HEADS, head_dim=8, tie_word_embeddings=self.tied))}
+
+
+class ScaledTied(Scaled):
+    """The embedding stays whole."""
+
+    tied: bool = True
 
 
 class Experts(Words):
@@ -135,7 +141,10 @@ class Idle(Own):
         pass
 
 
-CARRIED = {"llama": Words, "tied llama": Tied, "own": Own, "norms of heads": Normed, "scaled embedding": Scaled}
+CARRIED = {
+    "llama": Words, "tied llama": Tied, "own": Own, "norms of heads": Normed, "scaled embedding": Scaled,
+    "scaled and tied embedding": ScaledTied,
+}  # fmt: skip
 REFUSED = {
     Unplanned: "net 'net' on tp=2: transformers has no tensor-parallel plan for GPT2LMHeadModel",
     Adapted: "net 'net' on tp=2: no module of PeftModel is in its plan",
