@@ -27,7 +27,10 @@ _LAID_OUT = {"reduce_bucket_size": 1, "allgather_bucket_size": 2, "overlap_comm"
 CHOICES: Mapping[str, Mapping[str, Any]] = {
     "single": {},
     "ddp": {},
-    "fsdp2": {"sync_each_micro_batch": bool, "half_gather": bool, "schedule": tuple(STAGES_OF_RANK)},
+    "fsdp2": {
+        "sync_each_micro_batch": bool, "half_gather": bool, "sequence_parallel": bool,
+        "schedule": tuple(STAGES_OF_RANK),
+    },
     "zero1": _LAID_OUT,
     "zero2": _LAID_OUT,
     "zero3": {
@@ -77,6 +80,8 @@ def _fsdp2(mesh: MeshShape | None, place: Mapping[str, Any], how: Mapping[str, A
     for key in how:
         if key == "schedule" and not stages:
             why = "it is of a pipeline (pp)"
+        elif key == "sequence_parallel" and (mesh is None or mesh.tp == 1):
+            why = "it is of layers that are cut (tp)"
         elif key == "half_gather" and not sharded:
             why = "it is of sharded nets (dp_shard)"
         elif key == "sync_each_micro_batch" and stages:

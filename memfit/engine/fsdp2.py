@@ -57,6 +57,7 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
             rank and scattered once a window, which takes the memory of whole gradients and saves collectives.
         half_gather: parameters are gathered in the job's half type, and gradients scattered in float32. Half the
             bytes; rounds parameters that autocast would have read in float32 (norms' weights, embeddings).
+        sequence_parallel: between layers that are cut, a rank has its part of the tokens.
     """
 
     rank: int
@@ -68,6 +69,7 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
     sharded_state: bool = True
     sync_each_micro_batch: bool = True
     half_gather: bool = False
+    sequence_parallel: bool = False
 
     @property
     def data_rank(self) -> int:
@@ -167,7 +169,7 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
     def _cut(self, job: Job, nets: Nets) -> None:
         """The layers cut over the tensor-parallel ranks, or the experts divided, before they are sharded."""
         if self.ranks_in(TENSOR) > 1:
-            cut_layers(job, nets, self.mesh[TENSOR])
+            cut_layers(job, nets, self.mesh[TENSOR], sequence=self.sequence_parallel)
         if self.ranks_in(EXPERTS) > 1:
             divide_experts(nets, self.mesh[EXPERTS])
 

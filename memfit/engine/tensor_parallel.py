@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -22,6 +23,7 @@ from memfit.engine.attention_plan import check_attentions, derived_plan, share_h
 from memfit.engine.expert_cut import EXPERTS_CUT, check_experts, cut_experts
 from memfit.engine.fused_projection import FusedColwiseParallel
 from memfit.engine.local_parameters import replicate_parameters
+from memfit.engine.sequence_parallel import WITHOUT, divide_tokens, scattering_styles, sequence_layers
 from memfit.errors import InputError
 from memfit.job import Job, Nets
 from memfit.torch_compat.attributes import own_parameters
@@ -45,15 +47,22 @@ SUMMED = "replicated_with_grad_allreduce"
 _HOOK = "write parallelize(self, nets, mesh) in the job, or leave tp out of the mesh"
 
 
-def cut_layers(job: Job, nets: Nets, mesh: DeviceMesh) -> None:
+def cut_layers(job: Job, nets: Nets, mesh: DeviceMesh, *, sequence: bool = False) -> None:
     """Cuts nets in place over a mesh of one dimension; every rank has the same values before.
 
     Args:
         nets: those that are trained, or averages of them.
+        sequence: whether tokens are divided between the layers that are cut (``sequence_parallel``).
 
     Raises:
         InputError: a net cannot be cut; names the module.
     """
+    planned = type(job).parallelize is Job.parallelize
+    if sequence:
+        for name, net in nets.items():
+            if not planned or not getattr(net, "tp_plan", None):
+                why = f"tokens are divided by transformers' plan for a net, and {type(net).__name__} is not cut by one"
+                raise InputError(f"net {name!r} on tp={mesh.size()}", why, WITHOUT)
     if type(job).parallelize is not Job.parallelize:
         job.parallelize(nets, mesh)
         for name, net in nets.items():
@@ -61,15 +70,19 @@ def cut_layers(job: Job, nets: Nets, mesh: DeviceMesh) -> None:
                 seen = f"{type(job).__name__}.parallelize() on tp={mesh.size()}"
                 raise InputError(seen, f"it cut no parameter of net {name!r}", "cut it, or leave tp out of the mesh")
     else:
+        divided = {name: _cut(name, net, mesh, sequence) for name, net in nets.items()}
         for name, net in nets.items():
-            _cut(name, net, mesh)
+            replicate_parameters(net, mesh, _of_single_heads(net) | divided[name])
+        return
     for net in nets.values():
-        planned = type(job).parallelize is Job.parallelize
-        replicate_parameters(net, mesh, _of_single_heads(net) if planned else frozenset())
+        replicate_parameters(net, mesh)
 
 
-def _cut(name: str, net: nn.Module, mesh: DeviceMesh) -> None:
+def _cut(name: str, net: nn.Module, mesh: DeviceMesh, sequence: bool) -> frozenset[nn.Module]:
     """Cuts a net by the plan of transformers, else by the one that follows from its modules.
+
+    Returns:
+        Modules that see a part of the tokens.
 
     Raises:
         InputError: it has neither, or the plan has what is not carried.
@@ -78,10 +91,17 @@ def _cut(name: str, net: nn.Module, mesh: DeviceMesh) -> None:
     if plan:
         _check_heads(name, net, ranks)
         mixtures = _mixtures(name, net, plan, ranks)
-        parallelize_module(net, mesh, _styles(name, net, plan, ranks), **OWN_VALUES)
+        tokens = sequence_layers(name, net, partial(_layout_of, plan=plan), ranks) if sequence else None
+        styles = _styles(name, net, plan, ranks)
+        if tokens is not None:
+            styles |= scattering_styles(net, tokens, styles)
+        parallelize_module(net, mesh, styles, **OWN_VALUES)
         for module, layouts in mixtures.items():
             cut_experts(module, layouts, mesh)
-        return
+        if tokens is None:
+            return frozenset()
+        divide_tokens(tokens, mesh)
+        return tokens.norms
     derived = derived_plan(net)
     if not derived:
         why = f"transformers has no tensor-parallel plan for {type(net).__name__}, and no module of it is attention "
@@ -92,6 +112,7 @@ def _cut(name: str, net: nn.Module, mesh: DeviceMesh) -> None:
         raise InputError(f"module {name}.{path} on tp={ranks}", "it shares a parameter with another module", _HOOK)
     parallelize_module(net, mesh, styles, **OWN_VALUES)
     share_heads(net, ranks)
+    return frozenset()
 
 
 def _styles(name: str, net: nn.Module, plan: Mapping[str, str], ranks: int) -> dict[str, ParallelStyle]:

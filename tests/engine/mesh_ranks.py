@@ -35,6 +35,9 @@ STEPS = {
 }
 """Cases of ``rank_steps`` with the engine's choices."""
 STATES, WHOLE_STATES, REFUSALS, FIRST = "states", "whole states", "refusals", "first values"
+SEQUENCES, SEQUENCE = "sequences", {"sequence_parallel": True}
+"""Cases of ``rank_steps`` whose tokens are divided too: results are under (SEQUENCES, case)."""
+DIVIDED_TOKENS = ("llama", "tied llama", "norms of heads", "scaled embedding")
 SCALED = "scaled adam"
 KEPT = {
     "s1": built_in_jobs.Tokens, "diffusers": built_in_jobs.Diffused,
@@ -78,6 +81,8 @@ def main():
                 results[name, writer, reader] = read(name, engine(reader), folder / name / writer)
     if REFUSALS in cases:
         results[REFUSALS] = {kind.__name__: refusal(kind, mesh) for kind in REFUSED | built_in_jobs.REFUSED}
+    if SEQUENCES in cases:
+        results |= {(SEQUENCES, case): train(case, engine(mesh, **SEQUENCE)) for case in DIVIDED_TOKENS}
     if SCALED in cases:
         results[SCALED] = scaled_steps(engine(mesh).mesh)
     if FIRST in cases:

@@ -132,6 +132,16 @@ EXPERT_CASES = [
     EngineCase("normed mixture", "fsdp2", 2, {}, {}, DIVIDED),
     EngineCase("biased experts", "fsdp2", 1, {}, {}, DIVIDED),
 ]
+DIVIDED_TOKENS = {"sequence_parallel": True}
+SEQUENCE_CASES = [
+    EngineCase("llama", "fsdp2", 2, {}, DIVIDED_TOKENS, TENSOR),
+    EngineCase("tied llama", "fsdp2", 1, BF16, DIVIDED_TOKENS, TENSOR),
+    EngineCase("norms of heads", "fsdp2", 1, {}, DIVIDED_TOKENS, TENSOR),
+]
+SHARDED_SEQUENCE_CASES = [
+    EngineCase("llama", "fsdp2", 2, BF16, {**DIVIDED_TOKENS, "half_gather": True}, BOTH),
+    EngineCase("scaled embedding", "fsdp2", 1, {}, DIVIDED_TOKENS, BOTH),
+]
 CUT_EXPERT_CASES = [
     EngineCase("mixture", "fsdp2", 2, {}, {}, TENSOR),
     EngineCase("shared expert", "fsdp2", 1, {}, {}, TENSOR),
@@ -166,6 +176,7 @@ SHARDED_STAGE_CASES = [
 EVERY_CASE = [
     *CASES, *ZERO_CASES, *MESH_CASES, *TENSOR_CASES, *BOTH_CASES, *BUILT_IN_CASES, *STAGE_CASES, *SHARDED_STAGE_CASES,
     *EXPERT_CASES, *SHARDED_EXPERT_CASES, *CUT_EXPERT_CASES, *SHARDED_CUT_EXPERT_CASES,
+    *SEQUENCE_CASES, *SHARDED_SEQUENCE_CASES,
 ]  # fmt: skip
 
 

@@ -18,12 +18,14 @@ from tests.engine.mesh_ranks import (
     DIVIDED,
     DIVIDED_ALL,
     DIVIDED_BOTH,
+    DIVIDED_TOKENS,
     FIRST,
     HYBRID,
     KEPT,
     READERS,
     REFUSALS,
     SCALED,
+    SEQUENCES,
     STATES,
     STEPS,
     TENSOR,
@@ -85,6 +87,14 @@ def test_nets_whose_experts_are_cut_take_the_steps_of_one_rank(tmp_path, mesh):
     gave = ranks(tmp_path, mesh, *CUT)
     for case in CUT:
         compare(gave, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [TENSOR, BOTH])
+def test_nets_whose_tokens_are_divided_take_the_steps_of_one_rank(tmp_path, mesh):
+    gave = ranks(tmp_path, mesh, SEQUENCES)
+    for case in DIVIDED_TOKENS:
+        compare([{case: rank[SEQUENCES, case]} for rank in gave], case)
 
 
 @pytest.mark.slow

@@ -29,8 +29,10 @@ from tests.engine.rank_peaks import (
     EXPERT_CASES,
     MESH_CASES,
     OPERATORS,
+    SEQUENCE_CASES,
     SHARDED_CUT_EXPERT_CASES,
     SHARDED_EXPERT_CASES,
+    SHARDED_SEQUENCE_CASES,
     SHARDED_STAGE_CASES,
     STAGE_CASES,
     TENSOR_CASES,
@@ -101,7 +103,11 @@ def test_every_rank_of_a_mesh(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cases", [TENSOR_CASES, BOTH_CASES], ids=["cut", "cut and sharded"])
+@pytest.mark.parametrize(
+    "cases",
+    [TENSOR_CASES, BOTH_CASES, SEQUENCE_CASES, SHARDED_SEQUENCE_CASES],
+    ids=["cut", "cut and sharded", "tokens divided", "tokens divided and sharded"],
+)
 def test_every_rank_of_nets_that_are_cut(cases, tmp_path):
     compared = compare(cases, cases[0].mesh.world, tmp_path)
     check(compared, within=0.03)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from memfit.mesh import MeshShape
 from memfit.plan import read_plan, write_plan
 from memfit.verify.verify_plan import on_ranks
+from tests.train.test_built_in_mesh_runs import WINDOWS, killed_after_a_window
 from tests.train.test_ranks import ROOT, lines, memfit, plan
 
 pytestmark = pytest.mark.slow
@@ -92,6 +93,21 @@ def test_a_run_of_cut_nets_learns_what_one_device_does_and_goes_on_on_any_mesh(w
     assert [line["global_batch_done"] for line in lines(folder / "run", "metrics")] == [8, 8, 8, 8]
     by_window = [line["rank"] for line in lines(folder / "run", "samples")]
     assert by_window == [0, 0, 1, 0, 0], "ranks that hold parts of a layer have one share"
+
+
+@pytest.mark.parametrize("mesh", [MeshShape(tp=2), MeshShape(dp_shard=2, tp=2)], ids=str)
+def test_a_run_whose_tokens_are_divided_is_verified_killed_and_resumed_bit_for_bit(mesh, words, tmp_path):
+    alone, expected = words
+    divided = replace(on_ranks(alone, "fsdp2", mesh.world, mesh), engine_choices={"sequence_parallel": True})
+    complete, _ = ran(divided, tmp_path / "whole", "--windows", WINDOWS, "--verify-every", 2)
+    same(complete, expected)
+    proofs = lines(tmp_path / "whole" / "run", "verified")
+    assert proofs
+    assert all(proof["ok"] for proof in proofs)
+    write_plan(divided, tmp_path / "plan.toml")
+    killed_after_a_window(tmp_path / "plan.toml", tmp_path / "cut" / "run")
+    cut, _ = ran(divided, tmp_path / "cut", "--windows", WINDOWS, "--resume")
+    assert [name for name, weight in complete.items() if not torch.equal(cut[name], weight)] == []
 
 
 @pytest.mark.parametrize("mesh", [MeshShape(tp=2), MeshShape(dp_shard=2, tp=2)], ids=str)
