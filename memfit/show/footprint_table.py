@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _COLOURS = {"yes": "green", "close": "yellow", "no": "red"}
 _BAR = 24
-_PLACES = 3
+_PLACES = 5
 """Number of assumptions to print in full."""
 
 
