@@ -16,6 +16,7 @@ try:
     import torch._inductor.compile_fx as compile_fx
     import torch._inductor.config as inductor_config
     import torch._inductor.scheduler as scheduling
+    import torch._prims.rng_prims as random_states
     import torch.nn.modules.module as module_hooks
     import torch.utils._triton as triton_questions
     from torch._dynamo.device_interface import CudaInterface
@@ -157,6 +158,7 @@ __all__ = [
     "finish_graph",
     "joint_graph",
     "last_passes",
+    "random_states",
     "scheduling",
     "triton_questions",
     "virtualized",

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from memfit.device.hardware.benchmarks import AllocatorEvents
 from memfit.device.virtual.assumptions import EAGER, PLANNED
@@ -135,6 +136,29 @@ def test_a_compiled_net_that_asks_for_data_runs_as_written_and_says_so():
         net = torch.compile(AsksForData().cuda())
         net(torch.ones(4, 8, device="cuda")).sum().backward()
         assert gpu.assumptions.compiled == {EAGER}
+
+
+class Recomputed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(128), Block(128)])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
+
+
+@pytest.mark.slow
+def test_recomputed_blocks_with_attention_are_compiled_on_a_card(no_gc):
+    kept = []
+    with virtual_gpu(CardRules()) as gpu, MinimalTracer(gpu) as tracer:
+        for kind in (Recomputed, Decoder):
+            net = torch.compile(kind().to("cuda", torch.bfloat16))
+            x = torch.zeros((4, 64, 128), device="cuda", dtype=torch.bfloat16, requires_grad=True)
+            kept.append(traced_bytes(net, x, tracer)[0])
+        assert gpu.assumptions.compiled == {PLANNED}
+    assert kept[0] < kept[1] / 4, "one input for each block"
 
 
 @pytest.mark.slow

@@ -8,14 +8,17 @@ that is not one graph (it asks for data, prints, or calls what dynamo does not k
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.compiler import set_stance
 
 from memfit.device.virtual.assumptions import EAGER, PLANNED
 from memfit.device.virtual.inductor_code import joint_passes_on_the_host, run_graph
+from memfit.device.virtual.patching import replaced
 
 
 class RegionCompiler:
@@ -32,7 +35,7 @@ class RegionCompiler:
         from memfit.torch_compat.inductor import compile_graph
 
         fakes = [node.meta["example_value"] for node in graph.graph.nodes if node.op == "placeholder"]
-        with joint_passes_on_the_host():
+        with joint_passes_on_the_host(), _random_states_on_the_host():
             function = compile_graph(graph, fakes, _inner)
 
         def run(*args: Any) -> Any:
@@ -52,6 +55,22 @@ def _inner(graph: Any, inputs: Any, **options: Any) -> Callable[[list[Any]], Any
 
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
+
+
+@contextmanager
+def _random_states_on_the_host() -> Iterator[None]:
+    """A context in which operators that are recomputed keep a random state of the host, as a card's states are, too:
+    torch knows no other device by its name."""
+    from memfit.torch_compat.inductor import random_states
+
+    states = {"get_rng_state": _random_state, "set_rng_state": lambda state: None}
+    with replaced(random_states, get_device=lambda args, kwargs: "cpu"), replaced(torch, **states):
+        yield
+
+
+def _random_state() -> Tensor:
+    """A card's: a seed and an offset."""
+    return torch.empty(16, dtype=torch.uint8, device="cpu")
 
 
 class CompiledRegion:

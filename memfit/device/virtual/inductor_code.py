@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import math
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -36,6 +37,20 @@ class _NoKernel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self
+
+
+class _Operators:
+    """``torch.ops``, where an operator that is recomputed gives, or takes, a random state: a card's has 16 bytes."""
+
+    higher_order = SimpleNamespace(
+        run_and_save_rng_state=lambda op, *args, **kwargs: (
+            torch.empty(16, dtype=torch.uint8, device="cpu"), op(*args, **kwargs)
+        ),
+        run_with_rng_state=lambda state, op, *args, **kwargs: op(*args, **kwargs),
+    )  # fmt: skip
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.ops, name)
 
 
 def run_graph(graph: Any, inputs: Sequence[Any], **flags: bool) -> Callable[[list[Any]], Any]:
@@ -140,6 +155,9 @@ def _is_on(node: Any, kind: str) -> bool:
 
 def _function(source: str) -> Callable[[list[Any]], Any]:
     """The function ``call`` of inductor's code, with kernels that do nothing, on the virtual device."""
+    others = set(re.findall(r"higher_order\.(\w+)", source)) - vars(_Operators.higher_order).keys()
+    if others:
+        raise NotImplementedError(f"a trace does not run {', '.join(sorted(others))}")
     names = _names()
     kept = [each for each in ast.parse(source).body if _is_kept(each, names)]
     exec(compile(ast.Module(kept, []), "<inductor>", "exec", dont_inherit=True), names)
@@ -162,7 +180,7 @@ def _names() -> dict[str, Any]:
     cuda = SimpleNamespace(_DeviceGuard=nullcontext, set_device=_nothing, synchronize=_nothing)
     nothing = dict.fromkeys(("assert_size_stride", "assert_alignment", "run_intermediate_hooks"), _nothing)
     return nothing | {
-        "torch": SimpleNamespace(**{**vars(torch), "cuda": cuda}),
+        "torch": SimpleNamespace(**{**vars(torch), "cuda": cuda, "ops": _Operators()}),
         "aten": torch.ops.aten,
         "inductor_ops": torch.ops.inductor,
         "math": math,
