@@ -14,7 +14,11 @@ from memfit.torch_compat.attributes import schema_of
 _aten = torch.ops.aten
 _CONVOLUTION = _aten.convolution.default
 _SOFTMAX = frozenset({_aten._softmax.default, _aten._safe_softmax.default})
-_PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default})
+_PRODUCTS = frozenset(
+    getattr(getattr(_aten, name), overload)
+    for name in ("mm", "addmm", "bmm", "baddbmm")
+    for overload in ("default", "out")  # the second one by the code that inductor writes
+)
 _ATTENTION = frozenset(
     getattr(_aten, f"_scaled_dot_product_{name}").default
     for name in ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")

@@ -33,8 +33,8 @@ class SplitProducts(TorchDispatchMode):
         left, right = _FACTORS.get(func.overloadpacket.__name__, (0, 0))
         if not right or func.namespace != "aten" or args[left].shape[-1] < 2:
             return func(*args, **kwargs)
-        terms = torch.randperm(args[left].shape[-1], generator=self._generator).to(args[left].device)
-        first, *others = terms.chunk(self._pieces)
+        terms = torch.randperm(args[left].shape[-1], generator=self._generator)
+        first, *others = terms.to(args[left].device).chunk(self._pieces)
         factors = list(args)
         factors[left], factors[right] = args[left].index_select(-1, first), args[right].index_select(-2, first)
         total = func(*factors, **kwargs)
