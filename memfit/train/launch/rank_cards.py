@@ -33,10 +33,11 @@ def card_of(device: torch.device) -> RankCard | None:
 
 
 def check_rank_cards(plan: Plan, cards: Sequence[RankCard | None]) -> None:
-    """Refuses cards that do not hold the plan, and unequal ones unless it was made for the smallest of them.
+    """Refuses unequal cards, unless they hold the plan and it was made for the smallest of them.
 
-    A plan's memory and time are those of equal cards: each rank gets the same micro-batches and the same part of the
-    nets, and all wait for the slowest in every window.
+    Equal cards with too little memory are left to recovery, which makes micro-batches smaller. A plan's memory and time
+    are those of equal cards: each rank gets the same micro-batches and the same part of the nets, and all wait for the
+    slowest in every window.
 
     Args:
         cards: every rank's, in the order of ranks.
@@ -45,7 +46,7 @@ def check_rank_cards(plan: Plan, cards: Sequence[RankCard | None]) -> None:
         InputError: on every rank, with the cards of all.
     """
     known = [card for card in cards if card is not None]
-    if not known:
+    if len({card.name for card in known}) < 2:
         return
     smallest = min(known, key=lambda card: card.total_bytes)
     seen, write = f"plan for {plan.device}, {_names(cards)}", f"plan again for the smallest of them, {smallest.name}"
@@ -54,7 +55,7 @@ def check_rank_cards(plan: Plan, cards: Sequence[RankCard | None]) -> None:
         total = format_size(smallest.total_bytes)
         why = f"the plan needs {format_size(needed)} on each, and {smallest.name} has {total}"
         raise InputError(seen, why, f"{write}, or choose larger cards with CUDA_VISIBLE_DEVICES")
-    if len({card.name for card in known}) > 1 and not _is_of(plan, smallest):
+    if not _is_of(plan, smallest):
         why = "the cards are unequal, and a plan is for equal ones: all ranks wait for the slowest"
         raise InputError(seen, why, f"{write}, or choose equal cards with CUDA_VISIBLE_DEVICES")
 
