@@ -27,6 +27,8 @@ class Capabilities:
     """Dimensions of ``memfit.mesh.MeshShape`` that it carries; the first is what its ranks are without a mesh."""
     zero_stage: int | None = None
     """DeepSpeed's stage; None: it is not DeepSpeed."""
+    own_linear: bool = False
+    """Whether it puts a linear function of its own in the place of torch's, which rounds otherwise."""
 
     @property
     def is_deepspeed(self) -> bool:
@@ -56,7 +58,9 @@ CAPABILITIES: Mapping[str, Capabilities] = {
     ),
     "zero1": Capabilities(shards_optimizer=True, zero_stage=1),
     "zero2": Capabilities(shards_optimizer=True, shards_gradients=True, zero_stage=2),
-    "zero3": Capabilities(shards_optimizer=True, shards_gradients=True, shards_weights=True, zero_stage=3),
+    "zero3": Capabilities(
+        shards_optimizer=True, shards_gradients=True, shards_weights=True, zero_stage=3, own_linear=True
+    ),
 }
 """What each engine does, for every name in ``memfit.plan.ENGINES``."""
 

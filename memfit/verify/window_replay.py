@@ -30,7 +30,7 @@ from memfit.train.loop.rng import seed_all
 from memfit.train.loop.run_context import RunContext, micro_batches
 from memfit.train.run_folder import RunFolder
 from memfit.verify.bounds import sum_bound, weight_bounds, weight_difference
-from memfit.verify.perturbation import allow_for, perturbed_windows
+from memfit.verify.perturbation import allow_for, perturbed_windows, product_parts
 from memfit.verify.recording_engine import RecordingEngine
 
 
@@ -80,7 +80,8 @@ def replay(plan: Plan, folder: Path) -> dict[str, Any]:
     losses, seen = run(train_state), recording.seen
     if recorded["sharded_state"]:
         begin = partial(load_sharded, train_state, folder / "before")
-        others = perturbed_windows(recording, train_state, seen, begin, run, MeshShape(**plan.mesh).same_samples)
+        parts = product_parts(recorded["engine"], MeshShape(**plan.mesh))
+        others = perturbed_windows(recording, train_state, seen, begin, run, parts)
         allow_for(seen, losses, others, bound)
     load_sharded_nets(train_state, folder / "after")
     apart = set(job.unsynchronised)

@@ -44,7 +44,7 @@ from memfit.train.run_folder import RunFolder
 from memfit.verify.additivity import split_findings
 from memfit.verify.bounds import sum_bound
 from memfit.verify.compare import compare
-from memfit.verify.perturbation import allow_for, perturbed_windows
+from memfit.verify.perturbation import allow_for, perturbed_windows, product_parts
 from memfit.verify.recording_engine import RecordingEngine
 from memfit.verify.verify_plan import job_of, samples_of
 
@@ -197,9 +197,8 @@ def _alone(plan: Plan, windows: int) -> list[dict[str, Any]]:
             if perturbed:
                 after = copy.deepcopy(_state(train_state))
                 put_back = partial(_put_back, train_state, recording.engine)
-                others = perturbed_windows(
-                    recording, train_state, seen, partial(put_back, begin), run, MeshShape(**plan.mesh).same_samples
-                )
+                parts = product_parts(plan.engine, MeshShape(**plan.mesh))
+                others = perturbed_windows(recording, train_state, seen, partial(put_back, begin), run, parts)
                 allow_for(seen, losses, others, sum_bound(len(window.micro_batches)))
                 put_back(after)
             results.append(

@@ -12,14 +12,16 @@ from torch.utils.checkpoint import checkpoint
 
 from memfit.apply.train_state import build
 from memfit.engine.single import Single
+from memfit.mesh import MeshShape
 from memfit.verify.bounds import sum_bound
 from memfit.verify.perturbation import (
-    DRAWS_OF_CUT_LAYERS,
+    DRAWS_OF_PRODUCTS,
     ROOM,
-    ROOM_OF_CUT_LAYERS,
+    ROOM_OF_PRODUCTS,
     PerturbedWindow,
     allow_for,
     perturbed_windows,
+    product_parts,
 )
 from memfit.verify.recording_engine import RecordedWindow, RecordingEngine
 from memfit.verify.split_products import SplitProducts
@@ -80,10 +82,24 @@ def perturbed(changes):
 
 
 @pytest.mark.parametrize(
+    ("engine", "mesh", "parts"),
+    [
+        ("fsdp2", MeshShape(dp_shard=2), 1),
+        ("fsdp2", MeshShape(dp_shard=2, tp=4), 4),
+        ("fsdp2", MeshShape(ep=2), 2),
+        ("zero2", MeshShape(), 1),
+        ("zero3", MeshShape(), 2),
+    ],
+)
+def test_products_are_rounded_in_parts_where_layers_are_cut_or_deepspeed_computes_them(engine, mesh, parts):
+    assert product_parts(engine, mesh) == parts
+
+
+@pytest.mark.parametrize(
     ("changes", "room", "loss_room"),
     [
         ([0.5], ROOM * 0.5, 0.0),
-        ([0.5, -0.5, 0.0, 0.0], ROOM_OF_CUT_LAYERS * math.sqrt(1 / 8), ROOM_OF_CUT_LAYERS * math.sqrt(1 / 8)),
+        ([0.5, -0.5, 0.0, 0.0], ROOM_OF_PRODUCTS * math.sqrt(1 / 8), ROOM_OF_PRODUCTS * math.sqrt(1 / 8)),
     ],
 )
 def test_one_change_or_the_root_mean_square_of_several_is_allowed(changes, room, loss_room):
@@ -93,7 +109,7 @@ def test_one_change_or_the_root_mean_square_of_several_is_allowed(changes, room,
     assert seen.loss_magnitudes.get("loss", 0.0) * BOUND == pytest.approx(loss_room)
 
 
-@pytest.mark.parametrize(("ranks", "draws"), [(1, 1), (2, DRAWS_OF_CUT_LAYERS)])
+@pytest.mark.parametrize(("ranks", "draws"), [(1, 1), (2, DRAWS_OF_PRODUCTS)])
 def test_every_draw_begins_anew_and_has_other_roundings(ranks, draws):
     recording = RecordingEngine(Single(), magnitudes=True)
     train_state = build(Cut(), "cpu", recording)
