@@ -32,6 +32,9 @@ _DIMENSIONS = {"packed_colwise": (1, 2), "rowwise": (2, 1)}
 _IMPLEMENTATIONS = ("grouped_mm", "batched_mm")
 """transformers' ways to run experts whose gates go through ``_apply_gate``."""
 
+_ROW_BYTES = 16
+"""torch._grouped_mm: aten/src/ATen/native/GroupedMMUtils.h, for every type and device."""
+
 
 def check_experts(seen: str, module: nn.Module, layouts: Mapping[str, str | None], ranks: int, write: str) -> None:
     """Raises InputError where a module's experts cannot be cut.
@@ -62,6 +65,12 @@ def check_experts(seen: str, module: nn.Module, layouts: Mapping[str, str | None
         if parameter.shape[dimension] % (parts * ranks):
             why = f"{parameter.shape[dimension]} of its {name} does not divide by {parts * ranks}"
             raise InputError(seen, why, "write another tp")
+        piece = parameter.shape[dimension] // ranks * parameter.element_size()
+        if way == "grouped_mm" and piece % _ROW_BYTES:
+            why = f"a rank's rows of its {name} have {piece} bytes, and grouped products take multiples of {_ROW_BYTES}"
+            raise InputError(
+                seen, why, "write another tp, or experts_implementation='batched_mm' where the net is made"
+            )
 
 
 def cut_experts(module: nn.Module, layouts: Mapping[str, str | None], mesh: DeviceMesh) -> None:

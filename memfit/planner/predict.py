@@ -175,7 +175,9 @@ def binding_reason(mesh: MeshShape) -> str:
     """Why no rank of a mesh needs more than ``BINDING_RANK``, in words."""
     cut = [name for name in mesh.sizes() if name not in ("dp_replicate", "pp")]
     places = " and ".join(f"{name} 0" for name in cut)
-    parts = f"no rank needs more than those with {places}: tensors are cut by ceiling division, first parts are largest"
+    divided = "experts are divided equally, " if "ep" in cut else ""
+    others = "tensors are cut by ceiling division, first parts are largest" if cut != ["ep"] else "all else is whole"
+    parts = f"no rank needs more than those with {places}: {divided}{others}"
     if mesh.pp == 1:
         return parts
     stages = "of stages that hold the same modules the first needs most, and of the others all were traced"

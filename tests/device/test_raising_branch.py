@@ -82,11 +82,14 @@ def test_experts_get_equal_parts_of_the_tokens():
     assert [len(part) for part in parts] == [3, 3, 2, 2]
 
 
-@pytest.mark.skipif(
+has_grouped_products = pytest.mark.skipif(
     not has_operator("_grouped_mm.default")
     or not any(has_kernel("aten::_grouped_mm", key) for key in ("CPU", "CompositeExplicitAutograd")),
     reason="before torch 2.9 the CPU has no grouped product to compare with",
 )
+
+
+@has_grouped_products
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_grouped_products_have_the_shapes_and_strides_of_a_real_run(dtype):
     def products():
@@ -98,3 +101,21 @@ def test_grouped_products_have_the_shapes_and_strides_of_a_real_run(dtype):
     real = products()
     with virtual_cpu():
         assert products() == real
+
+
+@has_grouped_products
+@pytest.mark.parametrize(
+    ("inner", "out", "view"),
+    [(6, 8, None), (8, 6, None), (5, 7, None), (8, 8, lambda weights: weights[:, :, ::2].repeat(1, 1, 2)[..., ::2])],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_grouped_products_of_unaligned_rows_are_refused_as_in_a_real_run(dtype, inner, out, view):
+    def product():
+        weights = torch.ones(2, inner, out, dtype=dtype)
+        ends = torch.tensor([4, 10], dtype=torch.int32)
+        torch._grouped_mm(torch.ones(10, inner, dtype=dtype), weights if view is None else view(weights), offs=ends)
+
+    with pytest.raises(RuntimeError, match=r"multiple of 16 bytes|Invalid strides"):
+        product()
+    with virtual_cpu(), pytest.raises(RuntimeError, match=r"multiple of 16 bytes|Invalid strides"):
+        product()

@@ -131,9 +131,17 @@ class Looped(Words):
 class Narrow(Words):
     """Experts whose width does not divide."""
 
+    width: int = 81
+
     def nets(self):
-        sizes = {**SIZES, "intermediate_size": 81}
+        sizes = {**SIZES, "intermediate_size": self.width}
         return {"net": MixtralForCausalLM(MixtralConfig(**sizes, **HEADS, num_local_experts=4))}
+
+
+class Unaligned(Narrow):
+    """Experts whose width divides, but not into rows that grouped products take."""
+
+    width: int = 84
 
 
 class Idle(Own):
@@ -151,6 +159,7 @@ REFUSED = {
     Odd: "num_key_value_heads = 1 does not divide",
     Looped: "net.model.layers.0.mlp.experts on tp=2: its experts run by 'eager', whose gates ranks cannot exchange",
     Narrow: "net.model.layers.0.mlp.experts on tp=2: 162 of its gate_up_proj does not divide by 4; write another tp",
+    Unaligned: "a rank's rows of its down_proj have 168 bytes, and grouped products take multiples of 16",
     Idle: "Idle.parallelize() on tp=2: it cut no parameter of net 'net'",
 }
 

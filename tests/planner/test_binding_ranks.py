@@ -9,7 +9,8 @@ from torch import nn
 
 import memfit
 from memfit.engine.capabilities import CAPABILITIES
-from memfit.planner.predict import BINDING_RANK, binding_ranks
+from memfit.mesh import MeshShape
+from memfit.planner.predict import BINDING_RANK, binding_ranks, binding_reason
 
 
 class Uneven(memfit.Job):
@@ -30,3 +31,18 @@ def test_only_zero_with_whole_weights_traces_the_rank_with_most_gradients_too(en
     assert ranks[0] == BINDING_RANK
     assert len(ranks) == (2 if engine in ("zero1", "zero2") else 1)
     assert binding_ranks(job, job.nets(), engine, 1) == (BINDING_RANK,)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "reason"),
+    [
+        (MeshShape(ep=2), "with ep 0: experts are divided equally, all else is whole"),
+        (
+            MeshShape(dp_shard=2, ep=2),
+            "with dp_shard 0 and ep 0: experts are divided equally, tensors are cut by ceiling",
+        ),
+        (MeshShape(dp_shard=2, tp=2), "with dp_shard 0 and tp 0: tensors are cut by ceiling division"),
+    ],
+)
+def test_the_reason_says_what_is_cut_by_ceiling_division_and_what_equally(mesh, reason):
+    assert reason in binding_reason(mesh)
