@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as funcol
 from torch.profiler import record_function
 
 from memfit.apply.checkpointing import recompute
@@ -34,6 +33,10 @@ from tests.engine.tensor_jobs import CARRIED
 
 CPU = torch.device("cpu")
 OPERATORS = "operators.pickle"
+OF_DTENSOR = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
+"""Collectives that DTensor calls, of torch.ops._c10d_functional."""
+OWN_HOLDERS = 3
+"""As ``holders`` counts those of a tensor that only a variable holds; autograd's node holds its storage too."""
 
 
 KINDS = {**JOBS, **CARRIED, **STAGED, **built_in_jobs.CARRIED, "s1": built_in_jobs.Tokens, **expert_jobs.CARRIED}
@@ -244,38 +247,34 @@ def settled():
 
         return run
 
-    def waiting_of_dtensor(call):
-        def run(*args, **kwargs):
-            output = funcol.wait_tensor(call(*args, **kwargs))
-            tensors = [value for value in (*args, output) if isinstance(value, torch.Tensor)]
-            now, last = list(map(holders, tensors)), None
-            while now != last:
-                time.sleep(0.02)
-                now, last = list(map(holders, tensors)), now
+    def waiting_operator(operator):
+        """The operator itself: what a functional collective makes of its argument, the operator alone may hold."""
+
+        def run(tensor, *args, **kwargs):
+            count = holders(tensor)
+            output = torch.ops._c10d_functional.wait_tensor(operator(tensor, *args, **kwargs))
+            end = time.monotonic() + 60
+            own = OWN_HOLDERS + (output.grad_fn is not None)
+            while holders(tensor) > count or holders(output) > own:
+                assert time.monotonic() < end, f"{operator} holds its tensors: what is freed later is not seen"
+                time.sleep(0.0005)
             return output
 
         return run
 
-    of_dtensor = (
-        "all_reduce",
-        "all_gather_single",
-        "reduce_scatter_single",
-        "all_gather_tensor",
-        "reduce_scatter_tensor",
-        "all_to_all_single",
-    )
-    own = {name: getattr(funcol, name) for name in of_dtensor if hasattr(funcol, name)}
+    functional = torch.ops._c10d_functional
+    own = {name: getattr(functional, name) for name in OF_DTENSOR}
     for name in names:
         setattr(dist, name, waiting(before[name]))
-    for name, call in own.items():
-        setattr(funcol, name, waiting_of_dtensor(call))
+    for name, operator in own.items():
+        setattr(functional, name, waiting_operator(operator))
     try:
         yield
     finally:
         for name in names:
             setattr(dist, name, before[name])
-        for name, call in own.items():
-            setattr(funcol, name, call)
+        for name, operator in own.items():
+            setattr(functional, name, operator)
 
 
 def main():

@@ -94,11 +94,6 @@ def test_every_case(tmp_path, world):
     check(compare(CASES, world, tmp_path))
 
 
-HELD_LONGER = pytest.mark.xfail(
-    reason="real ranks hold an activation longer, in one phase or another: 3 to 8 % of these small nets", strict=False
-)
-
-
 @pytest.mark.slow
 def test_every_rank_of_a_mesh(tmp_path):
     compared = compare(MESH_CASES, 4, tmp_path)
@@ -113,8 +108,8 @@ def test_every_rank_of_a_mesh(tmp_path):
     [
         pytest.param(TENSOR_CASES, id="cut"),
         pytest.param(BOTH_CASES, id="cut and sharded"),
-        pytest.param(SEQUENCE_CASES, id="tokens divided", marks=HELD_LONGER),
-        pytest.param(SHARDED_SEQUENCE_CASES, id="tokens divided and sharded", marks=HELD_LONGER),
+        pytest.param(SEQUENCE_CASES, id="tokens divided"),
+        pytest.param(SHARDED_SEQUENCE_CASES, id="tokens divided and sharded"),
     ],
 )
 def test_every_rank_of_nets_that_are_cut(cases, tmp_path):

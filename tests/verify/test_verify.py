@@ -31,7 +31,7 @@ FOUND_ALONE = {
 }
 APART, SEVERAL = "'discriminator', 'mouth_discriminator'", "optimizers discriminator, generator"
 REFUSED = {
-    "musetalk/tiny": dict.fromkeys(("fsdp2", "zero1", "zero2", "zero3"), APART),
+    "musetalk/tiny": {"fsdp2": APART},
     "gpt_sovits/tiny": dict.fromkeys(("zero1", "zero2", "zero3"), SEVERAL),
 }
 """What an engine says of a system that it cannot carry."""
