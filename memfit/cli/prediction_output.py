@@ -49,6 +49,7 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
         "rank": prediction.rank,
         "mesh": dict(prediction.mesh),
         "rank_reason": prediction.rank_reason,
+        "stages": [asdict(stage) for stage in prediction.stages],
         "seconds": prediction.seconds,
     }
 

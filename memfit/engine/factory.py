@@ -19,6 +19,7 @@ from memfit.engine.pipeline_cut import STAGES_OF_RANK
 from memfit.engine.process_group import data_mesh, mesh_of_ranks
 from memfit.engine.protocol import Engine
 from memfit.engine.single import Single
+from memfit.engine.stage_bounds import FIRST_MODULES
 from memfit.engine.zero_local_nets import ZeroWithLocalNets
 from memfit.errors import InputError
 from memfit.mesh import MeshShape
@@ -29,7 +30,7 @@ CHOICES: Mapping[str, Mapping[str, Any]] = {
     "ddp": {},
     "fsdp2": {
         "sync_each_micro_batch": bool, "half_gather": bool, "sequence_parallel": bool,
-        "schedule": tuple(STAGES_OF_RANK),
+        "schedule": tuple(STAGES_OF_RANK), FIRST_MODULES: list,
     },
     "zero1": _LAID_OUT,
     "zero2": _LAID_OUT,
@@ -38,8 +39,8 @@ CHOICES: Mapping[str, Mapping[str, Any]] = {
         "prefetch_bucket_size": 0, "param_persistence_threshold": 0, "max_live_parameters": 0,
     },
 }  # fmt: skip
-"""What each engine lets one choose: true or false, one of some words, or a whole number of elements, of which this is
-the least."""
+"""What each engine lets one choose: true or false, one of some words, a list of modules, or a whole number of elements,
+of which this is the least."""
 
 
 def make_engine(name: str, device: torch.device, mesh: MeshShape | None = None, **how: Any) -> Engine:
@@ -78,7 +79,7 @@ def _fsdp2(mesh: MeshShape | None, place: Mapping[str, Any], how: Mapping[str, A
     stages = mesh is not None and mesh.pp > 1
     sharded = mesh is None or mesh.dp_shard > 1 or not stages
     for key in how:
-        if key == "schedule" and not stages:
+        if key in ("schedule", FIRST_MODULES) and not stages:
             why = "it is of a pipeline (pp)"
         elif key == "sequence_parallel" and (mesh is None or mesh.tp == 1):
             why = "it is of layers that are cut (tp)"
@@ -89,7 +90,9 @@ def _fsdp2(mesh: MeshShape | None, place: Mapping[str, Any], how: Mapping[str, A
         else:
             continue
         raise InputError(f"engine_choices.{key} on the mesh {mesh}", why, "take the key out")
-    return Pipeline(**place, **how) if stages else Fsdp2(**place, **how)
+    if not stages:
+        return Fsdp2(**place, **how)
+    return Pipeline(**place, **{**how, FIRST_MODULES: tuple(how.get(FIRST_MODULES, ()))})
 
 
 def syncs_in_backward(name: str, choices: Mapping[str, Any]) -> bool:
@@ -129,6 +132,9 @@ def check_choices(engine: str, choices: Mapping[str, Any]) -> None:
                 if "zero" in str(value):
                     why = "backwards of inputs apart from those of weights are not carried"
                 raise InputError(f"engine_choices.{key} = {value!r}", why, f"write {' or '.join(wants)}")
+        elif wants is list:
+            if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+                raise InputError(f"engine_choices.{key} = {value!r}", "no list of modules", "write their names in []")
         elif wants is bool:
             if not isinstance(value, bool):
                 raise InputError(f"engine_choices.{key} = {value!r}", "neither true nor false", "write one of them")

@@ -60,9 +60,11 @@ class Pipeline(Fsdp2):
 
     Attributes:
         schedule: one of ``STAGES_OF_RANK``.
+        first_modules: the first module of each stage, as ``cut_into_stages`` takes them.
     """
 
     schedule: str = "1f1b"
+    first_modules: tuple[str, ...] = ()
     _own: _Stages = field(default_factory=_Stages, compare=False, repr=False)
 
     @property
@@ -137,7 +139,7 @@ class Pipeline(Fsdp2):
         self._replicas.place(job, nets)
         self._own.state = StageState.of(job, nets, self._group)
         count = self.stages * STAGES_OF_RANK[self.schedule]
-        cut = cut_into_stages(job, nets, count, f"pp={self.stages}")
+        cut = cut_into_stages(job, nets, count, f"pp={self.stages}", self.first_modules)
         for rank, bounds in enumerate(gather(self, cut.bounds)):
             if bounds != cut.bounds:
                 seen, why = f"rank {rank} on pp={self.stages}", "it cuts the nets at other modules than another rank"

@@ -1,8 +1,8 @@
 """Where trained nets are cut into the stages of a pipeline: modules that run one after the other, in shares.
 
 The modules are those that transformers names for a net (``base_model_pp_plan``, ``_pp_plan``), or those of the job's
-own ``pipeline``. Stages get shares of equal cost, counted as operations of a forward on tensors without bytes
-(``torch.utils.flop_counter``), of one item of the longest length.
+own ``pipeline``. A plan names each stage's first module. Where nothing does, stages get shares of equal cost, counted
+as operations of a forward on tensors without bytes (``torch.utils.flop_counter``), of one item of the longest length.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from memfit.blocks import checked_paths, find_module
 from memfit.device.virtual.grouped_products import GroupedProductsMode
 from memfit.engine.absent_module import StandIn, fake_like
 from memfit.engine.collectives import is_memory_failure
+from memfit.engine.stage_bounds import best_bounds, cost_of_shares, equal_shares, may_be_stage, named_bounds
 from memfit.errors import InputError
 from memfit.geometry import shape_of
 from memfit.job import Job, Nets, is_trained
@@ -30,6 +31,8 @@ from memfit.torch_compat.batch_norm import BatchNormBase
 
 STAGES_OF_RANK: Mapping[str, int] = {"1f1b": 1, "gpipe": 1, "interleaved_1f1b": 2}
 """Schedules, and how many stages each rank holds: of those of several, torchtitan's default."""
+SCHEDULE = "schedule"
+"""The choice of an engine that names the schedule."""
 _HOOK = "write pipeline(self, nets) in the job, or leave pp out of the mesh"
 
 
@@ -41,13 +44,11 @@ class PipelineCut:
         paths: all modules, ``net.path``, in the order in which they run.
         bounds: the number of each stage's first module, and one past the last.
         stand_ins: of each module, what tells the shapes that it gives.
-        costs: of each module, operations of a forward, or parameters where the job's forward cannot run without values.
     """
 
     paths: tuple[str, ...]
     bounds: tuple[int, ...]
     stand_ins: tuple[StandIn, ...]
-    costs: tuple[int, ...]
 
     @property
     def stages(self) -> int:
@@ -63,39 +64,53 @@ class PipelineCut:
         return stage == self.stages - 1
 
 
-def cut_into_stages(job: Job, nets: Nets, stages: int, where: str) -> PipelineCut:
+def cut_into_stages(job: Job, nets: Nets, stages: int, where: str, first_modules: Sequence[str] = ()) -> PipelineCut:
     """The cut of a job's nets, which are whole.
 
     Args:
         where: what was asked for, for messages.
+        first_modules: the first module of each stage; empty: shares of equal cost.
 
     Raises:
         InputError: they cannot be cut so; names the module.
     """
-    paths = _modules(job, nets, where)
+    paths = pipeline_modules(job, nets, stages, where)
     modules = [find_module(nets, path) for path in paths]
-    if len(modules) < stages:
-        why = f"the nets have {len(modules)} modules that run one after the other"
-        raise InputError(where, why, f"cut them into {len(modules)} stages or less")
-    _check_parameters(nets, paths, modules, where)
     mode, fakes = fake_copies(nets)
     copies = [find_module(fakes, path) for path in paths]
-    sizes = [sum(p.numel() for p in module.parameters()) for module in modules]
-    costs = _operations(job, fakes, copies, mode) or sizes
-    bounds = balanced(costs, sizes, stages)
+    if first_modules:
+        bounds = named_bounds(paths, first_modules, stages, where)
+    else:
+        bounds = _equal_shares(modules, _operations(job, fakes, copies, mode), stages)
     _check_stages(paths, modules, bounds, where)
     stand_ins = tuple(StandIn(path, copied, mode) for path, copied in zip(paths, copies, strict=True))
-    return PipelineCut(paths=paths, bounds=bounds, stand_ins=stand_ins, costs=tuple(costs))
+    return PipelineCut(paths=paths, bounds=bounds, stand_ins=stand_ins)
 
 
-def distinct_ranks(job: Job, nets: Nets, ranks: int, schedule: str = "1f1b") -> tuple[int, ...]:
+def _equal_shares(modules: Sequence[nn.Module], operations: Sequence[int] | None, stages: int) -> tuple[int, ...]:
+    """Bounds of shares of equal cost that stages may have; where there are none, those of equal cost."""
+    sizes = [sum(p.numel() for p in module.parameters()) for module in modules]
+    allowed, cost = may_be_stage(modules), cost_of_shares(operations or sizes, sizes)
+
+    def allowed_cost(stage: int, begin: int, end: int) -> tuple[float, ...] | None:
+        return cost(stage, begin, end) if allowed(begin, end) else None
+
+    return best_bounds(len(modules), stages, allowed_cost) or equal_shares(operations or sizes, sizes, stages)
+
+
+def distinct_ranks(
+    job: Job, nets: Nets, ranks: int, schedule: str = "1f1b", first_modules: Sequence[str] = ()
+) -> tuple[int, ...]:
     """Of a pipeline's ranks the first and the last, and of the others the first of those that hold the same modules.
+
+    Args:
+        first_modules: as of ``cut_into_stages``.
 
     Raises:
         InputError: the nets cannot be cut so.
     """
     stages = ranks * STAGES_OF_RANK[schedule]
-    cut = cut_into_stages(job, nets, stages, f"pp={ranks}")
+    cut = cut_into_stages(job, nets, stages, f"pp={ranks}", first_modules)
     first: dict[Any, int] = {}
     for rank in range(ranks):
         numbers = [cut.modules_of(stage) for stage in range(rank, stages, ranks)]
@@ -104,26 +119,33 @@ def distinct_ranks(job: Job, nets: Nets, ranks: int, schedule: str = "1f1b") -> 
     return tuple(sorted({0, *first.values(), ranks - 1}))
 
 
-def slowest_rank(job: Job, nets: Nets, ranks: int, schedule: str = "1f1b") -> int:
-    """The first of a pipeline's ranks that compute most, for which the others wait in every micro-batch.
-
-    Raises:
-        InputError: the nets cannot be cut so.
-    """
-    stages = ranks * STAGES_OF_RANK[schedule]
-    cut = cut_into_stages(job, nets, stages, f"pp={ranks}")
-    costs = [
-        sum(cut.costs[number] for stage in range(rank, stages, ranks) for number in cut.modules_of(stage))
-        for rank in range(ranks)
-    ]
-    return costs.index(max(costs))
+def schedule_of(choices: Mapping[str, Any]) -> str:
+    """The schedule of an engine with these choices."""
+    return str(choices.get(SCHEDULE, "1f1b"))
 
 
 def _kind(module: nn.Module) -> Any:
     return type(module), tuple((tuple(p.shape), p.dtype, p.requires_grad) for p in module.parameters())
 
 
-def _modules(job: Job, nets: Nets, where: str) -> tuple[str, ...]:
+def pipeline_modules(job: Job, nets: Nets, stages: int, where: str) -> tuple[str, ...]:
+    """Paths of the modules that stages share, ``net.path``, in the order in which they run.
+
+    Args:
+        where: what was asked for, for messages.
+
+    Raises:
+        InputError: they are not known, are fewer than the stages, hold each other, or do not hold what is trained.
+    """
+    paths = _paths(job, nets, where)
+    if len(paths) < stages:
+        why = f"the nets have {len(paths)} modules that run one after the other"
+        raise InputError(where, why, f"cut them into {len(paths)} stages or less")
+    _check_parameters(nets, paths, [find_module(nets, path) for path in paths], where)
+    return paths
+
+
+def _paths(job: Job, nets: Nets, where: str) -> tuple[str, ...]:
     """Paths of the modules in order.
 
     Raises:
@@ -244,27 +266,6 @@ def _operations(job: Job, nets: Nets, modules: Sequence[nn.Module], mode: FakeTe
         for hook in hooks:
             hook.remove()
     return [counts[id(module)] for module in modules]
-
-
-def balanced(costs: Sequence[int], sizes: Sequence[int], stages: int) -> tuple[int, ...]:
-    """Bounds of contiguous shares whose largest cost is the least, and of those whose largest size is.
-
-    Args:
-        costs, sizes: of each module; at least as many as there are stages.
-    """
-    count = len(costs)
-    best: Mapping[int, tuple[tuple[int, int], tuple[int, ...]]] = {0: ((0, 0), (0,))}
-    for stage in range(stages):
-        further: dict[int, tuple[tuple[int, int], tuple[int, ...]]] = {}
-        for begin, (worst, bounds) in best.items():
-            cost = size = 0
-            for end in range(begin + 1, count - (stages - stage - 1) + 1):
-                cost, size = cost + costs[end - 1], size + sizes[end - 1]
-                made = (max(worst[0], cost), max(worst[1], size))
-                if end not in further or made < further[end][0]:
-                    further[end] = (made, (*bounds, end))
-        best = further
-    return best[count][1]
 
 
 def replace_module(nets: Nets, path: str, module: nn.Module) -> nn.Module:

@@ -162,6 +162,9 @@ class AskedJob:
             choices: as of ``memfit.planner.predict.trace_question``.
         """
         named = {name: value for name, value in choices.items() if (name, value) not in DEFAULTS.items()}
+        mesh = named.get("mesh")
+        if mesh is not None and mesh.pp > 1:  # each size, and each card, has a cut of its own
+            derive, named["rates"] = False, [device.key, device.fp32_flops, device.bf16_flops, device.bandwidth]
         identity = _digest([dict(changes or {}), shape.length, named])
         question = self._exact(identity, shape.items, device)
         if question is None and derive:

@@ -21,6 +21,7 @@ from memfit.device.hardware.catalogue import Device
 from memfit.events import Trace
 from memfit.job import Shape
 from memfit.planner.dependencies import dependencies, own_fingerprint, reads_of_this_process, still_hold
+from memfit.planner.pipeline.stage_figures import StageFigures
 from memfit.planner.prediction import NetSize, TracedQuestion, device_facts, holds_for
 from memfit.user_cache import cache_folder
 
@@ -151,6 +152,7 @@ def _write_question(key: str, question: TracedQuestion, known: Mapping[str, str]
         field.name: getattr(question, field.name) for field in fields(TracedQuestion) if field.name != "traces"
     }
     facts |= {"shape": asdict(question.shape), "nets": [asdict(net) for net in question.nets]}
+    facts["stages"] = [asdict(stage) for stage in question.stages]
     facts["facts"], facts["dependencies"] = dict(question.facts), dict(known)
     columns: dict[str, Any] = {}
     tables: dict[str, dict[str, Any]] = {}
@@ -179,7 +181,8 @@ def _question(facts: dict[str, Any], file: Mapping[str, Any]) -> TracedQuestion:
     if "compute_capability" in read:
         read["compute_capability"] = tuple(read["compute_capability"])
     return TracedQuestion(
-        **facts | {"shape": Shape(**facts["shape"]), "nets": tuple(NetSize(**net) for net in facts["nets"])},
+        **facts | {"shape": Shape(**facts["shape"]), "nets": tuple(NetSize(**net) for net in facts["nets"]),
+                   "stages": tuple(StageFigures(**stage) for stage in facts["stages"])},
         facts=read, traces=traces,
     )  # fmt: skip
 

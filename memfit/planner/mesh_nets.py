@@ -1,4 +1,7 @@
-"""A job's nets as one rank of a mesh has them before data parallelism: their layers are cut, nothing is sharded."""
+"""A job's nets as one rank of a mesh has them before data parallelism: their layers are cut, nothing is sharded.
+
+Of the stages of a pipeline, whose cut is chosen later, a rank has an equal share: no cut has less on every rank.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +47,8 @@ def rank_nets(job: Job, mesh: MeshShape, nets: Nets) -> RankNets:
     Raises:
         InputError: a net cannot be cut so.
     """
-    cut = without_data_ranks(mesh)
-    return _counted(nets) if cut.world == 1 else _counted(_cut(job, cut))
+    cut = replace(without_data_ranks(mesh), pp=1)
+    return _counted(nets if cut.world == 1 else _cut(job, cut), mesh.pp)
 
 
 def _cut(job: Job, mesh: MeshShape) -> Nets:
@@ -61,12 +64,15 @@ def _cut(job: Job, mesh: MeshShape) -> Nets:
             return engine.place(job, nets_of(job, virtual.device))
 
 
-def _counted(nets: Nets) -> RankNets:
+def _counted(nets: Nets, stages: int) -> RankNets:
+    """``stages``: that share the trained nets."""
     trained = [net for net in nets.values() if is_trained(net)]
-    parameters = [parameter for net in nets.values() for parameter in net.parameters()]
-    sizes = [(local_tensor(parameter).nbytes, parameter.requires_grad) for parameter in parameters]
+    shared = [parameter for net in trained for parameter in net.parameters()]
+    beside = [parameter for net in nets.values() if not is_trained(net) for parameter in net.parameters()]
+    learned = sum(local_tensor(parameter).nbytes for parameter in shared if parameter.requires_grad)
+    frozen = sum(local_tensor(parameter).nbytes for parameter in shared if not parameter.requires_grad)
     return RankNets(
-        trained_bytes=sum(nbytes for nbytes, learns in sizes if learns),
-        frozen_bytes=sum(nbytes for nbytes, learns in sizes if not learns),
-        units=sum(len(units(net)) for net in trained),
+        trained_bytes=learned // stages,
+        frozen_bytes=frozen // stages + sum(local_tensor(parameter).nbytes for parameter in beside),
+        units=max(sum(len(units(net)) for net in trained) // stages, 1),
     )

@@ -37,6 +37,7 @@ def plan_json(answer: Answer) -> dict[str, Any]:
         "engine": shown.engine,
         "communication_seconds": shown.communication_seconds,
         "communication": dict(shown.communication),
+        "stages": [asdict(stage) for stage in shown.stages],
         "meshes": [_mesh_json(row) for row in answer.meshes],
         "checkpointing": dict(shown.checkpointing),
         "options": options,

@@ -15,7 +15,9 @@ from memfit.device.hardware.catalogue import Device
 from memfit.device.hardware.process_limits import check_fake_ranks
 from memfit.device.virtual.card_rules import recorded_facts
 from memfit.engine.capabilities import CAPABILITIES, dimensions
-from memfit.engine.pipeline_cut import distinct_ranks, slowest_rank
+from memfit.engine.factory import check_choices
+from memfit.engine.pipeline_cut import distinct_ranks, schedule_of
+from memfit.engine.stage_bounds import FIRST_MODULES
 from memfit.engine.zero_partition import most_gradients
 from memfit.errors import InputError
 from memfit.geometry import counted_in
@@ -23,6 +25,7 @@ from memfit.job import Job, Nets, Shape
 from memfit.mesh import MeshShape
 from memfit.plan import Plan
 from memfit.planner.batch_check import check_batch
+from memfit.planner.pipeline.stage_figures import StageFigures
 from memfit.planner.prediction import NetSize, Prediction, TracedQuestion, answer, device_facts, footprint_on
 from memfit.trace.scratch_by_size import ScratchBySize
 from memfit.trace.step import Tracing, trace_job
@@ -101,6 +104,7 @@ def trace_question(
     """
     check_world(world, mesh)
     _check_ranks(engine, world, rank)
+    check_choices(engine, engine_choices or {})
     mesh = dimensions(engine, mesh)
     nets = plain_nets(job, world) if sizes is None or checkpointing is None or world > 1 else {}
     check_batch(job, shape)
@@ -114,8 +118,14 @@ def trace_question(
             how, implementation=plan.implementation, validation=plan.validation, saving=plan.saving,
             optimizer_state=plan.optimizer_state, average=plan.average,
         )  # fmt: skip
-    schedule = str(how.engine_choices.get("schedule", "1f1b"))
-    ranks = binding_ranks(job, nets, engine, world, mesh, schedule) if rank is None else (rank,)
+    stages: tuple[StageFigures, ...] = ()
+    if how.stages > 1:
+        from memfit.planner.pipeline.timed_stages import timed_stages
+
+        stages = timed_stages(job, nets, how, shape)
+        first_modules = [stage.first_module for stage in stages]
+        how = replace(how, engine_choices={**how.engine_choices, FIRST_MODULES: first_modules})
+    ranks = binding_ranks(job, nets, engine, world, mesh, how.engine_choices) if rank is None else (rank,)
     with recorded_facts() as read:
         traces = {rank: trace_job(job, shape, replace(how, rank=rank)) for rank in ranks}
     if assumed := assumed_lengths(job, shape):
@@ -133,6 +143,7 @@ def trace_question(
         facts=device_facts(device, read),
         mesh=mesh.sizes() if mesh is not None else {},
         rank_reason=binding_reason(mesh) if mesh is not None and rank is None else "",
+        stages=stages,
     )
 
 
@@ -144,31 +155,27 @@ def assumed_lengths(job: Job, shape: Shape) -> str:
 
 
 def binding_ranks(
-    job: Job, nets: Nets, engine: str, world: int, mesh: MeshShape | None = None, schedule: str = "1f1b"
-) -> tuple[int, ...]:
+    job: Job, nets: Nets, engine: str, world: int, mesh: MeshShape | None = None,
+    engine_choices: Mapping[str, Any] | None = None,
+) -> tuple[int, ...]:  # fmt: skip
     """Ranks of which one needs most: ``BINDING_RANK``, under ZeRO's stages 1 and 2 or the one with most gradients.
 
     Of a pipeline's ranks that hold the same modules it is the first, on which most micro-batches are on their way, and
     of those that hold parts of the same stage the first too.
 
     Args:
-        schedule: a pipeline's.
+        engine_choices: a pipeline's schedule, and the first modules of its stages.
     """
     does = CAPABILITIES[engine]
     if mesh is not None and mesh.pp > 1:
-        return tuple(place * (world // mesh.pp) for place in distinct_ranks(job, nets, mesh.pp, schedule))
+        choices = engine_choices or {}
+        places = distinct_ranks(job, nets, mesh.pp, schedule_of(choices), choices.get(FIRST_MODULES, ()))
+        return tuple(place * (world // mesh.pp) for place in places)
     if not does.is_deepspeed or does.shards_weights or world == 1:
         return (BINDING_RANK,)
     groups = [group["params"] for optimizer in job.optimizers(nets).values() for group in optimizer.param_groups]
     most = most_gradients([[p.numel() for p in group if p.requires_grad] for group in groups], world)
     return tuple({BINDING_RANK: None, most: None})
-
-
-def timed_rank(job: Job, nets: Nets, world: int, mesh: MeshShape | None) -> int:
-    """The rank whose computation decides a window's time: of a pipeline, the first of those that compute most."""
-    if mesh is None or mesh.pp == 1:
-        return BINDING_RANK
-    return slowest_rank(job, nets, mesh.pp) * (world // mesh.pp)
 
 
 def binding_reason(mesh: MeshShape) -> str:

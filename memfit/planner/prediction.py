@@ -16,6 +16,7 @@ from memfit.footprint import Footprint
 from memfit.job import Shape
 from memfit.mesh import communicators
 from memfit.planner.cpu_margin import cpu_margin_bytes
+from memfit.planner.pipeline.stage_figures import StageFigures, with_bytes
 from memfit.replay import footprint
 from memfit.replay.allocator_config import AllocatorConfig, takes_youngest
 from memfit.replay.caching_allocator import CachingAllocator
@@ -60,6 +61,8 @@ class Prediction:
     """Ranks by dimension; empty where all are in the one that the engine is for."""
     rank_reason: str = ""
     """Why no rank of a mesh needs more than this one; empty without a mesh, and for a rank that was asked for."""
+    stages: tuple[StageFigures, ...] = ()
+    """Of a pipeline, with the bytes of the ranks that were traced; empty without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +83,7 @@ class TracedQuestion:
     """What the traces read of the device: they hold for every device with the same facts."""
     mesh: Mapping[str, int] = field(default_factory=dict)
     rank_reason: str = ""
+    stages: tuple[StageFigures, ...] = ()
 
 
 def device_facts(device: Device, read: Collection[str]) -> dict[str, Any]:
@@ -106,12 +110,18 @@ def answer(question: TracedQuestion, name: str, device: Device, seconds: float =
         rank: footprint_on(trace, device, question.world, question.allocator, mesh=question.mesh, beside=beside)
         for rank, trace in question.traces.items()
     }
-    rank = max(footprints, key=lambda rank: max(phase.process_bytes for phase in footprints[rank].phases.values()))
+    peaks = {
+        rank: max(phase.process_bytes for phase in replayed.phases.values()) for rank, replayed in footprints.items()
+    }
+    rank = max(peaks, key=lambda rank: peaks[rank])
+    ranks = question.mesh.get("pp", 1)
+    by_place = {rank * ranks // question.world: peak for rank, peak in peaks.items()}
     return Prediction(
         job=name, settings=question.settings, shape=question.shape, micro_batch=question.shape.units,
         unit=question.unit, device=device, nets=question.nets, footprint=footprints[rank],
         trace=question.traces[rank], checkpointing=question.checkpointing, engine=question.engine,
         world=question.world, rank=rank, seconds=seconds, mesh=question.mesh, rank_reason=question.rank_reason,
+        stages=with_bytes(question.stages, ranks, by_place),
     )  # fmt: skip
 
 

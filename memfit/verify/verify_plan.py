@@ -13,6 +13,8 @@ import torch
 from memfit.apply.train_state import map_tensors
 from memfit.batch.dataset import dataset_of, lengths_of
 from memfit.device.hardware.local_devices import local_cpu
+from memfit.engine.pipeline_cut import SCHEDULE
+from memfit.engine.stage_bounds import FIRST_MODULES
 from memfit.errors import InputError
 from memfit.geometry import shape_of, split
 from memfit.job import Job
@@ -56,11 +58,17 @@ def on_ranks(plan: Plan, engine: str, ranks: int, mesh: MeshShape | None = None)
     """The plan on another engine and number of ranks, or on a mesh of so many."""
     micro, shares = plan.micro_batch, ranks if mesh is None else mesh.data_ranks
     geometry = split(max(plan.global_batch, shares), micro, plan.unit, shares, ranks // shares)
+    sizes = mesh.sizes() if mesh is not None else {}
+    choices = dict(plan.engine_choices) if engine == plan.engine else {}
+    if sizes.get("pp") != plan.mesh.get("pp"):
+        choices.pop(FIRST_MODULES, None)
+    if "pp" not in sizes:
+        choices.pop(SCHEDULE, None)
     return replace(
         plan,
         engine=engine,
-        mesh=mesh.sizes() if mesh is not None else {},
-        engine_choices=plan.engine_choices if engine == plan.engine else {},
+        mesh=sizes,
+        engine_choices=choices,
         micro_batches=[list(rank) for rank in geometry.micro_batches],
         arithmetic=geometry.arithmetic(),
         settings={**plan.settings, "precision": "fp32"},

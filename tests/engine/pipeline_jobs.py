@@ -87,7 +87,73 @@ class Counted(Stages):
         return {"loss": self.loss(nets, batch).sum / (5 * len(batch))}
 
 
-STAGED = {"stages": Stages, "counted": Counted}
+class Image(nn.Module):
+    """Hidden states of 6 tokens to an image of 2 x 3."""
+
+    def __init__(self, width, channels):
+        super().__init__()
+        self.out = nn.Linear(width, channels)
+
+    def forward(self, x):
+        return self.out(x).transpose(1, 2).unflatten(2, (2, 3))
+
+
+class Upsampled(nn.Module):
+    """Twice as high and wide, then normalised, and a convolution."""
+
+    def __init__(self, channels, out):
+        super().__init__()
+        self.norm, self.conv = nn.GroupNorm(4, channels), nn.Conv2d(channels, out, 3, padding=1)
+
+    def forward(self, x):
+        x = nn.functional.interpolate(x, scale_factor=2.0, mode="nearest")
+        return self.conv(nn.functional.silu(self.norm(x)))
+
+
+class Decoder(nn.Module):
+    """Wide blocks that multiply matrices, and a decoder at the end: few products, much memory traffic."""
+
+    def __init__(self, width, blocks, channels, ups):
+        super().__init__()
+        self.embed = nn.Embedding(32, width)
+        self.blocks = nn.ModuleList(Residual(width) for _ in range(blocks))
+        self.image = Image(width, channels)
+        self.ups = nn.ModuleList(Upsampled(channels, channels) for _ in range(ups))
+        self.head = Upsampled(channels, 1)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for module in (*self.blocks, self.image, *self.ups, self.head):
+            x = module(x)
+        return x
+
+
+class Decoded(Own):
+    """An image decoder after transformer-like blocks, as a VAE's decoder after a denoiser."""
+
+    clip: float | None = None
+    width: int = 24
+    blocks: int = 5
+    channels: int = 8
+    ups: int = 3
+
+    def nets(self):
+        torch.manual_seed(3)
+        return {"net": Decoder(self.width, self.blocks, self.channels, self.ups)}
+
+    def loss(self, nets, batch):
+        image = nets["net"](batch)
+        target = batch.float().mean(1) / 32
+        return Loss((image - target[:, None, None, None]).square().mean((1, 2, 3)).sum(), len(batch))
+
+    def pipeline(self, nets):
+        net = nets["net"]
+        lists = {"blocks": net.blocks, "ups": net.ups}
+        numbered = {name: [f"net.{name}.{i}" for i in range(len(modules))] for name, modules in lists.items()}
+        return ["net.embed", *numbered["blocks"], "net.image", *numbered["ups"], "net.head"]
+
+
+STAGED = {"stages": Stages, "counted": Counted, "decoded": Decoded}
 
 
 class Outside(Stages):

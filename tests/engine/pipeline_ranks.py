@@ -18,16 +18,19 @@ from memfit.engine.process_group import join
 from memfit.mesh import parse_mesh
 from memfit.trace.step_phases import validate_once
 from memfit.train.checkpoint.sharded_checkpoint import load_sharded, save_sharded
-from tests.engine.pipeline_jobs import Counted, Stages
+from tests.engine.pipeline_jobs import Counted, Decoded, Stages
 from tests.engine.ranks import CPU
 from tests.engine.tensor_jobs import Other, Words, words
 from tests.engine.zero_ranks import weights, window
 
 KINDS = {
     "llama": Words, "stages": Stages, "counted": Counted, "recomputed": Counted, "counted, gpipe": Counted,
-    "stages, interleaved_1f1b": Stages, "recomputed, interleaved_1f1b": Counted,
+    "stages, interleaved_1f1b": Stages, "recomputed, interleaved_1f1b": Counted, "decoded": Decoded,
 }  # fmt: skip
 STEPS = {name: {"schedule": schedule} if (schedule := name.partition(", ")[2]) else {} for name in KINDS}
+NAMED = "decoded, named"
+"""A case of two stages whose first modules are named."""
+KINDS[NAMED], STEPS[NAMED] = Decoded, {"first_modules": ["net.embed", "net.ups.2"]}
 """Cases with the engine's choices."""
 RECOMPUTED = {"net.blocks.0": "full", "net.blocks.4": "full"}
 SIZES = [3, 3, 3, 3, 2, 3, 3, 3, 3, 3, 3, 3]

@@ -169,6 +169,13 @@ STAGE_CASES = [
     EngineCase("stages", "fsdp2", 5, BF16, {"schedule": "interleaved_1f1b"}, MeshShape(pp=2)),
     EngineCase("counted", "fsdp2", 6, {"checkpoint": "all"}, {"schedule": "interleaved_1f1b"}, MeshShape(pp=3)),
 ]
+LATE_DECODER, EARLY_DECODER = (
+    {"first_modules": ["net.embed", first]} for first in ("net.head", "net.blocks.2")
+)  # fmt: skip
+DECODER_CASES = [
+    EngineCase("decoded", "fsdp2", 4, {}, choices, MeshShape(pp=2)) for choices in ({}, LATE_DECODER, EARLY_DECODER)
+]
+"""A decoder at the end of the nets, cut by operations, and as a plan names the stages."""
 SHARDED_STAGES = MeshShape(pp=2, dp_shard=2)
 SHARDED_STAGE_CASES = [
     EngineCase("llama", "fsdp2", 4, {}, {}, SHARDED_STAGES),
@@ -177,8 +184,8 @@ SHARDED_STAGE_CASES = [
     EngineCase("counted", "fsdp2", 4, {}, {"schedule": "interleaved_1f1b"}, SHARDED_STAGES),
 ]
 EVERY_CASE = [
-    *CASES, *ZERO_CASES, *MESH_CASES, *TENSOR_CASES, *BOTH_CASES, *BUILT_IN_CASES, *STAGE_CASES, *SHARDED_STAGE_CASES,
-    *EXPERT_CASES, *SHARDED_EXPERT_CASES, *CUT_EXPERT_CASES, *SHARDED_CUT_EXPERT_CASES,
+    *CASES, *ZERO_CASES, *MESH_CASES, *TENSOR_CASES, *BOTH_CASES, *BUILT_IN_CASES, *STAGE_CASES, *DECODER_CASES,
+    *SHARDED_STAGE_CASES, *EXPERT_CASES, *SHARDED_EXPERT_CASES, *CUT_EXPERT_CASES, *SHARDED_CUT_EXPERT_CASES,
     *SEQUENCE_CASES, *SHARDED_SEQUENCE_CASES,
 ]  # fmt: skip
 

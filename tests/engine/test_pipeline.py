@@ -11,7 +11,7 @@ import torch
 from memfit.apply.first_values import builds_without_values
 from memfit.device.hardware.catalogue import find_device
 from memfit.engine.capabilities import engine_of
-from memfit.engine.pipeline_cut import balanced, cut_into_stages, distinct_ranks
+from memfit.engine.pipeline_cut import cut_into_stages, distinct_ranks, equal_shares
 from memfit.errors import InputError
 from memfit.events import ALLOCATE, CATEGORIES, FREE
 from memfit.job import Shape
@@ -58,10 +58,10 @@ def test_what_cannot_be_cut_is_refused_by_the_name_of_its_module(kind):
 
 
 def test_shares_have_the_least_largest_cost_and_then_size():
-    assert balanced([0, 5, 5, 5, 5, 0, 10], [9, 1, 1, 1, 1, 0, 9], 3) == (0, 3, 5, 7)
-    assert balanced([1, 1, 1, 1], [1, 1, 1, 9], 2) == (0, 2, 4)
-    assert balanced([0, 0, 0], [4, 1, 1], 2) == (0, 1, 3)
-    assert balanced([3, 1], [1, 1], 2) == (0, 1, 2)
+    assert equal_shares([0, 5, 5, 5, 5, 0, 10], [9, 1, 1, 1, 1, 0, 9], 3) == (0, 3, 5, 7)
+    assert equal_shares([1, 1, 1, 1], [1, 1, 1, 9], 2) == (0, 2, 4)
+    assert equal_shares([0, 0, 0], [4, 1, 1], 2) == (0, 1, 3)
+    assert equal_shares([3, 1], [1, 1], 2) == (0, 1, 2)
 
 
 def test_nets_are_cut_by_their_operations():
@@ -69,6 +69,38 @@ def test_nets_are_cut_by_their_operations():
     assert cut.paths == ("net.embed", *(f"net.blocks.{i}" for i in range(5)), "net.head")
     assert cut.bounds == (0, 4, 7), "three blocks of 3456 multiplications a token, and two with the head of 1536"
     assert cut_into_stages(Words(), Words().nets(), 2, "pp=2").modules_of(1) == range(2, 5)
+
+
+def test_stages_begin_with_the_modules_that_are_named():
+    names = ["net.embed", "net.blocks.1"]
+    cut = cut_into_stages(Stages(), Stages().nets(), 2, "pp=2", names)
+    assert cut.bounds == (0, 2, 7)
+    even, shifted = (
+        [traced(Stages(), rank, micro_batches=4, engine_choices=choices) for rank in range(2)]
+        for choices in ({}, {"first_modules": names})
+    )
+    optimizer = [[_category_bytes(trace)["optimizer"] for trace in traces] for traces in (even, shifted)]
+    assert sum(optimizer[0]) == sum(optimizer[1])
+    assert optimizer[1][0] < 0.5 * optimizer[0][0], "an embedding and a block in place of three"
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["net.embed"], "it names 1 modules, and there are 2 stages; name the first module of each stage"),
+        (["net.embed", "net.blocks.7"], "'net.blocks.7' is none of the 7 modules that run one after the other; write"),
+        (["net.blocks.0", "net.head"], "the first stage begins with net.blocks.0; write net.embed first"),
+        (["net.embed", "net.embed"], "net.embed does not run after net.embed; name them in the order"),
+        ("net.embed", "engine_choices.first_modules = 'net.embed': no list of modules; write their names in"),
+        ([1, 2], "engine_choices.first_modules = [1, 2]: no list of modules"),
+    ],
+    ids=str,
+)
+def test_names_that_do_not_match_the_nets_are_refused_in_one_line(names, said):
+    with pytest.raises(InputError) as raised:
+        traced(Stages(), 0, engine_choices={"first_modules": names})
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_mixtures_of_experts_in_single_precision_are_cut_by_their_operations():
@@ -123,6 +155,12 @@ def test_choices_of_a_pipeline_are_refused_on_sharded_nets_and_the_other_way_rou
         trace_job(
             Stages(), Shape(items=4),
             Tracing(device=find_device("cpu"), engine="fsdp2", world=2, engine_choices={"schedule": "gpipe"}),
+        )  # fmt: skip
+    names = {"first_modules": ["net.embed"]}
+    with pytest.raises(InputError, match="it is of a pipeline"):
+        trace_job(
+            Stages(), Shape(items=4),
+            Tracing(device=find_device("cpu"), engine="fsdp2", world=2, engine_choices=names),
         )  # fmt: skip
     with pytest.raises(InputError, match="it is of sharded nets"):
         traced(Stages(), 0, engine_choices={"half_gather": True})

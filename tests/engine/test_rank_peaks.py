@@ -26,6 +26,7 @@ from tests.engine.rank_peaks import (
     BUILT_IN_HYBRID,
     CASES,
     CUT_EXPERT_CASES,
+    DECODER_CASES,
     EXPERT_CASES,
     MESH_CASES,
     OPERATORS,
@@ -146,6 +147,17 @@ def test_every_rank_of_built_in_jobs_on_a_mesh(cases, tmp_path):
 def test_every_stage_of_a_pipeline(stages, tmp_path):
     compared = compare([case for case in STAGE_CASES if case.mesh.pp == stages], stages, tmp_path)
     check(compared, within=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(release_number(torch.__version__) < OLDEST, reason="memfit refuses pp before torch 2.13")
+def test_every_stage_of_a_net_with_a_decoder_at_the_end_wherever_it_is_cut(tmp_path):
+    compared = compare(DECODER_CASES, 2, tmp_path)
+    check(compared, within=0.03)
+    traced = {(case, rank): peak for (case, rank, phase), (peak, _) in compared.items() if phase == "train"}
+    late, early = (str(case) for case in DECODER_CASES[1:])
+    assert traced[late, 0] > traced[early, 0], "modules moved to the last stage"
+    assert traced[late, 1] < traced[early, 1]
 
 
 @pytest.mark.slow

@@ -10,78 +10,21 @@ from memfit.device.hardware.catalogue import find_device
 from memfit.device.hardware.cluster import GroupLink, cluster_of
 from memfit.job import Loss, Shape
 from memfit.mesh import MeshShape, parse_mesh
-from memfit.planner.predict import timed_rank
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 from memfit.planner.search.traced_job import open_traced_job
 from memfit.planner.timing.mesh_time import DataTraffic, MeshCommunication
 from memfit.planner.timing.pipeline_time import PipelineTime
+from memfit.planner.timing.schedule_time import schedule_seconds
 from memfit.torch_compat.pipelining import OLDEST
 from memfit.torch_compat.versions import release_number
 from memfit.trace.step import Tracing
 from tests.engine.pipeline_jobs import Counted
+from tests.planner.simulated_pipeline import simulated_1f1b
 
 GB = 10**9
 LINK = GroupLink(ranks=4, nodes=1, bytes=10 * GB, step_seconds=0.0, node_step_seconds=0.0)
 """One gigabyte takes 0.1 s."""
-
-
-def simulated_1f1b(stages, micro_batches, forward, backward, send):
-    """Seconds until the last stage to end has ended, with the waits of torch's Schedule1F1B: a stage's sends and
-    receives of one moment are one batch, which both sides must have come to, and which ends for all of it together."""
-    steps = [_steps(stage, stages, micro_batches) for stage in range(stages)]
-    clock, at, posted = [0.0] * stages, [0] * stages, {}
-    while any(at[stage] < len(steps[stage]) for stage in range(stages)):
-        moved = False
-        for stage in range(stages):
-            while at[stage] < len(steps[stage]):
-                kind, what = steps[stage][at[stage]]
-                if kind == "compute":
-                    clock[stage] += forward if what == "F" else backward
-                else:
-                    for message in what:
-                        posted.setdefault(message, {})[stage] = clock[stage]
-                    if not all(len(posted[message]) == 2 for message in what):
-                        break
-                    ends = [max(posted[message].values()) + send for message in what]
-                    clock[stage] = max([clock[stage], *ends])
-                at[stage] += 1
-                moved = True
-        assert moved, "the stages wait for each other"
-    return max(clock)
-
-
-def _steps(stage, stages, count):
-    """What a stage computes, and the messages (kind, micro-batch, from, to) that it waits for together."""
-
-    def forward_message(number, source):
-        return [("F", number, source, source + 1)] if 0 <= source < stages - 1 else []
-
-    def backward_message(number, source):
-        return [("B", number, source, source - 1)] if 0 < source < stages else []
-
-    steps, warm, done = [], min(count, stages - stage), 0
-    for number in range(warm):
-        steps += [("wait", forward_message(number, stage - 1)), ("compute", "F")]
-        if number < warm - 1:
-            steps.append(("wait", forward_message(number, stage)))
-    pending, number = forward_message(warm - 1, stage), warm
-    while True:
-        steps += [("wait", pending + backward_message(done, stage + 1)), ("compute", "B")]
-        sent, done = backward_message(done, stage), done + 1
-        if number == count:
-            break
-        steps += [("wait", sent + forward_message(number, stage - 1)), ("compute", "F")]
-        pending, number = forward_message(number, stage), number + 1
-    steps.append(("wait", sent))
-    while done < count:
-        steps += [
-            ("wait", backward_message(done, stage + 1)),
-            ("compute", "B"),
-            ("wait", backward_message(done, stage)),
-        ]
-        done += 1
-    return [(kind, what) for kind, what in steps if what]
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4, 8])
@@ -90,6 +33,22 @@ def test_stages_that_send_in_no_time_wait_for_the_first_and_the_last_micro_batch
         waits = PipelineTime(stages=stages).waits(count, 3.0, GB)
         assert waits == 3.0 * (stages - 1)
         assert simulated_1f1b(stages, count, 1.0, 2.0, 0.0) == pytest.approx(3.0 * count + waits)
+
+
+@pytest.mark.parametrize("seconds", [(1.0, 3.0), (3.0, 1.0), (1.0, 2.0, 6.0, 2.5), (6.0, 1.0, 1.0), (1.0, 1.0)])
+def test_stages_of_different_times_wait_as_in_the_simulation_of_the_schedule(seconds):
+    slowest, stages = max(seconds), len(seconds)
+    shares = tuple((each / slowest / 4, 3 * each / slowest / 4) for each in seconds)
+    time = PipelineTime(stages=stages, shares=shares)
+    for count in (stages, 2 * stages, 5 * stages, 11 * stages):
+        forward, backward = [each / 4 for each in seconds], [3 * each / 4 for each in seconds]
+        simulated = simulated_1f1b(stages, count, forward, backward, 0.0)
+        assert count * slowest + time.waits(count, slowest, GB) == pytest.approx(simulated)
+
+
+def test_with_fewer_micro_batches_than_stages_all_forwards_come_first():
+    assert schedule_seconds([1.0, 1.0, 1.0], [2.0, 2.0, 2.0], 2) == 1 + 1 + 2 + 2 * 3 + 2
+    assert schedule_seconds([1.0, 1.0, 1.0], [2.0, 2.0, 2.0], 1) == 9
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4, 8])
@@ -139,13 +98,6 @@ class Headed(Counted):
 
     def loss(self, nets, batch):
         return Loss(nets["net"](batch).square().sum(), len(batch))
-
-
-@pytest.mark.parametrize(("job", "rank"), [(Headed(), 4), (Counted(), 0)])
-def test_a_window_is_timed_on_the_stage_that_computes_most(job, rank):
-    mesh, nets = parse_mesh("pp=3,dp_shard=2"), job.nets()
-    assert timed_rank(job, nets, mesh.world, mesh) == rank
-    assert timed_rank(job, nets, 6, parse_mesh("dp_shard=6")) == 0
 
 
 @pytest.mark.skipif(release_number(torch.__version__) < OLDEST, reason="memfit refuses pp before torch 2.13")

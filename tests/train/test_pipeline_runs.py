@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from memfit.mesh import MeshShape
-from memfit.plan import read_plan
+from memfit.plan import read_plan, write_plan
 from memfit.torch_compat.pipelining import OLDEST
 from memfit.torch_compat.versions import release_number
 from memfit.verify.verify_plan import on_ranks
@@ -22,6 +22,7 @@ pytestmark = [
     pytest.mark.skipif(release_number(torch.__version__) < OLDEST, reason="memfit refuses pp before torch 2.13"),
 ]
 COUNTED = f"{ROOT}/tests/engine/pipeline_jobs.py:Counted"
+DECODED = f"{ROOT}/tests/engine/pipeline_jobs.py:Decoded"
 DISTURBED = f"{ROOT}/tests/engine/pipeline_jobs.py:Disturbed"
 TWO, THREE, BOTH = MeshShape(pp=2), MeshShape(pp=3), MeshShape(pp=2, dp_shard=2)
 
@@ -120,6 +121,35 @@ def test_what_is_planned_for_stages_is_verified_and_not_exported(job, mesh, tmp_
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)["worlds"][1]
     assert (answer["mesh"], answer["world"], answer["ok"]) == (str(mesh), mesh.world, True)
+
+
+def test_a_run_has_the_cut_of_its_plan_and_goes_on_on_another_cut(tmp_path):
+    file = tmp_path / "staged.toml"
+    made = planned(file, DECODED, "--mesh", TWO, "--micro-batch", 3)
+    assert made.engine_choices["first_modules"][0] == "net.embed"
+    alone = planned(tmp_path / "alone.toml", DECODED, "--micro-batch", 3)
+    expected = ran(alone, tmp_path / "alone", "--windows", 4)[0]
+    moved = replace(made, engine_choices={"first_modules": ["net.embed", "net.ups.1"]})
+    whole = ran(moved, tmp_path / "whole", "--windows", 4, "--verify-every", 2)[0]
+    same(whole, expected)
+    assert all(proof["ok"] for proof in lines(tmp_path / "whole" / "run", "verified"))
+    ran(moved, tmp_path / "cut", "--windows", 2)
+    resumed = ran(moved, tmp_path / "cut", "--windows", 4, "--resume")[0]
+    assert all(torch.equal(resumed[name], weight) for name, weight in whole.items())
+    ran(made, tmp_path / "other", "--windows", 2)
+    same(ran(moved, tmp_path / "other", "--windows", 4, "--resume")[0], expected)
+    wrong = file.read_text().replace(made.engine_choices["first_modules"][1], "net.up.1")
+    file.write_text(wrong)
+    refused = memfit("run", file, "--out", tmp_path / "refused")
+    assert refused.returncode == 2
+    assert "'net.up.1' is none of the 11 modules that run one after the other; write net.ups.1" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    write_plan(moved, file)
+    done = memfit("verify", file, "--mesh", TWO, "--windows", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["worlds"][1]["ok"]
+    elsewhere = on_ranks(moved, "fsdp2", 3, THREE)
+    assert elsewhere.engine_choices == {}, "it names the modules of two stages"
 
 
 def test_a_plan_of_stages_recomputes_every_block_where_keeping_does_not_fit(tmp_path):

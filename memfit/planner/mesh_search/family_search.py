@@ -19,6 +19,7 @@ from typing import Any
 from memfit.device.hardware.catalogue import Device, nccl_bytes
 from memfit.device.hardware.cluster import GroupLink
 from memfit.engine.capabilities import CAPABILITIES, dimensions
+from memfit.engine.stage_bounds import FIRST_MODULES
 from memfit.geometry import shape_of
 from memfit.job import Job
 from memfit.mesh import MeshShape, communicators
@@ -27,12 +28,15 @@ from memfit.planner.mesh_nets import RankNets
 from memfit.planner.mesh_search.mesh_row import FITS, SLOWER, TOO_LARGE, MeshRow
 from memfit.planner.mesh_search.mesh_shapes import MeshFamily
 from memfit.planner.options import options
-from memfit.planner.predict import checkpoint_all, default_checkpointing, timed_rank
+from memfit.planner.pipeline.cut_search import CutSearch
+from memfit.planner.pipeline.pipeline_costs import PipelineCosts
+from memfit.planner.predict import checkpoint_all, default_checkpointing
 from memfit.planner.request import PlanRequest
-from memfit.planner.search.candidate_search import Candidate, CandidateSearch
+from memfit.planner.search.candidate_search import Candidate, CandidateSearch, geometries
 from memfit.planner.search.full_step import policy_name
 from memfit.planner.search.traced_job import TracedJob, open_traced_job
 from memfit.planner.timing.mesh_time import MeshCommunication
+from memfit.planner.timing.pipeline_time import ONE_STAGE, PipelineTime
 from memfit.torch_compat.attributes import local_tensor
 from memfit.trace.step import Tracing
 
@@ -43,8 +47,10 @@ ON_ITS_WAY = "as estimated with one micro-batch on its way, of which a stage hol
 class FamilySearch:
     """One family of meshes for a job and a request, of which ``devices`` are all ranks."""
 
-    def __init__(self, job: Job, request: PlanRequest, family: MeshFamily, nets: RankNets, whole: Any) -> None:
-        """``nets``: of a rank before data parallelism; ``whole``: the job's own nets, without their bytes."""
+    def __init__(self, job: Job, request: PlanRequest, family: MeshFamily, nets: RankNets, whole: Any,
+                 costs: PipelineCosts) -> None:  # fmt: skip
+        """``nets``: of a rank before data parallelism; ``whole``: the job's own nets, without their bytes; ``costs``:
+        of their modules, where they are cut into stages."""
         self.job, self.request, self.family, self.nets = job, request, family, nets
         self.device, self.own = request.device, default_checkpointing(job, whole)
         self.everything = checkpoint_all(job, whole) if family.cut.pp > 1 else {}
@@ -53,10 +59,26 @@ class FamilySearch:
         self.how = Tracing(
             device=self.device, implementation="job" if keeps else options.implementation(job, whole, self.device),
             validation=PhasePolicy(), saving=PhasePolicy(), engine=family.engine, world=base.world,
-            rank=timed_rank(job, whole, base.world, base), mesh=dimensions(family.engine, base),
+            mesh=dimensions(family.engine, base),
         )  # fmt: skip
+        self.pipeline = ONE_STAGE
+        if base.pp > 1:
+            self._take_cut(base, whole, costs)
         self.state_per_byte = 0.0
         """Bytes of optimizer state for each byte of trained parameters; 0 until it was traced."""
+
+    def _take_cut(self, mesh: MeshShape, whole: Any, costs: PipelineCosts) -> None:
+        """Traces and times the slowest stage of the first cut that a plan would try."""
+        request = self.request
+        split = geometries(self.job, request.global_batch, mesh.data_ranks, mesh.pp, request.micro_batch)
+        split, _ = costs.without_single_items(split, self.own)
+        modes = [self.own] if "checkpointing" in request.keep else [self.own, self.everything]
+        cut = CutSearch(self.job, costs, mesh, self.device, split, modes).next()
+        assert cut is not None
+        self.how = replace(
+            self.how, rank=cut.slowest * mesh.data_ranks, engine_choices={FIRST_MODULES: cut.first_modules}
+        )
+        self.pipeline = PipelineTime(stages=mesh.pp, link=(self._links(mesh) or {}).get("pp"), shares=cut.shares)
 
     def least_bytes(self, mesh: MeshShape, state_per_byte: float) -> int:
         """Process bytes that a rank holds at the end of a window at least: its state, and what lies outside."""
@@ -139,6 +161,7 @@ class FamilySearch:
                 traced_job, device, self.request.global_batch, mesh.data_ranks,
                 mesh=dimensions(self.family.engine, mesh), fixed=self.request.micro_batch, modes=some,
                 communicates=self._communication(mesh),
+                pipeline=self.pipeline,
             )  # fmt: skip
             best = search.best()
             if best is not None:

@@ -17,17 +17,22 @@ from memfit.device.hardware.process_limits import check_fake_ranks
 from memfit.engine.expert_parallel import has_experts
 from memfit.engine.factory import check_known
 from memfit.errors import InputError
+from memfit.geometry import shape_of
 from memfit.job import Job, Nets
 from memfit.mesh import INSIDE
+from memfit.plan import PhasePolicy
 from memfit.planner.mesh_nets import rank_nets
 from memfit.planner.mesh_search.family_search import FamilySearch
 from memfit.planner.mesh_search.mesh_row import CHOSEN, FITS, REFUSED, SLOWER, TOO_LARGE, MeshRow
 from memfit.planner.mesh_search.mesh_shapes import MeshFamily, mesh_families
+from memfit.planner.options import options
+from memfit.planner.pipeline.pipeline_costs import PipelineCosts
 from memfit.planner.predict import plain_nets
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.engine_search import Answer
 from memfit.planner.search.search import find_plan
 from memfit.planner.variable_length.length_check import check_longest
+from memfit.trace.step import Tracing
 
 TRACED = 3
 """Meshes that are planned in full, at most, once one of them fits."""
@@ -66,14 +71,15 @@ def find_mesh_plan(job: Job, request: PlanRequest) -> Answer:
     if not families:
         seen, why = f"--engine {request.engine} --nodes", f"{request.engine} carries no mesh"
         raise InputError(seen, why, "leave --nodes out, or write --engine fsdp2")
+    costs = _pipeline_costs(job, request, whole)
     inside = [family for family in families if not _crosses(request.cluster, family)]
     beyond = [family for family in families if family not in inside]
-    rows = _rows(job, request, inside, whole)
+    rows = _rows(job, request, inside, whole, costs)
     crossing = ""
     if any(row.state == FITS for row in rows):
         rows += [row for family in beyond for row in _refused(family, NOT_LOOKED_AT)]
     else:
-        crossed = _rows(job, request, beyond, whole)
+        crossed = _rows(job, request, beyond, whole, costs)
         if any(row.state == FITS for row in crossed):
             crossing = "layers are cut over several nodes, since no mesh fits that cuts them inside a node"
         rows += crossed
@@ -101,19 +107,32 @@ def _check(job: Job, request: PlanRequest) -> None:
         raise InputError(f"--devices {request.devices} --nodes", "one device has no mesh", "leave --nodes out")
 
 
+def _pipeline_costs(job: Job, request: PlanRequest, whole: Nets) -> PipelineCosts:
+    """What the job's modules take, which is traced where a family cuts them into stages."""
+    device = request.device
+    keeps = "optimizer" in request.keep
+    implementation = "job" if keeps else options.implementation(job, whole, device)
+    how = Tracing(
+        device=device, implementation=implementation, validation=PhasePolicy(), saving=PhasePolicy()
+    )  # fmt: skip
+    return PipelineCosts(job, whole, how, shape_of(job, min(job.longest or 2, request.global_batch)))
+
+
 def _crosses(cluster: Cluster, family: MeshFamily) -> bool:
     mesh = family.meshes[0]
     return any(cluster.crosses(mesh, name) for name in INSIDE if name in mesh.sizes())
 
 
-def _rows(job: Job, request: PlanRequest, families: Sequence[MeshFamily], whole: Nets) -> list[MeshRow]:
+def _rows(
+    job: Job, request: PlanRequest, families: Sequence[MeshFamily], whole: Nets, costs: PipelineCosts
+) -> list[MeshRow]:
     rows: list[MeshRow] = []
     state_per_byte = 0.0
     for family in families:
         remark = _too_few(job, request, family)
         if not remark:
             try:
-                search = FamilySearch(job, request, family, rank_nets(job, family.cut, whole), whole)
+                search = FamilySearch(job, request, family, rank_nets(job, family.cut, whole), whole, costs)
                 enough = min((row.seconds for row in rows if row.state == FITS and row.seconds), default=float("inf"))
                 rows += search.rows(state_per_byte, enough)
                 state_per_byte = search.state_per_byte

@@ -17,13 +17,13 @@ import numpy as np
 from memfit.device.hardware.catalogue import Device
 from memfit.errors import InputError
 from memfit.geometry import Geometry, least_micro_batch, shape_of, split
-from memfit.job import Shape
+from memfit.job import Job, Shape
 from memfit.mesh import MeshShape
 from memfit.planner.predict import footprint_on
 from memfit.planner.search.engine_choice import Communicates, silent
 from memfit.planner.search.selection import Problem, floor, scaled, solve
 from memfit.planner.search.traced_job import TracedJob
-from memfit.planner.timing.pipeline_time import PipelineTime
+from memfit.planner.timing.pipeline_time import ONE_STAGE, PipelineTime
 from memfit.planner.timing.probed_windows import ProbedWindow, probed
 from memfit.trace.session import MicroTrace
 
@@ -65,22 +65,20 @@ class CandidateSearch:
     def __init__(
         self, traced_job: TracedJob, device: Device, global_batch: int, ranks: int, *,
         mesh: MeshShape | None = None, fixed: int | None = None, modes: Mapping[str, str] | None = None,
-        communicates: Communicates = silent,
+        communicates: Communicates = silent, pipeline: PipelineTime = ONE_STAGE,
     ) -> None:  # fmt: skip
         """``ranks``: those with samples of their own; ``mesh``: all; ``fixed``: the micro-batch; ``modes``: the
-        checkpointing, where it is not to be chosen."""
+        checkpointing, where it is not to be chosen; ``pipeline``: the stages that wait for each other."""
         self.ranks, self._communicates = ranks, communicates
         self._world, self._mesh = (ranks, {}) if mesh is None else (mesh.world, mesh.sizes())
         self._sent = 0.0
         """Bytes that a stage of a pipeline sends for a unit of a micro-batch."""
         self.traced_job, self.device, self.modes = traced_job, device, modes
-        self.pipeline = PipelineTime(stages=1 if mesh is None else mesh.pp, link=(traced_job.links or {}).get("pp"))
+        self.pipeline = pipeline
         self.job = traced_job.job
         self.budget = device.usable_bytes or 0
-        share, smallest = -(-global_batch // ranks), max(self.job.longest or 1, least_micro_batch(global_batch, ranks))
-        each = self._world // ranks
-        self.geometries = [split(global_batch, m, self.job.unit, ranks, each) for m in sizes(share, smallest, fixed)]
-        self.refuses_single = self._leave_out_single_items()
+        split = geometries(self.job, global_batch, ranks, self._world // ranks, fixed)
+        self.geometries, self.refuses_single = without_single_items(traced_job, split, modes or {})
         """What the nets raise at a micro-batch of one item, with which no geometry is left; empty: nothing."""
         self.step_seconds = traced_job.step_seconds()
         self.tried: dict[int, Candidate] = {}
@@ -92,27 +90,6 @@ class CandidateSearch:
         self.probed = probed(self.job, device)
         self.slower = self._slower(self.probed) if self.probed is not None and traced_job.knows_rates else 1.0
         """Times the estimate that a window took which was really run on this machine."""
-
-    def _leave_out_single_items(self) -> str:
-        """Leaves out geometries with a micro-batch of one item where a net normalises over the batch and refuses it.
-
-        Raises:
-            InputError: no other geometry is left.
-        """
-        single = [g for g in self.geometries if min(map(min, g.micro_batches)) == 1]
-        if not single or self.job.longest is not None or not self.traced_job.normalises_over_batch():
-            return ""
-        try:
-            self.traced_job.trace(shape_of(self.job, 1), self.modes or {}, accumulated=True)
-        except ValueError as error:
-            rest = [g for g in self.geometries if g not in single]
-            if not rest:
-                sizes_of = single[0].arithmetic()
-                write = "choose --global-batch and --micro-batch so that every micro-batch holds two or more"
-                raise InputError(f"micro-batches of {sizes_of}", f"the nets refuse one item: {error}", write) from error
-            self.geometries = rest
-            return str(error)
-        return ""
 
     def best(self) -> Candidate | None:
         """The draft of the least time among those that fit; ties go to the larger micro-batch."""
@@ -325,6 +302,44 @@ class CandidateSearch:
     def sent_bytes(self, geometry: Geometry) -> float:
         """Bytes that a stage of a pipeline sends for one of its micro-batches."""
         return self._sent * geometry.micro_batch
+
+
+def geometries(
+    job: Job, global_batch: int, ranks: int, devices_each: int = 1, fixed: int | None = None
+) -> list[Geometry]:
+    """Ways to split a global batch, the largest micro-batch first.
+
+    Args:
+        ranks: those with samples of their own, each of so many devices.
+        fixed: the micro-batch; None: to be chosen.
+    """
+    share, smallest = -(-global_batch // ranks), max(job.longest or 1, least_micro_batch(global_batch, ranks))
+    return [split(global_batch, micro, job.unit, ranks, devices_each) for micro in sizes(share, smallest, fixed)]
+
+
+def without_single_items(
+    traced_job: TracedJob, split: list[Geometry], modes: Mapping[str, str]
+) -> tuple[list[Geometry], str]:
+    """Ways to split a batch without those that have a micro-batch of one item, where a net normalises over the batch
+    and refuses it; and what it raises then, empty where it does not.
+
+    Raises:
+        InputError: no other way is left.
+    """
+    job = traced_job.job
+    single = [g for g in split if min(map(min, g.micro_batches)) == 1]
+    if not single or job.longest is not None or not traced_job.normalises_over_batch():
+        return split, ""
+    try:
+        traced_job.trace(shape_of(job, 1), modes, accumulated=True)
+    except ValueError as error:
+        rest = [g for g in split if g not in single]
+        if not rest:
+            sizes_of = single[0].arithmetic()
+            write = "choose --global-batch and --micro-batch so that every micro-batch holds two or more"
+            raise InputError(f"micro-batches of {sizes_of}", f"the nets refuse one item: {error}", write) from error
+        return rest, str(error)
+    return split, ""
 
 
 def sizes(share: int, smallest: int, fixed: int | None) -> list[int]:

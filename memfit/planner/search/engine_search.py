@@ -22,17 +22,15 @@ from memfit.planner.options.option_context import OptionContext
 from memfit.planner.options.option_traces import OptionTraces, trace_options
 from memfit.planner.predict import (
     BINDING_RANK,
-    binding_ranks,
-    checkpoint_all,
     default_checkpointing,
     nets_and_readings,
-    timed_rank,
 )
 from memfit.planner.read_ahead import copy_ahead, read_ahead
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.candidate_search import Candidate, CandidateSearch
 from memfit.planner.search.engine_choice import Communicates, communication_model
 from memfit.planner.search.full_step import FullStep, ReplayedCandidate, trace_full_step
+from memfit.planner.search.plan_reasons import communication_reason, requested_reasons, stage_reason, with_refusal
 from memfit.planner.search.traced_job import TracedJob, open_traced_job
 from memfit.planner.suggestions.larger_memory import LargerMemory, next_step
 from memfit.planner.suggestions.smaller_settings import SmallerSetting
@@ -71,7 +69,7 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _SearchResult:
+class SearchResult:
     """The best candidate, or the smallest where none fits, and what was traced around it."""
 
     best: Candidate
@@ -87,10 +85,10 @@ class _SearchResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Outcome:
+class Outcome:
     """The best candidate traced in full: its footprint, and its first windows where lengths vary."""
 
-    result: _SearchResult
+    result: SearchResult
     full_step: FullStep
     candidate: ReplayedCandidate
     lengths: LengthCheck | None
@@ -100,17 +98,16 @@ class _Outcome:
         return self.candidate.footprint.fits and (self.lengths is None or self.lengths.fits)
 
 
-def search_with_engine(
-    job: Job, request: PlanRequest, engine: str, *, optimizer_state: str = "device", average: str = "device"
-) -> Answer:
-    """The answer under one engine, with optimizer state and the weights' average kept in these places."""
-    return _EngineSearch(job, request, engine, optimizer_state, average).answer()
+class EngineSearch:
+    """The steps from a request to an answer: search, trace in full, check lengths, describe the options, plan.
 
+    Args:
+        optimizer_state, average: where optimizer state and the weights' average are kept.
+    """
 
-class _EngineSearch:
-    """The steps from a request to an answer: search, trace in full, check lengths, describe the options, plan."""
-
-    def __init__(self, job: Job, request: PlanRequest, engine: str, optimizer_state: str, average: str) -> None:
+    def __init__(
+        self, job: Job, request: PlanRequest, engine: str, *, optimizer_state: str = "device", average: str = "device"
+    ) -> None:  # fmt: skip
         self.job, self.request = job, request
         self.device = without_cpu_margin(request.device)
         self.nets, self.by_precision = nets_and_readings(job, "precision")
@@ -120,8 +117,7 @@ class _EngineSearch:
             device=self.device,
             implementation="job" if keeps_optimizer else options.implementation(job, self.nets, self.device),
             validation=PhasePolicy(), saving=PhasePolicy(), engine=engine, world=request.world,
-            rank=timed_rank(job, self.nets, request.world, request.mesh), mesh=dimensions(engine, request.mesh),
-            optimizer_state=optimizer_state, average=average,
+            mesh=dimensions(engine, request.mesh), optimizer_state=optimizer_state, average=average,
         )  # fmt: skip
         self.links = request.links
         self.communication_seconds = self._communicates(engine)
@@ -148,7 +144,7 @@ class _EngineSearch:
         if not outcome.fits:
             return Answer(
                 plan=None, chosen=None, floor=candidate, alternatives=tuple(result.alternatives), learning_rate=rate,
-                lengths=outcome.lengths, how=outcome.full_step.how,
+                lengths=outcome.lengths, how=replace(outcome.full_step.how, engine_choices={}),
             )  # fmt: skip
         writing, ahead = choose_writing(candidate.footprint, self.device), read_ahead(candidate.footprint)
         copies = copy_ahead(candidate.footprint, self.device)
@@ -175,7 +171,7 @@ class _EngineSearch:
             next_step=result.next_step, learning_rate=rate, lengths=outcome.lengths,
         )  # fmt: skip
 
-    def _outcome(self) -> _Outcome:
+    def _outcome(self) -> Outcome:
         """The best candidate that also fits when it is traced in full; each round searches under a smaller budget."""
         budget = self.device.usable_bytes or 0
         with open_traced_job(self.job, self.how, self._first_shape(), self.links) as traced_job:
@@ -198,31 +194,30 @@ class _EngineSearch:
         share = -(-self.request.global_batch // self.request.devices)
         return shape_of(self.job, min(self.job.longest or 2, share))
 
-    def _search(self, traced_job: TracedJob, device: Device) -> _SearchResult:
+    def _search(self, traced_job: TracedJob, device: Device) -> SearchResult:
         request = self.request
         begin_stage(f"trying micro-batches under {self.how.engine}")
-        modes: list[Mapping[str, str] | None] = [self.own if "checkpointing" in request.keep else None]
-        if self.how.stages > 1 and modes[0] is None:
-            modes = [self.own, checkpoint_all(self.job, self.nets)]
-        for some in modes:
-            search = CandidateSearch(
-                traced_job, device, request.global_batch, request.devices, mesh=self.how.mesh,
-                fixed=request.micro_batch, modes=some, communicates=self.communication_seconds,
-            )  # fmt: skip
-            best = search.best()
-            if best is not None:
-                break
+        search = CandidateSearch(
+            traced_job, device, request.global_batch, request.devices, mesh=self.how.mesh,
+            fixed=request.micro_batch, modes=self.own if "checkpointing" in request.keep else None,
+            communicates=self.communication_seconds,
+        )  # fmt: skip
+        return self._best_of(traced_job, search)
+
+    def _best_of(self, traced_job: TracedJob, search: CandidateSearch) -> SearchResult:
+        """The best candidate of a search, with what was traced around it."""
+        best = search.best()
         if best is None:
-            return _SearchResult(best=min(search.tried.values(), key=lambda candidate: candidate.peak))
+            return SearchResult(best=min(search.tried.values(), key=lambda candidate: candidate.peak))
         begin_stage("tracing what other options would save")
-        return _SearchResult(
+        return SearchResult(
             best=best, alternatives=search.alternatives(best), next_step=next_step(search, best),
             traces=trace_options(search, best, self.nets, by_precision=self.by_precision),
             net_kind=traced_job.net_kind, probed=search.probed is not None, refuses_single=search.refuses_single,
             communication=self._communication(traced_job, search, best),
         )  # fmt: skip
 
-    def _traced_in_full(self, result: _SearchResult) -> _Outcome:
+    def _traced_in_full(self, result: SearchResult) -> Outcome:
         begin_stage(f"tracing all of {result.best.geometry.arithmetic()}, with validation and saving")
         full_step = self._full_step(result)
         candidate = replace(
@@ -232,7 +227,7 @@ class _EngineSearch:
         if candidate.footprint.fits:
             begin_stage("replaying its first windows, where lengths vary")
             lengths = check_lengths(self.job, self.how, candidate.geometry, candidate.checkpointing, self.request.seed)
-        return _Outcome(result=result, full_step=full_step, candidate=candidate, lengths=lengths)
+        return Outcome(result=result, full_step=full_step, candidate=candidate, lengths=lengths)
 
     def _communication(self, traced_job: TracedJob, search: CandidateSearch, best: Candidate) -> dict[str, float]:
         """Seconds of a window by collective and dimension, those of data parallelism and those inside of nets."""
@@ -255,25 +250,18 @@ class _EngineSearch:
         computed = candidate.micro_seconds * sum(rank) / candidate.geometry.micro_batch
         return self.communication_seconds(len(rank), computed)
 
-    def _full_step(self, result: _SearchResult) -> FullStep:
-        """The full step of the rank that needs most. Of several stages all have the first one's validation."""
-        full_step: FullStep | None = None
-        how, may_choose = self.how, "validation" not in self.request.keep
-        ranks: tuple[int, ...] = (BINDING_RANK,)
-        if how.stages > 1:
-            ranks = binding_ranks(self.job, self.nets, how.engine, how.world, how.mesh)
-        for rank in ranks:
-            other = trace_full_step(
-                self.job, replace(how, rank=rank), self.device, result.best, self.own,
-                may_choose=may_choose, resized=result.traces.resized,
-            )  # fmt: skip
-            how, may_choose = replace(how, validation=other.how.validation), False
-            if full_step is None or _process_bytes(other) > _process_bytes(full_step):
-                full_step = other
-        assert full_step is not None
-        return full_step
+    def _full_step(self, result: SearchResult) -> FullStep:
+        """The full step of the rank that needs most."""
+        return self._full_step_of(replace(self.how, rank=BINDING_RANK), result, may_choose=True)
 
-    def _plan(self, outcome: _Outcome) -> Plan:
+    def _full_step_of(self, how: Tracing, result: SearchResult, *, may_choose: bool) -> FullStep:
+        """The full step of one rank; ``may_choose``: room may be made for its validation."""
+        may_choose = may_choose and "validation" not in self.request.keep
+        return trace_full_step(
+            self.job, how, self.device, result.best, self.own, may_choose=may_choose, resized=result.traces.resized
+        )
+
+    def _plan(self, outcome: Outcome) -> Plan:
         request, how, candidate = self.request, outcome.full_step.how, outcome.candidate
         geometry = candidate.geometry
         return Plan(
@@ -288,6 +276,7 @@ class _EngineSearch:
             arithmetic=geometry.arithmetic(),
             engine=how.engine,
             mesh=how.mesh.sizes() if how.mesh is not None else {},
+            engine_choices=dict(how.engine_choices),
             precision=self.job.precision,
             seed=request.seed,
             checkpointing=dict(candidate.checkpointing),
@@ -299,27 +288,24 @@ class _EngineSearch:
             average=how.average,
             learning_rate=self.rate.factor,
             warmup_windows=self.rate.warmup_windows,
-            reasons=_with_refusal(
+            reasons=with_refusal(
                 options.reasons(candidate, self.own, self.device, how)
-                | _requested(request)
-                | _communication_reason(candidate),
-                outcome.result,
+                | requested_reasons(request)
+                | communication_reason(candidate)
+                | stage_reason(candidate.stages),
+                outcome.result.refuses_single,
             ),
             options=self._memory_options(outcome),
             step_seconds=candidate.seconds,
         )
 
-    def _memory_options(self, outcome: _Outcome) -> list[MemoryOption]:
+    def _memory_options(self, outcome: Outcome) -> list[MemoryOption]:
         return options.memory_options(
             OptionContext(
                 job=self.job, device=self.device, nets=self.nets, own=self.own, keep=self.request.keep,
                 full_step=outcome.full_step, traces=outcome.result.traces,
             )
         )  # fmt: skip
-
-
-def _process_bytes(full_step: FullStep) -> int:
-    return max(phase.process_bytes for phase in full_step.candidate.footprint.phases.values())
 
 
 def _with_lengths(plan: Plan, lengths: LengthCheck, allocator: str) -> Plan:
@@ -330,36 +316,3 @@ def _with_lengths(plan: Plan, lengths: LengthCheck, allocator: str) -> Plan:
         options=[*(option for option in plan.options if option.name != EXPANDABLE), *lengths.options()],
         reasons={**plan.reasons, "varied lengths": lengths.reason()},
     )
-
-
-def _requested(request: PlanRequest) -> dict[str, str]:
-    """Choices that the request makes and not the search, with the reason."""
-    reasons = {} if request.micro_batch is None else {"micro_batch": "--micro-batch sets it"}
-    if "checkpointing" in request.keep:
-        reasons["checkpointing"] = "--keep checkpointing keeps the job's own"
-    if request.mesh is not None:
-        reasons["mesh"] = "--mesh sets it"
-    if request.mesh is not None and request.links is None:
-        reasons["mesh"] += "; the time in which ranks tell each other is not estimated, since no link is known"
-    if request.mesh is not None and request.mesh.pp > 1:
-        reasons["mesh"] += "; the time in which stages wait for the first and the last micro-batch is estimated"
-        reasons["mesh"] += ", as is that of what they send" if request.links is not None else ""
-        reasons.setdefault("checkpointing", "stages of a pipeline keep as the job does, or recompute every block")
-    return reasons
-
-
-def _communication_reason(candidate: ReplayedCandidate) -> dict[str, str]:
-    """What ranks tell each other in a window, and how much of it the window waits for."""
-    if not candidate.communication:
-        return {}
-    parts = [f"{name} {seconds:.2g} s" for name, seconds in candidate.communication.items()]
-    waits = f"data-parallel ranks add {candidate.communication_seconds:.2g} s, the rest beside what is computed"
-    return {"communication": f"{', '.join(parts)}; {waits}"}
-
-
-def _with_refusal(reasons: dict[str, str], result: _SearchResult) -> dict[str, str]:
-    """The reasons, with why splits into single items were left out."""
-    if not result.refuses_single:
-        return reasons
-    left_out = f"{reasons['micro_batch']}; splits with a micro-batch of 1 are left out: the nets refuse one item"
-    return {**reasons, "micro_batch": left_out}

@@ -17,6 +17,7 @@ from memfit.job import Job, Shape
 from memfit.plan import PhasePolicy
 from memfit.planner.live_bytes import LiveBytes, live_bytes_of
 from memfit.planner.options import validation_policies
+from memfit.planner.pipeline.stage_figures import StageFigures
 from memfit.planner.predict import footprint_on
 from memfit.planner.search.candidate_search import Candidate
 from memfit.planner.timing.roofline import operator_seconds
@@ -50,6 +51,8 @@ class ReplayedCandidate:
     data-parallel ranks, what computation does not hide."""
     communication: Mapping[str, float] = field(default_factory=dict)
     """Seconds of a window by collective and dimension of the mesh, hidden or not; empty without a mesh."""
+    stages: tuple[StageFigures, ...] = ()
+    """Of a pipeline; empty without one."""
 
 
 @dataclass(frozen=True, kw_only=True)

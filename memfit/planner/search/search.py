@@ -23,7 +23,8 @@ from memfit.planner.options.offload_options import offload_choices
 from memfit.planner.predict import check_world, with_precision
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.engine_choice import engine_candidates
-from memfit.planner.search.engine_search import Answer, search_with_engine
+from memfit.planner.search.engine_search import Answer, EngineSearch
+from memfit.planner.search.pipeline_search import PipelineSearch
 from memfit.planner.suggestions.larger_hardware import larger_hardware
 from memfit.planner.suggestions.smaller_settings import smaller_settings
 from memfit.planner.variable_length.length_check import check_longest
@@ -119,11 +120,12 @@ def _remark(answer: Answer) -> str:
 
 def _search(job: Job, request: PlanRequest, engine: str) -> Answer:
     """The answer for one engine and precision; optimizer state waits on the host where nothing fits otherwise."""
-    answer = search_with_engine(job, request, engine)
+    kind = EngineSearch if request.mesh is None or request.mesh.pp == 1 else PipelineSearch
+    answer = kind(job, request, engine).answer()
     if answer.plan is not None:
         return answer
     for places in offload_choices(job, request.device, engine, request.keep):
         if answer.plan is not None:
             break
-        answer = _best([answer, search_with_engine(job, request, engine, **places)])
+        answer = _best([answer, kind(job, request, engine, **places).answer()])
     return answer

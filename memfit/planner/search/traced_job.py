@@ -72,6 +72,7 @@ class TracedJob:
         self._open = ExitStack()
         self._overwritten: set[str] = set()
         self._net_kind = ""
+        self._normalises: bool | None = None
         self._layout: Layout | None = None
         self._observed: dict[tuple[Shape, bool], Observed] = {}
         self._problems: dict[tuple[Shape, bool], Problem] = {}
@@ -107,8 +108,10 @@ class TracedJob:
 
     def normalises_over_batch(self) -> bool:
         """Whether a trained net has batch or instance normalisation, which may refuse a single value per channel."""
-        nets = [net for net in self.session.train_state.nets.values() if is_trained(net)]
-        return any(isinstance(module, _OVER_BATCH) for net in nets for module in net.modules())
+        if self._normalises is None:
+            nets = [net for net in self.session.train_state.nets.values() if is_trained(net)]
+            self._normalises = any(isinstance(module, _OVER_BATCH) for net in nets for module in net.modules())
+        return self._normalises
 
     def trace(
         self, shape: Shape, modes: Mapping[str, str], *, accumulated: bool, precision: str | None = None
@@ -170,9 +173,14 @@ class TracedJob:
         seconds = self.seconds(traced, precision)
         return float(self.work(traced).sum() if seconds is None else seconds.sum())
 
-    def seconds(self, traced: MicroTrace, precision: str | None = None) -> np.ndarray | None:
-        """Seconds of each operator; None where the device's rates are not known."""
-        return operator_seconds(traced.trace, self.device, precision or self.job.precision, traced.calls, self.links)
+    def seconds(self, traced: MicroTrace, precision: str | None = None, *, timed: bool = True) -> np.ndarray | None:
+        """Seconds of each operator; None where the device's rates are not known.
+
+        Args:
+            timed: whether operators of a CPU are timed on this machine; else they follow its rates.
+        """
+        calls = traced.calls if timed else ()
+        return operator_seconds(traced.trace, self.device, precision or self.job.precision, calls, self.links)
 
     def observed(self, shape: Shape, *, accumulated: bool) -> Observed:
         """This shape under every uniform choice."""

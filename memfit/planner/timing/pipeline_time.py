@@ -2,17 +2,18 @@
 
 For p stages that each compute a micro-batch's forward and backward in t seconds, and m micro-batches, a window computes
 m t and waits (p - 1) t (Narayanan and others, "Efficient Large-Scale Language Model Training on GPU Clusters Using
-Megatron-LM", 2021, section 2.2). A send of B bytes takes s = B / bandwidth + one step of the link. The first
-micro-batch is sent p - 1 times before the last stage has it, and its gradient as often on its way back: 2 (p - 1) s.
-Each further one adds what a stage waits for, as torch's schedules are written
-(``torch.distributed.pipelining.schedules``): 1F1B waits for every send, of an activation and of a gradient, 2 s, and s
-where there are two stages, of which each sends one of them. GPipe sends beside the next micro-batch: it adds what of s
-is longer than the forward, a third of t, and than the backward, two thirds.
+Megatron-LM", 2021, section 2.2). Where the stages take different times, t is the slowest one's, and what it waits for
+the others follows from the order of the schedule (``memfit.planner.timing.schedule_time``).
+
+A send of B bytes takes s = B / bandwidth + one step of the link. The first micro-batch is sent p - 1 times before the
+last stage has it, and its gradient as often on its way back: 2 (p - 1) s. Each further one adds what a stage waits for,
+as torch's schedules are written (``torch.distributed.pipelining.schedules``): 1F1B waits for every send, of an
+activation and of a gradient, 2 s, and s where there are two stages, of which each sends one of them. GPipe sends beside
+the next micro-batch: it adds what of s is longer than the forward, a third of t, and than the backward, two thirds.
 
 With more than two stages this is one send more than a simulation of 1F1B gives (``test_pipeline_time.py``).
 
-Left out: stages that compute for different times, and links that other dimensions use at the same time. Compared with
-no run over a network.
+Left out: links that other dimensions use at the same time. Compared with no run over a network.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memfit.device.hardware.cluster import GroupLink
+from memfit.planner.timing.schedule_time import schedule_seconds
 
 FORWARD = 1 / 3
 """Of a micro-batch's computation: its backward does twice its forward's work."""
@@ -32,10 +34,13 @@ class PipelineTime:
     Attributes:
         stages: how many there are; of one nothing waits.
         link: what joins them; None: not known, so that sends count nothing.
+        shares: of each stage, seconds of a forward and of a backward, as multiples of what the slowest one takes for
+            both; empty: all take as long.
     """
 
     stages: int = 1
     link: GroupLink | None = None
+    shares: tuple[tuple[float, float], ...] = ()
 
     def send_seconds(self, nbytes: float) -> float:
         """Seconds of one send."""
@@ -52,7 +57,7 @@ class PipelineTime:
         """Seconds of a window that a stage waits for others.
 
         Args:
-            micro_seconds: that a stage computes for a micro-batch, forward and backward.
+            micro_seconds: that the slowest stage computes for a micro-batch, forward and backward.
             nbytes: of the activation that a stage sends for a micro-batch; of its gradient as many.
         """
         if self.stages == 1:
@@ -62,4 +67,12 @@ class PipelineTime:
             each = send if self.stages == 2 else 2 * send
         else:
             each = max(send - FORWARD * micro_seconds, 0.0) + max(send - (1 - FORWARD) * micro_seconds, 0.0)
-        return others * (micro_seconds + 2 * send) + (micro_batches - 1) * each
+        idle: float = others
+        if self.shares:
+            forward, backward = ([share[which] for share in self.shares] for which in (0, 1))
+            idle = schedule_seconds(forward, backward, micro_batches) - micro_batches
+        return idle * micro_seconds + others * 2 * send + (micro_batches - 1) * each
+
+
+ONE_STAGE = PipelineTime()
+"""Nets that are not cut."""
