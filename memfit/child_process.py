@@ -14,7 +14,7 @@ import psutil
 from memfit.errors import Exit
 
 PARENT = "MEMFIT_PARENT"
-_DIE_WITH_PARENT = 1
+DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
 _SUBREAPER = 36
 """PR_SET_CHILD_SUBREAPER: orphans among the descendants of a process become its children."""
@@ -37,7 +37,7 @@ def error_descriptor() -> int:
 def die_with_parent() -> None:
     """Asks the system to kill this process when its parent ends; ends it at once where the parent already has."""
     if sys.platform == "linux" and PARENT in os.environ:
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
         if os.getppid() != int(os.environ[PARENT]):
             sys.exit(Exit.STOPPED)
 

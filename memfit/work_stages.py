@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _listeners: list[Callable[[str], None]] = []
+_is_silent = False
 
 
 def begin_stage(text: str) -> None:
@@ -22,3 +23,15 @@ def stages_heard(listener: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         _listeners.remove(listener)
+
+
+def fall_silent() -> None:
+    """From now on this process tells nobody anything: it is a copy of one that tells the same."""
+    global _is_silent
+    _is_silent = True
+    _listeners.clear()
+
+
+def is_silent() -> bool:
+    """Whether this process has fallen silent."""
+    return _is_silent

@@ -148,6 +148,7 @@ def command(
         from memfit.plan import write_plan
         from memfit.planner.mesh_search.mesh_choice import find_any_plan
         from memfit.planner.request import PlanRequest
+        from memfit.planner.search.second_core import second_core_allowed
         from memfit.show.upstream_edits import upstream_changes
 
         request = PlanRequest(
@@ -157,9 +158,11 @@ def command(
         )  # fmt: skip
         loaded = load_job(job, read_settings(pairs))
         keep_frozen()
-        answers = {
-            device.key: find_any_plan(loaded, replace(request, device=device), nodes_of, network) for device in targets
-        }
+        with second_core_allowed():
+            answers = {
+                device.key: find_any_plan(loaded, replace(request, device=device), nodes_of, network)
+                for device in targets
+            }
         first = answers[targets[0].key]
         points = _curve(loaded, targets[0], batch, first.plan) if curve else None
         exported = _exported(loaded, first.plan, tool, out) if tool is not None and first.plan is not None else None

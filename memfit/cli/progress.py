@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from memfit.garbage import thawed_after
 from memfit.library_warnings import without_library_warnings
-from memfit.work_stages import stages_heard
+from memfit.work_stages import is_silent, stages_heard
 
 
 class _LinesOnce:
@@ -25,6 +25,8 @@ class _LinesOnce:
     def write(self, text: str) -> int:
         if not isinstance(text, str):  # click takes a stream that accepts b"" for a binary one, and writes bytes to it
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        if is_silent():
+            return len(text)
         for part in text.splitlines(keepends=True):
             self._line += part
             if not part.endswith("\n"):
@@ -38,6 +40,8 @@ class _LinesOnce:
         return len(text)
 
     def flush(self) -> None:
+        if is_silent():  # a lock of the stream may be held by a thread that this process does not have
+            return
         self._stream.write(self._line)
         self._line = ""
         self._stream.flush()

@@ -35,7 +35,8 @@ class CallMemory:
         """Calls that take memory within themselves."""
         self.plans: set[tuple[Any, ...]] = set()
         """Passes of convolutions for which cuDNN has searched its plans."""
-        self._cublas_threads: set[bool] = set()
+        self.cublas_threads: frozenset[bool] = frozenset()
+        """The threads that have a cuBLAS workspace: the forward's (False), the backward's (True)."""
 
     def passes(self, func: Any, args: Any) -> list[ConvolutionPass]:
         """The passes of a convolution, one for each of its outputs."""
@@ -70,8 +71,8 @@ class CallMemory:
         if not kind.takes:
             return
         row = record.last_row
-        if func in workspace.CUBLAS_OPERATORS and (thread := node is not None) not in self._cublas_threads:
-            self._cublas_threads.add(thread)
+        if func in workspace.CUBLAS_OPERATORS and (thread := node is not None) not in self.cublas_threads:
+            self.cublas_threads |= {thread}
             nbytes = workspace.cublas_workspace(self._rules)
             record.event(ALLOCATE, record.new_storage(nbytes, "workspace", row))
         if not kind.searches:

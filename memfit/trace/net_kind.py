@@ -30,8 +30,8 @@ class NetKind:
     """Counts a step's operators. ``note`` every one of the forward; ``str`` gives the kind."""
 
     def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._types: Counter[torch.dtype] = Counter()
+        self.counts: Counter[str] = Counter()
+        self.types: Counter[torch.dtype] = Counter()
         self._names: dict[Any, str | None] = {}
 
     def note(self, func: Any, args: Any) -> None:
@@ -43,19 +43,19 @@ class NetKind:
             name = _convolution(args)
         elif func in _SOFTMAX and not _weighs(args):
             return
-        self._counts[name] += 1
+        self.counts[name] += 1
         if isinstance(args[0], Tensor):
-            self._types[args[0].dtype] += 1
+            self.types[args[0].dtype] += 1
             if func is _CONVOLUTION:
                 layout = convolution_layout(args[0], args[1])
-                self._counts["plain" if layout is torch.contiguous_format else "channels last"] += 1
+                self.counts["plain" if layout is torch.contiguous_format else "channels last"] += 1
 
     def __str__(self) -> str:
         """``family, precision``: convolution, depthwise (convolutions), attention, hybrid of it with spatial
         convolutions, matmul (matrix products alone), recurrent, or "1-d …", "3-d …"; empty where nothing was noted."""
-        if not self._types:
+        if not self.types:
             return ""
-        counts = self._counts
+        counts = self.counts
         attends = counts["attention"] > 0
         spatial = counts["spatial"] + counts["depthwise"] > 0
         other = counts["1-d"] + counts["3-d"]
@@ -69,7 +69,7 @@ class NetKind:
             family = "depthwise"
         else:
             family = "convolution" if counts["spatial"] else "matmul"
-        (precision, _), *_ = self._types.most_common(1)
+        (precision, _), *_ = self.types.most_common(1)
         last = ", channels last" if counts["channels last"] > counts["plain"] else ""
         return f"{family}, {str(precision).removeprefix('torch.')}{last}"
 

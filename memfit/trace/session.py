@@ -24,6 +24,7 @@ from memfit.torch_compat import DisableTorchFunction
 from memfit.trace.categories import categorise_state, mark
 from memfit.trace.columns import of_operators, of_storages
 from memfit.trace.operator_scratch import Key, with_scratch
+from memfit.trace.session_state import SessionState, TraceNotes, add_notes, notes_of, notes_since, state_of
 from memfit.trace.step import Tracing, virtual_job
 from memfit.trace.step_phases import check_stepped, synthetic_micro_batch
 from memfit.trace.tracer import Tracer
@@ -36,6 +37,15 @@ class MicroTrace:
     trace: Trace
     calls: tuple[Key | None, ...]
     """For each operator, the call as ``memfit.trace.operator_scratch`` describes it; empty for a card."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CopiedTrace:
+    """A micro-batch that a copy of a session has traced, and the state in which it did: that was the same after it."""
+
+    micro_trace: MicroTrace
+    state: SessionState
+    notes: TraceNotes
 
 
 class Session:
@@ -88,6 +98,28 @@ class Session:
         finally:
             tracer.descriptions = None
             _drop_gradients(held)
+
+    def copied_trace(
+        self, shape: Shape, modes: Mapping[str, str], accumulated: bool, precision: str | None
+    ) -> CopiedTrace | None:
+        """``micro_batch`` for another copy of this session; None where it leaves another state behind."""
+        state, notes = self.state(), notes_of(self._tracer)
+        micro_trace = self.micro_batch(shape, modes, accumulated=accumulated, precision=precision)
+        if self.state() != state:
+            return None
+        return CopiedTrace(micro_trace=micro_trace, state=state, notes=notes_since(self._tracer, notes))
+
+    def accept(self, copied: CopiedTrace) -> bool:
+        """Takes a trace for one of its own; False where ``micro_batch`` might give another one now."""
+        if copied.state != self.state():
+            return False
+        add_notes(self._tracer, copied.notes)
+        return True
+
+    def state(self) -> SessionState:
+        """What the next trace depends on."""
+        self._follow(len(self._tracer.kind))
+        return state_of(self._tracer, sorted(self._alive))
 
     def optimizer_step(self, implementation: str = "job", *, by_parts: bool = False) -> MicroTrace | None:
         """Clipping and the optimizers' steps alone, on gradients that are there; None where they cannot run so.

@@ -114,3 +114,26 @@ def test_run_refuses_a_plan_for_more_ranks_than_fit(tmp_path, monkeypatch, capsy
     assert ended.value.code == 2
     assert "9999 ranks do not fit" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "files", "expected"),
+    [
+        ("0::/box/inner", {"box/cpu.max": "150000 100000", "box/inner/cpu.max": "max 100000"}, [1]),
+        ("0::/", {"cpu.max": "400000 100000"}, [4]),
+        ("4:cpu,cpuacct:/box", {"cpu/box/cpu.cfs_quota_us": "50000", "cpu/box/cpu.cfs_period_us": "100000"}, [0]),
+        ("4:cpu,cpuacct:/box", {"cpu/box/cpu.cfs_quota_us": "-1", "cpu/box/cpu.cfs_period_us": "100000"}, []),
+        ("7:memory:/box", {"box/cpu.max": "100000 100000"}, []),
+    ],
+)
+def test_a_container_has_the_cores_that_its_quota_gives_it_the_time_of(tmp_path, line, files, expected):
+    (tmp_path / "cgroup").write_text(line + "\n")
+    for name, content in files.items():
+        (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "root" / name).write_text(content + "\n")
+    assert process_limits.cores_of_groups(tmp_path / "cgroup", tmp_path / "root") == expected
+
+
+def test_a_quota_of_less_than_a_core_leaves_one(monkeypatch):
+    monkeypatch.setattr(process_limits, "cores_of_groups", lambda: [0, 3])
+    assert process_limits.available_cores() == 1

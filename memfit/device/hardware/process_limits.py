@@ -7,6 +7,7 @@ Real ranks are bounded by memory and by cores. Ranks that one process simulates 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,11 +62,31 @@ def available_bytes() -> int:
 
 
 def available_cores() -> int:
-    """Cores that this process may run on."""
+    """Cores that this process may run on, or as many as its control groups give it the time of (a container)."""
     try:
-        return len(os.sched_getaffinity(0))
+        cores = len(os.sched_getaffinity(0))
     except AttributeError:
-        return os.cpu_count() or 1
+        cores = os.cpu_count() or 1
+    return max(min([cores, *cores_of_groups()]), 1)
+
+
+def cores_of_groups(groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[int]:
+    """Whole cores of time for each control group of this process that has a quota (Linux, versions 1 and 2)."""
+    cores = []
+    for controllers, path in _groups(groups):
+        top = root / "cpu" if "cpu" in controllers.split(",") else root
+        if controllers and top == root:
+            continue
+        folder = top / path.strip("/")
+        for group in (folder, *folder.parents):
+            if not group.is_relative_to(top):
+                break
+            with suppress(OSError, ValueError):
+                names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
+                quota, period = " ".join((group / name).read_text() for name in names).split()
+                if quota not in ("max", "-1"):
+                    cores.append(int(quota) // int(period))
+    return cores
 
 
 def rank_limit(bytes_each: int, *, bytes_once: int = 0) -> RankLimit:
@@ -168,18 +189,23 @@ def _left_of_data() -> list[int]:
 def _left_in_groups() -> list[int]:
     """What the control groups of this process leave, where they have limits (Linux, versions 1 and 2)."""
     left = []
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
+    for controllers, path in _groups(Path("/proc/self/cgroup")):
         if controllers == "":
             left += _left(Path("/sys/fs/cgroup"), path, "memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
             left += _left(Path("/sys/fs/cgroup/memory"), path, *names)
     return left
+
+
+def _groups(file: Path) -> list[tuple[str, str]]:
+    """Controllers and path of each control group of this process."""
+    try:
+        return [
+            (controllers, path) for _, controllers, path in (x.split(":", 2) for x in file.read_text().splitlines())
+        ]
+    except OSError:
+        return []
 
 
 def _left(root: Path, path: str, limit: str, usage: str, reclaimable: str) -> list[int]:

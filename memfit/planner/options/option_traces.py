@@ -120,15 +120,11 @@ def _sizes(
 ) -> tuple[Geometry | None, dict[str, TracedVariant]]:
     """The whole share at once where it is accumulated, else in two micro-batches; under the same modes."""
     traced_job, count = search.traced_job, max(map(len, best.geometry.micro_batches))
-    share = max(sum(rank) for rank in best.geometry.micro_batches)
-    if count > 1:
-        name, micro = "at once", share
-    else:
-        smaller = sizes(share, search.job.longest or 1, None)[1:2]
-        if not smaller:
-            return None, {}
-        name, micro = "split", smaller[0]
-    geometry = split(best.geometry.global_batch, micro, search.job.unit, search.ranks, best.geometry.devices_each)
+    geometry = other_geometry(search, best)
+    if geometry is None:
+        return None, {}
+    name = "at once" if count > 1 else "split"
+    micro = geometry.micro_batch
     traced = traced_job.trace(shape_of(search.job, micro), best.modes, accumulated=name == "split")
     seconds = None
     if search.device.is_cuda:
@@ -137,6 +133,16 @@ def _sizes(
     elif not best.modes:
         seconds = search.seconds(geometry, search.kept_seconds(micro))
     return geometry, {name: TracedVariant(peak=_peak(traced, search.device), seconds=seconds)}
+
+
+def other_geometry(search: CandidateSearch, best: Candidate) -> Geometry | None:
+    """The whole share at once where it is accumulated, else in two micro-batches; None where it cannot be split."""
+    share = max(sum(rank) for rank in best.geometry.micro_batches)
+    accumulates = max(map(len, best.geometry.micro_batches)) > 1
+    others = [share] if accumulates else sizes(share, search.job.longest or 1, None)[1:2]
+    if not others:
+        return None
+    return split(best.geometry.global_batch, others[0], search.job.unit, search.ranks, best.geometry.devices_each)
 
 
 def _steps(search: CandidateSearch, best: Candidate, micro_peak: int) -> tuple[dict[str, TracedVariant], int]:

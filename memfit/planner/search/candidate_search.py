@@ -232,6 +232,8 @@ class CandidateSearch:
         start = next((g for g in self.geometries if g.micro_batch <= most), small)
         larger = [g.micro_batch for g in self.geometries if g.micro_batch <= LARGER * start.micro_batch]
         if larger[0] not in self._kept_seconds:
+            shape, accumulated = self.shape(start)
+            self.traced_job.begin_trace(shape, self.modes or {}, accumulated=accumulated)
             self._trace_kept(larger[0])
         return start
 
@@ -262,6 +264,8 @@ class CandidateSearch:
                 self._measured[micro] = (only, seconds, 0.0)
             return
         outside = self._observe(geometry)
+        on_host = dict.fromkeys(self.traced_job.blocks(shape, accumulated=accumulated), "offload")
+        self.traced_job.begin_trace(shape, on_host, accumulated=accumulated)  # an option, should this one be chosen
         chosen = self.traced_job.select(shape, self.budget, self.peak_of, accumulated=accumulated, outside=outside)
         fits = chosen is not None
         if chosen is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 
@@ -19,7 +20,7 @@ from memfit.planner.mesh_nets import rank_nets
 from memfit.planner.mesh_search.mesh_row import MeshRow
 from memfit.planner.options import options
 from memfit.planner.options.option_context import OptionContext
-from memfit.planner.options.option_traces import OptionTraces, trace_options
+from memfit.planner.options.option_traces import OptionTraces, other_geometry, trace_options
 from memfit.planner.predict import (
     BINDING_RANK,
     default_checkpointing,
@@ -31,6 +32,7 @@ from memfit.planner.search.candidate_search import Candidate, CandidateSearch
 from memfit.planner.search.engine_choice import Communicates, communication_model
 from memfit.planner.search.full_step import FullStep, ReplayedCandidate, trace_full_step
 from memfit.planner.search.plan_reasons import communication_reason, requested_reasons, stage_reason, with_refusal
+from memfit.planner.search.second_core import CopiedJob, SecondCore, open_second_core
 from memfit.planner.search.traced_job import TracedJob, open_traced_job
 from memfit.planner.suggestions.larger_memory import LargerMemory, next_step
 from memfit.planner.suggestions.smaller_settings import SmallerSetting
@@ -174,11 +176,14 @@ class EngineSearch:
     def _outcome(self) -> Outcome:
         """The best candidate that also fits when it is traced in full; each round searches under a smaller budget."""
         budget = self.device.usable_bytes or 0
-        with open_traced_job(self.job, self.how, self._first_shape(), self.links) as traced_job:
+        with (
+            open_traced_job(self.job, self.how, self._first_shape(), self.links) as traced_job,
+            self._second_core(traced_job) as traced_job.second_core,
+        ):
             for _ in range(ROUNDS):
                 result = self._search(traced_job, replace(self.device, usable_bytes=budget))
                 traced_job.pause()
-                outcome = self._traced_in_full(result)
+                outcome = self._traced_in_full(result, traced_job.second_core)
                 footprint = outcome.candidate.footprint
                 if outcome.fits:
                     break
@@ -193,6 +198,12 @@ class EngineSearch:
     def _first_shape(self) -> Shape:
         share = -(-self.request.global_batch // self.request.devices)
         return shape_of(self.job, min(self.job.longest or 2, share))
+
+    def _second_core(self, traced_job: TracedJob) -> AbstractContextManager[SecondCore | None]:
+        """One rank of a card can be traced by a copy of this process."""
+        if not self.device.is_cuda:
+            return nullcontext()
+        return open_second_core(CopiedJob(traced_job=traced_job, trace_full_step=self._trace_full_step))
 
     def _search(self, traced_job: TracedJob, device: Device) -> SearchResult:
         request = self.request
@@ -209,6 +220,10 @@ class EngineSearch:
         best = search.best()
         if best is None:
             return SearchResult(best=min(search.tried.values(), key=lambda candidate: candidate.peak))
+        if traced_job.second_core is not None:
+            geometry = other_geometry(search, best)
+            resized = shape_of(self.job, geometry.micro_batch) if geometry else None
+            traced_job.second_core.begin_full_step(best, resized)
         begin_stage("tracing what other options would save")
         return SearchResult(
             best=best, alternatives=search.alternatives(best), next_step=next_step(search, best),
@@ -217,9 +232,11 @@ class EngineSearch:
             communication=self._communication(traced_job, search, best),
         )  # fmt: skip
 
-    def _traced_in_full(self, result: SearchResult) -> Outcome:
+    def _traced_in_full(self, result: SearchResult, second_core: SecondCore | None = None) -> Outcome:
         begin_stage(f"tracing all of {result.best.geometry.arithmetic()}, with validation and saving")
-        full_step = self._full_step(result)
+        full_step = second_core.full_step(result.best) if second_core is not None else None
+        if full_step is None:
+            full_step = self._full_step(result)
         candidate = replace(
             full_step.candidate, communication_seconds=self._waited(result.best), communication=result.communication
         )
@@ -252,14 +269,15 @@ class EngineSearch:
 
     def _full_step(self, result: SearchResult) -> FullStep:
         """The full step of the rank that needs most."""
-        return self._full_step_of(replace(self.how, rank=BINDING_RANK), result, may_choose=True)
+        return self._trace_full_step(result.best, result.traces.resized)
 
-    def _full_step_of(self, how: Tracing, result: SearchResult, *, may_choose: bool) -> FullStep:
+    def _trace_full_step(self, best: Candidate, resized: Shape | None) -> FullStep:
+        return self._full_step_of(replace(self.how, rank=BINDING_RANK), best, resized, may_choose=True)
+
+    def _full_step_of(self, how: Tracing, best: Candidate, resized: Shape | None, *, may_choose: bool) -> FullStep:
         """The full step of one rank; ``may_choose``: room may be made for its validation."""
         may_choose = may_choose and "validation" not in self.request.keep
-        return trace_full_step(
-            self.job, how, self.device, result.best, self.own, may_choose=may_choose, resized=result.traces.resized
-        )
+        return trace_full_step(self.job, how, self.device, best, self.own, may_choose=may_choose, resized=resized)
 
     def _plan(self, outcome: Outcome) -> Plan:
         request, how, candidate = self.request, outcome.full_step.how, outcome.candidate

@@ -15,6 +15,7 @@ from memfit.job import Job, Shape, is_trained
 from memfit.planner.search.checkpoint_options import RECOMPUTED, Observed, checkpoint_options_of
 from memfit.planner.search.layout import Layout, blocks_of, holds, kept_by_module, with_parts
 from memfit.planner.search.observation import Observation, observe
+from memfit.planner.search.second_core import SecondCore
 from memfit.planner.search.selection import Problem, floor, problem_of, solve
 from memfit.planner.timing.roofline import OVERHEADS, operator_seconds
 from memfit.trace.durations import overheads
@@ -79,6 +80,7 @@ class TracedJob:
         self._traces: dict[tuple[Shape, frozenset[tuple[str, str]], bool, str | None], MicroTrace] = {}
         self._steps: dict[tuple[str, bool], MicroTrace | None] = {}
         self._sent: dict[Shape, int] = {}
+        self.second_core: SecondCore | None = None
 
     @property
     def session(self) -> Session:
@@ -119,11 +121,20 @@ class TracedJob:
         """One micro-batch under these modes; ``precision`` as ``Session.micro_batch`` has it."""
         key = (shape, frozenset(modes.items()), accumulated, precision)
         if key not in self._traces:
-            self._traces[key] = self.session.micro_batch(shape, modes, accumulated=accumulated, precision=precision)
+            copied = self.second_core.trace(key, self.session) if self.second_core is not None else None
+            if copied is None:
+                copied = self.session.micro_batch(shape, modes, accumulated=accumulated, precision=precision)
+            self._traces[key] = copied
             engine = self.session.train_state.engine
             if isinstance(engine, Pipeline):
                 self._sent[shape] = engine.sent_bytes
         return self._traces[key]
+
+    def begin_trace(self, shape: Shape, modes: Mapping[str, str], *, accumulated: bool) -> None:
+        """Has a micro-batch traced on the second core, where there is one: ``trace`` will be asked for it."""
+        key = (shape, frozenset(modes.items()), accumulated, None)
+        if self.second_core is not None and key not in self._traces:
+            self.second_core.begin_trace(key)
 
     def sent_bytes(self, shape: Shape) -> int:
         """Bytes that a stage of a pipeline sends on for a micro-batch that was traced; 0 where nets are not cut so."""
@@ -213,12 +224,17 @@ class TracedJob:
     def _observe(self, shape: Shape, accumulated: bool) -> Observed:
         kept, layout = self.kept(shape, accumulated=accumulated), self.layout(shape, accumulated=accumulated)
 
+        def modes_of(paths: list[str], mode: str) -> dict[str, str]:
+            return dict.fromkeys([path for path in paths if mode != "selective" or path not in barred], mode)
+
         def under(paths: list[str], mode: str) -> Observation:
-            able = [path for path in paths if mode != "selective" or path not in barred]
-            return self._seen(self.trace(shape, dict.fromkeys(able, mode), accumulated=accumulated), layout)
+            return self._seen(self.trace(shape, modes_of(paths, mode), accumulated=accumulated), layout)
 
         tops, parts = [block.path for block in layout.blocks], [part for block in layout.blocks for part in block.parts]
         barred = frozenset(path for path in (*tops, *parts) if holds(path, self.overwritten))
+        uniform = [modes_of(paths, mode) for paths in (tops, parts) if paths for mode in RECOMPUTED]
+        for modes in uniform[len(uniform) // 2 :]:
+            self.begin_trace(shape, modes, accumulated=accumulated)
         operators = self._forward_operators(kept, layout)
         by_block = np.bincount(layout.block_of, weights=operators, minlength=len(tops))
         more: dict[str, np.ndarray] = {mode: call + each * operators for mode, (call, each) in self.overheads.items()}

@@ -1,0 +1,180 @@
+"""A copy of this process that runs calls beside it, on another core.
+
+The copy has everything that this process has in memory: only the arguments of a call and its result are pickled. It
+says nothing, and it ends with this process, however that ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import random
+import signal
+import sys
+import tempfile
+import warnings
+from collections import deque
+from collections.abc import Callable
+from multiprocessing.connection import Connection, Pipe
+from typing import IO, Any, NoReturn
+
+from memfit.child_process import DIE_WITH_PARENT
+from memfit.work_stages import fall_silent
+
+_FAILED = -1
+"""The size that stands for a call without a result."""
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class NoResultError(Exception):
+    """The copy has no result for a call: the call raised, its result cannot be pickled, or the copy has ended."""
+
+
+class ForkedCall:
+    """A call that the copy was asked for."""
+
+    def __init__(self, read: Callable[[ForkedCall], None]) -> None:
+        self._read = read
+        self._value: Any = None
+        self._has_value = False
+        self.is_done = False
+
+    def finish(self, pickled: bytes | None) -> None:
+        """Notes the result; None: there is none."""
+        self.is_done = True
+        if pickled is not None:
+            self._value, self._has_value = pickle.loads(pickled), True
+
+    def result(self) -> Any:
+        """What the call returned; waits for it.
+
+        Raises:
+            NoResultError: there is no result.
+        """
+        if not self.is_done:
+            self._read(self)
+        if not self._has_value:
+            raise NoResultError
+        return self._value
+
+
+class ForkedProcess:
+    """The copy, forked when this object is made. It runs methods of ``target``, in the order of their calls.
+
+    Results lie in a file that both have open, so that the copy never waits for somebody who reads them.
+
+    Raises:
+        OSError: no process, file or pipe can be made.
+    """
+
+    def __init__(self, target: object) -> None:
+        self._waiting: deque[ForkedCall] = deque()
+        self._results = tempfile.TemporaryFile()  # noqa: SIM115
+        self._connection, other = Pipe()
+        parent, numbers = os.getpid(), random.getstate()
+        try:
+            self._id = _fork()
+        except OSError:
+            self._results.close()
+            self._connection.close()
+            other.close()
+            raise
+        if self._id == 0:
+            self._connection.close()
+            random.setstate(numbers)  # Python seeds them anew in a forked process
+            _serve(target, parent, other, self._results)
+        other.close()
+
+    @property
+    def process_id(self) -> int:
+        """The copy's; 0 after ``close``."""
+        return self._id
+
+    def call(self, method: str, *arguments: Any) -> ForkedCall:
+        """Asks for a call, and does not wait for it."""
+        call = ForkedCall(self._read_until)
+        try:
+            request = pickle.dumps((method, arguments))
+            self._connection.send_bytes(request)
+        except Exception:  # the copy has ended, or an argument of the job's own cannot be pickled
+            call.finish(None)
+        else:
+            self._waiting.append(call)
+        return call
+
+    def close(self) -> None:
+        """Ends the copy, whatever it does."""
+        if self._id:
+            os.kill(self._id, signal.SIGKILL)
+            os.waitpid(self._id, 0)
+        self._id = 0
+        self._connection.close()
+        self._results.close()
+        while self._waiting:
+            self._waiting.popleft().finish(None)
+
+    def _read_until(self, wanted: ForkedCall) -> None:
+        """Reads results until this one."""
+        while not wanted.is_done:
+            try:
+                begin, size = self._connection.recv()
+            except (EOFError, OSError):
+                begin, size = 0, _FAILED
+            pickled = os.pread(self._results.fileno(), size, begin) if size != _FAILED else None
+            self._waiting.popleft().finish(pickled)
+
+
+def _fork() -> int:
+    """``os.fork``, with the signals that a copy must not act on as its parent does held back in the copy."""
+    parent = os.getpid()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+    with warnings.catch_warnings():
+        # Python 3.12 warns wherever threads run, as those of a progress bar and of numpy. The copy waits for no lock
+        # that they may hold: it says nothing (``fall_silent``).
+        warnings.filterwarnings("ignore", message=".*multi-threaded", category=DeprecationWarning)
+        try:
+            process_id = os.fork()
+        finally:
+            if os.getpid() == parent:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return process_id
+
+
+def _serve(target: object, parent: int, connection: Connection, results: IO[bytes]) -> NoReturn:
+    """The copy: runs calls until the other process has ended."""
+    try:
+        _leave_to_parent(parent)
+        begin = 0
+        while True:
+            request = connection.recv_bytes()
+            try:
+                method, arguments = pickle.loads(request)
+                pickled = pickle.dumps(getattr(target, method)(*arguments))
+                results.write(pickled)
+                results.flush()
+            except Exception:  # whoever asked makes the call itself, and meets the same exception
+                connection.send((begin, _FAILED))
+                begin = results.seek(0, os.SEEK_END)
+            else:
+                connection.send((begin, len(pickled)))
+                begin += len(pickled)
+    finally:
+        os._exit(0)
+
+
+def _leave_to_parent(parent: int) -> None:
+    """Leaves signals and output to the parent, and ends with it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
+    fall_silent()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(nothing, descriptor)
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115

@@ -1,0 +1,130 @@
+"""A second core for the search: the plan is that of one core, to the byte. Real forks, each in a process of its own,
+since the first backward of a process forbids them.
+
+python -m pytest tests/planner/test_second_core.py
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from memfit.planner.search import second_core
+
+ROOT = Path(__file__).resolve().parents[2]
+JOBS = "tests/planner/second_core_jobs.py"
+TIGHT = ["--global-batch", "10", "--micro-batch", "4", "--device", "a100-40gb", "--memory", "600MiB"]
+
+
+def ask(cores, job):
+    command = [sys.executable, "-m", "tests.planner.second_core_plan", str(cores), f"{JOBS}:{job}", *TIGHT]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return *json.loads(done.stdout), done.stderr
+
+
+@pytest.mark.slow
+def test_a_plan_of_two_cores_is_that_of_one():
+    code, alone, counts, _ = ask(1, "Small")
+    assert (code, counts["forked"], counts["begun"], counts["full steps"]) == (0, 0, 0, 0)
+    code, plan, counts, _ = ask(2, "Small")
+    assert (code, counts["forked"], counts["full steps"]) == (0, 1, 1)
+    assert counts["begun"] == counts["taken"] == counts["equal"] >= 2
+    assert plan == alone
+    assert plan["checkpointing"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", ["Drawn", "Hoarding"])
+def test_no_trace_is_taken_that_was_made_in_another_state(job):
+    code, plan, counts, _ = ask(2, job)
+    assert code == 0
+    assert counts["begun"] >= 2
+    assert (counts["taken"], counts["full steps"]) == (0, job == "Hoarding")
+    assert plan == ask(1, job)[1]
+
+
+@pytest.mark.slow
+def test_a_copy_that_fails_leaves_all_traces_to_the_search():
+    code, plan, counts, _ = ask(2, "Parted")
+    assert (code, counts["forked"], counts["taken"], counts["full steps"]) == (0, 1, 0, 0)
+    assert plan == ask(1, "Parted")[1]
+
+
+@pytest.mark.slow
+def test_what_the_job_raises_in_the_copy_is_said_once():
+    code, plan, counts, err = ask(2, "Refusing")
+    assert (code, plan, counts["forked"], counts["full steps"]) == (2, None, 1, 0)
+    assert err.count("\n") == 1
+    assert "no validation of this job" in err
+
+
+@pytest.mark.slow
+def test_an_interrupt_leaves_no_copy_and_no_plan(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "memfit",
+        "plan",
+        "latentsync/stage1",
+        "--global-batch",
+        "6",
+        "--device",
+        "rtx3090",
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "plan.toml")], cwd=ROOT, env=environment, text=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    copies = []
+    while not copies and process.poll() is None:
+        time.sleep(0.05)
+        copies = [child for child in psutil.Process(process.pid).children() if child.name().startswith("python")]
+    time.sleep(1)
+    os.killpg(process.pid, signal.SIGINT)
+    assert (process.communicate(timeout=60)[1], process.returncode) == ("memfit: stopped\n", 5)
+    assert copies
+    assert psutil.wait_procs(copies, timeout=20)[1] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+class Copied:
+    """Stands in for a job; nothing of it is called."""
+
+    def open(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("allowed", "cores", "available", "forks"),
+    [(True, 2, 1 << 60, True), (False, 2, 1 << 60, False), (True, 1, 1 << 60, False), (True, 2, 1 << 20, False)],
+)
+def test_a_copy_needs_leave_a_core_and_memory(monkeypatch, allowed, cores, available, forks):
+    monkeypatch.setattr(second_core, "available_cores", lambda: cores)
+    monkeypatch.setattr(second_core, "available_bytes", lambda: available)
+    if not allowed:
+        with second_core.open_second_core(Copied()) as core:
+            assert core is None
+        return
+    with second_core.second_core_allowed():
+        with second_core.open_second_core(Copied()) as core:
+            assert (core is not None) == forks
+        if forks:
+            with second_core.open_second_core(Copied()) as core:
+                assert core is None  # autograd's threads do not survive a second fork
+
+
+def test_a_machine_without_another_process_is_searched_alone(monkeypatch):
+    def refuse(copy):
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(second_core, "available_cores", lambda: 2)
+    monkeypatch.setattr(second_core, "ForkedProcess", refuse)
+    with second_core.second_core_allowed(), second_core.open_second_core(Copied()) as core:
+        assert core is None
