@@ -24,8 +24,11 @@ def built_in_jobs() -> dict[str, str]:
     return jobs
 
 
-def read_settings(pairs: Iterable[str]) -> dict[str, str]:
+def read_settings(pairs: Iterable[str], option: str = "--set") -> dict[str, str]:
     """``("depth=3", …)`` as a dict.
+
+    Args:
+        option: that they were given to.
 
     Raises:
         InputError: no ``=``, or a name twice.
@@ -34,9 +37,9 @@ def read_settings(pairs: Iterable[str]) -> dict[str, str]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
-            raise InputError(f"--set {pair}", "not name=value", "write --set name=value")
+            raise InputError(f"{option} {pair}", "not name=value", f"write {option} name=value")
         if name.strip() in settings:
-            raise InputError(f"--set {pair}", f"{name.strip()} is set twice", "write it once")
+            raise InputError(f"{option} {pair}", f"{name.strip()} is set twice", "write it once")
         settings[name.strip()] = value.strip()
     return settings
 

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from memfit.cli.export import exported_json, show_exported
-from memfit.cli.mesh_option import mesh_option
+from memfit.cli.mesh_option import asked_choices, engine_choice_option, mesh_option
 from memfit.cli.options import (
     TOOLS,
     choose_devices,
@@ -23,7 +23,7 @@ from memfit.cli.options import (
     whole_number,
 )
 from memfit.errors import Exit, InputError
-from memfit.mesh import parse_mesh
+from memfit.mesh import MeshShape, parse_mesh
 from memfit.printable import printable
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 @click.option(
     "--engine", metavar="E", help="The engine that distributes nets over devices. Default: the fastest that fits."
 )
+@engine_choice_option
 @device_names_option
 @memory_option
 @headroom_option
@@ -94,8 +95,9 @@ if TYPE_CHECKING:
 def command(
     job: str | None, pairs: tuple[str, ...], global_batch: str | None, trace_file: str | None, micro_batch: str | None,
     devices: str | None, mesh: str | None, nodes: str | None, network: str | None, engine: str | None,
-    device_names: tuple[str, ...], memory: str | None, headroom: str | None, keep: str | None, allow: str | None,
-    tuned_for: str | None, rule: str, curve: bool, seed: str, out: str | None, tool: str | None, as_json: bool,
+    choices: tuple[str, ...], device_names: tuple[str, ...], memory: str | None, headroom: str | None,
+    keep: str | None, allow: str | None, tuned_for: str | None, rule: str, curve: bool, seed: str, out: str | None,
+    tool: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Plan JOB's global batch for the device: micro-batch, accumulation and recomputation, with reasons.
 
@@ -141,6 +143,15 @@ def command(
     shape = parse_mesh(mesh) if mesh is not None else None
     if shape is not None and ranks not in (None, shape.world):
         raise InputError(f"--devices {ranks} --mesh {shape}", f"the mesh has {shape.world}", "leave --devices out")
+    engine_choices = asked_choices(choices, _engine_of(engine, shape))
+    if engine_choices and nodes is not None and shape is None:
+        why = "--nodes searches meshes, which have different choices"
+        raise InputError(f"--engine-choice {choices[0]} --nodes", why, "write --mesh too")
+    if engine_choices and shape is not None and shape.pp > 1:
+        why = "a plan chooses the stages of a pipeline for its own schedule"
+        raise InputError(
+            f"--engine-choice {choices[0]} --mesh {shape}", why, "write it in [engine_choices] of the plan"
+        )
     first_seed = whole_number("--seed", seed, least=0)
     nodes_of = whole_number("--nodes", nodes)
     _check_nodes(nodes_of, network, ranks or (shape.world if shape is not None else None))
@@ -155,6 +166,7 @@ def command(
             name=job, global_batch=batch, device=targets[0], micro_batch=micro, engine=engine,
             devices=shape.data_ranks if shape is not None else ranks or 1, mesh=shape, seed=first_seed,
             keep=_words(keep), allow=_words(allow), tuned_for=tuned, learning_rate_rule=rule,
+            engine_choices=engine_choices,
         )  # fmt: skip
         loaded = load_job(job, read_settings(pairs))
         keep_frozen()
@@ -180,6 +192,15 @@ def command(
             click.echo(f"\nFor {tool}:\n\n{printable(exported.text)}")
             show_exported(exported)
     return Exit.DONE if any(answer.plan is not None for answer in answers.values()) else Exit.NOTHING_FITS
+
+
+def _engine_of(engine: str | None, mesh: MeshShape | None) -> str | None:
+    """The engine that was asked for, by its name or a mesh; None: it is searched for."""
+    if mesh is None:
+        return engine
+    from memfit.engine.capabilities import engine_of
+
+    return engine_of(mesh, engine)
 
 
 def _check_nodes(nodes: int | None, network: str | None, ranks: int | None) -> None:

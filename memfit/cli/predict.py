@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memfit.cli.job_options import asked_job, micro_batch_shape
-from memfit.cli.mesh_option import asked_ranks, mesh_option
+from memfit.cli.mesh_option import asked_choices, asked_ranks, engine_choice_option, mesh_option
 from memfit.cli.options import (
     choose_devices,
     device_names_option,
@@ -89,6 +89,7 @@ if TYPE_CHECKING:
 )
 @click.option("--world", metavar="N", help="Ranks, each on a device of its own. Default: 1, or those of --mesh.")
 @mesh_option
+@engine_choice_option
 @click.option("--rank", metavar="R", help="The rank to predict, from 0. Default: the rank that needs most.")
 @click.option(
     "--snapshot",
@@ -109,8 +110,8 @@ def command(
     device_names: tuple[str, ...], memory: str | None, headroom: str | None, budget: str | None, ci: bool,
     precision: str | None, checkpoint: str | None, accumulate: str,
     epoch: str | None, lengths: str | None, shapes: str | None, engine: str | None, world: str | None,
-    mesh: str | None, rank: str | None, snapshot: str | None, trace: str | None, fresh: bool,
-    as_json: bool,
+    mesh: str | None, choices: tuple[str, ...], rank: str | None, snapshot: str | None, trace: str | None,
+    fresh: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Predict whether JOB fits, in training, validation and saving.
 
@@ -138,15 +139,17 @@ def command(
             options={
                 "--precision": precision, "--checkpoint": checkpoint, "--engine": engine, "--shape": shape,
                 "--accumulate": None if accumulate == "1" else accumulate, "--epoch": epoch, "--shapes": shapes,
+                "--engine-choice": choices[0] if choices else None,
             },
         )  # fmt: skip
-        ranks = asked_ranks(None, None, None)
+        ranks, choices = asked_ranks(None, None, None), ()
     else:
         refuse_config(config)
         ranks = asked_ranks(engine, whole_number("--world", world), mesh)
+    engine_choices = asked_choices(choices, ranks.engine if engine or mesh else None)
     how: dict[str, Any] = {
         "micro_batches": whole_number("--accumulate", accumulate), "engine": ranks.engine, "world": ranks.world,
-        "mesh": ranks.mesh, "rank": whole_number("--rank", rank, least=0),
+        "mesh": ranks.mesh, "rank": whole_number("--rank", rank, least=0), "engine_choices": engine_choices or None,
     }  # fmt: skip
     count, plan, environment = whole_number("--micro-batch", micro_batch), _plan(checkpoint), dict(os.environ)
     with titan or asked_job(job, pairs, precision, checkpoint, fresh=fresh) as asked:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from memfit.cli.mesh_option import mesh_option
+from memfit.cli.mesh_option import asked_choices, engine_choice_option, mesh_option
 from memfit.cli.options import json_option, print_json, set_option, whole_number
 from memfit.errors import Exit, InputError
 from memfit.mesh import parse_mesh
@@ -16,13 +16,14 @@ from memfit.mesh import parse_mesh
 @click.option("--world-sizes", metavar="N,N", help="Ranks, each a real process. Default: 1,2, or 1 and --mesh's.")
 @click.option("--engine", metavar="E", help="The engine of several ranks. Default: ddp, or --mesh's.")
 @mesh_option
+@engine_choice_option
 @click.option("--windows", metavar="N", default="2", show_default=True, help="Optimizer steps that are compared.")
 @click.option("--global-batch", metavar="N", help="Units of a window. Default: the plan's, or 2 micro-batches a rank.")
 @click.option("--micro-batch", metavar="N", help="Units of a micro-batch. Default: the plan's, or three samples.")
 @json_option
 def command(
-    target: str, pairs: tuple[str, ...], world_sizes: str | None, engine: str | None, mesh: str | None, windows: str,
-    global_batch: str | None, micro_batch: str | None, as_json: bool,
+    target: str, pairs: tuple[str, ...], world_sizes: str | None, engine: str | None, mesh: str | None,
+    choices: tuple[str, ...], windows: str, global_batch: str | None, micro_batch: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Run the same windows of a job on one rank and on many, and compare losses, gradients and weights after each
     step.
@@ -51,6 +52,7 @@ def command(
         raise InputError(f"--engine {engine}", "no engine of several ranks", f"write one of {several}")
     if shape is not None:
         engine_of(shape, engine)
+    engine_choices = asked_choices(choices, engine)
     check_ranks(f"--world-sizes {max(worlds)}" if shape is None else f"--mesh {shape}", max(worlds))
     with progress(f"verifying {target}", quiet=as_json):
         from memfit.verify.verify import as_json as to_json
@@ -62,7 +64,7 @@ def command(
             plan = replace(plan, global_batch=asked or plan.global_batch, micro_batch=micro or plan.micro_batch)
         else:
             plan = plan_for(load_job(target, read_settings(pairs)), target, shares, asked, micro)
-        verified = verify(plan, worlds, engine, steps, mesh=shape)
+        verified = verify(plan, worlds, engine, steps, mesh=shape, choices=engine_choices)
     if as_json:
         print_json(to_json(verified))
     else:

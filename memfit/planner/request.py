@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from memfit.device.hardware.catalogue import Device, interconnect_of
 from memfit.device.hardware.cluster import Cluster, GroupLink
@@ -40,6 +41,8 @@ class PlanRequest:
     """Nodes and links of the ranks; None: one node."""
     engine: str | None = None
     """None: the fastest engine that fits."""
+    engine_choices: Mapping[str, Any] = field(default_factory=dict)
+    """The engine's own choices, as ``memfit.engine.factory.CHOICES`` has them; of a mesh or a named engine alone."""
     seed: int = 0
     keep: Collection[str] = ()
     """Choices that stay as the job has them, of ``KEEP``."""

@@ -23,6 +23,7 @@ from memfit.engine.capabilities import CAPABILITIES
 from memfit.engine.factory import load_engine, make_engine, traced_engine
 from memfit.errors import InputError
 from memfit.events import ALLOCATE, FREE, Trace
+from memfit.geometry import shape_of
 from memfit.job import Job, Shape
 from memfit.mesh import MeshShape
 from memfit.plan import PhasePolicy
@@ -94,6 +95,14 @@ class Tracing:
     def stages(self) -> int:
         """Stages of a pipeline."""
         return self.mesh.pp if self.mesh is not None else 1
+
+    def shape_of(self, job: Job, units: int) -> Shape:
+        """The shape of a micro-batch of so many units. Where ranks divide its tokens, it is as long as they divide."""
+        shape = shape_of(job, units)
+        if shape.length is None or self.mesh is None or not self.engine_choices.get("sequence_parallel"):
+            return shape
+        divided = -(-shape.length // self.mesh.tp) * self.mesh.tp
+        return replace(shape, length=min(divided, job.longest or divided))
 
 
 def trace_job(job: Job, shape: Shape, how: Tracing) -> Trace:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,11 +70,13 @@ def verify(
     tell: Callable[[str], None] = lambda line: None,
     *,
     mesh: MeshShape | None = None,
+    choices: Mapping[str, Any] | None = None,
 ) -> Verified:
     """Runs the plan's first windows on one rank and on each of these worlds.
 
     Args:
         mesh: the ranks by dimension of every world but that of one rank; None: all in the one the engine is for.
+        choices: of the engine, beside those of the plan.
 
     Raises:
         InputError: the job cannot be built or run, or the engine cannot carry it.
@@ -86,7 +88,8 @@ def verify(
     for world in (*sorted({*worlds} - {1}), 1):
         name = "single" if world == 1 else engine
         tell(f"world {world}, {name}")
-        result = _run(on_ranks(plan, name, world, mesh if world > 1 else None), world, windows)
+        several = on_ranks(plan, name, world, mesh, choices) if world > 1 else on_ranks(plan, name, world)
+        result = _run(several, world, windows)
         findings += [VerifyFinding(**{**finding, "world": None}) for finding in result.get("findings", [])]
         findings += [
             VerifyFinding(**{**finding, "world": world}) for seen in result["windows"] for finding in seen["findings"]

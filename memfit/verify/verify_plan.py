@@ -54,21 +54,27 @@ def job_of(plan: Plan) -> Job:
     return load_job(plan.job, {**plan.settings, "precision": "fp32"})
 
 
-def on_ranks(plan: Plan, engine: str, ranks: int, mesh: MeshShape | None = None) -> Plan:
-    """The plan on another engine and number of ranks, or on a mesh of so many."""
+def on_ranks(
+    plan: Plan, engine: str, ranks: int, mesh: MeshShape | None = None, choices: Mapping[str, Any] | None = None
+) -> Plan:
+    """The plan on another engine and number of ranks, or on a mesh of so many.
+
+    Args:
+        choices: of the engine, beside those of the plan.
+    """
     micro, shares = plan.micro_batch, ranks if mesh is None else mesh.data_ranks
     geometry = split(max(plan.global_batch, shares), micro, plan.unit, shares, ranks // shares)
     sizes = mesh.sizes() if mesh is not None else {}
-    choices = dict(plan.engine_choices) if engine == plan.engine else {}
+    own = dict(plan.engine_choices) if engine == plan.engine else {}
     if sizes.get("pp") != plan.mesh.get("pp"):
-        choices.pop(FIRST_MODULES, None)
+        own.pop(FIRST_MODULES, None)
     if "pp" not in sizes:
-        choices.pop(SCHEDULE, None)
+        own.pop(SCHEDULE, None)
     return replace(
         plan,
         engine=engine,
         mesh=sizes,
-        engine_choices=choices,
+        engine_choices={**own, **(choices or {})},
         micro_batches=[list(rank) for rank in geometry.micro_batches],
         arithmetic=geometry.arithmetic(),
         settings={**plan.settings, "precision": "fp32"},

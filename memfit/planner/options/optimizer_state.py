@@ -8,7 +8,6 @@ import numpy as np
 
 from memfit.apply.state_streaming import left_on_the_device, parts_by_size
 from memfit.engine.capabilities import WHOLE_STATE
-from memfit.geometry import shape_of
 from memfit.job import is_trained
 from memfit.plan import MemoryOption
 from memfit.planner.live_bytes import fall, highest, live_bytes_of
@@ -108,7 +107,7 @@ def _without_host(context: OptionContext, how: Tracing, state: int) -> dict[str,
     """What the state on the host saves, against the same plan with it on the card, whose step is traced for this."""
     there = replace(how, optimizer_state="device", micro_batches=1, checkpointing={})
     with open_traced_job(
-        context.job, there, shape_of(context.job, context.candidate.geometry.micro_batch)
+        context.job, there, there.shape_of(context.job, context.candidate.geometry.micro_batch)
     ) as traced_job:
         traced = traced_job.optimizer_step()
     assert traced is not None

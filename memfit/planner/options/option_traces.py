@@ -14,7 +14,7 @@ from memfit.device.hardware.catalogue import Device
 from memfit.engine.capabilities import WHOLE_STATE
 from memfit.errors import describe
 from memfit.events import TO_DEVICE
-from memfit.geometry import Geometry, shape_of, split
+from memfit.geometry import Geometry, split
 from memfit.job import Nets, Shape
 from memfit.planner.live_bytes import GRAIN, live_bytes_of
 from memfit.planner.options import validation_policies
@@ -84,7 +84,7 @@ def trace_options(search: CandidateSearch, best: Candidate, nets: Nets, *, by_pr
     return OptionTraces(
         micro=variants,
         split_in=geometry.arithmetic() if geometry else "",
-        resized=shape_of(search.job, geometry.micro_batch) if geometry else None,
+        resized=search.traced_job.how.shape_of(search.job, geometry.micro_batch) if geometry else None,
         steps=steps,
         own_kinds=frozenset(kind for kind in kinds.values() if kind),
         lacking=", ".join(type(optimizers[name]).__name__ for name, kind in kinds.items() if kind is None),
@@ -125,7 +125,7 @@ def _sizes(
         return None, {}
     name = "at once" if count > 1 else "split"
     micro = geometry.micro_batch
-    traced = traced_job.trace(shape_of(search.job, micro), best.modes, accumulated=name == "split")
+    traced = traced_job.trace(traced_job.how.shape_of(search.job, micro), best.modes, accumulated=name == "split")
     seconds = None
     if search.device.is_cuda:
         beyond = best.micro_seconds - traced_job.total_seconds(chosen)

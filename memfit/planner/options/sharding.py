@@ -30,7 +30,7 @@ def sharding(context: OptionContext) -> MemoryOption:
         return memory_option(context, name, False, {}, reason, seconds=0.0)
     applied = not CAPABILITIES[candidate.engine].whole_state
     other = "ddp" if applied else "fsdp2"
-    how = replace(context.full_step.how, engine=other, mesh=None)
+    how = replace(context.full_step.how, engine=other, mesh=None, engine_choices={})
     try:
         trace = trace_job(context.job, shape_of(context.job, candidate.geometry.micro_batch), how)
     except InputError as error:

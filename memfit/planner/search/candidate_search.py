@@ -126,7 +126,7 @@ class CandidateSearch:
 
     def shape(self, geometry: Geometry) -> tuple[Shape, bool]:
         """The shape of its micro-batches, and whether gradients are accumulated over several."""
-        return shape_of(self.job, geometry.micro_batch), len(geometry.micro_batches[0]) > 1
+        return self._shape_of(geometry.micro_batch), len(geometry.micro_batches[0]) > 1
 
     def estimate(self, geometry: Geometry, budget: int | None = None) -> Candidate:
         """Estimates a micro-batch from the nearest measured one, to ``ROUGH`` of what it recomputes."""
@@ -237,12 +237,15 @@ class CandidateSearch:
             self._trace_kept(larger[0])
         return start
 
+    def _shape_of(self, micro: int) -> Shape:
+        return self.traced_job.how.shape_of(self.job, micro)
+
     def _trace_kept(self, micro: int) -> MicroTrace:
         """A micro-batch as it is, with gradients of an earlier one; notes its seconds."""
-        traced = self.traced_job.trace(shape_of(self.job, micro), self.modes or {}, accumulated=True)
+        traced = self.traced_job.trace(self._shape_of(micro), self.modes or {}, accumulated=True)
         self._kept_seconds[micro] = self.traced_job.total_seconds(traced)
         self._kept_peaks[micro] = self.unlimited_peak_of(traced)
-        self._sent = self.traced_job.sent_bytes(shape_of(self.job, micro)) / micro
+        self._sent = self.traced_job.sent_bytes(self._shape_of(micro)) / micro
         return traced
 
     def _measure(self, geometry: Geometry) -> None:

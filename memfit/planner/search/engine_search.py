@@ -10,7 +10,6 @@ from functools import cached_property
 from memfit.apply.train_state import make_optimizers, multiply_rates
 from memfit.device.hardware.catalogue import Device
 from memfit.engine.capabilities import dimensions
-from memfit.geometry import shape_of
 from memfit.job import Job, Shape
 from memfit.plan import MemoryOption, PhasePolicy, Plan
 from memfit.planner.checkpoint_writing import choose_writing
@@ -120,6 +119,7 @@ class EngineSearch:
             implementation="job" if keeps_optimizer else options.implementation(job, self.nets, self.device),
             validation=PhasePolicy(), saving=PhasePolicy(), engine=engine, world=request.world,
             mesh=dimensions(engine, request.mesh), optimizer_state=optimizer_state, average=average,
+            engine_choices=request.engine_choices,
         )  # fmt: skip
         self.links = request.links
         self.communication_seconds = self._communicates(engine)
@@ -146,7 +146,7 @@ class EngineSearch:
         if not outcome.fits:
             return Answer(
                 plan=None, chosen=None, floor=candidate, alternatives=tuple(result.alternatives), learning_rate=rate,
-                lengths=outcome.lengths, how=replace(outcome.full_step.how, engine_choices={}),
+                lengths=outcome.lengths, how=replace(outcome.full_step.how, engine_choices=self.request.engine_choices),
             )  # fmt: skip
         writing, ahead = choose_writing(candidate.footprint, self.device), read_ahead(candidate.footprint)
         copies = copy_ahead(candidate.footprint, self.device)
@@ -197,7 +197,7 @@ class EngineSearch:
 
     def _first_shape(self) -> Shape:
         share = -(-self.request.global_batch // self.request.devices)
-        return shape_of(self.job, min(self.job.longest or 2, share))
+        return self.how.shape_of(self.job, min(self.job.longest or 2, share))
 
     def _second_core(self, traced_job: TracedJob) -> AbstractContextManager[SecondCore | None]:
         """One rank of a card can be traced by a copy of this process."""
@@ -222,7 +222,7 @@ class EngineSearch:
             return SearchResult(best=min(search.tried.values(), key=lambda candidate: candidate.peak))
         if traced_job.second_core is not None:
             geometry = other_geometry(search, best)
-            resized = shape_of(self.job, geometry.micro_batch) if geometry else None
+            resized = self.how.shape_of(self.job, geometry.micro_batch) if geometry else None
             traced_job.second_core.begin_full_step(best, resized)
         begin_stage("tracing what other options would save")
         return SearchResult(

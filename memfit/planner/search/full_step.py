@@ -12,7 +12,7 @@ import numpy as np
 from memfit.device.hardware.catalogue import Device
 from memfit.errors import describe
 from memfit.footprint import Footprint
-from memfit.geometry import Geometry, shape_of
+from memfit.geometry import Geometry
 from memfit.job import Job, Shape
 from memfit.plan import PhasePolicy
 from memfit.planner.live_bytes import LiveBytes, live_bytes_of
@@ -96,7 +96,7 @@ def trace_full_step(
         may_choose: whether room may be made for validation.
         resized: a micro-batch under which validation is looked at too, where it follows the micro-batch.
     """
-    count, shape = len(candidate.geometry.micro_batches[0]), shape_of(job, candidate.geometry.micro_batch)
+    count, shape = len(candidate.geometry.micro_batches[0]), how.shape_of(job, candidate.geometry.micro_batch)
     how = replace(how, micro_batches=count, checkpointing=candidate.modes)
     sizes = how.mesh.sizes() if how.mesh is not None else {}
     pending: deque[Asked] = deque(validation_policies.validation_policies(job) if may_choose else [how.validation])

@@ -1,0 +1,69 @@
+"""--engine-choice: an engine's own choices, in predict, plan and verify.
+
+python -m pytest tests/cli/test_engine_choices.py
+"""
+
+import json
+
+import pytest
+
+from memfit.plan import read_plan
+from tests.cli.asking import is_one_line, really
+
+JOB = "examples/language_model.py:LanguageModel"
+SMALL = ("--set", "layers=2", "--set", "width=128")
+DIVIDED = ("--engine-choice", "sequence_parallel=true")
+
+
+def predicted(*words):
+    return json.loads(
+        really("predict", JOB, *SMALL, "--micro-batch", "8192", "--device", "rtx4090", "--json", *words)[1]
+    )
+
+
+def test_divided_tokens_take_less_memory_on_each_rank():
+    whole, divided = (predicted("--mesh", "tp=2", *words) for words in ((), DIVIDED))
+    kept = [answer["phases"]["train"]["categories"]["activations"] for answer in (whole, divided)]
+    assert kept[1] < 0.9 * kept[0]
+    assert divided["phases"]["save"]["categories"] == whole["phases"]["save"]["categories"]
+
+
+def test_a_plan_has_the_choice_and_splits_the_batch_where_ranks_divide_sequences(tmp_path):
+    file = tmp_path / "plan.toml"
+    words = ("--global-batch", "20000", "--mesh", "tp=2", *DIVIDED, "--device", "rtx4090", "--out", str(file))
+    code, _, error = really("plan", JOB, *SMALL, *words)
+    assert code == 0, error
+    assert read_plan(file).engine_choices == {"sequence_parallel": True}
+
+
+@pytest.mark.slow
+def test_ranks_with_a_choice_learn_what_one_rank_learns():
+    code, said, error = really("verify", JOB, *SMALL, "--mesh", "tp=2", *DIVIDED, "--windows", "1", "--json")
+    assert code == 0, error
+    assert json.loads(said)["ok"]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (DIVIDED, "no engine is named that it could be of; write --engine or --mesh too"),
+        (("--mesh", "tp=2", "--engine-choice", "sequence=true"), "no such choice; write sequence_parallel"),
+        (("--mesh", "tp=2", "--engine-choice", "sequence_parallel"), "write --engine-choice name=value"),
+        (("--mesh", "tp=2", "--engine-choice", "sequence_parallel=yes"), "neither true nor false; write one of them"),
+        (("--mesh", "dp_shard=2", *DIVIDED), "it is of layers that are cut (tp); take the key out"),
+        (("--mesh", "tp=2", *DIVIDED, "--shape", "3x333"), "a sequence of 333 tokens on tp=2: it does not divide"),
+    ],
+)
+def test_a_choice_that_cannot_be_is_one_line(words, line):
+    is_one_line(really("predict", JOB, *SMALL, "--device", "rtx4090", *words), line)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--devices", "8", "--nodes", "2", "--engine", "fsdp2", *DIVIDED), "--nodes searches meshes"),
+        (("--mesh", "pp=2", "--engine-choice", "schedule=gpipe"), "write it in [engine_choices] of the plan"),
+    ],
+)
+def test_a_choice_that_a_search_would_overrule_is_refused(words, line):
+    is_one_line(really("plan", JOB, *SMALL, "--global-batch", "20000", "--device", "rtx4090", *words), line)
