@@ -3,6 +3,9 @@
 margins.toml is written by bench/accuracy.py --fit. A margin is the shortest interval that holds 99 % of the measured
 runs of its kind, of which the readings that show cuDNN's trials, no need of the run, are left out beforehand: with
 those, it holds 95 % of all.
+
+In a net whose prediction depends on the workspaces of convolutions, the interval reaches further: to the replay with
+twice these workspaces, and above it by the margin of nets that have none (``WITHOUT_WORKSPACES``).
 """
 
 from __future__ import annotations
@@ -12,6 +15,9 @@ from functools import cache
 from importlib.resources import files
 
 from memfit import toml
+
+WITHOUT_WORKSPACES = "attention, float32"
+"""The measured kind of net without convolutions that take a workspace: its errors are those of all else."""
 
 
 @dataclass(frozen=True, kw_only=True)

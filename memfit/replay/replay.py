@@ -13,9 +13,9 @@ import numpy as np
 
 from memfit.events import ALLOCATE, CATEGORIES, EMPTY_CACHE, FAILED, FREE, Trace
 from memfit.footprint import Footprint, PeakLocation, PhaseFootprint, Request
-from memfit.replay.cudnn_workspaces import optional_storages
+from memfit.replay.cudnn_workspaces import optional_storages, with_double_workspaces
 from memfit.replay.errors import OutOfMemory
-from memfit.replay.margins import Margin
+from memfit.replay.margins import WITHOUT_WORKSPACES, Margin, margin_of
 
 
 class Allocator(Protocol):
@@ -70,6 +70,8 @@ def footprint(
     outside, spread = outside or Outside(), margin or Margin()
     peaks, failed = _limited_peaks(trace, allocator, capacity)
     phases = {name: _phase_footprint(trace, name, peak, outside, spread) for name, peak in peaks.items()}
+    if margin is not None:
+        phases = _with_larger_workspaces(trace, phases, allocator, usable_bytes, outside)
     if failed is not None and failed.phase not in phases:
         failed = replace(failed, phase="train")
     worst = max(phases.values(), key=lambda phase: phase.process_bytes)
@@ -132,6 +134,29 @@ def _phase_footprint(trace: Trace, name: str, peak: _Peak, outside: Outside, spr
         largest_request=_request(trace, name, *peak.largest),
         categories=_live_by_category(trace, peak.event),
     )
+
+
+def _with_larger_workspaces(
+    trace: Trace,
+    phases: dict[str, PhaseFootprint],
+    allocator: Callable[[int | None], Allocator],
+    usable_bytes: int,
+    outside: Outside,
+) -> dict[str, PhaseFootprint]:
+    """Phases whose interval holds the replay with twice the workspaces of convolutions.
+
+    It ends at the device's memory: a workspace that does not fit is not taken, so it decides no verdict.
+    """
+    larger = with_double_workspaces(trace)
+    if larger is trace:
+        return phases
+    above = 1 + margin_of(WITHOUT_WORKSPACES).high
+    peaks = _peaks_without_limit(larger, allocator)
+    high = {name: min(math.ceil((peak.reserved + outside.high) * above), usable_bytes) for name, peak in peaks.items()}
+    return {
+        name: replace(phase, process_bytes_high=max(phase.process_bytes_high, high.get(name, 0)))
+        for name, phase in phases.items()
+    }
 
 
 def _verdict(failed: Request | None, worst: PhaseFootprint, usable_bytes: int) -> str:
