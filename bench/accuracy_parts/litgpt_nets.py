@@ -1,7 +1,8 @@
-"""litgpt's nets with LoRA, without what its package imports besides (data sets, downloads, loggers)."""
+"""litgpt's nets, with LoRA, adapters or whole, without what its package imports besides (data, downloads, loggers)."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -15,20 +16,54 @@ CHUNK = 128
 """Tokens whose logits the head computes at once (``lm_head_chunk_size`` of finetune/lora.py)."""
 
 
-def build(name: str) -> nn.Module:
-    """A net of litgpt's by its configuration's name, with LoRA of rank 8 on queries and values, and the rest frozen."""
-    lora = _module()
-    rank = {"lora_r": 8, "lora_alpha": 16, "lora_dropout": 0.05, "lora_query": True, "lora_value": True}
-    net: nn.Module = lora.GPT(lora.Config.from_name(name, **rank))
-    lora.mark_only_lora_as_trainable(net)
+METHODS = ("lora", "adapter", "adapter_v2", "full")
+"""How a net is fine-tuned: the script of that name in litgpt's ``finetune``."""
+_LORA = {"lora_r": 8, "lora_alpha": 16, "lora_dropout": 0.05, "lora_query": True, "lora_value": True}
+
+
+def build(name: str, method: str, arguments: dict[str, Any] | None = None) -> nn.Module:
+    """A net of litgpt's by its configuration's name, with what the method adds, and the rest frozen.
+
+    Args:
+        method: one of ``METHODS``.
+        arguments: of LoRA, as the script's options are called; they replace its defaults.
+    """
+    module = _module("model" if method == "full" else method)
+    options = _LORA | (arguments or {}) if method == "lora" else {}
+    if method == "full":
+        import litgpt.config
+
+        return _net(module, litgpt.config.Config.from_name(name))
+    net = _net(module, module.Config.from_name(name, **options))
+    getattr(module, f"mark_only_{method}_as_trainable")(net)
     return net
 
 
-def loss_of(chunks: list[Tensor], targets: Tensor) -> Tensor:
+def _net(module: Any, configuration: Any) -> nn.Module:
+    net: nn.Module = module.GPT(configuration)
+    return net
+
+
+def outputs_of(net: nn.Module, ids: Tensor, method: str) -> Any:
+    """Logits: in chunks of tokens, but of a net that is trained whole.
+
+    Adapters keep keys and values of their prompt for inference; a training step makes them anew.
+    """
+    for module in net.modules():
+        if hasattr(module, "adapter_kv_cache"):
+            module.adapter_kv_cache = None  # type: ignore[assignment]
+    return net(ids) if method == "full" else net(ids, lm_head_chunk_size=CHUNK)
+
+
+def loss_of(logits: Any, targets: Tensor, method: str) -> Tensor:
     """The mean cross entropy of the next tokens, chunk by chunk (``chunked_cross_entropy``)."""
-    chunks[-1] = chunks[-1][..., :-1, :]
-    parts = [part.reshape(-1) for part in targets[..., 1:].split(CHUNK, dim=1)]
-    flat = [chunk.reshape(-1, chunk.size(-1)) for chunk in chunks]
+    if method == "full":
+        rows = logits[..., :-1, :].reshape(-1, logits.size(-1))
+        flat, parts = list(rows.split(CHUNK)), list(targets[..., 1:].reshape(-1).split(CHUNK))
+    else:
+        logits[-1] = logits[-1][..., :-1, :]
+        parts = [part.reshape(-1) for part in targets[..., 1:].split(CHUNK, dim=1)]
+        flat = [chunk.reshape(-1, chunk.size(-1)) for chunk in logits]
     losses = [
         nn.functional.cross_entropy(chunk, part, ignore_index=-1, reduction="none")
         for chunk, part in zip(flat, parts, strict=True)
@@ -36,8 +71,8 @@ def loss_of(chunks: list[Tensor], targets: Tensor) -> Tensor:
     return torch.cat(losses).sum() / targets[..., 1:].numel()
 
 
-def _module() -> Any:
-    """litgpt.lora; its package and its utilities are made here, of what the nets need of them."""
+def _module(name: str) -> Any:
+    """A module of litgpt; its package and its utilities are made here, of what the nets need of them."""
     if "litgpt" not in sys.modules:
         spec = importlib.util.find_spec("litgpt")
         assert spec is not None
@@ -50,9 +85,7 @@ def _module() -> Any:
         import litgpt.model
 
         package.model, package.GPT = litgpt.model, litgpt.model.GPT  # type: ignore[attr-defined]
-    import litgpt.lora
-
-    return litgpt.lora
+    return importlib.import_module(f"litgpt.{name}")
 
 
 def _next_multiple(number: int, divisor: int) -> int:

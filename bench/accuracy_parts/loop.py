@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bench.accuracy_parts import litgpt_nets
+from bench.accuracy_parts import earlier_adam, litgpt_nets, quantized_state
 from bench.accuracy_parts.nets_by_name import Built, build_net
 from memfit.device.hardware.catalogue import Device
 from memfit.events import Trace
@@ -26,7 +26,8 @@ class Loop:
     net: str
     """A name of timm, of torchvision or of the hub."""
     kind: str
-    """``timm``, ``torchvision``, ``causal-lm``, ``seq2seq-lm``, ``encoder`` or ``litgpt-lora``."""
+    """``timm``, ``torchvision``, ``causal-lm``, ``seq2seq-lm``, ``encoder``, or ``litgpt-`` with one of
+    ``litgpt_nets.METHODS``."""
     environment: str = "installed"
     batch: int = 1
     length: int = 128
@@ -58,12 +59,19 @@ class Loop:
     """Whether optimizers behave as up to torch 1.13: one tensor at a time, and ``zero_grad`` fills gradients with 0."""
     classes: int | None = None
     net_arguments: dict[str, Any] = field(default_factory=dict)
-    """What timm's constructor is given besides."""
+    """What timm's constructor or litgpt's LoRA is given besides."""
     gradient_checkpointing: bool = False
     """Whether timm's ``set_grad_checkpointing`` is called."""
     compiled: bool = False
     """Whether ``net.compile()`` is called."""
+    accumulates: bool = False
+    """Whether only every other iteration takes the optimizer's step: more iterations in between hold no more."""
     iterations: int = 3
+
+    @property
+    def litgpt_method(self) -> str:
+        """How litgpt trains the net; empty where it is not litgpt's."""
+        return self.kind.removeprefix("litgpt-") if self.kind.startswith("litgpt-") else ""
 
 
 def trace_loop(loop: Loop, card: Device) -> Trace:
@@ -86,7 +94,7 @@ def trace_loop(loop: Loop, card: Device) -> Trace:
             script.categorise(tracer)
         for number in range(loop.iterations):
             with tracer.phase("train"):
-                script.iterate(tracer)
+                script.iterate(tracer, takes_step=not loop.accumulates or number % 2 == 1)
                 script.categorise(tracer)
                 if number == 0:
                     tracer.collect_cycles()
@@ -132,7 +140,7 @@ class _Script:
         self.loss: Tensor | None = None
         self.prediction: Any = None
 
-    def iterate(self, tracer: Any) -> None:
+    def iterate(self, tracer: Any, *, takes_step: bool) -> None:
         """One iteration, statement by statement as the script has it."""
         loop = self.loop
         tracer.mark("fetch")
@@ -157,10 +165,11 @@ class _Script:
             tracer.mark("backward")
             self.loss.backward()
         tracer.mark("optimizer")
-        self.optimizer.step()
+        if takes_step:
+            self.optimizer.step()
         if loop.reads_prediction:
             _, self.prediction = torch.max(self.outputs, 1)
-        if loop.zero_grad == "after_step":
+        if loop.zero_grad == "after_step" and takes_step:
             self._zero_grad()
         if loop.step_is_function:
             self.outputs = self.loss = self.prediction = None
@@ -201,16 +210,16 @@ class _Script:
         if "images" in self.batch:
             outputs = self.net(self.batch["images"])
             return outputs[0] if isinstance(outputs, tuple) else outputs
-        if self.loop.kind == "litgpt-lora":
-            return self.net(self.batch["input_ids"], lm_head_chunk_size=litgpt_nets.CHUNK)
+        if method := self.loop.litgpt_method:
+            return litgpt_nets.outputs_of(self.net, self.batch["input_ids"], method)
         return self.net(**self.batch)
 
     def _loss(self, outputs: Any) -> Tensor:
         if "images" in self.batch:
             loss: Tensor = nn.functional.cross_entropy(outputs, self.batch["classes"])
             return loss
-        if self.loop.kind == "litgpt-lora":
-            return litgpt_nets.loss_of(outputs, self.batch["labels"])
+        if method := self.loop.litgpt_method:
+            return litgpt_nets.loss_of(outputs, self.batch["labels"], method)
         if self.loop.loss == "labels":
             loss = outputs.loss
             return loss
@@ -235,8 +244,10 @@ def _optimizer(loop: Loop, net: nn.Module) -> Any:
 
 
 def _optimizer_class(name: str) -> Any:
-    """An optimizer of torch, or of torchao under ``torchao.AdamW8bit``."""
+    """An optimizer of torch, of torchao under ``torchao.AdamW8bit``, ``earlier.Adam`` or ``quantized_state.AdamW``."""
     library, _, plain = name.rpartition(".")
+    if library in ("earlier", "quantized_state"):
+        return getattr(earlier_adam if library == "earlier" else quantized_state, plain)
     if library == "torchao":
         import torchao.optim
 

@@ -39,8 +39,8 @@ def build_net(loop: Loop) -> Built:
         return Built(net=_timm(loop.net, loop.classes, loop.net_arguments))
     if loop.kind == "torchvision":
         return Built(net=_torchvision(loop.net, loop.classes))
-    if loop.kind == "litgpt-lora":
-        return Built(net=litgpt_nets.build(loop.net))
+    if method := loop.litgpt_method:
+        return Built(net=litgpt_nets.build(loop.net, method, loop.net_arguments))
     return _transformers(loop.net, loop.kind, loop.attention)
 
 

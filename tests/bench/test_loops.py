@@ -1,0 +1,108 @@
+"""Loops of recipes: accumulation, and optimizers that the environment lacks."""
+
+import pytest
+import torch
+from torch import nn
+
+from bench.accuracy_parts import earlier_adam, litgpt_nets, loop, quantized_state
+from bench.accuracy_parts.convolution_passes import Pass
+from bench.accuracy_parts.loop import Loop, trace_loop
+from bench.accuracy_parts.nets_by_name import Built
+from bench.convolution_workspaces import by_effect, copies, winograd
+from memfit.device.hardware.catalogue import find_device
+from memfit.planner.prediction import footprint_on
+
+WEIGHTS = 3 * 8 * 8 * 4096
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(3 * 8 * 8, 4096, bias=False)
+
+    def forward(self, images):
+        return self.body(images.flatten(1))
+
+
+def peak(monkeypatch, **asked):
+    """Bytes alive at the peak of a loop over a net of WEIGHTS parameters."""
+    monkeypatch.setattr(loop, "build_net", lambda asked: Built(net=Net()))
+    given = {"net": "x", "kind": "timm", "batch": 2, "image": 8, "optimizer": "SGD", "zero_grad": "after_step"}
+    card = find_device("rtx3060")
+    return footprint_on(trace_loop(Loop(**given | asked), card), card).phases["train"].allocated_bytes
+
+
+def test_a_loop_that_accumulates_holds_its_gradients_while_the_next_ones_are_made(monkeypatch):
+    plain = peak(monkeypatch, iterations=4)
+    accumulated = peak(monkeypatch, iterations=4, accumulates=True)
+    assert accumulated - plain == pytest.approx(4 * WEIGHTS, rel=0.02)
+
+
+def test_adam_before_july_2023_holds_one_intermediate_more(monkeypatch):
+    assert peak(monkeypatch, optimizer="earlier.Adam") - peak(monkeypatch, optimizer="Adam") == 4 * WEIGHTS
+
+
+def test_adam_before_july_2023_goes_where_adam_goes():
+    start, gradient = torch.randn(5), torch.randn(5)
+    ends = []
+    for made in (earlier_adam.Adam, torch.optim.Adam):
+        parameter = nn.Parameter(start.clone())
+        optimizer = made([parameter], lr=0.1, **({"foreach": True} if made is torch.optim.Adam else {}))
+        parameter.grad = gradient.clone()
+        optimizer.step()
+        assert set(optimizer.state[parameter]) == {"step", "exp_avg", "exp_avg_sq"}
+        ends.append(optimizer.state[parameter]["exp_avg_sq"])
+    assert torch.allclose(*ends)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "nbytes"),
+    [
+        ({"bits": 8, "block": 2048}, 2 * 8192 + 2 * 4 * 4),
+        ({"bits": 4, "block": 128}, 8192 + 2 * 4 * 64),
+        ({"bits": 4, "block": 128, "rank_one": True}, 8192 + 4 * 64 + 4 * (64 + 128)),
+    ],
+)
+def test_quantized_state_has_codes_and_scales(arguments, nbytes):
+    large, small = nn.Parameter(torch.zeros(64, 128)), nn.Parameter(torch.zeros(64))
+    optimizer = quantized_state.AdamW([large, small], lr=1e-3, **arguments)
+    for parameter in (large, small):
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    state = [sum(value.nbytes for value in optimizer.state[parameter].values()) for parameter in (large, small)]
+    assert state == [nbytes, 2 * 4 * 64]
+    before = optimizer.state[large]["exp_avg"]
+    optimizer.step()
+    assert optimizer.state[large]["exp_avg"] is before, "a later step makes none"
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_litgpt_s_loss_is_the_cross_entropy_of_the_next_tokens(method):
+    torch.manual_seed(0)
+    logits, targets = torch.randn(2, 300, 7), torch.randint(0, 7, (2, 300))
+    plain = nn.functional.cross_entropy(logits[:, :-1].reshape(-1, 7), targets[:, 1:].reshape(-1))
+    outputs = logits if method == "full" else list(logits.split(litgpt_nets.CHUNK, dim=1))
+    assert torch.allclose(litgpt_nets.loss_of(outputs, targets, method), plain)
+
+
+def a_pass(**changed):
+    given = {
+        "kind": "input", "x": (2, 8, 16, 16), "weight": (4, 8, 3, 3), "stride": (1, 1), "padding": (1, 1),
+        "dilation": (1, 1), "groups": 1, "copies": True,
+    }  # fmt: skip
+    return Pass(**given | changed)
+
+
+def test_rules_of_workspaces_count_the_tensors_of_a_pass():
+    assert a_pass().out == (2, 4, 16, 16)
+    assert a_pass(stride=(2, 2), padding=(0, 0)).out == (2, 4, 7, 7)
+    assert copies(a_pass()) == 4 * (2 * 8 * 256 + 4 * 8 * 9 + 2 * 4 * 256)
+    assert copies(a_pass(copies=False)) == 0
+    assert winograd(a_pass()) == 4 * 36 * (2 * 16 * (8 + 4) + 4 * 8)
+
+
+def test_coverage_is_counted_by_effect_and_half():
+    row = {"model": "a", "effect": 0.2, "fitting_half": True, "measured_mib": 115.0, "low": 90.0, "margin_high": 110.0,
+           "high": 120.0, "mib": {"copies around both gradients (memfit)": 100.0}}  # fmt: skip
+    (own,) = by_effect([row, row | {"measured_mib": 105.0}])
+    assert (own["margin_alone"], own["with_twice"], own["runs"], own["nets"]) == (0.5, 1.0, 2, 1)
