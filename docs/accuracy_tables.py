@@ -60,6 +60,47 @@ def accuracy_workspace() -> str:
     return table(["factor", "constant, MiB", "median", "p90", "p95", "within 5 %"], rows)
 
 
+def workspace_rules() -> str:
+    names = ("median", "p90", "shift")
+    rows = (
+        [row["rule"], *(percent(row[nets][name], 1) for nets in ("low", "right") for name in names)]
+        for row in result("convolution_workspaces")["rules"]
+    )
+    header = [f"{nets}: {name}" for nets in ("too low", "right") for name in ("median", "p90", "shift")]
+    return table(["workspaces", *header], rows)
+
+
+def workspace_effect() -> str:
+    names = ("median", "p90", "margin_alone", "with_twice")
+    rows = (
+        [_range(row), "fitting" if row["fitting_half"] else "held-out", row["nets"], row["runs"],
+         *(percent(row[name], 1) for name in names)]
+        for row in result("convolution_workspaces")["by_effect_sampled"]
+    )  # fmt: skip
+    header = ["effect, %", "half", "nets", "runs", "median", "p90", "in the margin alone", "in the interval"]
+    return table(header, rows)
+
+
+def _range(row: Mapping[str, Any]) -> str:
+    low, high = row["effect_from"], row["effect_to"]
+    if low is None:
+        return f"under {percent(high, 0)}"
+    return f"over {percent(low, 0)}" if high is None else f"{percent(low, 0)} to {percent(high, 0)}"
+
+
+def workspace_low_nets() -> str:
+    rows = [row for row in result("convolution_workspaces")["by_effect"] if row["effect_to"] is None]
+    part = {
+        name: percent(sum(row[name] * row["runs"] for row in rows) / sum(row["runs"] for row in rows), 1)
+        for name in ("margin_alone", "with_twice")
+    }
+    runs, low = sum(row["runs"] for row in rows), percent(rows[0]["effect_from"], 0)
+    return (
+        f"Together with the two lists of nets above, {runs} runs have an effect over {low} %: {part['margin_alone']} % "
+        f"of them are inside their kind's margin alone, {part['with_twice']} % inside the interval."
+    )
+
+
 def accuracy_summary() -> str:
     accuracy = result("accuracy")
     held = accuracy["gpumemnet"]

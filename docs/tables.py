@@ -411,6 +411,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "accuracy without recipes": accuracy_tables.accuracy_without_recipes,
     "accuracy on xMem's runs": accuracy_tables.accuracy_xmem_families,
     "accuracy of limits under AMP": accuracy_tables.accuracy_timm_amp,
+    "workspace rules": accuracy_tables.workspace_rules, "workspace effect": accuracy_tables.workspace_effect,
     "convolution workspace": accuracy_tables.accuracy_workspace, "plans for cards": cards, "time estimates": timing,
     "plan speed": plan_speed, "prediction speed": variants, "samplers": samplers, "loop": loop,
     "loop parts": loop_parts, "loading": loading, "saving": saving,
@@ -454,6 +455,7 @@ def mutations() -> str:
 TEXTS: dict[str, Callable[[], str]] = {
     "mutations": mutations,
     "robustness": robustness,
+    "workspace effect of low nets": accuracy_tables.workspace_low_nets,
     "accuracy summary": accuracy_tables.accuracy_summary,
     "accuracy on other cards": accuracy_tables.accuracy_others,
     "accuracy of xMem's first reading": accuracy_tables.accuracy_first_reading,
