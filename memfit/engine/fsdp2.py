@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 from memfit.blocks import items
 from memfit.engine.collectives import full_tensor
 from memfit.engine.container_sync import ContainerSync
-from memfit.engine.ddp import BUCKET_BYTES, Ddp
+from memfit.engine.ddp import BUCKET_BYTES, Ddp, Prepared
 from memfit.engine.expert_parallel import EXPERTS, divide_experts
 from memfit.engine.refusals import check_dtensor_step, check_shared
 from memfit.engine.single import copied
@@ -147,10 +147,11 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
         """Gradients that a rank holds whole, until they are scattered."""
         return ((gradient, "gradients") for gradient in unsharded_gradients(nets))
 
-    def prepare(self, parameters: Sequence[nn.Parameter]) -> None:
+    def prepare(self, parameters: Sequence[nn.Parameter]) -> Prepared | None:
         """Does nothing: the last backward has scattered the sums."""
+        return None
 
-    def reduce(self, prepared: None) -> None:
+    def reduce(self, prepared: Prepared | None) -> None:
         """Does nothing: the last backward has scattered the sums."""
 
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:

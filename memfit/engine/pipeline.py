@@ -9,7 +9,11 @@ which has samples of its own. A schedule gathers a stage's parameters once and s
 last backward, so that a rank holds both whole within a schedule. torchtitan does the same: gathering again in
 every micro-batch would be a collective that nothing hides.
 
-Left out: turns of several nets, fp16 (each stage would scale its gradients by itself), parameters that stages share.
+On ``pp`` x ``dp_replicate`` ranks each stage has replicas, with samples of their own; the gradients of a stage are
+summed over them once a window, after its last backward, as under data parallelism (``Ddp``).
+
+Left out: replicas that are sharded too, turns of several nets, fp16 (each stage would scale its gradients by itself),
+parameters that stages share.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from torch.optim import Optimizer
 
 from memfit.blocks import find_module
 from memfit.engine.collectives import gather
+from memfit.engine.ddp import Ddp, Prepared
 from memfit.engine.fsdp2 import Fsdp2, check_units, reshard, sharded_reads, unsharded_gradients
 from memfit.engine.pipeline_cut import STAGES_OF_RANK, cut_into_stages
 from memfit.engine.refusals import check_shared
@@ -40,8 +45,9 @@ from memfit.job import Job, Nets, is_trained
 from memfit.torch_compat.distributed import complete_cpu_streams
 from memfit.torch_compat.pipelining import check_pipelining, in_schedules, run_schedule
 
-PIPELINE, SHARDS = "pp", "dp_shard"
-"""Dimensions of a mesh: of ranks that hold the stages of a pipeline, and of those that hold parts of one stage."""
+PIPELINE, SHARDS, REPLICAS = "pp", "dp_shard", "dp_replicate"
+"""Dimensions of a mesh: of ranks that hold the stages of a pipeline, of those that hold parts of one stage, and of
+those that hold replicas of it."""
 
 
 @dataclass(kw_only=True)
@@ -101,6 +107,13 @@ class Pipeline(Fsdp2):
     def _group(self) -> dist.ProcessGroup:
         return self.mesh.get_group(PIPELINE)
 
+    @property
+    def _stage_replicas(self) -> Ddp | None:
+        """The ranks that hold this stage whole; None: there are no others."""
+        if self.ranks_in(REPLICAS) == 1:
+            return None
+        return Ddp(rank=self.data_rank, world=self.data_world, mesh=self.mesh[REPLICAS])
+
     def place(self, job: Job, nets: Nets) -> Nets:
         """The trained nets without the modules of other ranks, and these sharded, with rank 0's values.
 
@@ -156,7 +169,7 @@ class Pipeline(Fsdp2):
             module = StageModule(forward, stage, [find_module(nets, path) for path in paths])
             if self.ranks_in(SHARDS) > 1:
                 check_units(module, {f"held.{i}": path for i, path in enumerate(paths)})
-            self._shard(job, module, reshard_after_forward=False)
+                self._shard(job, module, reshard_after_forward=False)
             modules.append(module)
         return tuple(modules)
 
@@ -225,6 +238,17 @@ class Pipeline(Fsdp2):
         """Gradients that a rank holds whole, until they are scattered."""
         return ((gradient, "gradients") for gradient in unsharded_gradients(self._modules))
 
+    def prepare(self, parameters: Sequence[nn.Parameter]) -> Prepared | None:
+        """Buffers for the sums over the stage's replicas; a schedule has scattered the sums over its parts."""
+        replicas = self._stage_replicas
+        return replicas.prepare(parameters) if replicas is not None else None
+
+    def reduce(self, prepared: Prepared | None) -> None:
+        """Sums gradients over the stage's replicas."""
+        replicas = self._stage_replicas
+        if replicas is not None and prepared is not None:
+            replicas.reduce(prepared)
+
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
         """Clips by the norm of all stages."""
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
@@ -242,10 +266,11 @@ class Pipeline(Fsdp2):
         """Each stage has its own running statistics: those of the first of its ranks."""
         if self.data_world == 1:
             return
+        shared = SHARDS if self.ranks_in(SHARDS) > 1 else REPLICAS
         for net in nets.values():
             if is_trained(net):
                 for buffer in net.buffers():
-                    dist.broadcast(buffer, group=self.mesh.get_group(SHARDS), group_src=0)
+                    dist.broadcast(buffer, group=self.mesh.get_group(shared), group_src=0)
 
     def full_gradients(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
         """Those of all stages."""

@@ -94,8 +94,10 @@ def mesh_of_ranks(device_type: str, shape: MeshShape) -> DeviceMesh:
 
 
 def every_rank(mesh: DeviceMesh) -> dist.ProcessGroup:
-    """The group of all ranks of a mesh, which are those of the default group."""
+    """The group of all ranks of a mesh: those of the default group, or of one dimension of a mesh of them."""
     if DATA in (mesh.mesh_dim_names or ()):
         return mesh.get_group(DATA)
+    if mesh.ndim == 1 and mesh.size() < dist.get_world_size():
+        return mesh.get_group()
     assert dist.group.WORLD is not None
     return dist.group.WORLD

@@ -183,6 +183,7 @@ MESHES = [
     ("fsdp2", {"dp_replicate": 2, "dp_shard": 2}, [[4, 4]] * 4, (4, 16 * 2)),
     ("fsdp2", {"dp_shard": 2, "tp": 2}, [[4, 4]] * 2, (4, 16)),
     ("fsdp2", {"pp": 2, "dp_shard": 2}, [[4, 4]] * 2, (8, 16)),
+    ("fsdp2", {"pp": 2, "dp_replicate": 2}, [[4, 4]] * 2, (8, 16)),
 ]  # fmt: skip
 
 

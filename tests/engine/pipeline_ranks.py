@@ -37,8 +37,8 @@ SIZES = [3, 3, 3, 3, 2, 3, 3, 3, 3, 3, 3, 3]
 """Samples of a window's micro-batches: of those of one shape, some are more than the stages, and one is less. Of two
 ranks with samples of their own, one has another shape between two of the same, and the other has one shape."""
 STATES = "states"
-BOTH = "pp=2,dp_shard=2"
-MESHES = {2: ("pp=2", "dp_shard=2", "tp=2"), 4: (BOTH, "dp_shard=4", "dp_shard=2,tp=2")}
+BOTH, COPIED = "pp=2,dp_shard=2", "pp=2,dp_replicate=2"
+MESHES = {2: ("pp=2", "dp_shard=2", "tp=2"), 4: (BOTH, COPIED, "dp_shard=4", "dp_shard=2,tp=2")}
 """Meshes of two and of four ranks that go on with what another one wrote."""
 
 

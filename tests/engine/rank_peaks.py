@@ -183,10 +183,17 @@ SHARDED_STAGE_CASES = [
     EngineCase("counted", "fsdp2", 3, {"checkpoint": "all"}, {"schedule": "gpipe"}, SHARDED_STAGES),
     EngineCase("counted", "fsdp2", 4, {}, {"schedule": "interleaved_1f1b"}, SHARDED_STAGES),
 ]
+COPIED_STAGES = MeshShape(pp=2, dp_replicate=2)
+COPIED_STAGE_CASES = [
+    EngineCase("llama", "fsdp2", 4, {}, {}, COPIED_STAGES),
+    EngineCase("stages", "fsdp2", 5, BF16, {"schedule": "interleaved_1f1b"}, COPIED_STAGES),
+    EngineCase("counted", "fsdp2", 3, {"checkpoint": "all"}, {"schedule": "gpipe"}, COPIED_STAGES),
+    EngineCase("decoded", "fsdp2", 4, {}, EARLY_DECODER, COPIED_STAGES),
+]
 EVERY_CASE = [
     *CASES, *ZERO_CASES, *MESH_CASES, *TENSOR_CASES, *BOTH_CASES, *BUILT_IN_CASES, *STAGE_CASES, *DECODER_CASES,
-    *SHARDED_STAGE_CASES, *EXPERT_CASES, *SHARDED_EXPERT_CASES, *CUT_EXPERT_CASES, *SHARDED_CUT_EXPERT_CASES,
-    *SEQUENCE_CASES, *SHARDED_SEQUENCE_CASES,
+    *SHARDED_STAGE_CASES, *COPIED_STAGE_CASES, *EXPERT_CASES, *SHARDED_EXPERT_CASES, *CUT_EXPERT_CASES,
+    *SHARDED_CUT_EXPERT_CASES, *SEQUENCE_CASES, *SHARDED_SEQUENCE_CASES,
 ]  # fmt: skip
 
 

@@ -141,13 +141,14 @@ def test_a_card_is_simulated_like_the_cpu():
     assert _train_peak(traced(Stages(), 0, device="h100", micro_batches=3)) > 0
 
 
-def test_stages_are_sharded_and_carried_with_no_other_dimension():
-    for mesh in ("pp=2", "pp=2,dp_shard=2"):
+def test_stages_are_sharded_or_have_replicas_and_are_carried_with_no_other_dimension():
+    for mesh in ("pp=2", "pp=2,dp_shard=2", "pp=2,dp_replicate=2"):
         assert engine_of(parse_mesh(mesh)) == "fsdp2"
-    for others in ("tp", "dp_replicate"):
-        for more in ("", ",dp_shard=2"):
-            with pytest.raises(InputError, match=f"not carried together with {others}"):
-                engine_of(parse_mesh(f"pp=2,{others}=2{more}"))
+    for more in ("", ",dp_shard=2", ",dp_shard=2,dp_replicate=2"):
+        with pytest.raises(InputError, match="not carried together with tp"):
+            engine_of(parse_mesh(f"pp=2,tp=2{more}"))
+    with pytest.raises(InputError, match="are sharded or have replicas, and not both; write pp=2,dp_shard=4"):
+        engine_of(parse_mesh("pp=2,dp_shard=2,dp_replicate=2"))
 
 
 def test_choices_of_a_pipeline_are_refused_on_sharded_nets_and_the_other_way_round():

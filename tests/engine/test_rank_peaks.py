@@ -25,6 +25,7 @@ from tests.engine.rank_peaks import (
     BUILT_IN_CUT,
     BUILT_IN_HYBRID,
     CASES,
+    COPIED_STAGE_CASES,
     CUT_EXPERT_CASES,
     DECODER_CASES,
     EXPERT_CASES,
@@ -162,8 +163,9 @@ def test_every_stage_of_a_net_with_a_decoder_at_the_end_wherever_it_is_cut(tmp_p
 
 @pytest.mark.slow
 @pytest.mark.skipif(release_number(torch.__version__) < OLDEST, reason="memfit refuses pp before torch 2.13")
-def test_every_rank_of_stages_that_are_sharded(tmp_path):
-    compared = compare(SHARDED_STAGE_CASES, 4, tmp_path)
+@pytest.mark.parametrize("cases", [SHARDED_STAGE_CASES, COPIED_STAGE_CASES], ids=["sharded", "replicas"])
+def test_every_rank_of_stages_that_are_sharded_or_have_replicas(cases, tmp_path):
+    compared = compare(cases, 4, tmp_path)
     check(compared, within=0.03)
     for (case, rank, phase), (peak, _) in compared.items():
         assert peak <= compared[case, rank - rank % 2, phase][0], (case, rank, phase)

@@ -119,3 +119,12 @@ def test_stages_gather_and_scatter_once_in_a_window():
     )
     assert communication(5, computed=0.0) == pytest.approx(2 * once)
     assert communication(5, computed=1e6) == pytest.approx(once / 4 + once), "no computation hides the scattering"
+
+
+def test_replicas_of_a_stage_sum_their_gradients_after_the_last_backward():
+    cluster, mesh = cluster_of(find_device("h100"), 16, 2), parse_mesh("pp=2,dp_replicate=8")
+    links = {name: dataclasses.replace(cluster.joins(mesh, name), step_seconds=0) for name in mesh.sizes()}
+    communication = MeshCommunication(engine="fsdp2", traffic=DataTraffic(nbytes=8 * GB, pieces=4), links=links)
+    sums = 2 * 8 * GB * 7 / 8 / 450e9
+    assert communication.window_seconds(5) == pytest.approx({"all_reduce over dp_replicate": sums})
+    assert communication(5, computed=1e6) == pytest.approx(sums), "no computation hides them"

@@ -124,6 +124,13 @@ class FamilySearch:
         """Bytes of the trained parameters that one rank keeps."""
         return self.nets.trained_bytes / (mesh.dp_shard if CAPABILITIES[self.family.engine].shards_weights else 1)
 
+    def _held(self, mesh: MeshShape) -> float:
+        """Bytes of parameters, gradients and optimizer state that a rank holds while it computes: a stage's parameters
+        and gradients are whole, beside its parts of them."""
+        if mesh.pp == 1 or mesh.dp_shard == 1:
+            return self._sharded(mesh) * (2 + self.state_per_byte)
+        return self.nets.trained_bytes * 2 + self._sharded(mesh) * (1 + self.state_per_byte)
+
     def _links(self, mesh: MeshShape) -> Mapping[str, GroupLink] | None:
         return replace(self.request, mesh=mesh, devices=mesh.data_ranks).links
 
@@ -151,7 +158,7 @@ class FamilySearch:
 
     def _searched(self, traced_job: TracedJob, mesh: MeshShape) -> tuple[MeshRow, float]:
         """The row of a mesh's best candidate, and the seconds that it computes."""
-        more = int((self._sharded(mesh) - self._sharded(self.family.meshes[0])) * (2 + self.state_per_byte))
+        more = int(self._held(mesh) - self._held(self.family.meshes[0]))
         device = self._less(more)
         modes: list[Mapping[str, str] | None] = [self.own if "checkpointing" in self.request.keep else None]
         if mesh.pp > 1 and modes[0] is None:

@@ -3,7 +3,8 @@
 Data parallelism communicates beside the computation: FSDP2 gathers the next module's parameters while the present one
 computes, and scatters gradients while the backward goes on; DDP reduces buckets during the last backward. So a
 micro-batch waits for what is longer than its computation, and at least for the first or last piece. A pipeline's stages
-gather once, beside the first forward, and scatter once, after the last backward, beside which nothing is computed.
+gather once, beside the first forward, and scatter once, or sum over their replicas, after the last backward, beside
+which nothing is computed.
 Collectives inside of layers (tensor parallelism) are operators of the trace: what follows waits for them
 (``memfit.planner.timing.collective_time``). Which collectives an engine runs: as in
 ``memfit.planner.timing.communication``.
@@ -91,7 +92,8 @@ class MeshCommunication:
                 each.get(f"all_gather over {SHARDS}", 0.0),
                 each.get(f"reduce_scatter over {SHARDS}", 0.0),
             )
-            return max(gathers - (1 - BACKWARD) * beside, gathers / self.traffic.pieces) + scatters
+            sums = each.get(f"all_reduce over {REPLICAS}", 0.0)
+            return max(gathers - (1 - BACKWARD) * beside, gathers / self.traffic.pieces) + scatters + sums
         if CAPABILITIES[self.engine].shards_weights:
             return micro_batches * max(busy - beside, busy / self.traffic.pieces)
         return max(busy - BACKWARD * beside, busy / self.traffic.pieces)
