@@ -59,17 +59,18 @@ def asked_choices(pairs: Iterable[str], engine: str | None) -> dict[str, Any]:
     Raises:
         InputError: no value, a name twice, no engine, or one that has no such choice or not with this value.
     """
+    pairs = tuple(pairs)
+    if not pairs:
+        return {}
     from memfit.engine.factory import check_choices, check_known
     from memfit.loading import read_settings
 
-    pairs = tuple(pairs)
     choices = {name: _value(text) for name, text in read_settings(pairs, "--engine-choice").items()}
-    if choices and engine is None:
+    if engine is None:
         why = "no engine is named that it could be of"
         raise InputError(f"--engine-choice {pairs[0]}", why, "write --engine or --mesh too")
-    if choices and engine is not None:
-        check_known(engine)
-        check_choices(engine, choices)
+    check_known(engine)
+    check_choices(engine, choices)
     return choices
 
 
