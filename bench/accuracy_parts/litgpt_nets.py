@@ -45,14 +45,17 @@ def _net(module: Any, configuration: Any) -> nn.Module:
 
 
 def outputs_of(net: nn.Module, ids: Tensor, method: str) -> Any:
-    """Logits: in chunks of tokens, but of a net that is trained whole.
+    """Logits in float32: in chunks of tokens, but of a net that is trained whole.
 
+    Lightning's Fabric converts what a net in bf16-true returns to the default type (``HalfPrecision.convert_output``).
     Adapters keep keys and values of their prompt for inference; a training step makes them anew.
     """
     for module in net.modules():
         if hasattr(module, "adapter_kv_cache"):
             module.adapter_kv_cache = None  # type: ignore[assignment]
-    return net(ids) if method == "full" else net(ids, lm_head_chunk_size=CHUNK)
+    if method == "full":
+        return net(ids).float()
+    return [chunk.float() for chunk in net(ids, lm_head_chunk_size=CHUNK)]
 
 
 def loss_of(logits: Any, targets: Tensor, method: str) -> Tensor:

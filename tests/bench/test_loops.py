@@ -85,6 +85,18 @@ def test_litgpt_s_loss_is_the_cross_entropy_of_the_next_tokens(method):
     assert torch.allclose(litgpt_nets.loss_of(outputs, targets, method), plain)
 
 
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_litgpt_s_logits_are_float32_as_fabric_returns_them(method):
+    class Head(nn.Module):
+        def forward(self, ids, lm_head_chunk_size=0):
+            logits = ids[..., None].to(torch.bfloat16)
+            return list(logits.split(lm_head_chunk_size, dim=1)) if lm_head_chunk_size else logits
+
+    outputs = litgpt_nets.outputs_of(Head(), torch.zeros(2, 300, dtype=torch.int64), method)
+    chunks = [outputs] if method == "full" else outputs
+    assert [chunk.dtype for chunk in chunks] == [torch.float32] * (1 if method == "full" else 3)
+
+
 def a_pass(**changed):
     given = {
         "kind": "input", "x": (2, 8, 16, 16), "weight": (4, 8, 3, 3), "stride": (1, 1), "padding": (1, 1),
