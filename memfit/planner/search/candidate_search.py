@@ -232,8 +232,11 @@ class CandidateSearch:
         start = next((g for g in self.geometries if g.micro_batch <= most), small)
         larger = [g.micro_batch for g in self.geometries if g.micro_batch <= LARGER * start.micro_batch]
         if larger[0] not in self._kept_seconds:
-            shape, accumulated = self.shape(start)
-            self.traced_job.begin_trace(shape, self.modes or {}, accumulated=accumulated)
+            beyond = self.geometries[max(self.geometries.index(start) - 1, 0)]
+            for geometry in (start, beyond) if self.modes is None else (start,):
+                if geometry.micro_batch != larger[0]:
+                    shape, accumulated = self.shape(geometry)
+                    self.traced_job.begin_trace(shape, self.modes or {}, accumulated=accumulated)
             self._trace_kept(larger[0])
         return start
 
