@@ -129,8 +129,8 @@ def check_choices(engine: str, choices: Mapping[str, Any]) -> None:
         if isinstance(wants, tuple):
             if value not in wants:
                 why = "no such schedule"
-                if "zero" in str(value):
-                    why = "backwards of inputs apart from those of weights are not carried"
+                if str(value).startswith(("zbv", "dualpipe")):
+                    why = "it has the last stage on the first rank, and memfit takes the losses from the last"
                 raise InputError(f"engine_choices.{key} = {value!r}", why, f"write {' or '.join(wants)}")
         elif wants is list:
             if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):

@@ -29,7 +29,7 @@ from memfit.torch_compat import FakeTensorMode, disable_current_modes
 from memfit.torch_compat.attributes import own_buffers, own_parameters
 from memfit.torch_compat.batch_norm import BatchNormBase
 
-STAGES_OF_RANK: Mapping[str, int] = {"1f1b": 1, "gpipe": 1, "interleaved_1f1b": 2}
+STAGES_OF_RANK: Mapping[str, int] = {"1f1b": 1, "gpipe": 1, "interleaved_1f1b": 2, "interleaved_zero_bubble": 2}
 """Schedules, and how many stages each rank holds: of those of several, torchtitan's default."""
 SCHEDULE = "schedule"
 """The choice of an engine that names the schedule."""

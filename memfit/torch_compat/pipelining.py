@@ -33,7 +33,8 @@ def check_pipelining() -> None:
             raise InputError(f"pp on torch {torch.__version__}", why, "install torch 2.13, or leave pp out")
 
 
-INTERLEAVED = "interleaved_1f1b"
+INTERLEAVED, ZERO_BUBBLE = "interleaved_1f1b", "interleaved_zero_bubble"
+"""Schedules of several stages on each rank."""
 _CLEAN_UP = "_post_metadata_inference_cleanup"
 """Method of a stage before its first micro-batch: drops what a forward and backward that told it the shapes has left,
 and with it the gradients of sharded modules that an earlier schedule of the window has made. The shapes are given."""
@@ -69,8 +70,9 @@ def run_schedule(
     """Runs one schedule of ``count`` micro-batches on the stages of this rank.
 
     Args:
-        name: 1f1b, gpipe or ``INTERLEAVED``; with fewer micro-batches than ranks always GPipe, which 1F1B then is.
-        count: of ``INTERLEAVED`` as ``in_schedules`` divides them.
+        name: 1f1b, gpipe, ``INTERLEAVED`` or ``ZERO_BUBBLE``; of one stage on each rank, with fewer micro-batches than
+            ranks always GPipe, which 1F1B then is.
+        count: of several stages on each rank as ``in_schedules`` divides them.
         ranks: of the pipeline.
         trains: whether there is a backward; without one, the modules are called for their forward alone.
     """
@@ -87,8 +89,11 @@ def run_schedule(
         for stage in stages
     ]  # fmt: skip
     loss_of = (lambda output, target: output) if trains else None
-    if name == INTERLEAVED:
-        schedule: Any = pipelining.ScheduleInterleaved1F1B(own, count, loss_fn=loss_of, scale_grads=False)
+    if name in (INTERLEAVED, ZERO_BUBBLE):
+        several: Any = pipelining.ScheduleInterleaved1F1B
+        if name == ZERO_BUBBLE and trains:  # without a backward there is none of weights either
+            several = pipelining.ScheduleInterleavedZeroBubble
+        schedule: Any = several(own, count, loss_fn=loss_of, scale_grads=False)
     else:
         (only,) = own
         kind = pipelining.Schedule1F1B if name == "1f1b" and count >= ranks and trains else pipelining.ScheduleGPipe
@@ -101,9 +106,9 @@ def run_schedule(
 
 
 def in_schedules(name: str, count: int, ranks: int) -> tuple[int, ...]:
-    """So many micro-batches, as schedules take them one after the other: all at once, but for ``INTERLEAVED``, which
-    passes as many in each round through a rank's stages."""
-    if name != INTERLEAVED or count < 2 * ranks or count % ranks == 0:
+    """So many micro-batches, as schedules take them one after the other: all at once, but for several stages on each
+    rank, through which as many pass in each round."""
+    if name not in (INTERLEAVED, ZERO_BUBBLE) or count < 2 * ranks or count % ranks == 0:
         return (count,)
     return (count - count % ranks, count % ranks)
 

@@ -26,6 +26,8 @@ from tests.engine.zero_ranks import weights, window
 KINDS = {
     "llama": Words, "stages": Stages, "counted": Counted, "recomputed": Counted, "counted, gpipe": Counted,
     "stages, interleaved_1f1b": Stages, "recomputed, interleaved_1f1b": Counted, "decoded": Decoded,
+    "llama, interleaved_zero_bubble": Words, "stages, interleaved_zero_bubble": Stages,
+    "recomputed, interleaved_zero_bubble": Counted,
 }  # fmt: skip
 STEPS = {name: {"schedule": schedule} if (schedule := name.partition(", ")[2]) else {} for name in KINDS}
 NAMED = "decoded, named"

@@ -169,6 +169,11 @@ STAGE_CASES = [
     EngineCase("stages", "fsdp2", 5, BF16, {"schedule": "interleaved_1f1b"}, MeshShape(pp=2)),
     EngineCase("counted", "fsdp2", 6, {"checkpoint": "all"}, {"schedule": "interleaved_1f1b"}, MeshShape(pp=3)),
 ]
+ZERO_BUBBLE_CASES = [
+    EngineCase("llama", "fsdp2", 4, {}, {"schedule": "interleaved_zero_bubble"}, MeshShape(pp=2)),
+    EngineCase("stages", "fsdp2", 5, BF16, {"schedule": "interleaved_zero_bubble"}, MeshShape(pp=2)),
+    EngineCase("counted", "fsdp2", 6, {"checkpoint": "all"}, {"schedule": "interleaved_zero_bubble"}, MeshShape(pp=2)),
+]
 LATE_DECODER, EARLY_DECODER = (
     {"first_modules": ["net.embed", first]} for first in ("net.head", "net.blocks.2")
 )  # fmt: skip
@@ -191,7 +196,8 @@ COPIED_STAGE_CASES = [
     EngineCase("decoded", "fsdp2", 4, {}, EARLY_DECODER, COPIED_STAGES),
 ]
 EVERY_CASE = [
-    *CASES, *ZERO_CASES, *MESH_CASES, *TENSOR_CASES, *BOTH_CASES, *BUILT_IN_CASES, *STAGE_CASES, *DECODER_CASES,
+    *CASES, *ZERO_CASES, *MESH_CASES, *TENSOR_CASES, *BOTH_CASES, *BUILT_IN_CASES, *STAGE_CASES, *ZERO_BUBBLE_CASES,
+    *DECODER_CASES,
     *SHARDED_STAGE_CASES, *COPIED_STAGE_CASES, *EXPERT_CASES, *SHARDED_EXPERT_CASES, *CUT_EXPERT_CASES,
     *SHARDED_CUT_EXPERT_CASES, *SEQUENCE_CASES, *SHARDED_SEQUENCE_CASES,
 ]  # fmt: skip

@@ -38,6 +38,7 @@ from tests.engine.rank_peaks import (
     SHARDED_STAGE_CASES,
     STAGE_CASES,
     TENSOR_CASES,
+    ZERO_BUBBLE_CASES,
     ZERO_CASES,
 )
 
@@ -148,6 +149,12 @@ def test_every_rank_of_built_in_jobs_on_a_mesh(cases, tmp_path):
 def test_every_stage_of_a_pipeline(stages, tmp_path):
     compared = compare([case for case in STAGE_CASES if case.mesh.pp == stages], stages, tmp_path)
     check(compared, within=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(release_number(torch.__version__) < OLDEST, reason="memfit refuses pp before torch 2.13")
+def test_every_stage_of_a_zero_bubble_schedule(tmp_path):
+    check(compare(ZERO_BUBBLE_CASES, 2, tmp_path), within=0.03)
 
 
 @pytest.mark.slow

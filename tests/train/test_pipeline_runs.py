@@ -61,10 +61,11 @@ def test_a_run_of_sharded_stages_learns_what_one_device_does_and_goes_on_on_any_
     assert [line["rank"] for line in lines(folder / "run", "samples")] == [0, 1, 0, 0, 1, 0], "shares, not ranks"
 
 
-def test_a_run_of_interleaved_stages_learns_what_one_device_does_and_is_resumed(tmp_path):
+@pytest.mark.parametrize("schedule", ["interleaved_1f1b", "interleaved_zero_bubble"])
+def test_a_run_of_interleaved_stages_learns_what_one_device_does_and_is_resumed(schedule, tmp_path):
     alone = planned(tmp_path / "made.toml", DISTURBED, "--micro-batch", 3)
     expected, _ = ran(alone, tmp_path / "alone")
-    staged = replace(on_ranks(alone, "fsdp2", 2, TWO), engine_choices={"schedule": "interleaved_1f1b"})
+    staged = replace(on_ranks(alone, "fsdp2", 2, TWO), engine_choices={"schedule": schedule})
     complete, _ = ran(staged, tmp_path / "whole")
     same(complete, expected)
     ran(staged, tmp_path / "cut", "--windows", 3)
@@ -166,7 +167,15 @@ def test_a_plan_of_stages_recomputes_every_block_where_keeping_does_not_fit(tmp_
 
 
 @pytest.mark.parametrize(
-    ("mesh", "choices"), [(TWO, {}), (TWO, {"schedule": "interleaved_1f1b"}), (BOTH, {}), (COPIED, {})], ids=str
+    ("mesh", "choices"),
+    [
+        (TWO, {}),
+        (TWO, {"schedule": "interleaved_1f1b"}),
+        (TWO, {"schedule": "interleaved_zero_bubble"}),
+        (BOTH, {}),
+        (COPIED, {}),
+    ],
+    ids=str,
 )
 def test_windows_of_stages_are_verified_during_the_run(mesh, choices, tmp_path):
     staged = on_ranks(planned(tmp_path / "made.toml", DISTURBED, "--micro-batch", 3), "fsdp2", mesh.world, mesh)
