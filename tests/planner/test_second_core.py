@@ -15,7 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from memfit.forked_process import ForkedCall
+from memfit.job import Shape
 from memfit.planner.search import second_core
+from memfit.planner.search.second_core import SecondCore
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = "tests/planner/second_core_jobs.py"
@@ -118,6 +121,30 @@ def test_a_copy_needs_leave_a_core_and_memory(monkeypatch, allowed, cores, avail
         if forks:
             with second_core.open_second_core(Copied()) as core:
                 assert core is None  # autograd's threads do not survive a second fork
+
+
+def test_no_trace_waits_behind_a_full_step():
+    class Calls:
+        """Stands in for the copy's process; notes what it is asked for."""
+
+        def __init__(self):
+            self.methods = []
+
+        def call(self, method, *arguments):
+            self.methods.append(method)
+            call = ForkedCall(lambda call: None)
+            call.finish(None)
+            return call
+
+    calls = Calls()
+    core, best = SecondCore(calls), object()
+    core.begin_trace((Shape(items=1), frozenset(), True, None))
+    core.begin_full_step(best, None)
+    core.begin_trace((Shape(items=2), frozenset(), True, None))
+    assert calls.methods == ["trace", "full_step"]
+    assert core.full_step(best) is None
+    core.begin_trace((Shape(items=2), frozenset(), True, None))
+    assert calls.methods == ["trace", "full_step", "trace"]
 
 
 def test_a_machine_without_another_process_is_searched_alone(monkeypatch):

@@ -76,15 +76,18 @@ class SecondCore:
         self._process = process
         self._traces: dict[TraceKey, ForkedCall] = {}
         self._full_steps: list[tuple[Candidate, ForkedCall]] = []
+        self._is_busy = False
+        """Whether a full step was begun that nobody has asked for yet: a trace behind it would have to wait."""
 
     def begin_trace(self, key: TraceKey) -> None:
-        """Asks for a micro-batch's trace, unless it was asked for."""
+        """Asks for a micro-batch's trace, unless it was asked for or would wait for a full step."""
         shape, modes, accumulated, precision = key
-        if key not in self._traces:
+        if key not in self._traces and not self._is_busy:
             self._traces[key] = self._process.call("trace", shape, dict(modes), accumulated, precision)
 
     def begin_full_step(self, best: Candidate, resized: Shape | None) -> None:
-        """Asks for a candidate's full step; what was not begun before is traced behind it."""
+        """Asks for a candidate's full step."""
+        self._is_busy = True
         self._full_steps.append((best, self._process.call("full_step", best, resized)))
 
     def trace(self, key: TraceKey, session: Session) -> MicroTrace | None:
@@ -100,6 +103,7 @@ class SecondCore:
 
     def full_step(self, best: Candidate) -> FullStep | None:
         """The full step that was asked for; None where it must be traced here."""
+        self._is_busy = False
         for candidate, call in self._full_steps:
             if candidate is best:
                 with suppress(NoResultError):
