@@ -23,10 +23,12 @@ from tests.engine.ranks import CPU
 from tests.engine.tensor_jobs import Other, Words, words
 from tests.engine.zero_ranks import weights, window
 
+ON_TWO_RANKS = "llama, interleaved_zero_bubble"
+"""A net of five modules, of which two ranks hold four stages."""
 KINDS = {
     "llama": Words, "stages": Stages, "counted": Counted, "recomputed": Counted, "counted, gpipe": Counted,
     "stages, interleaved_1f1b": Stages, "recomputed, interleaved_1f1b": Counted, "decoded": Decoded,
-    "llama, interleaved_zero_bubble": Words, "stages, interleaved_zero_bubble": Stages,
+    ON_TWO_RANKS: Words, "stages, interleaved_zero_bubble": Stages,
     "recomputed, interleaved_zero_bubble": Counted,
 }  # fmt: skip
 STEPS = {name: {"schedule": schedule} if (schedule := name.partition(", ")[2]) else {} for name in KINDS}
