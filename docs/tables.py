@@ -99,10 +99,10 @@ def timing() -> str:
 
 def plan_speed() -> str:
     rows = (
-        [name, row["arithmetic"], f"{row['processor_seconds']:.0f}"]
+        [name, row["arithmetic"], f"{row['processor_seconds']:.0f}", f"{row['clock_seconds']:.1f}"]
         for name, row in result("plan_speed")["plans"].items()
     )
-    return table(["job, global batch, card", "plan", "processor seconds"], rows)
+    return table(["job, global batch, card", "plan", "processor seconds", "seconds by the clock"], rows)
 
 
 def variants() -> str:
