@@ -10,6 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "memfit"
 RESTRICTED = {
+    "forked_process.py": "reads what this process's own copy wrote, by a pipe and a file that has no name",
     "train/checkpoint/legacy_parts.py": "an unpickler whose every class is a stand-in",
     "train/data/transport.py": "reads what this process's own workers wrote, by a pipe and memory that no file has",
     "show/snapshot.py": "writes for pytorch.org/memory_viz, which reads nothing else",
@@ -18,6 +19,7 @@ WRITES_IN_PLACE = {
     "atomic_file.py": "writes the temporary file",
     "audit/rank_entry.py": "a private temporary folder, read after the process has ended",
     "cli/background_traces.py": "the kernel's own files, and a lock without content",
+    "forked_process.py": "output that goes nowhere",
     "monitoring/step_outputs.py": "appends lines",
     "script/files.py": "patches what a script calls, in its sandbox",
     "script/namespaces.py": "the kernel's own files",
