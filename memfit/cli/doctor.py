@@ -73,7 +73,19 @@ def _report() -> dict[str, Any]:
     from memfit.installation import folders, memfit_version, optional_parts, python_version, torch_build, version_of
 
     build = torch_build()
-    required = ("numpy", "scipy", "click", "rich", "safetensors", "tomli-w", "nvidia-ml-py", "psutil")
+    required = (
+        "numpy",
+        "scipy",
+        "click",
+        "rich",
+        "safetensors",
+        "tomli-w",
+        "nvidia-ml-py",
+        "psutil",
+        "orjson",
+        "jinja2",
+        "plotly",
+    )
     return {
         "memfit": memfit_version(),
         "python": python_version(),

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from memfit.train.line_parts import all_lines, parts_of
 
 END_BYTES = 1 << 20
 """Of a file, in which its last whole line is looked for."""
-_FINITE_JSON = json.JSONEncoder(allow_nan=False)
+_OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,12 +111,12 @@ def parse_line(text: bytes) -> dict[str, Any] | None:
     return line if "window" in line and has_counts else None
 
 
-def format_line(line: dict[str, Any]) -> str:
+def format_line(line: dict[str, Any]) -> bytes:
     """A line of JSON; a number that is not finite becomes null, which JSON has."""
     try:
-        return _FINITE_JSON.encode(line) + "\n"
-    except ValueError:
-        return _FINITE_JSON.encode(_finite(line)) + "\n"
+        return orjson.dumps(line, option=_OPTIONS)
+    except orjson.JSONEncodeError:  # an integer of more than 64 bits, or a type that only json knows how to write
+        return json.dumps(_finite(line), allow_nan=False).encode() + b"\n"
 
 
 def missing_windows(present: bytes | bytearray) -> list[int]:

@@ -153,7 +153,7 @@ class RunFolder:
         """
         if self._sizes.get(name, 0) >= line_parts.PART_BYTES and line.get("rank", 0) == 0:
             self._begin_part(name)
-        self._write(name, format_line(line).encode())
+        self._write(name, format_line(line))
 
     def close(self) -> None:
         """Closes the files."""
@@ -226,7 +226,7 @@ class RunFolder:
                     assert line is not None
                     present[line["window"]] = 1
                     if instead is not None and line["window"] == instead["window"]:
-                        text = format_line(instead).encode()
+                        text = format_line(instead)
                     if line["window"] > covered:
                         file.write(text)
             for part in parts[len(whole) :]:

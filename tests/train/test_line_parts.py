@@ -4,15 +4,25 @@ python -m pytest tests/train/test_line_parts.py
 """
 
 import gzip
+import math
 import shutil
 import tracemalloc
 
+import numpy as np
 import pytest
 
 from memfit.show.run_follower import Lines
 from memfit.train import line_parts
 from memfit.train.line_parts import parts_of
-from memfit.train.metrics_file import count_windows, kept_before, last_window, line_of_window, read_lines
+from memfit.train.metrics_file import (
+    count_windows,
+    format_line,
+    kept_before,
+    last_window,
+    line_of_window,
+    parse_line,
+    read_lines,
+)
 from memfit.train.run_folder import RunFolder
 
 
@@ -145,3 +155,23 @@ def test_a_damaged_part_costs_its_lines_and_is_said(folder):
     (lost,) = [line for line in folder.keep_lines_before(100) if line.startswith("metrics")]
     assert "has lost the lines of" in lost
     shutil.rmtree(folder.path)
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (float("nan"), None),
+        ([1.0, -math.inf], [1.0, None]),
+        (np.float64(0.5), 0.5),
+        (np.int64(7), 7),
+        (1 << 70, 1 << 70),
+        ({1: 2.5}, {"1": 2.5}),
+        ("\ud800", "\ud800"),
+        ((3, 4), [3, 4]),
+    ],
+)
+def test_a_line_is_json_whatever_the_numbers_of_a_job_are(value, written):
+    content = format_line({"window": 0, "value": value})
+    assert content.endswith(b"}\n")
+    assert content.count(b"\n") == 1
+    assert parse_line(content) == {"window": 0, "value": written}

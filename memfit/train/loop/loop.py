@@ -266,7 +266,7 @@ class TrainingLoop:
         line |= sum_of_ranks(reports, line["seconds"], shares)
         line |= self._expected_bytes
         for number, rank in enumerate(shares):
-            folder.append("samples", {"window": window.number, "rank": number, "ids": list(reports[rank].ids)})
+            folder.append("samples", {"window": window.number, "rank": number, "ids": reports[rank].ids})
         folder.append("metrics", line)
         check_finite(line, window)
 
