@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -58,20 +59,30 @@ def operator(func: Any) -> Operator:
 
 
 def work(flops: Callable[..., int], args: Any, kwargs: Any, out: Any) -> int:
-    """Floating point operations of one call.
+    """Floating point operations of one call; 0 where the formula does not take its arguments.
 
     torch's formulas are functions of shapes inside of one that takes the shapes of tensors, through its trees, which
-    takes longer than the formula.
+    takes longer than the formula. Those of libraries may be any function.
     """
     on_shapes = getattr(flops, "__wrapped__", None)
     if on_shapes is None:
-        return flops(*args, **kwargs, out_val=out)
-    named = {name: _shapes(value) for name, value in kwargs.items()}
+        with contextlib.suppress(Exception):
+            return flops(*args, **kwargs, out_val=out)
+        return 0
+    shapes, named, made = _shapes(args), {name: _shapes(value) for name, value in kwargs.items()}, _shapes(out)
     try:
-        count: int = on_shapes(*_shapes(args), out_shape=_shapes(out), **named)
-    except AssertionError:  # before GQA was in the formula
-        count = on_shapes(*_with_all_heads(_shapes(args)), out_shape=_shapes(out), **named)
-    return count
+        count: int = on_shapes(*shapes, out_shape=made, **named)
+        return count
+    except Exception:
+        others = (
+            _with_all_heads(shapes),  # before GQA was in the formula
+            tuple(shape for shape in shapes if isinstance(shape, torch.Size)),  # of an overload with more arguments
+        )
+    for given in others:
+        with contextlib.suppress(Exception):
+            count = on_shapes(*given, out_shape=made, **named)
+            return count
+    return 0
 
 
 def _with_all_heads(shapes: Any) -> Any:

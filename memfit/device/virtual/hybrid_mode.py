@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import numpy
@@ -63,6 +64,23 @@ def _is_real(value: Any) -> bool:
     return isinstance(value, Tensor) and not isinstance(value, FakeTensor) and value.device.type == "cpu"
 
 
+@cache
+def _targets(func: Any) -> tuple[str, ...]:
+    """The arguments that an operator writes its outputs into (``out=``), in the order of the outputs."""
+    arguments = schema_of(func).arguments
+    writes = [a for a in arguments if a.kwarg_only and a.alias_info is not None and a.alias_info.is_write]
+    return tuple(argument.name for argument in writes)
+
+
+def _written(targets: list[Any], out: Any) -> Any:
+    """The outputs of a call, real where the tensor that they are written into is and has their shape: it keeps its
+    content."""
+    outs = out if isinstance(out, tuple | list) else (out,)
+    pairs = zip(targets, outs, strict=True)
+    kept = [target if _is_real(target) and target.shape == made.shape else made for target, made in pairs]
+    return kept[0] if isinstance(out, Tensor) else type(out)(kept)
+
+
 Content = Callable[[FakeTensor], Tensor | None]
 """The known content of a fake tensor, or None."""
 
@@ -91,7 +109,9 @@ class HybridMode(VirtualMode):
                 return self.stand_in(args[0], kwargs.get("dtype"), lambda: self._fake(func, types, args, kwargs))
         elif schema_of(func).name.endswith("_") and _is_real(args[0]):
             return args[0]  # a real tensor that something fake is written to keeps its content
-        return self._fake(func, types, args, kwargs)
+        out = self._fake(func, types, args, kwargs)
+        targets = [kwargs[name] for name in _targets(func) if name in kwargs] if kwargs else []
+        return _written(targets, out) if any(map(_is_real, targets)) else out
 
     def _fake(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """What an operator on fake tensors gives; what torch's decomposition of it makes is fake, too."""
