@@ -35,6 +35,13 @@ _MAKERS = frozenset(
 _WEIGHTS = frozenset({_aten.zeros.default, _aten.ones.default, _aten.full.default, _aten.eye.default})
 """Where they make several floating point numbers, these are a net's weights or an optimizer's state: not followed."""
 _BOTH = frozenset({_aten.mul.Tensor, _aten.bitwise_and.Tensor, _aten.logical_and.default})
+_ABSORBING = {
+    _aten.bitwise_or.Tensor: True, _aten.logical_or.default: True, _aten.bitwise_or.Scalar: True,
+    _aten.bitwise_and.Tensor: False, _aten.logical_and.default: False, _aten.bitwise_and.Scalar: False,
+    _aten.bitwise_or_.Tensor: True, _aten.logical_or_.default: True, _aten.bitwise_and_.Tensor: False,
+    _aten.logical_and_.default: False, _aten.mul.Tensor: False, _aten.mul_.Tensor: False,
+}  # fmt: skip
+"""Operators that one operand of this value decides, whatever the other is."""
 _EVERY = frozenset({_aten.all.default, _aten.all.dim, _aten.all.dims})
 _IS_ITSELF, _IS_NOT = _aten.eq.Tensor, _aten.ne.Scalar
 _UNKNOWN_EFFECT = torch.Tag.nondeterministic_seeded
@@ -98,6 +105,7 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     if func in _WEIGHTS and out.is_floating_point() and out.numel() > 1:
         return
     values = real_arguments(func, args, kwargs)
+    absorbed = _absorbed(func, args, out) if values is None and func in _ABSORBING else None
     if values is None or _UNKNOWN_EFFECT in func.tags:
         _assume(func, args, kwargs, out)
         for tensor in changed:
@@ -107,6 +115,8 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
                 content = tensor.__dict__.pop("_memfit_value", None)
                 if content is not None:
                     content.memory.is_known = False
+        if absorbed is not None:
+            out._memfit_value = _Content(absorbed)
         return
     with disable_current_modes():
         result = func(*values[0], **values[1])
@@ -133,6 +143,22 @@ def _is_true(func: Any, args: Any) -> bool:
     if func in _BOTH:
         return all(isinstance(operand, FakeTensor) and "_memfit_true" in operand.__dict__ for operand in args[:2])
     return func in _EVERY and "_memfit_true" in args[0].__dict__
+
+
+def _absorbed(func: Any, args: Any, out: Any) -> Tensor | None:
+    """The result that one operand alone decides: what is or true, is true, and what is and false, false. None where it
+    does not."""
+    absorbing = _ABSORBING[func]
+    if out.is_floating_point() or out.is_complex():
+        return None  # zero times infinity is no zero
+    for operand in args[:2]:
+        known = value_of(operand) if isinstance(operand, Tensor) else torch.tensor(operand)
+        if known is None or known.numel() == 0 or (absorbing and known.dtype is not torch.bool):
+            continue
+        with disable_current_modes():
+            if bool((known == absorbing).all()):
+                return torch.full(out.shape, absorbing, dtype=out.dtype)
+    return None
 
 
 _INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})

@@ -239,3 +239,28 @@ def test_products_that_are_written_into_a_buffer_take_no_bytes_of_their_own(tmp_
     assert code == 0, said
     buffer = (4 if where == "cpu" else 2) * 512 * 4096
     assert buffer <= answer["phases"]["train"]["categories"]["temporaries"] < 1.2 * buffer
+
+
+GENERATES = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+net = LlamaForCausalLM(LlamaConfig(
+    vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, eos_token_id=3,
+)).cuda()
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for _ in range(2):
+    tokens = torch.randint(4, 50, (4, 10)).cuda()
+    made = net.generate(tokens, max_new_tokens=6, do_sample=True, eos_token_id=3, pad_token_id=0)
+    assert made.shape == (4, 16), made.shape
+    net(made, labels=made).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_text_that_is_generated_ends_at_its_largest_length(tmp_path: Path) -> None:
+    """It went on for ever: whether a row ended by its last token is not known, and at the largest length all do."""
+    (tmp_path / "train.py").write_text(GENERATES)
+    code, answer, said = traced(tmp_path, "train.py", options=("--device", "rtx4090", "--limit", "120s"))
+    assert code == 0, said
+    assert answer["windows"] == 2

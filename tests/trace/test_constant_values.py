@@ -87,3 +87,26 @@ def test_what_is_written_through_a_view_is_forgotten_of_the_whole(device):
         first.copy_(torch.randint(3, 9, (2,)))
         assert constant_values.known_item(row[0]) is None
         assert constant_values.known_item(counts.sum()) is None
+
+
+@pytest.mark.parametrize("device", [virtual_cpu, lambda: virtual_gpu(CardRules())], ids=["cpu", "gpu"])
+def test_one_operand_decides_what_is_or_true_and_what_is_and_false(device):
+    """A library's loop over tokens ends where all rows are done: by their tokens, or by their length."""
+    with device() as virtual, Tracer(virtual).recording(), virtual.device:
+        unknown = torch.randint(0, 9, (4,)) == 3
+        yes, no = torch.full((4,), True), torch.full((4,), False)
+        value = constant_values.value_of
+        for result in (unknown | yes, yes | unknown, torch.logical_or(unknown, yes)):
+            assert value(result).tolist() == [True] * 4
+        for result in (unknown & no, no & unknown, torch.logical_and(no, unknown), unknown.long() & ~yes):
+            assert value(result).tolist() == [0] * 4
+        assert value(unknown.long() * torch.zeros(4, dtype=torch.int64)).tolist() == [0] * 4
+        for result in (unknown | no, unknown & yes, torch.rand(4) * torch.zeros(4), unknown | torch.arange(4).bool()):
+            assert value(result) is None
+        unfinished = torch.ones(4, dtype=torch.int64)
+        unfinished &= (~unknown).long()
+        assert value(unfinished) is None
+        unfinished &= (~(unknown | True)).long()
+        assert bool(unfinished.max() == 0)
+        unfinished |= unknown.long()
+        assert value(unfinished) is None
