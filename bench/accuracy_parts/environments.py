@@ -19,6 +19,7 @@ ENVIRONMENTS: dict[str, tuple[str, ...]] = {
     "timm-1.0.9": ("timm==1.0.9",),
     "torchao-0.18": ("timm==1.0.9", "torchao==0.18.0"),
     "litgpt-0.5": ("litgpt==0.5.3",),
+    "litgpt-0.5-bitsandbytes": ("litgpt==0.5.3", "lightning==2.4.0", "bitsandbytes==0.42.0"),
     "timm-0.6.13": ("timm==0.6.13", "torchvision==0.21.0"),
     "torchvision-0.21": ("torchvision==0.21.0",),
     "transformers-4.51.3": ("transformers==4.51.3", "tokenizers>=0.21,<0.22", "huggingface_hub>=0.30,<1.0"),

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bench.accuracy_parts import earlier_adam, litgpt_nets, quantized_state
+from bench.accuracy_parts import earlier_adam, four_bit_base, litgpt_nets, quantized_state
 from bench.accuracy_parts.nets_by_name import Built, build_net
 from memfit.device.hardware.catalogue import Device
 from memfit.events import Trace
@@ -32,6 +32,8 @@ class Loop:
     batch: int = 1
     length: int = 128
     """Tokens of a sequence."""
+    later_length: int | None = None
+    """Tokens of the sequences after the first iteration, of a script that begins with its longest; None: the same."""
     image: int = 224
     precision: Precision = "fp32"
     optimizer: str = "AdamW"
@@ -60,6 +62,8 @@ class Loop:
     classes: int | None = None
     net_arguments: dict[str, Any] = field(default_factory=dict)
     """What timm's constructor or litgpt's LoRA is given besides."""
+    quantize: str = ""
+    """How the linear layers of litgpt's net are quantized: one of ``four_bit_base.MODES``; empty: not."""
     gradient_checkpointing: bool = False
     """Whether timm's ``set_grad_checkpointing`` is called."""
     compiled: bool = False
@@ -73,6 +77,11 @@ class Loop:
         """How litgpt trains the net; empty where it is not litgpt's."""
         return self.kind.removeprefix("litgpt-") if self.kind.startswith("litgpt-") else ""
 
+    @property
+    def uses_bitsandbytes(self) -> bool:
+        """Whether its layers or its optimizer are bitsandbytes'."""
+        return bool(self.quantize) or self.optimizer.startswith("bitsandbytes.")
+
 
 def trace_loop(loop: Loop, card: Device) -> Trace:
     """The loop's memory events on a card: setup, then an iteration after another, each a ``train`` phase."""
@@ -83,6 +92,7 @@ def trace_loop(loop: Loop, card: Device) -> Trace:
     from memfit.trace.tracer import Tracer
 
     with (
+        four_bit_base.without_kernels() if loop.uses_bitsandbytes else contextlib.nullcontext(),
         _cublas(loop.cublas_workspace),
         on_virtual_device(card) as virtual,
         as_in_a_real_run(),
@@ -128,7 +138,7 @@ class _Script:
             built.net.set_grad_checkpointing()  # type: ignore[operator]
         self.vocabulary = built.vocabulary
         self.net: nn.Module = built.net.train()
-        if loop.precision in ("bf16", "fp16"):
+        if loop.precision in ("bf16", "fp16") and not loop.quantize:
             self.net = self.net.to(torch.bfloat16 if loop.precision == "bf16" else torch.float16)
         layout = {"memory_format": torch.channels_last} if loop.channels_last else {}
         self.net = self.net.to(device=device, **layout)
@@ -136,6 +146,7 @@ class _Script:
             self.net.compile()
         self.optimizer = _optimizer(loop, self.net)
         self.batch: dict[str, Tensor] = {}
+        self.batches = 0
         self.outputs: Any = None
         self.loss: Tensor | None = None
         self.prediction: Any = None
@@ -185,6 +196,8 @@ class _Script:
                 tracer.categorise(parameter.grad, "gradients")
         for buffer in self.net.buffers():
             tracer.categorise(buffer, "buffers")
+        for scale in four_bit_base.scales(self.net):
+            tracer.categorise(scale, "frozen")
         for state in getattr(self.optimizer, "state", {}).values():
             for value in state.values():
                 if isinstance(value, Tensor):
@@ -192,13 +205,15 @@ class _Script:
 
     def _fetch(self) -> dict[str, Tensor]:
         loop = self.loop
+        self.batches += 1
         if loop.kind in ("timm", "torchvision"):
             dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(loop.precision, torch.float32)
             images = torch.randn(loop.batch, 3, loop.image, loop.image, device=self.device, dtype=dtype)
             if loop.channels_last:
                 images = images.contiguous(memory_format=torch.channels_last)
             return {"images": images, "classes": torch.zeros(loop.batch, dtype=torch.int64, device=self.device)}
-        ids = torch.zeros(loop.batch, loop.length, dtype=torch.int64, device=self.device)
+        length = loop.length if self.batches == 1 else loop.later_length or loop.length
+        ids = torch.zeros(loop.batch, length, dtype=torch.int64, device=self.device)
         batch = {"input_ids": ids}
         if loop.attention_mask:
             batch["attention_mask"] = torch.ones_like(ids)
@@ -244,7 +259,8 @@ def _optimizer(loop: Loop, net: nn.Module) -> Any:
 
 
 def _optimizer_class(name: str) -> Any:
-    """An optimizer of torch, of torchao under ``torchao.AdamW8bit``, ``earlier.Adam`` or ``quantized_state.AdamW``."""
+    """An optimizer of torch, of torchao under ``torchao.AdamW8bit``, of bitsandbytes under ``bitsandbytes.PagedAdamW``,
+    ``earlier.Adam`` or ``quantized_state.AdamW``."""
     library, _, plain = name.rpartition(".")
     if library in ("earlier", "quantized_state"):
         return getattr(earlier_adam if library == "earlier" else quantized_state, plain)
@@ -252,4 +268,8 @@ def _optimizer_class(name: str) -> Any:
         import torchao.optim
 
         return getattr(torchao.optim, plain)
+    if library == "bitsandbytes":
+        import bitsandbytes.optim
+
+        return getattr(bitsandbytes.optim, plain)
     return getattr(torch.optim, name)
