@@ -19,20 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bench.accuracy_parts.absent_library import AbsentLibrary, nothing
 from memfit.device.virtual.patching import replaced
 
 MODES = ("nf4", "nf4-dq", "fp4", "fp4-dq")
 """Of Lightning's ``BitsandbytesPrecision``; litgpt's ``quantize`` writes ``bnb.`` in front."""
-
-
-class _Library:
-    """A C library whose functions write into the tensors that they are given, and allocate none."""
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return _nothing
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None: ...
 
 
 def _true(*args: Any) -> bool:
@@ -45,9 +36,9 @@ def without_kernels() -> Iterator[None]:
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.filterwarnings("ignore", message=".*compiled without GPU support.*")
         import bitsandbytes.functional as functional
-    instead = dict.fromkeys(("get_ptr", "pre_call", "post_call"), _nothing)
-    kernels = {"adam": (_nothing, _nothing, _nothing)}
-    with replaced(functional, lib=_Library(), is_on_gpu=_true, str2optimizer32bit=kernels, **instead):
+    instead = dict.fromkeys(("get_ptr", "pre_call", "post_call"), nothing)
+    kernels = {"adam": (nothing, nothing, nothing)}
+    with replaced(functional, lib=AbsentLibrary(), is_on_gpu=_true, str2optimizer32bit=kernels, **instead):
         yield
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bench.accuracy_parts import earlier_adam, four_bit_base, litgpt_nets, quantized_state
+from bench.accuracy_parts import deepspeed_engine, earlier_adam, four_bit_base, litgpt_nets, quantized_state
 from bench.accuracy_parts.nets_by_name import Built, build_net
 from memfit.device.hardware.catalogue import Device
 from memfit.events import Trace
@@ -66,6 +66,8 @@ class Loop:
     """How the linear layers of litgpt's net are quantized: one of ``four_bit_base.MODES``; empty: not."""
     gradient_checkpointing: bool = False
     """Whether timm's ``set_grad_checkpointing`` is called."""
+    deepspeed: dict[str, Any] = field(default_factory=dict)
+    """Configuration of ``deepspeed.initialize``, whose engine has the optimizer; empty: no engine."""
     compiled: bool = False
     """Whether ``net.compile()`` is called."""
     accumulates: bool = False
@@ -92,10 +94,11 @@ def trace_loop(loop: Loop, card: Device) -> Trace:
     from memfit.trace.tracer import Tracer
 
     with (
-        four_bit_base.without_kernels() if loop.uses_bitsandbytes else contextlib.nullcontext(),
+        _without_kernels(loop),
         _cublas(loop.cublas_workspace),
         on_virtual_device(card) as virtual,
         as_in_a_real_run(),
+        deepspeed_engine.one_rank() if loop.deepspeed else contextlib.nullcontext(),
         (tracer := Tracer(virtual)).recording(),
     ):
         with tracer.phase("setup"):
@@ -111,6 +114,17 @@ def trace_loop(loop: Loop, card: Device) -> Trace:
         trace = as_trace(tracer)
         calls = tracer.call_memory.calls
     return with_scratch(trace, calls)
+
+
+@contextlib.contextmanager
+def _without_kernels(loop: Loop) -> Iterator[None]:
+    """Libraries that are imported before the virtual card is there, without their compiled code."""
+    with contextlib.ExitStack() as stack:
+        if loop.uses_bitsandbytes:
+            stack.enter_context(four_bit_base.without_kernels())
+        if loop.deepspeed:
+            stack.enter_context(deepspeed_engine.without_kernels())
+        yield
 
 
 @contextlib.contextmanager
@@ -144,7 +158,10 @@ class _Script:
         self.net = self.net.to(device=device, **layout)
         if loop.compiled:
             self.net.compile()
-        self.optimizer = _optimizer(loop, self.net)
+        if loop.deepspeed:
+            self.net = self.optimizer = deepspeed_engine.engine(self.net, loop.batch, loop.deepspeed)
+        else:
+            self.optimizer = _optimizer(loop, self.net)
         self.batch: dict[str, Tensor] = {}
         self.batches = 0
         self.outputs: Any = None
@@ -174,7 +191,10 @@ class _Script:
             if loop.zero_grad == "before_backward":
                 self._zero_grad()
             tracer.mark("backward")
-            self.loss.backward()
+            if loop.deepspeed:
+                self.net.backward(self.loss)  # type: ignore[operator]
+            else:
+                self.loss.backward()
         tracer.mark("optimizer")
         if takes_step:
             self.optimizer.step()
@@ -186,6 +206,8 @@ class _Script:
             self.outputs = self.loss = self.prediction = None
 
     def _zero_grad(self) -> None:
+        if self.loop.deepspeed:  # the engine's step has done it
+            return
         self.optimizer.zero_grad(set_to_none=not self.loop.before_torch_2)
 
     def categorise(self, tracer: Any) -> None:

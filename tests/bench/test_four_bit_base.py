@@ -1,34 +1,20 @@
 """4-bit weights of bitsandbytes in the loops of recipes: bytes by arithmetic, and what a graph's node keeps."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
+import gc
+import weakref
 
 import pytest
 import torch
 from torch import nn
 
-from bench.accuracy_parts import environments, four_bit_base
+from bench.accuracy_parts import four_bit_base
+from tests.bench.loop_process import peaks
 
 ENVIRONMENT = "litgpt-0.5-bitsandbytes"
-PROGRAM = """
-import json, sys
-from bench.accuracy_parts import environments
-from bench.accuracy_parts.loop import Loop, trace_loop
-from memfit.device.hardware.catalogue import find_device
-from memfit.planner.prediction import footprint_on
-
-environments.enter(sys.argv[1])
-card, peaks = find_device("a10g"), []
-given = dict(net="pythia-14m", kind="litgpt-lora", precision="bf16", batch=1, length=512, zero_grad="after_step")
-for changes in json.loads(sys.argv[2]):
-    train = footprint_on(trace_loop(Loop(**given | changes), card), card).phases["train"]
-    peaks.append([train.allocated_bytes, train.categories["frozen"]])
-print(json.dumps(peaks))
-"""
-
-
+GIVEN = {
+    "net": "pythia-14m", "kind": "litgpt-lora", "precision": "bf16", "batch": 1, "length": 512,
+    "zero_grad": "after_step",
+}  # fmt: skip
 CODE, SECOND_CODE, MEAN = 4 * 16, 4 * 256, 4
 """Bytes of the table of 4-bit values, of the table of 8-bit ones, which all layers share, and of the scales' mean."""
 
@@ -48,20 +34,10 @@ def test_a_quantized_layer_s_bytes_are_those_of_the_arithmetic_on_the_cpu(double
     assert nbytes == quantized_bytes(128 * 1000, double=double) + CODE + (SECOND_CODE + MEAN if double else 0)
 
 
-def peaks(*changes):
-    """(allocated, frozen) bytes of each loop, traced in a process of the environment's own."""
-    if not (environments.environments_folder() / ENVIRONMENT / "complete").exists():
-        pytest.skip(f"the environment {ENVIRONMENT} is not installed")
-    command = [sys.executable, "-c", PROGRAM, ENVIRONMENT, json.dumps(changes)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).resolve().parents[2])
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
-
-
 def test_lightning_quantizes_every_linear_layer_and_graph_nodes_keep_their_inputs_with_the_loss():
-    own = {"optimizer": "bitsandbytes.PagedAdamW", "iterations": 1}
+    own = GIVEN | {"optimizer": "bitsandbytes.PagedAdamW", "iterations": 1}
     plain, single, double, again, shorter = peaks(
-        {"iterations": 1}, own | {"quantize": "nf4"}, own | {"quantize": "nf4-dq"},
+        ENVIRONMENT, GIVEN | {"iterations": 1}, own | {"quantize": "nf4"}, own | {"quantize": "nf4-dq"},
         own | {"quantize": "nf4", "iterations": 2}, own | {"quantize": "nf4", "iterations": 2, "later_length": 64},
     )  # fmt: skip
     width, inner, vocabulary, blocks = 128, 512, 50304, 6
@@ -87,9 +63,6 @@ class Kept(torch.autograd.Function):
 
 def test_what_a_node_has_as_an_attribute_lives_as_long_as_the_graph_on_a_real_run():
     """The mechanism of ``MatMul4Bit`` before bitsandbytes 0.43, on torch itself."""
-    import gc
-    import weakref
-
     parameter = nn.Parameter(torch.ones(3))
     value = parameter * 1
     held = weakref.ref(value)
