@@ -11,9 +11,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bench.accuracy_parts import deepspeed_engine, earlier_adam, four_bit_base, litgpt_nets, quantized_state
+from bench.accuracy_parts import deepspeed_engine, earlier_adam, four_bit_base, fsdp1, litgpt_nets, quantized_state
 from bench.accuracy_parts.nets_by_name import Built, build_net
 from memfit.device.hardware.catalogue import Device
+from memfit.device.virtual.fake_group import predicted_ranks
 from memfit.events import Trace
 
 Precision = Literal["fp32", "fp16-autocast", "bf16-autocast", "bf16", "fp16"]
@@ -68,6 +69,9 @@ class Loop:
     """Whether timm's ``set_grad_checkpointing`` is called."""
     deepspeed: dict[str, Any] = field(default_factory=dict)
     """Configuration of ``deepspeed.initialize``, whose engine has the optimizer; empty: no engine."""
+    fsdp1: bool = False
+    """Whether litgpt's net is sharded over ``ranks``, each block a unit whose activations are recomputed."""
+    ranks: int = 1
     compiled: bool = False
     """Whether ``net.compile()`` is called."""
     accumulates: bool = False
@@ -98,7 +102,7 @@ def trace_loop(loop: Loop, card: Device) -> Trace:
         _cublas(loop.cublas_workspace),
         on_virtual_device(card) as virtual,
         as_in_a_real_run(),
-        deepspeed_engine.one_rank() if loop.deepspeed else contextlib.nullcontext(),
+        _ranks(loop),
         (tracer := Tracer(virtual)).recording(),
     ):
         with tracer.phase("setup"):
@@ -125,6 +129,13 @@ def _without_kernels(loop: Loop) -> Iterator[None]:
         if loop.deepspeed:
             stack.enter_context(deepspeed_engine.without_kernels())
         yield
+
+
+def _ranks(loop: Loop) -> contextlib.AbstractContextManager[None]:
+    """The process group that the loop's strategy asks for, if any."""
+    if loop.deepspeed:
+        return deepspeed_engine.one_rank()
+    return predicted_ranks(loop.ranks) if loop.fsdp1 else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -154,6 +165,8 @@ class _Script:
         self.net: nn.Module = built.net.train()
         if loop.precision in ("bf16", "fp16") and not loop.quantize:
             self.net = self.net.to(torch.bfloat16 if loop.precision == "bf16" else torch.float16)
+        if loop.fsdp1:
+            self.net = fsdp1.sharded(self.net, device)
         layout = {"memory_format": torch.channels_last} if loop.channels_last else {}
         self.net = self.net.to(device=device, **layout)
         if loop.compiled:
@@ -181,6 +194,8 @@ class _Script:
         tracer.mark("forward")
         with contextlib.ExitStack() as stack:
             autocast = stack.enter_context(contextlib.ExitStack())
+            if loop.fsdp1:
+                stack.enter_context(fsdp1.synced(self.net, when=takes_step))
             if loop.precision.endswith("-autocast"):
                 half = torch.float16 if loop.precision.startswith("fp16") else torch.bfloat16
                 autocast.enter_context(torch.autocast(self.device.type, dtype=half))

@@ -175,6 +175,8 @@ def _figure(row: dict[str, str], recipe: Recipe) -> Figure:
     loop["net"] = loop.get("net") or _net(recipe, row) or row["model"]
     if "batch" not in loop:
         loop["batch"] = int(row["batch"])
+    if loop.get("fsdp1"):
+        loop["ranks"] = int(row["world"])
     side = "image" if loop.get("kind") in ("timm", "torchvision") else "length"
     if side not in loop and row["seq"].isdigit():
         loop[side] = int(row["seq"])

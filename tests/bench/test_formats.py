@@ -177,7 +177,7 @@ def test_every_published_row_has_a_recipe_or_a_reason_why_it_has_none():
     if not public.exists():
         pytest.skip("the table of published figures is not beside the repository")
     figures, without = recipes.read(public)
-    assert len(figures) >= 64
+    assert len(figures) >= 72
     assert "not known" not in without, without
 
 
