@@ -62,7 +62,7 @@ class Kept(torch.autograd.Function):
 
 
 def test_what_a_node_has_as_an_attribute_lives_as_long_as_the_graph_on_a_real_run():
-    """The mechanism of ``MatMul4Bit`` before bitsandbytes 0.43, on torch itself."""
+    """The mechanism of ``MatMul4Bit`` in bitsandbytes 0.42, on torch itself."""
     parameter = nn.Parameter(torch.ones(3))
     value = parameter * 1
     held = weakref.ref(value)
