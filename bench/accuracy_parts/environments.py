@@ -18,7 +18,9 @@ ENVIRONMENTS: dict[str, tuple[str, ...]] = {
     "installed": (),
     "timm-1.0.9": ("timm==1.0.9",),
     "torchao-0.18": ("timm==1.0.9", "torchao==0.18.0"),
+    "deepspeed-0.15": ("timm==1.0.9", "deepspeed==0.15.1"),
     "litgpt-0.5": ("litgpt==0.5.3",),
+    "litgpt-0.5-bitsandbytes": ("litgpt==0.5.3", "lightning==2.4.0", "bitsandbytes==0.42.0"),
     "timm-0.6.13": ("timm==0.6.13", "torchvision==0.21.0"),
     "torchvision-0.21": ("torchvision==0.21.0",),
     "transformers-4.51.3": ("transformers==4.51.3", "tokenizers>=0.21,<0.22", "huggingface_hub>=0.30,<1.0"),
@@ -45,8 +47,8 @@ def install(name: str) -> Path:
     if not wanted or done.exists():
         return folder
     for package in wanted:  # one by one: pip resolves the requirements of what it installs together
-        command = [sys.executable, "-m", "pip", "install", "--no-deps", "--quiet", "--upgrade", "--target", str(folder)]
-        result = subprocess.run([*command, package], capture_output=True, text=True)
+        command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--quiet", "--upgrade"]
+        result = subprocess.run([*command, "--target", str(folder), package], capture_output=True, text=True)
         if result.returncode:
             reason = (result.stderr.strip().splitlines() or ["pip failed"])[-1]
             raise InputError(

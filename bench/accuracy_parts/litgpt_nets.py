@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import sys
@@ -12,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bench.accuracy_parts import four_bit_base
+
 CHUNK = 128
 """Tokens whose logits the head computes at once (``lm_head_chunk_size`` of finetune/lora.py)."""
 
@@ -21,12 +24,14 @@ METHODS = ("lora", "adapter", "adapter_v2", "full")
 _LORA = {"lora_r": 8, "lora_alpha": 16, "lora_dropout": 0.05, "lora_query": True, "lora_value": True}
 
 
-def build(name: str, method: str, arguments: dict[str, Any] | None = None) -> nn.Module:
+def build(name: str, method: str, arguments: dict[str, Any] | None = None, quantize: str = "") -> nn.Module:
     """A net of litgpt's by its configuration's name, with what the method adds, and the rest frozen.
 
     Args:
         method: one of ``METHODS``.
         arguments: of LoRA, as the script's options are called; they replace its defaults.
+        quantize: how its linear layers are quantized, one of ``four_bit_base.MODES``; the net is then made on the card.
+            Empty: not, and it is made on the host.
     """
     module = _module("model" if method == "full" else method)
     options = _LORA | (arguments or {}) if method == "lora" else {}
@@ -34,8 +39,11 @@ def build(name: str, method: str, arguments: dict[str, Any] | None = None) -> nn
         import litgpt.config
 
         return _net(module, litgpt.config.Config.from_name(name))
-    net = _net(module, module.Config.from_name(name, **options))
+    configuration = module.Config.from_name(name, **options)
+    with four_bit_base.module_init(quantize) if quantize else contextlib.nullcontext(lambda net: None) as convert:
+        net = _net(module, configuration)
     getattr(module, f"mark_only_{method}_as_trainable")(net)
+    convert(net)
     return net
 
 

@@ -11,9 +11,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bench.accuracy_parts import earlier_adam, litgpt_nets, quantized_state
+from bench.accuracy_parts import deepspeed_engine, earlier_adam, four_bit_base, fsdp1, litgpt_nets, quantized_state
 from bench.accuracy_parts.nets_by_name import Built, build_net
 from memfit.device.hardware.catalogue import Device
+from memfit.device.virtual.fake_group import predicted_ranks
 from memfit.events import Trace
 
 Precision = Literal["fp32", "fp16-autocast", "bf16-autocast", "bf16", "fp16"]
@@ -32,6 +33,8 @@ class Loop:
     batch: int = 1
     length: int = 128
     """Tokens of a sequence."""
+    later_length: int | None = None
+    """Tokens of the sequences after the first iteration, of a script that begins with its longest; None: the same."""
     image: int = 224
     precision: Precision = "fp32"
     optimizer: str = "AdamW"
@@ -60,8 +63,15 @@ class Loop:
     classes: int | None = None
     net_arguments: dict[str, Any] = field(default_factory=dict)
     """What timm's constructor or litgpt's LoRA is given besides."""
+    quantize: str = ""
+    """How the linear layers of litgpt's net are quantized: one of ``four_bit_base.MODES``; empty: not."""
     gradient_checkpointing: bool = False
     """Whether timm's ``set_grad_checkpointing`` is called."""
+    deepspeed: dict[str, Any] = field(default_factory=dict)
+    """Configuration of ``deepspeed.initialize``, whose engine has the optimizer; empty: no engine."""
+    fsdp1: bool = False
+    """Whether litgpt's net is sharded over ``ranks``, each block a unit whose activations are recomputed."""
+    ranks: int = 1
     compiled: bool = False
     """Whether ``net.compile()`` is called."""
     accumulates: bool = False
@@ -73,6 +83,11 @@ class Loop:
         """How litgpt trains the net; empty where it is not litgpt's."""
         return self.kind.removeprefix("litgpt-") if self.kind.startswith("litgpt-") else ""
 
+    @property
+    def uses_bitsandbytes(self) -> bool:
+        """Whether its layers or its optimizer are bitsandbytes'."""
+        return bool(self.quantize) or self.optimizer.startswith("bitsandbytes.")
+
 
 def trace_loop(loop: Loop, card: Device) -> Trace:
     """The loop's memory events on a card: setup, then an iteration after another, each a ``train`` phase."""
@@ -83,9 +98,11 @@ def trace_loop(loop: Loop, card: Device) -> Trace:
     from memfit.trace.tracer import Tracer
 
     with (
+        _without_kernels(loop),
         _cublas(loop.cublas_workspace),
         on_virtual_device(card) as virtual,
         as_in_a_real_run(),
+        _ranks(loop),
         (tracer := Tracer(virtual)).recording(),
     ):
         with tracer.phase("setup"):
@@ -101,6 +118,24 @@ def trace_loop(loop: Loop, card: Device) -> Trace:
         trace = as_trace(tracer)
         calls = tracer.call_memory.calls
     return with_scratch(trace, calls)
+
+
+@contextlib.contextmanager
+def _without_kernels(loop: Loop) -> Iterator[None]:
+    """Libraries that are imported before the virtual card is there, without their compiled code."""
+    with contextlib.ExitStack() as stack:
+        if loop.uses_bitsandbytes:
+            stack.enter_context(four_bit_base.without_kernels())
+        if loop.deepspeed:
+            stack.enter_context(deepspeed_engine.without_kernels())
+        yield
+
+
+def _ranks(loop: Loop) -> contextlib.AbstractContextManager[None]:
+    """The process group that the loop's strategy asks for, if any."""
+    if loop.deepspeed:
+        return deepspeed_engine.one_rank()
+    return predicted_ranks(loop.ranks) if loop.fsdp1 else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -128,14 +163,20 @@ class _Script:
             built.net.set_grad_checkpointing()  # type: ignore[operator]
         self.vocabulary = built.vocabulary
         self.net: nn.Module = built.net.train()
-        if loop.precision in ("bf16", "fp16"):
+        if loop.precision in ("bf16", "fp16") and not loop.quantize:
             self.net = self.net.to(torch.bfloat16 if loop.precision == "bf16" else torch.float16)
+        if loop.fsdp1:
+            self.net = fsdp1.sharded(self.net, device)
         layout = {"memory_format": torch.channels_last} if loop.channels_last else {}
         self.net = self.net.to(device=device, **layout)
         if loop.compiled:
             self.net.compile()
-        self.optimizer = _optimizer(loop, self.net)
+        if loop.deepspeed:
+            self.net = self.optimizer = deepspeed_engine.engine(self.net, loop.batch, loop.deepspeed)
+        else:
+            self.optimizer = _optimizer(loop, self.net)
         self.batch: dict[str, Tensor] = {}
+        self.batches = 0
         self.outputs: Any = None
         self.loss: Tensor | None = None
         self.prediction: Any = None
@@ -153,6 +194,8 @@ class _Script:
         tracer.mark("forward")
         with contextlib.ExitStack() as stack:
             autocast = stack.enter_context(contextlib.ExitStack())
+            if loop.fsdp1:
+                stack.enter_context(fsdp1.synced(self.net, when=takes_step))
             if loop.precision.endswith("-autocast"):
                 half = torch.float16 if loop.precision.startswith("fp16") else torch.bfloat16
                 autocast.enter_context(torch.autocast(self.device.type, dtype=half))
@@ -163,7 +206,10 @@ class _Script:
             if loop.zero_grad == "before_backward":
                 self._zero_grad()
             tracer.mark("backward")
-            self.loss.backward()
+            if loop.deepspeed:
+                self.net.backward(self.loss)  # type: ignore[operator]
+            else:
+                self.loss.backward()
         tracer.mark("optimizer")
         if takes_step:
             self.optimizer.step()
@@ -175,6 +221,8 @@ class _Script:
             self.outputs = self.loss = self.prediction = None
 
     def _zero_grad(self) -> None:
+        if self.loop.deepspeed:  # the engine's step has done it
+            return
         self.optimizer.zero_grad(set_to_none=not self.loop.before_torch_2)
 
     def categorise(self, tracer: Any) -> None:
@@ -185,6 +233,8 @@ class _Script:
                 tracer.categorise(parameter.grad, "gradients")
         for buffer in self.net.buffers():
             tracer.categorise(buffer, "buffers")
+        for scale in four_bit_base.scales(self.net):
+            tracer.categorise(scale, "frozen")
         for state in getattr(self.optimizer, "state", {}).values():
             for value in state.values():
                 if isinstance(value, Tensor):
@@ -192,13 +242,15 @@ class _Script:
 
     def _fetch(self) -> dict[str, Tensor]:
         loop = self.loop
+        self.batches += 1
         if loop.kind in ("timm", "torchvision"):
             dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(loop.precision, torch.float32)
             images = torch.randn(loop.batch, 3, loop.image, loop.image, device=self.device, dtype=dtype)
             if loop.channels_last:
                 images = images.contiguous(memory_format=torch.channels_last)
             return {"images": images, "classes": torch.zeros(loop.batch, dtype=torch.int64, device=self.device)}
-        ids = torch.zeros(loop.batch, loop.length, dtype=torch.int64, device=self.device)
+        length = loop.length if self.batches == 1 else loop.later_length or loop.length
+        ids = torch.zeros(loop.batch, length, dtype=torch.int64, device=self.device)
         batch = {"input_ids": ids}
         if loop.attention_mask:
             batch["attention_mask"] = torch.ones_like(ids)
@@ -244,7 +296,8 @@ def _optimizer(loop: Loop, net: nn.Module) -> Any:
 
 
 def _optimizer_class(name: str) -> Any:
-    """An optimizer of torch, of torchao under ``torchao.AdamW8bit``, ``earlier.Adam`` or ``quantized_state.AdamW``."""
+    """An optimizer of torch, of torchao under ``torchao.AdamW8bit``, of bitsandbytes under ``bitsandbytes.PagedAdamW``,
+    ``earlier.Adam`` or ``quantized_state.AdamW``."""
     library, _, plain = name.rpartition(".")
     if library in ("earlier", "quantized_state"):
         return getattr(earlier_adam if library == "earlier" else quantized_state, plain)
@@ -252,4 +305,8 @@ def _optimizer_class(name: str) -> Any:
         import torchao.optim
 
         return getattr(torchao.optim, plain)
+    if library == "bitsandbytes":
+        import bitsandbytes.optim
+
+        return getattr(bitsandbytes.optim, plain)
     return getattr(torch.optim, name)

@@ -40,7 +40,7 @@ def build_net(loop: Loop) -> Built:
     if loop.kind == "torchvision":
         return Built(net=_torchvision(loop.net, loop.classes))
     if method := loop.litgpt_method:
-        return Built(net=litgpt_nets.build(loop.net, method, loop.net_arguments))
+        return Built(net=litgpt_nets.build(loop.net, method, loop.net_arguments, loop.quantize))
     return _transformers(loop.net, loop.kind, loop.attention)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from bench.accuracy_parts import environments, estimators
+from bench.accuracy_parts.four_bit_base import MODES
 from bench.accuracy_parts.loop import Loop, trace_loop
 from bench.accuracy_parts.timm_fits import Untraced
 from bench.accuracy_parts.workers import each
@@ -45,6 +46,10 @@ class Recipe:
     rows: dict[str, str]
     """Column -> regular expression that its whole text matches."""
     loop: dict[str, Any]
+    nets: dict[str, str] = field(default_factory=dict)
+    """Net's name in its library -> regular expression that the whole text of ``net_column`` matches: a row of none of
+    them is not the recipe's. Empty: ``loop``'s net, or the row's model."""
+    net_column: str = "model"
     unknown: str = ""
     """What the source does not say and may move the figure."""
 
@@ -91,6 +96,7 @@ def read_recipes(folder: Path = FOLDER) -> list[Recipe]:
             merged = common | own
             loop = common.get("loop", {}) | own.get("loop", {})
             rows = common.get("rows", {}) | own.get("rows", {})
+            nets = common.get("nets", {}) | own.get("nets", {})
             _check(path, loop, merged)
             recipes.append(
                 Recipe(
@@ -99,6 +105,8 @@ def read_recipes(folder: Path = FOLDER) -> list[Recipe]:
                     metric=merged["metric"],
                     rows=rows,
                     loop=loop,
+                    nets=nets,
+                    net_column=merged.get("net_column", "model"),
                     unknown=merged.get("unknown", ""),
                 )
             )
@@ -112,6 +120,9 @@ def _check(path: Path, loop: dict[str, Any], merged: dict[str, Any]) -> None:
             raise InputError(
                 f"{path.name}: loop.{name}", "no field of a loop", f"write one of {', '.join(sorted(known))}"
             )
+    if loop.get("quantize") and loop["quantize"] not in MODES:
+        why = f"bitsandbytes has no such 4-bit mode: {loop['quantize']!r}"
+        raise InputError(f"{path.name}: loop.quantize", why, f"write one of {', '.join(MODES)}")
     if merged.get("metric") not in _METRICS:
         raise InputError(f"{path.name}: metric", "not known", f"write one of {', '.join(_METRICS)}")
 
@@ -143,7 +154,13 @@ def reason(row: dict[str, str], reasons: Sequence[dict[str, str]]) -> str:
 
 def _is_for(recipe: Recipe, row: dict[str, str]) -> bool:
     matches = all(re.fullmatch(text, row.get(column, ""), re.DOTALL) for column, text in recipe.rows.items())
+    matches = matches and (not recipe.nets or _net(recipe, row) is not None)
     return matches and _number(row["value"]) is not None and row["unit"] in _UNITS
+
+
+def _net(recipe: Recipe, row: dict[str, str]) -> str | None:
+    text = row.get(recipe.net_column, "")
+    return next((name for name, wanted in recipe.nets.items() if re.fullmatch(wanted, text, re.DOTALL)), None)
 
 
 def _number(text: str) -> float | None:
@@ -155,8 +172,11 @@ def _number(text: str) -> float | None:
 
 def _figure(row: dict[str, str], recipe: Recipe) -> Figure:
     loop = dict(recipe.loop)
+    loop["net"] = loop.get("net") or _net(recipe, row) or row["model"]
     if "batch" not in loop:
         loop["batch"] = int(row["batch"])
+    if loop.get("fsdp1"):
+        loop["ranks"] = int(row["world"])
     side = "image" if loop.get("kind") in ("timm", "torchvision") else "length"
     if side not in loop and row["seq"].isdigit():
         loop[side] = int(row["seq"])
@@ -165,7 +185,7 @@ def _figure(row: dict[str, str], recipe: Recipe) -> Figure:
     return Figure(
         torch_version=torch_version[1].rstrip(",") if torch_version else None,
         recipe=recipe, model=row["model"], source=row["source"], grade=grade[1] if grade else "",
-        measured=round((_number(row["value"]) or 0) * _UNITS[row["unit"]]), loop=Loop(**{"net": row["model"]} | loop),
+        measured=round((_number(row["value"]) or 0) * _UNITS[row["unit"]]), loop=Loop(**loop),
     )  # fmt: skip
 
 

@@ -142,12 +142,42 @@ def test_recipes_name_the_loops_of_their_rows_and_other_rows_are_counted(tmp_pat
     assert asked.precision == "bf16-autocast", "what the script takes on a T4, whatever the table calls it"
 
 
+def litgpt_row(**changed):
+    """A row of litgpt's tables as the file of published figures writes them."""
+    given = {"model": "x", "batch": "2", "seq": "512", "unit": "GB (1e9)", "value": "7", "world": "1"}
+    return dict.fromkeys((*recipes.COLUMNS, "world"), "") | given | changed
+
+
+@pytest.mark.parametrize(
+    ("folder", "net", "quantize", "rank"),
+    [
+        ("gemma2-9b/qlora.yaml", "Gemma-2-9b", "nf4", 16), ("gemma-7b/lora.yaml", "Gemma-7b", "", None),
+        ("llama-3.2-3B/qlora.yaml", "Llama-3.2-3B", "nf4", 32),
+        ("mistral-7b-v0.2/lora.yaml", "Mistral-7B-v0.2", "", 32),
+    ],
+)  # fmt: skip
+def test_a_recipe_names_the_net_by_an_expression_of_a_column(tmp_path, folder, net, quantize, rank):
+    source = f"Lightning-AI/litgpt config_hub/finetune/README.md + {folder} @HEAD 1"
+    rows = [litgpt_row(source=source), litgpt_row(source=source.replace(folder, "other-1b/lora.yaml"))]
+    figures, without = recipes.read(table(tmp_path / "t.csv", [*recipes.COLUMNS, "world"], *rows))
+    assert sum(without.values()) == 1, "a net that the recipe does not name is not taken for another"
+    (own,) = figures
+    assert (own.loop.net, own.loop.quantize, own.loop.net_arguments.get("lora_r")) == (net, quantize, rank)
+    assert own.loop.uses_bitsandbytes == bool(quantize)
+
+
+def test_a_mode_of_quantization_that_bitsandbytes_lacks_is_refused(tmp_path):
+    (tmp_path / "x.toml").write_text('[[recipe]]\ncard = "t4"\nmetric = "allocated"\nloop = { quantize = "nf3" }\n')
+    with pytest.raises(InputError, match=r"x.toml: loop.quantize.*nf4-dq"):
+        recipes.read_recipes(tmp_path)
+
+
 def test_every_published_row_has_a_recipe_or_a_reason_why_it_has_none():
     public = Path(__file__).resolve().parents[3] / "shared" / "data" / "measured_public.csv"
     if not public.exists():
         pytest.skip("the table of published figures is not beside the repository")
     figures, without = recipes.read(public)
-    assert len(figures) >= 50
+    assert len(figures) >= 72
     assert "not known" not in without, without
 
 

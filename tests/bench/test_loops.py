@@ -1,5 +1,7 @@
 """Loops of recipes: accumulation, and optimizers that the environment lacks."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -36,6 +38,25 @@ def test_a_loop_that_accumulates_holds_its_gradients_while_the_next_ones_are_mad
     plain = peak(monkeypatch, iterations=4)
     accumulated = peak(monkeypatch, iterations=4, accumulates=True)
     assert accumulated - plain == pytest.approx(4 * WEIGHTS, rel=0.02)
+
+
+def test_a_script_that_begins_with_its_longest_sample_has_shorter_ones_after_it(monkeypatch):
+    lengths = []
+
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(9, 4)
+
+        def forward(self, input_ids, labels):
+            lengths.append(input_ids.shape[1])
+            return SimpleNamespace(loss=self.table(input_ids).sum())
+
+    for later, seen in ((None, [64, 64, 64]), (16, [64, 16, 16])):
+        lengths.clear()
+        monkeypatch.setattr(loop, "build_net", lambda asked: Built(net=Words()))
+        trace_loop(Loop(net="x", kind="causal-lm", length=64, later_length=later), find_device("rtx3060"))
+        assert lengths == seen
 
 
 def test_adam_before_july_2023_holds_one_intermediate_more(monkeypatch):
