@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -87,7 +88,8 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
 
     Numbers that are not known are finite: ``isfinite``, which is ``(x == x) * (x.abs() != inf)``, is true everywhere.
     """
-    if _is_true(func, args):
+    part = _part(func)
+    if part.may_be_true and _is_true(func, args):
         out._memfit_true = True
         if out.numel() == 1:
             with disable_current_modes():
@@ -95,14 +97,16 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
         return
     changed = [
         tensor
-        for i in _written(func)
+        for i in part.written
         if i < len(args)
         for tensor in (args[i] if isinstance(args[i], list) else [args[i]])
     ]
     outs = out if isinstance(out, list | tuple) else (out,)
-    if not changed and not all(map(small, outs)):
-        return
-    if func in _WEIGHTS and out.is_floating_point() and out.numel() > 1:
+    if not changed:
+        for made in outs:
+            if not small(made):
+                return
+    if part.makes_weights and out.is_floating_point() and out.numel() > 1:
         return
     values = real_arguments(func, args, kwargs)
     absorbed = _absorbed(func, args, out) if values is None and func in _ABSORBING else None
@@ -214,17 +218,34 @@ def known_item(tensor: Any) -> Any:
         return value.item()
 
 
-_positions: dict[Any, tuple[int, ...]] = {}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Part:
+    """What following asks of an operator whatever it is called with."""
+
+    func: Any
+    written: tuple[int, ...]
+    """Positions of the arguments that it writes to."""
+    may_be_true: bool
+    makes_weights: bool
 
 
-def _written(func: Any) -> tuple[int, ...]:
-    """Positions of the arguments that an operator writes to."""
-    if func not in _positions:
+_parts: dict[int, _Part] = {}
+"""By the id of an operator, whose own hash is computed in Python."""
+
+
+def _part(func: Any) -> _Part:
+    part = _parts.get(id(func))
+    if part is None:
         numbered = enumerate(schema_of(func).arguments) if schema_of(func).is_mutable else ()
-        _positions[func] = tuple(
-            i for i, argument in numbered if argument.alias_info is not None and argument.alias_info.is_write
+        part = _parts[id(func)] = _Part(
+            func=func,
+            written=tuple(
+                i for i, argument in numbered if argument.alias_info is not None and argument.alias_info.is_write
+            ),
+            may_be_true=func is _IS_ITSELF or func is _IS_NOT or func in _BOTH or func in _EVERY,
+            makes_weights=func in _WEIGHTS,
         )
-    return _positions[func]
+    return part
 
 
 def real_arguments(func: Any, args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]] | None:

@@ -23,6 +23,11 @@ _CLASS_LOSSES = {
 """Types of the classes that a loss takes, by its kernel; the second is that of a class for each pixel."""
 
 
+def is_checked(func: Any) -> bool:
+    """Whether ``check_operand_types`` looks at this operator."""
+    return func in _PRODUCTS or func in _CLASS_LOSSES
+
+
 def check_operand_types(func: Any, args: Any) -> None:
     """Refuses a call whose operands have types that no kernel takes.
 

@@ -12,8 +12,10 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from memfit.device.virtual import cudnn_benchmark, workspace
+from memfit.device.virtual.virtual_device import is_intercepted
 from memfit.torch_compat.attributes import schema_of
 from memfit.trace.collectives import HOLDS, is_collective
+from memfit.trace.operand_types import is_checked
 
 _COPIES = frozenset({torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default})
 
@@ -22,6 +24,13 @@ _COPIES = frozenset({torch.ops.aten._to_copy.default, torch.ops.aten.copy_.defau
 class Operator:
     """An operator's part in a trace."""
 
+    func: Any
+    """The operator itself: as long as it is here, no other has its ``id``."""
+    name: str
+    is_intercepted: bool
+    """Whether ``Virtual.intercept`` may have something to say about it outside of inference mode."""
+    is_checked: bool
+    """Whether its operands have types to be checked."""
     flops: Callable[..., int] | None
     """Floating point operations, as ``torch.utils.flop_counter`` counts them; None where it counts none."""
     writes: bool
@@ -38,15 +47,20 @@ class Operator:
     """Whether a CUDA kernel of it may allocate memory of its own."""
 
 
-_known: dict[Any, Operator] = {}
+_known: dict[int, Operator] = {}
+"""By the id of an operator, whose own hash is computed in Python."""
 
 
 def operator(func: Any) -> Operator:
     """The operator that a dispatch mode is called with."""
-    known = _known.get(func)
+    known = _known.get(id(func))
     if known is None:
         schema = schema_of(func)
-        known = _known[func] = Operator(
+        known = _known[id(func)] = Operator(
+            func=func,
+            name=str(func),
+            is_intercepted=is_intercepted(func),
+            is_checked=is_checked(func),
             flops=flop_registry.get(func.overloadpacket),
             writes=schema.is_mutable,
             copies=func in _COPIES,

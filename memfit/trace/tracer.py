@@ -151,27 +151,31 @@ class Tracer(EventRecord, TorchDispatchMode):
 
     def _dispatched(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """One call. What it asks of tensors on the way is no torch function of the user's."""
-        if any(t not in _PLAIN and is_traceable_wrapper_subclass_type(t) for t in types):
-            return NotImplemented
+        for kind_of_tensor in types:
+            if kind_of_tensor not in _PLAIN and is_traceable_wrapper_subclass_type(kind_of_tensor):
+                return NotImplemented
         kwargs = kwargs or {}
         if self._is_quiet:
             return func(*args, **kwargs)
-        if func.is_view and torch.is_inference_mode_enabled() and not args[0].is_inference():
+        kind, inference = operator(func), torch.is_inference_mode_enabled()
+        if inference and func.is_view and not args[0].is_inference():
             with torch.inference_mode(False):  # a view of an ordinary tensor is ordinary
                 return self._dispatched(func, types, args, kwargs)
         if func is _ITEM and (number := constant_values.known_item(args[0])) is not None:
             return number
-        result = self.virtual.intercept(self, func, args, kwargs)
-        if result is not NOT_HANDLED:
-            return result
-        check_operand_types(func, args)
+        if inference or kind.is_intercepted:
+            result = self.virtual.intercept(self, func, args, kwargs)
+            if result is not NOT_HANDLED:
+                return result
+        if kind.is_checked:
+            check_operand_types(func, args)
         node = current_autograd_node()
         numbers = self._saved_numbers
         number = numbers.before(func, args, node) if numbers is not None else None
         if sums_in_place(func, args, node):
             out = args[0].add_(args[1])
         else:
-            out = self.virtual.mode.remembered(func, args, kwargs)
+            out = NOT_HANDLED if kind.is_intercepted else self.virtual.mode.remembered(func, args, kwargs)
             if out is NOT_HANDLED:
                 out = func(*args, **kwargs)
         if numbers is not None:
@@ -179,12 +183,12 @@ class Tracer(EventRecord, TorchDispatchMode):
             if number is not None:
                 numbers.after(number, out)
         constant_values.follow(func, args, kwargs, out)
-        kind, row = operator(func), len(self.op_rows)
+        row = len(self.op_rows)
         try:
             self._see_call(kind, func, args, kwargs, out, node)
         except BaseException:  # out of memory: a script may handle it, and what was made so far refers to this row
             if len(self.op_rows) == row:
-                self._note_operator(str(func), node, 0, 0, func, args, kwargs)
+                self._note_operator(kind.name, node, 0, 0, func, args, kwargs)
             raise
         if kind.holds:
             for tensor, category in collectives.held(func, args, kwargs):
@@ -228,7 +232,7 @@ class Tracer(EventRecord, TorchDispatchMode):
         if kind.writes and self.part == "forward":
             self._see_overwritten(args[0] if args else None)
         done = work(kind.flops, args, kwargs, out) if kind.flops else 0
-        self._note_operator(name or str(func), node, done, moved, func, args, kwargs)
+        self._note_operator(name or kind.name, node, done, moved, func, args, kwargs)
 
     def _note_operator(
         self, name: str, node: Any, work: int, moved: int, func: Any, args: Any, kwargs: Any

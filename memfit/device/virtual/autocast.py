@@ -20,6 +20,7 @@ from memfit.torch_compat import (
     DispatchKey,
     DispatchKeySet,
     ExcludeDispatchKeys,
+    FakeTensor,
     arg_tree_leaves,
     has_kernel,
     scoped_library,
@@ -76,8 +77,13 @@ _cast_weights: dict[int, tuple[Tensor, Tensor]] = {}
 Kernel = Callable[..., Any]
 
 
+_autocast_dtype = torch.get_autocast_dtype
+"""torch's own, which takes the device's name; the virtual GPU puts one in its place that takes cuda."""
+
+
 def _eligible(tensor: Tensor) -> bool:
-    return tensor.device.type == NAME and tensor.is_floating_point() and tensor.dtype is not torch.float64
+    device: torch.device = tensor.fake_device if type(tensor) is FakeTensor else tensor.device
+    return device.type == NAME and tensor.is_floating_point() and tensor.dtype is not torch.float64
 
 
 def _cast_tensor(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -88,7 +94,7 @@ def _cast_tensor(tensor: Tensor, dtype: torch.dtype) -> Tensor:
         tensor.dtype is torch.float32
         and tensor.requires_grad
         and tensor.is_leaf
-        and dtype is torch.get_autocast_dtype(NAME)
+        and dtype is _autocast_dtype(NAME)
         and torch.is_autocast_cache_enabled()
         and not is_view(tensor)
     ):
@@ -118,7 +124,7 @@ def _cast_all(args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype)
 def _lower_precision(op: Any) -> Kernel:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with _below_autocast(_EXCLUDED):
-            positional, named = _cast_all(args, kwargs, torch.get_autocast_dtype(NAME))
+            positional, named = _cast_all(args, kwargs, _autocast_dtype(NAME))
             return op(*positional, **named)
 
     return kernel
@@ -169,7 +175,7 @@ def _promoted(op: Any) -> Kernel:
         with _below_autocast(_EXCLUDED):
             tensors = arg_tree_leaves(*args, **kwargs)
             widest = any(isinstance(t, Tensor) and t.dtype is torch.float32 and _eligible(t) for t in tensors)
-            positional, named = _cast_all(args, kwargs, torch.float32 if widest else torch.get_autocast_dtype(NAME))
+            positional, named = _cast_all(args, kwargs, torch.float32 if widest else _autocast_dtype(NAME))
             return op(*positional, **named)
 
     return kernel

@@ -54,6 +54,9 @@ Make = Callable[["VirtualMode", list[FakeTensor]], Any]
 """Makes an operator's output from the tensors among its arguments."""
 
 _makers: dict[tuple[Any, ...], Make] = {}
+_remembered: dict[int, Any] = {}
+"""The operators in the keys of ``_makers`` by their ids, which stay theirs as long as they are here. An operator's own
+hash is computed in Python."""
 
 
 class _NotPlainError(Exception):
@@ -85,7 +88,7 @@ def _describe(args: Any, parts: list[Any], tensors: list[FakeTensor]) -> None:
 
 def _key(func: Any, args: Any, kwargs: Any, tensors: list[FakeTensor]) -> tuple[Any, ...] | None:
     """What a call's outputs depend on; None where there is more. Its tensors are appended to ``tensors``."""
-    parts: list[Any] = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
+    parts: list[Any] = [id(func), torch.get_default_dtype(), torch.is_inference_mode_enabled()]
     try:
         _describe(args, parts, tensors)
         for name, value in kwargs.items():
@@ -199,7 +202,7 @@ class VirtualMode(FakeTensorMode):
             out = cuda_outputs(func, args, out)
         make = self._learn(func, tensors, out)
         if make is not None:
-            _makers[key] = make
+            _makers[key], _remembered[id(func)] = make, func
         return out
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any, tensors: list[FakeTensor]) -> Any:
@@ -255,9 +258,12 @@ class VirtualMode(FakeTensorMode):
             return self.new(storage.as_strided((), ()), loss.fake_device)
 
     def remembered(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What an operator gives that was run before, without another dispatch; else NOT_HANDLED."""
+        """What an operator gives that was run before, without another dispatch; else NOT_HANDLED.
+
+        Not for one that asks data: its answer is none to be remembered.
+        """
         tensors: list[FakeTensor] = []
-        key = None if asks_data(func) else _key(func, args, kwargs, tensors)
+        key = _key(func, args, kwargs, tensors)
         make = _makers.get(key) if key is not None else None
         if make is None:
             return NOT_HANDLED
@@ -297,6 +303,17 @@ class VirtualMode(FakeTensorMode):
             FakeTensor, elem, False, dispatch_device=True, device_for_backend_keys=device
         )
         warn_on_data_pointer(tensor)
+        tensor.__dict__.update(attributes)
+        return tensor
+
+    def view(self, elem: Tensor, device: torch.device) -> FakeTensor:
+        """``new`` over the storage of another fake tensor, which warns already where its address is asked for."""
+        attributes = self._attributes.get(device)
+        if attributes is None:
+            return self.new(elem, device)
+        tensor: FakeTensor = make_subclass(
+            FakeTensor, elem, False, dispatch_device=True, device_for_backend_keys=device
+        )
         tensor.__dict__.update(attributes)
         return tensor
 
@@ -340,6 +357,6 @@ def _view_maker(place: int, shape: Any, stride: Any, offset: Any, dtype: torch.d
     def make(mode: VirtualMode, given: list[FakeTensor]) -> FakeTensor:
         elem = torch.empty_strided((0,), (1,), dtype=dtype, device=_META)
         elem.set_(given[place].untyped_storage(), offset, shape, stride)
-        return mode.new(elem, device)
+        return mode.view(elem, device)
 
     return make

@@ -102,6 +102,11 @@ class Virtual:
         return None
 
 
+def is_intercepted(func: Any) -> bool:
+    """Whether ``Virtual.intercept`` may have something to say about an operator outside of inference mode."""
+    return func in FUSED_IN_EVALUATION or asks_data(func)
+
+
 def _device_hint(tensor: Any) -> str:
     """What the meta kernels take a tensor's device for; they know CUDA's rules under the name of cuda."""
     if not isinstance(tensor, FakeTensor):
