@@ -84,13 +84,12 @@ def engine_of(mesh: MeshShape, engine: str | None = None) -> str:
     if "dp_replicate" in needed and needed & {"tp", "ep"} and "dp_shard" not in needed:
         why = "replicas of layers that are cut are carried only where they are sharded too"
         raise InputError(f"--mesh {mesh}", why, f"write dp_shard={mesh.dp_replicate} instead of dp_replicate")
-    if "pp" in needed and not needed <= {"pp", "dp_shard", "dp_replicate"}:
-        others = ", ".join(sorted(needed - {"pp", "dp_shard", "dp_replicate"}))
-        why = f"stages of a pipeline are not carried together with {others}"
-        raise InputError(f"--mesh {mesh}", why, "write pp alone or with dp_shard or dp_replicate, or leave it out")
-    if {"pp", "dp_shard", "dp_replicate"} <= needed:
-        why = "stages of a pipeline are sharded or have replicas, and not both"
-        raise InputError(f"--mesh {mesh}", why, f"write pp={mesh.pp},dp_shard={mesh.data_ranks}")
+    if {"pp", "ep"} <= needed:
+        why = "stages of a pipeline are not carried together with ep"
+        raise InputError(f"--mesh {mesh}", why, "write pp with dp_replicate, dp_shard or tp, or leave it out")
+    if {"pp", "dp_replicate", "dp_shard", "tp"} <= needed:
+        why = "stages whose layers are cut are sharded, and have no replicas beside that"
+        raise InputError(f"--mesh {mesh}", why, f"write pp={mesh.pp},dp_shard={mesh.data_ranks},tp={mesh.tp}")
     able = [name for name, does in CAPABILITIES.items() if needed <= set(does.mesh_dimensions)]
     if engine is None:
         return able[0]

@@ -78,11 +78,13 @@ def _fsdp2(mesh: MeshShape | None, place: Mapping[str, Any], how: Mapping[str, A
     """
     stages = mesh is not None and mesh.pp > 1
     sharded = mesh is None or mesh.dp_shard > 1 or not stages
-    for key in how:
+    for key, value in how.items():
         if key in ("schedule", FIRST_MODULES) and not stages:
             why = "it is of a pipeline (pp)"
         elif key == "sequence_parallel" and (mesh is None or mesh.tp == 1):
             why = "it is of layers that are cut (tp)"
+        elif key == "sequence_parallel" and value and stages:
+            why = "stages of a pipeline (pp) pass on all tokens"
         elif key == "half_gather" and not sharded:
             why = "it is of sharded nets (dp_shard)"
         elif key == "sync_each_micro_batch" and stages:

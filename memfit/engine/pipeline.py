@@ -10,10 +10,14 @@ last backward, so that a rank holds both whole within a schedule. torchtitan doe
 every micro-batch would be a collective that nothing hides.
 
 On ``pp`` x ``dp_replicate`` ranks each stage has replicas, with samples of their own; the gradients of a stage are
-summed over them once a window, after its last backward, as under data parallelism (``Ddp``).
+summed over them once a window, after its last backward, as under data parallelism (``Ddp``). Where replicas are sharded
+too, ``fully_shard`` sums what it has scattered over them (HSDP).
 
-Left out: replicas that are sharded too, turns of several nets, fp16 (each stage would scale its gradients by itself),
-parameters that stages share.
+On ``pp`` x ``tp`` ranks the layers of each stage are cut (``cut_layers``). A rank sends to, and receives from, the rank
+of the next stage and of the one before that has its place among the ``tp`` ranks; what passes is whole on each of them.
+
+Left out: turns of several nets, fp16 (each stage would scale its gradients by itself), parameters that stages share,
+tokens that are divided between stages (``sequence_parallel``).
 """
 
 from __future__ import annotations
@@ -40,8 +44,10 @@ from memfit.engine.single import copied
 from memfit.engine.stage_forward import StageForward
 from memfit.engine.stage_module import StageInput, StageModule, divided, shape_changes, without_wrapping
 from memfit.engine.stage_state import StageState
+from memfit.engine.tensor_parallel import TENSOR
 from memfit.errors import InputError
 from memfit.job import Job, Nets, is_trained
+from memfit.torch_compat.attributes import local_tensor
 from memfit.torch_compat.distributed import complete_cpu_streams
 from memfit.torch_compat.pipelining import check_pipelining, in_schedules, run_schedule
 
@@ -81,7 +87,7 @@ class Pipeline(Fsdp2):
     @property
     def stage(self) -> int:
         """Its place among them, and the first stage that it holds: ranks of one stage are neighbours."""
-        return self.rank // self.data_world
+        return self.rank // self._stage_ranks
 
     @property
     def held_stages(self) -> range:
@@ -90,12 +96,16 @@ class Pipeline(Fsdp2):
 
     @property
     def data_rank(self) -> int:
-        """Its place among the ranks of its stage."""
-        return self.rank % self.data_world
+        """Its place among the ranks of its stage; those that hold parts of a layer take the same samples."""
+        return self.rank % self._stage_ranks // self.ranks_in(TENSOR)
 
     @property
     def data_world(self) -> int:
-        """Ranks of each stage."""
+        """Ranks of each stage, or groups of them that hold parts of a layer."""
+        return self._stage_ranks // self.ranks_in(TENSOR)
+
+    @property
+    def _stage_ranks(self) -> int:
         return self.world // self.stages
 
     @property
@@ -109,8 +119,8 @@ class Pipeline(Fsdp2):
 
     @property
     def _stage_replicas(self) -> Ddp | None:
-        """The ranks that hold this stage whole; None: there are no others."""
-        if self.ranks_in(REPLICAS) == 1:
+        """The ranks that hold this stage whole; None: there are no others, or ``fully_shard`` sums over them."""
+        if self.ranks_in(REPLICAS) == 1 or self.ranks_in(SHARDS) > 1:
             return None
         return Ddp(rank=self.data_rank, world=self.data_world, mesh=self.mesh[REPLICAS])
 
@@ -157,6 +167,7 @@ class Pipeline(Fsdp2):
             if bounds != cut.bounds:
                 seen, why = f"rank {rank} on pp={self.stages}", "it cuts the nets at other modules than another rank"
                 raise InputError(seen, why, "let batch(self, shape) and loss do the same on every rank")
+        self._cut(job, {name: net for name, net in nets.items() if is_trained(net)})
         self._own.forward = StageForward(nets, cut, self.held_stages)
 
     def _sharded(self, job: Job, nets: Nets) -> tuple[StageModule, ...]:
@@ -264,13 +275,12 @@ class Pipeline(Fsdp2):
 
     def share_buffers(self, nets: Nets) -> None:
         """Each stage has its own running statistics: those of the first of its ranks."""
-        if self.data_world == 1:
-            return
-        shared = SHARDS if self.ranks_in(SHARDS) > 1 else REPLICAS
+        groups = [self.mesh.get_group(name) for name in (REPLICAS, SHARDS) if self.ranks_in(name) > 1]
         for net in nets.values():
             if is_trained(net):
                 for buffer in net.buffers():
-                    dist.broadcast(buffer, group=self.mesh.get_group(shared), group_src=0)
+                    for group in groups:
+                        dist.broadcast(local_tensor(buffer), group=group, group_src=0)
 
     def full_gradients(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
         """Those of all stages."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from memfit.engine.data_parallel_mixin import DataParallelMixin
@@ -64,8 +65,12 @@ def copied(nets: Nets) -> Nets:
 
 
 def _copy(net: nn.Module) -> nn.Module:
-    """A copy without gradients. Buffers are cloned first: a trace's tensors have no storage to copy."""
+    """A copy without gradients, on the same meshes. Buffers are cloned first: a trace's tensors have no storage to
+    copy."""
     copies: dict[int, Any] = {id(buffer): buffer.detach().clone() for buffer in net.buffers()}
+    for parameter in net.parameters():
+        if isinstance(parameter, DTensor):
+            copies[id(parameter.device_mesh)] = parameter.device_mesh
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
         return copy.deepcopy(net, copies).requires_grad_(False)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from memfit.blocks import find_module
 from memfit.engine.absent_module import AbsentModule, AbsentTracking, StageEndError, StandIn, is_absent
@@ -63,7 +64,7 @@ class StageForward:
         for number, path in enumerate(cut.paths):
             if number in self._held:
                 module = find_module(nets, path)
-                module.register_forward_pre_hook(partial(self._enter, number), with_kwargs=True)
+                module.register_forward_pre_hook(partial(self._enter, number), prepend=True, with_kwargs=True)
             else:
                 replace_module(nets, path, self._absent_module(number))
 
@@ -71,18 +72,22 @@ class StageForward:
         """Copies of the nets, such as averages, run as the nets do."""
         return self
 
-    def run(self, stage: int, compute: Compute, received: Tensor | None) -> Any:
+    def run(self, stage: int, compute: Compute, shapes: StageShapes, received: Tensor | None) -> Any:
         """What is sent; on the last stage what the forward gives.
 
+        Args:
+            shapes: those of ``compute``'s micro-batch.
+
         Raises:
-            InputError: the forward does not call the modules in their order, or needs what is on another stage.
+            InputError: the forward does not call the modules in their order, needs what is on another stage, or sends
+                a part of a tensor.
         """
         now = self._now = _Pass(stage=stage, own=self.cut.modules_of(stage), received=received)
         try:
             with self._without(now.own, absent=False), AbsentTracking() if received is not None else nullcontext():
                 given = compute()
         except StageEndError as end:
-            return self._sent(now, end.hidden)
+            return self._sent(now, end.hidden, shapes)
         finally:
             self._now = None
         expected = now.called + 1
@@ -179,10 +184,18 @@ class StageForward:
             why = "it is given what a module of an earlier stage gives, beside the tensor that is passed on"
             raise InputError(f"module {self.cut.paths[number]} on pp", why, _OUT)
 
-    def _sent(self, now: _Pass, hidden: Tensor) -> Tensor:
+    def _sent(self, now: _Pass, hidden: Tensor, shapes: StageShapes) -> Tensor:
+        seen = f"module {self.cut.paths[now.own.stop]} on pp"
         if is_absent(hidden):
-            path = self.cut.paths[now.own.stop]
-            raise InputError(f"module {path} on pp", "it is not given what the module before it gives", _OUT)
+            raise InputError(seen, "it is not given what the module before it gives", _OUT)
+        if isinstance(hidden, DTensor):
+            why = "it is given a DTensor, and stages pass on plain tensors"
+            raise InputError(seen, why, "let parallelize(self, nets, mesh) give local outputs between those modules")
+        if shapes.sent is None or hidden.shape != shapes.sent.shape or hidden.dtype != shapes.sent.dtype:
+            whole = "nothing" if shapes.sent is None else f"{tuple(shapes.sent.shape)}, {shapes.sent.dtype}"
+            why = f"it is given {tuple(hidden.shape)}, {hidden.dtype}, and on one device {whole}"
+            write = "cut layers within the modules of pipeline(self, nets), which pass on whole tensors"
+            raise InputError(seen, why, write)
         return hidden.contiguous()
 
 

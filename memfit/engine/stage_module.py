@@ -47,12 +47,13 @@ class StageModule(nn.Module):
         self.stage, self.held = stage, nn.ModuleList(modules)
         self._forward_of_stage = forward
         self._shapes: dict[Hashable, StageShapes] = {}
-        self._computes: Iterator[Compute] = iter(())
+        self._computes: Iterator[tuple[Compute, StageShapes]] = iter(())
         self._after: Callable[[], None] | None = None
 
     def forward(self, *received: Tensor) -> Any:
         """Runs the next micro-batch; gives a zero where a validation gives something else than a tensor."""
-        given = self._forward_of_stage.run(self.stage, next(self._computes), received[0] if received else None)
+        compute, shapes = next(self._computes)
+        given = self._forward_of_stage.run(self.stage, compute, shapes, received[0] if received else None)
         if self._after is not None:
             self._after()
         return given if isinstance(given, Tensor) else torch.zeros(())
@@ -75,7 +76,8 @@ class StageModule(nn.Module):
         Args:
             after: called after each forward, whose backward then runs; None: there is none.
         """
-        self._computes, self._after = iter([micro_batch.compute for micro_batch in micro_batches]), after
+        self._computes = iter([(micro.compute, self._shapes[micro.key]) for micro in micro_batches])
+        self._after = after
         try:
             yield
         finally:

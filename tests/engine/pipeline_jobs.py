@@ -5,6 +5,7 @@ import signal
 
 import torch
 from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from memfit.job import Loss, Turn
 from tests.engine.tensor_jobs import Own, Tied, Unplanned, words
@@ -63,6 +64,10 @@ class Stages(Own):
 
     def pipeline(self, nets):
         return ["net.embed", *(f"net.blocks.{i}" for i in range(len(nets["net"].blocks))), "net.head"]
+
+    def parallelize(self, nets, mesh):
+        for block in nets["net"].blocks:
+            parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
 
 
 class Counted(Stages):
@@ -152,6 +157,10 @@ class Decoded(Own):
         numbered = {name: [f"net.{name}.{i}" for i in range(len(modules))] for name, modules in lists.items()}
         return ["net.embed", *numbered["blocks"], "net.image", *numbered["ups"], "net.head"]
 
+    def parallelize(self, nets, mesh):
+        for block in nets["net"].blocks:
+            parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+
 
 STAGED = {"stages": Stages, "counted": Counted, "decoded": Decoded}
 
@@ -233,6 +242,19 @@ class Grouped(Stages):
     def optimizers(self, nets):
         groups = [{"params": [p]} for p in nets["net"].parameters()]
         return {"net": torch.optim.AdamW(groups, lr=0.01)}
+
+
+class Torn(Own):
+    """A layer that is cut by columns at the end of one module of the pipeline, and by rows in the next."""
+
+    def pipeline(self, nets):
+        return [f"net.{number}" for number in range(6)]
+
+
+class TornDTensor(Torn):
+    def parallelize(self, nets, mesh):
+        columns, rows = ColwiseParallel(use_local_output=False), RowwiseParallel()
+        parallelize_module(nets["net"], mesh, {"1": columns, "3": rows})
 
 
 class Few(Stages):

@@ -18,18 +18,20 @@ from memfit.engine.process_group import join
 from memfit.mesh import parse_mesh
 from memfit.trace.step_phases import validate_once
 from memfit.train.checkpoint.sharded_checkpoint import load_sharded, save_sharded
+from tests.engine.expert_jobs import CUT as CUT_EXPERTS
 from tests.engine.pipeline_jobs import Counted, Decoded, Stages
 from tests.engine.ranks import CPU
-from tests.engine.tensor_jobs import Other, Words, words
+from tests.engine.tensor_jobs import Normed, Other, Words, words
 from tests.engine.zero_ranks import weights, window
 
 ON_TWO_RANKS = "llama, interleaved_zero_bubble"
 """A net of five modules, of which two ranks hold four stages."""
+HEADS, MIXTURE = "norms of heads", "mixture"
 KINDS = {
     "llama": Words, "stages": Stages, "counted": Counted, "recomputed": Counted, "counted, gpipe": Counted,
     "stages, interleaved_1f1b": Stages, "recomputed, interleaved_1f1b": Counted, "decoded": Decoded,
     ON_TWO_RANKS: Words, "stages, interleaved_zero_bubble": Stages,
-    "recomputed, interleaved_zero_bubble": Counted,
+    "recomputed, interleaved_zero_bubble": Counted, HEADS: Normed, MIXTURE: CUT_EXPERTS[MIXTURE],
 }  # fmt: skip
 STEPS = {name: {"schedule": schedule} if (schedule := name.partition(", ")[2]) else {} for name in KINDS}
 NAMED = "decoded, named"
@@ -41,8 +43,9 @@ SIZES = [3, 3, 3, 3, 2, 3, 3, 3, 3, 3, 3, 3]
 """Samples of a window's micro-batches: of those of one shape, some are more than the stages, and one is less. Of two
 ranks with samples of their own, one has another shape between two of the same, and the other has one shape."""
 STATES = "states"
-BOTH, COPIED = "pp=2,dp_shard=2", "pp=2,dp_replicate=2"
-MESHES = {2: ("pp=2", "dp_shard=2", "tp=2"), 4: (BOTH, COPIED, "dp_shard=4", "dp_shard=2,tp=2")}
+BOTH, COPIED, CUT = "pp=2,dp_shard=2", "pp=2,dp_replicate=2", "pp=2,tp=2"
+HYBRID, ALL = "pp=2,dp_replicate=2,dp_shard=2", "pp=2,dp_shard=2,tp=2"
+MESHES = {2: ("pp=2", "dp_shard=2", "tp=2"), 4: (BOTH, COPIED, CUT, "dp_shard=4", "dp_shard=2,tp=2")}
 """Meshes of two and of four ranks that go on with what another one wrote."""
 
 

@@ -20,7 +20,7 @@ from memfit.torch_compat.pipelining import OLDEST, in_schedules
 from memfit.torch_compat.versions import release_number
 from memfit.trace.self_test import live_peaks
 from memfit.trace.step import Tracing, trace_job
-from tests.engine.pipeline_jobs import REFUSED, Counted, Stages
+from tests.engine.pipeline_jobs import REFUSED, Counted, Stages, Torn, TornDTensor
 from tests.engine.tensor_jobs import Drawn, Experts, Words
 
 pytestmark = pytest.mark.skipif(
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def traced(job, rank, stages=2, device="cpu", shards=1, **how):
+def traced(job, rank, stages=2, device="cpu", shards=1, tensor=1, **how):
     return trace_job(
         job,
         Shape(items=4),
@@ -36,9 +36,9 @@ def traced(job, rank, stages=2, device="cpu", shards=1, **how):
             device=find_device(device),
             scratch=False,
             engine="fsdp2",
-            world=stages * shards,
+            world=stages * shards * tensor,
             rank=rank,
-            mesh=MeshShape(pp=stages, dp_shard=shards),
+            mesh=MeshShape(pp=stages, dp_shard=shards, tp=tensor),
             **how,
         ),
     )
@@ -141,14 +141,43 @@ def test_a_card_is_simulated_like_the_cpu():
     assert _train_peak(traced(Stages(), 0, device="h100", micro_batches=3)) > 0
 
 
-def test_stages_are_sharded_or_have_replicas_and_are_carried_with_no_other_dimension():
-    for mesh in ("pp=2", "pp=2,dp_shard=2", "pp=2,dp_replicate=2"):
+def test_stages_are_carried_with_two_other_dimensions_at_most_and_not_with_experts_that_are_divided():
+    others = ("dp_shard=2", "dp_replicate=2", "tp=2", "dp_replicate=2,dp_shard=2", "dp_shard=2,tp=2")
+    for mesh in ("pp=2", *(f"pp=2,{other}" for other in others)):
         assert engine_of(parse_mesh(mesh)) == "fsdp2"
-    for more in ("", ",dp_shard=2", ",dp_shard=2,dp_replicate=2"):
-        with pytest.raises(InputError, match="not carried together with tp"):
-            engine_of(parse_mesh(f"pp=2,tp=2{more}"))
-    with pytest.raises(InputError, match="are sharded or have replicas, and not both; write pp=2,dp_shard=4"):
-        engine_of(parse_mesh("pp=2,dp_shard=2,dp_replicate=2"))
+    with pytest.raises(InputError, match="not carried together with ep; write pp with dp_replicate, dp_shard or tp"):
+        engine_of(parse_mesh("pp=2,ep=2"))
+    with pytest.raises(InputError, match="replicas of layers that are cut are carried only where they are sharded too"):
+        engine_of(parse_mesh("pp=2,dp_replicate=2,tp=2"))
+    with pytest.raises(InputError, match="have no replicas beside that; write pp=2,dp_shard=4,tp=2"):
+        engine_of(parse_mesh("pp=2,dp_replicate=2,dp_shard=2,tp=2"))
+
+
+def test_ranks_that_hold_parts_of_a_layer_hold_them_of_one_stage():
+    whole, cut = (
+        [_category_bytes(traced(Words(), rank * tensor, micro_batches=2, tensor=tensor)) for rank in range(2)]
+        for tensor in (1, 2)
+    )
+    for stage in range(2):
+        for category in ("parameters", "gradients", "optimizer"):
+            assert 0.5 < cut[stage][category] / whole[stage][category] < 0.6, "norms are whole on both"
+
+
+def test_layers_that_are_cut_between_modules_of_the_pipeline_are_refused_by_the_name_of_the_module():
+    between = {"first_modules": ["net.0", "net.3"]}
+    with pytest.raises(InputError) as raised:
+        traced(Torn(), 0, tensor=2, engine_choices=between)
+    said = str(raised.value)
+    assert "module net.3 on pp: it is given (4, 6, 10), torch.float32, and on one device (4, 6, 20)" in said
+    with pytest.raises(InputError, match=r"module net.3 on pp: it is given a DTensor"):
+        traced(TornDTensor(), 0, tensor=2, engine_choices=between)
+
+
+def test_tokens_that_are_divided_are_refused_on_stages():
+    with pytest.raises(
+        InputError, match=r"on the mesh pp=2,tp=2: stages of a pipeline .* all tokens"
+    ):
+        traced(Words(), 0, tensor=2, engine_choices={"sequence_parallel": True})
 
 
 def test_choices_of_a_pipeline_are_refused_on_sharded_nets_and_the_other_way_round():
