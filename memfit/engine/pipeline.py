@@ -22,6 +22,7 @@ tokens that are divided between stages (``sequence_parallel``).
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -169,6 +170,8 @@ class Pipeline(Fsdp2):
                 raise InputError(seen, why, "let batch(self, shape) and loss do the same on every rank")
         self._cut(job, {name: net for name, net in nets.items() if is_trained(net)})
         self._own.forward = StageForward(nets, cut, self.held_stages)
+        if self.ranks_in(TENSOR) > 1:
+            gc.collect()  # experts that are cut hold themselves, also those of other stages
 
     def _sharded(self, job: Job, nets: Nets) -> tuple[StageModule, ...]:
         """The modules of each stage that the rank holds, over the ranks that hold the same."""

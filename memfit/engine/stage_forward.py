@@ -191,12 +191,12 @@ class StageForward:
         if isinstance(hidden, DTensor):
             why = "it is given a DTensor, and stages pass on plain tensors"
             raise InputError(seen, why, "let parallelize(self, nets, mesh) give local outputs between those modules")
-        if shapes.sent is None or hidden.shape != shapes.sent.shape or hidden.dtype != shapes.sent.dtype:
-            whole = "nothing" if shapes.sent is None else f"{tuple(shapes.sent.shape)}, {shapes.sent.dtype}"
-            why = f"it is given {tuple(hidden.shape)}, {hidden.dtype}, and on one device {whole}"
+        if shapes.sent is None or hidden.shape != shapes.sent.shape:
+            whole = "nothing" if shapes.sent is None else tuple(shapes.sent.shape)
+            why = f"it is given {tuple(hidden.shape)}, and on one device {whole}"
             write = "cut layers within the modules of pipeline(self, nets), which pass on whole tensors"
             raise InputError(seen, why, write)
-        return hidden.contiguous()
+        return hidden.to(shapes.sent.dtype).contiguous()  # parameters that are gathered in a half type give that type
 
 
 def _like(tensor: Tensor) -> Tensor:

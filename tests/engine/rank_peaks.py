@@ -195,10 +195,19 @@ COPIED_STAGE_CASES = [
     EngineCase("counted", "fsdp2", 3, {"checkpoint": "all"}, {"schedule": "gpipe"}, COPIED_STAGES),
     EngineCase("decoded", "fsdp2", 4, {}, EARLY_DECODER, COPIED_STAGES),
 ]
+CUT_STAGES = MeshShape(pp=2, tp=2)
+CUT_STAGE_CASES = [
+    EngineCase("llama", "fsdp2", 4, {}, {}, CUT_STAGES),
+    EngineCase("llama", "fsdp2", 5, BF16, {"schedule": "interleaved_1f1b"}, CUT_STAGES),
+    EngineCase("counted", "fsdp2", 3, {"checkpoint": "all"}, {"schedule": "gpipe"}, CUT_STAGES),
+    EngineCase("norms of heads", "fsdp2", 4, {}, {}, CUT_STAGES),
+    EngineCase("mixture", "fsdp2", 2, {}, {}, CUT_STAGES),
+]
 EVERY_CASE = [
     *CASES, *ZERO_CASES, *MESH_CASES, *TENSOR_CASES, *BOTH_CASES, *BUILT_IN_CASES, *STAGE_CASES, *ZERO_BUBBLE_CASES,
     *DECODER_CASES,
-    *SHARDED_STAGE_CASES, *COPIED_STAGE_CASES, *EXPERT_CASES, *SHARDED_EXPERT_CASES, *CUT_EXPERT_CASES,
+    *SHARDED_STAGE_CASES, *COPIED_STAGE_CASES, *CUT_STAGE_CASES,
+    *EXPERT_CASES, *SHARDED_EXPERT_CASES, *CUT_EXPERT_CASES,
     *SHARDED_CUT_EXPERT_CASES, *SEQUENCE_CASES, *SHARDED_SEQUENCE_CASES,
 ]  # fmt: skip
 

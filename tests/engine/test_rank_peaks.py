@@ -27,6 +27,7 @@ from tests.engine.rank_peaks import (
     CASES,
     COPIED_STAGE_CASES,
     CUT_EXPERT_CASES,
+    CUT_STAGE_CASES,
     DECODER_CASES,
     EXPERT_CASES,
     MESH_CASES,
@@ -170,8 +171,10 @@ def test_every_stage_of_a_net_with_a_decoder_at_the_end_wherever_it_is_cut(tmp_p
 
 @pytest.mark.slow
 @pytest.mark.skipif(release_number(torch.__version__) < OLDEST, reason="memfit refuses pp before torch 2.13")
-@pytest.mark.parametrize("cases", [SHARDED_STAGE_CASES, COPIED_STAGE_CASES], ids=["sharded", "replicas"])
-def test_every_rank_of_stages_that_are_sharded_or_have_replicas(cases, tmp_path):
+@pytest.mark.parametrize(
+    "cases", [SHARDED_STAGE_CASES, COPIED_STAGE_CASES, CUT_STAGE_CASES], ids=["sharded", "replicas", "cut"]
+)
+def test_every_rank_of_stages_that_are_sharded_or_cut_or_have_replicas(cases, tmp_path):
     compared = compare(cases, 4, tmp_path)
     check(compared, within=0.03)
     for (case, rank, phase), (peak, _) in compared.items():
