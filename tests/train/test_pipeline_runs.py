@@ -25,7 +25,7 @@ COUNTED = f"{ROOT}/tests/engine/pipeline_jobs.py:Counted"
 DECODED = f"{ROOT}/tests/engine/pipeline_jobs.py:Decoded"
 DISTURBED = f"{ROOT}/tests/engine/pipeline_jobs.py:Disturbed"
 TWO, THREE, BOTH = MeshShape(pp=2), MeshShape(pp=3), MeshShape(pp=2, dp_shard=2)
-COPIED = MeshShape(pp=2, dp_replicate=2)
+COPIED, CUT = MeshShape(pp=2, dp_replicate=2), MeshShape(pp=2, tp=2)
 
 
 def planned(file, job, *arguments):
@@ -76,7 +76,7 @@ def test_a_run_of_interleaved_stages_learns_what_one_device_does_and_is_resumed(
     same(ran(alone, tmp_path / "other", "--resume")[0], expected)
 
 
-@pytest.mark.parametrize("mesh", [TWO, BOTH, COPIED], ids=str)
+@pytest.mark.parametrize("mesh", [TWO, BOTH, COPIED, CUT], ids=str)
 def test_a_run_of_stages_resumes_bit_for_bit_and_validates(mesh, tmp_path):
     staged = on_ranks(planned(tmp_path / "made.toml", DISTURBED, "--micro-batch", 3), "fsdp2", mesh.world, mesh)
     complete, _ = ran(staged, tmp_path / "whole")
@@ -93,7 +93,9 @@ def test_a_run_of_stages_resumes_bit_for_bit_and_validates(mesh, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("fails", "mesh"), [("killed", TWO), ("memory", TWO), ("killed", BOTH), ("killed", COPIED)], ids=str
+    ("fails", "mesh"),
+    [("killed", TWO), ("memory", TWO), ("killed", BOTH), ("killed", COPIED), ("killed", CUT)],
+    ids=str,
 )
 def test_a_stage_that_is_killed_or_has_no_memory_lets_all_start_again(fails, mesh, tmp_path):
     staged = on_ranks(planned(tmp_path / "made.toml", DISTURBED, "--micro-batch", 3), "fsdp2", mesh.world, mesh)
@@ -111,7 +113,9 @@ def test_a_stage_that_is_killed_or_has_no_memory_lets_all_start_again(fails, mes
     assert torn == [line["ids"] for line in lines(tmp_path / "whole" / "run", "samples")]
 
 
-@pytest.mark.parametrize(("job", "mesh"), [(LLAMA, TWO), (COUNTED, THREE), (COUNTED, BOTH), (COUNTED, COPIED)], ids=str)
+@pytest.mark.parametrize(
+    ("job", "mesh"), [(LLAMA, TWO), (COUNTED, THREE), (COUNTED, BOTH), (COUNTED, COPIED), (LLAMA, CUT)], ids=str
+)
 def test_what_is_planned_for_stages_is_verified_and_not_exported(job, mesh, tmp_path):
     file = tmp_path / "mesh.toml"
     made = planned(file, job, "--mesh", mesh)
@@ -174,6 +178,7 @@ def test_a_plan_of_stages_recomputes_every_block_where_keeping_does_not_fit(tmp_
         (TWO, {"schedule": "interleaved_zero_bubble"}),
         (BOTH, {}),
         (COPIED, {}),
+        (CUT, {}),
     ],
     ids=str,
 )

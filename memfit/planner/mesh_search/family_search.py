@@ -70,15 +70,18 @@ class FamilySearch:
     def _take_cut(self, mesh: MeshShape, whole: Any, costs: PipelineCosts) -> None:
         """Traces and times the slowest stage of the first cut that a plan would try."""
         request = self.request
-        split = geometries(self.job, request.global_batch, mesh.data_ranks, mesh.pp, request.micro_batch)
+        split = geometries(
+            self.job, request.global_batch, mesh.data_ranks, mesh.world // mesh.data_ranks, request.micro_batch
+        )
         split, _ = costs.without_single_items(split, self.own)
         modes = [self.own] if "checkpointing" in request.keep else [self.own, self.everything]
-        cut = CutSearch(self.job, costs, mesh, self.device, split, modes).next()
+        links = self._links(mesh)
+        cut = CutSearch(self.job, costs, mesh, self.device, split, modes, links).next()
         assert cut is not None
         self.how = replace(
-            self.how, rank=cut.slowest * mesh.data_ranks, engine_choices={FIRST_MODULES: cut.first_modules}
+            self.how, rank=cut.slowest * (mesh.world // mesh.pp), engine_choices={FIRST_MODULES: cut.first_modules}
         )
-        self.pipeline = PipelineTime(stages=mesh.pp, link=(self._links(mesh) or {}).get("pp"), shares=cut.shares)
+        self.pipeline = PipelineTime(stages=mesh.pp, link=(links or {}).get("pp"), shares=cut.shares)
 
     def least_bytes(self, mesh: MeshShape, state_per_byte: float) -> int:
         """Process bytes that a rank holds at the end of a window at least: its state, and what lies outside."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from memfit.device.hardware.catalogue import Device, nccl_bytes
+from memfit.device.hardware.cluster import GroupLink
 from memfit.geometry import Geometry, shape_of
 from memfit.job import Job, Shape
 from memfit.mesh import MeshShape, communicators
@@ -95,13 +96,14 @@ class CutSearch:
     Args:
         split: ways to divide the window, in any order.
         modes: of recomputing: the first with which some way fits.
+        links: as of ``PipelineCosts.model``.
     """
 
     def __init__(
         self, job: Job, costs: PipelineCosts, mesh: MeshShape, device: Device, split: Sequence[Geometry],
-        modes: Sequence[Mapping[str, str]],
+        modes: Sequence[Mapping[str, str]], links: Mapping[str, GroupLink] | None = None,
     ) -> None:  # fmt: skip
-        self._job, self._costs, self._mesh = job, costs, mesh
+        self._job, self._costs, self._mesh, self._links = job, costs, mesh, links
         self._sizes = traced_sizes(job, split)
         self._windows = [[WindowChoice(geometry=geometry, modes=some) for geometry in split] for some in modes]
         self.budget, self._outside = device.usable_bytes or 0, bytes_outside(device, mesh)
@@ -179,5 +181,5 @@ class CutSearch:
     def _model(self, window: WindowChoice) -> StageModel:
         units = shape_of(self._job, window.geometry.micro_batch).units
         sizes = around(self._sizes, units)
-        model = self._costs.model(self._mesh, self._mesh.pp, sizes, units, window.modes)
+        model = self._costs.model(self._mesh, self._mesh.pp, sizes, units, window.modes, self._links)
         return replace(model, rest=[self._outside + each * units for each in self._more])

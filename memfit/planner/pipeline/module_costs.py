@@ -17,6 +17,7 @@ from memfit.blocks import find_module
 from memfit.events import CATEGORIES, Trace
 from memfit.job import Shape
 from memfit.planner.search.traced_job import TracedJob
+from memfit.torch_compat.attributes import local_tensor
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -139,9 +140,10 @@ def _state(train_state: TrainState, paths: Sequence[str]) -> StateBytes:
         learned = [p for p in own if p.requires_grad]
         held = [value for p in learned for state in states for value in state.get(p, {}).values()]
         averaged = path.partition(".")[0] in train_state.ema and train_state.average == "device"
-        parameters.append(sum(p.nbytes for p in own))
-        gradients.append(sum(p.nbytes for p in learned))
-        state_bytes = sum(value.nbytes for value in held if hasattr(value, "nbytes")) if on_device else 0
+        parameters.append(sum(local_tensor(p).nbytes for p in own))
+        gradients.append(sum(local_tensor(p).nbytes for p in learned))
+        nbytes = sum(local_tensor(value).nbytes for value in held if hasattr(value, "nbytes"))
+        state_bytes = nbytes if on_device else 0
         others.append(state_bytes + (parameters[-1] if averaged else 0))
     return StateBytes(
         parameters=np.array(parameters, float), gradients=np.array(gradients, float), others=np.array(others, float)

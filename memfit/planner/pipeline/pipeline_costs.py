@@ -1,13 +1,19 @@
-"""PipelineCosts: the modules of a job's pipeline and what they cost, traced on one device when it is asked for."""
+"""PipelineCosts: the modules of a job's pipeline and what they cost, traced on one device when it is asked for.
+
+Where layers are cut (``tp``), the trace is that of one of the ranks that hold parts of a layer, with the time in which
+they wait for each other."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from memfit.blocks import find_module
+from memfit.device.hardware.cluster import GroupLink
 from memfit.engine.pipeline_cut import pipeline_modules
 from memfit.engine.stage_bounds import may_be_stage
+from memfit.engine.tensor_parallel import TENSOR
 from memfit.geometry import Geometry
 from memfit.job import Job, Nets, Shape
 from memfit.mesh import MeshShape
@@ -23,47 +29,63 @@ class PipelineCosts:
 
     Args:
         nets: the job's, whole, without their bytes.
-        how: of any rank; the costs are those of one device.
+        how: of any rank; the costs are those of one device, or of one rank of ``tp``.
         first: the micro-batch with which the job is set up.
         timed: as of ``trace_module_costs``.
     """
 
     def __init__(self, job: Job, nets: Nets, how: Tracing, first: Shape, *, timed: bool = True) -> None:
-        alone = replace(how, engine="single", world=1, rank=0, mesh=None, engine_choices={})
-        self._traced_job = TracedJob(job, alone, first)
+        self._how, self._first = replace(how, rank=0, mesh=None, engine_choices={}), first
         self._job, self._nets, self._timed = job, nets, timed
-        self._known: dict[tuple[Shape, frozenset[tuple[str, str]]], ModuleCosts] = {}
+        self._traced_jobs: dict[tuple[int, GroupLink | None], TracedJob] = {}
+        self._known: dict[Any, ModuleCosts] = {}
+
+    def _traced_job(self, tensor: int, link: GroupLink | None) -> TracedJob:
+        """The job whole on a rank of so many that hold parts of a layer."""
+        key = (tensor, link)
+        if key not in self._traced_jobs:
+            mesh = MeshShape(tp=tensor) if tensor > 1 else None
+            how = replace(self._how, engine="single" if mesh is None else "fsdp2", world=tensor, mesh=mesh)
+            links = None if link is None else {TENSOR: link, "": link}
+            self._traced_jobs[key] = TracedJob(self._job, how, self._first, links)
+        return self._traced_jobs[key]
 
     def model(
-        self, mesh: MeshShape, stages: int, sizes: Sequence[Shape], units: int, modes: Mapping[str, str]
-    ) -> StageModel:
+        self, mesh: MeshShape, stages: int, sizes: Sequence[Shape], units: int, modes: Mapping[str, str],
+        links: Mapping[str, GroupLink] | None = None,
+    ) -> StageModel:  # fmt: skip
         """The stages of a pipeline for micro-batches of so many units under these modes of recomputing.
 
         Args:
             stages: as many as the mesh has for them, or a multiple.
             sizes: one or two micro-batches that are traced; the costs of others lie on the line through them.
+            links: what joins the ranks of each dimension; None: what they tell each other takes no time.
 
         Raises:
             InputError: the nets cannot be cut so.
         """
         paths = pipeline_modules(self._job, self._nets, stages, f"pp={mesh.pp}")
         allowed = may_be_stage([find_module(self._nets, path) for path in paths])
-        traced = [self._costs(paths, shape, modes) for shape in sizes]
+        link = (links or {}).get(TENSOR) if mesh.tp > 1 else None
+        traced = [self._costs(self._traced_job(mesh.tp, link), paths, shape, modes) for shape in sizes]
         costs = traced[0].at(units, traced[-1])
         return StageModel(paths=paths, costs=costs, stages=stages, allowed=allowed, shards=mesh.dp_shard)
 
     def without_single_items(self, split: list[Geometry], modes: Mapping[str, str]) -> tuple[list[Geometry], str]:
         """As ``memfit.planner.search.candidate_search`` has it."""
+        traced_job = self._traced_job(1, None)
         try:
-            return without_single_items(self._traced_job, split, modes)
+            return without_single_items(traced_job, split, modes)
         finally:
-            self._traced_job.pause()
+            traced_job.pause()
 
-    def _costs(self, paths: Sequence[str], shape: Shape, modes: Mapping[str, str]) -> ModuleCosts:
-        key = (shape, frozenset(modes.items()))
+    def _costs(
+        self, traced_job: TracedJob, paths: Sequence[str], shape: Shape, modes: Mapping[str, str]
+    ) -> ModuleCosts:
+        key = (id(traced_job), shape, frozenset(modes.items()))
         if key not in self._known:
             try:
-                self._known[key] = trace_module_costs(self._traced_job, paths, shape, modes, timed=self._timed)
+                self._known[key] = trace_module_costs(traced_job, paths, shape, modes, timed=self._timed)
             finally:
-                self._traced_job.pause()
+                traced_job.pause()
         return self._known[key]

@@ -62,7 +62,7 @@ class PipelineSearch(EngineSearch):
         each = self.how.world // request.devices
         split = geometries(self.job, request.global_batch, request.devices, each, request.micro_batch)
         split, self._refuses_single = costs.without_single_items(split, self.own)
-        return CutSearch(self.job, costs, mesh, self.device, split, modes)
+        return CutSearch(self.job, costs, mesh, self.device, split, modes, self.links)
 
     def _planned(self, cuts: CutSearch, cut: ProposedCut) -> Outcome:
         """A proposal, traced in full; the cuts learn what its stages need."""
