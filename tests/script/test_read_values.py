@@ -196,3 +196,24 @@ def test_predictions_read_on_the_host_hit_some_of_the_classes_but_not_all(
     assert outcome.error is None, outcome.error.text
     assert outcome.footprint is not None
     assert "save" in outcome.footprint.phases
+
+
+@pytest.mark.parametrize("masked", ["row[m]", "row.masked_select(m)", "row[m.nonzero()[:, 0]]"])
+def test_rows_that_a_mask_from_the_card_cuts_on_the_host_keep_their_largest_length(tmp_path: Path, masked: str) -> None:
+    """A trainer that generates text (TRL's GRPOTrainer) cuts each text at its end so, and pads the texts again: half of
+    their tokens were left, and memory was too low. A metric's masks still hold for some and not for all."""
+    outcome = trace_here(
+        tmp_path,
+        NET + "for step in range(3):\n"
+        "    tokens = net(torch.ones(4, 24, 256).cuda()).argmax(-1)\n"
+        "    before = (torch.cumsum((tokens == 3).int(), 1) == 0).int()\n"
+        f"    rows = [{masked}.tolist() for row, m in zip(tokens.cpu(), before.bool().cpu())]\n"
+        "    assert [len(row) for row in rows] == [24] * 4\n"
+        f"    rows = [{masked}.tolist() for row, m in zip(tokens.cpu(), before.cpu().bool())]\n"
+        "    assert [len(row) for row in rows] == [24] * 4\n"
+        "    hits = (tokens == 3).cpu()\n"
+        "    assert 0 < hits.sum() < hits.numel()\n"
+        "    loss = net(torch.ones(4, max(map(len, rows)), 256).cuda()).sum()\n"
+        f"    {STEP}",
+    )
+    assert outcome.error is None, outcome.error.text

@@ -21,7 +21,7 @@ from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.fake_mode import VirtualMode
 from memfit.device.virtual.patching import replaced
 from memfit.torch_compat import DisableTorchDispatch, FakeTensor, is_traceable_wrapper_subclass_type
-from memfit.torch_compat.attributes import schema_of
+from memfit.torch_compat.attributes import schema_of, storage_id_of
 
 MOST_STAND_IN_BYTES = 256 << 20
 """The most bytes of real tensors that stand for what came back from the card, in sum; past it they stay fake."""
@@ -32,6 +32,8 @@ is written to."""
 
 _aten = torch.ops.aten
 _TO_COPY = _aten._to_copy.default
+_SELECTS = frozenset({_aten.index.Tensor, _aten.masked_select.default, _aten.nonzero.default})
+"""Operators whose outputs have as many rows as a mask selects."""
 _PLAIN = {Tensor, nn.Parameter}
 
 
@@ -95,6 +97,8 @@ class HybridMode(VirtualMode):
         self._inside = 0
         """Operators on fake tensors that are being answered, one within another."""
         self._pinned: set[int] = set()
+        self._assumed: set[int] = set()
+        """Storages of stand-ins whose content was assumed, and of masks made of them."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -133,7 +137,31 @@ class HybridMode(VirtualMode):
                 out = func(*args, **(kwargs | {"pin_memory": False}))
                 self._pinned.add(out.data_ptr())
                 return out
-            return func(*args, **kwargs)
+            if self._assumed and func in _SELECTS:
+                args = self._with_full_masks(args)
+            out = func(*args, **kwargs)
+            if self._assumed and func is _TO_COPY and out.dtype is torch.bool and self._is_assumed(args[0]):
+                self._assume(out)
+            return out
+
+    def _with_full_masks(self, args: Any) -> list[Any]:
+        """The arguments of a selection by masks. One whose content was assumed selects everything, as on the card: so
+        the rows that a script cuts at their ends, by a mask that it has read, keep their largest length."""
+        given = [list(argument) if isinstance(argument, list | tuple) else argument for argument in args]
+        for values in (given, *(value for value in given if isinstance(value, list))):
+            for place, value in enumerate(values):
+                if isinstance(value, Tensor) and value.dtype is torch.bool and self._is_assumed(value):
+                    values[place] = torch.ones_like(value)
+        return given
+
+    def _is_assumed(self, tensor: Tensor) -> bool:
+        return storage_id_of(tensor) in self._assumed
+
+    def _assume(self, made: Tensor) -> None:
+        """Notes a tensor whose content was assumed."""
+        key = storage_id_of(made)
+        self._assumed.add(key)
+        weakref.finalize(made.untyped_storage(), self._assumed.discard, key)
 
     def stand_in(self, fake: FakeTensor, dtype: torch.dtype | None, otherwise: Callable[[], Any]) -> Any:
         """A real CPU tensor for what comes back from the card: its known content, else what ``_assumed_content`` gives.
@@ -149,6 +177,7 @@ class HybridMode(VirtualMode):
             if known is not None:
                 return known.detach().to(dtype, copy=True)
             made = _assumed_content(fake, dtype)
+            self._assume(made)
         self._stand_in_bytes += nbytes
         weakref.finalize(made.untyped_storage(), self._forget, nbytes)
         return made
