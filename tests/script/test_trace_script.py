@@ -252,6 +252,11 @@ for _ in range(2):
     tokens = torch.randint(4, 50, (4, 10)).cuda()
     made = net.generate(tokens, max_new_tokens=6, do_sample=True, eos_token_id=3, pad_token_id=0)
     assert made.shape == (4, 16), made.shape
+    calls = []
+    hook = net.register_forward_pre_hook(lambda net, given: calls.append(given))
+    net.generate(tokens, max_new_tokens=6, num_beams=2, early_stopping=True, eos_token_id=3, pad_token_id=0)
+    assert len(calls) == 6, len(calls)
+    hook.remove()
     net(made, labels=made).loss.backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -259,7 +264,8 @@ for _ in range(2):
 
 
 def test_a_text_that_is_generated_ends_at_its_largest_length(tmp_path: Path) -> None:
-    """It went on for ever: whether a row ended by its last token is not known, and at the largest length all do."""
+    """It went on for ever: whether a row ended by its last token is not known, and at the largest length all do. A
+    search over beams ended after its first token."""
     (tmp_path / "train.py").write_text(GENERATES)
     code, answer, said = traced(tmp_path, "train.py", options=("--device", "rtx4090", "--limit", "120s"))
     assert code == 0, said

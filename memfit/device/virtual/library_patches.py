@@ -8,6 +8,9 @@ from contextlib import ExitStack, contextmanager
 from importlib.machinery import SourceFileLoader
 from types import ModuleType
 
+import torch
+from torch import Tensor
+
 from memfit.device.virtual import managed_memory
 from memfit.device.virtual.patching import replaced
 from memfit.device.virtual.pretrained import hub_is_offline
@@ -18,6 +21,15 @@ _ASKS_FOR_FAKES = {"transformers.utils.import_utils": "is_fake_tensor"}
 
 _HUB = "huggingface_hub.constants"
 """Asked before each request to the hub; libraries repeat a request that fails for a minute and more."""
+
+
+_GENERATION, _SEARCH = "transformers.generation.utils", "_beam_search_has_unfinished_sequences"
+
+
+def _has_room(improves: Tensor, finished: Tensor, at_their_end: Tensor, early_stopping: object) -> bool:
+    """Whether a beam search goes on: until every sequence is at its largest length. Whether better ones can be found,
+    which would end it before, is not known."""
+    return not bool(torch.all(at_their_end))
 
 
 @contextmanager
@@ -41,6 +53,11 @@ def as_in_a_real_run() -> Iterator[None]:
             if module is not None:
                 stack.enter_context(replaced(module, **managed_memory.replacements(module)))
 
+        def search_to_the_end() -> None:
+            generation = getattr(sys.modules.get(_GENERATION), "GenerationMixin", None)
+            if hasattr(generation, _SEARCH):
+                stack.enter_context(replaced(generation, **{_SEARCH: staticmethod(_has_room)}))
+
         with disable_current_modes():
             """It imports parts of torch on first use, which must be over before imports pass through it."""
         plain = SourceFileLoader.exec_module
@@ -54,10 +71,13 @@ def as_in_a_real_run() -> Iterator[None]:
                 ask_the_hub_once()
             if module.__name__ == managed_memory.MODULE:
                 count_managed_memory()
+            if module.__name__ == _GENERATION:
+                search_to_the_end()
 
         stack.enter_context(replaced(SourceFileLoader, exec_module=exec_module))
         for name in _ASKS_FOR_FAKES:
             blind(name)
         ask_the_hub_once()
         count_managed_memory()
+        search_to_the_end()
         yield
