@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from memfit.apply.job_objects import JobCall
-from memfit.apply.train_state import map_tensors
+from memfit.nested_tensors import map_tensors
 
 
 def on_device(batch: Any, device: torch.device) -> Any:

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from memfit.apply.state_streaming import streams
-from memfit.apply.train_state import TrainState, map_tensors
+from memfit.apply.train_state import TrainState
 from memfit.job import Job
+from memfit.nested_tensors import map_tensors
 from memfit.plan import PhasePolicy
 
 Away = Callable[[Tensor], Tensor]

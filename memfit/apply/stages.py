@@ -15,11 +15,12 @@ from torch import Tensor
 
 from memfit.apply.losses import MicroBatch, WindowUnits, backward_mistakes, losses_of, summed
 from memfit.apply.random_state import random_state, set_random_state
-from memfit.apply.train_state import TrainState, map_tensors, tensors_in
+from memfit.apply.train_state import TrainState
 from memfit.engine.collectives import Units, is_fake
 from memfit.engine.pipeline import Pipeline
 from memfit.engine.stage_module import StageInput
 from memfit.job import Turn
+from memfit.nested_tensors import map_tensors, tensors_in
 
 if TYPE_CHECKING:
     from memfit.apply.turn_cache import TurnCache

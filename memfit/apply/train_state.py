@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -224,51 +223,6 @@ def update_ema(train_state: TrainState) -> None:
                 torch._foreach_lerp_(old, new, 1 - decay)
             for mine, theirs in zip(average.buffers(), train_state.nets[name].buffers(), strict=True):
                 mine.copy_(theirs)
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yields every tensor in a nesting of mappings, lists, tuples and dataclasses."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
-    elif _is_record(value):
-        for field in fields(value):
-            yield from tensors_in(getattr(value, field.name, None))
-
-
-def map_tensors(value: Any, change: Callable[[Tensor], Tensor], other: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
-    """Returns the same nesting of mappings, lists, tuples and dataclasses with every tensor mapped; ``other`` maps the
-    rest.
-    """
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, Mapping):
-        changed = {key: map_tensors(item, change, other) for key, item in value.items()}
-        if type(value) is dict or not isinstance(value, MutableMapping):
-            return changed
-        made = copy.copy(value)
-        made.update(changed)
-        return made
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(item, change, other) for item in value))
-    if isinstance(value, list | tuple):
-        return type(value)(map_tensors(item, change, other) for item in value)
-    if _is_record(value):
-        record = copy.copy(value)
-        for field in fields(value):
-            if hasattr(value, field.name):
-                object.__setattr__(record, field.name, map_tensors(getattr(value, field.name), change, other))
-        return record
-    return other(value)
-
-
-def _is_record(value: Any) -> bool:
-    return is_dataclass(value) and not isinstance(value, type)
 
 
 def _check_places(engine: Engine, optimizer_state: str, average: str) -> None:

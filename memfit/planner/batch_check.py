@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from memfit.apply.train_state import map_tensors
 from memfit.device.virtual.library_patches import as_in_a_real_run
 from memfit.device.virtual.virtual_device import virtual_cpu
 from memfit.errors import InputError
 from memfit.job import Job, Shape
+from memfit.nested_tensors import map_tensors
 from memfit.printable import shortened
 from memfit.torch_compat import disable_current_modes
 

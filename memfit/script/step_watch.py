@@ -19,9 +19,9 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from memfit.apply.train_state import tensors_in
 from memfit.events import ALLOCATE, FREE
 from memfit.job import is_trained
+from memfit.nested_tensors import tensors_in
 from memfit.script.outcome import KeptVariable
 from memfit.script.phase_spans import Cut, KnownOptimizer, PhaseSpan, RefusedRequest, phase_spans
 from memfit.script.source_lines import Line

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-from memfit.apply.train_state import TrainState, tensors_in
+from memfit.apply.train_state import TrainState
 from memfit.job import is_trained
+from memfit.nested_tensors import tensors_in
 from memfit.torch_compat import DisableTorchFunction
 from memfit.trace.tracer import Tracer
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from memfit.apply.checkpointing import recompute
-from memfit.apply.train_state import tensors_in
+from memfit.nested_tensors import tensors_in
 from memfit.torch_compat import disable_current_modes
 from memfit.trace import operator_scratch
 from memfit.trace.operator_scratch import Key

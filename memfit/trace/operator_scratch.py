@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memfit.apply.train_state import tensors_in
 from memfit.device.hardware.benchmarks import AllocatorEvents
 from memfit.device.hardware.process_limits import available_bytes
 from memfit.engine.collectives import is_memory_failure
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
+from memfit.nested_tensors import tensors_in
 from memfit.torch_compat import disable_current_modes
 from memfit.torch_compat.attributes import schema_of
 from memfit.trace.collectives import is_collective

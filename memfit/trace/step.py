@@ -12,7 +12,7 @@ import torch
 
 from memfit.apply.checkpointing import recompute
 from memfit.apply.phase_memory import phase_memory, with_settings
-from memfit.apply.train_state import TrainState, build, tensors_in
+from memfit.apply.train_state import TrainState, build
 from memfit.apply.window import run_window
 from memfit.device.hardware.catalogue import Device
 from memfit.device.virtual.card_rules import card_rules
@@ -26,6 +26,7 @@ from memfit.events import ALLOCATE, FREE, Trace
 from memfit.geometry import shape_of
 from memfit.job import Job, Shape
 from memfit.mesh import MeshShape
+from memfit.nested_tensors import tensors_in
 from memfit.plan import PhasePolicy
 from memfit.trace.categories import categorise_state, mark
 from memfit.trace.collectives import layer_groups

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 
 from memfit.apply.stages import validated_by_stages
-from memfit.apply.train_state import TrainState, tensors_in
+from memfit.apply.train_state import TrainState
 from memfit.apply.window import MicroBatch, WindowResult
 from memfit.engine.capabilities import CAPABILITIES
 from memfit.engine.fsdp2 import reshard
 from memfit.errors import InputError
 from memfit.job import Job, Shape
+from memfit.nested_tensors import tensors_in
 from memfit.trace.tracer import Tracer
 
 

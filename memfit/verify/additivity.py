@@ -21,8 +21,9 @@ import torch
 from memfit.apply.batches import is_opaque
 from memfit.apply.buffer_snapshot import BufferSnapshot, CannotRepeatError
 from memfit.apply.losses import losses_of
-from memfit.apply.train_state import TrainState, build, tensors_in
+from memfit.apply.train_state import TrainState, build
 from memfit.job import Job, Turn
+from memfit.nested_tensors import tensors_in
 from memfit.train.loop.rng import COLLATE, LOSS, seed_stream
 from memfit.verify.findings import VerifyFinding
 from memfit.verify.fixed_rng import FixedDraws, noting_host_draws

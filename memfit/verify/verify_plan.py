@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from memfit.apply.train_state import map_tensors
 from memfit.batch.dataset import dataset_of, lengths_of
 from memfit.device.hardware.local_devices import local_cpu
 from memfit.engine.pipeline_cut import SCHEDULE
@@ -20,6 +19,7 @@ from memfit.geometry import shape_of, split
 from memfit.job import Job
 from memfit.loading import load_job
 from memfit.mesh import MeshShape
+from memfit.nested_tensors import map_tensors
 from memfit.plan import MOST_BUDGET, Plan
 
 MADE = 64

@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 from memfit.apply.losses import WindowUnits, host_units, known_units
-from memfit.apply.train_state import build, map_tensors, tensors_in
+from memfit.apply.train_state import build
 from memfit.apply.window import MicroBatch, run_window
 from memfit.errors import InputError
 from memfit.job import Job, Loss, Turn
+from memfit.nested_tensors import map_tensors, tensors_in
 from testing.nets import JOBS
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from memfit.apply.batches import on_device
-from memfit.apply.train_state import tensors_in
+from memfit.nested_tensors import tensors_in
 
 ON_CARD = 2
 """Batches on the card: the one at hand and the one that is copied."""

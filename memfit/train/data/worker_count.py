@@ -9,8 +9,8 @@ import zlib
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from memfit.apply.train_state import tensors_in
 from memfit.device.hardware.process_limits import available_cores
+from memfit.nested_tensors import tensors_in
 from memfit.train.data.reader import BatchReader, Ids
 from memfit.train.data.stream import StreamSamples
 from memfit.train.data.transport import pack

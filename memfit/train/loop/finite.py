@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from memfit.apply.train_state import TrainState, tensors_in
+from memfit.apply.train_state import TrainState
 from memfit.apply.window import TurnGradients
 from memfit.engine.collectives import gather_shares, reported
 from memfit.errors import InputError
 from memfit.job import is_trained
+from memfit.nested_tensors import tensors_in
 
 SHOWN = 16
 """Samples that a message names."""

@@ -22,10 +22,11 @@ from torch.optim import Optimizer
 from memfit.apply.buffer_snapshot import BufferSnapshot, CannotRepeatError
 from memfit.apply.losses import MicroBatch
 from memfit.apply.random_state import random_state, set_random_state
-from memfit.apply.train_state import TrainState, tensors_in
+from memfit.apply.train_state import TrainState
 from memfit.apply.window import Attempt, Guard, TurnGradients, run_window
 from memfit.engine.collectives import reported
 from memfit.engine.protocol import Engine
+from memfit.nested_tensors import tensors_in
 from memfit.torch_compat import TorchDispatchMode
 from memfit.torch_compat.attributes import schema_of, storage_id_of
 from memfit.train.checkpoint.checkpoints import Checkpoints

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from memfit.apply.state_streaming import alone, streams
-from memfit.apply.train_state import tensors_in
 from memfit.errors import describe
+from memfit.nested_tensors import tensors_in
 from memfit.torch_compat import TorchDispatchMode, current_dispatch_mode
 from memfit.torch_compat.attributes import schema_of, storage_id_of, version_of
 from memfit.train.launch.memory_limit import is_memory_failure

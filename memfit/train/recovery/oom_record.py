@@ -13,9 +13,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from memfit.apply.train_state import TrainState, tensors_in
+from memfit.apply.train_state import TrainState
 from memfit.atomic_file import write_atomic
 from memfit.job import is_trained
+from memfit.nested_tensors import tensors_in
 from memfit.plan import Plan
 from memfit.torch_compat.attributes import own_buffers, own_parameters
 from memfit.train.recovery.failure import Failure

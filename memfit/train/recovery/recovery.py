@@ -27,10 +27,11 @@ from torch.optim import Optimizer
 from memfit.apply.buffer_snapshot import BufferSnapshot, CannotRepeatError
 from memfit.apply.losses import MicroBatch
 from memfit.apply.random_state import random_state, set_random_state
-from memfit.apply.train_state import TrainState, tensors_in
+from memfit.apply.train_state import TrainState
 from memfit.apply.window import Attempt, Guard, TurnGradients
 from memfit.engine.collectives import RanksOutOfMemoryError, gather, reported
 from memfit.errors import describe, message_of
+from memfit.nested_tensors import tensors_in
 from memfit.torch_compat import FakeTensorMode
 from memfit.torch_compat.batch_norm import BatchNormBase
 from memfit.torch_compat.grad_scaler import forget_optimizers, has_infinity
