@@ -150,6 +150,9 @@ class Job(Settings):
     unsynchronised: ClassVar[tuple[str, ...]] = ()
     """Nets that each rank trains by itself, on its own part of a window, stepped in turns of their own. On several
     ranks that is not what one rank learns: ``memfit verify`` names them."""
+    causal_attention: ClassVar[bool] = False
+    """Whether every attention of the trained nets is causal: context parallelism (``cp``) then gives each rank a part
+    of the sequence's beginning and one of its end, so that all compute as much."""
     allows_not_finite: ClassVar[bool] = False
     """Whether checkpoints may hold NaN or infinite numbers in what is trained. Otherwise the run ends before it writes
     one, and the newest checkpoint is the last finite state."""
@@ -344,6 +347,17 @@ class Job(Settings):
         """Paths (``net.block.0``) of the modules between which the trained nets may be cut into stages (``pp``), in the
         order in which they run, once each. All trained parameters lie in them, and each takes what the one before gave
         as its first argument, one tensor. Without it, transformers' nets are cut as transformers plans it."""
+        return []
+
+    def context_buffers(self, nets: Nets, batch: Any) -> Sequence[tuple[Tensor, int]]:
+        """Tensors of a batch, and buffers of nets, that have the whole sequence, each with the dimension of it: context
+        parallelism (``cp``) cuts them over its ranks, and ``loss`` then gives the sum and the units of a rank's part.
+
+        What one token needs of another must not be lost where they part: name targets that are shifted already, and
+        positions, which a net would otherwise count from 0. Attention is passed between ranks where it is torch's
+        ``scaled_dot_product_attention`` without a mask and dropout. Numbers that ``loss`` draws for each token are
+        drawn alike on each rank: draw them in ``collate``.
+        """
         return []
 
     def initialise(self, net: nn.Module, module: nn.Module) -> None:

@@ -8,11 +8,7 @@ from dataclasses import dataclass, fields
 
 from memfit.errors import InputError
 
-NOT_CARRIED = {
-    "cp": "memfit does not carry context parallelism, which torch has for the attention of CUDA alone",
-}
-"""Dimensions that no engine carries, and why."""
-INSIDE = ("tp", "ep")
+INSIDE = ("cp", "tp", "ep")
 """Dimensions whose ranks wait for each other inside of layers."""
 
 
@@ -30,7 +26,7 @@ class MeshShape:
     dp_shard: int = 1
     """Ranks that hold parts of one replica (FSDP), each of which takes its own samples."""
     cp: int = 1
-    """Ranks that hold parts of one sequence."""
+    """Ranks that hold parts of each sequence, and of the parameters as those of ``dp_shard`` do."""
     tp: int = 1
     """Ranks that hold parts of each layer and see the same samples."""
     ep: int = 1
@@ -45,6 +41,11 @@ class MeshShape:
     def data_ranks(self) -> int:
         """Ranks, or groups of them, that take samples of their own: the shares of a window."""
         return self.dp_replicate * self.dp_shard
+
+    @property
+    def shards(self) -> int:
+        """Ranks over which one replica's parameters are sharded."""
+        return self.dp_shard * self.cp
 
     @property
     def same_samples(self) -> int:
@@ -70,11 +71,8 @@ class MeshShape:
 _NAMES = tuple(field.name for field in fields(MeshShape))
 
 
-def parse_mesh(text: str, not_carried: Mapping[str, str] = NOT_CARRIED) -> MeshShape:
+def parse_mesh(text: str) -> MeshShape:
     """``dp_replicate=2,dp_shard=4``: the value of --mesh.
-
-    Args:
-        not_carried: dimensions that are refused, and why.
 
     Raises:
         InputError: it is no list of dimensions and sizes, or ``mesh_of`` refuses it.
@@ -88,18 +86,17 @@ def parse_mesh(text: str, not_carried: Mapping[str, str] = NOT_CARRIED) -> MeshS
         if name in sizes:
             raise InputError(f"--mesh {text}", f"{name} is given twice", "write each dimension once")
         sizes[name] = int(size)
-    return mesh_of(sizes, f"--mesh {text}", not_carried)
+    return mesh_of(sizes, f"--mesh {text}")
 
 
-def mesh_of(sizes: Mapping[str, object], where: str, not_carried: Mapping[str, str] = NOT_CARRIED) -> MeshShape:
+def mesh_of(sizes: Mapping[str, object], where: str) -> MeshShape:
     """The mesh of these dimensions.
 
     Args:
         where: what was read, for messages.
-        not_carried: dimensions that are refused, and why.
 
     Raises:
-        InputError: a dimension that is not known or that no engine carries, or a size that is not a number of ranks.
+        InputError: a dimension that is not known, or a size that is not a number of ranks.
     """
     for name, size in sizes.items():
         if name not in _NAMES:
@@ -108,15 +105,14 @@ def mesh_of(sizes: Mapping[str, object], where: str, not_carried: Mapping[str, s
             raise InputError(where, f"there is no dimension {name!r}", write)
         if type(size) is not int or size < 1:
             raise InputError(where, f"{name} = {size!r} is not a number of ranks", f"write {name}=1 or more")
-        if size > 1 and name in not_carried:
-            carried = ", ".join(known for known in _NAMES if known not in not_carried)
-            raise InputError(where, not_carried[name], f"leave {name} out, and write {carried}")
     return MeshShape(**{name: size for name, size in sizes.items() if type(size) is int})
 
 
 def communicators(world: int, mesh: Mapping[str, int]) -> int:
-    """NCCL communicators of a rank: one of all ranks, where a mesh has several dimensions one of each, and of a
-    pipeline's stage one with each of its neighbours, through which it sends and receives alone (ProcessGroupNCCL)."""
+    """NCCL communicators of a rank: one of all ranks, where a mesh has several dimensions one of each, one of the ranks
+    of dp_shard and cp together where it has both, and of a pipeline's stage one with each of its neighbours, through
+    which it sends and receives alone (ProcessGroupNCCL)."""
     if world == 1:
         return 0
-    return 1 + (len(mesh) if len(mesh) > 1 else 0) + min(mesh.get("pp", 1) - 1, 2)
+    of_shards = 1 if {"dp_shard", "cp"} <= mesh.keys() else 0
+    return 1 + of_shards + (len(mesh) if len(mesh) > 1 else 0) + min(mesh.get("pp", 1) - 1, 2)

@@ -40,6 +40,8 @@ class WindowUnits:
     units: tuple[Mapping[str, int] | int | None, ...]
     """The valid units of each micro-batch."""
     padded: int
+    parts: int = 1
+    """Ranks that each compute the losses of a part of every micro-batch."""
 
     @staticmethod
     def by(micro_batches: Sequence[MicroBatch]) -> WindowUnits:
@@ -48,16 +50,18 @@ class WindowUnits:
         return WindowUnits(units=tuple(m.units for m in counted), padded=sum(m.padded_units for m in counted))
 
     @staticmethod
-    def by_all(ranks: Sequence[WindowUnits]) -> WindowUnits:
-        """Returns the units of all ranks together."""
+    def by_all(shares: Sequence[WindowUnits], parts: int) -> WindowUnits:
+        """Returns the units of all shares of a window together."""
         return WindowUnits(
-            units=tuple(u for rank in ranks for u in rank.units), padded=sum(rank.padded for rank in ranks)
+            units=tuple(u for share in shares for u in share.units),
+            padded=sum(share.padded for share in shares),
+            parts=parts,
         )
 
     @property
     def count(self) -> int:
-        """The number of micro-batches."""
-        return len(self.units)
+        """The number of losses that are added up: micro-batches, by the ranks that each compute a part of them."""
+        return len(self.units) * self.parts
 
 
 @contextmanager

@@ -162,7 +162,7 @@ def _gradients(
     engine, shared_by_ranks = train_state.engine, train_state.shares(turn.optimizers)
     own = WindowUnits.by(micro_batches)
     all_ranks = shared_by_ranks and engine.world > 1
-    window_units = WindowUnits.by_all(gather_shares(engine, own)) if all_ranks else own
+    window_units = WindowUnits.by_all(gather_shares(engine, own), engine.context_ranks) if all_ranks else own
     with together(engine):
         backwards = backwards_of_stages if engine.stages > 1 else _backwards
         sums, units = backwards(train_state, turn, micro_batches, shared, mark, window_units)
@@ -198,8 +198,13 @@ def _backwards(
     for index, micro in enumerate(micro_batches):
         mark("fetch")
         batch = shared.fetch(turn, micro, alone=len(micro_batches) == 1)
-        with engine.accumulating(train_state.nets, index == len(micro_batches) - 1, shared_by_ranks):
+        last, parts = index == len(micro_batches) - 1, engine.context_ranks
+        divided = engine.divide_sequences(train_state.job, train_state.nets, batch) if parts > 1 else None
+        with engine.accumulating(train_state.nets, last, shared_by_ranks), divided or nullcontext() as part:
+            if divided is not None:
+                batch = part
             mark("forward")
+            del part
             losses = losses_of(train_state, turn, batch, shared.values, may_be_empty=bool(micro.ids))
             loss = summed(turn, micro, losses, window_units, sums, units)
             del losses, batch

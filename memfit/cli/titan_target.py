@@ -58,7 +58,7 @@ def asked_titan(
     for name, value in options.items():
         if value is not None:
             raise InputError(f"{name} with {job}", "its configuration says it", _INSTEAD[name])
-    shape = None if mesh is None else parse_mesh(mesh, not_carried={})
+    shape = None if mesh is None else parse_mesh(mesh)
     if shape is not None and world is not None and world != (ranks := ranks_of(shape)):
         raise InputError(f"--world {world} --mesh {mesh}", f"the mesh has {ranks} ranks", "leave --world out")
     return AskedTitan(job, parse_target(job, config, read_settings(pairs)), world, shape)

@@ -54,7 +54,7 @@ CAPABILITIES: Mapping[str, Capabilities] = {
         shards_gradients=True,
         shards_weights=True,
         takes_meta_nets=True,
-        mesh_dimensions=("dp_shard", "dp_replicate", "tp", "ep", "pp"),
+        mesh_dimensions=("dp_shard", "dp_replicate", "cp", "tp", "ep", "pp"),
     ),
     "zero1": Capabilities(shards_optimizer=True, zero_stage=1),
     "zero2": Capabilities(shards_optimizer=True, shards_gradients=True, zero_stage=2),
@@ -84,6 +84,9 @@ def engine_of(mesh: MeshShape, engine: str | None = None) -> str:
     if "dp_replicate" in needed and needed & {"tp", "ep"} and "dp_shard" not in needed:
         why = "replicas of layers that are cut are carried only where they are sharded too"
         raise InputError(f"--mesh {mesh}", why, f"write dp_shard={mesh.dp_replicate} instead of dp_replicate")
+    for other in sorted(needed & {"pp", "ep"}) if "cp" in needed else ():
+        why = f"ranks of one sequence are not carried together with {other}"
+        raise InputError(f"--mesh {mesh}", why, "write cp with dp_replicate, dp_shard or tp, or leave it out")
     if {"pp", "ep"} <= needed:
         why = "stages of a pipeline are not carried together with ep"
         raise InputError(f"--mesh {mesh}", why, "write pp with dp_replicate, dp_shard or tp, or leave it out")

@@ -40,6 +40,10 @@ class Ranks(Protocol):
         """Shares of the window; neighbouring ranks have the same where there are fewer than ranks."""
 
     @property
+    def context_ranks(self) -> int:
+        """Ranks of a share that each compute the losses of a part of its sequences; 1: one computes them all."""
+
+    @property
     def stages(self) -> int:
         """Stages of a pipeline, each on as many ranks; 1: every rank computes losses."""
 
@@ -105,6 +109,20 @@ def share_ranks(engine: Ranks) -> range:
     return range(engine.world - of_stage, engine.world, of_stage // engine.data_world)
 
 
+def gather_parts(engine: Ranks, value: Value) -> list[list[Value]]:
+    """As ``gather_shares``, for each share the values of all ranks that hold a part of its sequences."""
+    values, parts = gather(engine, value), engine.context_ranks
+    own = [values[rank] for rank in loss_ranks(engine)]
+    return [own[begin : begin + parts] for begin in range(0, len(own), parts)]
+
+
+def loss_ranks(engine: Ranks) -> range:
+    """The ranks whose losses, added up, are those of all shares: of ``share_ranks``, each with those that hold the
+    other parts of its sequences."""
+    of_stage = engine.world // engine.stages
+    return range(engine.world - of_stage, engine.world, of_stage // (engine.data_world * engine.context_ranks))
+
+
 def reported(engine: Engine, report: str | None) -> str | None:
     """The report of the first rank that has one; None where no rank has. Every rank calls it at the same place."""
     return next((text for text in gather(engine, report) if text is not None), None)
@@ -149,9 +167,10 @@ def total(
     if engine.world == 1:
         return dict(sums), dict(units)
     if engine.mesh is None or is_fake(engine):
-        shares = engine.data_world
-        return {n: v * shares for n, v in sums.items()}, {n: u * shares for n, u in units.items()}
-    ranks = gather_shares(engine, {name: (float(value), float(units[name])) for name, value in sums.items()})
+        parts = len(loss_ranks(engine))
+        return {n: v * parts for n, v in sums.items()}, {n: u * parts for n, u in units.items()}
+    shares = gather_parts(engine, {name: (float(value), float(units[name])) for name, value in sums.items()})
+    ranks = [rank for share in shares for rank in share]
     all_sums: dict[str, Tensor] = {}
     all_units: dict[str, Units] = {}
     for name in {name: None for rank in ranks for name in rank}:

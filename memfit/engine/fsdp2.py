@@ -5,7 +5,8 @@ gathered before its forward and its backward and dropped after them, and gradien
 stay whole on every rank, buffers too. An average of the weights is sharded as the weights are, on every rank.
 On a mesh of ``dp_replicate`` x ``dp_shard`` ranks a parameter is sharded over ``dp_shard``, and its gradient is summed
 over ``dp_replicate`` after it was scattered (HSDP). On ``tp`` ranks layers are cut first (``tensor_parallel``), on
-``ep`` ranks experts are divided (``expert_parallel``).
+``ep`` ranks experts are divided (``expert_parallel``). ``cp`` ranks divide sequences (``context_parallel``), and shard
+parameters as those of ``dp_shard`` do, with them.
 
 Left out: ranks of one window whose batches use different parameters (FSDP2 then waits for collectives that never
 come); parameters that are read outside of their net's forward.
@@ -16,8 +17,9 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +31,7 @@ from torch.optim import Optimizer
 from memfit.blocks import items
 from memfit.engine.collectives import full_tensor
 from memfit.engine.container_sync import ContainerSync
+from memfit.engine.context_parallel import CONTEXT, check_divides_sequences, divide_sequences
 from memfit.engine.ddp import BUCKET_BYTES, Ddp, Prepared
 from memfit.engine.expert_parallel import EXPERTS, divide_experts
 from memfit.engine.refusals import check_dtensor_step, check_shared
@@ -39,11 +42,13 @@ from memfit.engine.torch_state_mixin import TorchStateMixin
 from memfit.errors import InputError
 from memfit.job import Job, Nets, is_trained
 from memfit.torch_compat.attributes import own_parameters, unsharded_gradient
-from memfit.torch_compat.distributed import complete_cpu_streams, fsdp_groups, sum_gradients
+from memfit.torch_compat.distributed import complete_cpu_streams, fsdp_groups, sum_gradients, with_joined
 
 LEAST = BUCKET_BYTES
 """Bytes that are worth a gather of their own: DDP's bucket."""
 
+SHARDS = "dp_shard"
+"""The dimension of a mesh of ranks that hold parts of one replica, each with samples of its own."""
 CUTS = (TENSOR, EXPERTS, "pp")
 """Dimensions of a mesh over which nets are cut before they are sharded."""
 
@@ -73,13 +78,22 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
 
     @property
     def data_rank(self) -> int:
-        """Ranks that hold parts of a layer are neighbours, and take the same samples."""
-        return self.rank // (self.ranks_in(TENSOR) * self.ranks_in(EXPERTS))
+        """Ranks that hold parts of a layer or of a sequence are neighbours, and take the same samples."""
+        return self.rank // self._same_samples
 
     @property
     def data_world(self) -> int:
-        """Ranks, or groups of them that hold parts of a layer."""
-        return self.world // (self.ranks_in(TENSOR) * self.ranks_in(EXPERTS))
+        """Ranks, or groups of them that hold parts of a layer or of a sequence."""
+        return self.world // self._same_samples
+
+    @property
+    def context_ranks(self) -> int:
+        """Ranks that hold parts of a sequence."""
+        return self.ranks_in(CONTEXT)
+
+    @property
+    def _same_samples(self) -> int:
+        return self.ranks_in(CONTEXT) * self.ranks_in(TENSOR) * self.ranks_in(EXPERTS)
 
     @property
     def stages(self) -> int:
@@ -103,6 +117,8 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
             InputError: the ranks built different nets, or a net cannot be sharded.
         """
         check_shared(job, self.name)
+        if self.context_ranks > 1:
+            check_divides_sequences(job)
         complete_cpu_streams()
         self._replicas.place(job, nets)
         trained = {name: net for name, net in nets.items() if is_trained(net)}
@@ -143,6 +159,10 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
         with sharded_reads():
             yield
 
+    def divide_sequences(self, job: Job, nets: Nets, batch: Any) -> AbstractContextManager[Any]:
+        """The batch with a part of each sequence on ``cp`` ranks, else as it is."""
+        return divide_sequences(job, nets, batch, self.mesh[CONTEXT]) if self.context_ranks > 1 else nullcontext(batch)
+
     def categorised(self, nets: Nets) -> Iterator[tuple[Tensor, str]]:
         """Gradients that a rank holds whole, until they are scattered."""
         return ((gradient, "gradients") for gradient in unsharded_gradients(nets))
@@ -179,7 +199,10 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
         names = tuple(name for name in every if name not in CUTS)
         if not names:
             return
-        mesh = self.mesh if names == every else self.mesh[names]
+        if {SHARDS, CONTEXT} <= {*names}:
+            mesh = with_joined(self.mesh, names, (SHARDS, CONTEXT))
+        else:
+            mesh = self.mesh if names == every else self.mesh[names]
         policy = MixedPrecisionPolicy(cast_forward_inputs=False)
         if self.half_gather and job.precision != "fp32":
             half = torch.bfloat16 if job.precision == "bf16" else torch.float16

@@ -44,6 +44,11 @@ class Engine(Protocol):
         """Shares of a window."""
 
     @property
+    def context_ranks(self) -> int:
+        """Ranks that each hold a part of every sequence of a share, and compute the losses of that part; 1: all of a
+        share is on one rank, or on several that compute the same."""
+
+    @property
     def stages(self) -> int:
         """Stages of a pipeline that the trained nets are cut into; 1: every rank runs forwards whole. Of several, a
         window goes through ``memfit.engine.pipeline.Pipeline.run_stages``."""
@@ -89,6 +94,14 @@ class Engine(Protocol):
             last: whether it is the rank's last micro-batch of the window.
             shared: whether ranks share the gradients of this turn; False where each rank trains its nets by itself
                 (``Job.unsynchronised``).
+        """
+
+    def divide_sequences(self, job: Job, nets: Nets, batch: Any) -> AbstractContextManager[Any]:
+        """A context for the forward and backward of one micro-batch, where ``context_ranks`` is above 1: gives the
+        batch with this rank's part of its sequences.
+
+        Raises:
+            InputError: the sequences cannot be divided.
         """
 
     def prepare(self, parameters: Sequence[nn.Parameter]) -> Any:

@@ -34,7 +34,7 @@ class RankNets:
 
 
 def without_data_ranks(mesh: MeshShape) -> MeshShape:
-    """The mesh's dimensions over which nets are cut."""
+    """The mesh's dimensions over which nets, or the sequences that they compute, are cut."""
     return replace(mesh, dp_replicate=1, dp_shard=1)
 
 
@@ -47,7 +47,7 @@ def rank_nets(job: Job, mesh: MeshShape, nets: Nets) -> RankNets:
     Raises:
         InputError: a net cannot be cut so.
     """
-    cut = replace(without_data_ranks(mesh), pp=1)
+    cut = replace(without_data_ranks(mesh), pp=1, cp=1)
     return _counted(nets if cut.world == 1 else _cut(job, cut), mesh.pp)
 
 

@@ -160,8 +160,9 @@ def binding_ranks(
 ) -> tuple[int, ...]:  # fmt: skip
     """Ranks of which one needs most: ``BINDING_RANK``, under ZeRO's stages 1 and 2 or the one with most gradients.
 
-    Of a pipeline's ranks that hold the same modules it is the first, on which most micro-batches are on their way, and
-    of those that hold parts of the same stage the first too.
+    Of ranks that hold parts of a sequence it is the first, whose shards are largest, or the last, for whose part
+    attention computes most. Of a pipeline's ranks that hold the same modules it is the first, on which most
+    micro-batches are on their way, and of those that hold parts of the same stage the first too.
 
     Args:
         engine_choices: a pipeline's schedule, and the first modules of its stages.
@@ -171,6 +172,8 @@ def binding_ranks(
         choices = engine_choices or {}
         places = distinct_ranks(job, nets, mesh.pp, schedule_of(choices), choices.get(FIRST_MODULES, ()))
         return tuple(place * (world // mesh.pp) for place in places)
+    if mesh is not None and mesh.cp > 1:
+        return (BINDING_RANK, last_of_sequence(mesh))
     if not does.is_deepspeed or does.shards_weights or world == 1:
         return (BINDING_RANK,)
     groups = [group["params"] for optimizer in job.optimizers(nets).values() for group in optimizer.param_groups]
@@ -178,13 +181,22 @@ def binding_ranks(
     return tuple({BINDING_RANK: None, most: None})
 
 
+def last_of_sequence(mesh: MeshShape) -> int:
+    """The rank with the last part of the first share's sequences."""
+    return (mesh.cp - 1) * mesh.tp
+
+
 def binding_reason(mesh: MeshShape) -> str:
     """Why no rank of a mesh needs more than ``BINDING_RANK``, in words."""
-    cut = [name for name in mesh.sizes() if name not in ("dp_replicate", "pp")]
+    cut = [name for name in mesh.sizes() if name not in ("dp_replicate", "pp", "cp")]
     places = " and ".join(f"{name} 0" for name in cut)
     divided = "experts are divided equally, " if "ep" in cut else ""
     others = "tensors are cut by ceiling division, first parts are largest" if cut != ["ep"] else "all else is whole"
     parts = f"no rank needs more than those with {places}: {divided}{others}"
+    if mesh.cp > 1:
+        ends = f"of ranks of one sequence those with the largest shards (cp 0) and most attention (cp {mesh.cp - 1})"
+        ends = f"{ends} were traced"
+        return f"{ends}; {parts}" if cut else ends
     if mesh.pp == 1:
         return parts
     stages = "of stages that hold the same modules the first needs most, and of the others all were traced"

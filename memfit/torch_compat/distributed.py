@@ -49,6 +49,19 @@ OWN_VALUES: dict[str, Any] = (
 2.7 they have no such choice, and take rank 0's, which is the same where all ranks have the same values."""
 
 
+def with_joined(mesh: DeviceMesh, names: tuple[str, ...], joined: tuple[str, ...]) -> DeviceMesh:
+    """Dimensions of a mesh of all ranks, of which the last ones are one dimension together.
+
+    Args:
+        names: the dimensions, in the mesh's order.
+        joined: the last of them, which are neighbours.
+    """
+    together: Any = mesh[joined]
+    flat: DeviceMesh = together._flatten("_".join(joined))
+    whole = (*names[: -len(joined)], "_".join(joined))
+    return mesh[whole] if len(whole) > 1 else flat
+
+
 def all_to_all_rows(rows: Tensor, received: list[int], sent: list[int], mesh: DeviceMesh) -> Tensor:
     """Rows of a contiguous tensor to other ranks of a mesh of one dimension, and theirs to this one, by rank.
 

@@ -100,9 +100,12 @@ class Tracing:
     def shape_of(self, job: Job, units: int) -> Shape:
         """The shape of a micro-batch of so many units. Where ranks divide its tokens, it is as long as they divide."""
         shape = shape_of(job, units)
-        if shape.length is None or self.mesh is None or not self.engine_choices.get("sequence_parallel"):
+        if shape.length is None or self.mesh is None:
             return shape
-        divided = -(-shape.length // self.mesh.tp) * self.mesh.tp
+        parts = self.mesh.tp if self.engine_choices.get("sequence_parallel") else 1
+        if self.mesh.cp > 1:
+            parts *= self.mesh.cp * (2 if job.causal_attention else 1)
+        divided = -(-shape.length // parts) * parts
         return replace(shape, length=min(divided, job.longest or divided))
 
 

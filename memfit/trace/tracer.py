@@ -40,6 +40,8 @@ from memfit.trace.saved_numbers import NBYTES, SavedNumbers
 _DEVICE = torch.ops.prim.device.default
 _META = torch.device("meta")
 _ITEM = torch.ops.aten._local_scalar_dense.default
+_WAIT = torch.ops._c10d_functional.wait_tensor.default
+"""Gives the tensor itself, of which torch's shape function makes another."""
 _PLAIN = {Tensor, nn.Parameter, FakeTensor}
 
 
@@ -174,6 +176,8 @@ class Tracer(EventRecord, TorchDispatchMode):
         number = numbers.before(func, args, node) if numbers is not None else None
         if sums_in_place(func, args, node):
             out = args[0].add_(args[1])
+        elif func is _WAIT:
+            out = args[0]
         else:
             out = NOT_HANDLED if kind.is_intercepted else self.virtual.mode.remembered(func, args, kwargs)
             if out is NOT_HANDLED:

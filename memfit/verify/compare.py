@@ -79,6 +79,26 @@ def _magnitude(micro: Micro, name: str, value_of_window: float) -> float:
     return max(sum(abs(value) for value, _ in pairs) / units if units else 0.0, abs(value_of_window))
 
 
+def sum_of_parts(parts: list[Micro]) -> Micro:
+    """Losses of micro-batches whose sequences are divided over ranks: of each loss the sum of all parts, and the units
+    of them together. Of one rank they are its own."""
+    if len(parts) == 1:
+        return parts[0]
+    return {
+        turn: [
+            {
+                name: (
+                    sum(part[turn][index][name][0] for part in parts),
+                    sum(part[turn][index][name][1] for part in parts),
+                )
+                for name in losses
+            }
+            for index, losses in enumerate(of_turn)
+        ]
+        for turn, of_turn in parts[0].items()
+    }
+
+
 def _other_draws(alone: Micro, ranks: list[Micro], shares: list[int], *, cut: bool) -> list[VerifyFinding]:
     """Finds losses that depend on the rank: equal samples, weights and random streams, and another loss."""
     starts = [sum(shares[:rank]) for rank in range(len(shares))]

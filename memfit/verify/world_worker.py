@@ -25,7 +25,7 @@ from memfit.apply.window import run_window
 from memfit.atomic_file import write_atomic
 from memfit.batch.windows import Window, Windows
 from memfit.device.hardware.process_limits import check_windows
-from memfit.engine.collectives import gather_shares
+from memfit.engine.collectives import gather_parts, gather_shares
 from memfit.engine.factory import make_engine, syncs_in_backward
 from memfit.engine.lost_rank import is_lost_rank
 from memfit.engine.process_group import join, join_alone
@@ -43,7 +43,7 @@ from memfit.train.loop.run_context import RunContext, micro_batches
 from memfit.train.run_folder import RunFolder
 from memfit.verify.additivity import split_findings
 from memfit.verify.bounds import sum_bound
-from memfit.verify.compare import compare
+from memfit.verify.compare import compare, sum_of_parts
 from memfit.verify.perturbation import allow_for, perturbed_windows, product_parts
 from memfit.verify.recording_engine import RecordingEngine
 from memfit.verify.verify_plan import job_of, samples_of
@@ -142,7 +142,8 @@ def verify_world(plan: Plan, engine: Engine, folder: Path, alone: list[dict[str,
             result = run_window(train_state, micro_batches(train_state, context, context.windows.window(number)))
             recording.note_averages(train_state.ema)
             losses = {name: float(value) for name, value in result.losses.items()}
-            everyone = gather_shares(engine, (recording.seen.micro_losses, _sums_by_net(recording)))
+            micro_losses = [sum_of_parts(parts) for parts in gather_parts(engine, recording.seen.micro_losses)]
+            everyone = list(zip(micro_losses, gather_shares(engine, _sums_by_net(recording)), strict=True))
             seen = (recording.seen, losses)
             if engine.rank == 0:
                 shares = [len(share) for share in context.windows.window(number).ranks]

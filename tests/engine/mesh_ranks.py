@@ -12,15 +12,16 @@ from torch import nn
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from memfit.apply.train_state import build
+from memfit.apply.window import run_window
 from memfit.engine.factory import make_engine
 from memfit.engine.process_group import join
 from memfit.errors import InputError
 from memfit.jobs.optimizers.scaled_adam import ScaledAdam
 from memfit.mesh import parse_mesh
 from memfit.train.checkpoint.sharded_checkpoint import load_sharded, save_sharded
-from tests.engine import built_in_jobs, expert_jobs
-from tests.engine.rank_steps import BUILT_IN_CASES, EXPERT_CASES, TENSOR_CASES, train, whole
-from tests.engine.ranks import CPU
+from tests.engine import built_in_jobs, context_jobs, expert_jobs
+from tests.engine.rank_steps import BUILT_IN_CASES, CONTEXT_CASES, EXPERT_CASES, TENSOR_CASES, train, whole
+from tests.engine.ranks import CPU, micro_batch
 from tests.engine.tensor_jobs import REFUSED, Drawn, DrawnTied, Other, Words, words
 from tests.engine.zero_ranks import weights, window
 
@@ -31,10 +32,11 @@ STEPS = {
     "blocks": {},
     "units before": {"sync_each_micro_batch": False},
     "stages, full": {},
-    **{case: {} for case in TENSOR_CASES | BUILT_IN_CASES | EXPERT_CASES},
+    **{case: {} for case in TENSOR_CASES | BUILT_IN_CASES | EXPERT_CASES | CONTEXT_CASES},
 }
 """Cases of ``rank_steps`` with the engine's choices."""
 STATES, WHOLE_STATES, REFUSALS, FIRST = "states", "whole states", "refusals", "first values"
+UNDIVIDED = "undivided"
 SEQUENCES, SEQUENCE = "sequences", {"sequence_parallel": True}
 """Cases of ``rank_steps`` whose tokens are divided too: results are under (SEQUENCES, case)."""
 DIVIDED_TOKENS = ("llama", "tied llama", "norms of heads", "scaled embedding")
@@ -81,6 +83,8 @@ def main():
                 results[name, writer, reader] = read(name, engine(reader), folder / name / writer)
     if REFUSALS in cases:
         results[REFUSALS] = {kind.__name__: refusal(kind, mesh) for kind in REFUSED | built_in_jobs.REFUSED}
+    if UNDIVIDED in cases:
+        results[UNDIVIDED] = {kind.__name__: undivided(kind, mesh) for kind in context_jobs.REFUSED}
     if SEQUENCES in cases:
         results |= {(SEQUENCES, case): train(case, engine(mesh, **SEQUENCE)) for case in DIVIDED_TOKENS}
     if SCALED in cases:
@@ -113,6 +117,16 @@ def engine(mesh, **how):
 def refusal(kind, mesh):
     try:
         build(kind(), CPU, engine(mesh))
+    except InputError as error:
+        return str(error)
+    return "carried"
+
+
+def undivided(kind, mesh):
+    """What is said of a job whose sequences cannot be divided, when it is built or in its first window."""
+    try:
+        train_state = build(kind(), CPU, engine(mesh))
+        run_window(train_state, [micro_batch(train_state.job, part) for part in context_jobs.sequences([2])])
     except InputError as error:
         return str(error)
     return "carried"

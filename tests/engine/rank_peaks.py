@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.tensor.debug  # noqa: F401: it reads operators that ``settled`` puts functions in the place of
 from torch.profiler import record_function
 
 from memfit.apply.checkpointing import recompute
@@ -27,7 +28,7 @@ from memfit.mesh import MeshShape
 from memfit.planner.predict import default_checkpointing, plain_nets
 from memfit.trace.step_phases import fetch_synthetic, save_once, synthetic_micro_batch, validate_once
 from testing.nets import JOBS, SHAPES
-from tests.engine import built_in_jobs, expert_jobs
+from tests.engine import built_in_jobs, context_jobs, expert_jobs
 from tests.engine.pipeline_jobs import STAGED
 from tests.engine.tensor_jobs import CARRIED
 
@@ -39,7 +40,10 @@ OWN_HOLDERS = 3
 """As ``holders`` counts those of a tensor that only a variable holds; autograd's node holds its storage too."""
 
 
-KINDS = {**JOBS, **CARRIED, **STAGED, **built_in_jobs.CARRIED, "s1": built_in_jobs.Tokens, **expert_jobs.CARRIED}
+KINDS = {
+    **JOBS, **CARRIED, **STAGED, **built_in_jobs.CARRIED, "s1": built_in_jobs.Tokens, **expert_jobs.CARRIED,
+    **context_jobs.CARRIED,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -159,6 +163,20 @@ SHARDED_EXPERT_CASES = [
     EngineCase("shared expert", "fsdp2", 2, BF16, {"half_gather": True}, DIVIDED_BOTH),
     EngineCase("normed mixture", "fsdp2", 2, {}, {"sync_each_micro_batch": False}, DIVIDED_BOTH),
 ]
+SEQUENCES, SHARDED_SEQUENCES, CUT_SEQUENCES = MeshShape(cp=2), MeshShape(dp_shard=2, cp=2), MeshShape(cp=2, tp=2)
+CONTEXT_CASES = [
+    EngineCase("divided llama", "fsdp2", 2, {}, {}, SEQUENCES),
+    EngineCase("divided llama", "fsdp2", 1, {"checkpoint": "all"}, {}, SEQUENCES),
+    EngineCase("divided llama", "fsdp2", 2, BF16, {"half_gather": True}, SEQUENCES),
+    EngineCase("divided encoder", "fsdp2", 1, {}, {}, SEQUENCES),
+    EngineCase("divided losses", "fsdp2", 2, {}, {"sync_each_micro_batch": False}, SEQUENCES),
+]
+SHARDED_CONTEXT_CASES = [
+    EngineCase("divided llama", "fsdp2", 2, {}, {}, SHARDED_SEQUENCES),
+    EngineCase("divided encoder", "fsdp2", 1, BF16, {}, SHARDED_SEQUENCES),
+    EngineCase("divided llama", "fsdp2", 1, {}, {}, MeshShape(dp_replicate=2, cp=2)),
+    EngineCase("divided llama", "fsdp2", 2, {}, {}, CUT_SEQUENCES),
+]
 STAGE_CASES = [
     EngineCase("llama", "fsdp2", 4, {}, {}, MeshShape(pp=2)),
     EngineCase("llama", "fsdp2", 4, {}, {"schedule": "gpipe"}, MeshShape(pp=2)),
@@ -208,7 +226,7 @@ EVERY_CASE = [
     *DECODER_CASES,
     *SHARDED_STAGE_CASES, *COPIED_STAGE_CASES, *CUT_STAGE_CASES,
     *EXPERT_CASES, *SHARDED_EXPERT_CASES, *CUT_EXPERT_CASES,
-    *SHARDED_CUT_EXPERT_CASES, *SEQUENCE_CASES, *SHARDED_SEQUENCE_CASES,
+    *SHARDED_CUT_EXPERT_CASES, *SEQUENCE_CASES, *SHARDED_SEQUENCE_CASES, *CONTEXT_CASES, *SHARDED_CONTEXT_CASES,
 ]  # fmt: skip
 
 

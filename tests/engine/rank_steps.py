@@ -16,7 +16,7 @@ from memfit.engine.process_group import join
 from memfit.errors import InputError
 from memfit.job import Job, Loss
 from testing.nets import Transformer
-from tests.engine import built_in_jobs, expert_jobs
+from tests.engine import built_in_jobs, context_jobs, expert_jobs
 from tests.engine.ranks import CPU, SIZES, Counted, Gan, Sentences, count, micro_batch, sentences, vectors
 from tests.engine.tensor_jobs import CARRIED, words
 
@@ -84,10 +84,14 @@ TENSOR_CASES = {name: (kind, words, {}) for name, kind in CARRIED.items()}
 BUILT_IN_CASES = {name: (kind, built_in_jobs.batches(kind), {}) for name, kind in built_in_jobs.CARRIED.items()}
 EXPERT_CASES = {name: (kind, words, {}) for name, kind in expert_jobs.CARRIED.items()}
 """Nets whose experts are divided."""
-ALL_CASES = CASES | TENSOR_CASES | BUILT_IN_CASES | EXPERT_CASES
+CONTEXT_CASES = {name: (kind, context_jobs.sequences, {}) for name, kind in context_jobs.CARRIED.items()}
+"""Nets whose sequences are divided."""
+CONTEXT_CASES["divided llama, full"] = CONTEXT_CASES["divided llama"]
+ALL_CASES = CASES | TENSOR_CASES | BUILT_IN_CASES | EXPERT_CASES | CONTEXT_CASES
 MODES = {
     "stages, selective": {"net.0": "selective", "net.1": "selective"},
     "stages, full": {"net.0": "full", "net.1": "full"},
+    "divided llama, full": {"net.model.layers.0": "full", "net.model.layers.1": "full"},
 }
 SHARES = {
     1: [[0, 1, 2, 3, 4]],

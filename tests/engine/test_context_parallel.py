@@ -1,47 +1,62 @@
-"""Why context parallelism is refused: torch's own runs no attention of the CPU, in any of its kernels.
+"""Sequences divided over real gloo ranks: the steps of one rank, and what cannot be divided is refused by name.
 
-python -m pytest tests/engine/test_context_parallel.py -m slow
+python -m pytest tests/engine/test_context_parallel.py
 """
 
-import os
-import subprocess
-import sys
+from functools import partial
 
 import pytest
-
-SCRIPT = """
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor.experimental import context_parallel
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-dist.init_process_group("gloo")
-mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
-for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH):
-    parts = [torch.randn(1, 2, 16, 8) for _ in range(3)]
-    try:
-        with context_parallel(mesh, buffers=parts, buffer_seq_dims=[2, 2, 2]), sdpa_kernel(backend):
-            torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
-        said = "it runs"
-    except (NotImplementedError, RuntimeError) as error:
-        said = str(error)
-    if dist.get_rank() == 0:
-        print(backend.name, said.splitlines()[0])
-dist.destroy_process_group()
-"""
+from memfit.engine.capabilities import engine_of
+from memfit.errors import InputError
+from memfit.mesh import MeshShape
+from memfit.torch_compat.context_parallel import OLDEST
+from memfit.torch_compat.versions import release_number
+from tests.engine.context_jobs import REFUSED
+from tests.engine.mesh_launch import results_of_ranks
+from tests.engine.mesh_ranks import UNDIVIDED
+from tests.engine.rank_steps import CONTEXT_CASES
+from tests.engine.test_fsdp2 import compare
+
+ranks = partial(results_of_ranks, "mesh_ranks")
+pytestmark = pytest.mark.skipif(
+    release_number(torch.__version__) < OLDEST, reason="memfit refuses cp before torch 2.13"
+)  # fmt: skip
+BOTH = "dp_shard=2,cp=2"
+
+
+def test_two_ranks_with_parts_of_each_sequence_take_the_steps_of_one(tmp_path):
+    gave = ranks(tmp_path, "cp=2", *CONTEXT_CASES)
+    for case in CONTEXT_CASES:
+        compare(gave, case)
 
 
 @pytest.mark.slow
-def test_no_attention_of_the_cpu_runs_on_parts_of_a_sequence(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=True, timeout=200,
-    )  # fmt: skip
-    said = dict(line.split(" ", 1) for line in done.stdout.splitlines())
-    assert len(said) == 3
-    assert "does not have a sharding strategy registered" in said["FLASH_ATTENTION"]
-    assert "No viable backend" in said["EFFICIENT_ATTENTION"]
-    assert "mixed torch.Tensor and DTensor" in said["MATH"]
+@pytest.mark.parametrize("mesh", [BOTH, "dp_replicate=2,cp=2", "cp=4", "dp_replicate=2,dp_shard=2,cp=2"])
+def test_divided_sequences_on_shards_and_replicas_take_the_steps_of_one_rank(tmp_path, mesh):
+    gave = ranks(tmp_path, mesh, *CONTEXT_CASES)
+    for case in CONTEXT_CASES:
+        compare(gave, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["cp=2,tp=2", "dp_shard=2,cp=2,tp=2"])
+def test_divided_sequences_in_cut_layers_take_the_steps_of_one_rank(tmp_path, mesh):
+    cases = [case for case in CONTEXT_CASES if "llama" in case]
+    gave = ranks(tmp_path, mesh, *cases)
+    for case in cases:
+        compare(gave, case)
+
+
+@pytest.mark.slow
+def test_sequences_that_cannot_be_divided_are_refused_by_name(tmp_path):
+    for rank in ranks(tmp_path, "cp=2", UNDIVIDED):
+        for kind, words in REFUSED.items():
+            assert words in rank[UNDIVIDED][kind.__name__], kind.__name__
+
+
+@pytest.mark.parametrize("mesh", [MeshShape(cp=2, pp=2), MeshShape(cp=2, ep=2)])
+def test_a_mesh_that_is_not_carried_is_refused(mesh):
+    with pytest.raises(InputError, match="ranks of one sequence are not carried together with"):
+        engine_of(mesh)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from memfit.device.hardware.catalogue import find_device
-from memfit.planner.predict import BINDING_RANK, default_checkpointing, plain_nets
+from memfit.planner.predict import BINDING_RANK, default_checkpointing, last_of_sequence, plain_nets
 from memfit.torch_compat.pipelining import OLDEST
 from memfit.torch_compat.versions import release_number
 from memfit.trace.self_test import live_peaks
@@ -25,6 +25,7 @@ from tests.engine.rank_peaks import (
     BUILT_IN_CUT,
     BUILT_IN_HYBRID,
     CASES,
+    CONTEXT_CASES,
     COPIED_STAGE_CASES,
     CUT_EXPERT_CASES,
     CUT_STAGE_CASES,
@@ -33,6 +34,7 @@ from tests.engine.rank_peaks import (
     MESH_CASES,
     OPERATORS,
     SEQUENCE_CASES,
+    SHARDED_CONTEXT_CASES,
     SHARDED_CUT_EXPERT_CASES,
     SHARDED_EXPERT_CASES,
     SHARDED_SEQUENCE_CASES,
@@ -134,6 +136,18 @@ def test_every_rank_of_nets_whose_experts_are_divided_or_cut(cases, tmp_path):
     check(compared, within=0.03)
     for (case, rank, phase), (peak, _) in compared.items():
         assert peak <= compared[case, BINDING_RANK, phase][0], (case, rank, phase)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(release_number(torch.__version__) < OLDEST, reason="memfit refuses cp before torch 2.13")
+@pytest.mark.parametrize("cases", [CONTEXT_CASES, SHARDED_CONTEXT_CASES], ids=["divided", "sharded or cut"])
+def test_every_rank_of_nets_whose_sequences_are_divided(cases, tmp_path):
+    compared = compare(cases, cases[0].mesh.world, tmp_path)
+    check(compared, within=0.03)
+    meshes = {str(case): case.mesh for case in cases}
+    for (case, rank, phase), (peak, _) in compared.items():
+        traced = (BINDING_RANK, last_of_sequence(meshes[case]))
+        assert peak <= max(compared[case, first, phase][0] for first in traced), (case, rank, phase)
 
 
 @pytest.mark.slow

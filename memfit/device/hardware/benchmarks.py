@@ -28,6 +28,8 @@ Phase = tuple[int, int, str]
 _PHASE = "memfit::phase::"
 _COLLECTIVES = ("c10d::", "gloo:")
 """Calls of a process group, and what its own threads run."""
+_SUBCLASS = "PythonSubclass"
+"""What the profiler calls the handling of an operator by a kind of tensor, such as a DTensor, which runs others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +106,7 @@ class AllocatorEvents:
                     records.append((event.start_time_ns, fields.alloc_size, fields.ptr, call))
             elif event.name.startswith(_COLLECTIVES):
                 call = TRANSPORT
-            elif not call and event.name in operators:
+            elif not call and event.name in operators and all(child.name != _SUBCLASS for child in event.children):
                 calls += 1
                 call = calls
             stack.extend((child, call) for child in event.children)

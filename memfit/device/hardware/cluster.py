@@ -49,7 +49,10 @@ class Cluster:
     network: Interconnect | None = None
 
     def joins(self, mesh: MeshShape, dimension: str) -> GroupLink:
-        """The link of a mesh's groups in one dimension: neighbours differ in the last dimension first."""
+        """The link of a mesh's groups in one dimension: neighbours differ in the last dimension first. Those that share
+        a replica's parameters are of ``dp_shard`` and ``cp`` together."""
+        if dimension == "dp_shard" and mesh.cp > 1:
+            return self._group(mesh.tp * mesh.ep, mesh.shards)
         sizes = list(mesh.sizes().items())
         inner = 1
         for name, size in reversed(sizes):

@@ -1,12 +1,12 @@
 """The meshes of one family, estimated from traces of one of them.
 
 Ranks that cut nets alike run the same operators on the same shapes. What differs is how much of parameters, gradients
-and optimizer state each holds, which is in proportion to 1 / dp_shard, and what they tell each other. So one session is
-traced, on the mesh that shards over most ranks, and every other mesh is searched under a budget that is smaller by the
-state that it holds more. A mesh that shards less has less memory for activations: it computes as long, or longer.
+and optimizer state each holds, which is in proportion to 1 / (dp_shard x cp), and what they tell each other. So one
+session is traced, on the mesh that shards over most ranks, and every other mesh is searched under a budget that is
+smaller by the state that it holds more. A mesh that shards less has less memory for activations: it computes as long, or longer.
 
-Left out: padding, where a tensor does not divide by dp_shard, that a first backward has not all gradients yet, and of a
-pipeline the micro-batches that are on their way beside the one that was traced.
+Left out: padding, where a tensor does not divide by its shards, that a first backward has not all gradients yet, and
+of a pipeline the micro-batches that are on their way beside the one that was traced.
 What is chosen is traced on its own mesh.
 """
 
@@ -30,7 +30,7 @@ from memfit.planner.mesh_search.mesh_shapes import MeshFamily
 from memfit.planner.options import options
 from memfit.planner.pipeline.cut_search import CutSearch
 from memfit.planner.pipeline.pipeline_costs import PipelineCosts
-from memfit.planner.predict import checkpoint_all, default_checkpointing
+from memfit.planner.predict import checkpoint_all, default_checkpointing, last_of_sequence
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.candidate_search import Candidate, CandidateSearch, geometries
 from memfit.planner.search.full_step import policy_name
@@ -59,7 +59,7 @@ class FamilySearch:
         self.how = Tracing(
             device=self.device, implementation="job" if keeps else options.implementation(job, whole, self.device),
             validation=PhasePolicy(), saving=PhasePolicy(), engine=family.engine, world=base.world,
-            mesh=dimensions(family.engine, base),
+            mesh=dimensions(family.engine, base), rank=last_of_sequence(base),
         )  # fmt: skip
         self.pipeline = ONE_STAGE
         if base.pp > 1:
@@ -125,12 +125,12 @@ class FamilySearch:
 
     def _sharded(self, mesh: MeshShape) -> float:
         """Bytes of the trained parameters that one rank keeps."""
-        return self.nets.trained_bytes / (mesh.dp_shard if CAPABILITIES[self.family.engine].shards_weights else 1)
+        return self.nets.trained_bytes / (mesh.shards if CAPABILITIES[self.family.engine].shards_weights else 1)
 
     def _held(self, mesh: MeshShape) -> float:
         """Bytes of parameters, gradients and optimizer state that a rank holds while it computes: a stage's parameters
         and gradients are whole, beside its parts of them."""
-        if mesh.pp == 1 or mesh.dp_shard == 1:
+        if mesh.pp == 1 or mesh.shards == 1:
             return self._sharded(mesh) * (2 + self.state_per_byte)
         return self.nets.trained_bytes * 2 + self._sharded(mesh) * (1 + self.state_per_byte)
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from memfit.apply.phase_memory import with_settings
 from memfit.device.hardware.cluster import Cluster, cluster_of
 from memfit.device.hardware.process_limits import check_fake_ranks
+from memfit.engine.context_parallel import names_sequences
 from memfit.engine.expert_parallel import has_experts
 from memfit.engine.factory import check_known
 from memfit.errors import InputError
@@ -67,7 +68,9 @@ def find_mesh_plan(job: Job, request: PlanRequest) -> Answer:
     _check(job, request)
     job = with_settings(job, {"wrapper": "none"})
     whole = plain_nets(job)
-    families = mesh_families(request.devices, request.engine, experts=has_experts(whole))
+    families = mesh_families(
+        request.devices, request.engine, experts=has_experts(whole), sequences=names_sequences(job)
+    )  # fmt: skip
     if not families:
         seen, why = f"--engine {request.engine} --nodes", f"{request.engine} carries no mesh"
         raise InputError(seen, why, "leave --nodes out, or write --engine fsdp2")

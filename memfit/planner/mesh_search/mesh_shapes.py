@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields
 
 from memfit.engine.capabilities import CAPABILITIES, engine_of
 from memfit.errors import InputError
-from memfit.mesh import NOT_CARRIED, MeshShape
+from memfit.mesh import MeshShape
 from memfit.planner.mesh_nets import without_data_ranks
 
-CARRIED = {name for does in CAPABILITIES.values() for name in does.mesh_dimensions} - NOT_CARRIED.keys()
+CARRIED = {name for does in CAPABILITIES.values() for name in does.mesh_dimensions}
 """Dimensions that some engine carries."""
 
 
@@ -30,14 +30,18 @@ class MeshFamily:
         return self.meshes[0].data_ranks
 
 
-def mesh_families(devices: int, engine: str | None = None, *, experts: bool = False) -> list[MeshFamily]:
+def mesh_families(
+    devices: int, engine: str | None = None, *, experts: bool = False, sequences: bool = False
+) -> list[MeshFamily]:
     """Every mesh of so many devices that an engine carries; those that cut nets least come first.
 
     Args:
         engine: the one that was asked for; None: the first that carries the mesh.
         experts: whether the nets have experts, which ``ep`` divides.
+        sequences: whether the job says which tensors have a sequence, which ``cp`` divides.
     """
-    names = [field.name for field in fields(MeshShape) if field.name in CARRIED and (experts or field.name != "ep")]
+    without = {name for name, has in (("ep", experts), ("cp", sequences)) if not has}
+    names = [field.name for field in fields(MeshShape) if field.name in CARRIED - without]
     by_cut: dict[tuple[MeshShape, str], list[MeshShape]] = {}
     for sizes in _factors(devices, names):
         mesh = MeshShape(**sizes)

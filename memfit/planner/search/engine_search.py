@@ -23,6 +23,7 @@ from memfit.planner.options.option_traces import OptionTraces, other_geometry, t
 from memfit.planner.predict import (
     BINDING_RANK,
     default_checkpointing,
+    last_of_sequence,
     nets_and_readings,
 )
 from memfit.planner.read_ahead import copy_ahead, read_ahead
@@ -120,6 +121,7 @@ class EngineSearch:
             validation=PhasePolicy(), saving=PhasePolicy(), engine=engine, world=request.world,
             mesh=dimensions(engine, request.mesh), optimizer_state=optimizer_state, average=average,
             engine_choices=request.engine_choices,
+            rank=last_of_sequence(request.mesh) if request.mesh is not None else BINDING_RANK,
         )  # fmt: skip
         self.links = request.links
         self.communication_seconds = self._communicates(engine)
@@ -272,7 +274,7 @@ class EngineSearch:
         return self._trace_full_step(result.best, result.traces.resized)
 
     def _trace_full_step(self, best: Candidate, resized: Shape | None) -> FullStep:
-        return self._full_step_of(replace(self.how, rank=BINDING_RANK), best, resized, may_choose=True)
+        return self._full_step_of(self.how, best, resized, may_choose=True)
 
     def _full_step_of(self, how: Tracing, best: Candidate, resized: Shape | None, *, may_choose: bool) -> FullStep:
         """The full step of one rank; ``may_choose``: room may be made for its validation."""

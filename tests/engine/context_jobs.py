@@ -1,0 +1,231 @@
+"""Nets whose sequences are divided: a Llama by transformers, an encoder without causal attention, and a net whose
+buffers have the sequence; and jobs whose sequences cannot be divided."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.functional import cross_entropy, mse_loss, scaled_dot_product_attention
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+from memfit.job import Job, Loss
+from tests.engine.tensor_jobs import HEADS, SIZES
+
+LENGTH = 16
+
+
+def sequences(sizes):
+    """Micro-batches of so many rows: tokens, targets that are shifted already, of which some count, and positions."""
+    tokens = torch.randint(32, (sum(sizes), LENGTH + 1), generator=torch.Generator().manual_seed(4))
+    targets = tokens[:, 1:].clone()
+    for row, target in enumerate(targets):
+        target[: 3 * row % LENGTH] = -100
+    positions = torch.arange(LENGTH).expand(sum(sizes), -1)
+    parts = zip(tokens[:, :-1].split(sizes), targets.split(sizes), positions.split(sizes), strict=True)
+    return [dict(zip(("tokens", "targets", "positions"), part, strict=True)) for part in parts]
+
+
+class Divided(Job):
+    """A Llama with fewer heads of keys than of queries; clipped, averaged."""
+
+    clip: float | None = 0.5
+    ema: float | None = 0.9
+    causal_attention = True
+
+    def nets(self):
+        torch.manual_seed(2)
+        return {"net": LlamaForCausalLM(LlamaConfig(**SIZES, **HEADS))}
+
+    def optimizers(self, nets):
+        return {"net": torch.optim.SGD(nets["net"].parameters(), lr=0.1, momentum=0.9)}
+
+    def dataset(self):
+        return [{key: value[0] for key, value in part.items()} for part in sequences([1] * 40)]
+
+    def batch(self, shape):
+        (part,) = sequences([shape.items])
+        return part
+
+    def context_buffers(self, nets, batch):
+        return [(tensor, 1) for tensor in batch.values()]
+
+    def loss(self, nets, batch):
+        logits = self.logits(nets["net"], batch).flatten(0, 1)
+        targets = batch["targets"].flatten()
+        total = cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
+        return Loss(total, (targets != -100).sum())
+
+    def logits(self, net, batch):
+        return net(batch["tokens"], position_ids=batch["positions"], use_cache=False).logits
+
+
+class Known(Divided):
+    """Its units are known before the forward, of whole sequences."""
+
+    def units(self, batch):
+        return int((batch["targets"] != -100).sum())
+
+
+class Encoder(nn.Module):
+    """Attention without a direction, and a table of positions that is a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.qkv, self.out = nn.Embedding(32, 16), nn.Linear(16, 48), nn.Linear(16, 32)
+        self.register_buffer("table", torch.randn(LENGTH, 16))
+
+    def forward(self, tokens):
+        x = self.words(tokens) + self.table
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        return self.out(x + self.attend(q, k, v).transpose(1, 2).flatten(2))
+
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+class Encoded(Divided):
+    """A buffer of the net has the sequence too, and no attention is causal."""
+
+    causal_attention = False
+
+    def nets(self):
+        torch.manual_seed(3)
+        return {"net": Encoder()}
+
+    def context_buffers(self, nets, batch):
+        return [(batch["tokens"], 1), (batch["targets"], 1), (nets["net"].table, 0)]
+
+    def logits(self, net, batch):
+        return net(batch["tokens"])
+
+
+class Reconstructed(Encoded):
+    """Two losses of one forward, whose units are known."""
+
+    def units(self, batch):
+        return {"tokens": int((batch["targets"] != -100).sum()), "size": batch["tokens"].numel()}
+
+    def loss(self, nets, batch):
+        logits = self.logits(nets["net"], batch)
+        tokens = cross_entropy(logits.flatten(0, 1), batch["targets"].flatten(), ignore_index=-100, reduction="sum")
+        size = mse_loss(logits.square().mean(-1), torch.ones(logits.shape[:2]), reduction="sum")
+        return {
+            "tokens": Loss(tokens, (batch["targets"] != -100).sum()),
+            "size": Loss(size, batch["tokens"].numel()),
+        }
+
+
+CARRIED = {
+    "divided llama": Divided,
+    "divided llama, known": Known,
+    "divided encoder": Encoded,
+    "divided losses": Reconstructed,
+}
+
+
+class Silent(Divided):
+    def context_buffers(self, nets, batch):
+        return []
+
+
+class Unsaid(Job):
+    nets, optimizers, dataset, batch, loss = (
+        Divided.nets, Divided.optimizers, Divided.dataset, Divided.batch, Divided.loss,
+    )  # fmt: skip
+    logits = Divided.logits
+
+
+class Masked(Divided):
+    def logits(self, net, batch):
+        mask = torch.ones_like(batch["tokens"])
+        return net(batch["tokens"], attention_mask=mask, position_ids=batch["positions"], use_cache=False).logits
+
+
+class Windowed(Divided):
+    def nets(self):
+        return {"net": MistralForCausalLM(MistralConfig(**SIZES, **HEADS, sliding_window=4))}
+
+
+class NotCausal(Encoded):
+    causal_attention = True
+
+
+class DroppedEncoder(Encoder):
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=0.1)
+
+
+class ImportedEncoder(Encoder):
+    def attend(self, q, k, v):
+        return scaled_dot_product_attention(q, k, v)
+
+
+class MaskedFourWays(Encoder):
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(*q.shape[:3], q.shape[2]).tril().bool())
+
+
+class EncoderByHand(Encoder):
+    def attend(self, q, k, v):
+        return (q @ k.mT).softmax(-1) @ v
+
+
+class MaskedEncoder(Encoder):
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(q.shape[2], q.shape[2]).tril().bool())
+
+
+class Dropped(Encoded):
+    def nets(self):
+        return {"net": DroppedEncoder()}
+
+
+class Imported(Encoded):
+    def nets(self):
+        return {"net": ImportedEncoder()}
+
+
+class ByHand(Encoded):
+    def nets(self):
+        return {"net": EncoderByHand()}
+
+
+class MaskedHeads(Encoded):
+    def nets(self):
+        return {"net": MaskedFourWays()}
+
+
+class MaskedByHand(Encoded):
+    def nets(self):
+        return {"net": MaskedEncoder()}
+
+
+class Odd(Divided):
+    def context_buffers(self, nets, batch):
+        return [(tensor[:, :-1], 1) for tensor in batch.values()]
+
+
+class Elsewhere(Divided):
+    def context_buffers(self, nets, batch):
+        return [(batch["tokens"].clone(), 1)]
+
+
+class Uneven(Divided):
+    def context_buffers(self, nets, batch):
+        return [(batch["tokens"], 1), (batch["targets"], 0)]
+
+
+REFUSED = {
+    Unsaid: "the job does not say which tensors of a batch have the sequence",
+    Silent: "gave [], not tensors with dimensions",
+    Masked: "it is given an attention_mask, and torch's rings have no masks",
+    Windowed: "its attention has sliding_window, and torch's rings have none",
+    NotCausal: "its causal_attention is set, and an attention is not causal",
+    MaskedHeads: "an attention has attn_mask, and torch's rings have none",
+    MaskedByHand: "for which torch has no ring",
+    Dropped: "an attention has dropout_p, and torch's rings have none",
+    Imported: "an attention is called by a name that was imported",
+    ByHand: "no net called torch's scaled_dot_product_attention",
+    Odd: "a sequence of 15 does not divide by 4",
+    Elsewhere: "neither in the batch nor a buffer of a net",
+    Uneven: "its sequences have several lengths",
+}
