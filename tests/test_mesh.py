@@ -37,7 +37,6 @@ def test_neighbouring_ranks_differ_in_the_last_dimension():
         ("dp_shard", "'dp_shard' is not a dimension and its ranks", "dp_replicate=2,dp_shard=4"),
         ("dp_shard=2,dp_shard=2", "dp_shard is given twice", "once"),
         ("ep=0", "ep = 0 is not a number of ranks", "1 or more"),
-        ("cp=2", "does not carry context parallelism", "leave cp out"),
     ],
 )
 def test_what_is_no_mesh_is_refused_with_what_to_write(text, why, write):
@@ -88,4 +87,4 @@ def test_each_dimension_of_several_has_a_communicator_beside_that_of_all_ranks()
 
 
 def test_a_target_that_carries_every_dimension_gets_them():
-    assert parse_mesh("cp=2,ep=4", not_carried={}) == MeshShape(cp=2, ep=4)
+    assert parse_mesh("cp=2,ep=4") == MeshShape(cp=2, ep=4)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,8 +63,10 @@ def divided_sequences(
     from torch.distributed.tensor.experimental import context_parallel
 
     rings = _rings()
-    rings.custom_ops[torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default] = _forward
-    rings.custom_ops[torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default] = _backward
+    rings.custom_ops[torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default] = partial(_forward, mesh)
+    rings.custom_ops[torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default] = partial(
+        _backward, mesh
+    )
     options, before = rings._cp_options, rings._cp_options.enable_load_balance
     whole = {id(tensor) for tensor in kept}
     cut = {tensor for tensor in buffers if id(tensor) not in whole}
@@ -88,29 +91,29 @@ def _rings() -> Any:
     return _attention
 
 
-def _named(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[DeviceMesh, dict[str, Any]]:
-    """The mesh, and the arguments by name as this rank has them, without a mask."""
+def _named(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments by name as this rank has them, without a mask."""
     given = dict(zip(names, args, strict=False)) | dict(kwargs)
-    mesh = given["query"].device_mesh
     if given.pop("attn_mask", None) is not None:
         raise NotImplementedError("attn_bias is not supported yet")
-    return mesh, {name: value.to_local() if isinstance(value, DTensor) else value for name, value in given.items()}
+    return {name: value.to_local() if isinstance(value, DTensor) else value for name, value in given.items()}
 
 
 def _divided(values: Sequence[Tensor], mesh: DeviceMesh) -> tuple[DTensor, ...]:
     return tuple(DTensor.from_local(value, mesh, [Shard(_SEQUENCE)], run_check=False) for value in values)
 
 
-def _forward(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[DTensor, ...]:
-    """torch's ring around the CPU's kernel; in the place of DTensor's own rule for it."""
-    mesh, given = _named(_FORWARD, args, kwargs)
+def _forward(mesh: DeviceMesh, kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[DTensor, ...]:
+    """torch's ring around the CPU's kernel; in the place of DTensor's own rule for it. A DTensor's own mesh may be an
+    equal one of before, from DTensor's caches, whose groups are others."""
+    given = _named(_FORWARD, args, kwargs)
     ring = _rings()._templated_ring_attention
     return _divided(ring(mesh.get_group(), _SEQUENCE, kernel, **given), mesh)
 
 
-def _backward(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[DTensor, ...]:
+def _backward(mesh: DeviceMesh, kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[DTensor, ...]:
     """The same of its backward."""
-    mesh, given = _named(_BACKWARD, args, kwargs)
+    given = _named(_BACKWARD, args, kwargs)
 
     def by_position(**values: Any) -> Any:
         scale = values.pop("scale", None)

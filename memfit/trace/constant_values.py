@@ -20,7 +20,7 @@ from memfit.device.virtual.assumptions import ASSUMED, assumed_count, assumed_in
 from memfit.torch_compat import FakeTensor, disable_current_modes
 from memfit.torch_compat.attributes import schema_of, storage_id_of
 
-MOST_ELEMENTS = 1 << 16
+MOST_ELEMENTS = 1 << 20
 """Integers and booleans of at most so many elements are followed."""
 MOST_NUMBERS = 256
 """Floating point numbers of at most so many elements are followed: rates and widths of a net's layers."""

@@ -10,10 +10,9 @@ import torch
 
 from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.device.hardware.cluster import cluster_of
-from memfit.engine.capabilities import CAPABILITIES
 from memfit.errors import InputError
 from memfit.mesh import MeshShape
-from memfit.planner.mesh_search import mesh_choice, mesh_shapes
+from memfit.planner.mesh_search import mesh_choice
 from memfit.planner.mesh_search.mesh_choice import find_any_plan, find_mesh_plan
 from memfit.planner.mesh_search.mesh_row import CHOSEN, FITS, REFUSED, SLOWER, TOO_LARGE, MeshRow
 from memfit.planner.mesh_search.mesh_shapes import mesh_families
@@ -60,13 +59,11 @@ def test_every_division_of_the_devices_is_there_once():
     assert all(len({(mesh.tp, mesh.data_ranks) for mesh in family.meshes}) == 1 for family in families)
 
 
-def test_a_dimension_that_an_engine_comes_to_carry_is_searched_too(monkeypatch):
-    able = replace(CAPABILITIES["fsdp2"], mesh_dimensions=(*CAPABILITIES["fsdp2"].mesh_dimensions, "cp"))
-    monkeypatch.setitem(CAPABILITIES, "fsdp2", able)
+def test_sequences_are_divided_where_a_job_names_them():
     assert not any(family.cut.cp > 1 for family in mesh_families(8))
-    monkeypatch.setattr(mesh_shapes, "CARRIED", mesh_shapes.CARRIED | {"cp"})
-    meshes = {str(mesh) for family in mesh_families(8) for mesh in family.meshes}
+    meshes = {str(mesh) for family in mesh_families(8, sequences=True) for mesh in family.meshes}
     assert {"dp_shard=2,cp=2,tp=2", "dp_shard=4,cp=2"} <= meshes
+    assert not any({"cp", "pp"} <= set(mesh.split("=")) for mesh in meshes)
 
 
 def test_the_plan_has_the_fastest_mesh_and_the_ladder_has_all_others(words):

@@ -52,6 +52,14 @@ def test_rates_and_widths_of_layers_are_known(device):
 
 
 @pytest.mark.parametrize("device", [virtual_cpu, lambda: virtual_gpu(CardRules())], ids=["cpu", "gpu"])
+def test_positions_of_a_long_batch_are_known_to_follow_each_other(device):
+    with device() as virtual, Tracer(virtual).recording(), virtual.device:
+        positions = torch.arange(131072).expand(4, -1)
+        steps = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1)
+        assert ((steps != 1).cumsum(-1)[:, -1] == 0).all(), "transformers makes a mask of packed sequences otherwise"
+
+
+@pytest.mark.parametrize("device", [virtual_cpu, lambda: virtual_gpu(CardRules())], ids=["cpu", "gpu"])
 def test_a_slice_from_a_random_place_keeps_its_width(device):
     with device() as virtual, Tracer(virtual).recording():
         x = torch.empty(2, 64, device=virtual.device)

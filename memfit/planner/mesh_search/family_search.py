@@ -3,7 +3,8 @@
 Ranks that cut nets alike run the same operators on the same shapes. What differs is how much of parameters, gradients
 and optimizer state each holds, which is in proportion to 1 / (dp_shard x cp), and what they tell each other. So one
 session is traced, on the mesh that shards over most ranks, and every other mesh is searched under a budget that is
-smaller by the state that it holds more. A mesh that shards less has less memory for activations: it computes as long, or longer.
+smaller by the state that it holds more. A mesh that shards less has less memory for activations: it computes as long,
+or longer.
 
 Left out: padding, where a tensor does not divide by its shards, that a first backward has not all gradients yet, and
 of a pipeline the micro-batches that are on their way beside the one that was traced.

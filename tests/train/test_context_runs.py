@@ -1,0 +1,95 @@
+"""memfit plan, run, verify and resume with sequences that are divided over ranks (``cp``).
+
+python -m pytest tests/train/test_context_runs.py -m slow
+"""
+
+import json
+
+import pytest
+import torch
+
+from memfit.mesh import MeshShape
+from memfit.plan import read_plan, write_plan
+from memfit.torch_compat.context_parallel import OLDEST
+from memfit.torch_compat.versions import release_number
+from memfit.verify.verify_plan import on_ranks
+from tests.train.test_built_in_mesh_runs import WINDOWS, killed_after_a_window
+from tests.train.test_mesh_runs import ran, same
+from tests.train.test_ranks import ROOT, lines, memfit
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(release_number(torch.__version__) < OLDEST, reason="memfit refuses cp before torch 2.13"),
+]
+LLAMA = f"{ROOT}/tests/engine/context_jobs.py:Divided"
+SEQUENCES, BOTH, CUT = MeshShape(cp=2), MeshShape(dp_shard=2, cp=2), MeshShape(cp=2, tp=2)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """A plan for one device, and the final weights of its run."""
+    folder = tmp_path_factory.mktemp("llama")
+    made = memfit(
+        "plan", LLAMA, "--global-batch", 8, "--micro-batch", 3, "--memory", "256MiB", "--out", folder / "made.toml"
+    )
+    assert made.returncode == 0, made.stderr
+    alone = read_plan(folder / "made.toml")
+    return alone, ran(alone, folder / "alone", "--windows", WINDOWS)[0]
+
+
+@pytest.mark.parametrize("mesh", [SEQUENCES, BOTH, CUT], ids=str)
+def test_a_run_is_verified_killed_and_resumed_bit_for_bit(mesh, llama, tmp_path):
+    alone, expected = llama
+    divided = on_ranks(alone, "fsdp2", mesh.world, mesh)
+    complete, _ = ran(divided, tmp_path / "whole", "--windows", WINDOWS, "--verify-every", 2)
+    same(complete, expected)
+    proofs = lines(tmp_path / "whole" / "run", "verified")
+    assert proofs
+    assert all(proof["ok"] for proof in proofs)
+    assert {line["global_batch_done"] for line in lines(tmp_path / "whole" / "run", "metrics")} == {8}
+    shares = [line["rank"] for line in lines(tmp_path / "whole" / "run", "samples") if line["window"] == 0]
+    assert shares == list(range(mesh.data_ranks)), "ranks of one sequence have one share"
+    write_plan(divided, tmp_path / "plan.toml")
+    killed_after_a_window(tmp_path / "plan.toml", tmp_path / "cut" / "run")
+    cut, _ = ran(divided, tmp_path / "cut", "--windows", WINDOWS, "--resume")
+    assert [name for name, weight in complete.items() if not torch.equal(cut[name], weight)] == []
+
+
+def test_a_run_goes_on_on_any_mesh_and_on_one_device(llama, tmp_path):
+    alone, expected = llama
+    folder = tmp_path / "run"
+    ran(on_ranks(alone, "fsdp2", 2, SEQUENCES), folder, "--windows", 1)
+    ran(on_ranks(alone, "fsdp2", 4, BOTH), folder, "--windows", 2, "--resume")
+    ran(on_ranks(alone, "fsdp2", 2), folder, "--windows", 3, "--resume")
+    same(ran(alone, folder, "--windows", WINDOWS, "--resume")[0], expected)
+
+
+@pytest.mark.parametrize("mesh", [SEQUENCES, BOTH, CUT], ids=str)
+def test_what_is_planned_is_verified_and_not_exported(mesh, tmp_path):
+    file = tmp_path / "mesh.toml"
+    made = memfit("plan", LLAMA, "--global-batch", 8, "--mesh", mesh, "--memory", "256MiB", "--out", file)
+    assert made.returncode == 0, made.stderr
+    planned = read_plan(file)
+    assert (planned.engine, planned.mesh, planned.ranks) == ("fsdp2", mesh.sizes(), mesh.world)
+    assert len(planned.micro_batches) == mesh.data_ranks
+    refused = memfit("export", file, "--to", "torchrun", "--out", tmp_path / "run.sh")
+    assert refused.returncode == 2
+    assert "share their samples" in refused.stderr
+    done = memfit("verify", LLAMA, "--mesh", mesh, "--windows", "2", "--json")
+    assert done.returncode == 0, done.stderr + done.stdout
+    answer = json.loads(done.stdout)["worlds"][1]
+    assert (answer["mesh"], answer["world"], answer["ok"]) == (str(mesh), mesh.world, True)
+    assert 0 < answer["max_relative_difference"]["gradients"] <= answer["bound"]
+    assert answer["of_bounds"]["averages"] <= 1
+
+
+def test_the_search_of_meshes_divides_sequences_where_the_job_names_them(tmp_path):
+    made = memfit("plan", LLAMA, "--devices", 4, "--nodes", 1, "--global-batch", 8, "--device", "h100", "--json")
+    assert made.returncode == 0, made.stderr
+    meshes = [row["mesh"] for row in json.loads(made.stdout)["meshes"]]
+    assert {"cp": 4} in meshes
+    assert {"dp_shard": 2, "cp": 2} in meshes
+    words = f"{ROOT}/tests/engine/tensor_jobs.py:Words"
+    other = memfit("plan", words, "--devices", 4, "--nodes", 1, "--global-batch", 8, "--device", "h100", "--json")
+    assert other.returncode == 0, other.stderr
+    assert not any("cp" in row["mesh"] for row in json.loads(other.stdout)["meshes"])
