@@ -1,6 +1,6 @@
 """What ranks do in test_pipeline_ranks.py: torchrun … -m tests.engine.pipeline_ranks FOLDER MESH CASE…
 
-A case is one of ``STEPS``, or STATES for checkpoints.
+A case is one of ``STEPS``, HALF for those with gathers in bf16, or STATES for checkpoints.
 """
 
 import sys
@@ -38,6 +38,9 @@ NAMED = "decoded, named"
 """A case of two stages whose first modules are named."""
 KINDS[NAMED], STEPS[NAMED] = Decoded, {"first_modules": ["net.embed", "net.ups.2"]}
 """Cases with the engine's choices."""
+HALF_GATHERED = {name: {"half_gather": True, **STEPS[name]} for name in ("llama", HEADS, ON_TWO_RANKS)}
+"""Cases of sharded stages in bf16, whose results are under (HALF, case)."""
+HALF = "half"
 RECOMPUTED = {"net.blocks.0": "full", "net.blocks.4": "full"}
 SIZES = [3, 3, 3, 3, 2, 3, 3, 3, 3, 3, 3, 3]
 """Samples of a window's micro-batches: of those of one shape, some are more than the stages, and one is less. Of two
@@ -53,6 +56,9 @@ def main():
     join()
     folder, mesh, cases = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
     results = {case: train(case, engine(mesh, **STEPS[case])) for case in cases if case in STEPS}
+    if HALF in cases:
+        for case, how in HALF_GATHERED.items():
+            results[HALF, case] = train(case, engine(mesh, **how), "bf16")
     if STATES in cases:
         meshes = MESHES[dist.get_world_size()]
         results |= {("saved", writer): saved(engine(writer), folder / writer) for writer in meshes}
@@ -83,9 +89,11 @@ def micro_batches(job, shares=1, share=0):
     return made[each * share : each * (share + 1)]
 
 
-def train(case, engine):
+def train(case, engine, precision="fp32"):
     """Losses, norms, weights, averages and a validation after three windows."""
-    train_state = build(KINDS[case](), CPU, engine)
+    job = KINDS[case]()
+    job.precision = precision
+    train_state = build(job, CPU, engine)
     numbers = []
     for _ in range(3):
         with recompute(train_state.nets, RECOMPUTED if case.startswith("recomputed") else {}):

@@ -3,6 +3,7 @@
 python -m pytest tests/engine/test_pipeline_ranks.py
 """
 
+import math
 from functools import partial
 
 import pytest
@@ -12,16 +13,20 @@ from memfit.engine.single import Single
 from memfit.mesh import parse_mesh
 from memfit.torch_compat.pipelining import OLDEST
 from memfit.torch_compat.versions import release_number
+from memfit.verify.perturbation import ROOM, ROOM_OF_PRODUCTS
 from tests.engine.mesh_launch import results_of_ranks
 from tests.engine.pipeline_ranks import (
     ALL,
     BOTH,
     COPIED,
     CUT,
+    HALF,
+    HALF_GATHERED,
     HYBRID,
     MESHES,
     NAMED,
     ON_TWO_RANKS,
+    SIZES,
     STATES,
     STEPS,
     goes_on,
@@ -35,6 +40,10 @@ pytestmark = pytest.mark.skipif(
 
 
 ranks = partial(results_of_ranks, "pipeline_ranks")
+TOKENS = sum(SIZES) * 5
+"""What a window's loss is the mean of."""
+BF16_UNIT = 2**-8
+"""The largest relative error of a number that is rounded to bf16."""
 
 
 @pytest.mark.parametrize(
@@ -60,6 +69,32 @@ def same(result, expected):
     assert result.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(result[name], value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_stages_that_are_gathered_in_bf16_take_the_steps_of_one_rank_in_bf16(tmp_path):
+    """The steps of one rank in fp32 show what rounding to bf16 does to a weight. Parameters that autocast leaves in
+    fp32 are rounded too where they are gathered, which is one more draw of the same kind (``verify.perturbation``).
+    """
+    gave = ranks(tmp_path, BOTH, HALF)
+    for case in HALF_GATHERED:
+        alone, exact = train(case, Single(), "bf16"), train(case, Single())
+        for rank in gave:
+            for theirs, ours in zip(rank[HALF, case]["numbers"], alone["numbers"], strict=True):
+                assert theirs == pytest.approx(ours, rel=BF16_UNIT)
+            for theirs, ours in zip(rank[HALF, case]["numbers"][::2], alone["numbers"][::2], strict=True):
+                assert theirs == pytest.approx(ours, rel=BF16_UNIT / TOKENS**0.5)
+        apart = distances(gave[0][HALF, case]["weights"], alone["weights"])
+        rounding = distances(exact["weights"], alone["weights"])
+        for name, value in apart.items():
+            assert value <= ROOM_OF_PRODUCTS * rounding[name], name
+        assert 0 < math.hypot(*apart.values()) <= ROOM * math.hypot(*rounding.values())
+
+
+def distances(result, expected):
+    """Of tensors by name: the Euclidean norm of the difference."""
+    assert result.keys() == expected.keys()
+    return {name: float((result[name] - value).norm()) for name, value in expected.items()}
 
 
 @pytest.mark.slow
