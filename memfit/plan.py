@@ -130,6 +130,8 @@ class Plan:
     options: list[MemoryOption] = field(default_factory=list)
     phases: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The predicted Footprint, by phase."""
+    stages: list[dict[str, Any]] = field(default_factory=list)
+    """The predicted stages of a pipeline, as ``StageFigures``; empty without ``pp``."""
     step_seconds: float | None = None
     """Estimated time of one window; absent where the device's rates are unknown."""
     step_seconds_low: float | None = None
@@ -157,7 +159,8 @@ def write_plan(plan: Plan, path: str | Path) -> None:
 
     values = {key: value for key, value in asdict(plan).items() if value is not None}
     values["settings"] = _without_none(values["settings"])
-    values["options"] = [_without_none(option) for option in values["options"]]
+    for name in ("options", "stages"):
+        values[name] = [_without_none(row) for row in values[name]]
     for phase in PLACES:
         values[phase] = _without_none(values[phase])
     for phase in values["phases"].values():
@@ -289,6 +292,10 @@ def _checked(values: dict[str, Any], path: str) -> Plan:
         categories = phase.get("categories", {})
         if not isinstance(categories, dict) or not all(type(nbytes) is int for nbytes in categories.values()):
             raise InputError(f"plan file {path}: phases.{name}.categories", "not a table of whole numbers", _AGAIN)
+    for stage in values.get("stages", []):
+        if not _is_stage(stage):
+            write = "names of modules, their number, and numbers of seconds and bytes"
+            raise InputError(f"plan file {path}: stages", f"{stage!r} is not a table of {write}", _AGAIN)
     for option in values.get("options", []):
         if not isinstance(option, dict):
             raise InputError(f"plan file {path}: options", f"{option!r} is not a table", _AGAIN)
@@ -297,6 +304,15 @@ def _checked(values: dict[str, Any], path: str) -> Plan:
             raise InputError(f"plan file {path}: options.saves", "a phase without a whole number of bytes", _AGAIN)
     policies = {phase: _policy(values[phase], phase, path) for phase in PLACES if phase in values}
     return Plan(**{**values, **policies, "options": [MemoryOption(**option) for option in values.get("options", [])]})
+
+
+def _is_stage(values: Any) -> bool:
+    """Whether it has the values of ``StageFigures``; the bytes of a stage that was not traced are absent."""
+    kinds = {"first_module": str, "last_module": str, "modules": int, "forward_seconds": float}
+    kinds |= {"backward_seconds": float, "process_bytes": int}
+    return isinstance(values, dict) and all(
+        type(values[key]) is kind if key in values else key == "process_bytes" for key, kind in kinds.items()
+    )
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:

@@ -44,8 +44,16 @@ def command(
 
     FILE is the text of an out-of-memory error or a log with one, the output of torch.cuda.memory_summary() or
     nvidia-smi, a memory snapshot (torch.cuda.memory._dump_snapshot), or a metrics.jsonl; - reads standard input. A
-    snapshot is read without running any code in it.
+    snapshot is read without running any code in it. A plan file is FILE too: its peaks and the stages of its pipeline.
     """
+    from memfit.cli.explain_plan import explain_plan, is_plan_file
+
+    if is_plan_file(file):
+        if job is not None or script is not None or device_name is not None:
+            why = "a plan names its job and its device itself"
+            raise InputError(f"--job, --script or --device with {file}", why, f"write memfit explain {file}")
+        explain_plan(file, as_json=as_json)
+        return Exit.DONE
     if job is not None and script is not None:
         raise InputError("--job and --script", "one step is compared", "write one of them")
     if job is None and (pairs or micro_batch):

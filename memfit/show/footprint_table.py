@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -10,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memfit.show.console import make_console
+from memfit.show.stage_table import stage_table
 from memfit.sizes import format_size
 from memfit.wording import counted
 
@@ -39,6 +41,8 @@ def show_prediction(prediction: Prediction, console: Console | None = None) -> N
         console.print(rank_line(prediction), style="dim")
     console.print()
     console.print(phase_table(footprint, cuda=device.is_cuda))
+    if prediction.stages:
+        console.print(stage_table([asdict(stage) for stage in prediction.stages]))
     console.print(_categories(footprint))
     worst = footprint.phases[footprint.limiting_phase]
     phase = footprint.limiting_phase

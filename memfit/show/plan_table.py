@@ -50,15 +50,7 @@ def show_answer(answer: Answer, device: Device, out: str | None, console: Consol
         f"{plan.job} on {device.name}, {format_size(plan.budget_bytes)}; {counts}; {_time(plan)}\n",
         style="dim",
     )
-    table = _table("phase", "allocated", "process", "of budget")
-    for name, phase in plan.phases.items():
-        table.add_row(
-            name,
-            format_size(phase["allocated_bytes"]),
-            format_size(phase["process_bytes"]),
-            f"{phase['process_bytes'] / plan.budget_bytes:.0%}",
-        )
-    console.print(table)
+    console.print(plan_phase_table(plan))
     _show_margin(device, console)
     console.print()
     for line in assumptions(footprint):
@@ -71,6 +63,19 @@ def show_answer(answer: Answer, device: Device, out: str | None, console: Consol
     _show_alternatives(answer, console)
     if out:
         console.print(f"\nWritten to {out}; run it with: memfit run {out} --out RUN")
+
+
+def plan_phase_table(plan: Plan) -> Table:
+    """The predicted peak of each phase, and its part of the budget."""
+    table = _table("phase", "allocated", "process", "of budget")
+    for name, phase in plan.phases.items():
+        table.add_row(
+            name,
+            format_size(phase["allocated_bytes"]),
+            format_size(phase["process_bytes"]),
+            f"{phase['process_bytes'] / plan.budget_bytes:.0%}",
+        )
+    return table
 
 
 def show_answers(answers: Mapping[str, Answer], devices: Sequence[Device]) -> None:

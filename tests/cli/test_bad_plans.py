@@ -44,6 +44,7 @@ CHANGES = {
     "an unknown engine": ('engine = "single"', 'engine = "tripple"', "write single"),
     "an unknown mode": ("[checkpointing]", '[checkpointing]\nnet = "keeps"', "write keep"),
     "an option of other keys": ("applied = true", "took = true", "options"),
+    "a stage that is none": ("stages = []", "stages = [{ modules = 3 }]", "stages: {'modules': 3} is not a table of"),
     "an unknown place": ('where = "here"', 'where = "hear"', "write here"),
     "a policy of other keys": ('gradients = "free"', 'gradient = "free"', "write gradients"),
     "an unknown wait": ('idle_nets = "keep"', 'idle_nets = "host"', "idle_nets"),

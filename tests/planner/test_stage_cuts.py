@@ -172,9 +172,10 @@ def test_a_plan_moves_modules_where_the_balanced_cut_does_not_fit(tmp_path):
     write_plan(tight.plan, tmp_path / "plan.toml")
     assert read_plan(tmp_path / "plan.toml").engine_choices == tight.plan.engine_choices
     values = json.loads(json.dumps(plan_json(tight)))
+    assert read_plan(tmp_path / "plan.toml").stages == values["stages"]
     assert [stage["modules"] for stage in values["stages"]] == [stage.modules for stage in moved]
     assert set(values["stages"][0]) == {
-        "first_module", "modules", "forward_seconds", "backward_seconds", "process_bytes"
+        "first_module", "last_module", "modules", "forward_seconds", "backward_seconds", "process_bytes"
     }  # fmt: skip
     assert f"stage 1 from {moved[1].first_module}: {moved[1].modules} modules" in tight.plan.reasons["stages"]
 

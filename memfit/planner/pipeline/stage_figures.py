@@ -11,6 +11,7 @@ class StageFigures:
     """One stage of a cut."""
 
     first_module: str
+    last_module: str
     modules: int
     forward_seconds: float
     """Of a micro-batch; its backward has what is computed again."""

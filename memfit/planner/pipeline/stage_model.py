@@ -41,7 +41,7 @@ class StageModel:
         forward, backward = _sums(self.costs.forward_seconds), _sums(self.costs.backward_seconds)
         return tuple(
             StageFigures(
-                first_module=self.paths[begin], modules=end - begin,
+                first_module=self.paths[begin], last_module=self.paths[end - 1], modules=end - begin,
                 forward_seconds=forward[end] - forward[begin] + self.costs.common_seconds,
                 backward_seconds=backward[end] - backward[begin],
             )

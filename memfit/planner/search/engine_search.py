@@ -316,6 +316,7 @@ class EngineSearch:
                 outcome.result.refuses_single,
             ),
             options=self._memory_options(outcome),
+            stages=[asdict(stage) for stage in candidate.stages],
             step_seconds=candidate.seconds,
         )
 
