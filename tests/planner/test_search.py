@@ -212,10 +212,11 @@ def test_what_else_would_get_under_the_floor_is_told(tight):
     answer, small = tight.floor.footprint, card(100)
     parts = answer.phases["train"].categories
     shared = parts["parameters"] + parts["gradients"] + parts["optimizer"] + parts["ema"]
+    alone = Tracing(device=small)
     for over, ranks in ((shared // 2, 2), (shared // 2 + 2, 4), (shared - shared // 16, 16)):
-        ways = larger_hardware(replace(answer, limiting_phase="train", headroom_bytes=-over), "fp32", small)
+        ways = larger_hardware(replace(answer, limiting_phase="train", headroom_bytes=-over), "fp32", small, alone)
         assert f"shard over {ranks} devices" in ways[0]
-    ways = larger_hardware(replace(answer, limiting_phase="train", headroom_bytes=-shared), "bf16", small)
+    ways = larger_hardware(replace(answer, limiting_phase="train", headroom_bytes=-shared), "bf16", small, alone)
     assert len(ways) == 1
     assert "--device rtx4060" in ways[0]
 
@@ -227,7 +228,9 @@ def test_the_budget_suggested_for_a_cpu_leaves_what_the_tensors_need(tight):
     left = [without_cpu_margin(with_memory(host, nbytes)).usable_bytes for nbytes in (enough, enough - 2)]
     assert (left[0] >= needs, left[1] < needs) == (True, True)
     suggested = parse_size(
-        larger_hardware(answer, "bf16", host)[-1].removeprefix("use --memory ").partition(" or more")[0]
+        larger_hardware(answer, "bf16", host, Tracing(device=host))[-1]
+        .removeprefix("use --memory ")
+        .partition(" or more")[0]
     )
     assert enough <= suggested < enough + (1 << 20)
 

@@ -75,9 +75,7 @@ def reasons(chosen: ReplayedCandidate, own: Mapping[str, str], device: Device, h
         else f"{geometry.arithmetic()}: fastest of the splits that fit",
         "checkpointing": why,
         "precision": "the job's own; another precision would change what is learned",
-        "engine": "one device"
-        if geometry.data_parallel == 1
-        else f"{geometry.data_parallel} devices with the same weights",
+        "engine": "one device" if how.world == 1 else f"{how.engine} on {how.world} devices",
         "optimizer": f"{how.implementation}: avoids temporaries as large as the parameters"
         if how.implementation == "fused"
         else "the job's own",
@@ -129,9 +127,9 @@ def _optimizer(context: OptionContext) -> list[MemoryOption]:
 def _buckets(context: OptionContext) -> list[MemoryOption]:
     """Both avoid DistributedDataParallel's buckets, which are as large as the gradients and stay for the whole run."""
     does = CAPABILITIES[context.candidate.engine]
-    single, ddp = context.candidate.geometry.data_parallel == 1, does.several_ranks and does.whole_state
+    single, ddp = context.full_step.how.world == 1, does.several_ranks and does.whole_state
     twice = "DDP's buckets would hold a second copy of every gradient"
-    without = "without DDP there are no buckets"
+    without = "without DDP there are no buckets" if single else f"{context.candidate.engine} has no buckets of DDP"
     saves = context.all_phases(context.gradients)
     several = "the plan uses several devices"
     return [

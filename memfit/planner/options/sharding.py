@@ -8,12 +8,16 @@ from memfit.device.hardware.catalogue import interconnect_of
 from memfit.engine.capabilities import CAPABILITIES
 from memfit.errors import InputError
 from memfit.geometry import shape_of
+from memfit.mesh import MeshShape
 from memfit.plan import MemoryOption
 from memfit.planner.live_bytes import fall, live_bytes_of
 from memfit.planner.options.option_context import OptionContext, memory_option
 from memfit.planner.search.engine_choice import communication_model
 from memfit.sizes import format_size
 from memfit.trace.step import trace_job
+
+OF_SHARDS = ("half_gather", "sync_each_micro_batch")
+"""Choices of an engine that are of sharded nets alone."""
 
 
 def sharding(context: OptionContext) -> MemoryOption:
@@ -23,6 +27,9 @@ def sharding(context: OptionContext) -> MemoryOption:
     if ranks == 1 and context.full_step.how.world > 1:
         reason = "the ranks hold parts of the nets already, as --mesh sets it"
         return memory_option(context, name, False, {}, reason, seconds=0.0)
+    mesh = context.full_step.how.mesh
+    if mesh is not None and mesh.world > mesh.data_ranks:
+        return _sharding_of_parts(context, mesh)
     if ranks == 1:
         parts = candidate.footprint.phases["train"].categories
         half = sum(parts[category] for category in ("parameters", "gradients", "optimizer")) // 2
@@ -52,3 +59,27 @@ def sharding(context: OptionContext) -> MemoryOption:
     return memory_option(
         context, name, applied, dict(saves), why, seconds=seconds, costs="communication between ranks", unknown=unknown
     )
+
+
+def _sharding_of_parts(context: OptionContext, mesh: MeshShape) -> MemoryOption:
+    """Of ranks that hold parts of the nets already (stages, cut layers, experts): their data-parallel ranks sharded, or
+    replicas."""
+    applied, ranks = mesh.dp_shard > 1, mesh.data_ranks
+    other = replace(mesh, dp_replicate=ranks if applied else 1, dp_shard=1 if applied else ranks)
+    choices = {key: value for key, value in context.full_step.how.engine_choices.items() if key not in OF_SHARDS}
+    why = "--mesh sets it" if applied else "replicas fit"
+    try:
+        trace = trace_job(
+            context.job, shape_of(context.job, context.candidate.geometry.micro_batch),
+            replace(context.full_step.how, mesh=other, engine_choices=choices),
+        )  # fmt: skip
+    except InputError as error:
+        unknown = f"the mesh {other} cannot carry the job: {error}"
+        saved: dict[str, int | None] = dict.fromkeys(context.phases)
+        return memory_option(context, "sharding", applied, saved, why, seconds=None, unknown=unknown)
+    there = live_bytes_of(trace, context.device).peaks()
+    saves = fall(there, context.peaks) if applied else fall(context.peaks, there)
+    return memory_option(
+        context, "sharding", applied, dict(saves), why, seconds=None, costs="communication between ranks",
+        unknown=f"time: the communication of {other} was not estimated",
+    )  # fmt: skip

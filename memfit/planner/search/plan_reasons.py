@@ -5,6 +5,7 @@ from __future__ import annotations
 from memfit.planner.pipeline.stage_figures import StageFigures
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.full_step import ReplayedCandidate
+from memfit.planner.timing.mesh_time import REPLICAS, SHARDS
 from memfit.sizes import format_size
 from memfit.wording import counted
 
@@ -30,8 +31,15 @@ def communication_reason(candidate: ReplayedCandidate) -> dict[str, str]:
     if not candidate.communication:
         return {}
     parts = [f"{name} {seconds:.2g} s" for name, seconds in candidate.communication.items()]
-    waits = f"data-parallel ranks add {candidate.communication_seconds:.2g} s, the rest beside what is computed"
-    return {"communication": f"{', '.join(parts)}; {waits}"}
+    dimensions = dict.fromkeys(name.rpartition(" over ")[2] for name in candidate.communication)
+    inside = [name for name in dimensions if name not in (REPLICAS, SHARDS)]
+    waits = []
+    if len(inside) < len(dimensions):
+        seconds = f"{candidate.communication_seconds:.2g} s"
+        waits.append(f"the window waits {seconds} for data-parallel ranks, and computation hides the rest of theirs")
+    if inside:
+        waits.append(f"what the window waits for the ranks of {' and '.join(inside)} is in its time")
+    return {"communication": "; ".join([", ".join(parts), *waits])}
 
 
 def with_refusal(reasons: dict[str, str], refuses_single: str) -> dict[str, str]:

@@ -103,7 +103,7 @@ def _with_suggestions(answer: Answer, job: Job, request: PlanRequest) -> Answer:
     return replace(
         answer,
         smaller_settings=tuple(smaller_settings(job, answer.how, device)),
-        larger_hardware=tuple(larger_hardware(answer.floor.footprint, job.precision, device)),
+        larger_hardware=tuple(larger_hardware(answer.floor.footprint, job.precision, device, answer.how)),
     )
 
 
