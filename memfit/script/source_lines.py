@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import memfit
+from memfit.script.distributed_files import DistributedFiles
 from memfit.torch_compat import sequence_number
 from memfit.torch_compat.attributes import sequence_number_of
 
@@ -45,6 +46,7 @@ class SourceLines:
         self._internal = tuple(str(Path(str(module.__file__)).parent) for module in (torch, memfit))
         names = ("stdlib", "platstdlib", "purelib", "platlib")
         self._installed = (*(sysconfig.get_path(name) for name in names), sys.prefix, sys.base_prefix)
+        self._distributed = DistributedFiles()
         self._threads = [threading.get_ident()]
 
     def kind_of(self, file: str) -> int:
@@ -53,12 +55,14 @@ class SourceLines:
         if kind is None:
             if file.startswith(("<", *self._internal)):
                 kind = _INTERNAL
-            elif file.startswith(self._installed) or "site-packages" in file or "dist-packages" in file:
-                kind = _LIBRARY
             else:
-                kind = _OWN
+                kind = _LIBRARY if self._is_installed(file) else _OWN
             self._kinds[file] = kind
         return kind
+
+    def _is_installed(self, file: str) -> bool:
+        named = "site-packages" in file or "dist-packages" in file
+        return named or file.startswith(self._installed) or file in self._distributed
 
     def is_own(self, file: str) -> bool:
         return self.kind_of(file) == _OWN
