@@ -6,6 +6,7 @@ shares that trace, and a size between traced ones follows from them, as of a job
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,6 +24,10 @@ from memfit.script.outcome import NO_SAVE, NO_VALIDATION, ScriptOutcome, TraceRe
 _PHASES = (NO_VALIDATION, NO_SAVE)
 AS_WRITTEN = "as written"
 """The only policy of a script: memfit does not edit it."""
+
+
+_OF_CARDS = re.compile(r"cuda|nvidia|\bgpus?\b", re.IGNORECASE)
+"""In the error of a script that is traced for a CPU: it asks for a card."""
 
 
 class AskedScript(AskedJob):
@@ -91,7 +96,8 @@ class AskedScript(AskedJob):
 
     def _checked(self, outcome: ScriptOutcome, device: Device) -> ScriptOutcome:
         if outcome.error is not None:
-            write = "correct the script" if device.is_cuda else "correct the script, or name a card: --device rtx4090"
+            needs_card = not device.is_cuda and _OF_CARDS.search(outcome.error.summary)
+            write = "name a card: --device rtx4090" if needs_card else "correct the script"
             raise InputError(self.name, outcome.error.summary, outcome.error.hint or write)
         if outcome.footprint is None or outcome.windows < 2:
             write = f"write memfit trace -- {self.name}: it says what was seen"

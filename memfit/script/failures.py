@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from memfit.errors import InputError, describe
+from memfit.printable import one_line
 from memfit.script.outcome import ScriptError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def script_error(error: BaseException, tracer: ScriptTracer) -> ScriptError:
     summary = describe(error)
     if isinstance(error, InputError):
         text = text.replace(f"{InputError.__module__}.InputError: ", "memfit: ")
-        return ScriptError(text=text, summary=str(error))
+        return ScriptError(text=text, summary=one_line(f"{error.seen}: {error.why}"), hint=one_line(error.write))
     if isinstance(error, torch.OutOfMemoryError):
         return ScriptError(text=text, summary=summary, out_of_memory=True)
     if isinstance(error, MemoryError):

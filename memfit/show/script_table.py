@@ -107,7 +107,7 @@ def script_headline(request: TraceRequest, outcome: ScriptOutcome) -> Text:
 def _show_error(outcome: ScriptOutcome) -> None:
     assert outcome.error is not None
     sys.stderr.write(outcome.error.text)
-    if outcome.error.hint:
+    if outcome.error.hint and outcome.error.hint not in outcome.error.text:  # memfit's own errors have it
         sys.stderr.write(f"memfit: {outcome.error.hint}\n")
 
 

@@ -118,3 +118,39 @@ def test_a_script_that_fails_is_refused_in_one_line(capfd, tmp_path):
     code, printed = asked(capfd, "predict", "--device", "t4", "--", "python", str(tmp_path / "train.py"))
     assert code == 2
     assert "ValueError: no data" in printed.err.splitlines()[-1]
+
+
+SPARSE = """
+import torch
+net = torch.nn.Embedding(1000, 64, sparse=True)
+optimizer = torch.optim.SparseAdam(net.parameters())
+for _ in range(4):
+    net(torch.randint(1000, (8, 4))).square().mean().backward()
+    optimizer.step()
+"""
+ON_CARD = "import torch\ntorch.nn.Linear(3, 3).to('cuda')\n"
+FAILURES = {
+    "sparse": (
+        SPARSE,
+        "write it dense: sparse=False in nn.Embedding and nn.EmbeddingBag, index_add for a sparse product",
+    ),
+    "a fault of the script": ("1 / 0\n", "correct the script"),
+    "a card": (ON_CARD, "name a card: --device rtx4090"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_script_that_fails_on_a_cpu_is_answered_by_what_mends_it(capfd, tmp_path, name):
+    text, write = FAILURES[name]
+    (tmp_path / "train.py").write_text(text)
+    code, said = asked(capfd, "predict", "--device", "cpu", "--", "python", str(tmp_path / "train.py"))
+    last = said.err.splitlines()[-1]
+    assert code == 2
+    assert last.endswith(f"; {write}")
+    assert last.count("write it dense") == (name == "sparse")
+
+
+def test_an_error_of_memfit_in_a_trace_says_once_what_to_write(capfd, tmp_path):
+    (tmp_path / "train.py").write_text(SPARSE)
+    _, said = asked(capfd, "trace", "--device", "cpu", "--", "python", str(tmp_path / "train.py"))
+    assert (said.out + said.err).count("write it dense") == 1
