@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.tensor.debug  # noqa: F401: it reads operators that ``settled`` puts functions in the place of
+import torch.distributed.tensor.debug  # noqa: F401
 from torch.profiler import record_function
 
 from memfit.apply.checkpointing import recompute
@@ -262,7 +262,10 @@ def measure(case, operators):
 
 @contextmanager
 def settled():
-    """Inside, a collective returns when its thread has let go of its tensors; pickled objects are the transport's."""
+    """Inside, a collective returns when its thread has let go of its tensors; pickled objects are the transport's.
+
+    ``torch.distributed.tensor.debug`` is imported before: it reads operators that are replaced here.
+    """
     names = (
         "all_gather_single", "all_gather_into_tensor", "all_gather", "reduce_scatter_single", "reduce_scatter_tensor",
         "all_reduce", "broadcast", "all_gather_object",
