@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.tensor.debug  # noqa: F401
+import torch.distributed.tensor.debug
 from torch.profiler import record_function
 
 from memfit.apply.checkpointing import recompute
