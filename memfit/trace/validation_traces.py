@@ -26,7 +26,8 @@ class ValidationTrace:
     policy: PhasePolicy
     trace: Trace
     turns: np.ndarray | None
-    """int (operators,): for how many each one stands, where turns of loops were left out; None: not known."""
+    """int (operators,): how often each one runs in the validation, with turns of loops that were left out; 0 for those
+    outside of it. None: not known."""
 
 
 def trace_policies(
@@ -53,9 +54,11 @@ def trace_policies(
             policy, seen = asked
             begin, call, count = len(tracer.kind), len(tracer.call_memory.calls), len(tracer.phases)
             tracer.call_memory.plans, tracer.repeated = set(plans), []
+            first_row = len(tracer.op_rows)
             if job.validates and policy.where == "here":
                 with tracer.phase("validate"), phase_memory(train_state, policy):
                     validate_under(train_state, seen, tracer, policy, equal)
+            rows = slice(first_row, len(tracer.op_rows))
             with tracer.phase("save"), phase_memory(train_state, how.saving):
                 tracer.mark("save")
                 save_once(train_state)
@@ -64,7 +67,8 @@ def trace_policies(
                 break
             shift = len(policy_trace.kind) - len(tracer.kind)
             later = [(position + shift, row, key) for position, row, key in tracer.call_memory.calls[call:]]
-            turns = np.ones(len(policy_trace.operator_name), np.int64)
+            turns = np.zeros(len(policy_trace.operator_name), np.int64)
+            turns[rows] = 1
             for first, last, times in tracer.repeated:
                 turns[first:last] *= times
             policy_trace = (

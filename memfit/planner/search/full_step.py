@@ -183,6 +183,8 @@ def _trace_other_policies(
 
 def _operators(validation_trace: ValidationTrace) -> int:
     """The number of operators in the trace of a validation."""
+    if validation_trace.turns is not None:
+        return int(np.count_nonzero(validation_trace.turns))
     rows = [
         validation_trace.trace.operator[start:end]
         for name, start, end in validation_trace.trace.phases
@@ -204,11 +206,7 @@ def _seconds(validation_trace: ValidationTrace, device: Device, precision: str) 
     each = operator_seconds(validation_trace.trace, device, precision)
     if each is None:
         return None
-    rows = validation_trace.trace.operator[phase[1] : phase[2]]
-    if not len(rows):
-        return 0.0
-    inside = slice(int(rows.min()), int(rows.max()) + 1)
-    return float(np.dot(each[inside], validation_trace.turns[inside]))
+    return float(np.dot(each, validation_trace.turns))
 
 
 def policy_name(modes: Mapping[str, str], own: Mapping[str, str]) -> str:
