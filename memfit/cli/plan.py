@@ -178,7 +178,10 @@ def command(
         first = answers[targets[0].key]
         points = _curve(loaded, targets[0], batch, first.plan) if curve else None
         exported = _exported(loaded, first.plan, tool, out) if tool is not None and first.plan is not None else None
-        changes = upstream_changes(loaded, job, first.plan) if first.plan is not None and len(targets) == 1 else []
+        changes = []
+        if first.plan is not None and len(targets) == 1:
+            nets = first.nets if first.plan.precision == loaded.precision else None
+            changes = upstream_changes(loaded, job, first.plan, nets)
     if out is not None and first.plan is not None:
         write_plan(first.plan, out)
     if as_json:

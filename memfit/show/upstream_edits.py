@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from memfit.job import Job
+from memfit.job import Job, Nets
 from memfit.plan import Plan
 
 if TYPE_CHECKING:
@@ -42,11 +42,12 @@ class UpstreamEdit:
     """Paths of the modules that it is about, where they are not all that a switch covers."""
 
 
-def upstream_changes(job: Job, name: str, plan: Plan) -> list[UpstreamEdit]:
+def upstream_changes(job: Job, name: str, plan: Plan, nets: Nets | None = None) -> list[UpstreamEdit]:
     """What the plan sets, and what it has otherwise than the project's own defaults; empty for a job without a project.
 
     Args:
         name: the job's name, whose part after the slash is the variant.
+        nets: the job's, where they were built before.
     """
     says = job.upstream
     if not says:
@@ -59,7 +60,7 @@ def upstream_changes(job: Job, name: str, plan: Plan) -> list[UpstreamEdit]:
         for key, value in wanted.items()
         if (written := _written(says[key], value, variant)) is not None
     ]
-    return plain + list(_recompute(job, plan, variant))
+    return plain + list(_recompute(job, plan, variant, nets))
 
 
 def _choices(job: Job, plan: Plan) -> Iterator[tuple[str, Any]]:
@@ -95,11 +96,11 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _recompute(job: Job, plan: Plan, variant: str) -> Iterator[UpstreamEdit]:
+def _recompute(job: Job, plan: Plan, variant: str, nets: Nets | None) -> Iterator[UpstreamEdit]:
     """The project's switch where it does what the plan says, and a line for each other group of modules."""
     from memfit.planner.predict import checkpoint_all, plain_nets
 
-    nets = plain_nets(job)
+    nets = plain_nets(job) if nets is None else nets
     modes = {path: mode for path, mode in plan.checkpointing.items() if mode != "keep"}
     switched = checkpoint_all(job, nets)
     key = job.upstream.get("checkpointing")

@@ -10,7 +10,7 @@ from functools import cached_property
 from memfit.apply.train_state import make_optimizers, multiply_rates
 from memfit.device.hardware.catalogue import Device
 from memfit.engine.capabilities import dimensions
-from memfit.job import Job, Shape
+from memfit.job import Job, Nets, Shape
 from memfit.plan import MemoryOption, PhasePolicy, Plan
 from memfit.planner.checkpoint_writing import choose_writing
 from memfit.planner.cpu_margin import without_cpu_margin
@@ -65,6 +65,8 @@ class Answer:
     how: Tracing | None = None
     """How the smallest need was traced, where nothing fits."""
     learning_rate: Rate = field(default_factory=lambda: learning_rate(None, 1))
+    nets: Nets | None = None
+    """The job's nets without their bytes, as the search built them."""
     meshes: tuple[MeshRow, ...] = ()
     """Every mesh that was looked at, the best first, where the search chose it."""
     seconds: float = 0.0
@@ -172,7 +174,7 @@ class EngineSearch:
         )
         return Answer(
             plan=plan, chosen=candidate, floor=candidate, alternatives=tuple(result.alternatives),
-            next_step=result.next_step, learning_rate=rate, lengths=outcome.lengths,
+            next_step=result.next_step, learning_rate=rate, lengths=outcome.lengths, nets=self.nets,
         )  # fmt: skip
 
     def _outcome(self) -> Outcome:
