@@ -147,11 +147,10 @@ def command(
     if engine_choices and nodes is not None and shape is None:
         why = "--nodes searches meshes, which have different choices"
         raise InputError(f"--engine-choice {choices[0]} --nodes", why, "write --mesh too")
-    if engine_choices and shape is not None and shape.pp > 1:
-        why = "a plan chooses the stages of a pipeline for its own schedule"
-        raise InputError(
-            f"--engine-choice {choices[0]} --mesh {shape}", why, "write it in [engine_choices] of the plan"
-        )
+    if "first_modules" in engine_choices:
+        why = "a plan chooses where the nets are cut"
+        write = "leave it out, or write it in [engine_choices] of the plan"
+        raise InputError("--engine-choice first_modules", why, write)
     first_seed = whole_number("--seed", seed, least=0)
     nodes_of = whole_number("--nodes", nodes)
     _check_nodes(nodes_of, network, ranks or (shape.world if shape is not None else None))

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -111,6 +113,57 @@ def in_schedules(name: str, count: int, ranks: int) -> tuple[int, ...]:
     if name not in (INTERLEAVED, ZERO_BUBBLE) or count < 2 * ranks or count % ranks == 0:
         return (count,)
     return (count - count % ranks, count % ranks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageStep:
+    """What a rank of a schedule computes next.
+
+    Attributes:
+        stage: whose.
+        kind: forward, backward, or of a backward in two parts inputs and weights.
+        micro_batch: number of the micro-batch.
+    """
+
+    stage: int
+    kind: str
+    micro_batch: int
+
+
+_STEP_KINDS = {
+    "FORWARD": "forward", "FULL_BACKWARD": "backward", "BACKWARD_INPUT": "inputs", "BACKWARD_WEIGHT": "weights",
+}  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def steps_of_ranks(name: str, ranks: int, count: int) -> tuple[tuple[StageStep, ...], ...]:
+    """The steps of each rank in order, as torch's own schedule has them.
+
+    Args:
+        name: ``INTERLEAVED`` or ``ZERO_BUBBLE``, of two stages on each rank.
+        count: micro-batches, as ``in_schedules`` divides them.
+    """
+    from torch.distributed import pipelining
+
+    kind: Any = pipelining.ScheduleInterleaved1F1B if name == INTERLEAVED else pipelining.ScheduleInterleavedZeroBubble
+    stages = [
+        SimpleNamespace(
+            group_size=ranks, group_rank=0, num_stages=2 * ranks, stage_index=stage, is_first=stage == 0, is_last=False,
+            submod=nn.Identity(),
+        )
+        for stage in (0, ranks)
+    ]  # fmt: skip
+    order = kind(stages, count, loss_fn=lambda output, target: output, scale_grads=False).pipeline_order
+    return tuple(
+        tuple(
+            StageStep(
+                stage=step.stage_index, kind=_STEP_KINDS[step.computation_type.name],
+                micro_batch=step.microbatch_index,
+            )
+            for step in order[rank] if step is not None
+        )
+        for rank in range(ranks)
+    )  # fmt: skip
 
 
 @contextmanager

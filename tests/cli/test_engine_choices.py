@@ -36,6 +36,18 @@ def test_a_plan_has_the_choice_and_splits_the_batch_where_ranks_divide_sequences
     assert read_plan(file).engine_choices == {"sequence_parallel": True}
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "interleaved_1f1b"])
+def test_a_plan_of_stages_has_the_schedule_and_the_cut_for_it(tmp_path, schedule):
+    file = tmp_path / "plan.toml"
+    words = ("--global-batch", "32768", "--mesh", "pp=2", "--engine-choice", f"schedule={schedule}")
+    code, _, error = really("plan", JOB, *SMALL, *words, "--device", "rtx4090", "--out", str(file))
+    assert code == 0, error
+    plan = read_plan(file)
+    assert plan.engine_choices["schedule"] == schedule
+    assert len(plan.engine_choices["first_modules"]) == len(plan.stages) == (2 if schedule == "gpipe" else 4)
+    assert plan.reasons["engine_choices"] == "--engine-choice sets schedule"
+
+
 @pytest.mark.slow
 def test_ranks_with_a_choice_learn_what_one_rank_learns():
     code, said, error = really("verify", JOB, *SMALL, "--mesh", "tp=2", *DIVIDED, "--windows", "1", "--json")
@@ -62,7 +74,11 @@ def test_a_choice_that_cannot_be_is_one_line(words, line):
     ("words", "line"),
     [
         (("--devices", "8", "--nodes", "2", "--engine", "fsdp2", *DIVIDED), "--nodes searches meshes"),
-        (("--mesh", "pp=2", "--engine-choice", "schedule=gpipe"), "write it in [engine_choices] of the plan"),
+        (
+            ("--mesh", "pp=2", "--engine-choice", "first_modules=['llama.model.embed_tokens', 'llama.lm_head']"),
+            "a plan chooses where the nets are cut; leave it out, or write it in [engine_choices] of the plan",
+        ),
+        (("--mesh", "tp=2", "--engine-choice", "schedule=gpipe"), "engine_choices.schedule on the mesh tp=2"),
     ],
 )
 def test_a_choice_that_a_search_would_overrule_is_refused(words, line):

@@ -192,6 +192,15 @@ ZERO_BUBBLE_CASES = [
     EngineCase("stages", "fsdp2", 5, BF16, {"schedule": "interleaved_zero_bubble"}, MeshShape(pp=2)),
     EngineCase("counted", "fsdp2", 6, {"checkpoint": "all"}, {"schedule": "interleaved_zero_bubble"}, MeshShape(pp=2)),
 ]
+TWO_STAGES = ["net.model.embed_tokens", "net.model.layers.1"]
+FOUR_STAGES = ["net.model.embed_tokens", "net.model.layers.0", "net.model.layers.1", "net.model.norm"]
+PLANNED_STAGE_CASES = [
+    EngineCase("llama", "fsdp2", 4, {}, {"schedule": schedule, "first_modules": first}, MeshShape(pp=2))
+    for schedule, first in (
+        ("gpipe", TWO_STAGES), ("interleaved_1f1b", FOUR_STAGES), ("interleaved_zero_bubble", FOUR_STAGES)
+    )
+]  # fmt: skip
+"""Of schedules that were asked for, with the cut of their plan."""
 LATE_DECODER, EARLY_DECODER = (
     {"first_modules": ["net.embed", first]} for first in ("net.head", "net.blocks.2")
 )  # fmt: skip
@@ -223,7 +232,7 @@ CUT_STAGE_CASES = [
 ]
 EVERY_CASE = [
     *CASES, *ZERO_CASES, *MESH_CASES, *TENSOR_CASES, *BOTH_CASES, *BUILT_IN_CASES, *STAGE_CASES, *ZERO_BUBBLE_CASES,
-    *DECODER_CASES,
+    *DECODER_CASES, *PLANNED_STAGE_CASES,
     *SHARDED_STAGE_CASES, *COPIED_STAGE_CASES, *CUT_STAGE_CASES,
     *EXPERT_CASES, *SHARDED_EXPERT_CASES, *CUT_EXPERT_CASES,
     *SHARDED_CUT_EXPERT_CASES, *SEQUENCE_CASES, *SHARDED_SEQUENCE_CASES, *CONTEXT_CASES, *SHARDED_CONTEXT_CASES,

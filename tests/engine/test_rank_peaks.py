@@ -14,6 +14,8 @@ import torch
 
 from memfit.device.hardware.catalogue import find_device
 from memfit.planner.predict import BINDING_RANK, default_checkpointing, last_of_sequence, plain_nets
+from memfit.planner.request import PlanRequest
+from memfit.planner.search.search import find_plan
 from memfit.torch_compat.pipelining import OLDEST
 from memfit.torch_compat.versions import release_number
 from memfit.trace.self_test import live_peaks
@@ -33,6 +35,7 @@ from tests.engine.rank_peaks import (
     EXPERT_CASES,
     MESH_CASES,
     OPERATORS,
+    PLANNED_STAGE_CASES,
     SEQUENCE_CASES,
     SHARDED_CONTEXT_CASES,
     SHARDED_CUT_EXPERT_CASES,
@@ -170,6 +173,18 @@ def test_every_stage_of_a_pipeline(stages, tmp_path):
 @pytest.mark.skipif(release_number(torch.__version__) < OLDEST, reason="memfit refuses pp before torch 2.13")
 def test_every_stage_of_a_zero_bubble_schedule(tmp_path):
     check(compare(ZERO_BUBBLE_CASES, 2, tmp_path), within=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(release_number(torch.__version__) < OLDEST, reason="memfit refuses pp before torch 2.13")
+def test_every_stage_of_the_schedules_and_cuts_that_plans_have(tmp_path):
+    for case in PLANNED_STAGE_CASES:
+        request = PlanRequest(
+            name="llama", global_batch=case.shape.items * case.micro_batches, micro_batch=case.shape.items,
+            device=find_device("h100"), mesh=case.mesh, engine_choices={"schedule": case.choices["schedule"]},
+        )  # fmt: skip
+        assert find_plan(case.job(), request).plan.engine_choices == case.choices
+    check(compare(PLANNED_STAGE_CASES, 2, tmp_path), within=0.03)
 
 
 @pytest.mark.slow

@@ -10,9 +10,12 @@ from memfit.device.hardware.catalogue import find_device
 from memfit.device.hardware.cluster import GroupLink, cluster_of
 from memfit.job import Loss, Shape
 from memfit.mesh import MeshShape, parse_mesh
+from memfit.planner.pipeline.stage_model import on_their_way
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 from memfit.planner.search.traced_job import open_traced_job
+from memfit.planner.timing import interleaved_time
+from memfit.planner.timing.interleaved_time import interleaved_seconds
 from memfit.planner.timing.mesh_time import DataTraffic, MeshCommunication
 from memfit.planner.timing.pipeline_time import PipelineTime
 from memfit.planner.timing.schedule_time import schedule_seconds
@@ -64,6 +67,48 @@ def test_sends_of_gpipe_are_hidden_by_the_next_micro_batch_unless_they_are_longe
     time = PipelineTime(stages=4, link=LINK)
     assert time.waits(3, 3.0, GB) == pytest.approx(3 * (3.0 + 0.2))
     assert time.waits(3, 3.0, 15 * GB) == pytest.approx(3 * (3.0 + 3.0) + 2 * 0.5)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_two_stages_on_each_rank_wait_half_as_long_and_with_backwards_in_two_parts_less(stages):
+    """(p - 1) t / 2 (Narayanan and others, 2021, section 2.2), where a rank computes a micro-batch in t seconds."""
+    shares = ((1 / 6, 1 / 3),) * (2 * stages)
+    interleaved, zero_bubble = (
+        PipelineTime(stages=stages, shares=shares, schedule=name)
+        for name in ("interleaved_1f1b", "interleaved_zero_bubble")
+    )
+    for count in (stages, 2 * stages, 5 * stages, 11 * stages):
+        assert interleaved.waits(count, 6.0, GB) == pytest.approx(6.0 * (stages - 1) / 2)
+        assert zero_bubble.waits(count, 6.0, GB) < 6.0 * (stages - 1) / 2
+    rest = 2 * stages + 1
+    assert interleaved.waits(rest, 6.0, GB) == pytest.approx(
+        interleaved.waits(2 * stages, 6.0, GB) + interleaved.waits(1, 6.0, GB)
+    ), "a schedule of its own"
+
+
+@pytest.mark.parametrize("name", ["interleaved_1f1b", "interleaved_zero_bubble"])
+def test_micro_batches_that_are_not_followed_take_as_long_as_the_slowest_rank(name, monkeypatch):
+    forward, backward = [1.0, 3.0, 2.0, 1.0, 1.0, 2.0], [2.0, 5.0, 3.0, 2.0, 4.0, 4.0]
+    short = interleaved_seconds(name, forward, backward, 3, 48, 0.25)
+    monkeypatch.setattr(interleaved_time, "ROUNDS", 16)
+    assert interleaved_seconds(name, forward, backward, 3, 48, 0.25) == pytest.approx(short)
+
+
+def test_sends_of_interleaved_stages_run_beside_what_is_computed():
+    time = PipelineTime(stages=2, link=LINK, shares=((1 / 6, 1 / 3),) * 4, schedule="interleaved_1f1b")
+    more = [time.waits(count, 6.0, GB) - 3.0 for count in (8, 16)]
+    assert 6 * 0.1 <= more[0] < 8 * 4 * 0.1, "three there and three back at least, and not each of them"
+    assert time.sent_seconds(8, GB) == pytest.approx(4 * 8 * 0.1)
+
+
+def test_gpipe_holds_all_micro_batches_and_waits_for_stages_as_1f1b_does():
+    even = PipelineTime(stages=4, shares=((1 / 3, 2 / 3),) * 4, schedule="gpipe")
+    assert even.waits(16, 3.0, GB) == pytest.approx(3.0 * 3)
+    forward, backward = [1.0, 3.0], [4.0, 2.0]
+    assert schedule_seconds(forward, backward, 3, gpipe=True) == 1 + 3 * 3 + 2 + 3 * 4
+    assert schedule_seconds(forward, backward, 40, gpipe=True) == 1 + 40 * 3 + 2 + 40 * 4, "not all are followed"
+    assert on_their_way("gpipe", 4, 16) == (16, 16, 16, 16)
+    assert on_their_way("1f1b", 4, 16) == (4, 3, 2, 1)
 
 
 def test_one_stage_waits_for_nothing_and_a_link_that_is_not_known_counts_nothing():

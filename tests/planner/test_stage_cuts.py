@@ -194,6 +194,43 @@ def test_a_plans_memory_is_that_of_its_own_cut():
     assert [stage.process_bytes for stage in again.stages] == [s.process_bytes for s in answer.chosen.stages]
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "interleaved_1f1b", "interleaved_zero_bubble"])
+def test_a_plans_memory_is_that_of_the_schedule_that_was_asked_for(schedule):
+    """Within a budget that the cut has to respect, as every rank is traced."""
+    request = PlanRequest(
+        name="decoded", global_batch=32, micro_batch=4, device=with_memory(CARD, 80 * GIB), mesh=TWO,
+        keep=("checkpointing",), engine_choices={"schedule": schedule},
+    )  # fmt: skip
+    roomy = find_plan(WIDE, request)
+    plan, stages = roomy.plan, roomy.chosen.stages
+    assert plan.engine_choices == {"schedule": schedule, "first_modules": [stage.first_module for stage in stages]}
+    again = predict(
+        WIDE, "decoded", Shape(items=4), answer_device(plan), micro_batches=8, engine="fsdp2", world=2, mesh=TWO,
+        checkpointing={}, engine_choices=plan.engine_choices, plan=plan,
+    )  # fmt: skip
+    assert again.footprint.phases["train"].process_bytes == max(stage.process_bytes for stage in stages)
+    assert [stage.process_bytes for stage in again.stages] == [stage.process_bytes for stage in stages]
+    needs = max(stage.process_bytes for stage in stages)
+    tight = find_plan(WIDE, replace(request, device=with_memory(CARD, needs - (64 << 20))))
+    if tight.plan is not None:
+        assert max(stage.process_bytes for stage in tight.chosen.stages) <= tight.plan.budget_bytes
+
+
+def test_of_two_stages_on_each_rank_torchs_order_says_how_many_are_on_their_way_and_a_rank_holds_both():
+    """Of rank 1 torch runs 1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0, or with backwards in two parts 1F0 1F1 3F0 3I0 3F1 3I1 3W0
+    1F2 1I0 3W1 1F3 1I1 1W0."""
+    costs = costs_of([1.0] * 4, [1.0] * 4)
+    one_each, counts = (0, 1, 2, 3, 4), {}
+    for schedule, count in (("1f1b", 4), ("interleaved_1f1b", 4), ("interleaved_zero_bubble", 4)):
+        model = replace(stages(costs, count), schedule=schedule)
+        counts[schedule] = [model.bytes_of(stage, stage, stage + 1, 8) for stage in range(4)]
+    assert counts["1f1b"] == [4, 3, 2, 1]
+    assert counts["interleaved_1f1b"] == [4, 3, 2, 1]
+    assert counts["interleaved_zero_bubble"] == [4, 4, 2, 2], "what the backward of weights needs is held until then"
+    interleaved = replace(stages(costs, 4, [0.5] * 4), schedule="interleaved_1f1b")
+    assert interleaved.peak(one_each, 8) == 4 + 2 + 2 * 0.5
+
+
 def answer_device(plan):
     return with_memory(CARD, plan.budget_bytes)
 

@@ -76,6 +76,16 @@ def test_a_run_of_interleaved_stages_learns_what_one_device_does_and_is_resumed(
     same(ran(alone, tmp_path / "other", "--resume")[0], expected)
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "interleaved_1f1b", "interleaved_zero_bubble"])
+def test_a_plan_of_a_schedule_is_run_with_it_and_learns_what_one_device_does(schedule, tmp_path):
+    alone = planned(tmp_path / "alone.toml", DISTURBED, "--micro-batch", 3)
+    choice = ("--mesh", TWO, "--engine-choice", f"schedule={schedule}")
+    staged = planned(tmp_path / "staged.toml", DISTURBED, "--micro-batch", 3, *choice)
+    assert staged.engine_choices["schedule"] == schedule
+    assert staged.micro_batches == alone.micro_batches
+    same(ran(staged, tmp_path / "staged")[0], ran(alone, tmp_path / "alone")[0])
+
+
 @pytest.mark.parametrize("mesh", [TWO, BOTH, COPIED, CUT], ids=str)
 def test_a_run_of_stages_resumes_bit_for_bit_and_validates(mesh, tmp_path):
     staged = on_ranks(planned(tmp_path / "made.toml", DISTURBED, "--micro-batch", 3), "fsdp2", mesh.world, mesh)

@@ -8,12 +8,14 @@ from itertools import pairwise
 
 from memfit.device.hardware.catalogue import Device, nccl_bytes
 from memfit.device.hardware.cluster import GroupLink
+from memfit.engine.pipeline_cut import STAGES_OF_RANK
 from memfit.geometry import Geometry, shape_of
 from memfit.job import Job, Shape
 from memfit.mesh import MeshShape, communicators
 from memfit.planner.pipeline.pipeline_costs import PipelineCosts
 from memfit.planner.pipeline.stage_figures import StageFigures
 from memfit.planner.pipeline.stage_model import StageModel
+from memfit.planner.timing.interleaved_time import interleaved_seconds
 from memfit.planner.timing.schedule_time import schedule_seconds
 
 LARGER = 8
@@ -47,6 +49,8 @@ class ProposedCut:
     peak: int
     """Bytes of the stage that needs most."""
     figures: tuple[StageFigures, ...]
+    ranks: int
+    """Of the pipeline: stage s is on rank s modulo so many."""
 
     @property
     def first_modules(self) -> list[str]:
@@ -54,15 +58,20 @@ class ProposedCut:
         return [stage.first_module for stage in self.figures]
 
     @property
-    def slowest(self) -> int:
-        """The first of the stages that take most time."""
+    def rank_seconds(self) -> list[float]:
+        """Of each rank of the pipeline, what its stages take for a micro-batch."""
         seconds = [stage.seconds for stage in self.figures]
-        return seconds.index(max(seconds))
+        return [sum(seconds[rank :: self.ranks]) for rank in range(self.ranks)]
+
+    @property
+    def slowest(self) -> int:
+        """The first of the pipeline's ranks that take most time."""
+        return self.rank_seconds.index(max(self.rank_seconds))
 
     @property
     def shares(self) -> tuple[tuple[float, float], ...]:
-        """Seconds of each stage's forward and backward, as multiples of what the slowest one takes for both."""
-        most = self.figures[self.slowest].seconds
+        """Seconds of each stage's forward and backward, as multiples of what the slowest rank takes for both."""
+        most = max(self.rank_seconds)
         return tuple((stage.forward_seconds / most, stage.backward_seconds / most) for stage in self.figures)
 
 
@@ -97,18 +106,20 @@ class CutSearch:
         split: ways to divide the window, in any order.
         modes: of recomputing: the first with which some way fits.
         links: as of ``PipelineCosts.model``.
+        schedule: that runs the stages.
     """
 
     def __init__(
         self, job: Job, costs: PipelineCosts, mesh: MeshShape, device: Device, split: Sequence[Geometry],
-        modes: Sequence[Mapping[str, str]], links: Mapping[str, GroupLink] | None = None,
+        modes: Sequence[Mapping[str, str]], links: Mapping[str, GroupLink] | None = None, *, schedule: str = "1f1b",
     ) -> None:  # fmt: skip
         self._job, self._costs, self._mesh, self._links = job, costs, mesh, links
         self._sizes = traced_sizes(job, split)
         self._windows = [[WindowChoice(geometry=geometry, modes=some) for geometry in split] for some in modes]
         self.budget, self._outside = device.usable_bytes or 0, bytes_outside(device, mesh)
         self._more = [0.0] * mesh.pp
-        """Bytes of each stage for a unit of its micro-batch, beside what the model has."""
+        """Bytes of each rank for a unit of its micro-batch, beside what the model has."""
+        self._schedule, self._each = schedule, STAGES_OF_RANK[schedule]
         self._tried: list[ProposedCut] = []
 
     def next(self, enough: float | None = None, *, smallest: bool = False) -> ProposedCut | None:
@@ -138,15 +149,17 @@ class CutSearch:
         """Takes over what traces say.
 
         Args:
-            needs: bytes by stage; a stage that is absent needs as much beside the model as the one before it.
+            needs: bytes by rank of the pipeline; one that is absent needs as much beside the model as the one before.
         """
         model, more = self._model(cut.window), 0.0
-        for stage in range(self._mesh.pp):
-            if stage in needs:
-                begin, end = cut.bounds[stage : stage + 2]
-                own = model.bytes_of(stage, begin, end, cut.window.micro_batches)
-                more = (needs[stage] - own - self._outside) / model.costs.units
-            self._more[stage] = more
+        for rank in range(self._mesh.pp):
+            if rank in needs:
+                own = sum(
+                    model.bytes_of(stage, cut.bounds[stage], cut.bounds[stage + 1], cut.window.micro_batches)
+                    for stage in range(rank, model.stages, self._mesh.pp)
+                )
+                more = (needs[rank] - own - self._outside) / model.costs.units
+            self._more[rank] = more
 
     def _proposed(self) -> list[ProposedCut]:
         """The best cut for each window, without those that were planned; where none fits, of all modes."""
@@ -166,11 +179,16 @@ class CutSearch:
         figures = model.figures(bounds)
         forward, backward = [f.forward_seconds for f in figures], [f.backward_seconds for f in figures]
         whole = max(map(sum, window.geometry.micro_batches)) / window.geometry.micro_batch
-        rest = (window.micro_batches - whole) * max(stage.seconds for stage in figures)
-        return ProposedCut(
-            bounds=bounds, window=window, seconds=schedule_seconds(forward, backward, window.micro_batches) - rest,
-            peak=int(model.peak(bounds, window.micro_batches)), figures=figures,
+        cut = ProposedCut(
+            bounds=bounds, window=window, seconds=self._seconds(forward, backward, window.micro_batches),
+            peak=int(model.peak(bounds, window.micro_batches)), figures=figures, ranks=self._mesh.pp,
         )  # fmt: skip
+        return replace(cut, seconds=cut.seconds - (window.micro_batches - whole) * max(cut.rank_seconds))
+
+    def _seconds(self, forward: Sequence[float], backward: Sequence[float], micro_batches: int) -> float:
+        if self._each > 1:
+            return interleaved_seconds(self._schedule, forward, backward, self._mesh.pp, micro_batches)
+        return schedule_seconds(forward, backward, micro_batches, gpipe=self._schedule == "gpipe")
 
     def _order(self, cut: ProposedCut) -> tuple[float, ...]:
         return self._excess(cut), cut.seconds, -cut.window.geometry.micro_batch
@@ -181,5 +199,8 @@ class CutSearch:
     def _model(self, window: WindowChoice) -> StageModel:
         units = shape_of(self._job, window.geometry.micro_batch).units
         sizes = around(self._sizes, units)
-        model = self._costs.model(self._mesh, self._mesh.pp, sizes, units, window.modes, self._links)
-        return replace(model, rest=[self._outside + each * units for each in self._more])
+        stages = self._mesh.pp * self._each
+        model = self._costs.model(
+            self._mesh, stages, sizes, units, window.modes, self._links, schedule=self._schedule
+        )  # fmt: skip
+        return replace(model, rest=[(self._outside + more * units) / self._each for more in self._more * self._each])

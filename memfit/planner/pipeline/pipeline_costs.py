@@ -52,7 +52,7 @@ class PipelineCosts:
 
     def model(
         self, mesh: MeshShape, stages: int, sizes: Sequence[Shape], units: int, modes: Mapping[str, str],
-        links: Mapping[str, GroupLink] | None = None,
+        links: Mapping[str, GroupLink] | None = None, *, schedule: str = "1f1b",
     ) -> StageModel:  # fmt: skip
         """The stages of a pipeline for micro-batches of so many units under these modes of recomputing.
 
@@ -60,6 +60,7 @@ class PipelineCosts:
             stages: as many as the mesh has for them, or a multiple.
             sizes: one or two micro-batches that are traced; the costs of others lie on the line through them.
             links: what joins the ranks of each dimension; None: what they tell each other takes no time.
+            schedule: of what is on its way; with ``stages`` as many as it has.
 
         Raises:
             InputError: the nets cannot be cut so.
@@ -69,7 +70,9 @@ class PipelineCosts:
         link = (links or {}).get(TENSOR) if mesh.tp > 1 else None
         traced = [self._costs(self._traced_job(mesh.tp, link), paths, shape, modes) for shape in sizes]
         costs = traced[0].at(units, traced[-1])
-        return StageModel(paths=paths, costs=costs, stages=stages, allowed=allowed, shards=mesh.dp_shard)
+        return StageModel(
+            paths=paths, costs=costs, stages=stages, allowed=allowed, shards=mesh.dp_shard, schedule=schedule
+        )
 
     def without_single_items(self, split: list[Geometry], modes: Mapping[str, str]) -> tuple[list[Geometry], str]:
         """As ``memfit.planner.search.candidate_search`` has it."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from memfit.device.hardware.catalogue import Device
+from memfit.engine.pipeline_cut import schedule_of
 from memfit.engine.stage_bounds import FIRST_MODULES
 from memfit.planner.pipeline.cut_search import CutSearch, ProposedCut
 from memfit.planner.pipeline.pipeline_costs import PipelineCosts
@@ -62,13 +63,18 @@ class PipelineSearch(EngineSearch):
         each = self.how.world // request.devices
         split = geometries(self.job, request.global_batch, request.devices, each, request.micro_batch)
         split, self._refuses_single = costs.without_single_items(split, self.own)
-        return CutSearch(self.job, costs, mesh, self.device, split, modes, self.links)
+        return CutSearch(self.job, costs, mesh, self.device, split, modes, self.links, schedule=self._schedule)
+
+    @property
+    def _schedule(self) -> str:
+        return schedule_of(self.request.engine_choices)
 
     def _planned(self, cuts: CutSearch, cut: ProposedCut) -> Outcome:
         """A proposal, traced in full; the cuts learn what its stages need."""
         self._cut = cut
         slowest = cut.slowest * (self.how.world // self.how.stages)
-        self.how = replace(self.how, rank=slowest, engine_choices={FIRST_MODULES: cut.first_modules})
+        choices = {**self.request.engine_choices, FIRST_MODULES: cut.first_modules}
+        self.how = replace(self.how, rank=slowest, engine_choices=choices)
         with open_traced_job(self.job, self.how, self._first_shape(), self.links) as traced_job:
             result = replace(self._search(traced_job, self.device), refuses_single=self._refuses_single)
         outcome = self._traced_in_full(result)
@@ -84,7 +90,9 @@ class PipelineSearch(EngineSearch):
         search = CandidateSearch(
             traced_job, device, request.global_batch, request.devices, mesh=self.how.mesh,
             fixed=window.geometry.micro_batch, modes=window.modes, communicates=self.communication_seconds,
-            pipeline=PipelineTime(stages=self.how.stages, link=link, shares=self._cut.shares),
+            pipeline=PipelineTime(
+                stages=self.how.stages, link=link, shares=self._cut.shares, schedule=self._schedule
+            ),
         )  # fmt: skip
         return self._best_of(traced_job, search)
 
@@ -115,7 +123,7 @@ class PipelineSearch(EngineSearch):
             return Candidate(
                 geometry=cut.window.geometry, modes=cut.window.modes, rank=chosen.rank + more, peak=cut.peak, fits=True,
                 seconds=None if chosen.seconds is None else chosen.seconds + more, traced=False,
-                micro_seconds=max(stage.seconds for stage in cut.figures),
+                micro_seconds=max(cut.rank_seconds),
             )  # fmt: skip
 
         if not outcome.fits:

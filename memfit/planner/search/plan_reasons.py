@@ -15,6 +15,8 @@ def requested_reasons(request: PlanRequest) -> dict[str, str]:
     reasons = {} if request.micro_batch is None else {"micro_batch": "--micro-batch sets it"}
     if "checkpointing" in request.keep:
         reasons["checkpointing"] = "--keep checkpointing keeps the job's own"
+    if request.engine_choices:
+        reasons["engine_choices"] = f"--engine-choice sets {', '.join(request.engine_choices)}"
     if request.mesh is not None:
         reasons["mesh"] = "--mesh sets it"
     if request.mesh is not None and request.links is None:

@@ -11,6 +11,9 @@ as torch's schedules are written (``torch.distributed.pipelining.schedules``): 1
 activation and of a gradient, 2 s, and s where there are two stages, of which each sends one of them. GPipe sends beside
 the next micro-batch: it adds what of s is longer than the forward, a third of t, and than the backward, two thirds.
 
+Of two stages on each rank the whole window is followed, sends beside what is computed
+(``memfit.planner.timing.interleaved_time``).
+
 With more than two stages this is one send more than a simulation of 1F1B gives (``test_pipeline_time.py``).
 
 Left out: links that other dimensions use at the same time. Compared with no run over a network.
@@ -21,6 +24,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memfit.device.hardware.cluster import GroupLink
+from memfit.engine.pipeline_cut import STAGES_OF_RANK
+from memfit.planner.timing.interleaved_time import interleaved_seconds
 from memfit.planner.timing.schedule_time import schedule_seconds
 
 FORWARD = 1 / 3
@@ -32,15 +37,17 @@ class PipelineTime:
     """Waiting of the stages of a pipeline.
 
     Attributes:
-        stages: how many there are; of one nothing waits.
+        stages: ranks of the pipeline, each with one stage or two; of one nothing waits.
         link: what joins them; None: not known, so that sends count nothing.
-        shares: of each stage, seconds of a forward and of a backward, as multiples of what the slowest one takes for
-            both; empty: all take as long.
+        shares: of each stage, seconds of a forward and of a backward, as multiples of what the slowest rank takes for
+            both; empty: all take as long. Of two stages on each rank they are needed.
+        schedule: one of ``STAGES_OF_RANK``.
     """
 
     stages: int = 1
     link: GroupLink | None = None
     shares: tuple[tuple[float, float], ...] = ()
+    schedule: str = "1f1b"
 
     def send_seconds(self, nbytes: float) -> float:
         """Seconds of one send."""
@@ -51,27 +58,31 @@ class PipelineTime:
 
     def sent_seconds(self, micro_batches: int, nbytes: float) -> float:
         """Seconds of a window that a stage between others sends, whether it waits for that or not."""
-        return 0.0 if self.stages == 1 else 2 * micro_batches * self.send_seconds(nbytes)
+        times = 2 * STAGES_OF_RANK[self.schedule] * micro_batches
+        return 0.0 if self.stages == 1 else times * self.send_seconds(nbytes)
 
     def waits(self, micro_batches: int, micro_seconds: float, nbytes: float) -> float:
         """Seconds of a window that a stage waits for others.
 
         Args:
-            micro_seconds: that the slowest stage computes for a micro-batch, forward and backward.
+            micro_seconds: that the slowest rank computes for a micro-batch, forward and backward.
             nbytes: of the activation that a stage sends for a micro-batch; of its gradient as many.
         """
         if self.stages == 1:
             return 0.0
-        send, others = self.send_seconds(nbytes), self.stages - 1
-        if micro_batches >= self.stages:  # 1F1B; torch's is GPipe with fewer
+        send, others, gpipe = self.send_seconds(nbytes), self.stages - 1, self.schedule == "gpipe"
+        forward, backward = ([micro_seconds * share[which] for share in self.shares] for which in (0, 1))
+        if STAGES_OF_RANK[self.schedule] > 1:
+            window = interleaved_seconds(self.schedule, forward, backward, self.stages, micro_batches, send)
+            return window - micro_batches * micro_seconds
+        if micro_batches >= self.stages and not gpipe:  # torch's 1F1B is GPipe with fewer
             each = send if self.stages == 2 else 2 * send
         else:
             each = max(send - FORWARD * micro_seconds, 0.0) + max(send - (1 - FORWARD) * micro_seconds, 0.0)
-        idle: float = others
+        idle = others * micro_seconds
         if self.shares:
-            forward, backward = ([share[which] for share in self.shares] for which in (0, 1))
-            idle = schedule_seconds(forward, backward, micro_batches) - micro_batches
-        return idle * micro_seconds + others * 2 * send + (micro_batches - 1) * each
+            idle = schedule_seconds(forward, backward, micro_batches, gpipe=gpipe) - micro_batches * micro_seconds
+        return idle + others * 2 * send + (micro_batches - 1) * each
 
 
 ONE_STAGE = PipelineTime()

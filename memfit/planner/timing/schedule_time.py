@@ -14,15 +14,18 @@ ROUNDS = 8
 further one takes as long as it."""
 
 
-def schedule_seconds(forward: Sequence[float], backward: Sequence[float], micro_batches: int) -> float:
+def schedule_seconds(
+    forward: Sequence[float], backward: Sequence[float], micro_batches: int, *, gpipe: bool = False
+) -> float:
     """Seconds until the last backward has ended.
 
     Args:
         forward, backward: of one micro-batch on each stage.
+        gpipe: whether all forwards run first, however many micro-batches there are.
     """
     stages = len(forward)
     followed = min(micro_batches, ROUNDS * stages)
-    orders = [_order(stage, stages, followed) for stage in range(stages)]
+    orders = [_order(stage, stages, followed, gpipe=gpipe) for stage in range(stages)]
     clock, done = [0.0] * stages, [0] * stages
     forwards: list[list[float]] = [[] for _ in range(stages)]
     backwards: list[list[float]] = [[] for _ in range(stages)]
@@ -40,11 +43,11 @@ def schedule_seconds(forward: Sequence[float], backward: Sequence[float], micro_
                 clock[stage] = max(clock[stage], ready) + (forward[stage] if is_forward else backward[stage])
                 mine.append(clock[stage])
                 done[stage] += 1
-    slowest = max(map(sum, zip(forward, backward, strict=True)))
+    slowest = max(forward) + max(backward) if gpipe else max(map(sum, zip(forward, backward, strict=True)))
     return max(clock) + (micro_batches - followed) * slowest
 
 
-def _order(stage: int, stages: int, micro_batches: int) -> list[bool]:
+def _order(stage: int, stages: int, micro_batches: int, *, gpipe: bool) -> list[bool]:
     """Whether each step of a stage is a forward."""
-    first = min(micro_batches, stages - stage) if micro_batches >= stages else micro_batches
+    first = micro_batches if gpipe or micro_batches < stages else stages - stage
     return [True] * first + [False, True] * (micro_batches - first) + [False] * first
