@@ -114,6 +114,7 @@ class Job(Settings):
         windows: optimizer steps of ``memfit run`` without ``--windows``; 20.
         unsynchronised: nets that each rank trains by itself.
         allows_not_finite: whether a checkpoint may hold NaN or infinite numbers.
+        causal_attention: whether every attention of the trained nets is causal, which context parallelism balances.
         validate_every: windows between validations; 10, and 0 for none.
         validates: whether there is a validation; set where ``validate`` is written.
         real_validation_batch: whether ``validation_batch`` loads real samples.

@@ -17,6 +17,7 @@ from memfit.cli import main
 ROOT = Path(__file__).parents[1]
 SMALL = {
     "language_model.py:LanguageModel": ["layers=2", "width=64", "longest=64"],
+    "long_context.py:LongContext": ["layers=2", "width=256", "longest=64"],
     "lora.py:Lora": ["layers=2", "width=64", "longest=64", "rank=4"],
     "llama_lora.py:Llama8B": ["layers=2", "width=512", "vocabulary=256", "longest=64", "rank=4"],
     "unet.py:Discs": ["size=16", "width=16"],
@@ -24,6 +25,7 @@ SMALL = {
 }
 UNITS = {
     "language_model.py:LanguageModel": 64,
+    "long_context.py:LongContext": 64,
     "lora.py:Lora": 64,
     "llama_lora.py:Llama8B": 64,
     "unet.py:Discs": 1,
@@ -32,6 +34,7 @@ UNITS = {
 LOSSES = {name: {"loss"} for name in SMALL} | {"gan.py:Waves": {"discriminator", "generator"}}
 FILES = {
     "language_model.py:LanguageModel": {"llama"},
+    "long_context.py:LongContext": {"llama"},
     "lora.py:Lora": {"llama"},
     "llama_lora.py:Llama8B": {"llama"},
     "unet.py:Discs": {"unet"},

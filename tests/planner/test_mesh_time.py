@@ -99,9 +99,7 @@ def test_collectives_inside_of_layers_are_timed_by_their_own_link():
     assert timed[first] == pytest.approx(reduce_seconds(nbytes, joined["tp"]))
     others = np.setdiff1d(np.arange(len(plain)), rows)
     assert np.array_equal(plain[others], timed[others])
-    waits = trace.operator_name == trace.names.index("_c10d_functional.wait_tensor.default")
-    assert waits.any()
-    assert not timed[waits].any()
+    assert not any("wait_tensor" in name for name in trace.names), "it takes no memory and no time of its own"
 
 
 def test_a_rank_whose_layers_are_cut_carries_less():

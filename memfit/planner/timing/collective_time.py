@@ -15,9 +15,6 @@ import numpy as np
 from memfit.device.hardware.cluster import GroupLink
 from memfit.events import OVER, Trace
 
-WAIT = "_c10d_functional.wait_tensor.default"
-"""The operator that waits for a collective: no kernel of its own."""
-
 
 def gather_seconds(nbytes: float, link: GroupLink) -> float:
     """Seconds of an all-gather or reduce-scatter of a tensor of ``nbytes`` when it is whole."""
@@ -54,16 +51,14 @@ def collective_rows(trace: Trace, links: Mapping[str, GroupLink]) -> tuple[np.nd
     rows, seconds = [], []
     for index, name in enumerate(trace.names):
         kind, over, dimension = name.partition(OVER)
-        if not over and name != WAIT:
+        if not over:
             continue
         mine = np.flatnonzero(trace.operator_name == index)
         link = links.get(dimension, links[""])
         takes = _SECONDS.get(kind, reduce_seconds)
         moved = trace.operator_bytes[mine].astype(float)
         rows.append(mine)
-        seconds.append(
-            np.zeros(len(mine)) if name == WAIT else np.array([takes(each, link) for each in moved.tolist()])
-        )
+        seconds.append(np.array([takes(each, link) for each in moved.tolist()]))
     if not rows:
         return np.zeros(0, int), np.zeros(0)
     return np.concatenate(rows), np.concatenate(seconds)
