@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
 from memfit.engine.collectives import is_memory_failure
+from memfit.engine.lost_rank import is_lost_rank
 from memfit.errors import InputError, message_of
 from memfit.job import Job, Nets
 from memfit.nested_tensors import map_tensors
@@ -163,7 +164,7 @@ def _mistakes(job: Job) -> Iterator[None]:
         if "Load balancing requires `is_causal=True`" in message_of(error):
             why = "its causal_attention is set, and an attention is not causal"
             raise InputError(f"job {type(job).__name__} on cp", why, "write causal_attention = False") from error
-        if not is_memory_failure(error) and in_rings(error):
+        if not is_memory_failure(error) and not is_lost_rank(error) and in_rings(error):
             why = f"an attention has a mask or a kernel for which torch has no ring ({message_of(error)[:80]})"
             raise InputError(f"job {type(job).__name__} on cp", why, _WITHOUT) from error
         raise

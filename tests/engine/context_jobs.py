@@ -1,6 +1,10 @@
 """Nets whose sequences are divided: a Llama by transformers, an encoder without causal attention, and a net whose
 buffers have the sequence; and jobs whose sequences cannot be divided."""
 
+import os
+import signal
+from pathlib import Path
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -56,6 +60,24 @@ class Divided(Job):
 
     def logits(self, net, batch):
         return net(batch["tokens"], position_ids=batch["positions"], use_cache=False).logits
+
+
+class Lost(Divided):
+    """Its second rank is killed once, in the first attention of a later forward: the first one waits in a ring."""
+
+    marker: str = ""
+
+    def nets(self):
+        nets = super().nets()
+        nets["net"].model.layers[0].self_attn.q_proj.register_forward_pre_hook(lambda *call: self.count())
+        return nets
+
+    def count(self):
+        if self.marker and os.environ.get("RANK") == "1":
+            left = int(Path(self.marker).read_text())
+            Path(self.marker).write_text(str(left - 1))
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Known(Divided):

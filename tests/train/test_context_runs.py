@@ -4,6 +4,7 @@ python -m pytest tests/train/test_context_runs.py -m slow
 """
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -62,6 +63,17 @@ def test_a_run_goes_on_on_any_mesh_and_on_one_device(llama, tmp_path):
     ran(on_ranks(alone, "fsdp2", 4, BOTH), folder, "--windows", 2, "--resume")
     ran(on_ranks(alone, "fsdp2", 2), folder, "--windows", 3, "--resume")
     same(ran(alone, folder, "--windows", WINDOWS, "--resume")[0], expected)
+
+
+def test_a_rank_that_is_killed_while_another_waits_in_a_ring_is_lost_and_the_run_goes_on(llama, tmp_path):
+    alone, expected = llama
+    (tmp_path / "left").write_text("3")
+    job = alone.job.replace(":Divided", ":Lost")
+    lost = replace(alone, job=job, settings={**alone.settings, "marker": str(tmp_path / "left")})
+    learnt, said = ran(on_ranks(lost, "fsdp2", 2, SEQUENCES), tmp_path / "run", "--windows", WINDOWS)
+    assert (tmp_path / "left").read_text().startswith("-"), "it was killed"
+    assert "torch has no ring" not in said
+    same(learnt, expected)
 
 
 @pytest.mark.parametrize("mesh", [SEQUENCES, BOTH, CUT], ids=str)
