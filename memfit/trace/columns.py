@@ -12,13 +12,14 @@ from memfit.trace.tracer import Tracer
 
 
 def as_trace(tracer: Tracer) -> Trace:
-    """The tracer's lists as a Trace."""
+    """The tracer's lists as a Trace. What Python frees while it is made is not in it."""
+    events = slice(0, len(tracer.kind))
     return Trace(
         **of_storages(tracer, range(len(tracer.nbytes))),
         **of_operators(tracer, 0),
-        kind=np.array(tracer.kind, np.int8),
-        storage=np.array(tracer.storage, np.int32),
-        operator=np.array(tracer.operator, np.int32),
+        kind=np.array(tracer.kind[events], np.int8),
+        storage=np.array(tracer.storage[events], np.int32),
+        operator=np.array(tracer.operator[events], np.int32),
         modules=tuple(tracer.modules),
         phases=tuple(tracer.phases),
         net_kind=tracer.kind_of_net(),

@@ -188,8 +188,9 @@ class Session:
         """The events from ``first`` on; what was there before is allocated at their beginning."""
         tracer = self._tracer
         self._follow(first)
-        kind = np.array(tracer.kind[first:], np.int8)
-        storages = np.array(tracer.storage[first:], np.int32)
+        events = slice(first, len(tracer.kind))  # what Python frees from here on comes after them
+        kind = np.array(tracer.kind[events], np.int8)
+        storages = np.array(tracer.storage[events], np.int32)
         used = np.concatenate([np.array(sorted(self._alive), np.int64), storages[kind == ALLOCATE]])
         before = len(self._alive)
         local = np.full(len(tracer.nbytes), -1, np.int32)
@@ -200,7 +201,7 @@ class Session:
             kind=np.concatenate([np.full(before, ALLOCATE, np.int8), kind]),
             storage=np.concatenate([np.arange(before, dtype=np.int32), np.where(storages >= 0, local[storages], -1)]),
             operator=np.concatenate(
-                [np.zeros(before, np.int32), np.maximum(np.array(tracer.operator[first:], np.int32) - row, 0)]
+                [np.zeros(before, np.int32), np.maximum(np.array(tracer.operator[events], np.int32) - row, 0)]
             ),
             modules=tuple(tracer.modules),
             phases=(("train", 0, before + len(storages)),),
