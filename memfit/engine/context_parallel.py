@@ -160,7 +160,7 @@ def _mistakes(job: Job) -> Iterator[None]:
     """Raises InputError where attention needs what torch's rings do not have."""
     try:
         yield
-    except (RuntimeError, NotImplementedError) as error:
+    except RuntimeError as error:
         if "Load balancing requires `is_causal=True`" in message_of(error):
             why = "its causal_attention is set, and an attention is not causal"
             raise InputError(f"job {type(job).__name__} on cp", why, "write causal_attention = False") from error

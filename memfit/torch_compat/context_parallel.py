@@ -95,7 +95,7 @@ def _named(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any])
     """The arguments by name as this rank has them, without a mask."""
     given = dict(zip(names, args, strict=False)) | dict(kwargs)
     if given.pop("attn_mask", None) is not None:
-        raise NotImplementedError("attn_bias is not supported yet")
+        raise RuntimeError("the ring is given a mask")
     return {name: value.to_local() if isinstance(value, DTensor) else value for name, value in given.items()}
 
 

@@ -15,7 +15,7 @@ from memfit.torch_compat.context_parallel import OLDEST
 from memfit.torch_compat.versions import release_number
 from memfit.verify.verify_plan import on_ranks
 from tests.train.test_built_in_mesh_runs import WINDOWS, killed_after_a_window
-from tests.train.test_mesh_runs import ran, same
+from tests.train.test_mesh_runs import planned_and_run, ran, same
 from tests.train.test_ranks import ROOT, lines, memfit
 
 pytestmark = [
@@ -28,14 +28,7 @@ SEQUENCES, BOTH, CUT = MeshShape(cp=2), MeshShape(dp_shard=2, cp=2), MeshShape(c
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
-    """A plan for one device, and the final weights of its run."""
-    folder = tmp_path_factory.mktemp("llama")
-    made = memfit(
-        "plan", LLAMA, "--global-batch", 8, "--micro-batch", 3, "--memory", "256MiB", "--out", folder / "made.toml"
-    )
-    assert made.returncode == 0, made.stderr
-    alone = read_plan(folder / "made.toml")
-    return alone, ran(alone, folder / "alone", "--windows", WINDOWS)[0]
+    return planned_and_run(LLAMA, tmp_path_factory.mktemp("llama"))
 
 
 @pytest.mark.parametrize("mesh", [SEQUENCES, BOTH, CUT], ids=str)

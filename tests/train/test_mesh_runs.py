@@ -69,16 +69,19 @@ def test_what_is_planned_for_a_mesh_says_so_in_its_file(tmp_path):
     assert planned.micro_batches == [[4], [4], [4], [4]]
 
 
-@pytest.fixture(scope="module")
-def words(tmp_path_factory):
-    """A plan for a Llama on one device, and the final weights of its run."""
-    folder = tmp_path_factory.mktemp("words")
+def planned_and_run(job, folder):
+    """A plan for one device, and the final weights of its run."""
     made = memfit(
-        "plan", LLAMA, "--global-batch", 8, "--micro-batch", 3, "--memory", "256MiB", "--out", folder / "made.toml"
+        "plan", job, "--global-batch", 8, "--micro-batch", 3, "--memory", "256MiB", "--out", folder / "made.toml"
     )
     assert made.returncode == 0, made.stderr
     alone = read_plan(folder / "made.toml")
-    return alone, ran(alone, folder / "alone", "--windows", 4)[0]
+    return alone, ran(alone, folder / "alone", "--windows", WINDOWS)[0]
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    return planned_and_run(LLAMA, tmp_path_factory.mktemp("words"))
 
 
 def test_a_run_of_cut_nets_learns_what_one_device_does_and_goes_on_on_any_mesh(words, tmp_path):
