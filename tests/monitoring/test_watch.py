@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from memfit.errors import InputError
 from memfit.explain.evidence_reader import read_evidence
 from memfit.monitoring import step_monitor
 from memfit.monitoring.predicted import predicted_bytes
-from memfit.train.recovery.failure import give_back
 
 
 def trained(net: nn.Module, steps: int, optimizer: Any = None, keep: list | None = None, size: int = 8) -> None:
@@ -31,12 +31,6 @@ def trained(net: nn.Module, steps: int, optimizer: Any = None, keep: list | None
         optimizer.zero_grad()
         if keep is not None:
             keep.append(torch.ones(300_000))
-
-
-@pytest.fixture(autouse=True)
-def _nothing_free_in_the_heap() -> None:
-    """What earlier tests freed would serve a leak, and the process would not grow."""
-    give_back(torch.device("cpu"))
 
 
 def lines(path: Path) -> list[dict]:
@@ -80,27 +74,28 @@ def test_the_prediction_stands_in_each_line(tmp_path: Path) -> None:
     assert predicted_bytes({"phases": phases})["reserved_bytes"] == 20
 
 
-def test_a_leak_is_named_with_the_variable_that_holds_it(tmp_path: Path) -> None:
-    """In a process of its own: what earlier tests freed would serve the leak, and the process would not grow."""
-    leaky = (
-        "import json, sys, memfit\nfrom torch import nn\nfrom tests.monitoring.test_watch import trained\n"
-        "net, kept_tensors = nn.Linear(4, 2), []\n"
-        "with memfit.watch(net, out=sys.argv[1]) as monitor:\n"
-        "    trained(net, 80, keep=kept_tensors)\n"
-        "print(json.dumps(monitor.leaks))\n"
+def in_own_process(case: Callable[..., list[str]], *arguments: str) -> tuple[list[str], str]:
+    """The leaks that a case of this file names, and what it wrote to the error stream.
+
+    What other tests freed would serve a leak, and what they free late would hide it: neither process would grow.
+    """
+    text = (
+        "import json, sys\nfrom tests.monitoring import test_watch\n"
+        f"print(json.dumps(test_watch.{case.__name__}(*sys.argv[1:])))\n"
     )
-    command = [sys.executable, "-c", leaky, str(tmp_path / "m.jsonl")]
+    command = [sys.executable, "-c", text, *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
-    leak = json.loads(ended.stdout)[0]
-    assert leak.startswith("host memory grew from")
-    assert "1.14 MiB a step" in leak or "1.1 MiB a step" in leak
-    assert "keep (test_watch.py:" in leak or "kept_tensors (<string>:" in leak
-    assert "tensors" in leak
-    assert "memfit: host memory grew" in ended.stderr
-    assert read_evidence(str(tmp_path / "m.jsonl")).growth is not None
+    return json.loads(ended.stdout), ended.stderr
 
 
-def test_a_leak_in_a_module_is_named_with_its_path() -> None:
+def leak_of_a_variable(out: str) -> list[str]:
+    net, kept_tensors = nn.Linear(4, 2), []
+    with memfit.watch(net, out=out) as monitor:
+        trained(net, 80, keep=kept_tensors)
+    return monitor.leaks
+
+
+def leak_of_a_module() -> list[str]:
     class Remembers(nn.Linear):
         seen: list
 
@@ -113,21 +108,7 @@ def test_a_leak_in_a_module_is_named_with_its_path() -> None:
     net = nn.Sequential(inner)
     with memfit.watch(net, out=None) as monitor:
         trained(net, 80)
-    assert "model.0.seen holds" in monitor.leaks[0]
-
-
-def test_a_loader_whose_workers_keep_something_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_monitor, "CHILDREN_EVERY", 0.0)
-    net = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    loader = DataLoader(KeepsAll(), batch_size=2, num_workers=1)
-    with memfit.watch(optimizer, out=None) as monitor:
-        for rows, _ in zip(loader, range(40), strict=False):
-            net(rows).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    assert monitor.leaks[0].startswith("workers' memory grew from")
-    assert monitor.leaks[0].endswith(": data set KeepsAll of a loader with workers keeps something")
+    return monitor.leaks
 
 
 class KeepsAll(Dataset[torch.Tensor]):
@@ -142,7 +123,20 @@ class KeepsAll(Dataset[torch.Tensor]):
         return torch.randn(4)
 
 
-def test_an_object_that_raises_where_it_is_looked_at_does_not_end_the_training(tmp_path: Path) -> None:
+def leak_of_a_worker() -> list[str]:
+    step_monitor.CHILDREN_EVERY = 0.0
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    loader = DataLoader(KeepsAll(), batch_size=2, num_workers=1)
+    with memfit.watch(optimizer, out=None) as monitor:
+        for rows, _ in zip(loader, range(40), strict=False):
+            net(rows).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return monitor.leaks
+
+
+def leak_beside_an_object_that_raises() -> list[str]:
     class Shy:
         @property
         def __class__(self) -> type:
@@ -153,7 +147,33 @@ def test_an_object_that_raises_where_it_is_looked_at_does_not_end_the_training(t
     kept: list[torch.Tensor] = []
     with memfit.watch(net, out=None) as monitor:
         trained(net, 40, keep=kept)
-    assert monitor.leaks[0].endswith("what holds it cannot be searched (RuntimeError)")
+    return monitor.leaks
+
+
+def test_a_leak_is_named_with_the_variable_that_holds_it(tmp_path: Path) -> None:
+    (leak, *_), said = in_own_process(leak_of_a_variable, str(tmp_path / "m.jsonl"))
+    assert leak.startswith("host memory grew from")
+    assert "1.14 MiB a step" in leak or "1.1 MiB a step" in leak
+    assert "keep (test_watch.py:" in leak or "kept_tensors (test_watch.py:" in leak
+    assert "tensors" in leak
+    assert "memfit: host memory grew" in said
+    assert read_evidence(str(tmp_path / "m.jsonl")).growth is not None
+
+
+def test_a_leak_in_a_module_is_named_with_its_path() -> None:
+    (leak, *_), _ = in_own_process(leak_of_a_module)
+    assert "model.0.seen holds" in leak
+
+
+def test_a_loader_whose_workers_keep_something_is_named() -> None:
+    leaks, _ = in_own_process(leak_of_a_worker)
+    leak = next(text for text in leaks if text.startswith("workers' memory grew from"))
+    assert leak.endswith(": data set KeepsAll of a loader with workers keeps something")
+
+
+def test_an_object_that_raises_where_it_is_looked_at_does_not_end_the_training() -> None:
+    (leak, *_), _ = in_own_process(leak_beside_an_object_that_raises)
+    assert leak.endswith("what holds it cannot be searched (RuntimeError)")
 
 
 def test_a_full_disk_does_not_end_the_training(capsys: pytest.CaptureFixture[str]) -> None:
