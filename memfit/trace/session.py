@@ -86,7 +86,7 @@ class Session:
             train_state = replace(train_state, job=with_settings(train_state.job, {"zero_grad": "after_step"}))
         tracer.mark("setup")
         held = self._accumulated_in() if accumulated or train_state.job.zero_grad == "after_forward" else []
-        _make_gradients(held)
+        before = _make_gradients(held)
         first, row, calls = len(tracer.kind), len(tracer.op_rows), len(tracer.call_memory.calls)
         if tracer.device_type == "cpu":
             tracer.descriptions = []
@@ -97,7 +97,7 @@ class Session:
             return MicroTrace(trace=self._slice(first, row, calls), calls=tuple(tracer.descriptions or ()))
         finally:
             tracer.descriptions = None
-            _drop_gradients(held)
+            _put_gradients(held, before)
 
     def copied_trace(
         self, shape: Shape, modes: Mapping[str, str], accumulated: bool, precision: str | None
@@ -142,19 +142,15 @@ class Session:
         optimizers = with_implementation(train_state.optimizers, implementation)
         for name, optimizer in optimizers.items():
             optimizer.state = train_state.optimizers[name].state
-        _make_gradients(
-            [
-                stepped
-                for optimizer in train_state.optimizers.values()
-                for stepped in train_state.engine.stepped(optimizer)
-            ]
-        )
+        stepped = {name: train_state.engine.stepped(optimizer) for name, optimizer in train_state.optimizers.items()}
+        before = _make_gradients([parameter for parameters in stepped.values() for parameter in parameters])
         first, row, calls = len(tracer.kind), len(tracer.op_rows), len(tracer.call_memory.calls)
         if tracer.device_type == "cpu":
             tracer.descriptions = []
         for name, optimizer in optimizers.items():
             mark(tracer, train_state, "optimizer")
             _step(train_state, name, optimizer)
+            _put_gradients(stepped[name], before)
         micro_trace = MicroTrace(trace=self._slice(first, row, calls), calls=tuple(tracer.descriptions or ()))
         tracer.descriptions = None
         return micro_trace
@@ -224,16 +220,23 @@ class Session:
         self._followed = position
 
 
-def _make_gradients(parameters: Sequence[Tensor]) -> None:
+def _make_gradients(parameters: Sequence[Tensor]) -> dict[int, Tensor | None]:
+    """Gives each a gradient.
+
+    Returns:
+        Those they had, by the parameter's id. DeepSpeed keeps gradients on the host between windows.
+    """
     with DisableTorchFunction():
+        before = {id(parameter): parameter.grad for parameter in parameters}
         for parameter in parameters:
             parameter.grad = torch.empty_like(parameter)
+    return before
 
 
-def _drop_gradients(parameters: Sequence[Tensor]) -> None:
+def _put_gradients(parameters: Sequence[Tensor], gradients: Mapping[int, Tensor | None]) -> None:
     with DisableTorchFunction():
         for parameter in parameters:
-            parameter.grad = None
+            parameter.grad = gradients[id(parameter)]
 
 
 def _step(train_state: TrainState, name: str, optimizer: Optimizer) -> None:
@@ -244,7 +247,6 @@ def _step(train_state: TrainState, name: str, optimizer: Optimizer) -> None:
             engine.clip(train_state.parameters_of((name,)), train_state.job.clip)
         with stepping(train_state, optimizer):
             step()
-    _drop_gradients(engine.stepped(optimizer))
 
 
 @contextmanager
@@ -257,5 +259,5 @@ def open_session(job: Job, how: Tracing, shape: Shape) -> Iterator[Session]:
             categorise_state(tracer, train_state)
             tracer.collect_cycles()
         for optimizer in train_state.optimizers.values():
-            optimizer.zero_grad(set_to_none=True)
+            train_state.engine.zero_grad(optimizer)
         yield Session(train_state, tracer)

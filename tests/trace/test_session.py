@@ -37,3 +37,20 @@ def test_parts_are_stepped_and_gradients_held_as_the_stage_has_it(engine):
         ran = {step.trace.names[name] for name in step.trace.operator_name}
         assert any("sqrt" in name for name in ran)
         assert any("norm" in name for name in ran)
+
+
+@pytest.mark.parametrize(
+    ("engine", "choices"),
+    [
+        ("zero1", {"offload_optimizer": True}), ("zero2", {"offload_optimizer": True}),
+        ("zero3", {"offload_optimizer": True, "offload_param": True}),
+    ],
+)  # fmt: skip
+def test_gradients_that_an_engine_keeps_on_the_host_outlast_a_trace(engine, choices):
+    how = Tracing(device=find_device("rtx4090"), engine=engine, world=2, engine_choices=choices)
+    with open_session(JOBS["dit"](), how, SHAPE) as session:
+        session.micro_batch(SHAPE, {}, accumulated=False)  # DeepSpeed keeps the norms of its gradients
+        first = session.micro_batch(SHAPE, {}, accumulated=False)
+        assert session.optimizer_step() is not None
+        again = session.micro_batch(SHAPE, {}, accumulated=False)
+    assert resident(again) == resident(first)
