@@ -6,7 +6,10 @@ for which DTensor has no sharding rule, such as group normalisation, and change 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from types import MethodType
 from typing import Any
 
 import torch
@@ -19,7 +22,7 @@ from memfit.torch_compat.distributed import summed
 
 
 class LocalParameters:
-    """Hooks of one module: in its forward, its own DTensor parameters are local tensors, and DTensors after it.
+    """In the forward of a module, its own DTensor parameters are local tensors, and DTensors after it.
 
     Gradients come back as DTensors of the parameter's own placements.
 
@@ -29,24 +32,31 @@ class LocalParameters:
 
     def __init__(self, read: Callable[[Tensor], Tensor] = lambda local: local) -> None:
         self._read = read
-        self._held: list[dict[str, Any]] = []
 
     def watch(self, module: nn.Module) -> None:
-        """Sets the hooks. Hooks that are set later and first, as FSDP2's, run outside of them."""
-        module.register_forward_pre_hook(self._enter)
-        module.register_forward_hook(self._leave, always_call=True)
+        """Wraps the forward itself: hooks, as FSDP2's, run outside of it, and a forward that is recomputed without
+        them has local tensors too."""
+        inner = module.forward
+        method = getattr(inner, "__func__", None)  # a copy of the module is then given to it, and not this one
 
-    def _enter(self, module: nn.Module, args: Any) -> None:
+        @wraps(inner)
+        def forward(its: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            with self._in_forward(its):
+                return inner(*args, **kwargs) if method is None else method(its, *args, **kwargs)
+
+        module.forward = MethodType(forward, module)
+
+    @contextmanager
+    def _in_forward(self, module: nn.Module) -> Iterator[None]:
+        """The module with local tensors. A recomputed forward ends with an error as soon as it has what was asked."""
         own: dict[str, Any] = own_parameters(module)
-        self._held.append({key: value for key, value in own.items() if isinstance(value, DTensor)})
-        for key, parameter in self._held[-1].items():
+        held = {key: value for key, value in own.items() if isinstance(value, DTensor)}
+        for key, parameter in held.items():
             own[key] = self._read(parameter.to_local())
-
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Also after an error: a recomputed forward ends with one as soon as it has what was asked."""
-        own: dict[str, Any] = own_parameters(module)
-        if self._held:
-            own.update(self._held.pop())
+        try:
+            yield
+        finally:
+            own.update(held)
 
 
 class HeadParameters(LocalParameters):

@@ -87,11 +87,16 @@ EXPERT_CASES = {name: (kind, words, {}) for name, kind in expert_jobs.CARRIED.it
 CONTEXT_CASES = {name: (kind, context_jobs.sequences, {}) for name, kind in context_jobs.CARRIED.items()}
 """Nets whose sequences are divided."""
 CONTEXT_CASES["divided llama, full"] = CONTEXT_CASES["divided llama"]
+TENSOR_CASES["llama, parts"] = TENSOR_CASES["llama"]
+EXPERT_CASES["mixture, parts"] = EXPERT_CASES["mixture"]
 ALL_CASES = CASES | TENSOR_CASES | BUILT_IN_CASES | EXPERT_CASES | CONTEXT_CASES
+PARTS = [f"net.model.layers.{i}.{part}" for i in range(2) for part in ("input_layernorm", "self_attn")]
 MODES = {
     "stages, selective": {"net.0": "selective", "net.1": "selective"},
     "stages, full": {"net.0": "full", "net.1": "full"},
     "divided llama, full": {"net.model.layers.0": "full", "net.model.layers.1": "full"},
+    "llama, parts": dict.fromkeys([*PARTS, "net.model.layers.0.mlp"], "full"),
+    "mixture, parts": dict.fromkeys([*PARTS, "net.model.layers.0.mlp.gate"], "full"),
 }
 SHARES = {
     1: [[0, 1, 2, 3, 4]],

@@ -54,7 +54,9 @@ def test_two_sharded_replicas_take_the_steps_of_one_rank(tmp_path):
 
 
 def test_nets_that_are_sharded_and_cut_take_the_steps_of_one_rank(tmp_path):
-    compare(ranks(tmp_path, BOTH, "llama"), "llama")
+    gave = ranks(tmp_path, BOTH, "llama", "llama, parts")
+    for case in ("llama", "llama, parts"):
+        compare(gave, case)
 
 
 @pytest.mark.slow
