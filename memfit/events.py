@@ -20,6 +20,8 @@ FAILED = "failed"
 """The phase of an attempt that ran out of memory, and was made again with less: its events are no need of the run."""
 TO_HOST, TO_DEVICE = "to_host", "to_device"
 """Names of the operators that copy over the link between a card and its host."""
+ON_HOST = "on_host "
+"""Before the name of an operator that writes the host's tensors while a card is traced."""
 OVER = " over "
 """Between a collective's name and the dimension of the mesh whose ranks it joins, in the name of its operator."""
 

@@ -18,7 +18,7 @@ from memfit.engine.collectives import local_shard
 from memfit.engine.protocol import Engine
 from memfit.job import Job, Nets
 from memfit.torch_compat import FakeTensor
-from memfit.torch_compat.attributes import own_parameters
+from memfit.torch_compat.attributes import apply_to_tensors, own_parameters
 
 
 def gives_first_values(job: Job) -> bool:
@@ -32,6 +32,16 @@ def builds_without_values(job: Job, engine: Engine) -> bool:
     Not where a net is cut into stages: a stage lacks modules, and would draw other numbers for those that it has.
     """
     return gives_first_values(job) and CAPABILITIES[engine.name].takes_meta_nets and engine.stages == 1
+
+
+def give_memory(nets: Nets, device: torch.device, parts: torch.device | str) -> None:
+    """Memory without values for nets that were built on the meta device.
+
+    Args:
+        parts: where a rank's parts of tensors are; whole ones are on the device.
+    """
+    for net in nets.values():
+        apply_to_tensors(net, lambda t: torch.empty_like(t, device=parts if isinstance(t, DTensor) else device))
 
 
 def give_first_values(job: Job, nets: Nets, device: torch.device) -> None:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LinearLR
 
 from memfit.apply.build_nets import nets_of
-from memfit.apply.first_values import builds_without_values, give_first_values, gives_first_values
+from memfit.apply.first_values import builds_without_values, give_first_values, give_memory, gives_first_values
 from memfit.apply.optimizer_implementation import with_implementation
 from memfit.apply.state_streaming import copy_to_host, update_on_host
 from memfit.engine.capabilities import CAPABILITIES, WHOLE_STATE
@@ -103,8 +103,7 @@ def build(
     ema = _averages(job, nets, engine, average)
     nets = engine.place(job, nets)
     for placed in (nets, ema) if without_values else ():
-        for net in placed.values():
-            net.to_empty(device=device)
+        give_memory(placed, device, parts="cpu" if engine.parts_on_host else device)
         give_first_values(job, placed, device)
     optimizers = make_optimizers(job, nets)
     engine.check(job, nets, optimizers)

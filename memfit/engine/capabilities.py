@@ -25,6 +25,8 @@ class Capabilities:
     """Whether it places nets without values, of which each rank then fills its parts."""
     mesh_dimensions: tuple[str, ...] = ()
     """Dimensions of ``memfit.mesh.MeshShape`` that it carries; the first is what its ranks are without a mesh."""
+    takes_cpu_offload: bool = False
+    """Whether its choice ``cpu_offload`` leaves a rank's parts, and their steps, on the host."""
     zero_stage: int | None = None
     """DeepSpeed's stage; None: it is not DeepSpeed."""
     own_linear: bool = False
@@ -54,6 +56,7 @@ CAPABILITIES: Mapping[str, Capabilities] = {
         shards_gradients=True,
         shards_weights=True,
         takes_meta_nets=True,
+        takes_cpu_offload=True,
         mesh_dimensions=("dp_shard", "dp_replicate", "cp", "tp", "ep", "pp"),
     ),
     "zero1": Capabilities(shards_optimizer=True, zero_stage=1),

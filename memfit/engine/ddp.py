@@ -62,6 +62,7 @@ class Ddp(DataParallelMixin, TorchOptimMixin, TorchStateMixin):
     syncs_in_backward: bool = False
     syncs_in_step: bool = False
     sharded_state: bool = False
+    parts_on_host: bool = False
 
     @property
     def _group(self) -> dist.ProcessGroup:

@@ -30,7 +30,7 @@ CHOICES: Mapping[str, Mapping[str, Any]] = {
     "ddp": {},
     "fsdp2": {
         "sync_each_micro_batch": bool, "half_gather": bool, "sequence_parallel": bool,
-        "schedule": tuple(STAGES_OF_RANK), FIRST_MODULES: list,
+        "cpu_offload": bool, "schedule": tuple(STAGES_OF_RANK), FIRST_MODULES: list,
     },
     "zero1": _LAID_OUT,
     "zero2": _LAID_OUT,
@@ -77,7 +77,7 @@ def _fsdp2(mesh: MeshShape | None, place: Mapping[str, Any], how: Mapping[str, A
         InputError: a choice of the one that is the other's.
     """
     stages = mesh is not None and mesh.pp > 1
-    sharded = mesh is None or mesh.dp_shard > 1 or not stages
+    sharded = mesh is None or mesh.dp_shard > 1 or mesh.cp > 1
     for key, value in how.items():
         if key in ("schedule", FIRST_MODULES) and not stages:
             why = "it is of a pipeline (pp)"
@@ -85,7 +85,7 @@ def _fsdp2(mesh: MeshShape | None, place: Mapping[str, Any], how: Mapping[str, A
             why = "it is of layers that are cut (tp)"
         elif key == "sequence_parallel" and value and stages:
             why = "stages of a pipeline (pp) pass on all tokens"
-        elif key == "half_gather" and not sharded:
+        elif key in ("half_gather", "cpu_offload") and not sharded:
             why = "it is of sharded nets (dp_shard)"
         elif key == "sync_each_micro_batch" and stages:
             why = "a pipeline's schedule scatters gradients once, after its last backward"

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -63,6 +63,9 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
         half_gather: parameters are gathered in the job's half type, and gradients scattered in float32. Half the
             bytes; rounds parameters that autocast would have read in float32 (norms' weights, embeddings).
         sequence_parallel: between layers that are cut, a rank has its part of the tokens.
+        cpu_offload: parts of parameters, their gradients, the optimizers' state and steps, and averages are on the
+            host; a unit's parameters are copied to the card for each gather, and its gradients back (torch's
+            ``CPUOffloadPolicy``).
     """
 
     rank: int
@@ -75,6 +78,7 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
     sync_each_micro_batch: bool = True
     half_gather: bool = False
     sequence_parallel: bool = False
+    cpu_offload: bool = False
 
     @property
     def data_rank(self) -> int:
@@ -90,6 +94,11 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
     def context_ranks(self) -> int:
         """Ranks that hold parts of a sequence."""
         return self.ranks_in(CONTEXT)
+
+    @property
+    def parts_on_host(self) -> bool:
+        """Whether parts wait on the host."""
+        return self.cpu_offload
 
     @property
     def _same_samples(self) -> int:
@@ -207,9 +216,12 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
         if self.half_gather and job.precision != "fp32":
             half = torch.bfloat16 if job.precision == "bf16" else torch.float16
             policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        place = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if self.cpu_offload else OffloadPolicy()
         for path in units(net):
             module = net.get_submodule(path)
-            fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+            fully_shard(
+                module, mesh=mesh, mp_policy=policy, offload_policy=place, reshard_after_forward=reshard_after_forward
+            )
             ContainerSync().watch(module)
             sum_gradients(module)
 

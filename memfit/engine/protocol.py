@@ -68,6 +68,10 @@ class Engine(Protocol):
         """Whether ranks hold parts of the state: then each writes its own into a checkpoint."""
 
     @property
+    def parts_on_host(self) -> bool:
+        """Whether a rank's parts of parameters, and what is made of them, are in the host's memory beside a card."""
+
+    @property
     def syncs_in_step(self) -> bool:
         """Whether a step runs collectives: one that failed on one rank can then not be finished by that rank alone."""
 

@@ -30,6 +30,7 @@ class Single(DataParallelMixin, TorchOptimMixin, TorchStateMixin):
     syncs_in_backward: bool = False
     syncs_in_step: bool = False
     sharded_state: bool = False
+    parts_on_host: bool = False
 
     def place(self, job: Job, nets: Nets) -> Nets:
         """The nets as they are."""

@@ -67,6 +67,11 @@ class Zero(ZeroPartsState):
         return True
 
     @property
+    def parts_on_host(self) -> bool:
+        """Whether stage 3's parts wait on the host."""
+        return self.choices.offload_param
+
+    @property
     def _replicas(self) -> Ddp:
         """What is not divided is as under data parallelism."""
         return Ddp(rank=self.rank, world=self.world, mesh=self.mesh)

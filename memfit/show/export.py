@@ -18,6 +18,7 @@ from memfit.planner.checkpoint_writing import copy_bytes
 from memfit.printable import one_line
 from memfit.show.cluster_export import skypilot_task, slurm_script
 from memfit.show.export_geometry import ExportGeometry, equal
+from memfit.show.exported_choices import left_out_choices, offload_device, steps_on_host, zero_choices
 from memfit.show.trainer_config import TRAINERS, PlannedJob, TrainerConfig, torchtitan_script
 from memfit.wording import counted, precision_words
 
@@ -118,9 +119,11 @@ def deepspeed_config(plan: Plan, job: Job, geometry: ExportGeometry) -> dict[str
         "train_batch_size": geometry.global_batch,
         "train_micro_batch_size_per_gpu": geometry.micro_batch,
         "gradient_accumulation_steps": geometry.accumulation,
-        "zero_optimization": {"stage": _stage(plan.engine)},
+        "zero_optimization": {"stage": _stage(plan.engine), **zero_choices(plan)},
         "zero_allow_untested_optimizer": True,
     }
+    if steps_on_host(plan):
+        config["zero_force_ds_cpu_optimizer"] = False
     if job.clip is not None:
         config["gradient_clipping"] = job.clip
     if plan.precision != "fp32":
@@ -147,7 +150,7 @@ def accelerate_config(plan: Plan, job: Job, nets: Nets, geometry: ExportGeometry
         config["fsdp_config"] = {
             "fsdp_version": 2,
             "fsdp_reshard_after_forward": True,
-            "fsdp_offload_params": False,
+            "fsdp_offload_params": bool(plan.engine_choices.get("cpu_offload")),
             "fsdp_cpu_ram_efficient_loading": False,
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
@@ -159,8 +162,8 @@ def accelerate_config(plan: Plan, job: Job, nets: Nets, geometry: ExportGeometry
             "zero_stage": does.zero_stage,
             "gradient_accumulation_steps": geometry.accumulation,
             "zero3_init_flag": False,
-            "offload_optimizer_device": "none",
-            "offload_param_device": "none",
+            "offload_optimizer_device": offload_device(plan, "offload_optimizer"),
+            "offload_param_device": offload_device(plan, "offload_param"),
         }
         if job.clip is not None:
             config["deepspeed_config"]["gradient_clipping"] = job.clip
@@ -195,7 +198,8 @@ def _comments(plan: Plan, left_out: Mapping[str, str]) -> str:
 
 def _left_out(plan: Plan, job: Job, nets: Nets, to: str, geometry: ExportGeometry) -> dict[str, str]:
     """By name, what a tool's file cannot express, and what to write instead."""
-    return _batch_notes(plan, to, geometry) | _tool_notes(plan, job, nets, to, geometry) | _plan_notes(plan, job)
+    notes = _batch_notes(plan, to, geometry) | _tool_notes(plan, job, nets, to, geometry)
+    return notes | _plan_notes(plan, job) | left_out_choices(plan, to)
 
 
 def _batch_notes(plan: Plan, to: str, geometry: ExportGeometry) -> dict[str, str]:

@@ -138,6 +138,8 @@ def transformers_config(planned: PlannedJob) -> TrainerConfig:
         values["deepspeed"] = dict(planned.deepspeed)
     elif does.shards_weights:
         values |= {"fsdp": True, "fsdp_config": {"version": 2, "reshard_after_forward": True}}
+        if plan.engine_choices.get("cpu_offload"):
+            values["fsdp_config"]["cpu_offload"] = True
     if planned.job.wrapper == "ddp_find_unused":
         values["ddp_find_unused_parameters"] = True
     return TrainerConfig(values=values, says=frozenset(says), notes=notes)
@@ -156,6 +158,8 @@ def torchtitan_config(planned: PlannedJob) -> TrainerConfig:
         "training.mixed_precision_param": {"bf16": "bfloat16"}.get(plan.precision, "float32"),
         "training.disable_cuda_graphs": True,
     }
+    if plan.engine_choices.get("cpu_offload"):
+        values["training.enable_cpu_offload"] = True
     sizes = {"dp_replicate": mesh.dp_replicate, "dp_shard": mesh.dp_shard, **mesh.sizes()}
     values |= {f"parallelism.{DEGREES[name]}": size for name, size in sizes.items()}
     notes, says = {}, {"checkpointing by module", "normalisation by units", "mesh"}

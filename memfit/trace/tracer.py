@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from memfit.device.virtual.data_dependent import NOT_HANDLED
 from memfit.device.virtual.patching import replaced
 from memfit.device.virtual.virtual_device import Virtual
-from memfit.events import ALLOCATE, EMPTY_CACHE, FREE, OVER, TO_DEVICE, TO_HOST
+from memfit.events import ALLOCATE, EMPTY_CACHE, FREE, ON_HOST, OVER, TO_DEVICE, TO_HOST
 from memfit.garbage import collected_before
 from memfit.torch_compat import (
     DisableTorchFunction,
@@ -236,6 +236,8 @@ class Tracer(EventRecord, TorchDispatchMode):
         if kind.writes and self.part == "forward":
             self._see_overwritten(args[0] if args else None)
         done = work(kind.flops, args, kwargs, out) if kind.flops else 0
+        if kind.writes and self.device_type != "cpu" and _is_on_cpu(args[0] if args else None):
+            name = ON_HOST + kind.name
         self._note_operator(name or kind.name, node, done, moved, func, args, kwargs)
 
     def _note_operator(
@@ -264,3 +266,9 @@ class Tracer(EventRecord, TorchDispatchMode):
         i = self.new_storage(NBYTES, "activations", self.last_row)
         self.event(ALLOCATE, i)
         return i
+
+
+def _is_on_cpu(target: Any) -> bool:
+    """Whether what an operator writes, a tensor or a list of them, is the host's."""
+    first = target[0] if isinstance(target, list | tuple) and target else target
+    return isinstance(first, Tensor) and first.device.type == "cpu"

@@ -74,6 +74,34 @@ def test_accelerate_starts_as_many_processes(tmp_path):
         assert (rank["processes"], rank["kind"], rank["precision"]) == (2, "MULTI_CPU", "no")
 
 
+def test_choices_of_deepspeed_are_those_that_deepspeed_reads():
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    choices = {
+        "reduce_bucket_size": 500, "overlap_comm": False, "offload_optimizer": True, "offload_param": True,
+        "prefetch_bucket_size": 7, "param_persistence_threshold": 100, "max_live_parameters": 9,
+    }  # fmt: skip
+    values = json.loads(exported(plan("zero3", engine_choices=choices), "deepspeed").text)
+    read = DeepSpeedConfig({**values, "train_batch_size": 8})
+    zero = read.zero_config
+    assert (zero.reduce_bucket_size, zero.overlap_comm, zero.prefetch_bucket_size) == (500, False, 7)
+    assert (zero.param_persistence_threshold, zero.max_live_parameters) == (100, 9)
+    assert (zero.offload_optimizer.device, zero.offload_param.device) == ("cpu", "cpu")
+    assert read.zero_force_ds_cpu_optimizer is False
+
+
+def test_choices_that_a_tool_has_no_word_for_are_named():
+    choices = {"cpu_offload": True, "half_gather": True}
+    accelerate = exported(plan("fsdp2", engine_choices=choices), "accelerate")
+    assert "fsdp_offload_params: true" in accelerate.text
+    assert accelerate.left_out["engine choices"] == "the plan has half_gather = True"
+    trainer = json.loads(exported(plan("fsdp2", engine_choices=choices), "transformers").text)
+    assert trainer["fsdp_config"]["cpu_offload"] is True
+    titan = exported(plan("fsdp2", engine_choices=choices), "torchtitan")
+    assert "--training.enable_cpu_offload \\\n" in titan.text
+    assert "engine choices" not in exported(plan("fsdp2", engine_choices=choices), "torchrun").left_out
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["fsdp2", "zero2"])
 def test_accelerate_takes_the_plans_sharding(engine, tmp_path):

@@ -84,6 +84,7 @@ CASES = [
     EngineCase("dit", "fsdp2", 2, {**BF16, "clip": 1.0, "ema": 0.9}),
     EngineCase("dit", "fsdp2", 2, BF16, {"half_gather": True}),
     EngineCase("dit", "fsdp2", 2, {}, {"sync_each_micro_batch": False}),
+    EngineCase("dit", "fsdp2", 2, {"clip": 1.0, "ema": 0.9}, {"cpu_offload": True}),
     EngineCase("checkpointed", "fsdp2", 1, BF16),
     EngineCase("decoder", "fsdp2", 2, {"optimizer": "sgd", "foreach": True}),
     EngineCase("unet", "fsdp2", 1, {"clip": 1.0}),

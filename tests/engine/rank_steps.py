@@ -76,6 +76,8 @@ CASES = {
     "two nets": (Gan, vectors, {}),
     "two nets, scattered once": (Gan, vectors, {"sync_each_micro_batch": False}),
     "blocks": (Blocks, vectors, {}),
+    "offloaded": (Blocks, vectors, {"cpu_offload": True}),
+    "offloaded, scattered once": (Gan, vectors, {"cpu_offload": True, "sync_each_micro_batch": False}),
     "stages, selective": (Stages, vectors, {}),
     "stages, full": (Stages, vectors, {}),
 }

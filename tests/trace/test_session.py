@@ -43,7 +43,7 @@ def test_parts_are_stepped_and_gradients_held_as_the_stage_has_it(engine):
     ("engine", "choices"),
     [
         ("zero1", {"offload_optimizer": True}), ("zero2", {"offload_optimizer": True}),
-        ("zero3", {"offload_optimizer": True, "offload_param": True}),
+        ("zero3", {"offload_optimizer": True, "offload_param": True}), ("fsdp2", {"cpu_offload": True}),
     ],
 )  # fmt: skip
 def test_gradients_that_an_engine_keeps_on_the_host_outlast_a_trace(engine, choices):

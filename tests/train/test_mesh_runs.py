@@ -98,10 +98,18 @@ def test_a_run_of_cut_nets_learns_what_one_device_does_and_goes_on_on_any_mesh(w
     assert by_window == [0, 0, 1, 0, 0], "ranks that hold parts of a layer have one share"
 
 
-@pytest.mark.parametrize("mesh", [MeshShape(tp=2), MeshShape(dp_shard=2, tp=2)], ids=str)
-def test_a_run_whose_tokens_are_divided_is_verified_killed_and_resumed_bit_for_bit(mesh, words, tmp_path):
+@pytest.mark.parametrize(
+    ("mesh", "choice"),
+    [
+        (MeshShape(tp=2), "sequence_parallel"), (MeshShape(dp_shard=2, tp=2), "sequence_parallel"),
+        (MeshShape(dp_shard=2), "cpu_offload"), (MeshShape(dp_replicate=2, dp_shard=2), "cpu_offload"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_run_with_a_choice_of_its_mesh_is_verified_killed_and_resumed_bit_for_bit(mesh, choice, words, tmp_path):
+    """Divided tokens, and parts on the host, which on the CPU is the device."""
     alone, expected = words
-    divided = replace(on_ranks(alone, "fsdp2", mesh.world, mesh), engine_choices={"sequence_parallel": True})
+    divided = replace(on_ranks(alone, "fsdp2", mesh.world, mesh), engine_choices={choice: True})
     complete, _ = ran(divided, tmp_path / "whole", "--windows", WINDOWS, "--verify-every", 2)
     same(complete, expected)
     proofs = lines(tmp_path / "whole" / "run", "verified")

@@ -173,13 +173,27 @@ def _planned(job: Job, request: PlanRequest, rows: Sequence[MeshRow]) -> Answer:
         if rows[index].state == FITS and (best is None or (rows[index].seconds or 0.0) < (rows[best].seconds or 0.0)):
             best = index
     if best is None:
-        smallest = min(
-            rows, key=lambda row: (row.state == REFUSED, row.mesh.data_ranks / row.mesh.dp_shard, row.peak or 0)
-        )
-        answer = next(iter(answers.values()), None) or _plan_of(job, request, smallest)
-        return replace(answer, meshes=_ladder(rows))
+        return _planned_for_host(job, request, rows, answers)
     rows[best] = replace(rows[best], state=CHOSEN)
     return replace(answers[best], meshes=_ladder(rows))
+
+
+def _planned_for_host(
+    job: Job, request: PlanRequest, rows: list[MeshRow], answers: dict[int, Answer]
+) -> Answer:  # fmt: skip
+    """The mesh with the smallest parts, which may wait on the host; what the smallest peak lacks where that does not
+    fit either."""
+    carried = [index for index, row in enumerate(rows) if row.state != REFUSED]
+    sharded = max(carried, key=lambda index: (rows[index].mesh.shards, -(rows[index].peak or 0)))
+    smallest = min(
+        carried, key=lambda index: (rows[index].mesh.data_ranks / rows[index].mesh.dp_shard, rows[index].peak or 0)
+    )
+    for index in dict.fromkeys([sharded, smallest] if rows[sharded].mesh.shards > 1 else [smallest]):
+        answers[index] = answers.get(index) or _plan_of(job, request, rows[index])
+        if answers[index].plan is not None:
+            rows[index] = replace(_traced_row(rows[index], answers[index]), state=CHOSEN)
+            return replace(answers[index], meshes=_ladder(rows))
+    return replace(next(iter(answers.values())), meshes=_ladder(rows))
 
 
 def _plan_of(job: Job, request: PlanRequest, row: MeshRow) -> Answer:

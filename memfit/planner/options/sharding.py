@@ -16,7 +16,7 @@ from memfit.planner.search.engine_choice import communication_model
 from memfit.sizes import format_size
 from memfit.trace.step import trace_job
 
-OF_SHARDS = ("half_gather", "sync_each_micro_batch")
+OF_SHARDS = ("half_gather", "sync_each_micro_batch", "cpu_offload")
 """Choices of an engine that are of sharded nets alone."""
 
 

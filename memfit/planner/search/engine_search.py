@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 
+from memfit.apply.host_state import host_bytes
 from memfit.apply.train_state import make_optimizers, multiply_rates
 from memfit.device.hardware.catalogue import Device
 from memfit.engine.capabilities import dimensions
@@ -18,6 +19,7 @@ from memfit.planner.lr_scaling import Rate, learning_rate
 from memfit.planner.mesh_nets import rank_nets
 from memfit.planner.mesh_search.mesh_row import MeshRow
 from memfit.planner.options import options
+from memfit.planner.options.offload_options import CPU_OFFLOAD
 from memfit.planner.options.option_context import OptionContext
 from memfit.planner.options.option_traces import OptionTraces, other_geometry, trace_options
 from memfit.planner.predict import (
@@ -31,7 +33,13 @@ from memfit.planner.request import PlanRequest
 from memfit.planner.search.candidate_search import Candidate, CandidateSearch
 from memfit.planner.search.engine_choice import Communicates, communication_model
 from memfit.planner.search.full_step import FullStep, ReplayedCandidate, trace_full_step
-from memfit.planner.search.plan_reasons import communication_reason, requested_reasons, stage_reason, with_refusal
+from memfit.planner.search.plan_reasons import (
+    communication_reason,
+    host_reason,
+    requested_reasons,
+    stage_reason,
+    with_refusal,
+)
 from memfit.planner.search.second_core import CopiedJob, SecondCore, open_second_core
 from memfit.planner.search.traced_job import TracedJob, open_traced_job
 from memfit.planner.suggestions.larger_memory import LargerMemory, next_step
@@ -86,6 +94,8 @@ class SearchResult:
     """What the nets raise at a micro-batch of one item."""
     communication: Mapping[str, float] = field(default_factory=dict)
     """Seconds of a window by collective and dimension of the mesh."""
+    host_bytes: int = 0
+    """Of a rank's state, see ``memfit.apply.host_state``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,12 +117,17 @@ class EngineSearch:
 
     Args:
         optimizer_state, average: where optimizer state and the weights' average are kept.
+        parts: host: where an engine that shards keeps a rank's parts, whatever the request says.
     """
 
     def __init__(
-        self, job: Job, request: PlanRequest, engine: str, *, optimizer_state: str = "device", average: str = "device"
+        self, job: Job, request: PlanRequest, engine: str, *, optimizer_state: str = "device", average: str = "device",
+        parts: str = "device",
     ) -> None:  # fmt: skip
-        self.job, self.request = job, request
+        self.job, self.asked = job, request
+        if parts == "host":
+            request = replace(request, engine_choices={**request.engine_choices, CPU_OFFLOAD: True})
+        self.request = request
         self.device = without_cpu_margin(request.device)
         self.nets, self.by_precision = nets_and_readings(job, "precision")
         self.own = default_checkpointing(job, self.nets)
@@ -234,6 +249,7 @@ class EngineSearch:
             traces=trace_options(search, best, self.nets, by_precision=self.by_precision),
             net_kind=traced_job.net_kind, probed=search.probed is not None, refuses_single=search.refuses_single,
             communication=self._communication(traced_job, search, best),
+            host_bytes=host_bytes(traced_job.session.train_state),
         )  # fmt: skip
 
     def _traced_in_full(self, result: SearchResult, second_core: SecondCore | None = None) -> Outcome:
@@ -312,9 +328,10 @@ class EngineSearch:
             warmup_windows=self.rate.warmup_windows,
             reasons=with_refusal(
                 options.reasons(candidate, self.own, self.device, how)
-                | requested_reasons(request)
+                | requested_reasons(request, self.asked.engine_choices)
                 | communication_reason(candidate)
-                | stage_reason(candidate.stages),
+                | stage_reason(candidate.stages)
+                | host_reason(outcome.result.host_bytes, how),
                 outcome.result.refuses_single,
             ),
             options=self._memory_options(outcome),

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from memfit.planner.pipeline.stage_figures import StageFigures
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.full_step import ReplayedCandidate
 from memfit.planner.timing.mesh_time import REPLICAS, SHARDS
+from memfit.planner.timing.roofline import CPU_BANDWIDTH
 from memfit.sizes import format_size
+from memfit.trace.step import Tracing
 from memfit.wording import counted
 
 
-def requested_reasons(request: PlanRequest) -> dict[str, str]:
-    """Choices that the request makes and not the search, with the reason."""
+def requested_reasons(request: PlanRequest, asked: Collection[str]) -> dict[str, str]:
+    """Choices that the request makes and not the search, with the reason.
+
+    Args:
+        asked: the engine's choices that a person made; the others are those of a search in which nothing else fits.
+    """
     reasons = {} if request.micro_batch is None else {"micro_batch": "--micro-batch sets it"}
     if "checkpointing" in request.keep:
         reasons["checkpointing"] = "--keep checkpointing keeps the job's own"
+    needed = [name for name in request.engine_choices if name not in asked]
     if request.engine_choices:
-        reasons["engine_choices"] = f"--engine-choice sets {', '.join(request.engine_choices)}"
+        reasons["engine_choices"] = "; ".join(
+            ([f"--engine-choice sets {', '.join(asked)}"] if asked else [])
+            + ([f"nothing fits without {', '.join(needed)}"] if needed else [])
+        )
     if request.mesh is not None:
         reasons["mesh"] = "--mesh sets it"
     if request.mesh is not None and request.links is None:
@@ -42,6 +54,21 @@ def communication_reason(candidate: ReplayedCandidate) -> dict[str, str]:
     if inside:
         waits.append(f"what the window waits for the ranks of {' and '.join(inside)} is in its time")
     return {"communication": "; ".join([", ".join(parts), *waits])}
+
+
+def host_reason(host_bytes: int, how: Tracing) -> dict[str, str]:
+    """What state takes of the host's memory, and how its step is timed; nothing where it is on the device.
+
+    Args:
+        host_bytes: of each rank.
+    """
+    if not host_bytes:
+        return {}
+    each = " for each rank" if how.world > 1 else ""
+    words = f"{format_size(host_bytes)} of host memory{each}, beside the budget"
+    if "host" not in (how.optimizer_state, how.average):  # else it visits the card, which computes
+        words += f"; its step there is timed at {CPU_BANDWIDTH / 1e9:g} GB/s, as of one core"
+    return {"state_on_host": words}
 
 
 def with_refusal(reasons: dict[str, str], refuses_single: str) -> dict[str, str]:

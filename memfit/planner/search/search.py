@@ -119,12 +119,12 @@ def _remark(answer: Answer) -> str:
 
 
 def _search(job: Job, request: PlanRequest, engine: str) -> Answer:
-    """The answer for one engine and precision; optimizer state waits on the host where nothing fits otherwise."""
+    """The answer for one engine and precision; state waits on the host where nothing fits otherwise."""
     kind = EngineSearch if request.mesh is None or request.mesh.pp == 1 else PipelineSearch
     answer = kind(job, request, engine).answer()
     if answer.plan is not None:
         return answer
-    for places in offload_choices(job, request.device, engine, request.keep):
+    for places in offload_choices(job, request, engine):
         if answer.plan is not None:
             break
         answer = _best([answer, kind(job, request, engine, **places).answer()])

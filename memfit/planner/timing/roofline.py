@@ -2,8 +2,9 @@
 
 On this machine's processor each distinct operator was timed here (``memfit.trace.durations``). For a card, each takes
 the longer of its arithmetic and its memory traffic, and at least a launch: the roofline model (Williams, Waterman,
-Patterson, 2009). A copy between host and card goes at the link's rate. Left out: kernels that reach a part of the peak,
-overlap. Good enough to rank plans of one card.
+Patterson, 2009). A copy between host and card goes at the link's rate, and what is written on the host, as by a step
+of state that is offloaded, at that of one core, which is what torchrun gives a rank. Left out: kernels that reach a
+part of the peak, overlap. Good enough to rank plans of one card.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from memfit.device.hardware.catalogue import Device
 from memfit.device.hardware.cluster import GroupLink
-from memfit.events import TO_DEVICE, TO_HOST, Trace
+from memfit.events import ON_HOST, TO_DEVICE, TO_HOST, Trace
 from memfit.planner.timing.collective_time import collective_rows
 
 LAUNCH = 5e-6
@@ -45,6 +46,9 @@ def operator_seconds(
     if device.link_bytes is not None:
         link = np.isin(np.array(trace.names), (TO_HOST, TO_DEVICE))[trace.operator_name]
         seconds[link] = trace.operator_bytes[link] / device.link_bytes + launch
+    if device.is_cuda:
+        host = np.array([name.startswith(ON_HOST) for name in trace.names], bool)[trace.operator_name]
+        seconds[host] = np.maximum(trace.operator_flops[host] / CPU_FLOPS, trace.operator_bytes[host] / CPU_BANDWIDTH)
     if links is not None:
         rows, takes = collective_rows(trace, links)
         seconds[rows] = takes

@@ -1,0 +1,56 @@
+"""A plan's choices of its engine, in the words of the tools that carry it.
+
+Formats: DeepSpeed 0.19 (``zero_optimization``), Accelerate 1 (``deepspeed_config``, ``fsdp_config``), Transformers
+5 (``fsdp_config``) and torchtitan 0.3 (``training``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memfit.engine.capabilities import CAPABILITIES
+from memfit.plan import Plan
+
+_ZERO = {
+    "reduce_bucket_size": "reduce_bucket_size",
+    "allgather_bucket_size": "allgather_bucket_size",
+    "overlap_comm": "overlap_comm",
+    "prefetch_bucket_size": "stage3_prefetch_bucket_size",
+    "param_persistence_threshold": "stage3_param_persistence_threshold",
+    "max_live_parameters": "stage3_max_live_parameters",
+}
+"""Keys of ``zero_optimization`` by the choice."""
+_OFFLOADS = ("offload_optimizer", "offload_param")
+SAYS: Mapping[str, tuple[str, ...]] = {
+    "deepspeed": (*_ZERO, *_OFFLOADS),
+    "accelerate": (*_OFFLOADS, "cpu_offload"),
+    "transformers": (*_ZERO, *_OFFLOADS, "cpu_offload"),
+    "torchtitan": ("cpu_offload",),
+}
+"""Choices that a tool's file has; ``torchrun`` starts memfit, which reads the plan."""
+
+
+def zero_choices(plan: Plan) -> dict[str, Any]:
+    """What ``zero_optimization`` says of the choices of a plan that DeepSpeed carries."""
+    choices = plan.engine_choices if CAPABILITIES[plan.engine].is_deepspeed else {}
+    own: dict[str, Any] = {_ZERO[name]: value for name, value in choices.items() if name in _ZERO}
+    return own | {name: {"device": "cpu"} for name in _OFFLOADS if choices.get(name)}
+
+
+def steps_on_host(plan: Plan) -> bool:
+    """Whether DeepSpeed steps on the host, where it takes torch's optimizers only when told so."""
+    return bool(CAPABILITIES[plan.engine].is_deepspeed and plan.engine_choices.get("offload_optimizer"))
+
+
+def offload_device(plan: Plan, name: str) -> str:
+    """``cpu`` or ``none``, as Accelerate writes it."""
+    return "cpu" if plan.engine_choices.get(name) else "none"
+
+
+def left_out_choices(plan: Plan, to: str) -> dict[str, str]:
+    """By name, choices that a tool's file cannot say."""
+    says = SAYS.get(to, ()) if to != "torchrun" else tuple(plan.engine_choices)
+    left = {name: value for name, value in plan.engine_choices.items() if name not in says}
+    words = ", ".join(f"{name} = {value}" for name, value in left.items())
+    return {"engine choices": f"the plan has {words}"} if left else {}
