@@ -117,6 +117,8 @@ class Plan:
     copy_ahead_bytes: int = 0
     """The most that copies of those batches take of a card beside its phases, in the pool of their own stream; 0: the
     copies have none, and wait for what is computed before them."""
+    state_on_host_bytes: int = 0
+    """Predicted host memory of each rank for state that is kept there beside a card."""
     allocator: str = "default"
     """expandable_segments: ``memfit run`` sets PYTORCH_CUDA_ALLOC_CONF to it, unless the variable is set."""
     mesh: dict[str, int] = field(default_factory=dict)
@@ -251,7 +253,7 @@ def _checked(values: dict[str, Any], path: str) -> Plan:
     for name in ("step_seconds", "step_seconds_low", "step_seconds_high"):
         if not 0 <= values.get(name, 0) < float("inf"):
             raise InputError(f"plan file {path}: {name} = {values[name]}", "not a number of 0 or more", _AGAIN)
-    for name, least in {"read_ahead_bytes": 1, "copy_ahead_bytes": 0}.items():
+    for name, least in {"read_ahead_bytes": 1, "copy_ahead_bytes": 0, "state_on_host_bytes": 0}.items():
         if values.get(name, least) < least:
             raise InputError(f"plan file {path}: {name} = {values[name]}", f"less than {least}", _AGAIN)
     if values.get("warmup_windows", 0) < 0:

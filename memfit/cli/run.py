@@ -115,7 +115,8 @@ def _run(plan: str, wandb: bool, as_json: bool, values: dict[str, Any]) -> int:
     folder, ranks = RunFolder(options.folder), read.ranks // nodes.count
     if place is None and ranks > 1:
         check_cards(f"plan for {ranks} devices", ranks, read.device)
-        check_ranks(f"plan for {ranks} devices", ranks, RANK_BYTES + (_peak(read) if read.device == "cpu" else 0))
+        own = _peak(read) if read.device == "cpu" else read.state_on_host_bytes
+        check_ranks(f"plan for {ranks} devices", ranks, RANK_BYTES + own)
     check_workers(options.workers, place.local_world if place is not None else ranks)
     if place is not None and place.rank > 0:
         become_rank(options)

@@ -10,6 +10,8 @@ from torch.distributed.tensor import DTensor
 
 from memfit.apply.host_state import host_bytes
 from memfit.apply.window import run_window
+from memfit.cli import main
+from memfit.device.hardware import process_limits
 from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.device.hardware.cluster import cluster_of
 from memfit.errors import InputError
@@ -40,6 +42,7 @@ def test_it_is_planned_where_nothing_fits_without_it_and_says_what_the_host_hold
     assert plan.engine_choices == OFFLOADED
     assert plan.reasons["engine_choices"] == "nothing fits without cpu_offload"
     parts = 4 * WEIGHTS // 2  # parameters, gradients and two moments, of which a rank has half
+    assert plan.state_on_host_bytes == parts
     assert plan.reasons["state_on_host"].startswith(f"{parts >> 20} MiB of host memory for each rank")
     write_plan(plan, tmp_path / "plan.toml")
     read = read_plan(tmp_path / "plan.toml")
@@ -122,3 +125,17 @@ def test_a_mesh_that_shards_nothing_has_no_parts_to_offload(mesh):
     )
     with pytest.raises(InputError, match=r"cpu_offload on the mesh .*: it is of sharded nets \(dp_shard\)"):
         trace_job(Words(), Shape(items=2, length=6), how)
+
+
+def test_a_run_whose_ranks_hold_more_than_this_machine_is_not_started_where_a_mock_stands_for_the_cards(
+    tmp_path, monkeypatch, capsys
+):
+    plan = find_plan(Wide(), request(ROOMY, engine="fsdp2")).plan
+    job = "tests/planner/test_offload_options.py:Wide"
+    write_plan(replace(plan, job=job, state_on_host_bytes=1 << 44), tmp_path / "plan.toml")
+    monkeypatch.setattr(process_limits, "check_cards", lambda *given: None)
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", str(tmp_path / "plan.toml"), "--out", str(tmp_path / "run")])
+    said = capsys.readouterr().err
+    assert "2 ranks do not fit on this machine" in said
+    assert "each rank takes about 16384." in said

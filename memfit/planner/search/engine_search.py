@@ -179,6 +179,7 @@ class EngineSearch:
             checkpoint_writing=writing.how,
             read_ahead_bytes=ahead.nbytes,
             copy_ahead_bytes=copies.nbytes or 0,
+            state_on_host_bytes=result.host_bytes,
             reasons={
                 **plan.reasons,
                 "checkpoint_writing": writing.reason,
