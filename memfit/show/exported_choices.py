@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memfit.engine.capabilities import CAPABILITIES
+from memfit.mesh import MeshShape
 from memfit.plan import Plan
 
 _ZERO = {
@@ -26,7 +27,7 @@ SAYS: Mapping[str, tuple[str, ...]] = {
     "deepspeed": (*_ZERO, *_OFFLOADS),
     "accelerate": (*_OFFLOADS, "cpu_offload"),
     "transformers": (*_ZERO, *_OFFLOADS, "cpu_offload"),
-    "torchtitan": ("cpu_offload",),
+    "torchtitan": ("cpu_offload", "half_gather", "sequence_parallel", "schedule"),
 }
 """Choices that a tool's file has; ``torchrun`` starts memfit, which reads the plan."""
 
@@ -36,6 +37,26 @@ def zero_choices(plan: Plan) -> dict[str, Any]:
     choices = plan.engine_choices if CAPABILITIES[plan.engine].is_deepspeed else {}
     own: dict[str, Any] = {_ZERO[name]: value for name, value in choices.items() if name in _ZERO}
     return own | {name: {"device": "cpu"} for name in _OFFLOADS if choices.get(name)}
+
+
+_SCHEDULES = {
+    "1f1b": "1F1B", "gpipe": "GPipe", "interleaved_1f1b": "Interleaved1F1B",
+    "interleaved_zero_bubble": "InterleavedZeroBubble",
+}  # fmt: skip
+"""torch's names of schedules, by memfit's."""
+
+
+def titan_choices(plan: Plan, mesh: MeshShape) -> dict[str, Any]:
+    """Options of torchtitan for the choices of a plan's engine. torchtitan divides tokens over ``tp`` ranks unless it
+    is told not to, and gathers in bfloat16 where the plan does."""
+    choices, options = plan.engine_choices, dict[str, Any]()
+    if choices.get("cpu_offload"):
+        options["training.enable_cpu_offload"] = True
+    if mesh.tp > 1:
+        options["parallelism.enable_sequence_parallel"] = bool(choices.get("sequence_parallel"))
+    if mesh.pp > 1:
+        options["parallelism.pipeline_parallel_schedule"] = _SCHEDULES[choices.get("schedule", "1f1b")]
+    return options
 
 
 def steps_on_host(plan: Plan) -> bool:

@@ -18,6 +18,7 @@ from memfit.plan import Plan
 from memfit.printable import one_line
 from memfit.script.titan.target import DEGREES
 from memfit.show.export_geometry import ExportGeometry
+from memfit.show.exported_choices import titan_choices
 
 _HUGGING_FACE_OPTIMIZERS = {
     ("AdamW", "fused"): "adamw_torch_fused", ("AdamW", ""): "adamw_torch", ("SGD", ""): "sgd",
@@ -158,8 +159,7 @@ def torchtitan_config(planned: PlannedJob) -> TrainerConfig:
         "training.mixed_precision_param": {"bf16": "bfloat16"}.get(plan.precision, "float32"),
         "training.disable_cuda_graphs": True,
     }
-    if plan.engine_choices.get("cpu_offload"):
-        values["training.enable_cpu_offload"] = True
+    values |= titan_choices(plan, mesh)
     sizes = {"dp_replicate": mesh.dp_replicate, "dp_shard": mesh.dp_shard, **mesh.sizes()}
     values |= {f"parallelism.{DEGREES[name]}": size for name, size in sizes.items()}
     notes, says = {}, {"checkpointing by module", "normalisation by units", "mesh"}
@@ -167,6 +167,16 @@ def torchtitan_config(planned: PlannedJob) -> TrainerConfig:
         values["training.local_batch_size"] = geometry.micro_batch * geometry.accumulation
         values["parallelism.pipeline_parallel_microbatch_size"] = geometry.micro_batch
         notes["stages"] = "torchtitan divides the layers by its own rule; the plan's stages are those of memfit"
+    if (
+        does.shards_weights
+        and mesh.shards > 1
+        and plan.precision == "bf16"
+        and not plan.engine_choices.get("half_gather")
+    ):
+        notes["gathers"] = (
+            "torchtitan gathers parameters in bfloat16, and the plan in float32: memfit plan --engine-choice "
+            "half_gather=true plans as torchtitan does"
+        )
     if mesh.tp > 1:
         notes["cut of layers"] = "torchtitan cuts its own models' layers; the plan's job is cut by memfit"
     if job.longest is not None and geometry.counts == "samples":
@@ -196,12 +206,19 @@ def torchtitan_script(config: TrainerConfig, world: int, comments: str) -> str:
     """A script that starts torchtitan: ``sh torchtitan.sh --module llama3 --config llama3_8b``."""
     values = dict(config.values)
     policy = values.pop("activation-checkpoint")
-    flags = {name: "" if value is True else f" {value}" for name, value in values.items()}
-    options = "".join(f"    --{name}{value} \\\n" for name, value in flags.items())
+    options = "".join(f"    --{_flag(name, value)} \\\n" for name, value in values.items())
     return f"""#!/bin/sh
 {comments}exec torchrun --standalone --nproc-per-node {world} -m torchtitan.train "$@" \\
 {options}    activation-checkpoint:{one_line(policy)}
 """
+
+
+def _flag(name: str, value: Any) -> str:
+    """An option of torchtitan's command line, which tyro reads: what is false begins with ``no-``."""
+    if not isinstance(value, bool):
+        return f"{name} {value}"
+    group, _, key = name.rpartition(".")
+    return name if value else f"{group}.no-{key.replace('_', '-')}"
 
 
 def _layers(nets: Nets) -> set[str]:

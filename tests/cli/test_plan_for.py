@@ -184,6 +184,7 @@ MESHES = [
     ("fsdp2", {"dp_shard": 2, "tp": 2}, [[4, 4]] * 2, (4, 16)),
     ("fsdp2", {"pp": 2, "dp_shard": 2}, [[4, 4]] * 2, (8, 16)),
     ("fsdp2", {"pp": 2, "dp_replicate": 2}, [[4, 4]] * 2, (8, 16)),
+    ("fsdp2", {"pp": 2, "tp": 2}, [[4, 4]], (8, 8)),
     ("fsdp2", {"cp": 4}, [[4, 4]], (4, 8)),
     ("fsdp2", {"dp_shard": 2, "cp": 2}, [[4, 4]] * 2, (4, 16)),
     ("fsdp2", {"dp_replicate": 2, "cp": 2}, [[4, 4]] * 2, (4, 16)),
@@ -205,6 +206,40 @@ def test_torchtitan_gets_every_degree_of_a_mesh(engine: str, mesh: Any, sizes: A
     assert {name: size for name, size in degrees.items() if size > 1} == mesh
     if "pp" in mesh:
         assert config.parallelism.pipeline_parallel_microbatch_size == 4
+    if "tp" in mesh:
+        assert config.parallelism.enable_sequence_parallel is False
+
+
+CHOICES = [
+    ({"dp_shard": 4}, {"cpu_offload": True, "half_gather": True}, ("training.enable_cpu_offload", True)),
+    ({"dp_shard": 2, "tp": 2}, {"sequence_parallel": True}, ("parallelism.enable_sequence_parallel", True)),
+    *(
+        ({"pp": 2, "dp_shard": 2}, {"schedule": name}, ("parallelism.pipeline_parallel_schedule", theirs))
+        for name, theirs in (("gpipe", "GPipe"), ("interleaved_1f1b", "Interleaved1F1B"))
+    ),
+    (
+        {"pp": 2, "dp_shard": 2}, {"schedule": "interleaved_zero_bubble"},
+        ("parallelism.pipeline_parallel_schedule", "InterleavedZeroBubble"),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mesh", "choices", "expected"), CHOICES)
+def test_torchtitan_gets_the_choices_of_the_engine(mesh: Any, choices: Any, expected: Any) -> None:
+    ranks = mesh.get("dp_shard", 1)
+    made = plan(
+        "fsdp2", mesh=mesh, micro_batches=[[4, 4]] * ranks, micro_batch=4, global_batch=8 * ranks,
+        engine_choices=choices, precision="bf16",
+    )  # fmt: skip
+    job = load_job(made.job, dict(made.settings))
+    exported = export(made, job, plain_nets(job), "torchtitan", "file", "/plan.toml")
+    assert "engine choices" not in exported.left_out
+    assert ("gathers" in exported.left_out) is ("half_gather" not in choices)
+    name, value = expected
+    assert f"--{name}" + ("" if value is True else f" {value}") + " \\\n" in exported.text
+    pytest.importorskip("torchtitan", reason="torchtitan is not among the development packages")
+    group, _, key = name.partition(".")
+    assert getattr(getattr(parsed_by_torchtitan(made), group), key) == value
 
 
 def parsed_by_torchtitan(made: Any) -> Any:
