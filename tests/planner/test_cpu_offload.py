@@ -43,6 +43,10 @@ def test_it_is_planned_where_nothing_fits_without_it_and_says_what_the_host_hold
     assert plan.reasons["engine_choices"] == "nothing fits without cpu_offload"
     parts = 4 * WEIGHTS // 2  # parameters, gradients and two moments, of which a rank has half
     assert plan.state_on_host_bytes == parts
+    (applied,) = (option for option in plan.options if option.name == "optimizer state on the host")
+    assert applied.applied
+    assert applied.saves["train"] > 2 * WEIGHTS // 2, "the two moments at least"
+    assert 0 <= applied.saves["save"] - 3 * WEIGHTS // 2 < 1 << 14, "parameters, moments, and the moments' step counts"
     assert plan.reasons["state_on_host"].startswith(f"{parts >> 20} MiB of host memory for each rank")
     write_plan(plan, tmp_path / "plan.toml")
     read = read_plan(tmp_path / "plan.toml")
@@ -59,6 +63,7 @@ def test_it_is_left_where_there_is_room_and_where_a_person_says_no():
     assert "state_on_host" not in plan.reasons
     (left,) = (option for option in plan.options if option.name == "optimizer state on the host")
     assert "--engine-choice cpu_offload=true" in left.reason
+    assert (left.applied, left.saves, left.unknown) == (False, {}, "bytes and time: cpu_offload was not traced")
     assert find_plan(Wide(), request(TIGHT, engine="fsdp2", engine_choices={"cpu_offload": False})).plan is None
     assert find_plan(Wide(), request(TIGHT, engine="fsdp2", keep=["optimizer"])).plan is None
 

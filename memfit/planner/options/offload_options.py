@@ -40,8 +40,6 @@ def why_not(job: Job, nets: Nets, device: Device, engine: str) -> str:
     """Why the state stays on the device."""
     if not device.is_cuda:
         return "the host is the device"
-    if CAPABILITIES[engine].takes_cpu_offload:
-        return f"the plan fits without it; --engine-choice {CPU_OFFLOAD}=true offloads parts, gradients and steps too"
     if engine not in WHOLE_STATE:
         return f"under {engine} each rank already holds only a part"
     left = left_on_the_device(job.optimizers(nets))

@@ -7,14 +7,16 @@ from dataclasses import replace
 import numpy as np
 
 from memfit.apply.state_streaming import left_on_the_device, parts_by_size
-from memfit.engine.capabilities import WHOLE_STATE
+from memfit.engine.capabilities import CAPABILITIES, WHOLE_STATE
+from memfit.geometry import shape_of
 from memfit.job import is_trained
 from memfit.plan import MemoryOption
 from memfit.planner.live_bytes import fall, highest, live_bytes_of
 from memfit.planner.options import offload_options
+from memfit.planner.options.offload_options import CPU_OFFLOAD
 from memfit.planner.options.option_context import STEP, OptionContext, memory_option
 from memfit.planner.search.traced_job import open_traced_job
-from memfit.trace.step import Tracing
+from memfit.trace.step import Tracing, trace_job
 
 EIGHT_BIT = frozenset({"Adam", "AdamW", "SGD", "RMSprop", "Adagrad"})
 """Optimizers of torch.optim that bitsandbytes has with 8-bit state (bitsandbytes/optim)."""
@@ -79,6 +81,8 @@ def _made_in(context: OptionContext, part: str) -> np.ndarray:
 
 def state_on_host(context: OptionContext) -> MemoryOption:
     """Optimizers' state between steps; a step brings it to the card part by part."""
+    if CAPABILITIES[context.candidate.engine].takes_cpu_offload and context.device.is_cuda:
+        return _parts_on_host(context)
     name, live_bytes, traces = "optimizer state on the host", context.live_bytes, context.traces
     how, link, state = context.full_step.how, context.device.link_bytes, context.traces.streamed_bytes
     applied = how.optimizer_state == "host"
@@ -100,6 +104,28 @@ def state_on_host(context: OptionContext) -> MemoryOption:
     seconds = None if link is None else 2 * state / link
     return memory_option(
         context, name, applied, saves, reason, seconds=seconds, costs="copies", unknown=_no_link(seconds)
+    )  # fmt: skip
+
+
+def _parts_on_host(context: OptionContext) -> MemoryOption:
+    """FSDP2's offload of parts, gradients, state and steps together, against the same plan without it."""
+    name, how = "optimizer state on the host", context.full_step.how
+    if how.mesh is not None and how.mesh.shards == 1:
+        return memory_option(context, name, False, {}, f"the mesh {how.mesh} shards nothing", seconds=0.0)
+    if not how.engine_choices.get(CPU_OFFLOAD):
+        reason = f"the plan fits without it; --engine-choice {CPU_OFFLOAD}=true offloads parts, gradients and steps too"
+        unknown = f"bytes and time: {CPU_OFFLOAD} was not traced"
+        saved: dict[str, int | None] = dict.fromkeys(context.phases)
+        return memory_option(context, name, False, saved, reason, seconds=None, unknown=unknown)
+    there = replace(
+        how, engine_choices={key: how.engine_choices[key] for key in how.engine_choices if key != CPU_OFFLOAD}
+    )
+    trace = trace_job(context.job, shape_of(context.job, context.candidate.geometry.micro_batch), there)
+    saves = fall(live_bytes_of(trace, context.device).peaks(), context.peaks)
+    reason = f"{CPU_OFFLOAD}: with parts of parameters and gradients; see the reason for engine_choices"
+    return memory_option(
+        context, name, True, dict(saves), reason, seconds=None, costs="copies, and steps on the host",
+        unknown="time: the plan without it was not timed",
     )  # fmt: skip
 
 
