@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memfit.engine.capabilities import CAPABILITIES
+from memfit.engine.capabilities import CAPABILITIES, Capabilities
 from memfit.mesh import MeshShape
 from memfit.plan import Plan
 
@@ -34,7 +34,7 @@ SAYS: Mapping[str, tuple[str, ...]] = {
 
 def zero_choices(plan: Plan) -> dict[str, Any]:
     """What ``zero_optimization`` says of the choices of a plan that DeepSpeed carries."""
-    choices = plan.engine_choices if CAPABILITIES[plan.engine].is_deepspeed else {}
+    choices = plan.engine_choices if _is_deepspeed(plan) else {}
     own: dict[str, Any] = {_ZERO[name]: value for name, value in choices.items() if name in _ZERO}
     return own | {name: {"device": "cpu"} for name in _OFFLOADS if choices.get(name)}
 
@@ -54,14 +54,20 @@ def titan_choices(plan: Plan, mesh: MeshShape) -> dict[str, Any]:
         options["training.enable_cpu_offload"] = True
     if mesh.tp > 1:
         options["parallelism.enable_sequence_parallel"] = bool(choices.get("sequence_parallel"))
-    if mesh.pp > 1:
-        options["parallelism.pipeline_parallel_schedule"] = _SCHEDULES[choices.get("schedule", "1f1b")]
+    schedule = str(choices.get("schedule", "1f1b"))
+    if mesh.pp > 1 and schedule in _SCHEDULES:
+        options["parallelism.pipeline_parallel_schedule"] = _SCHEDULES[schedule]
     return options
 
 
 def steps_on_host(plan: Plan) -> bool:
     """Whether DeepSpeed steps on the host, where it takes torch's optimizers only when told so."""
-    return bool(CAPABILITIES[plan.engine].is_deepspeed and plan.engine_choices.get("offload_optimizer"))
+    return bool(_is_deepspeed(plan) and plan.engine_choices.get("offload_optimizer"))
+
+
+def _is_deepspeed(plan: Plan) -> bool:
+    """False for an engine that is not known, which a plan of any file may name."""
+    return CAPABILITIES.get(plan.engine, Capabilities()).is_deepspeed
 
 
 def offload_device(plan: Plan, name: str) -> str:

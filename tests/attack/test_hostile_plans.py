@@ -71,7 +71,7 @@ class Net(memfit.Job):
 def test_no_text_of_a_plan_is_a_command_in_the_exported_script(plan, text, tmp_path):
     hostile = replace(
         read_plan(plan), job=text, arithmetic=text, engine=text, precision=text, unit=text, implementation=text,
-        checkpointing={text: "full"},
+        checkpointing={text: "full"}, engine_choices={text: text, "schedule": text},
     )  # fmt: skip
     folder = tmp_path / "tools"
     folder.mkdir()
@@ -83,6 +83,10 @@ def test_no_text_of_a_plan_is_a_command_in_the_exported_script(plan, text, tmp_p
     subprocess.run(["sh", "run.sh"], cwd=tmp_path, env=environment, check=True, timeout=20)
     assert "--standalone" in (tmp_path / "arguments").read_text()
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["arguments", "run.sh", "tools"]
+    stages = replace(hostile, engine="fsdp2", precision="bf16", mesh={"pp": 2})
+    (tmp_path / "run.sh").write_text(export(stages, Plain(), {}, "torchtitan", text, "p.toml").text)
+    subprocess.run(["sh", "run.sh"], cwd=tmp_path, env=environment, check=True, timeout=20)
+    assert "torchtitan.train" in (tmp_path / "arguments").read_text()
     for to in ("accelerate", "deepspeed"):
         command = export(replace(hostile, precision="bf16"), Plain(), {}, to, text, "p.toml").command
         script = f"deepspeed() {{ :; }}; accelerate() {{ :; }}; {command}"
