@@ -117,9 +117,7 @@ def _parts_on_host(context: OptionContext) -> MemoryOption:
         unknown = f"bytes and time: {CPU_OFFLOAD} was not traced"
         saved: dict[str, int | None] = dict.fromkeys(context.phases)
         return memory_option(context, name, False, saved, reason, seconds=None, unknown=unknown)
-    there = replace(
-        how, engine_choices={key: how.engine_choices[key] for key in how.engine_choices if key != CPU_OFFLOAD}
-    )
+    there = replace(how, engine_choices={**how.engine_choices, CPU_OFFLOAD: False})
     trace = trace_job(context.job, shape_of(context.job, context.candidate.geometry.micro_batch), there)
     saves = fall(live_bytes_of(trace, context.device).peaks(), context.peaks)
     reason = f"{CPU_OFFLOAD}: with parts of parameters and gradients; see the reason for engine_choices"
