@@ -8,8 +8,10 @@ from dataclasses import dataclass, fields
 
 from memfit.errors import InputError
 
-INSIDE = ("cp", "tp", "ep")
+INSIDE = ("dp_shard_in_ep", "cp", "tp", "ep")
 """Dimensions whose ranks wait for each other inside of layers."""
+SHARDING = ("dp_shard", "dp_shard_in_ep", "cp")
+"""Dimensions over which one replica's parameters are sharded, together; experts are whole on ``dp_shard_in_ep``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,10 @@ class MeshShape:
     """Replicas, each of which takes its own samples."""
     dp_shard: int = 1
     """Ranks that hold parts of one replica (FSDP), each of which takes its own samples."""
+    dp_shard_in_ep: int = 1
+    """Ranks that hold some of the experts, and parts of all else as those of ``dp_shard``; each takes its own samples,
+    and sends tokens to the ranks of their experts. torchtitan's ``expert_parallel_degree``, and a name of its meshes.
+    """
     cp: int = 1
     """Ranks that hold parts of each sequence, and of the parameters as those of ``dp_shard`` do."""
     tp: int = 1
@@ -40,12 +46,12 @@ class MeshShape:
     @property
     def data_ranks(self) -> int:
         """Ranks, or groups of them, that take samples of their own: the shares of a window."""
-        return self.dp_replicate * self.dp_shard
+        return self.dp_replicate * self.dp_shard * self.dp_shard_in_ep
 
     @property
     def shards(self) -> int:
         """Ranks over which one replica's parameters are sharded."""
-        return self.dp_shard * self.cp
+        return self.dp_shard * self.dp_shard_in_ep * self.cp
 
     @property
     def same_samples(self) -> int:
@@ -109,10 +115,10 @@ def mesh_of(sizes: Mapping[str, object], where: str) -> MeshShape:
 
 
 def communicators(world: int, mesh: Mapping[str, int]) -> int:
-    """NCCL communicators of a rank: one of all ranks, where a mesh has several dimensions one of each, one of the ranks
-    of dp_shard and cp together where it has both, and of a pipeline's stage one with each of its neighbours, through
-    which it sends and receives alone (ProcessGroupNCCL)."""
+    """NCCL communicators of a rank: one of all ranks, where a mesh has several dimensions one of each, one of all
+    ranks that share a replica's parameters where they are of several, and of a pipeline's stage one with each of its
+    neighbours, through which it sends and receives alone (ProcessGroupNCCL)."""
     if world == 1:
         return 0
-    of_shards = 1 if {"dp_shard", "cp"} <= mesh.keys() else 0
+    of_shards = 1 if len(mesh.keys() & set(SHARDING)) > 1 else 0
     return 1 + of_shards + (len(mesh) if len(mesh) > 1 else 0) + min(mesh.get("pp", 1) - 1, 2)

@@ -51,11 +51,15 @@ def test_the_engine_follows_from_the_mesh():
     assert engine_of(MeshShape(dp_shard=4)) == engine_of(MeshShape(dp_replicate=2, dp_shard=4)) == "fsdp2"
     assert engine_of(MeshShape(tp=2)) == engine_of(MeshShape(dp_replicate=2, dp_shard=2, tp=2)) == "fsdp2"
     assert engine_of(MeshShape(ep=2)) == engine_of(MeshShape(dp_replicate=2, dp_shard=2, ep=2)) == "fsdp2"
-    for cut in ({"tp": 2}, {"ep": 2}):
+    for cut in ({"tp": 2}, {"ep": 2}, {"dp_shard_in_ep": 2}):
         with pytest.raises(InputError, match="write dp_shard=4 instead of dp_replicate"):
             engine_of(MeshShape(dp_replicate=4, **cut))
     with pytest.raises(InputError, match=r"tp and ep both divide the experts.* write tp=6 or ep=6 alone"):
         engine_of(MeshShape(tp=2, ep=3))
+    assert engine_of(MeshShape(dp_shard_in_ep=2)) == engine_of(MeshShape(dp_shard=2, dp_shard_in_ep=2)) == "fsdp2"
+    for other in ("pp", "cp", "tp", "ep"):
+        with pytest.raises(InputError, match=f"send each other tokens are not carried together with {other}"):
+            engine_of(MeshShape(dp_shard_in_ep=2, **{other: 2}))
     with pytest.raises(InputError, match="stages of a pipeline are not carried together with ep"):
         engine_of(MeshShape(pp=2, ep=2))
     for engine in ("ddp", "zero3", "single"):
@@ -71,6 +75,12 @@ def test_ranks_that_divide_experts_are_neighbours_and_share_their_samples():
     assert [mesh.place(rank)["ep"] for rank in range(6)] == [0, 1, 2, 0, 1, 2]
 
 
+def test_ranks_that_send_each_other_tokens_are_neighbours_with_samples_of_their_own():
+    mesh = MeshShape(dp_shard=2, dp_shard_in_ep=3)
+    assert (mesh.world, mesh.data_ranks, mesh.same_samples, mesh.shards) == (6, 6, 1, 6)
+    assert [mesh.place(rank)["dp_shard_in_ep"] for rank in range(6)] == [0, 1, 2, 0, 1, 2]
+
+
 def test_one_dimension_is_the_engine_without_a_mesh():
     assert dimensions("fsdp2", MeshShape(dp_shard=4)) is dimensions("ddp", MeshShape(dp_replicate=4)) is None
     hybrid = MeshShape(dp_replicate=2, dp_shard=4)
@@ -82,6 +92,7 @@ def test_each_dimension_of_several_has_a_communicator_beside_that_of_all_ranks()
     assert communicators(1, {}) == 0
     assert communicators(8, {}) == 1
     assert communicators(8, MeshShape(dp_replicate=2, dp_shard=4).sizes()) == 3
+    assert communicators(4, MeshShape(dp_shard=2, dp_shard_in_ep=2).sizes()) == 4, "with that of both together"
     assert communicators(2, MeshShape(pp=2).sizes()) == 2, "with its neighbour"
     assert communicators(4, MeshShape(pp=4).sizes()) == 3, "with two neighbours"
 

@@ -56,6 +56,9 @@ def command(plan: str, to: str, nnodes: str, out: str | None, as_json: bool) -> 
         if to != "torchtitan" and read.ranks > len(read.micro_batches):
             why = "ranks that hold parts of a layer, or stages, share their samples, which these files cannot express"
             raise InputError(f"plan file {plan}: mesh", why, "run it with memfit run, or write --to torchtitan")
+        if to != "torchtitan" and read.mesh.get("dp_shard_in_ep", 1) > 1:
+            why = "ranks that send each other the tokens of experts cannot be expressed in these files"
+            raise InputError(f"plan file {plan}: mesh", why, "run it with memfit run, or write --to torchtitan")
         if read.mesh.get("ep", 1) > 1:
             why = "ranks that divide experts share their samples, which those of torchtitan do not"
             raise InputError(f"plan file {plan}: mesh", why, "run it with memfit run")

@@ -109,6 +109,10 @@ def _run(plan: str, wandb: bool, as_json: bool, values: dict[str, Any]) -> int:
     options = _options(values, restarted=place is not None and is_restart())
     read = read_plan(plan)
     check_budget(read, plan)
+    if options.verify_every and read.engine_choices.get("half_gather"):
+        why = "half_gather rounds weights that one device reads in float32, so no window is the same on one device"
+        write = "leave it out, or plan without half_gather"
+        raise InputError(f"--verify-every {options.verify_every} with half_gather in {plan}", why, write)
     nodes = _nodes(values, read.ranks, started=place is not None)
     if read.allocator == "expandable_segments":
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")

@@ -57,7 +57,7 @@ CAPABILITIES: Mapping[str, Capabilities] = {
         shards_weights=True,
         takes_meta_nets=True,
         takes_cpu_offload=True,
-        mesh_dimensions=("dp_shard", "dp_replicate", "cp", "tp", "ep", "pp"),
+        mesh_dimensions=("dp_shard", "dp_replicate", "dp_shard_in_ep", "cp", "tp", "ep", "pp"),
     ),
     "zero1": Capabilities(shards_optimizer=True, zero_stage=1),
     "zero2": Capabilities(shards_optimizer=True, shards_gradients=True, zero_stage=2),
@@ -84,7 +84,10 @@ def engine_of(mesh: MeshShape, engine: str | None = None) -> str:
     if {"tp", "ep"} <= needed:
         why = "tp and ep both divide the experts, and are not carried together"
         raise InputError(f"--mesh {mesh}", why, f"write tp={mesh.tp * mesh.ep} or ep={mesh.tp * mesh.ep} alone")
-    if "dp_replicate" in needed and needed & {"tp", "ep"} and "dp_shard" not in needed:
+    for other in sorted(needed & {"pp", "cp", "tp", "ep"}) if "dp_shard_in_ep" in needed else ():
+        why = f"ranks that send each other tokens are not carried together with {other}"
+        raise InputError(f"--mesh {mesh}", why, "write dp_shard_in_ep with dp_shard and dp_replicate, or leave it out")
+    if "dp_replicate" in needed and needed & {"tp", "ep", "dp_shard_in_ep"} and "dp_shard" not in needed:
         why = "replicas of layers that are cut are carried only where they are sharded too"
         raise InputError(f"--mesh {mesh}", why, f"write dp_shard={mesh.dp_replicate} instead of dp_replicate")
     for other in sorted(needed & {"pp", "ep"}) if "cp" in needed else ():

@@ -1,10 +1,14 @@
-"""Expert parallelism: the experts of mixtures divided over the ``ep`` ranks of a mesh, whole ones on each.
+"""Expert parallelism: the experts of mixtures divided over the ranks of a mesh's dimension, whole ones on each.
 
-transformers divides them, by the plan that it has for a net (``ep_plan``), and carries tokens to them by its
-implementation ``all_reduce``: the ranks see the same samples, each runs its own experts on the tokens that chose them,
-and the outputs are summed over the ranks, as are gradients of what the experts are given. Of its implementations this
-is the one whose tensors have sizes that do not follow from what a router chooses, so that a trace knows them. What is
-not an expert is whole on every rank, and becomes a replicated DTensor.
+transformers divides them, by the plan that it has for a net (``ep_plan``), and carries tokens to them in two ways:
+
+- ``ep``, its implementation ``all_reduce``: the ranks see the same samples, each runs its own experts on the tokens
+  that chose them, and the outputs are summed over the ranks, as are gradients of what the experts are given. Tensors
+  have sizes that do not follow from what a router chooses. What is not an expert is whole on every rank, and becomes a
+  replicated DTensor.
+- ``dp_shard_in_ep``, its implementation ``all_to_all``, as torchtitan does: each rank has samples of its own, sends
+  each token to the ranks of its experts and gets their outputs back. What is not an expert is sharded over the ranks.
+  How many tokens a rank gets follows from the router; on simulated ranks it gets as many as it sends.
 
 Source: ``transformers.distributed.expert_parallel``.
 """
@@ -12,23 +16,26 @@ Source: ``transformers.distributed.expert_parallel``.
 from __future__ import annotations
 
 import fnmatch
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from memfit.device.virtual.patching import replaced
 from memfit.engine.local_parameters import replicate_parameters
 from memfit.errors import InputError
 from memfit.job import Nets
+from memfit.torch_compat import FakeTensor
 from memfit.torch_compat.attributes import own_parameters
 from memfit.torch_compat.distributed import OWN_VALUES
 
-EXPERTS = "ep"
-"""The dimension of a mesh of ranks that hold some of the experts."""
+EXPERTS, TOKENS = "ep", "dp_shard_in_ep"
+"""Dimensions of a mesh of ranks that hold some of the experts: they see the same samples, or send each other tokens."""
 DIVIDED, CALLED = "grouped_gemm", "ep_dispatch_experts"
 """transformers' layouts: of a parameter whose first dimension is the experts, and of the module that holds them."""
-_ALONE = "leave ep out of the mesh"
 
 
 def divide_experts(nets: Nets, mesh: DeviceMesh) -> None:
@@ -40,11 +47,71 @@ def divide_experts(nets: Nets, mesh: DeviceMesh) -> None:
     Raises:
         InputError: no net has experts, or those of a net cannot be divided; names the module.
     """
+    where = f"{EXPERTS}={mesh.size()}"
     plans = plans_of(nets, mesh.size())
     for name, net in nets.items():
         if name in plans:
-            _library(mesh.size())(net, mesh, mesh, plans[name], ep_implementation="all_reduce")
+            _library(where).apply_expert_parallelism(net, mesh, mesh, plans[name], ep_implementation="all_reduce")
         replicate_parameters(net, mesh)
+
+
+def exchange_tokens(nets: Nets, mesh: DeviceMesh) -> None:
+    """Divides the experts of nets in place over a mesh of one dimension, whose ranks send each other tokens; every rank
+    has the same values before. All other parameters stay as they are.
+
+    Args:
+        nets: those that are trained, or averages of them.
+
+    Raises:
+        InputError: no net has experts, or those of a net cannot be divided; names the module.
+    """
+    plans = plans_of(nets, mesh.size(), TOKENS)
+    library = _library(f"{TOKENS}={mesh.size()}")
+    kinds = library.EPImplementationInterface
+    fake = dist.get_backend(mesh.get_group()) == "fake"
+    for plan, net in ((plan, nets[name]) for name, plan in plans.items()):
+        if fake:
+            kinds.register(_BALANCED, _balanced(kinds()["all_to_all"]))
+        way = _BALANCED if fake else "all_to_all"
+        library.apply_expert_parallelism(net, mesh, _OneRank(mesh), plan, ep_implementation=way)
+
+
+def experts_of(net: nn.Module) -> dict[str, nn.Module]:
+    """Modules of a net whose parameters are experts that transformers has a plan to divide, by path."""
+    paths = [path for path, layout in _expanded(net).items() if layout == CALLED]
+    return {path: net.get_submodule(path) for path in paths}
+
+
+class _OneRank:
+    """What transformers asks of the mesh of ranks that have the same samples: there is this one alone."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self._mesh = mesh
+
+    def size(self) -> int:
+        return 1
+
+    def get_group(self) -> dist.ProcessGroup:
+        """Of the mesh over which experts are divided: transformers compares it with that one alone."""
+        return self._mesh.get_group()
+
+
+_BALANCED = "memfit_balanced"
+
+
+def _balanced(all_to_all: Any) -> Any:
+    """transformers' implementation ``all_to_all`` on tensors without data, whose counts of tokens are unknown: a rank
+    sends as many to each rank, and gets as many back."""
+
+    class Balanced(all_to_all):
+        def _dispatch_tokens(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Any:
+            ranks = self.ep_mesh.size()
+            least, more = divmod(top_k_index.numel(), ranks)
+            counts = [least + (rank < more) for rank in range(ranks)]
+            with replaced(FakeTensor, tolist=lambda tensor: [counts, list(counts)]):
+                return super()._dispatch_tokens(hidden_states, top_k_index, top_k_weights)
+
+    return Balanced
 
 
 def has_experts(nets: Nets) -> bool:
@@ -52,23 +119,28 @@ def has_experts(nets: Nets) -> bool:
     return any(_expanded(net) for net in nets.values())
 
 
-def plans_of(nets: Nets, ranks: int) -> Mapping[str, Mapping[str, str]]:
+def plans_of(nets: Nets, ranks: int, dimension: str = EXPERTS) -> Mapping[str, Mapping[str, str]]:
     """transformers' layout of each module and parameter of each net that has experts.
+
+    Args:
+        dimension: of the mesh, over which they are divided.
 
     Raises:
         InputError: no net has experts, or those of a net cannot be divided; names the module.
     """
     plans = {name: plan for name, net in nets.items() if (plan := _expanded(net))}
+    where = f"{dimension}={ranks}"
     if not plans:
         kinds = ", ".join(f"{name!r} ({type(net).__name__})" for name, net in nets.items())
         why = "no net has a mixture of experts with an expert-parallel plan of transformers"
-        raise InputError(f"net {kinds} on ep={ranks}", why, _ALONE)
+        raise InputError(f"net {kinds} on {where}", why, _without(where))
     for name, plan in plans.items():
         for path, layout in plan.items():
             if layout not in (DIVIDED, CALLED):
-                raise InputError(f"module {name}.{path} on ep={ranks}", f"its layout {layout!r} is not carried", _ALONE)
+                why = f"its layout {layout!r} is not carried"
+                raise InputError(f"module {name}.{path} on {where}", why, _without(where))
             if layout == CALLED:
-                _check_module(f"module {name}.{path} on ep={ranks}", nets[name].get_submodule(path), plan, path, ranks)
+                _check_module(f"{name}.{path}", where, nets[name].get_submodule(path), plan, path, ranks)
     return plans
 
 
@@ -81,28 +153,34 @@ def _expanded(net: nn.Module) -> dict[str, str]:
     return dict(sorted(layouts.items(), key=lambda item: item[1] == CALLED))
 
 
-def _check_module(seen: str, module: nn.Module, plan: Mapping[str, str], path: str, ranks: int) -> None:
+def _check_module(name: str, where: str, module: nn.Module, plan: Mapping[str, str], path: str, ranks: int) -> None:
     """Raises InputError where a parameter of a module of experts is not divided, or the experts do not divide."""
+    seen = f"module {name} on {where}"
     for key, parameter in own_parameters(module).items():
         if parameter is None:
             continue
         if plan.get(f"{path}.{key}") != DIVIDED:
-            raise InputError(seen, f"transformers' plan does not divide its {key}", _ALONE)
+            raise InputError(seen, f"transformers' plan does not divide its {key}", _without(where))
         if len(parameter) % ranks:
-            raise InputError(seen, f"its {len(parameter)} experts do not divide by {ranks}", "write another ep")
+            why = f"its {len(parameter)} experts do not divide by {ranks}"
+            raise InputError(seen, why, f"write another {where.partition('=')[0]}")
 
 
-def _library(ranks: int) -> Any:
-    """transformers' function that divides experts.
+def _without(where: str) -> str:
+    return f"leave {where.partition('=')[0]} out of the mesh"
+
+
+def _library(where: str) -> Any:
+    """transformers' module that divides experts.
 
     Raises:
         InputError: the installed version has none, or needs a later torch.
     """
     try:
-        from transformers.distributed.expert_parallel import apply_expert_parallelism
+        library = importlib.import_module("transformers.distributed.expert_parallel")
     except ImportError as error:
         why = "the installed transformers has no transformers.distributed.expert_parallel"
-        raise InputError(f"--mesh ep={ranks}", why, "install transformers 5.23 or newer") from error
+        raise InputError(f"--mesh {where}", why, "install transformers 5.23 or newer") from error
     if not OWN_VALUES:
-        raise InputError(f"--mesh ep={ranks}", "transformers divides experts with torch 2.7 or newer", _ALONE)
-    return apply_expert_parallelism
+        raise InputError(f"--mesh {where}", "transformers divides experts with torch 2.7 or newer", _without(where))
+    return library

@@ -77,7 +77,7 @@ def _fsdp2(mesh: MeshShape | None, place: Mapping[str, Any], how: Mapping[str, A
         InputError: a choice of the one that is the other's.
     """
     stages = mesh is not None and mesh.pp > 1
-    sharded = mesh is None or mesh.dp_shard > 1 or mesh.cp > 1
+    sharded = mesh is None or mesh.shards > 1
     for key, value in how.items():
         if key in ("schedule", FIRST_MODULES) and not stages:
             why = "it is of a pipeline (pp)"
@@ -87,6 +87,8 @@ def _fsdp2(mesh: MeshShape | None, place: Mapping[str, Any], how: Mapping[str, A
             why = "stages of a pipeline (pp) pass on all tokens"
         elif key in ("half_gather", "cpu_offload") and not sharded:
             why = "it is of sharded nets (dp_shard)"
+        elif key == "cpu_offload" and value and mesh is not None and mesh.dp_shard_in_ep > 1:
+            why = "experts whose ranks send each other tokens (dp_shard_in_ep) are on the device"
         elif key == "sync_each_micro_batch" and stages:
             why = "a pipeline's schedule scatters gradients once, after its last backward"
         else:

@@ -5,8 +5,9 @@ gathered before its forward and its backward and dropped after them, and gradien
 stay whole on every rank, buffers too. An average of the weights is sharded as the weights are, on every rank.
 On a mesh of ``dp_replicate`` x ``dp_shard`` ranks a parameter is sharded over ``dp_shard``, and its gradient is summed
 over ``dp_replicate`` after it was scattered (HSDP). On ``tp`` ranks layers are cut first (``tensor_parallel``), on
-``ep`` ranks experts are divided (``expert_parallel``). ``cp`` ranks divide sequences (``context_parallel``), and shard
-parameters as those of ``dp_shard`` do, with them.
+``ep`` ranks experts are divided (``expert_parallel``), and on ``dp_shard_in_ep`` ranks too, over which all else is
+sharded, with ``dp_shard``; those experts are sharded over ``dp_shard`` alone. ``cp`` ranks divide sequences
+(``context_parallel``), and shard parameters as those of ``dp_shard`` do, with them.
 
 Left out: ranks of one window whose batches use different parameters (FSDP2 then waits for collectives that never
 come); parameters that are read outside of their net's forward.
@@ -19,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +35,7 @@ from memfit.engine.collectives import full_tensor
 from memfit.engine.container_sync import ContainerSync
 from memfit.engine.context_parallel import CONTEXT, check_divides_sequences, divide_sequences
 from memfit.engine.ddp import BUCKET_BYTES, Ddp, Prepared
-from memfit.engine.expert_parallel import EXPERTS, divide_experts
+from memfit.engine.expert_parallel import EXPERTS, TOKENS, divide_experts, exchange_tokens, experts_of
 from memfit.engine.refusals import check_dtensor_step, check_shared
 from memfit.engine.single import copied
 from memfit.engine.tensor_parallel import TENSOR, cut_layers
@@ -41,7 +43,8 @@ from memfit.engine.torch_optim_mixin import TorchOptimMixin
 from memfit.engine.torch_state_mixin import TorchStateMixin
 from memfit.errors import InputError
 from memfit.job import Job, Nets, is_trained
-from memfit.torch_compat.attributes import own_parameters, unsharded_gradient
+from memfit.mesh import SHARDING
+from memfit.torch_compat.attributes import local_tensor, own_parameters, unsharded_gradient
 from memfit.torch_compat.distributed import complete_cpu_streams, fsdp_groups, sum_gradients, with_joined
 
 LEAST = BUCKET_BYTES
@@ -183,10 +186,21 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
     def reduce(self, prepared: Prepared | None) -> None:
         """Does nothing: the last backward has scattered the sums."""
 
+    def gradients(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """This rank's shards of the sums, as plain tensors: those of experts may be on another mesh."""
+        return [local_tensor(gradient) for gradient in super().gradients(parameters)]
+
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
         """Clips by the norm of all shards of all ranks."""
-        norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+        if self.ranks_in(TOKENS) == 1 or self.ranks_in(SHARDS) == 1:
+            norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+            return norm.full_tensor() if isinstance(norm, DTensor) else norm
+        by_mesh = _by_mesh(parameters)
+        norms = [torch.nn.utils.get_total_norm([p.grad for p in each if p.grad is not None]) for each in by_mesh]
+        norm = torch.linalg.vector_norm(torch.stack([full_tensor(norm) for norm in norms]))
+        for each in by_mesh:
+            torch.nn.utils.clip_grads_with_norm_(each, max_norm, norm)
+        return norm
 
     def weights(self, net: nn.Module) -> dict[str, Tensor]:
         """Gathers a net's weights from their shards."""
@@ -202,14 +216,17 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
             cut_layers(job, nets, self.mesh[TENSOR], sequence=self.sequence_parallel)
         if self.ranks_in(EXPERTS) > 1:
             divide_experts(nets, self.mesh[EXPERTS])
+        if self.ranks_in(TOKENS) > 1:
+            exchange_tokens(nets, self.mesh[TOKENS])
 
     def _shard(self, job: Job, net: nn.Module, reshard_after_forward: bool | None = None) -> None:
         every = self.mesh.mesh_dim_names or ()
         names = tuple(name for name in every if name not in CUTS)
         if not names:
             return
-        if {SHARDS, CONTEXT} <= {*names}:
-            mesh = with_joined(self.mesh, names, (SHARDS, CONTEXT))
+        joined = tuple(name for name in names if name in SHARDING)
+        if len(joined) > 1:
+            mesh = with_joined(self.mesh, names, joined)
         else:
             mesh = self.mesh if names == every else self.mesh[names]
         policy = MixedPrecisionPolicy(cast_forward_inputs=False)
@@ -217,13 +234,30 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
             half = torch.bfloat16 if job.precision == "bf16" else torch.float16
             policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False)
         place = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if self.cpu_offload else OffloadPolicy()
+        shard = partial(
+            fully_shard, mp_policy=policy, offload_policy=place, reshard_after_forward=reshard_after_forward
+        )
+        experts = list(experts_of(net).values()) if TOKENS in names else []
+        if experts and SHARDS in names:
+            over = self.mesh[tuple(name for name in names if name != TOKENS)]
+            for module in experts:
+                shard(module, mesh=over)
+                sum_gradients(module)
+        elif experts:
+            shard = partial(shard, ignored_params={p for module in experts for p in module.parameters()})
         for path in units(net):
             module = net.get_submodule(path)
-            fully_shard(
-                module, mesh=mesh, mp_policy=policy, offload_policy=place, reshard_after_forward=reshard_after_forward
-            )
+            shard(module, mesh=mesh)
             ContainerSync().watch(module)
             sum_gradients(module)
+
+
+def _by_mesh(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Parameters by the mesh that they are sharded over: operators on lists take DTensors of one mesh alone."""
+    by_mesh: dict[Any, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        by_mesh.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
+    return list(by_mesh.values())
 
 
 def reshard(nets: Nets) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from memfit.apply.build_nets import nets_of
 from memfit.engine.capabilities import CAPABILITIES, engine_of
+from memfit.engine.expert_parallel import experts_of
 from memfit.engine.factory import make_engine
 from memfit.engine.fsdp2 import units
 from memfit.job import Job, Nets, is_trained
@@ -26,11 +27,14 @@ class RankNets:
     frozen_bytes: int
     units: int
     """Modules of trained nets that FSDP2 gathers one by one."""
+    expert_bytes: int = 0
+    """Of ``trained_bytes``, those of experts that are whole on their rank of ``dp_shard_in_ep``."""
 
     def traffic(self, engine: str) -> DataTraffic:
         """What data parallelism carries of them."""
         pieces = pieces_of(self.trained_bytes, self.units if CAPABILITIES[engine].shards_weights else None)
-        return DataTraffic(nbytes=self.trained_bytes, pieces=pieces)
+        beside = self.expert_bytes
+        return DataTraffic(nbytes=self.trained_bytes - beside, pieces=pieces, expert_bytes=beside)
 
 
 def without_data_ranks(mesh: MeshShape) -> MeshShape:
@@ -48,7 +52,7 @@ def rank_nets(job: Job, mesh: MeshShape, nets: Nets) -> RankNets:
         InputError: a net cannot be cut so.
     """
     cut = replace(without_data_ranks(mesh), pp=1, cp=1)
-    return _counted(nets if cut.world == 1 else _cut(job, cut), mesh.pp)
+    return _counted(nets if cut.world == 1 else _cut(job, cut), mesh)
 
 
 def _cut(job: Job, mesh: MeshShape) -> Nets:
@@ -64,8 +68,12 @@ def _cut(job: Job, mesh: MeshShape) -> Nets:
             return engine.place(job, nets_of(job, virtual.device))
 
 
-def _counted(nets: Nets, stages: int) -> RankNets:
-    """``stages``: that share the trained nets."""
+def _counted(nets: Nets, mesh: MeshShape) -> RankNets:
+    """Of nets that ranks have cut over all dimensions but ``pp``, whose stages share the trained ones, and that are
+    sharded over ``dp_shard_in_ep`` alone."""
+    if mesh.dp_shard_in_ep > 1:
+        return _counted_beside_experts(nets)
+    stages = mesh.pp
     trained = [net for net in nets.values() if is_trained(net)]
     shared = [parameter for net in trained for parameter in net.parameters()]
     beside = [parameter for net in nets.values() if not is_trained(net) for parameter in net.parameters()]
@@ -75,4 +83,18 @@ def _counted(nets: Nets, stages: int) -> RankNets:
         trained_bytes=learned // stages,
         frozen_bytes=frozen // stages + sum(local_tensor(parameter).nbytes for parameter in beside),
         units=max(sum(len(units(net)) for net in trained) // stages, 1),
+    )
+
+
+def _counted_beside_experts(nets: Nets) -> RankNets:
+    """Of nets whose experts are divided: what is sharded counts as a whole."""
+    trained = [net for net in nets.values() if is_trained(net)]
+    expert = {id(p) for net in trained for module in experts_of(net).values() for p in module.parameters()}
+    shared = [(p, local_tensor(p).nbytes if id(p) in expert else p.nbytes) for net in trained for p in net.parameters()]
+    beside = [p for net in nets.values() if not is_trained(net) for p in net.parameters()]
+    return RankNets(
+        trained_bytes=sum(size for p, size in shared if p.requires_grad),
+        frozen_bytes=sum(size for p, size in shared if not p.requires_grad) + sum(p.nbytes for p in beside),
+        units=max(sum(len(units(net)) for net in trained), 1),
+        expert_bytes=sum(size for p, size in shared if p.requires_grad and id(p) in expert),
     )

@@ -190,9 +190,10 @@ def binding_reason(mesh: MeshShape) -> str:
     """Why no rank of a mesh needs more than ``BINDING_RANK``, in words."""
     cut = [name for name in mesh.sizes() if name not in ("dp_replicate", "pp", "cp")]
     places = " and ".join(f"{name} 0" for name in cut)
-    divided = "experts are divided equally, " if "ep" in cut else ""
+    divided = "experts are divided equally, " if {"ep", "dp_shard_in_ep"} & set(cut) else ""
     others = "tensors are cut by ceiling division, first parts are largest" if cut != ["ep"] else "all else is whole"
-    parts = f"no rank needs more than those with {places}: {divided}{others}"
+    sent = ", where routers send as many tokens to each rank" if mesh.dp_shard_in_ep > 1 else ""
+    parts = f"no rank needs more than those with {places}: {divided}{others}{sent}"
     if mesh.cp > 1:
         ends = f"of ranks of one sequence those with the largest shards (cp 0) and most attention (cp {mesh.cp - 1})"
         ends = f"{ends} were traced"

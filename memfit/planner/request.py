@@ -71,7 +71,7 @@ class PlanRequest:
             cluster = Cluster(nodes=1, cards=self.world, link=link)
         else:
             cluster = self.cluster
-        names = dict.fromkeys([*self.mesh.sizes(), *(["dp_shard"] if self.mesh.cp > 1 else [])])
+        names = dict.fromkeys([*self.mesh.sizes(), *(["dp_shard"] if self.mesh.shards > 1 else [])])
         return {name: cluster.joins(self.mesh, name) for name in names} | {"": cluster.joins_all()}
 
     def __post_init__(self) -> None:

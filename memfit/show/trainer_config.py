@@ -16,7 +16,7 @@ from memfit.job import Job, Nets
 from memfit.mesh import MeshShape
 from memfit.plan import Plan
 from memfit.printable import one_line
-from memfit.script.titan.target import DEGREES
+from memfit.script.titan.target import DEGREES, titan_mesh
 from memfit.show.export_geometry import ExportGeometry
 from memfit.show.exported_choices import titan_choices
 
@@ -160,7 +160,8 @@ def torchtitan_config(planned: PlannedJob) -> TrainerConfig:
         "training.disable_cuda_graphs": True,
     }
     values |= titan_choices(plan, mesh)
-    sizes = {"dp_replicate": mesh.dp_replicate, "dp_shard": mesh.dp_shard, **mesh.sizes()}
+    theirs = titan_mesh(mesh)
+    sizes = {"dp_replicate": theirs.dp_replicate, "dp_shard": theirs.dp_shard, **theirs.sizes()}
     values |= {f"parallelism.{DEGREES[name]}": size for name, size in sizes.items()}
     notes, says = {}, {"checkpointing by module", "normalisation by units", "mesh"}
     if mesh.pp > 1:
@@ -177,6 +178,8 @@ def torchtitan_config(planned: PlannedJob) -> TrainerConfig:
             "torchtitan gathers parameters in bfloat16, and the plan in float32: memfit plan --engine-choice "
             "half_gather=true plans as torchtitan does"
         )
+    if mesh.dp_shard_in_ep > 1:
+        notes["experts"] = "torchtitan divides the experts of its own models; the plan's job is divided by memfit"
     if mesh.tp > 1:
         notes["cut of layers"] = "torchtitan cuts its own models' layers; the plan's job is cut by memfit"
     if job.longest is not None and geometry.counts == "samples":

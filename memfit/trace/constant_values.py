@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from memfit.device.virtual.assumptions import ASSUMED, assumed_count, assumed_integer
+from memfit.nested_tensors import tensors_in
 from memfit.torch_compat import FakeTensor, disable_current_modes
 from memfit.torch_compat.attributes import schema_of, storage_id_of
+from memfit.trace.collectives import is_collective
 
 MOST_ELEMENTS = 1 << 20
 """Integers and booleans of at most so many elements are followed."""
@@ -35,6 +37,10 @@ _MAKERS = frozenset(
 )  # fmt: skip
 _WEIGHTS = frozenset({_aten.zeros.default, _aten.ones.default, _aten.full.default, _aten.eye.default})
 """Where they make several floating point numbers, these are a net's weights or an optimizer's state: not followed."""
+_EMPTY = frozenset({_aten.empty_like.default, _aten.new_empty.default, _aten.new_empty_strided.default})
+"""What they make of a known tensor is 0 until it is written to."""
+_SAME_ON_ALL = ("all_reduce", "allreduce_", "broadcast", "wait_tensor")
+"""Collectives whose results every rank has; a simulated rank keeps its own value. Of all others they are unknown."""
 _BOTH = frozenset({_aten.mul.Tensor, _aten.bitwise_and.Tensor, _aten.logical_and.default})
 _ABSORBING = {
     _aten.bitwise_or.Tensor: True, _aten.logical_or.default: True, _aten.bitwise_or.Scalar: True,
@@ -102,6 +108,8 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
         for tensor in (args[i] if isinstance(args[i], list) else [args[i]])
     ]
     outs = out if isinstance(out, list | tuple) else (out,)
+    if part.receives:
+        changed = list(tensors_in(args[0]))
     if not changed:
         for made in outs:
             if not small(made):
@@ -110,7 +118,7 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
         return
     values = real_arguments(func, args, kwargs)
     absorbed = _absorbed(func, args, out) if values is None and func in _ABSORBING else None
-    if values is None or _UNKNOWN_EFFECT in func.tags:
+    if values is None or part.is_unknown:
         _assume(func, args, kwargs, out)
         for tensor in changed:
             if isinstance(tensor, FakeTensor):
@@ -124,6 +132,8 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
         return
     with disable_current_modes():
         result = func(*values[0], **values[1])
+        if func in _EMPTY:
+            result.zero_()
         memories = _memories(args)
     results = result if isinstance(result, list | tuple) else (result,)
     for produced, known in zip(outs, results, strict=True):
@@ -227,6 +237,10 @@ class _Part:
     """Positions of the arguments that it writes to."""
     may_be_true: bool
     makes_weights: bool
+    is_unknown: bool
+    """Whether its result does not follow from its arguments."""
+    receives: bool
+    """Whether its first argument is written to by other ranks, which the schemas of ``c10d`` do not say."""
 
 
 _parts: dict[int, _Part] = {}
@@ -237,6 +251,8 @@ def _part(func: Any) -> _Part:
     part = _parts.get(id(func))
     if part is None:
         numbered = enumerate(schema_of(func).arguments) if schema_of(func).is_mutable else ()
+        name = schema_of(func).name.rpartition("::")[2]
+        from_others = is_collective(func) and not name.startswith(_SAME_ON_ALL)
         part = _parts[id(func)] = _Part(
             func=func,
             written=tuple(
@@ -244,6 +260,8 @@ def _part(func: Any) -> _Part:
             ),
             may_be_true=func is _IS_ITSELF or func is _IS_NOT or func in _BOTH or func in _EVERY,
             makes_weights=func in _WEIGHTS,
+            is_unknown=_UNKNOWN_EFFECT in func.tags or from_others,
+            receives=from_others and func.namespace == "c10d" and name.endswith("_"),
         )
     return part
 

@@ -150,6 +150,8 @@ def virtual_job(job: Job, how: Tracing) -> Iterator[tuple[Virtual, Tracer, Train
         tracer.recording(),
     ):
         engine = make_engine(how.engine, virtual.device, how.mesh, **how.engine_choices)
+        if how.mesh is not None and how.mesh.dp_shard_in_ep > 1:
+            virtual.assumptions.of_ranks.append(equal_tokens(how.mesh))
         with tracer.phase("setup"):
             train_state = build(
                 job, virtual.device, engine, how.implementation, optimizer_state=how.optimizer_state,
@@ -158,6 +160,14 @@ def virtual_job(job: Job, how: Tracing) -> Iterator[tuple[Virtual, Tracer, Train
             tracer.name_modules(train_state.nets)
             categorise_state(tracer, train_state)
         yield virtual, tracer, train_state
+
+
+def equal_tokens(mesh: MeshShape) -> str:
+    """What is said of experts whose tokens come from other ranks."""
+    return (
+        f"routers send as many tokens to each of the {mesh.dp_shard_in_ep} ranks of dp_shard_in_ep; "
+        "a rank whose experts get more needs more"
+    )
 
 
 @contextmanager

@@ -182,6 +182,7 @@ def test_torchtitan_parses_what_is_written(policy: str, tmp_path: Path) -> None:
 MESHES = [
     ("fsdp2", {"dp_replicate": 2, "dp_shard": 2}, [[4, 4]] * 4, (4, 16 * 2)),
     ("fsdp2", {"dp_shard": 2, "tp": 2}, [[4, 4]] * 2, (4, 16)),
+    ("fsdp2", {"dp_shard": 2, "dp_shard_in_ep": 2}, [[4, 4]] * 4, (4, 32)),
     ("fsdp2", {"pp": 2, "dp_shard": 2}, [[4, 4]] * 2, (8, 16)),
     ("fsdp2", {"pp": 2, "dp_replicate": 2}, [[4, 4]] * 2, (8, 16)),
     ("fsdp2", {"pp": 2, "tp": 2}, [[4, 4]], (8, 8)),
@@ -203,7 +204,8 @@ def test_torchtitan_gets_every_degree_of_a_mesh(engine: str, mesh: Any, sizes: A
     config = parsed_by_torchtitan(made)
     assert (config.training.local_batch_size, config.training.global_batch_size) == batches
     degrees = {name: getattr(config.parallelism, degree) for name, degree in DEGREES.items()}
-    assert {name: size for name, size in degrees.items() if size > 1} == mesh
+    theirs = {"dp_shard": 4, "ep": 2} if "dp_shard_in_ep" in mesh else mesh
+    assert {name: size for name, size in degrees.items() if size > 1} == theirs
     if "pp" in mesh:
         assert config.parallelism.pipeline_parallel_microbatch_size == 4
     if "tp" in mesh:

@@ -6,11 +6,13 @@ python -m pytest tests/cli/test_run_endings.py
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from memfit.cli import main, run_monitor
 from memfit.errors import Exit
+from memfit.plan import read_plan, write_plan
 from memfit.train.launch import launch
 from memfit.train.launch.launch import Launched
 from testing.kill_and_resume import make_plan
@@ -55,3 +57,15 @@ def test_a_run_that_is_stopped_before_its_processes_are_there_says_how_to_go_on(
     assert done.stderr == f"memfit: stopped before the first window; go on with: memfit run plan.toml {end}", (
         done.stderr
     )
+
+
+def test_a_run_that_would_verify_rounded_weights_is_refused_before_it_starts(tmp_path, capsys):
+    file = make_plan(tmp_path, "synchronous")
+    plan = replace(read_plan(file), engine="fsdp2", mesh={"dp_shard": 2}, engine_choices={"half_gather": True})
+    plan = replace(plan, micro_batches=[plan.micro_batches[0]] * 2, global_batch=2 * plan.global_batch)
+    write_plan(plan, file)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(file), "--out", str(tmp_path / "run"), "--verify-every", "2"])
+    assert ended.value.code == Exit.BAD_INPUT
+    assert "half_gather rounds weights that one device reads in float32" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

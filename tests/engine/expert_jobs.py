@@ -27,6 +27,23 @@ class Mixture(Words):
         return {"net": MixtralForCausalLM(MixtralConfig(**SIZES, **HEADS, num_local_experts=self.experts))}
 
 
+class EvenMixture(Mixture):
+    """A Mixtral whose routers send each token to two experts by its place, one of each half of them."""
+
+    def nets(self):
+        nets = super().nets()
+        for layer in nets["net"].model.layers:
+            layer.mlp.gate.register_forward_hook(_evenly)
+        return nets
+
+
+def _evenly(gate, args, routed):
+    logits, scores, index = routed
+    first = torch.arange(len(index), device=index.device) % gate.num_experts
+    second = (first + gate.num_experts // 2) % gate.num_experts
+    return logits, scores, torch.stack([first, second], dim=1)
+
+
 class SharedExpert(Words):
     """A Qwen2-MoE, whose layers have an expert that all tokens take too; the first has no mixture."""
 

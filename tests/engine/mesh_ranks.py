@@ -47,9 +47,11 @@ KEPT = {
 }  # fmt: skip
 """Nets with fused projections, an optimizer that keeps the state of tensors of one shape together, and experts."""
 DIVIDED, DIVIDED_BOTH, DIVIDED_ALL = "ep=2", "dp_shard=2,ep=2", "dp_replicate=2,dp_shard=2,ep=2"
+SENT, SENT_BOTH, SENT_ALL = (f"{more}dp_shard_in_ep=2" for more in ("", "dp_shard=2,", "dp_replicate=2,dp_shard=2,"))
+"""Meshes whose ranks send each other tokens."""
 READERS = ("dp_shard=4", HYBRID, BOTH)
 """Meshes of four ranks that go on with what another one wrote."""
-EXPERT_READERS = ("dp_shard=4", "ep=4", DIVIDED_BOTH)
+EXPERT_READERS = ("dp_shard=4", "ep=4", DIVIDED_BOTH, SENT_BOTH)
 """The same for nets with experts; where ``tp`` can cut them, BOTH too."""
 
 

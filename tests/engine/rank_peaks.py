@@ -42,7 +42,7 @@ OWN_HOLDERS = 3
 
 KINDS = {
     **JOBS, **CARRIED, **STAGED, **built_in_jobs.CARRIED, "s1": built_in_jobs.Tokens, **expert_jobs.CARRIED,
-    **context_jobs.CARRIED,
+    "even mixture": expert_jobs.EvenMixture,     **context_jobs.CARRIED,
 }  # fmt: skip
 
 
@@ -164,6 +164,18 @@ SHARDED_EXPERT_CASES = [
     EngineCase("shared expert", "fsdp2", 2, BF16, {"half_gather": True}, DIVIDED_BOTH),
     EngineCase("normed mixture", "fsdp2", 2, {}, {"sync_each_micro_batch": False}, DIVIDED_BOTH),
 ]
+SENT, SENT_BOTH = MeshShape(dp_shard_in_ep=2), MeshShape(dp_shard=2, dp_shard_in_ep=2)
+SENT_CASES = [
+    EngineCase("even mixture", "fsdp2", 2, {}, {}, SENT),
+    EngineCase("even mixture", "fsdp2", 1, BF16, {}, SENT),
+    EngineCase("even mixture", "fsdp2", 2, {"checkpoint": "all"}, {"sync_each_micro_batch": False}, SENT),
+]
+SHARDED_SENT_CASES = [
+    EngineCase("even mixture", "fsdp2", 1, {}, {}, SENT_BOTH),
+    EngineCase("even mixture", "fsdp2", 2, BF16, {"half_gather": True}, SENT_BOTH),
+    EngineCase("even mixture", "fsdp2", 2, {}, {"sync_each_micro_batch": False}, SENT_BOTH),
+]
+"""Ranks that send each other tokens, as many to each as a trace takes it."""
 SEQUENCES, SHARDED_SEQUENCES, CUT_SEQUENCES = MeshShape(cp=2), MeshShape(dp_shard=2, cp=2), MeshShape(cp=2, tp=2)
 CONTEXT_CASES = [
     EngineCase("divided llama", "fsdp2", 2, {}, {}, SEQUENCES),
@@ -235,7 +247,7 @@ EVERY_CASE = [
     *CASES, *ZERO_CASES, *MESH_CASES, *TENSOR_CASES, *BOTH_CASES, *BUILT_IN_CASES, *STAGE_CASES, *ZERO_BUBBLE_CASES,
     *DECODER_CASES, *PLANNED_STAGE_CASES,
     *SHARDED_STAGE_CASES, *COPIED_STAGE_CASES, *CUT_STAGE_CASES,
-    *EXPERT_CASES, *SHARDED_EXPERT_CASES, *CUT_EXPERT_CASES,
+    *EXPERT_CASES, *SHARDED_EXPERT_CASES, *SENT_CASES, *SHARDED_SENT_CASES, *CUT_EXPERT_CASES,
     *SHARDED_CUT_EXPERT_CASES, *SEQUENCE_CASES, *SHARDED_SEQUENCE_CASES, *CONTEXT_CASES, *SHARDED_CONTEXT_CASES,
 ]  # fmt: skip
 

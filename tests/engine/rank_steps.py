@@ -105,6 +105,7 @@ SHARES = {
     2: [[0, 1, 2], [3, 4, None]],
     3: [[0, 1], [2, None], [3, 4]],
     4: [[0, 1], [2, None], [3, None], [4, None]],
+    8: [[0], [1], [None], [2], [3], [None], [4], [None]],
 }
 """Micro-batches of each rank by world; None: one that does not count, so that all ranks run as many."""
 

@@ -5,11 +5,13 @@ python -m pytest tests/engine/test_expert_parallel.py
 
 import sys
 
+import numpy as np
 import pytest
 
 from memfit.device.hardware.catalogue import find_device
 from memfit.engine.expert_parallel import has_experts, plans_of
 from memfit.errors import InputError
+from memfit.events import CATEGORIES
 from memfit.job import Shape
 from memfit.mesh import parse_mesh
 from memfit.planner.mesh_nets import rank_nets
@@ -17,6 +19,8 @@ from memfit.planner.predict import plain_nets
 from memfit.trace.step import Tracing, trace_job
 from tests.engine.expert_jobs import CARRIED, REFUSED, Mixture, Three
 from tests.engine.tensor_jobs import Adapted, Words
+
+SENT, SENT_BOTH = "dp_shard_in_ep=2", "dp_shard=2,dp_shard_in_ep=2"
 
 
 def traced(job, text):
@@ -82,3 +86,40 @@ def test_what_ranks_sum_in_every_layer_is_in_the_trace(mesh, group):
     hidden, weights = 2 * 6 * 32 * 4, 2 * 6 * 2 * 4
     assert moved.count(2 * hidden) == 2 * 4, "in two windows, of two layers: the output and the gradient of the input"
     assert moved.count(2 * weights) == 2 * 2, "and the gradient of the router's weights"
+
+
+@pytest.mark.parametrize(("mesh", "group"), [(SENT, "default_pg"), (SENT_BOTH, "dp_shard_in_ep")])
+def test_a_rank_sends_its_tokens_to_the_ranks_of_their_experts_and_gets_as_many(mesh, group):
+    trace = traced(Mixture(), mesh)
+    name = trace.names.index(f"all_to_all_single over {group}")
+    rows = trace.made_by[trace.category == CATEGORIES.index("activations")]
+    sent = [trace.nbytes[trace.made_by == row].max() for row in np.flatnonzero(trace.operator_name == name)]
+    assert rows.size
+    assert set(sent) == {2 * 6 * 2 * 32 * 4}, "each token goes to two experts"
+    assert len(sent) == 2 * 2 * 4, "in two windows, of two layers: there and back, and their gradients"
+    assert any("a rank whose experts get more needs more" in line for line in trace.assumed)
+
+
+@pytest.mark.parametrize("case", CARRIED)
+def test_a_rank_that_sends_tokens_holds_its_experts_and_parts_of_all_else(case):
+    job = CARRIED[case]()
+    nets = plain_nets(job)
+    experts = sum(p.nbytes for name, p in nets["net"].named_parameters() if ".experts." in name)
+    whole = sum(parameter.nbytes for parameter in nets["net"].parameters())
+    held = rank_nets(job, parse_mesh("dp_shard=2,dp_shard_in_ep=4"), nets)
+    assert held.trained_bytes == whole - experts * 3 // 4
+    assert held.expert_bytes == experts // 4
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_cannot_be_divided_is_refused_by_its_name_where_tokens_are_sent(kind):
+    with pytest.raises(InputError) as refused:
+        traced(kind(), SENT)
+    assert REFUSED[kind].replace("ep=2", SENT).replace("another ep", "another dp_shard_in_ep") in str(refused.value)
+
+
+def test_parts_on_the_host_are_refused_where_tokens_are_sent():
+    mesh = parse_mesh(SENT)
+    how = Tracing(device=find_device("h100"), engine="fsdp2", world=2, mesh=mesh, engine_choices={"cpu_offload": True})
+    with pytest.raises(InputError, match=r"cpu_offload on the mesh dp_shard_in_ep=2: experts .* are on the device"):
+        trace_job(Mixture(), Shape(items=2), how)

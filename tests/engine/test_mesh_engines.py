@@ -25,6 +25,9 @@ from tests.engine.mesh_ranks import (
     READERS,
     REFUSALS,
     SCALED,
+    SENT,
+    SENT_ALL,
+    SENT_BOTH,
     SEQUENCES,
     STATES,
     STEPS,
@@ -76,7 +79,7 @@ def test_built_in_jobs_and_nets_of_diffusers_that_are_cut_take_the_steps_of_one_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [DIVIDED, DIVIDED_BOTH, DIVIDED_ALL])
+@pytest.mark.parametrize("mesh", [DIVIDED, DIVIDED_BOTH, DIVIDED_ALL, SENT, SENT_BOTH, SENT_ALL])
 def test_nets_whose_experts_are_divided_take_the_steps_of_one_rank(tmp_path, mesh):
     gave = ranks(tmp_path, mesh, *EXPERT_CASES)
     for case in EXPERT_CASES:

@@ -36,10 +36,12 @@ from tests.engine.rank_peaks import (
     MESH_CASES,
     OPERATORS,
     PLANNED_STAGE_CASES,
+    SENT_CASES,
     SEQUENCE_CASES,
     SHARDED_CONTEXT_CASES,
     SHARDED_CUT_EXPERT_CASES,
     SHARDED_EXPERT_CASES,
+    SHARDED_SENT_CASES,
     SHARDED_SEQUENCE_CASES,
     SHARDED_STAGE_CASES,
     STAGE_CASES,
@@ -131,8 +133,8 @@ def test_every_rank_of_nets_that_are_cut(cases, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "cases",
-    [EXPERT_CASES, SHARDED_EXPERT_CASES, CUT_EXPERT_CASES, SHARDED_CUT_EXPERT_CASES],
-    ids=["divided", "divided and sharded", "cut", "cut and sharded"],
+    [EXPERT_CASES, SHARDED_EXPERT_CASES, SENT_CASES, SHARDED_SENT_CASES, CUT_EXPERT_CASES, SHARDED_CUT_EXPERT_CASES],
+    ids=["divided", "divided and sharded", "tokens sent", "tokens sent and sharded", "cut", "cut and sharded"],
 )
 def test_every_rank_of_nets_whose_experts_are_divided_or_cut(cases, tmp_path):
     compared = compare(cases, cases[0].mesh.world, tmp_path)

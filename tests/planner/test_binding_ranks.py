@@ -41,6 +41,7 @@ def test_only_zero_with_whole_weights_traces_the_rank_with_most_gradients_too(en
             MeshShape(dp_shard=2, ep=2),
             "with dp_shard 0 and ep 0: experts are divided equally, tensors are cut by ceiling",
         ),
+        (MeshShape(dp_shard_in_ep=2), "first parts are largest, where routers send as many tokens to each rank"),
         (MeshShape(dp_shard=2, tp=2), "with dp_shard 0 and tp 0: tensors are cut by ceiling division"),
     ],
 )

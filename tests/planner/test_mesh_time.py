@@ -62,6 +62,17 @@ def test_sharding_within_a_node_carries_replicas_gradients_alone_between_nodes()
     )
 
 
+def test_experts_are_gathered_from_the_ranks_alone_that_hold_parts_of_them():
+    mesh = "dp_shard=4,dp_shard_in_ep=2"
+    traffic = DataTraffic(nbytes=8 * GB, pieces=4, expert_bytes=2 * GB)
+    seconds = MeshCommunication(engine="fsdp2", traffic=traffic, links=quick(mesh)).window_seconds(1)
+    once = (8 * GB * 7 / 8 + 2 * GB * 3 / 4) / 450e9
+    assert seconds == pytest.approx({"all_gather over dp_shard": 2 * once, "reduce_scatter over dp_shard": once})
+    alone = quick("dp_shard_in_ep=8") | {"dp_shard": quick("dp_shard=8")["dp_shard"]}
+    seconds = MeshCommunication(engine="fsdp2", traffic=traffic, links=alone).window_seconds(1)
+    assert seconds["reduce_scatter over dp_shard"] == pytest.approx(8 * GB * 7 / 8 / 450e9)
+
+
 def test_replicas_tell_each_other_once_a_window_however_many_micro_batches_there_are():
     ddp = MeshCommunication(
         engine="ddp", traffic=DataTraffic(nbytes=8 * GB, pieces=320), links=quick("dp_replicate=64")

@@ -4,9 +4,11 @@ import copy
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from memfit.device.virtual.card_rules import CardRules
+from memfit.device.virtual.fake_group import predicted_ranks
 from memfit.device.virtual.virtual_device import virtual_cpu, virtual_gpu
 from memfit.trace import constant_values
 from memfit.trace.tracer import Tracer
@@ -118,3 +120,32 @@ def test_one_operand_decides_what_is_or_true_and_what_is_and_false(device):
         assert bool(unfinished.max() == 0)
         unfinished |= unknown.long()
         assert value(unfinished) is None
+
+
+@pytest.mark.parametrize("device", [virtual_cpu, lambda: virtual_gpu(CardRules())], ids=["cpu", "gpu"])
+def test_what_was_not_written_to_yet_is_0_and_becomes_what_is_written(device):
+    with device() as virtual, Tracer(virtual).recording(), virtual.device:
+        places = torch.arange(64)
+        shifted = torch.empty_like(places)
+        assert shifted.tolist() == places.new_empty((64,)).tolist() == [0] * 64
+        shifted[1:] = places[:-1]
+        shifted[0] = 7
+        assert shifted[:3].tolist() == [7, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("collective", "kept"),
+    [
+        (lambda given, own: dist.all_reduce(given), True),
+        (lambda given, own: dist.all_to_all_single(given, own), False),
+        (lambda given, own: dist.all_gather([own, given], own.clone()), False),
+        (lambda given, own: dist.scatter(given, [own, own]), False),
+        (lambda given, own: dist.recv(given, 1), False),
+    ],
+    ids=["summed", "exchanged", "gathered", "scattered", "received"],
+)
+def test_what_other_ranks_send_is_not_known(collective, kept):
+    with virtual_cpu() as virtual, predicted_ranks(2), Tracer(virtual).recording(), virtual.device:
+        given, own = torch.tensor([5, 5]), torch.tensor([3, 4])
+        collective(given, own)
+        assert (constant_values.value_of(given) is not None) is kept

@@ -19,9 +19,14 @@ from tests.train.test_ranks import ROOT, lines, memfit
 pytestmark = pytest.mark.slow
 JOBS = f"{ROOT}/tests/engine/expert_jobs.py"
 DIVIDED, BOTH = MeshShape(ep=2), MeshShape(dp_shard=2, ep=2)
+SENT, SENT_BOTH = MeshShape(dp_shard_in_ep=2), MeshShape(dp_shard=2, dp_shard_in_ep=2)
 CUT, CUT_BOTH = MeshShape(tp=2), MeshShape(dp_shard=2, tp=2)
 CASES = [
-    *((job, mesh) for mesh in (DIVIDED, BOTH) for job in ("Mixture", "SharedExpert", "NormedMixture", "Biased")),
+    *(
+        (job, mesh)
+        for mesh in (DIVIDED, BOTH, SENT, SENT_BOTH)
+        for job in ("Mixture", "SharedExpert", "NormedMixture", "Biased")
+    ),
     *((job, mesh) for mesh in (CUT, CUT_BOTH) for job in ("Mixture", "SharedExpert", "NormedMixture")),
 ]
 
@@ -33,7 +38,7 @@ def planned(mesh, file):
     return read_plan(file)
 
 
-@pytest.mark.parametrize("mesh", [DIVIDED, BOTH, CUT, CUT_BOTH], ids=str)
+@pytest.mark.parametrize("mesh", [DIVIDED, BOTH, SENT, SENT_BOTH, CUT, CUT_BOTH], ids=str)
 def test_a_run_that_is_killed_goes_on_bit_for_bit(mesh, tmp_path):
     file = tmp_path / "plan.toml"
     plan = planned(mesh, file)
@@ -53,15 +58,17 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(mesh, tmp_path):
 
 def test_a_run_goes_on_on_another_mesh_and_on_one_device(tmp_path):
     alone = planned(None, tmp_path / "alone.toml")
-    expected, _ = ran(alone, tmp_path / "alone", "--windows", 4)
+    expected, _ = ran(alone, tmp_path / "alone", "--windows", 5)
     folder = tmp_path / "run"
     _, said = ran(on_ranks(alone, "fsdp2", 2, DIVIDED), folder, "--windows", 1)
     assert "fsdp2, mesh ep 2" in said
     _, said = ran(on_ranks(alone, "fsdp2", 4, BOTH), folder, "--windows", 2, "--resume")
     assert "8 = 2 groups of 2 devices x (2 x 2), fsdp2, mesh dp_shard 2 x ep 2" in said
     ran(on_ranks(alone, "fsdp2", 2), folder, "--windows", 3, "--resume")
-    same(ran(alone, folder, "--windows", 4, "--resume")[0], expected)
-    assert {line["rank"] for line in lines(folder / "run", "samples")} == {0, 1}
+    _, said = ran(on_ranks(alone, "fsdp2", 4, SENT_BOTH), folder, "--windows", 4, "--resume")
+    assert "8 = 4 devices x (1 x 2), fsdp2, mesh dp_shard 2 x dp_shard_in_ep 2" in said
+    same(ran(alone, folder, "--windows", 5, "--resume")[0], expected)
+    assert {line["rank"] for line in lines(folder / "run", "samples")} == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize(("job", "mesh"), CASES, ids=str)
@@ -73,6 +80,18 @@ def test_a_mixture_is_verified_against_one_device(job, mesh):
     assert (answer["mesh"], answer["world"], answer["ok"]) == (str(mesh), mesh.world, True)
     assert 0 < answer["max_relative_difference"]["gradients"] <= answer["bound"]
     assert max(answer["of_bounds"].values()) <= 1
+
+
+def test_a_plan_whose_ranks_send_tokens_is_exported_to_torchtitan_alone(tmp_path):
+    planned(SENT_BOTH, tmp_path / "plan.toml")
+    done = memfit("export", tmp_path / "plan.toml", "--to", "torchtitan", "--out", tmp_path / "run.sh")
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "run.sh").read_text()
+    assert "data_parallel_shard_degree 4" in text
+    assert "expert_parallel_degree 2" in text
+    refused = memfit("export", tmp_path / "plan.toml", "--to", "torchrun", "--out", tmp_path / "run.sh")
+    assert refused.returncode == 2
+    assert "send each other the tokens of experts" in refused.stderr
 
 
 def test_a_plan_whose_ranks_divide_experts_is_not_exported(tmp_path):

@@ -50,8 +50,8 @@ class Cluster:
 
     def joins(self, mesh: MeshShape, dimension: str) -> GroupLink:
         """The link of a mesh's groups in one dimension: neighbours differ in the last dimension first. Those that share
-        a replica's parameters are of ``dp_shard`` and ``cp`` together."""
-        if dimension == "dp_shard" and mesh.cp > 1:
+        a replica's parameters are of all ``SHARDING`` dimensions together, and are asked for as ``dp_shard``."""
+        if dimension == "dp_shard" and mesh.shards > mesh.dp_shard:
             return self._group(mesh.tp * mesh.ep, mesh.shards)
         sizes = list(mesh.sizes().items())
         inner = 1

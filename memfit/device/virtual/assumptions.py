@@ -88,6 +88,8 @@ class Assumptions:
         """Answers that a person gave, by file and line."""
         self.compiled: set[str] = set()
         """How compiled code was traced: PLANNED, EAGER or both."""
+        self.of_ranks: list[str] = []
+        """Lines about what other ranks were taken to do, that decides sizes on this one."""
         self._times: dict[tuple[str, str, str, bool, int], int] = {}
 
     def answer(self, value: Any, where: str) -> Any:
@@ -137,7 +139,7 @@ class Assumptions:
             f"{where}: {operator} was taken to find all {count:,}; a run needs less where its data has fewer"
             for (where, operator), count in most.items()
         ]
-        return (*bounds, *doubtful, *(_COMPILED[how] for how in sorted(self.compiled)))
+        return (*bounds, *doubtful, *self.of_ranks, *(_COMPILED[how] for how in sorted(self.compiled)))
 
     def __len__(self) -> int:
         return len(self._times)

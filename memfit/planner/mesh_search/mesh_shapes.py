@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from memfit.engine.capabilities import CAPABILITIES, engine_of
+from memfit.engine.expert_parallel import TOKENS
 from memfit.errors import InputError
 from memfit.mesh import MeshShape
 from memfit.planner.mesh_nets import without_data_ranks
@@ -37,10 +38,11 @@ def mesh_families(
 
     Args:
         engine: the one that was asked for; None: the first that carries the mesh.
-        experts: whether the nets have experts, which ``ep`` divides.
+        experts: whether the nets have experts, which ``ep`` divides. Meshes whose ranks send each other tokens
+            (``dp_shard_in_ep``) are not among them: their times and memory follow from the router.
         sequences: whether the job says which tensors have a sequence, which ``cp`` divides.
     """
-    without = {name for name, has in (("ep", experts), ("cp", sequences)) if not has}
+    without = {name for name, has in (("ep", experts), ("cp", sequences)) if not has} | {TOKENS}
     names = [field.name for field in fields(MeshShape) if field.name in CARRIED - without]
     by_cut: dict[tuple[MeshShape, str], list[MeshShape]] = {}
     for sizes in _factors(devices, names):

@@ -25,7 +25,8 @@ def offload_choices(job: Job, request: PlanRequest, engine: str) -> Iterator[dic
         return
     if CAPABILITIES[engine].takes_cpu_offload:
         mesh = request.mesh
-        if CPU_OFFLOAD not in request.engine_choices and (mesh is None or mesh.shards > 1):
+        carried = mesh is None or (mesh.shards > 1 and mesh.dp_shard_in_ep == 1)
+        if CPU_OFFLOAD not in request.engine_choices and carried:
             yield {"parts": "host"}
         return
     if engine not in WHOLE_STATE:

@@ -112,6 +112,9 @@ def _parts_on_host(context: OptionContext) -> MemoryOption:
     name, how = "optimizer state on the host", context.full_step.how
     if how.mesh is not None and how.mesh.shards == 1:
         return memory_option(context, name, False, {}, f"the mesh {how.mesh} shards nothing", seconds=0.0)
+    if how.mesh is not None and how.mesh.dp_shard_in_ep > 1:
+        reason = f"experts whose ranks send each other tokens are on the device, so {CPU_OFFLOAD} is not carried"
+        return memory_option(context, name, False, {}, reason, seconds=0.0)
     if not how.engine_choices.get(CPU_OFFLOAD):
         reason = f"the plan fits without it; --engine-choice {CPU_OFFLOAD}=true offloads parts, gradients and steps too"
         unknown = f"bytes and time: {CPU_OFFLOAD} was not traced"

@@ -15,15 +15,16 @@ Left out: a link that two dimensions use at the same time, and kernels that slow
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memfit.device.hardware.cluster import GroupLink
 from memfit.engine.capabilities import CAPABILITIES
 from memfit.engine.ddp import BUCKET_BYTES
 from memfit.planner.timing.collective_time import gather_seconds, reduce_seconds
 
-REPLICAS, SHARDS, STAGES = "dp_replicate", "dp_shard", "pp"
-"""Dimensions of a mesh: of ranks that take samples of their own, and of those that hold a pipeline's stages."""
+REPLICAS, SHARDS, STAGES, TOKENS = "dp_replicate", "dp_shard", "pp", "dp_shard_in_ep"
+"""Dimensions of a mesh: of ranks that take samples of their own, those that hold a pipeline's stages, and those that
+send each other tokens."""
 BACKWARD = 2 / 3
 """Of a micro-batch's computation, what is left of its backward when it begins: it does twice its forward's work."""
 
@@ -36,6 +37,9 @@ class DataTraffic:
     """Of the trained parameters of the rank's replica, after layers were cut: of whole tensors, as communicated."""
     pieces: int
     """Modules that are gathered one by one; buckets, where none are."""
+    expert_bytes: int = 0
+    """Beside ``nbytes``, those of the rank's experts, which are gathered from the ranks of ``dp_shard`` alone where it
+    sends tokens to those of ``dp_shard_in_ep``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +60,15 @@ class MeshCommunication:
         they keep what they gathered."""
         return CAPABILITIES[self.engine].shards_weights and STAGES not in self.links
 
+    @property
+    def _experts(self) -> GroupLink | None:
+        """What joins the ranks that share a rank's experts; None where it has them alone."""
+        shards, sent = self.links.get(SHARDS), self.links.get(TOKENS)
+        if shards is None or sent is None or shards.ranks == sent.ranks:
+            return None
+        ranks = shards.ranks // sent.ranks
+        return replace(shards, ranks=ranks, nodes=min(shards.nodes, ranks))
+
     def busy_seconds(self) -> dict[str, float]:
         """Seconds by collective: of a micro-batch, or of a window where not each of them gathers."""
         nbytes, pieces = self.traffic.nbytes, self.traffic.pieces
@@ -67,10 +80,13 @@ class MeshCommunication:
             return seconds
         if shards is not None:
             once = pieces * gather_seconds(nbytes / pieces, shards)
+            if self._experts is not None:
+                once += pieces * gather_seconds(self.traffic.expert_bytes / pieces, self._experts)
             times = 2 if self.each_micro_batch else 1
             seconds |= {f"all_gather over {SHARDS}": times * once, f"reduce_scatter over {SHARDS}": once}
         if replicas is not None:
             part = nbytes / (shards.ranks if shards is not None else 1)
+            part += self.traffic.expert_bytes / (self._experts.ranks if self._experts is not None else 1)
             seconds[f"all_reduce over {REPLICAS}"] = pieces * reduce_seconds(part / pieces, replicas)
         return seconds
 

@@ -21,7 +21,7 @@ from memfit.script.command import torchrun_variables
 from memfit.script.launch import free_host_bytes, trace_script
 from memfit.script.outcome import ScriptCommand, TraceRequest
 from memfit.script.titan.describe import Description, describe_target
-from memfit.script.titan.target import DEGREES, TitanTarget, ranks_of
+from memfit.script.titan.target import DEGREES, TitanTarget, ranks_of, titan_mesh
 
 WITHOUT_GRAPHS = "CUDA graphs are off (training.disable_cuda_graphs): their memory pool is not modelled"
 _STEPS, _SECONDS, _NODE = 2, 3600.0, 8
@@ -42,6 +42,8 @@ class AskedTitan(AskedJob):
     def __init__(self, name: str, target: TitanTarget, world: int | None = None, mesh: MeshShape | None = None) -> None:
         super().__init__(name, self._no_job)
         if mesh is not None:
+            mesh = titan_mesh(mesh)
+            mesh = titan_mesh(mesh)
             sizes = {degree: getattr(mesh, dimension) for dimension, degree in DEGREES.items()}
             target = target.changed({f"parallelism.{degree}": size for degree, size in sizes.items()})
             world = ranks_of(mesh)

@@ -45,6 +45,12 @@ class TitanTarget:
         return json.dumps(asdict(self))
 
 
+def titan_mesh(mesh: MeshShape) -> MeshShape:
+    """A mesh of memfit as torchtitan writes it: its ``ep`` are ranks of ``dp_shard``."""
+    inside = mesh.dp_shard_in_ep
+    return replace(mesh, dp_shard=mesh.dp_shard * inside, dp_shard_in_ep=1, ep=mesh.ep * inside)
+
+
 def ranks_of(mesh: MeshShape) -> int:
     """All ranks of torchtitan's mesh, whose ranks of ``ep`` are ranks of its other dimensions."""
     return replace(mesh, ep=1).world
