@@ -27,6 +27,16 @@ class Mixture(Words):
         return {"net": MixtralForCausalLM(MixtralConfig(**SIZES, **HEADS, num_local_experts=self.experts))}
 
 
+class DrawnMixture(Mixture):
+    """A Mixtral whose modules are given their values one by one."""
+
+    def nets(self):
+        return {"net": MixtralForCausalLM(MixtralConfig(**SIZES, **HEADS, num_local_experts=self.experts))}
+
+    def initialise(self, net, module):
+        net._init_weights(module)
+
+
 class EvenMixture(Mixture):
     """A Mixtral whose routers send each token to two experts by its place, one of each half of them."""
 

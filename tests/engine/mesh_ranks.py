@@ -92,9 +92,14 @@ def main():
     if SCALED in cases:
         results[SCALED] = scaled_steps(engine(mesh).mesh)
     if FIRST in cases:
-        results[FIRST] = {kind.__name__: first_values(kind, engine(mesh)) for kind in (Drawn, DrawnTied)}
+        results[FIRST] = {kind.__name__: first_values(kind, engine(mesh)) for kind in drawn(mesh)}
     torch.save(results, folder / f"{dist.get_rank()}.pt")
     dist.destroy_process_group()
+
+
+def drawn(mesh):
+    """Jobs whose modules are given their values one by one, which this mesh carries."""
+    return (expert_jobs.DrawnMixture,) if parse_mesh(mesh).dp_shard_in_ep > 1 else (Drawn, DrawnTied)
 
 
 def steps(mesh, cases):

@@ -33,6 +33,7 @@ from tests.engine.mesh_ranks import (
     STEPS,
     TENSOR,
     WHOLE_STATES,
+    drawn,
     first_values,
     goes_on,
     kept,
@@ -42,7 +43,7 @@ from tests.engine.mesh_ranks import (
     scaled_steps,
 )  # fmt: skip
 from tests.engine.rank_steps import BUILT_IN_CASES, EXPERT_CASES, TENSOR_CASES
-from tests.engine.tensor_jobs import REFUSED, Drawn, DrawnTied
+from tests.engine.tensor_jobs import REFUSED
 from tests.engine.test_fsdp2 import compare
 
 ranks = partial(results_of_ranks, "mesh_ranks")
@@ -152,12 +153,14 @@ def differing(result, expected):
     return [key for key, value in expected.items() if not torch.equal(result[key], value)]
 
 
-@pytest.mark.parametrize("mesh", [BOTH, pytest.param(HYBRID, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "mesh", [BOTH, *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in (HYBRID, SENT, SENT_BOTH))]
+)
 def test_nets_that_no_rank_builds_whole_begin_with_the_values_of_one_rank(tmp_path, mesh):
     gave = ranks(tmp_path, mesh, FIRST)
-    for kind in (Drawn, DrawnTied):
+    for kind in drawn(mesh):
         expected = first_values(kind, Single())
-        assert float(expected["net", "model.layers.0.mlp.down_proj.weight"].std()) == pytest.approx(0.02, rel=0.1)
+        assert float(expected["net", "model.layers.0.self_attn.q_proj.weight"].std()) == pytest.approx(0.02, rel=0.1)
         for rank in gave:
             mine = rank[FIRST][kind.__name__]
             assert mine.keys() == expected.keys()
