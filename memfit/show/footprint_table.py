@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from memfit.engine.capabilities import CAPABILITIES
 from memfit.show.console import make_console
 from memfit.show.stage_table import stage_table
 from memfit.sizes import format_size
@@ -52,7 +53,7 @@ def show_prediction(prediction: Prediction, console: Console | None = None) -> N
         f"in {place_name(worst.largest_request.module, phase)}.",
         soft_wrap=False,
     )
-    for line in footprint_remarks(footprint):
+    for line in footprint_remarks(footprint, prediction.engine):
         console.print(line, style="dim")
 
 
@@ -85,14 +86,21 @@ def show_predictions(predictions: Sequence[Prediction], console: Console | None 
     console.print(table)
 
 
-def footprint_remarks(footprint: Footprint) -> list[str]:
-    """Lines about an interval without measured runs, cuDNN's plan searches, and assumed sizes."""
+def footprint_remarks(footprint: Footprint, engine: str = "single") -> list[str]:
+    """Lines about an interval without measured runs, cuDNN's plan searches, and assumed sizes.
+
+    Args:
+        engine: of the run that the footprint is of.
+    """
     lines = []
     if footprint.limiting_phase == "setup":
-        lines.append(
-            "Building the nets needs more than training them: create them in their final type and on the device "
-            "(torch.set_default_dtype, from_config(dtype=...)) instead of converting a copy afterwards."
+        instead = (
+            "each rank builds them whole; with initialise(self, net, module) in the job, ranks build their parts alone."
+            if CAPABILITIES[engine].takes_meta_nets
+            else "create them in their final type and on the device (torch.set_default_dtype, from_config(dtype=...)) "
+            "instead of converting a copy afterwards."
         )
+        lines.append(f"Building the nets needs more than training them: {instead}")
     if footprint.measured_runs == 0:
         kind = footprint.net_kind or "unknown"
         lines.append(f"No measured runs of this model type ({kind}): showing the widest interval.")

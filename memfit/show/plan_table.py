@@ -135,7 +135,7 @@ def _show_shortfall(answer: Answer, device: Device, console: Console) -> None:
             f"in {place_name(failed.module, failed.phase)}."
         )
     _show_margin(device, console)
-    for line in footprint_remarks(footprint) if footprint.limiting_phase == "setup" else ():
+    for line in footprint_remarks(footprint, floor.engine) if footprint.limiting_phase == "setup" else ():
         console.print(line)
     phase = footprint.phases[footprint.limiting_phase]
     parts = sorted(phase.categories.items(), key=lambda part: -part[1])

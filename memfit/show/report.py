@@ -77,7 +77,7 @@ def prediction_report(prediction: Prediction, *, trace: bool = True) -> Page:
         advice=advice_on_prediction(prediction),
         notes=[
             *([f"Parameters are not split by module: {problem}"] if problem else []),
-            *footprint_remarks(prediction.footprint),
+            *footprint_remarks(prediction.footprint, prediction.engine),
             *why,
         ],
     )

@@ -45,6 +45,8 @@ def test_building_nets_that_needs_more_than_training_is_a_phase_with_its_own_adv
     assert footprint.phases["setup"].allocated_bytes >= 3 * 256 * 256 * 4
     assert footprint.phases["train"].allocated_bytes < footprint.phases["setup"].allocated_bytes
     assert footprint_remarks(footprint)[0].startswith("Building the nets needs more than training")
+    assert "final type" in footprint_remarks(footprint)[0]
+    assert "initialise(self, net, module)" in footprint_remarks(footprint, "fsdp2")[0]
     shown = io.StringIO()
     show_prediction(prediction, make_console(file=shown))
     assert "Peak in the building of the nets (" in shown.getvalue()
