@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from memfit.show.export import Exported
 
 
+STARTS_MEMFIT = ("slurm", "skypilot")
+"""Tools whose files start ``memfit run``, which carries every mesh."""
+
+
 @click.command("export")
 @click.argument("plan", metavar="PLAN")
 @click.option("--to", required=True, type=click.Choice(TOOLS), help="The tool.")
@@ -42,7 +46,7 @@ def command(plan: str, to: str, nnodes: str, out: str | None, as_json: bool) -> 
     from memfit.plan import read_plan
 
     read, nodes = read_plan(plan), whole_number("--nnodes", nnodes) or 1
-    if to not in ("slurm", "skypilot") and nodes > 1:
+    if to not in STARTS_MEMFIT and nodes > 1:
         write = "take it out, or write --to slurm or --to skypilot"
         raise InputError(f"--nnodes {nodes}", f"a file for {to} says nothing of machines", write)
     with progress(f"exporting {plan}", quiet=as_json):
@@ -53,15 +57,8 @@ def command(plan: str, to: str, nnodes: str, out: str | None, as_json: bool) -> 
 
         job = load_job(read.job, dict(read.settings))
         file = Path(out or FILES[to])
-        if to != "torchtitan" and read.ranks > len(read.micro_batches):
-            why = "ranks that hold parts of a layer, or stages, share their samples, which these files cannot express"
-            raise InputError(f"plan file {plan}: mesh", why, "run it with memfit run, or write --to torchtitan")
-        if to != "torchtitan" and read.mesh.get("dp_shard_in_ep", 1) > 1:
-            why = "ranks that send each other the tokens of experts cannot be expressed in these files"
-            raise InputError(f"plan file {plan}: mesh", why, "run it with memfit run, or write --to torchtitan")
-        if read.mesh.get("ep", 1) > 1:
-            why = "ranks that divide experts share their samples, which those of torchtitan do not"
-            raise InputError(f"plan file {plan}: mesh", why, "run it with memfit run")
+        if to not in STARTS_MEMFIT:
+            _check_mesh(read, plan, to)
         exported = export(read, job, plain_nets(job), to, str(file), str(Path(plan).absolute()), nodes)
     try:
         write_atomic(file, exported.text)
@@ -75,6 +72,22 @@ def command(plan: str, to: str, nnodes: str, out: str | None, as_json: bool) -> 
     make_console(emoji=False).print(f"Written to {file}.", soft_wrap=True, highlight=False)
     show_exported(exported)
     return Exit.DONE
+
+
+def _check_mesh(plan: Plan, file: str, to: str) -> None:
+    """Raises InputError where another tool's file cannot express the plan's mesh."""
+    why, write = "", "run it with memfit run, or write --to torchtitan"
+    if to != "torchtitan" and plan.ranks > len(plan.micro_batches):
+        why = "ranks that hold parts of a layer, or stages, share their samples, which these files cannot express"
+    elif to != "torchtitan" and plan.mesh.get("dp_shard_in_ep", 1) > 1:
+        why = "ranks that send each other the tokens of experts cannot be expressed in these files"
+    elif plan.mesh.get("ep", 1) > 1:
+        why, write = (
+            "ranks that divide experts share their samples, which those of torchtitan do not",
+            "run it with memfit run",
+        )
+    if why:
+        raise InputError(f"plan file {file}: mesh", why, write)
 
 
 def exported_json(exported: Exported, plan: Plan, to: str) -> dict[str, Any]:
