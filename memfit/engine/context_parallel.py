@@ -120,6 +120,10 @@ class _AttentionCheck(TorchFunctionMode):
 _ATTENTION = nn.functional.scaled_dot_product_attention
 _ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p")
 _WITHOUT = f"call attention without, or {_ALONE}"
+_RINGS_TAKE = (
+    "call attention without a mask, in bf16, or in fp32 with parts of a sequence that are multiples of 32 tokens "
+    f"(what torch's memory-efficient kernel pads to), or {_ALONE}"
+)
 _seen_attention: WeakSet[nn.Module] = WeakSet()
 """Nets whose attention was seen to be divided."""
 
@@ -165,8 +169,8 @@ def _mistakes(job: Job) -> Iterator[None]:
             why = "its causal_attention is set, and an attention is not causal"
             raise InputError(f"job {type(job).__name__} on cp", why, "write causal_attention = False") from error
         if not is_memory_failure(error) and not is_lost_rank(error) and in_rings(error):
-            why = f"an attention has a mask or a kernel for which torch has no ring ({message_of(error)[:80]})"
-            raise InputError(f"job {type(job).__name__} on cp", why, _WITHOUT) from error
+            why = f"torch's ring fails on an attention ({message_of(error)[:80]})"
+            raise InputError(f"job {type(job).__name__} on cp", why, _RINGS_TAKE) from error
         raise
 
 

@@ -243,7 +243,7 @@ REFUSED = {
     Windowed: "its attention has sliding_window, and torch's rings have none",
     NotCausal: "its causal_attention is set, and an attention is not causal",
     MaskedHeads: "an attention has attn_mask, and torch's rings have none",
-    MaskedByHand: "for which torch has no ring",
+    MaskedByHand: "torch's ring fails on an attention",
     Dropped: "an attention has dropout_p, and torch's rings have none",
     Imported: "an attention is called by a name that was imported",
     ByHand: "no net called torch's scaled_dot_product_attention",

@@ -8,12 +8,15 @@ from functools import partial
 import pytest
 import torch
 
+from memfit.device.hardware.catalogue import find_device
 from memfit.engine.capabilities import engine_of
 from memfit.errors import InputError
+from memfit.job import Shape
 from memfit.mesh import MeshShape
 from memfit.torch_compat.context_parallel import OLDEST
 from memfit.torch_compat.versions import release_number
-from tests.engine.context_jobs import REFUSED
+from memfit.trace.step import Tracing, trace_job
+from tests.engine.context_jobs import REFUSED, Divided
 from tests.engine.mesh_launch import results_of_ranks
 from tests.engine.mesh_ranks import UNDIVIDED
 from tests.engine.rank_steps import CONTEXT_CASES
@@ -60,3 +63,23 @@ def test_sequences_that_cannot_be_divided_are_refused_by_name(tmp_path):
 def test_a_mesh_that_is_not_carried_is_refused(mesh):
     with pytest.raises(InputError, match="ranks of one sequence are not carried together with"):
         engine_of(mesh)
+
+
+class Long(Divided):
+    """Sequences of one length, whose parts on two ranks are a quarter of it."""
+
+    tokens: int = 16
+
+    def batch(self, shape):
+        return {name: torch.zeros(shape.items, self.tokens, dtype=torch.int64) for name in super().batch(shape)}
+
+
+@pytest.mark.parametrize(("tokens", "precision"), [(64, "fp32"), (64, "bf16"), (128, "fp32")])
+def test_on_a_card_parts_that_the_single_precision_kernel_pads_are_refused_with_what_to_write(tokens, precision):
+    how = Tracing(device=find_device("h100"), engine="fsdp2", world=2, mesh=MeshShape(cp=2), scratch=False)
+    job = Long(tokens=tokens, precision=precision)
+    if (tokens, precision) != (64, "fp32"):
+        assert trace_job(job, Shape(items=2), how).names
+        return
+    with pytest.raises(InputError, match=r"torch's ring fails on an attention .* multiples of 32 tokens"):
+        trace_job(job, Shape(items=2), how)
