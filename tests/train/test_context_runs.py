@@ -31,10 +31,14 @@ def llama(tmp_path_factory):
     return planned_and_run(LLAMA, tmp_path_factory.mktemp("llama"))
 
 
-@pytest.mark.parametrize("mesh", [SEQUENCES, BOTH, CUT], ids=str)
-def test_a_run_is_verified_killed_and_resumed_bit_for_bit(mesh, llama, tmp_path):
+@pytest.mark.parametrize(
+    ("mesh", "choices"),
+    [(SEQUENCES, {}), (BOTH, {}), (CUT, {}), (SEQUENCES, {"cpu_offload": True}), (BOTH, {"cpu_offload": True})],
+    ids=str,
+)
+def test_a_run_is_verified_killed_and_resumed_bit_for_bit(mesh, choices, llama, tmp_path):
     alone, expected = llama
-    divided = on_ranks(alone, "fsdp2", mesh.world, mesh)
+    divided = replace(on_ranks(alone, "fsdp2", mesh.world, mesh), engine_choices=choices)
     complete, _ = ran(divided, tmp_path / "whole", "--windows", WINDOWS, "--verify-every", 2)
     same(complete, expected)
     proofs = lines(tmp_path / "whole" / "run", "verified")

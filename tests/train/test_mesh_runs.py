@@ -103,6 +103,7 @@ def test_a_run_of_cut_nets_learns_what_one_device_does_and_goes_on_on_any_mesh(w
     [
         (MeshShape(tp=2), "sequence_parallel"), (MeshShape(dp_shard=2, tp=2), "sequence_parallel"),
         (MeshShape(dp_shard=2), "cpu_offload"), (MeshShape(dp_replicate=2, dp_shard=2), "cpu_offload"),
+        (MeshShape(dp_shard=2, tp=2), "cpu_offload"), (MeshShape(pp=2, dp_shard=2), "cpu_offload"),
     ],
     ids=str,
 )  # fmt: skip
