@@ -53,12 +53,12 @@ def asked_titan(
     from memfit.loading import read_settings
     from memfit.mesh import parse_mesh
     from memfit.script.titan.asked_titan import AskedTitan
-    from memfit.script.titan.target import parse_target, ranks_of, titan_mesh
+    from memfit.script.titan.target import parse_target, ranks_of
 
     for name, value in options.items():
         if value is not None:
             raise InputError(f"{name} with {job}", "its configuration says it", _INSTEAD[name])
-    shape = None if mesh is None else titan_mesh(parse_mesh(mesh))
+    shape = None if mesh is None else parse_mesh(mesh)
     if shape is not None and world is not None and world != (ranks := ranks_of(shape)):
         raise InputError(f"--world {world} --mesh {mesh}", f"the mesh has {ranks} ranks", "leave --world out")
     return AskedTitan(job, parse_target(job, config, read_settings(pairs)), world, shape)
