@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from memfit.device.virtual import grouped_products, meta_kernels
 from memfit.device.virtual.assumptions import Assumptions
@@ -20,9 +19,11 @@ from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.cuda_kernels import cuda_outputs
 from memfit.device.virtual.data_dependent import NOT_HANDLED, answer_operator, asks_data
 from memfit.device.virtual.redirect import SaysCuda
+from memfit.device.virtual.tensor_classes import FAKE_CLASSES, is_plain_class, is_subclass_of_tensor
 from memfit.errors import InputError
 from memfit.torch_compat import (
     DisableTorchDispatch,
+    DisableTorchFunction,
     DispatchKey,
     DynamicOutputShapeException,
     EnableTorchFunction,
@@ -67,7 +68,7 @@ def _describe(args: Any, parts: list[Any], tensors: list[FakeTensor]) -> None:
     """Appends what the outputs' shapes depend on to ``parts``, and the fake tensors to ``tensors``."""
     for arg in args:
         kind = type(arg)
-        if kind is FakeTensor:
+        if kind in FAKE_CLASSES:
             if arg.constant is not None or arg.layout is not torch.strided:
                 raise _NotPlainError
             parts.append(arg.dtype)
@@ -107,7 +108,7 @@ def _views_ordinary_tensor(func: Any, args: Any) -> bool:
 def _goes_to_the_card(args: Any, kwargs: Any) -> bool:
     """Whether a copy takes a real tensor to the virtual card, which torch before 2.10 would do with the real tensor."""
     device = (kwargs or {}).get("device")
-    return device is not None and device.type == NAME and type(args[0]) in (Tensor, Parameter)
+    return device is not None and device.type == NAME and is_plain_class(type(args[0]))  # type: ignore[arg-type]
 
 
 @cache
@@ -175,6 +176,8 @@ class VirtualMode(FakeTensorMode):
             return self._constant(args[0])
         if func is _TO_COPY and _goes_to_the_card(args, kwargs):
             args = (self.fake_tensor_converter.from_real_tensor(self, args[0]), *args[1:])
+        if any(map(is_subclass_of_tensor, types)) and torch.Tag.inplace_view not in func.tags:
+            return self._without_subclasses(func, types, args, kwargs)
         if torch.is_inference_mode_enabled() and _views_ordinary_tensor(func, args):
             with torch.inference_mode(False), torch.no_grad():
                 return self.__torch_dispatch__(func, types, args, kwargs)
@@ -204,6 +207,26 @@ class VirtualMode(FakeTensorMode):
         if make is not None:
             _makers[key], _remembered[id(func)] = make, func
         return out
+
+    def _without_subclasses(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """A call on plain fake tensors: the functions for shapes call methods of tensors, which a kernel does not."""
+        own: dict[int, Any] = {}
+
+        def plain(value: Any) -> Any:
+            if not is_subclass_of_tensor(type(value)):
+                return value
+            with DisableTorchDispatch(), DisableTorchFunction():
+                elem = torch.empty_strided((0,), (1,), dtype=value.dtype, device=_META)
+                elem.set_(value.untyped_storage(), value.storage_offset(), value.shape, value.stride())
+                alias = self.view(elem, value.fake_device)
+            alias.constant = value.constant
+            own[id(alias)] = (alias, value)
+            return alias
+
+        args, kwargs = tree_map(plain, (args, kwargs or {}))
+        types = tuple(FakeTensor if is_subclass_of_tensor(kind) else kind for kind in types)
+        out = self.__torch_dispatch__(func, types, args, kwargs)
+        return tree_map(lambda value: own[id(value)][1] if id(value) in own else value, out)
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any, tensors: list[FakeTensor]) -> Any:
         """The outputs of a call that nothing is remembered of."""
@@ -291,7 +314,7 @@ class VirtualMode(FakeTensorMode):
 
     def _in_place_of_real(self, value: Any) -> Any:
         """What an operator takes for an argument: a fake tensor for a real one of plain strides."""
-        is_real = type(value) in (Tensor, Parameter) and value.layout is torch.strided
+        is_real = isinstance(value, Tensor) and is_plain_class(type(value)) and value.layout is torch.strided
         return self.fake_like(value) if is_real else value
 
     def new(self, elem: Tensor, device: torch.device) -> FakeTensor:

@@ -32,10 +32,10 @@ from memfit.device.virtual.cuda_kernels import COMPOSITES, FUSED_ON_CUDA, cuda_k
 from memfit.device.virtual.data_dependent import NOT_HANDLED, answer_operator, asks_data
 from memfit.device.virtual.fake_mode import VirtualMode
 from memfit.device.virtual.fused_encoder import FUSED_IN_EVALUATION
-from memfit.device.virtual.parameter_classes import parameter_classes_kept
 from memfit.device.virtual.patching import appended, replaced
 from memfit.device.virtual.pretrained import without_weights
 from memfit.device.virtual.redirect import default_device_kept, says_cuda
+from memfit.device.virtual.tensor_classes import tensor_classes_kept
 from memfit.device.virtual.wrapper_classes import wrappers_on_the_card
 from memfit.torch_compat import DispatchKey, FakeTensor, TorchDispatchMode, disable_current_modes, has_kernel
 from memfit.torch_compat.attributes import storage_id_of
@@ -170,7 +170,7 @@ def _fakes_pass_for_tensors() -> Iterator[None]:
         _cudnn_flags_kept(),
         without_weights(),
         missing_shapes(),
-        parameter_classes_kept(),
+        tensor_classes_kept(),
         replaced(logging.getLogger(FakeTensor.__module__), disabled=True),
         warnings.catch_warnings(),
     ):
