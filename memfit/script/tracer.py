@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from memfit.device.virtual.assumptions import HOLDS_IF_FINITE
-from memfit.device.virtual.data_dependent import asks_data
+from memfit.device.virtual.data_dependent import PUTS, asks_data, fills_by_mask
 from memfit.device.virtual.hybrid_mode import HybridMode, is_real_call
 from memfit.device.virtual.virtual_device import Virtual
 from memfit.script.random_draws import RandomDraws
@@ -37,8 +37,7 @@ _SELECT = _aten.masked_select.default
 _COUNT = _aten.bincount.default
 _INDEXED = frozenset(
     {
-        _aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default,
-        _aten._unsafe_index.Tensor, _aten._unsafe_index_put.default,
+        _aten.index.Tensor, _aten._unsafe_index.Tensor, *PUTS,
     }
 )  # fmt: skip
 """Operators whose second argument may hold masks."""
@@ -139,6 +138,8 @@ class ScriptTracer(Tracer):
         """The result of an operator whose size depends on known data, on the card; None if the data is not known."""
         if func is _PACK:
             return self._packed(*args)
+        if func in PUTS and fills_by_mask(*args):
+            return None
         if func in _INDEXED:
             positions = [self._selected(index) for index in args[1]]
             if all(position is None for position in positions):

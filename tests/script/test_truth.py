@@ -21,7 +21,8 @@ SCRIPTS = [
     "plain_loop.py", "two_optimizers.py", "retained_logits.py", "reentrant_checkpoint.py reentrant",
     "reentrant_checkpoint.py no", "step_in_backward.py", "shared_sampling.py", "varying_shapes.py",
     "conv_batch_norm.py", "feature_matching.py", "lip_sync.py", "encoder_evaluation.py", "func_transforms.py",
-    "shuffled_lengths.py", "tiled_head.py", "tensor_subclass.py", "selective_scan.py", "hugging_face_trainer.py cpu",
+    "shuffled_lengths.py", "tiled_head.py", "tensor_subclass.py", "masked_writes.py", "selective_scan.py",
+    "hugging_face_trainer.py cpu",
 ]  # fmt: skip
 
 

@@ -8,6 +8,7 @@ Works for fake tensors on any device.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -97,6 +98,44 @@ def _index(assumptions: Assumptions, tensor: Tensor, indices: Any) -> Any:
             positions_of_mask = index.new_empty((index.numel(), index.dim()), dtype=torch.int64)
             positions.extend(positions_of_mask.unbind(1))
     return _aten.index.Tensor(tensor, positions)
+
+
+PUTS = (
+    _aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default,
+    _aten._unsafe_index_put.default,
+)  # fmt: skip
+"""Operators that write values to where their indices say."""
+_MASKS = (torch.bool, torch.uint8)
+
+
+def fills_by_mask(tensor: Tensor, indices: Any, values: Tensor, accumulate: bool = False, *rest: Any) -> bool:
+    """Whether a put is ``masked_fill_``, which makes no indices: one number, ``x[mask] = 0`` (canDispatchToMaskedFill,
+    ATen/native/TensorAdvancedIndexing.cpp). A number that a script wrote is on the CPU there; on the virtual card, a
+    tensor of one element is taken for one."""
+    given = [index for index in indices if index is not None]
+    return len(given) == 1 and given[0].dtype in _MASKS and values.numel() == 1 and not accumulate
+
+
+def _put(
+    put: Callable[..., Any], assumptions: Assumptions, tensor: Tensor, indices: Any, values: Tensor,
+    accumulate: bool = False, *rest: Any,
+) -> Any:  # fmt: skip
+    """``x[mask] = values``: as in a real run, the mask first becomes integer indices. The values say how many rows it
+    selects; where they are the same for each, it is every one."""
+    masks = [index for index in indices if index is not None and index.dtype in _MASKS]
+    if not masks or fills_by_mask(tensor, indices, values, accumulate):
+        return NOT_HANDLED
+    rows = values.shape[0] if values.dim() and values.shape[0] != 1 else None
+    positions: list[Tensor | None] = []
+    for index in indices:
+        if index is None or index.dtype not in _MASKS:
+            positions.append(index)
+            continue
+        if rows is None:
+            assumptions.note("index by a mask", f"all {index.numel()}", most=index.numel())
+        selected = index.numel() if rows is None else rows
+        positions.extend(index.new_empty((selected, index.dim()), dtype=torch.int64).unbind(1))
+    return put(tensor, positions, values, accumulate, *rest)
 
 
 def _unique(assumptions: Assumptions, tensor: Tensor, *flags: bool, **named: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -225,6 +264,7 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     _aten.masked_select.default: _masked_select,
     _aten.index.Tensor: _index,
     _aten._unique2.default: _unique,
+    **{put: partial(_put, put) for put in PUTS},
     _aten.split_with_sizes.default: _split,
     _aten.unique_dim.default: _unique_dim,
     _aten.unique_dim_consecutive.default: _unique_dim_consecutive,
