@@ -98,6 +98,8 @@ def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -
         )  # fmt: skip
 
         def finish_now(why: str) -> None:
+            watch.on_window = lambda: None
+            watch.end_updates()
             tracer.pause()
             report(outcome_of(running, why, None))
             sys.stdout.flush()
@@ -117,6 +119,8 @@ def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -
                     ended = stop.reason
                 else:
                     ended, failure = f"the script failed: {type(error).__name__}", script_error(error, tracer)
+        watch.on_window = lambda: None
+        watch.end_updates()
         tracer.pause()
         outcome = outcome_of(running, stop.reason or ended, failure)
     report(outcome)

@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from memfit.events import ALLOCATE, FREE
 from memfit.job import is_trained
 from memfit.nested_tensors import tensors_in
+from memfit.script.hand_updates import HandUpdates
 from memfit.script.outcome import KeptVariable
 from memfit.script.phase_spans import Cut, KnownOptimizer, PhaseSpan, RefusedRequest, phase_spans
 from memfit.script.source_lines import Line
@@ -32,6 +33,10 @@ from memfit.torch_compat.attributes import inner_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+_BY_HAND = -1
+"""The number of what steps without an optimizer of torch."""
 
 
 class EnoughError(BaseException):
@@ -70,6 +75,8 @@ class StepWatch:
     """Parameters of each net that is trained, by its class, and where it was called last."""
     trained_storages: set[int] = field(default_factory=set)
     """Storages of the parameters of each optimizer that has stepped."""
+    by_hand: HandUpdates = field(init=False)
+    """Steps without an optimizer of torch; counted where the script has none."""
     _alive: WeakSet[Optimizer] = field(default_factory=WeakSet)
     """The optimizers that the script still has."""
     _trained: set[int] = field(default_factory=set)
@@ -81,6 +88,9 @@ class StepWatch:
     _epoch_ended: bool = False
     _window_start: int = 0
     _next_number: int = 0
+
+    def __post_init__(self) -> None:
+        self.by_hand = HandUpdates(number_of=self.tracer.recorded_number, here=self.tracer.lines.here)
 
     # ---- phases
 
@@ -114,8 +124,20 @@ class StepWatch:
         if self.phase == "validate" and not torch.is_grad_enabled():
             self.last = len(self.tracer.kind)
 
+    def end_updates(self) -> None:
+        """Ends a step that the script made without an optimizer of torch, where one was seen."""
+        ended = self.by_hand.take()
+        if not ended or self.optimizers.keys() - {_BY_HAND}:
+            return
+        known = self.optimizers.setdefault(_BY_HAND, KnownOptimizer(kind="", line=self.by_hand.line, made_at=0))
+        self._trained |= {id(weight) for net in self.by_hand.nets for weight in net.parameters()}
+        self.trained_storages |= self.by_hand.weights
+        self._end_step(known, _BY_HAND, ended)
+
     def training(self, part: str) -> None:
         """Notes that a part of a window runs now."""
+        if part != "optimizer":
+            self.end_updates()
         self.on_training()
         if self.phase != "train":
             self.cut("train", self.last)
@@ -138,11 +160,13 @@ class StepWatch:
             if torch.is_grad_enabled():
                 if is_trained(module):
                     self.training("forward")
+                    self.by_hand.trains(module)
                     shapes = self._shapes_of(module)
                     self._trained_shapes.add(shapes)
                     parameters = sum(shape.numel() for shape in shapes)
                     self.forwards[type(module).__name__] = (parameters, self.tracer.lines.here())
             elif self.phase != "validate":
+                self.end_updates()
                 self._forward_without_gradients(module)
         self.depth += 1
 
@@ -206,6 +230,7 @@ class StepWatch:
                 self.tracer.lines.leave_backward()
                 if not nested:
                     self._name_gradients()
+                    self.by_hand.backward_ended()
                     self.tracer.mark("between")
                     self.last = len(self.tracer.kind)
 
@@ -274,10 +299,15 @@ class StepWatch:
                     self.trained_storages.add(number)
                 if parameter.grad is not None:
                     tracer.categorise(parameter.grad, "gradients")
-        known = self.optimizers[self._number(optimizer)]
+        number = self._number(optimizer)
+        self._end_step(self.optimizers[number], number, len(tracer.kind))
+
+    def _end_step(self, known: KnownOptimizer, number: int, event: int) -> None:
+        """Notes a step that ended before ``event``."""
+        tracer = self.tracer
         known.steps += 1
-        known.last_step = self.last = self._window_start = len(tracer.kind)
-        self.steps.append((len(tracer.kind), self._number(optimizer)))
+        known.last_step = self.last = self._window_start = event
+        self.steps.append((event, number))
         self._in_window = self._epoch_ended = False
         tracer.mark("between")
         if self.windows > 1:
@@ -289,6 +319,7 @@ class StepWatch:
     @contextmanager
     def saving(self) -> Iterator[None]:
         """Context in which tensors are written to a file."""
+        self.end_updates()
         self.cut("save", self.last)
         self.tracer.part = "save"
         self.saves += 1

@@ -111,6 +111,8 @@ class ScriptTracer(Tracer):
             if answered is not None:
                 return answered
         out = super().__torch_dispatch__(func, types, args, kwargs)
+        if self.part == "between":
+            self.watch.by_hand.see(func, args, len(self.kind))
         self.watch.after_operator()
         if (func in _BELOW and args[1] == math.inf) or (func in _ABOVE and args[1] == -math.inf):
             out.__dict__[HOLDS_IF_FINITE] = True
@@ -131,6 +133,8 @@ class ScriptTracer(Tracer):
             kind = operator(func)
             self._see_call(kind, func, args, kwargs, out, node)
             self.call_memory.note(kind, func, args, kwargs, node)
+        if self.part == "between":
+            self.watch.by_hand.see(func, args, len(self.kind))
         self.watch.after_operator()
         return out
 

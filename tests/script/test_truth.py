@@ -22,7 +22,7 @@ SCRIPTS = [
     "reentrant_checkpoint.py no", "step_in_backward.py", "shared_sampling.py", "varying_shapes.py",
     "conv_batch_norm.py", "feature_matching.py", "lip_sync.py", "encoder_evaluation.py", "func_transforms.py",
     "shuffled_lengths.py", "tiled_head.py", "tensor_subclass.py", "masked_writes.py", "selective_scan.py",
-    "hugging_face_trainer.py cpu",
+    "hand_written_updates.py", "hugging_face_trainer.py cpu",
 ]  # fmt: skip
 
 
