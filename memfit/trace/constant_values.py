@@ -9,7 +9,6 @@ is large.
 from __future__ import annotations
 
 import contextlib
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,7 @@ from memfit.nested_tensors import tensors_in
 from memfit.torch_compat import FakeTensor, disable_current_modes
 from memfit.torch_compat.attributes import schema_of, storage_id_of
 from memfit.trace.collectives import is_collective
+from memfit.trace.finite_checks import CHECKS, TRUTH, truth
 
 MOST_ELEMENTS = 1 << 20
 """Integers and booleans of at most so many elements are followed."""
@@ -41,7 +41,6 @@ _EMPTY = frozenset({_aten.empty_like.default, _aten.new_empty.default, _aten.new
 """What they make of a known tensor is 0 until it is written to."""
 _SAME_ON_ALL = ("all_reduce", "allreduce_", "broadcast", "wait_tensor")
 """Collectives whose results every rank has; a simulated rank keeps its own value. Of all others they are unknown."""
-_BOTH = frozenset({_aten.mul.Tensor, _aten.bitwise_and.Tensor, _aten.logical_and.default})
 _ABSORBING = {
     _aten.bitwise_or.Tensor: True, _aten.logical_or.default: True, _aten.bitwise_or.Scalar: True,
     _aten.bitwise_and.Tensor: False, _aten.logical_and.default: False, _aten.bitwise_and.Scalar: False,
@@ -49,8 +48,6 @@ _ABSORBING = {
     _aten.logical_and_.default: False, _aten.mul.Tensor: False, _aten.mul_.Tensor: False,
 }  # fmt: skip
 """Operators that one operand of this value decides, whatever the other is."""
-_EVERY = frozenset({_aten.all.default, _aten.all.dim, _aten.all.dims})
-_IS_ITSELF, _IS_NOT = _aten.eq.Tensor, _aten.ne.Scalar
 _UNKNOWN_EFFECT = torch.Tag.nondeterministic_seeded
 
 
@@ -92,14 +89,14 @@ def value_of(tensor: Any) -> Tensor | None:
 def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     """Computes the content of an operator's outputs where all its inputs' is known; forgets what it overwrote.
 
-    Numbers that are not known are finite: ``isfinite``, which is ``(x == x) * (x.abs() != inf)``, is true everywhere.
+    Numbers that are not known are finite (``memfit.trace.finite_checks``).
     """
     part = _part(func)
-    if part.may_be_true and _is_true(func, args):
-        out._memfit_true = True
+    if part.checks and value_of(args[0]) is None and (holds := truth(func, args)) is not None:
+        setattr(out, TRUTH, holds)
         if out.numel() == 1:
             with disable_current_modes():
-                out._memfit_value = _Content(torch.ones(out.shape, dtype=torch.bool))
+                out._memfit_value = _Content(torch.full(out.shape, holds, dtype=torch.bool))
         return
     changed = [
         tensor
@@ -123,7 +120,7 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
         for tensor in changed:
             if isinstance(tensor, FakeTensor):
                 tensor.__dict__.pop(ASSUMED, None)
-                tensor.__dict__.pop("_memfit_true", None)
+                tensor.__dict__.pop(TRUTH, None)
                 content = tensor.__dict__.pop("_memfit_value", None)
                 if content is not None:
                     content.memory.is_known = False
@@ -146,17 +143,6 @@ def _memories(args: Any) -> dict[int, _Memory]:
     flat = [part for argument in args for part in (argument if isinstance(argument, list | tuple) else (argument,))]
     contents = [tensor.__dict__.get("_memfit_value") for tensor in flat if isinstance(tensor, FakeTensor)]
     return {storage_id_of(content.value): content.memory for content in contents if content is not None}
-
-
-def _is_true(func: Any, args: Any) -> bool:
-    """Whether every element of an operator's result says that a number is finite."""
-    if func is _IS_ITSELF:
-        return args[0] is args[1] and isinstance(args[0], FakeTensor)
-    if func is _IS_NOT:
-        return bool(args[1] == math.inf) and isinstance(args[0], FakeTensor)
-    if func in _BOTH:
-        return all(isinstance(operand, FakeTensor) and "_memfit_true" in operand.__dict__ for operand in args[:2])
-    return func in _EVERY and "_memfit_true" in args[0].__dict__
 
 
 def _absorbed(func: Any, args: Any, out: Any) -> Tensor | None:
@@ -235,7 +221,8 @@ class _Part:
     func: Any
     written: tuple[int, ...]
     """Positions of the arguments that it writes to."""
-    may_be_true: bool
+    checks: bool
+    """Whether it may check that numbers are finite."""
     makes_weights: bool
     is_unknown: bool
     """Whether its result does not follow from its arguments."""
@@ -258,7 +245,7 @@ def _part(func: Any) -> _Part:
             written=tuple(
                 i for i, argument in numbered if argument.alias_info is not None and argument.alias_info.is_write
             ),
-            may_be_true=func is _IS_ITSELF or func is _IS_NOT or func in _BOTH or func in _EVERY,
+            checks=func in CHECKS,
             makes_weights=func in _WEIGHTS,
             is_unknown=_UNKNOWN_EFFECT in func.tags or from_others,
             receives=from_others and func.namespace == "c10d" and name.endswith("_"),
