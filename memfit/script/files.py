@@ -49,10 +49,11 @@ class SavedFiles:
 
     Args:
         may_write: whether a file is made; without a sandbox none is, because it would replace a real checkpoint.
+        made_on_cpu: called with each tensor that was read from a file and has no data.
     """
 
-    def __init__(self, mode: HybridMode, *, may_write: bool) -> None:
-        self._mode, self.may_write = mode, may_write
+    def __init__(self, mode: HybridMode, made_on_cpu: Callable[[FakeTensor], None], *, may_write: bool) -> None:
+        self._mode, self._made_on_cpu, self.may_write = mode, made_on_cpu, may_write
         self._saved: list[Any] = []
         self._by_path: dict[str, int] = {}
 
@@ -102,7 +103,9 @@ class SavedFiles:
         if place == "cpu":
             with DisableTorchDispatch():
                 model = torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
-                tensor: Tensor = self._mode.new(model, torch.device("cpu"))
+                fake = self._mode.new(model, torch.device("cpu"))
+            self._made_on_cpu(fake)
+            tensor: Tensor = fake
         else:
             tensor = torch.empty(leaf.shape, dtype=leaf.dtype, device=place)
         return made.setdefault(leaf.storage, tensor)

@@ -144,7 +144,7 @@ def _enter(stack: ExitStack, running: Running) -> None:
     stack.enter_context(lazy_parameters())
     stack.enter_context(consolidated_states())
     stack.enter_context(full_histories(running.observations.note))
-    stack.enter_context(fake_parameters(tracer.mode, tracer.parameter_made))
+    stack.enter_context(fake_parameters(tracer.mode, tracer.made_on_cpu))
     stack.enter_context(_addresses())
     if device.is_cuda:
         total = device.memory_bytes or 0
@@ -166,7 +166,9 @@ def _enter(stack: ExitStack, running: Running) -> None:
 
     stack.enter_context(engine_replaced(watch.backward(counted)))
     stack.enter_context(short_loaders(request.batches or BATCHES, watch, lambda: backwards[0]))
-    stack.enter_context(checkpoints(watch, SavedFiles(tracer.mode, may_write=not request.unsafe_writes)))
+    stack.enter_context(
+        checkpoints(watch, SavedFiles(tracer.mode, tracer.made_on_cpu, may_write=not request.unsafe_writes))
+    )
     stack.enter_context(script_ranks(tracer))
     turns = RepeatedTurns(watch=watch, note=running.observations.note)
     stack.enter_context(code_rewritten(tracer.lines.is_own, running.intervals.remainder, turns.turns))

@@ -85,8 +85,9 @@ class ScriptTracer(Tracer):
         if not self.is_paused:
             super().event(kind, storage, row)
 
-    def parameter_made(self, tensor: FakeTensor) -> None:
-        """Notes a parameter made of a real tensor, which is fake from now on; on the CPU its bytes count."""
+    def made_on_cpu(self, tensor: FakeTensor) -> None:
+        """Notes a tensor that no operator made: a parameter of a real tensor, which is fake from now on, or one that
+        was read from a file. On the CPU its bytes count."""
         if self.device_type == "cpu" and not self._is_quiet:
             self.see(tensor, self.last_row)
 
