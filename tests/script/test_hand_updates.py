@@ -41,7 +41,7 @@ OWN_OPTIMIZER = (
 
 @pytest.mark.parametrize("device", ["cpu", "rtx4090"])
 def test_updates_of_a_net_without_gradients_are_steps(device: str, tmp_path: Path) -> None:
-    outcome = trace_here(tmp_path, SAMPLE.read_text(), device=device)
+    outcome = trace_here(tmp_path, SAMPLE.read_text() + "torch.save(net.state_dict(), 'last.pt')\n", device=device)
     assert outcome.error is None
     assert outcome.windows == 6
     assert outcome.steps == ((f"{tmp_path / 'train.py'}:16", 6),)
