@@ -199,3 +199,18 @@ def test_a_padded_encoder_computes_its_padding_in_evaluation(traced):
     x, padding = torch.rand(2, 5, 8, device=traced.device), torch.zeros(2, 5, dtype=torch.bool, device=traced.device)
     with torch.no_grad():
         assert net(x, src_key_padding_mask=padding).shape == (2, 5, 8)
+
+
+@pytest.mark.parametrize("device", [virtual_cpu, lambda: virtual_gpu(CardRules())], ids=["cpu", "gpu"])
+def test_code_that_asks_for_the_one_match_has_one(device):
+    """As examples of flow matching look up the noise of a random step."""
+    with device() as virtual, virtual.device:
+        steps, noise = torch.rand(1000), torch.rand(1000)
+        with pytest.raises(RuntimeError, match="cannot be converted to Scalar"):
+            torch.randint(0, 9, (4,)).item()
+        picked = steps[torch.randint(0, 1000, (4,))]
+        places = [(steps == step).nonzero().item() for step in picked]
+        assert noise[places].shape == (4,)
+        assert noise[torch.nonzero(steps == picked[0], as_tuple=True)[0].item()].shape == ()
+        with pytest.raises(RuntimeError, match="cannot be converted to Scalar"):
+            noise.item()

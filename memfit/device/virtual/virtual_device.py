@@ -164,7 +164,7 @@ def _fakes_pass_for_tensors() -> Iterator[None]:
         appended(foreach_types()[0], FakeTensor),
         appended(foreach_types()[1], FakeTensor),
         replaced(shape_functions, device_hint=_device_hint),
-        replaced(FakeTensor, __deepcopy__=_copied),
+        replaced(FakeTensor, __deepcopy__=_copied, item=_the_one_item),
         replaced(GradScaler, **{MAYBE_STEP: _step_without_looking}),
         default_device_kept(),
         _cudnn_flags_kept(),
@@ -179,6 +179,16 @@ def _fakes_pass_for_tensors() -> Iterator[None]:
         # The hooks are the tracer's, and nothing is compiled here.
         warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are global hooks")
         yield
+
+
+def _the_one_item(tensor: FakeTensor) -> Any:
+    """A number of a tensor whose size may be taken too high: ``(steps == t).nonzero().item()`` asks for the one match,
+    and the trace took every place for one. Code that asks for one number has one; of floats, what is read may be a loss
+    that is none, which stays an error."""
+    too_many = tensor.numel() > 1 and not tensor.is_floating_point() and tensor.dtype is not torch.bool
+    mode: Any = tensor.fake_mode
+    is_bound = too_many and any(assumption.most for assumption in getattr(mode, "assumptions", ()))
+    return Tensor.item(tensor.flatten()[0] if is_bound else tensor)
 
 
 def _step_without_looking(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
