@@ -18,7 +18,7 @@ from memfit.device.virtual.assumptions import Assumptions
 from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.cuda_kernels import cuda_outputs
 from memfit.device.virtual.data_dependent import NOT_HANDLED, answer_operator, asks_data
-from memfit.device.virtual.redirect import SaysCuda
+from memfit.device.virtual.redirect import SaysCuda, redirected
 from memfit.device.virtual.tensor_classes import FAKE_CLASSES, is_plain_class, is_subclass_of_tensor
 from memfit.errors import InputError
 from memfit.torch_compat import (
@@ -174,6 +174,9 @@ class VirtualMode(FakeTensorMode):
             return args[0].constant.item()
         if func is _LIFT_FRESH and type(args[0]) is Tensor and self.may_turn_const(args[0]):
             return self._constant(args[0])
+        if kwargs and (device := kwargs.get("device")) is not None and device.type == "cuda":
+            # Code of a library below ``handle_torch_function``, where no function mode sees it.
+            kwargs = kwargs | {"device": redirected(device)}
         if func is _TO_COPY and _goes_to_the_card(args, kwargs):
             args = (self.fake_tensor_converter.from_real_tensor(self, args[0]), *args[1:])
         if any(map(is_subclass_of_tensor, types)) and torch.Tag.inplace_view not in func.tags:

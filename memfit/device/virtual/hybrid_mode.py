@@ -50,7 +50,7 @@ def has_fake(values: Any) -> bool:
 def is_on_card(kwargs: dict[str, Any]) -> bool:
     """Whether ``device=`` names the card."""
     device = kwargs.get("device")
-    return device is not None and torch.device(device).type == NAME
+    return device is not None and torch.device(device).type in (NAME, "cuda")
 
 
 def is_real_call(types: Any, args: Any, kwargs: dict[str, Any]) -> bool:

@@ -117,13 +117,10 @@ class AskedTitan(AskedJob):
         if asked is not None and asked >= self.world:
             write = f"write --rank {self.world - 1} or less"
             raise InputError(f"--rank {asked}", f"there are ranks 0 to {self.world - 1}", write)
-        stages, per_stage = self.mesh.pp, self.world // self.mesh.pp
-        ranks = [asked] if asked is not None else [stage * per_stage for stage in range(stages)]
+        rank = asked if asked is not None else 0
         facts: set[str] = set()
-        traces = {rank: self._rank(rank, shape, device, facts) for rank in ranks}
-        reason = ""
-        if asked is None and self.world > 1:
-            reason = "the first rank of every stage was traced" if stages > 1 else _FIRST
+        traces = {rank: self._rank(rank, shape, device, facts)}
+        reason = _FIRST if asked is None and self.world > 1 else ""
         return TracedQuestion(
             settings={"training.seq_len": self.description.length, **self._target.changes}, shape=shape,
             unit=self.facts.unit,
@@ -163,6 +160,9 @@ class AskedTitan(AskedJob):
         if self.mesh.pp > 1 and not described.has_pipelines:
             why = f"schedules of torch {described.torch} do not take micro-batches as torchtitan gives them (arg_mbs)"
             raise InputError(f"{self.name} with pp={self.mesh.pp}", why, "install a later torch, or leave pp out")
+        if self.mesh.pp > 1:
+            why = "its stages tell each other the shapes of their tensors, which a simulated rank is not told"
+            raise InputError(f"{self.name} with pp={self.mesh.pp}", why, "leave pp out, or write a job and --mesh pp=2")
         version = tuple(int(part) for part in re.findall(r"\d+", described.torch)[:2])
         if described.backend == "spmd_types" and self.world > 1 and version < _SPMD_TYPES:
             why = f"fully_shard of torch {described.torch} does not take the parameters of parallelism.spmd_backend"
