@@ -69,32 +69,22 @@ def _cut(job: Job, mesh: MeshShape) -> Nets:
 
 
 def _counted(nets: Nets, mesh: MeshShape) -> RankNets:
-    """Of nets that ranks have cut over all dimensions but ``pp``, whose stages share the trained ones, and that are
-    sharded over ``dp_shard_in_ep`` alone."""
-    if mesh.dp_shard_in_ep > 1:
-        return _counted_beside_experts(nets)
-    stages = mesh.pp
+    """Of nets that ranks have cut over all dimensions but ``pp``, whose stages share the trained ones. Beside experts,
+    what is sharded over ``dp_shard_in_ep`` counts as a whole."""
     trained = [net for net in nets.values() if is_trained(net)]
-    shared = [parameter for net in trained for parameter in net.parameters()]
+    is_sharded = mesh.dp_shard_in_ep > 1
+    modules = [module for net in trained for module in experts_of(net).values()] if is_sharded else []
+    experts = {id(parameter) for module in modules for parameter in module.parameters()}
+    shared = [
+        (p, p.nbytes if is_sharded and id(p) not in experts else local_tensor(p).nbytes)
+        for net in trained
+        for p in net.parameters()
+    ]
     beside = [parameter for net in nets.values() if not is_trained(net) for parameter in net.parameters()]
-    learned = sum(local_tensor(parameter).nbytes for parameter in shared if parameter.requires_grad)
-    frozen = sum(local_tensor(parameter).nbytes for parameter in shared if not parameter.requires_grad)
+    frozen = sum(size for p, size in shared if not p.requires_grad)
     return RankNets(
-        trained_bytes=learned // stages,
-        frozen_bytes=frozen // stages + sum(local_tensor(parameter).nbytes for parameter in beside),
-        units=max(sum(len(units(net)) for net in trained) // stages, 1),
-    )
-
-
-def _counted_beside_experts(nets: Nets) -> RankNets:
-    """Of nets whose experts are divided: what is sharded counts as a whole."""
-    trained = [net for net in nets.values() if is_trained(net)]
-    expert = {id(p) for net in trained for module in experts_of(net).values() for p in module.parameters()}
-    shared = [(p, local_tensor(p).nbytes if id(p) in expert else p.nbytes) for net in trained for p in net.parameters()]
-    beside = [p for net in nets.values() if not is_trained(net) for p in net.parameters()]
-    return RankNets(
-        trained_bytes=sum(size for p, size in shared if p.requires_grad),
-        frozen_bytes=sum(size for p, size in shared if not p.requires_grad) + sum(p.nbytes for p in beside),
-        units=max(sum(len(units(net)) for net in trained), 1),
-        expert_bytes=sum(size for p, size in shared if p.requires_grad and id(p) in expert),
+        trained_bytes=sum(size for p, size in shared if p.requires_grad) // mesh.pp,
+        frozen_bytes=frozen // mesh.pp + sum(local_tensor(parameter).nbytes for parameter in beside),
+        units=max(sum(len(units(net)) for net in trained) // mesh.pp, 1),
+        expert_bytes=sum(size for p, size in shared if p.requires_grad and id(p) in experts),
     )
