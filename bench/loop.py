@@ -3,19 +3,19 @@
 python -m bench.loop [--windows N] [--rounds 3] [--json F]
 
 A step of about 2 ms on one core: an MLP, AdamW. Every loop collates the same samples and clips. memfit is the whole of
-``memfit.train.loop.loop.train``: recovery, monitors, watchdog, lines of metrics and samples for each window, which are
-written when it ends; no validation, no saving.
+``memfit.train.loop.loop.train``: recovery, monitors, watchdog, lines of metrics and samples for each window, which this
+thread writes; no validation, no saving.
 Each loop has a thread, and hands on to the next after 20 windows: what disturbs the machine falls on all of them alike.
 A window's time is that of its thread on a core; the first of a turn, with cold caches, is left out. Printed: what the
-windows of a turn take, and what that adds to the hand-written loop's turn beside it, as medians over turns.
+windows of a turn take, and what that adds to the hand-written loop's turn beside it, as means over turns without the
+twentieth at each end: lines of windows are written five times a second, which a median would leave out.
 
 Then memfit's loop runs once more, alone, with its functions timed: what each part takes for itself, without the parts
-that it calls, as medians over windows. The sum of the parts is less than what the loop adds: between two operators of
+that it calls, as means over windows. The sum of the parts is less than what the loop adds: between two operators of
 torch other code has run, so that they find colder caches than in a short loop.
 """
 
 import argparse
-import statistics
 import sys
 import tempfile
 import threading
@@ -25,6 +25,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
+from scipy.stats import trim_mean
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -44,6 +45,8 @@ from memfit.train.run_folder import RunFolder
 BATCH, WIDTH = 32, 256
 TURN, COLD = 20, 2
 """Windows of a turn, and how many of them find the caches cold."""
+TRIMMED = 0.05
+"""The part of the turns that is left out at each end."""
 
 
 class AlternatingThreads:
@@ -179,8 +182,8 @@ PARTS = {
         "memfit.engine.torch_optim_mixin:TorchOptimMixin.zero_grad",
     ],
     "lines of metrics and samples, written to disk": [
-        f"{LOOP}:window_line", f"{LOOP}:sum_of_ranks", f"{LOOP}:check_finite", f"{LOOP}:TrainingLoop._report",
-        f"{LOOP}:TrainingLoop._write_lines", f"{TRAIN}.run_folder:RunFolder.append",
+        f"{LOOP}:numbers_of", f"{LOOP}:check_finite", f"{LOOP}:TrainingLoop._report",
+        f"{TRAIN}.run_folder:RunFolder.append_soon", f"{TRAIN}.run_folder:RunFolder.write_waiting",
     ],
     "random streams of reading and of the loss": [
         f"{TRAIN}.data.reader:seed_stream", f"{TRAIN}.loop.run_context:seed_stream",
@@ -242,7 +245,7 @@ def microseconds_of_parts(windows: int) -> dict[str, float]:
 
 
 def measure(windows: int) -> dict[str, dict[str, float]]:
-    """Milliseconds of a step of every loop, and what it adds to the hand-written one's: medians over turns."""
+    """Milliseconds of a step of every loop, and what it adds to the hand-written one's: trimmed means over turns."""
     turns = AlternatingThreads(list(LOOPS))
 
     def run(name: str) -> None:
@@ -260,7 +263,9 @@ def measure(windows: int) -> dict[str, dict[str, float]]:
     rows = {}
     for name, times in turns_of.items():
         added = [took - base for took, base in zip(times, turns_of["by hand"], strict=True)]
-        rows[name] = {"milliseconds": statistics.median(times), "added_milliseconds": statistics.median(added)}
+        rows[name] = {
+            "milliseconds": float(trim_mean(times, TRIMMED)), "added_milliseconds": float(trim_mean(added, TRIMMED)),
+        }  # fmt: skip
     return rows
 
 

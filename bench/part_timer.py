@@ -48,9 +48,9 @@ class PartTimer:
         self._now = dict.fromkeys(self._parts, 0)
 
     def microseconds(self, cold: int) -> dict[str, float]:
-        """The median of each part over the turns, without the first ones."""
+        """The mean of each part over the turns, without the first ones."""
         turns = self._turns[cold:]
-        return {part: statistics.median(turn[part] for turn in turns) / 1000 for part in self._parts}
+        return {part: statistics.fmean(turn[part] for turn in turns) / 1000 for part in self._parts}
 
     def _timed(self, part: str, function: Any) -> Any:
         clock, inner = time.perf_counter_ns, self._inner

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -65,20 +66,20 @@ class WindowUnits:
 
 
 @contextmanager
-def _without_cast_weights(train_state: TrainState) -> Iterator[None]:
-    """Context in which autocast keeps no copy of a weight in its type, under an engine that shards weights.
+def _without_cast_weights() -> Iterator[None]:
+    """Context in which autocast keeps no copy of a weight in its type, for an engine that shards weights.
 
     It would keep those of all modules to the forward's end, though each module's own weights are dropped after it.
     """
     before = torch.is_autocast_cache_enabled()
-    if CAPABILITIES[train_state.engine.name].shards_weights:
-        torch.set_autocast_cache_enabled(False)
+    torch.set_autocast_cache_enabled(False)
     try:
         yield
     finally:
         torch.set_autocast_cache_enabled(before)
 
 
+_NOTHING = nullcontext()
 _NUMBERS = (int, float)
 MOST_UNITS = 1 << 62
 """No window has as many, and a tensor cannot be divided by a larger whole number."""
@@ -88,7 +89,7 @@ def losses_of(
     train_state: TrainState, turn: Turn, batch: Any, shared: dict[str, Any], *, may_be_empty: bool = False
 ) -> dict[str, tuple[Tensor, Units]]:
     """Returns the turn's losses by name, checked. A synthetic batch must not be empty: all of its units are valid."""
-    with _without_cast_weights(train_state):
+    with _without_cast_weights() if CAPABILITIES[train_state.engine.name].shards_weights else _NOTHING:
         if train_state.job.autocasts_itself or train_state.job.precision == "fp32":
             given = turn.loss(train_state.nets, batch, shared)
         else:
@@ -237,20 +238,21 @@ _BACKWARD_MISTAKES = (
 """Messages of autograd's C++ engine about a forward that cannot be differentiated."""
 
 
-@contextmanager
-def backward_mistakes(turn: Turn) -> Iterator[None]:
-    """Around a backward.
+class BackwardMistakes:
+    """Around a backward: raises InputError where the forward cannot be differentiated."""
 
-    Raises:
-        InputError: the forward cannot be differentiated.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if any(words in message_of(error) for words in _BACKWARD_MISTAKES):
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, RuntimeError) and any(words in message_of(error) for words in _BACKWARD_MISTAKES):
             raise InputError(
-                f"turn {turn.name!r}",
+                f"turn {self._turn.name!r}",
                 f"its loss has no backward: {describe(error)}",
                 "mend the forward of the job's nets or its loss",
             ) from error
-        raise

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from memfit.apply.losses import MicroBatch, WindowUnits, backward_mistakes, losses_of, summed
+from memfit.apply.losses import BackwardMistakes, MicroBatch, WindowUnits, losses_of, summed
 from memfit.apply.random_state import random_state, set_random_state
 from memfit.apply.train_state import TrainState
 from memfit.engine.collectives import Units, is_fake
@@ -68,7 +68,7 @@ def backwards_of_stages(
         mark("fetch")
         batch = [shared.fetch(turn, micro, alone=len(micro_batches) == 1)] * len(engine.held_stages)
         inputs.append(_input(train_state, turn.name, batch[0], partial(probe, batch), partial(loss_of, micro, batch)))
-    with engine.accumulating(train_state.nets, True, True), backward_mistakes(turn):
+    with engine.accumulating(train_state.nets, True, True), BackwardMistakes(turn):
         engine.run_stages(inputs, train_state.device, after)
     shared.end(turn)
     if is_fake(engine) and not engine.computes_losses:

@@ -17,13 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from memfit.apply.job_objects import JobCall
-from memfit.apply.losses import MicroBatch, WindowUnits, backward_mistakes, known_units, losses_of, summed
+from memfit.apply.losses import BackwardMistakes, MicroBatch, WindowUnits, known_units, losses_of, summed
 from memfit.apply.stages import backwards_of_stages
 from memfit.apply.state_streaming import streamed, streams
 from memfit.apply.train_state import TrainState, update_ema
@@ -37,8 +38,7 @@ Mark = Callable[[str], None]
 """Called when a part of the window begins: fetch, forward, backward, clip, optimizer, zero_grad, ema."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TurnGradients:
+class TurnGradients(NamedTuple):
     """The result of a turn's forwards and backwards; the gradients themselves are in the parameters, ready to step."""
 
     sums: Mapping[str, Tensor]
@@ -52,8 +52,7 @@ class TurnGradients:
     """Whether no loss had any valid unit, so that there is nothing to step."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class WindowResult:
+class WindowResult(NamedTuple):
     """The result of a window: its losses, their units, and each turn's gradient norm (None if it was not clipped)."""
 
     sums: dict[str, Tensor]
@@ -214,7 +213,7 @@ def _backwards(
                     train_state.engine.zero_grad(train_state.optimizers[name])
             mark("backward")
             scaled = train_state.scaler.scale(loss) if train_state.scaler else loss
-            with backward_mistakes(turn):
+            with BackwardMistakes(turn):
                 scaled.backward()
             del scaled
             del loss

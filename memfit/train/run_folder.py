@@ -5,8 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +52,10 @@ def _cannot_write(path: Path, error: OSError) -> CannotWriteError:
     return CannotWriteError(f"{why}; {write}, and go on with --resume")
 
 
+WAITS = 0.2
+"""Seconds that lines of windows wait at most to be written together."""
+Lines = Iterable[tuple[str, dict[str, Any]]]
+"""Lines, each with the name of its file."""
 MARK = ".memfit-run"
 """A file that every run's folder has, so that no other folder is taken for one."""
 
@@ -63,6 +71,11 @@ class RunFolder:
         """Bytes in each."""
         self._made = False
         """Whether the folder was not there before."""
+        self._waiting: deque[Callable[[], Lines]] = deque()
+        self._written_at = -math.inf
+        self._failure: CannotWriteError | None = None
+        """Why another thread could not write what waited."""
+        self._writing = threading.RLock()
 
     @property
     def plan(self) -> Path:
@@ -145,20 +158,72 @@ class RunFolder:
             write_atomic(self.window_range, json.dumps({"first": first, "last": last}))
 
     def append(self, name: str, line: dict[str, Any]) -> None:
-        """Writes one line at the end of ``name``.jsonl. Nothing waits: a process may hang or be killed at any moment,
-        and two lines a window cost 12 microseconds more than lines that are written together.
+        """Writes one line at the end of ``name``.jsonl, after those that wait.
 
         Raises:
             CannotWriteError: it cannot be written, as on a full disk.
         """
-        if self._sizes.get(name, 0) >= line_parts.PART_BYTES and line.get("rank", 0) == 0:
-            self._begin_part(name)
-        self._write(name, format_line(line))
+        with self._writing:
+            self.write_waiting()
+            self._append([(name, line)])
+
+    def append_soon(self, make: Callable[[], Lines]) -> None:
+        """Writes the lines that ``make`` gives: at once, where the last ones were written ``WAITS`` seconds ago or
+        longer; else together with those that follow.
+
+        Between two steps of a small net code is slow, since caches hold other code: lines that are made and written
+        together take a third of the time. ``write_waiting`` writes what still waits; another thread may call it.
+
+        Raises:
+            CannotWriteError: they, or lines that waited, cannot be written.
+        """
+        self._waiting.append(make)
+        if time.monotonic() - self._written_at >= WAITS or self._failure is not None:
+            self.write_waiting()
+
+    def write_waiting(self) -> None:
+        """Writes all lines that wait, in their order.
+
+        Raises:
+            CannotWriteError: they cannot be written. Each later call raises it too.
+        """
+        with self._writing:
+            if self._failure is not None:
+                raise self._failure
+            count = len(self._waiting)
+            if not count:
+                return
+            lines = [line for number in range(count) for line in self._waiting[number]()]
+            try:
+                self._append(lines)
+            except CannotWriteError as error:
+                self._failure = error
+                raise
+            for _ in range(count):
+                self._waiting.popleft()
+            self._written_at = time.monotonic()
+
+    def _append(self, lines: Lines) -> None:
+        """Writes lines of whole windows: those of a file at once."""
+        texts: dict[str, list[bytes]] = {}
+        for name, line in lines:
+            if name not in texts and self._sizes.get(name, 0) >= line_parts.PART_BYTES and line.get("rank", 0) == 0:
+                self._begin_part(name)
+            texts.setdefault(name, []).append(format_line(line))
+        for name, of_file in texts.items():
+            self._write(name, b"".join(of_file))
 
     def close(self) -> None:
-        """Closes the files."""
-        for name in list(self._files):
-            self._files.pop(name).close()
+        """Writes what waits, and closes the files.
+
+        Raises:
+            CannotWriteError: what waits cannot be written.
+        """
+        try:
+            self.write_waiting()
+        finally:
+            for name in list(self._files):
+                self._files.pop(name).close()
 
     def _write(self, name: str, content: bytes) -> None:
         if name not in self._files:

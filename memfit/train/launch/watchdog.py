@@ -32,7 +32,7 @@ from memfit.errors import Exit, line_of_job, line_of_job_in, with_source
 from memfit.train.launch.memory_limit import small_stacks
 from memfit.train.launch.outcome import Outcome, write_outcome
 from memfit.train.launch.stop_signals import SIGNALS
-from memfit.train.run_folder import RunFolder
+from memfit.train.run_folder import CannotWriteError, RunFolder
 
 LOOKS_EVERY, ARMS_EVERY = 0.2, 5.0
 """Seconds."""
@@ -58,7 +58,6 @@ class Part(NamedTuple):
 
     name: str
     window: int | None
-    since: float
 
 
 class Watchdog:
@@ -72,7 +71,9 @@ class Watchdog:
 
     def __init__(self, folder: RunFolder, *, rank: int, world: int, patience: float | None = None) -> None:
         self._folder, self._rank, self._world, self._patience = folder, rank, world, patience
-        self.part = Part(name="start", window=None, since=time.monotonic())
+        self.part = Part(name="start", window=None)
+        self._seen, self._since = self.part, time.monotonic()
+        """The part that this thread saw last, and when it saw it first."""
         self.worker_stacks: Callable[[], list[str]] = list
         """Gives the stacks of the processes that read the data, as text."""
         self._of_workers: list[str] = []
@@ -116,15 +117,27 @@ class Watchdog:
 
     def progress(self, name: str, window: int | None = None) -> None:
         """Notes that a part begins: of a window, or ``validate``, ``save``, ``start``."""
-        before, now = self.part, time.monotonic()
+        before = self.part
+        self.part = Part(name, before.window if window is None else window)
+        if (name in LEAST_PATIENCE or before.name in LEAST_PATIENCE) and _kind(name) != _kind(before.name):
+            now = time.monotonic()
+            self._see(before, now)
+            self._see(self.part, now)
+            if (
+                self._watching
+            ):  # by the patience of what begins, which may be far shorter, and may hold the lock at once
+                self._arm(now)
+
+    def _see(self, part: Part, now: float) -> None:
+        """Notes how long the part before took, as far as it was looked at."""
+        before = self._seen
+        if part is before:
+            return
         kind = _kind(before.name)
-        if now - before.since > self._longest.get(kind, 0.0):
-            self._longest[kind] = now - before.since
-        if name == "fetch" and window is not None and before.window is not None and window > before.window:
+        self._longest[kind] = max(self._longest.get(kind, 0.0), now - self._since)
+        if part.window is not None and before.window is not None and part.window > before.window:
             self._windows += 1
-        self.part = Part(name, before.window if window is None else window, now)
-        if self._watching and _kind(name) != kind:
-            self._arm(now)  # by the patience of what begins, which may be far shorter, and may hold the lock at once
+        self._seen, self._since = part, now
 
     @property
     def patience(self) -> float:
@@ -142,11 +155,14 @@ class Watchdog:
 
     def _look(self, reader: int) -> None:
         now = time.monotonic()
+        self._see(self.part, now)
         with contextlib.suppress(BlockingIOError):
             if any(number in SIGNALS for number in os.read(reader, 64)):
                 self._signals.append(now)
         self._end_after_signal(now)
-        if now - self.part.since > self.patience or self._another_hangs():
+        with contextlib.suppress(CannotWriteError):  # the thread that trains raises it
+            self._folder.write_waiting()
+        if now - self._since > self.patience or self._another_hangs():
             self._end_without_progress(now)
         elif now - self._armed > ARMS_EVERY:
             self._arm(now)
@@ -166,7 +182,7 @@ class Watchdog:
 
     def _end_without_progress(self, now: float) -> None:
         """All ranks write their stacks; one that the others wait for says so, or each where all wait."""
-        seconds, waits = now - self.part.since, self._waits_for_others()
+        seconds, waits = now - self._since, self._waits_for_others()
         self._write_stacks()
         if waits:
             (self._folder.stacks / f".waits-{self._rank}{_launch()}").touch()
@@ -232,7 +248,7 @@ class Watchdog:
         """Sets the timer that needs no interpreter lock, later than this thread would act."""
         with self._arming, contextlib.suppress(MemoryError, OSError, RuntimeError), small_stacks():
             self._armed = now
-            left = max(self.patience - (now - self.part.since), 0.0)
+            left = max(self.patience - (now - self._since), 0.0)
             if self._held_file is None:
                 self._folder.stacks.mkdir(exist_ok=True)
                 self._held_file = open(self._held, "wb", buffering=0)  # noqa: SIM115

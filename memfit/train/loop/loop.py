@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from memfit.apply.buffer_snapshot import CannotRepeatError
 from memfit.apply.checkpointing import recompute
@@ -32,7 +32,7 @@ from memfit.train.launch.forked_copy import ForkedCopyGuard
 from memfit.train.launch.stop_signals import AbandonedError, Stop
 from memfit.train.loop.finite import NotFiniteError, check_gradients, check_state, not_finite_buffers
 from memfit.train.loop.memory_reports import MemoryReports
-from memfit.train.loop.metrics import check_finite, window_line
+from memfit.train.loop.metrics import WindowNumbers, check_finite, numbers_of, window_line
 from memfit.train.loop.monitor import Monitor
 from memfit.train.loop.phases import Phases
 from memfit.train.loop.preflight import largest, preflight_training, try_saving
@@ -45,7 +45,7 @@ from memfit.train.loop.run_context import (
     parts_to_read,
 )
 from memfit.train.loop.validations import Validations
-from memfit.train.recovery.failure import Failure, Ids, clear_frames, held_bytes, requested_bytes
+from memfit.train.recovery.failure import Failure, clear_frames, held_bytes, requested_bytes
 from memfit.train.recovery.recovery import GIVES_UP, Recovery
 from memfit.train.recovery.reduced_limits import ReducedLimits, StartAgainError
 
@@ -81,6 +81,17 @@ class Position:
     window: int
     stepped: bool = False
     """Whether an optimizer has stepped in this window, which must then be finished."""
+
+
+class Ended(NamedTuple):
+    """What a window's line of metrics is made of, beside the reports of the ranks."""
+
+    window: Window
+    numbers: WindowNumbers
+    seconds: float
+    readings: dict[str, Any]
+    noise_scale: float | None
+    validation: dict[str, Any]
 
 
 class TrainingLoop:
@@ -188,13 +199,13 @@ class TrainingLoop:
             if not memory_limit.is_memory_failure(error):
                 raise
             raise self._out_of_memory(number, error) from None
-        learned = tuple(micro.ids for micro in result.micro_batches if micro.counts and micro.ids)
-        line = window_line(window, result, self._units(learned), time.perf_counter() - begin, context.plan)
-        norms = [norm for norm in line["gradient_norm"].values() if norm is not None]
-        line |= self._monitor.end(line["loss"], norms[0] if len(norms) == 1 else None, self._recovery.retries)
-        line |= self._validations.after(number)
-        reports = gather(self._engine, self._report(learned, line["measured_process_bytes"]))
-        self._write_lines(window, line, reports)
+        seconds, numbers = time.perf_counter() - begin, numbers_of(result)
+        readings = self._monitor.end(numbers.only_norm, self._recovery.retries)
+        ended = Ended(window, numbers, seconds, readings, self._monitor.noise_scale, self._validations.after(number))
+        reports = gather(self._engine, self._report(result, readings["measured_process_bytes"]))
+        if self._engine.rank == 0:
+            context.folder.append_soon(partial(self._lines, ended, reports))
+        check_finite(numbers, window)
         stopped = any(report.stop for report in reports)
         if number == context.first and self._saver is not None:
             self._saver.warm(self._state)
@@ -226,8 +237,9 @@ class TrainingLoop:
             self._monitor.fetches()
         elif part == "optimizer":
             self._at.stepped = True
-        alone = self._engine.world == 1 and not self._at.stepped
-        if self._stop.asked and alone and self._stop.impatient and self._recovery.can_go_back:
+        if not self._stop.asked or self._engine.world > 1 or self._at.stepped:
+            return
+        if self._stop.impatient and self._recovery.can_go_back:
             raise AbandonedError
 
     def _ends_early(self, error: Exception) -> bool:
@@ -241,15 +253,13 @@ class TrainingLoop:
     def _check(self, made: TurnGradients) -> None:
         check_gradients(self._state, made, self._at.window)
 
-    def _units(self, learned: tuple[Ids, ...]) -> int:
-        return sum(padded_units(self._context, ids) for ids in learned)
-
-    def _report(self, learned: tuple[Ids, ...], measured: int) -> RankReport:
+    def _report(self, result: WindowResult, measured: int) -> RankReport:
+        learned = tuple(micro.ids for micro in result.micro_batches if micro.counts and micro.ids)
         return RankReport(
             stop=self._stop.asked,
             due=self._saver is not None and self._saver.due(),
             ids=tuple(chain.from_iterable(learned)),
-            done=self._units(learned),
+            done=sum(padded_units(self._context, ids) for ids in learned),
             micro_batches=len(learned),
             retries=self._recovery.retries,
             allocator_retries=self._recovery.thrashes,
@@ -257,18 +267,23 @@ class TrainingLoop:
             measured_process_bytes=measured,
         )
 
-    def _write_lines(self, window: Window, line: dict[str, Any], reports: list[RankReport]) -> None:
-        """Rank 0's lines of samples and metrics."""
-        if self._engine.rank != 0:
-            return
-        folder = self._context.folder
+    def _lines(self, ended: Ended, reports: list[RankReport]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """A window's lines of samples and metrics."""
         shares = share_ranks(self._engine)
-        line |= sum_of_ranks(reports, line["seconds"], shares)
-        line |= self._expected_bytes
         for number, rank in enumerate(shares):
-            folder.append("samples", {"window": window.number, "rank": number, "ids": reports[rank].ids})
-        folder.append("metrics", line)
-        check_finite(line, window)
+            yield "samples", {"window": ended.window.number, "rank": number, "ids": reports[rank].ids}
+        measured = {"noise_scale": ended.noise_scale, "alarm": self._monitor.alarm(ended.numbers.loss)}
+        yield (
+            "metrics",
+            {
+                **window_line(ended.window, ended.numbers, self._context.plan),
+                **ended.readings,
+                **measured,
+                **ended.validation,
+                **sum_of_ranks(reports, ended.seconds, shares),
+                **self._expected_bytes,
+            },
+        )
 
     def _preflight(self) -> None:
         """Tries each phase once, the largest first, after training, whose step makes the state that the others lie
@@ -299,6 +314,7 @@ class TrainingLoop:
         if self._saver is None:
             return
         self._context.progress("save", next_window)
+        self._context.folder.write_waiting()
         if self._engine.rank == 0 and isinstance(self._context.samples, StreamSamples):
             self._write_stream_state(next_window * self._context.plan.global_batch)
         check_state(self._state, next_window - 1, self._allowed_buffers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from memfit.apply.window import WindowResult
 from memfit.batch.windows import Window
@@ -11,35 +11,52 @@ from memfit.errors import InputError
 from memfit.plan import Plan
 
 
-def window_line(window: Window, result: WindowResult, done: int, seconds: float, plan: Plan) -> dict[str, Any]:
-    """Losses, units, norms, sizes and speed of a window.
+class WindowNumbers(NamedTuple):
+    """What a window gave, as numbers of Python."""
 
-    Args:
-        done: padded units that were learnt from.
-    """
+    units: dict[str, float]
+    losses: dict[str, float | None]
+    """Per valid unit; None where there was none."""
+    loss: float | None
+    """Their sum."""
+    norms: dict[str, float | None]
+    skipped: tuple[str, ...]
+
+    @property
+    def only_norm(self) -> float | None:
+        """The norm of a window that has a single one."""
+        norms = [norm for norm in self.norms.values() if norm is not None]
+        return norms[0] if len(norms) == 1 else None
+
+
+def numbers_of(result: WindowResult) -> WindowNumbers:
+    """The numbers of a window's result."""
     units = {name: float(value) for name, value in result.units.items()}
     losses = {name: float(value) / units[name] if units[name] else None for name, value in result.sums.items()}
     known = [value for value in losses.values() if value is not None]
+    norms = {name: None if value is None else float(value) for name, value in result.norms.items()}
+    return WindowNumbers(units, losses, sum(known) if known else None, norms, result.skipped)
+
+
+def window_line(window: Window, numbers: WindowNumbers, plan: Plan) -> dict[str, Any]:
+    """Losses, units and norms of a window; how much of it was done follows from the reports of all ranks."""
     return {
         "window": window.number,
         "epoch": window.epoch,
-        "loss": sum(known) if known else None,
-        "losses": losses,
-        "units": units,
-        "gradient_norm": {name: None if value is None else float(value) for name, value in result.norms.items()},
-        "skipped": list(result.skipped),
+        "loss": numbers.loss,
+        "losses": numbers.losses,
+        "units": numbers.units,
+        "gradient_norm": numbers.norms,
+        "skipped": numbers.skipped,
         "global_batch_asked": plan.global_batch,
-        "global_batch_done": done,
-        "seconds": seconds,
-        "units_per_second": done / seconds,
     }
 
 
-def check_finite(line: dict[str, Any], window: Window) -> None:
+def check_finite(numbers: WindowNumbers, window: Window) -> None:
     """Raises InputError where the loss is no number any more."""
-    if line["loss"] is not None and not math.isfinite(line["loss"]):
+    if numbers.loss is not None and not math.isfinite(numbers.loss):
         raise InputError(
-            f"window {window.number}: loss {line['losses']}",
+            f"window {window.number}: loss {numbers.losses}",
             "not a finite number",
             "lower the learning rate, or look at samples " + ", ".join(map(str, window.ids[:8])),
         )

@@ -44,7 +44,7 @@ class Monitor:
         self._parts: Sequence[MicroBatch] = ()
         self._fetched = 0
         self._small: torch.Tensor | None = None
-        self._process: dict[str, Any] = {}
+        self._readings: dict[str, Any] = {}
         self._process_at, self._device_at = -math.inf, -math.inf
         self._device: dict[str, float | None] = {"gpu_utilisation": None}
         self._nvml = _nvml_handle(train_state.device)
@@ -70,21 +70,17 @@ class Monitor:
                 ]
                 self._small = torch.nn.utils.get_total_norm(gradients)
 
-    def end(self, loss: float | None, norm: float | None, retries: int) -> dict[str, Any]:
-        """What is said of the window beside its losses."""
+    def end(self, norm: float | None, retries: int) -> dict[str, Any]:
+        """The newest readings; a dict that stays as it is."""
         if self._small is not None and norm is not None and not retries:
             self._learn_noise(float(self._small), norm)
         now = time.perf_counter()
-        if now - self._process_at > PROCESS_EVERY:
-            self._process, self._process_at = self._read_memory() | self._read_cpu(now), now
         if self._nvml is not None and now - self._device_at > DEVICE_EVERY:
             self._device, self._device_at = {"gpu_utilisation": _gpu_utilisation(self._nvml)}, now
-        return {
-            **self._process,
-            **self._device,
-            "noise_scale": self.noise_scale,
-            "alarm": self._alarm(loss),
-        }
+        if now - self._process_at > PROCESS_EVERY:
+            self._readings = {**self._read_memory(), **self._read_cpu(now), **self._device}
+            self._process_at = now
+        return self._readings
 
     @property
     def noise_scale(self) -> float | None:
@@ -106,7 +102,8 @@ class Monitor:
         self._noise = weight * self._noise + (1 - weight) * noise
         self._windows += 1
 
-    def _alarm(self, loss: float | None) -> str | None:
+    def alarm(self, loss: float | None) -> str | None:
+        """What is to be looked at in a window of this loss; called once for each window, in their order."""
         if loss is None:
             return "no valid unit"
         if not math.isfinite(loss):

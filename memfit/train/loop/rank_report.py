@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from memfit.train.recovery.failure import Ids
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankReport:
+class RankReport(NamedTuple):
     """One rank's part in a window."""
 
     stop: bool
@@ -41,6 +39,7 @@ def sum_of_ranks(
     measured = [report.measured_process_bytes for report in reports]
     line: dict[str, Any] = {
         "global_batch_done": done,
+        "seconds": seconds,
         "units_per_second": done / seconds,
         "micro_batches": sum(report.micro_batches for report in shares),
         "retries": max(report.retries for report in reports),
