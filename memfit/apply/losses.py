@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +19,7 @@ from memfit.job import Turn
 from memfit.printable import shortened
 
 
-@dataclass(frozen=True, kw_only=True)
-class MicroBatch:
+class MicroBatch(NamedTuple):
     """One micro-batch of a window: how to fetch it to the device, and its padded units."""
 
     fetch: Callable[[], Any]
@@ -95,7 +94,7 @@ def losses_of(
         else:
             with train_state.job.autocast(train_state.device):
                 given = turn.loss(train_state.nets, batch, shared)
-    named = dict(given) if isinstance(given, Mapping) else {turn.name: given}
+    named = {turn.name: given} if isinstance(given, tuple) or not isinstance(given, Mapping) else dict(given)
     write = "write loss(self, nets, batch) -> (sum over the valid units, number of valid units)"
     if not named:
         raise InputError(f"turn {turn.name!r}", "gave no loss", write)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from memfit.apply.batches import on_device
@@ -80,7 +80,7 @@ def micro_batches(
     if train_state.engine.syncs_in_backward:
         most = max(gather(train_state.engine, len(parts)))
         for _ in range(most - len(parts)):
-            parts.append(replace(make(_shortest(context, window)), counts=False))
+            parts.append(make(_shortest(context, window))._replace(counts=False))
     return parts
 
 

@@ -113,6 +113,7 @@ class Recovery:
         self._part, self._index = "", -1
         self._in_turn = False
         """Whether a turn of the window has begun, with a snapshot of its start."""
+        self._on_card = train_state.device.type == "cuda"
         self._allocator_retries = allocator_retries(train_state.device)
         self._apply_once = ExactlyOnce(self._relieve)
         once = self._stepped_together if train_state.engine.syncs_in_step else self._stepped_once
@@ -162,8 +163,9 @@ class Recovery:
 
     def end(self) -> None:
         """A window is done. After many without a failure micro-batches grow; after an allocator's retry they shrink."""
-        climbed = allocator_retries(self._state.device)
-        self.thrashes, self._allocator_retries = climbed - self._allocator_retries, climbed
+        if self._on_card:
+            climbed = allocator_retries(self._state.device)
+            self.thrashes, self._allocator_retries = climbed - self._allocator_retries, climbed
         if not self.retries:
             self.sizes.window_fitted(thrashed=self.thrashes > 0)
 
