@@ -175,15 +175,13 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path):
 
 @pytest.mark.parametrize("mesh", [{"tp": 2}, {"ep": 2}, {"pp": 2}, {"dp_shard_in_ep": 2}])
 @pytest.mark.parametrize("to", ["slurm", "skypilot"])
-def test_files_that_start_memfit_run_take_a_plan_of_every_mesh(to, mesh, tmp_path):
+def test_files_that_start_memfit_run_take_a_plan_of_every_mesh(to, mesh, tmp_path, run):
     shares = [[5, 5, 5, 1]] if "dp_shard_in_ep" not in mesh else [[5, 3], [5, 3]]
     made = plan("fsdp2", mesh=mesh, micro_batches=shares, arithmetic=f"16 samples on {mesh}")
     write_plan(made, tmp_path / "plan.toml")
     file = tmp_path / "file"
-    code, _, err = really(
-        "export", str(tmp_path / "plan.toml"), "--to", to, "--nnodes", "2", "--out", str(file), "--json"
-    )
+    code, _, err = run("export", str(tmp_path / "plan.toml"), "--to", to, "--nnodes", "2", "--out", str(file), "--json")
     assert code == 0, err
     assert "memfit run " in file.read_text()
-    refused = really("export", str(tmp_path / "plan.toml"), "--to", "torchrun", "--out", str(file))
+    refused = run("export", str(tmp_path / "plan.toml"), "--to", "torchrun", "--out", str(file))
     is_one_line(refused, "run it with memfit run")
