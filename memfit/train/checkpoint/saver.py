@@ -188,9 +188,8 @@ class Saver:
                 self._fault = error
 
         try:
-            with memory_limit.small_stacks():
-                self._thread = threading.Thread(target=guarded, name="memfit-saver")
-                self._thread.start()
+            self._thread = threading.Thread(target=guarded, name="memfit-saver")
+            memory_limit.start_thread(self._thread)
         except RuntimeError:
             self._thread = None
             work()

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from memfit.train.checkpoint.state_codec import DTYPES
-from memfit.train.launch.memory_limit import small_stacks
+from memfit.train.launch.memory_limit import start_thread
 
 BLOCK = 4 << 20
 """Bytes that one checksum covers."""
@@ -140,8 +140,7 @@ class Checksums:
     def __enter__(self) -> Checksums:
         try:
             assert self._thread is not None
-            with small_stacks():
-                self._thread.start()
+            start_thread(self._thread)
         except RuntimeError:
             self._thread = None
         return self

@@ -99,11 +99,32 @@ class ProcessMemory:
 @contextmanager
 def small_stacks() -> Iterator[None]:
     """Threads that are started inside have a stack of 512 KiB; the system's default of 8 MiB would count in full."""
-    before = threading.stack_size(512 << 10)
+    before = threading.stack_size(STACK_BYTES)
     try:
         yield
     finally:
         threading.stack_size(before)
+
+
+STACK_BYTES, THREAD_BYTES = 512 << 10, 4 << 20
+"""Of a thread's stack; and what a thread takes to begin: that, and an arena of Python's allocator, which has 1 MiB."""
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Starts a thread with a small stack, where the limits on this process leave room for it.
+
+    A thread that finds memory for its stack and none for its first call ends at once, and ``Thread.start`` then waits
+    for it without end (Python 3.11).
+
+    Raises:
+        RuntimeError: the system starts none, or there is too little room under RLIMIT_DATA or RLIMIT_AS.
+    """
+    for kind, name in ((resource.RLIMIT_DATA, "VmData"), (resource.RLIMIT_AS, "VmSize")):
+        allowed = resource.getrlimit(kind)[0]
+        if allowed != resource.RLIM_INFINITY and allowed - _status(name)[0] < THREAD_BYTES:
+            raise RuntimeError("no memory for a thread")
+    with small_stacks():
+        thread.start()
 
 
 def limit(budget: int) -> int:

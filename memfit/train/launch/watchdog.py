@@ -29,7 +29,7 @@ from typing import IO, NamedTuple
 
 from memfit.engine.torchrun_env import RESTARTS
 from memfit.errors import Exit, line_of_job, line_of_job_in, with_source
-from memfit.train.launch.memory_limit import small_stacks
+from memfit.train.launch.memory_limit import small_stacks, start_thread
 from memfit.train.launch.outcome import Outcome, write_outcome
 from memfit.train.launch.stop_signals import SIGNALS
 from memfit.train.run_folder import CannotWriteError, RunFolder
@@ -100,9 +100,8 @@ class Watchdog:
         before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         self._watching = True
         self._arm(time.monotonic())
-        with small_stacks():
-            thread = threading.Thread(target=self._watch, args=(reader,), name="memfit-watchdog", daemon=True)
-            thread.start()
+        thread = threading.Thread(target=self._watch, args=(reader,), name="memfit-watchdog", daemon=True)
+        start_thread(thread)
         try:
             yield
         finally:

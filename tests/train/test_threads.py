@@ -1,0 +1,56 @@
+"""A thread that finds memory for its stack alone must not hold up the one that starts it.
+
+python -m pytest tests/train/test_threads.py
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from memfit.train.launch.memory_limit import ENVIRONMENT
+
+FILLED = """
+import faulthandler, mmap, resource, sys, threading
+from memfit.train.launch import memory_limit
+
+faulthandler.dump_traceback_later(20, exit=True)
+room = mmap.mmap(-1, int(sys.argv[1]), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+ran = threading.Event()
+thread = threading.Thread(target=ran.set)
+hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+kept = [None] * 400_000
+resource.setrlimit(resource.RLIMIT_DATA, (memory_limit.data_bytes() + (2 << 20), hard))
+count = 0
+for size in (480, 400, 320, 240, 160, 120, 80, 48, 24, 8, 1):
+    try:
+        while True:
+            kept[count] = bytes(size + 1)
+            count += 1
+    except MemoryError:
+        pass
+room.close()
+try:
+    memory_limit.start_thread(thread)
+except RuntimeError:
+    started = False
+else:
+    started = True
+    thread.join()
+kept.clear()
+memory_limit.lift()
+print(started, ran.is_set())
+"""
+"""Fills the memory of a process up to a little room, and starts a thread in it."""
+
+
+@pytest.mark.parametrize("room_kib", [*range(544, 641, 8), 16384])
+def test_a_thread_starts_or_is_refused_whatever_room_is_left(room_kib):
+    command = [sys.executable, "-c", FILLED, str(room_kib << 10)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env={**os.environ, **ENVIRONMENT}, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == (["True", "True"] if room_kib > 4096 else ["False", "False"])
+    assert not done.stderr
