@@ -13,7 +13,17 @@ from docs.blocks import blocks, fresh, pages, without_times
 BLOCKS = [(page, block) for page in pages() for block in blocks(page.read_text())]
 
 
-@pytest.mark.parametrize(("page", "block"), BLOCKS, ids=[f"{page.name} {block}" for page, block in BLOCKS])
+SLOW = frozenset({"run: memfit cards examples/llama_lora.py:Llama8B --no-largest"})
+"""Blocks that take longer than CI should wait: run with -m slow."""
+
+
+@pytest.mark.parametrize(
+    ("page", "block"),
+    [
+        pytest.param(page, block, id=f"{page.name} {block}", marks=[pytest.mark.slow] * (block in SLOW))
+        for page, block in BLOCKS
+    ],
+)
 def test_a_block_is_what_is_made_now(page: Path, block: str) -> None:
     made = fresh(block)
     if "memfit trace" in block and "--unsafe-writes" in made:
@@ -28,6 +38,10 @@ def test_readme_shows_a_script_a_prediction_a_mistake_a_job_and_the_measured_acc
     assert "run: memfit predict f5_tts/bas --device rtx4090" in shown
     assert any(block.startswith("file: examples/") for block in shown)
     assert "text: accuracy summary" in shown
+
+
+def test_each_slow_block_is_still_there() -> None:
+    assert {block for _, block in BLOCKS} >= SLOW
 
 
 def test_every_comment_that_opens_a_block_is_closed() -> None:

@@ -33,7 +33,7 @@ def _trains_recurrent_layers_in_bf16() -> bool:
     return True
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("micro_batches", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("name", JOBS)
 def test_every_phase_to_the_byte_without_scratch_and_within_two_percent_with_it(name, settings, micro_batches):
