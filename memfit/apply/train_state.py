@@ -7,7 +7,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +15,18 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LinearLR
 
 from memfit.apply.build_nets import nets_of
-from memfit.apply.first_values import builds_without_values, give_first_values, give_memory, gives_first_values
+from memfit.apply.first_values import (
+    builds_without_values,
+    give_first_values,
+    give_memory,
+    gives_first_values,
+    take_first_values,
+)
 from memfit.apply.optimizer_implementation import with_implementation
 from memfit.apply.state_streaming import copy_to_host, update_on_host
 from memfit.engine.capabilities import CAPABILITIES, WHOLE_STATE
 from memfit.engine.ddp import BUCKET_BYTES
+from memfit.engine.pipeline import Pipeline
 from memfit.engine.protocol import Engine
 from memfit.engine.single import Single
 from memfit.errors import InputError
@@ -102,9 +109,11 @@ def build(
     _check_places(engine, optimizer_state, average)
     ema = _averages(job, nets, engine, average)
     nets = engine.place(job, nets)
-    for placed in (nets, ema) if without_values else ():
-        give_memory(placed, device, parts="cpu" if engine.parts_on_host else device)
-        give_first_values(job, placed, device)
+    if without_values:
+        for placed in (nets, ema):
+            give_memory(placed, device, parts="cpu" if engine.parts_on_host else device)
+        give_first_values(job, nets, device, _modules_of_all_stages(engine))
+        take_first_values(ema, nets)
     optimizers = make_optimizers(job, nets)
     engine.check(job, nets, optimizers)
     optimizers = with_implementation(optimizers, implementation)
@@ -123,6 +132,11 @@ def build(
     if job.precision == "fp16":
         train_state.scaler = torch.amp.GradScaler(device.type)
     return train_state
+
+
+def _modules_of_all_stages(engine: Engine) -> Mapping[str, Sequence[nn.Module]] | None:
+    """Of nets that are cut into stages; None: every rank has all modules."""
+    return cast(Pipeline, engine).take_whole_modules() if engine.stages > 1 else None
 
 
 def _averages(job: Job, nets: Nets, engine: Engine, average: str) -> Nets:

@@ -123,9 +123,9 @@ class _Shape:
         return number.expand(self._shape)
 
 
-def fake_like(tensor: Tensor) -> Tensor:
-    """A tensor without bytes, in the FakeTensorMode at hand."""
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+def fake_like(tensor: Tensor, device: torch.device | None = None) -> Tensor:
+    """A tensor without bytes, in the FakeTensorMode at hand, on the tensor's device or another."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device or tensor.device)
 
 
 def _key(value: Any) -> Any:

@@ -65,12 +65,12 @@ def make_engine(name: str, device: torch.device, mesh: MeshShape | None = None, 
     if name == "ddp":
         return Ddp(**place)
     if name == "fsdp2":
-        return _fsdp2(several, place, how)
+        return _fsdp2(several, place, how, device)
     deepspeed.ready(device)
     return ZeroWithLocalNets(**place, stage=int(name.removeprefix("zero")), choices=deepspeed.Choices(**how))
 
 
-def _fsdp2(mesh: MeshShape | None, place: Mapping[str, Any], how: Mapping[str, Any]) -> Engine:
+def _fsdp2(mesh: MeshShape | None, place: Mapping[str, Any], how: Mapping[str, Any], device: torch.device) -> Engine:
     """FSDP2, or stages of a pipeline.
 
     Raises:
@@ -96,7 +96,7 @@ def _fsdp2(mesh: MeshShape | None, place: Mapping[str, Any], how: Mapping[str, A
         raise InputError(f"engine_choices.{key} on the mesh {mesh}", why, "take the key out")
     if not stages:
         return Fsdp2(**place, **how)
-    return Pipeline(**place, **{**how, FIRST_MODULES: tuple(how.get(FIRST_MODULES, ()))})
+    return Pipeline(**place, **{**how, FIRST_MODULES: tuple(how.get(FIRST_MODULES, ()))}, device=device)
 
 
 def syncs_in_backward(name: str, choices: Mapping[str, Any]) -> bool:

@@ -64,6 +64,7 @@ class _Stages:
     forward: StageForward | None = None
     state: StageState | None = None
     modules: tuple[StageModule, ...] = ()
+    of_whole_nets: dict[str, list[nn.Module]] = field(default_factory=dict)
     sent_bytes: int = 0
 
 
@@ -74,8 +75,10 @@ class Pipeline(Fsdp2):
     Attributes:
         schedule: one of ``STAGES_OF_RANK``.
         first_modules: the first module of each stage, as ``cut_into_stages`` takes them.
+        device: of the rank.
     """
 
+    device: torch.device
     schedule: str = "1f1b"
     first_modules: tuple[str, ...] = ()
     _own: _Stages = field(default_factory=_Stages, compare=False, repr=False)
@@ -163,12 +166,14 @@ class Pipeline(Fsdp2):
         self._replicas.place(job, nets)
         self._own.state = StageState.of(job, nets, self._group)
         count = self.stages * STAGES_OF_RANK[self.schedule]
-        cut = cut_into_stages(job, nets, count, f"pp={self.stages}", self.first_modules)
+        cut = cut_into_stages(job, nets, count, f"pp={self.stages}", self.first_modules, self.device)
         for rank, bounds in enumerate(gather(self, cut.bounds)):
             if bounds != cut.bounds:
                 seen, why = f"rank {rank} on pp={self.stages}", "it cuts the nets at other modules than another rank"
                 raise InputError(seen, why, "let batch(self, shape) and loss do the same on every rank")
         self._cut(job, {name: net for name, net in nets.items() if is_trained(net)})
+        if any(p.is_meta for net in nets.values() for p in net.parameters()):
+            self._own.of_whole_nets = {name: list(net.modules()) for name, net in nets.items()}
         self._own.forward = StageForward(nets, cut, self.held_stages)
         if self.ranks_in(TENSOR) > 1:
             gc.collect()  # experts that are cut hold themselves, also those of other stages
@@ -186,6 +191,12 @@ class Pipeline(Fsdp2):
                 self._shard(job, module, reshard_after_forward=False)
             modules.append(module)
         return tuple(modules)
+
+    def take_whole_modules(self) -> dict[str, list[nn.Module]]:
+        """Of nets that were built without values, by net all modules in their order, those of other stages too. They
+        are given once, so that nothing holds them longer."""
+        given, self._own.of_whole_nets = self._own.of_whole_nets, {}
+        return given
 
     @property
     def state(self) -> StageState:

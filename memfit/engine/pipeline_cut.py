@@ -64,19 +64,27 @@ class PipelineCut:
         return stage == self.stages - 1
 
 
-def cut_into_stages(job: Job, nets: Nets, stages: int, where: str, first_modules: Sequence[str] = ()) -> PipelineCut:
+def cut_into_stages(
+    job: Job,
+    nets: Nets,
+    stages: int,
+    where: str,
+    first_modules: Sequence[str] = (),
+    device: torch.device | None = None,
+) -> PipelineCut:
     """The cut of a job's nets, which are whole.
 
     Args:
         where: what was asked for, for messages.
         first_modules: the first module of each stage; empty: shares of equal cost.
+        device: where nets without values will be.
 
     Raises:
         InputError: they cannot be cut so; names the module.
     """
     paths = pipeline_modules(job, nets, stages, where)
     modules = [find_module(nets, path) for path in paths]
-    mode, fakes = fake_copies(nets)
+    mode, fakes = fake_copies(nets, device)
     copies = [find_module(fakes, path) for path in paths]
     if first_modules:
         bounds = named_bounds(paths, first_modules, stages, where)
@@ -218,8 +226,12 @@ def _check_stages(paths: Sequence[str], modules: Sequence[nn.Module], bounds: Se
             raise InputError(where, why, "write a smaller pp")
 
 
-def fake_copies(nets: Nets) -> tuple[FakeTensorMode, Nets]:
-    """The nets on tensors without bytes, and the mode of these tensors."""
+def fake_copies(nets: Nets, device: torch.device | None = None) -> tuple[FakeTensorMode, Nets]:
+    """The nets on tensors without bytes, and the mode of these tensors.
+
+    Args:
+        device: of the copies of tensors on the meta device.
+    """
     with disable_current_modes():
         mode = GroupedProductsMode(allow_non_fake_inputs=True)
         copies: dict[int, Any] = {}
@@ -227,12 +239,12 @@ def fake_copies(nets: Nets) -> tuple[FakeTensorMode, Nets]:
             for net in nets.values():
                 for tensor in (*net.parameters(), *net.buffers()):
                     if id(tensor) not in copies:
-                        copies[id(tensor)] = _fake(tensor)
+                        copies[id(tensor)] = _fake(tensor, device if tensor.is_meta else None)
         return mode, copy.deepcopy(nets, copies)
 
 
-def _fake(tensor: Tensor) -> Tensor:
-    fake = fake_like(tensor)
+def _fake(tensor: Tensor, device: torch.device | None) -> Tensor:
+    fake = fake_like(tensor, device)
     return nn.Parameter(fake, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
 
 

@@ -99,7 +99,9 @@ def main():
 
 def drawn(mesh):
     """Jobs whose modules are given their values one by one, which this mesh carries."""
-    return (expert_jobs.DrawnMixture,) if parse_mesh(mesh).dp_shard_in_ep > 1 else (Drawn, DrawnTied)
+    if parse_mesh(mesh).dp_shard_in_ep > 1:
+        return (expert_jobs.DrawnMixture,)
+    return (Drawn,) if parse_mesh(mesh).pp > 1 else (Drawn, DrawnTied)
 
 
 def steps(mesh, cases):

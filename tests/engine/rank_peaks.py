@@ -30,7 +30,7 @@ from memfit.trace.step_phases import fetch_synthetic, save_once, synthetic_micro
 from testing.nets import JOBS, SHAPES
 from tests.engine import built_in_jobs, context_jobs, expert_jobs
 from tests.engine.pipeline_jobs import STAGED
-from tests.engine.tensor_jobs import CARRIED
+from tests.engine.tensor_jobs import CARRIED, Drawn
 
 CPU = torch.device("cpu")
 OPERATORS = "operators.pickle"
@@ -42,7 +42,7 @@ OWN_HOLDERS = 3
 
 KINDS = {
     **JOBS, **CARRIED, **STAGED, **built_in_jobs.CARRIED, "s1": built_in_jobs.Tokens, **expert_jobs.CARRIED,
-    "even mixture": expert_jobs.EvenMixture,     **context_jobs.CARRIED,
+    "even mixture": expert_jobs.EvenMixture, "drawn": Drawn,     **context_jobs.CARRIED,
 }  # fmt: skip
 
 
@@ -126,6 +126,7 @@ TENSOR_CASES = [
 BOTH_CASES = [
     EngineCase("llama", "fsdp2", 1, {}, {}, BOTH),
     EngineCase("llama", "fsdp2", 2, BF16, {"half_gather": True}, BOTH),
+    EngineCase("drawn", "fsdp2", 1, {}, {}, BOTH),
     EngineCase("own", "fsdp2", 2, {}, {"sync_each_micro_batch": False}, BOTH),
 ]
 BUILT_IN_CUT = [EngineCase(net, "fsdp2", 2, {}, {}, TENSOR) for net in ("f5", "e2", "s1", "latentsync", "diffusers")]
@@ -192,6 +193,7 @@ SHARDED_CONTEXT_CASES = [
 ]
 STAGE_CASES = [
     EngineCase("llama", "fsdp2", 4, {}, {}, MeshShape(pp=2)),
+    EngineCase("drawn", "fsdp2", 2, {}, {}, MeshShape(pp=2)),
     EngineCase("llama", "fsdp2", 4, {}, {"schedule": "gpipe"}, MeshShape(pp=2)),
     EngineCase("stages", "fsdp2", 1, {}, {}, MeshShape(pp=2)),
     EngineCase("stages", "fsdp2", 5, BF16, {}, MeshShape(pp=3)),
@@ -224,6 +226,7 @@ DECODER_CASES = [
 SHARDED_STAGES = MeshShape(pp=2, dp_shard=2)
 SHARDED_STAGE_CASES = [
     EngineCase("llama", "fsdp2", 4, {}, {}, SHARDED_STAGES),
+    EngineCase("drawn", "fsdp2", 2, {}, {}, SHARDED_STAGES),
     EngineCase("llama", "fsdp2", 5, BF16, {"half_gather": True}, SHARDED_STAGES),
     EngineCase("counted", "fsdp2", 3, {"checkpoint": "all"}, {"schedule": "gpipe"}, SHARDED_STAGES),
     EngineCase("counted", "fsdp2", 4, {}, {"schedule": "interleaved_1f1b"}, SHARDED_STAGES),
@@ -238,6 +241,7 @@ COPIED_STAGE_CASES = [
 CUT_STAGES = MeshShape(pp=2, tp=2)
 CUT_STAGE_CASES = [
     EngineCase("llama", "fsdp2", 4, {}, {}, CUT_STAGES),
+    EngineCase("drawn", "fsdp2", 2, {}, {}, CUT_STAGES),
     EngineCase("llama", "fsdp2", 5, BF16, {"schedule": "interleaved_1f1b"}, CUT_STAGES),
     EngineCase("counted", "fsdp2", 3, {"checkpoint": "all"}, {"schedule": "gpipe"}, CUT_STAGES),
     EngineCase("norms of heads", "fsdp2", 4, {}, {}, CUT_STAGES),

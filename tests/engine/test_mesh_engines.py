@@ -46,6 +46,8 @@ from tests.engine.rank_steps import BUILT_IN_CASES, EXPERT_CASES, TENSOR_CASES
 from tests.engine.tensor_jobs import REFUSED
 from tests.engine.test_fsdp2 import compare
 
+STAGES = ("pp=2,dp_shard=2", "pp=2,tp=2", "pp=2,dp_replicate=2")
+
 ranks = partial(results_of_ranks, "mesh_ranks")
 
 
@@ -154,7 +156,8 @@ def differing(result, expected):
 
 
 @pytest.mark.parametrize(
-    "mesh", [BOTH, *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in (HYBRID, SENT, SENT_BOTH))]
+    "mesh",
+    [BOTH, "pp=2", *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in (HYBRID, SENT, SENT_BOTH, *STAGES))],
 )
 def test_nets_that_no_rank_builds_whole_begin_with_the_values_of_one_rank(tmp_path, mesh):
     gave = ranks(tmp_path, mesh, FIRST)

@@ -3,12 +3,9 @@
 python -m pytest tests/engine/test_pipeline.py
 """
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
-from memfit.apply.first_values import builds_without_values
 from memfit.device.hardware.catalogue import find_device
 from memfit.engine.capabilities import engine_of
 from memfit.engine.pipeline_cut import cut_into_stages, distinct_ranks, equal_shares
@@ -21,7 +18,7 @@ from memfit.torch_compat.versions import release_number
 from memfit.trace.self_test import live_peaks
 from memfit.trace.step import Tracing, trace_job
 from tests.engine.pipeline_jobs import REFUSED, Counted, Stages, Torn, TornDTensor
-from tests.engine.tensor_jobs import Drawn, Experts, Words
+from tests.engine.tensor_jobs import Experts, Words
 
 pytestmark = pytest.mark.skipif(
     release_number(torch.__version__) < OLDEST, reason="memfit refuses pp before torch 2.13"
@@ -247,12 +244,6 @@ def _category_bytes(trace):
         now[category] += int(trace.nbytes[storage]) * {ALLOCATE: 1, FREE: -1}.get(kind, 0)
         at_most[category] = max(at_most[category], now[category])
     return at_most
-
-
-def test_stages_have_the_first_values_of_one_device():
-    """A stage that drew the values of its own modules alone would draw other numbers."""
-    assert builds_without_values(Drawn(), SimpleNamespace(name="fsdp2", stages=1))
-    assert not builds_without_values(Drawn(), SimpleNamespace(name="fsdp2", stages=2))
 
 
 def test_an_older_torch_is_refused_by_its_version(monkeypatch):
