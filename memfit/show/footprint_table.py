@@ -95,7 +95,7 @@ def footprint_remarks(footprint: Footprint, engine: str = "single") -> list[str]
     lines = []
     if footprint.limiting_phase == "setup":
         instead = (
-            "each rank builds them whole; with initialise(self, net, module) in the job, ranks build their parts alone."
+            "without initialise(self, net, module) each rank builds them whole; with it, one module at a time."
             if CAPABILITIES[engine].takes_meta_nets
             else "create them in their final type and on the device (torch.set_default_dtype, from_config(dtype=...)) "
             "instead of converting a copy afterwards."
